@@ -1,4 +1,4 @@
-use super::{QuantizedWeight, matmul};
+use super::{QuantizedMode, QuantizedWeight, matmul};
 use crate::array::{Array, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -36,6 +36,47 @@ impl From<QuantizedWeight> for LinearWeight {
 impl From<&QuantizedWeight> for LinearWeight {
     fn from(weight: &QuantizedWeight) -> Self {
         Self::Quantized(weight.clone())
+    }
+}
+
+impl LinearWeight {
+    /// The arrays of the matrix: its rows, or the packed codes, the scales and perhaps biases.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let (plain, packed) = match self {
+            Self::Plain(rows) => (Some(rows), None),
+            Self::Quantized(rows) => (None, Some(rows.arrays())),
+        };
+        plain.into_iter().chain(packed.into_iter().flatten())
+    }
+
+    /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
+    #[doc(hidden)]
+    pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
+        match self {
+            Self::Plain(rows) => f(rows).map(Self::Plain),
+            Self::Quantized(rows) => rows.map_arrays(f).map(Self::Quantized),
+        }
+    }
+
+    /// The numbers of outputs and inputs, `[n, k]`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a plain weight is no matrix.
+    pub fn shape(&self) -> Result<[i32; 2]> {
+        match self {
+            Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
+            Self::Quantized(rows) => Ok([rows.outputs(), rows.inputs()]),
+        }
+    }
+
+    /// The type of the numbers: that of the scales of an affine packing, and bfloat16 of others.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Self::Plain(rows) => rows.dtype(),
+            Self::Quantized(rows) if rows.mode() == QuantizedMode::Affine => rows.scales().dtype(),
+            Self::Quantized(_) => Dtype::Bfloat16,
+        }
     }
 }
 

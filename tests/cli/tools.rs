@@ -215,6 +215,40 @@ fn info_shows_the_memory_of_a_model() {
     assert!(!graph.contains("Load") && !graph.contains("Quantize "), "{graph}");
 }
 
+/// The dispatches with packed weights: norm and queries, keys, values; rotation and cache;
+/// attention, in two if its keys are split; output and residual; norm, gate and up; down and
+/// residual.
+#[test(simulated = once)]
+fn a_decoded_token_takes_few_dispatches() {
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(Path::new(DEMO).join(file), directory.path().join(file)).unwrap();
+    }
+    let config = fs::read_to_string(Path::new(DEMO).join("config.json")).unwrap();
+    let longer =
+        config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 8192");
+    fs::write(directory.path().join("config.json"), longer).unwrap();
+    for (context, ours_in_layer, theirs_in_layer) in [(1, 6, 17), (100, 6, 17), (4096, 7, 18)] {
+        let (model, context) = (path(directory.path()), context.to_string());
+        let packed = ["--bits", "4", "--group-size", "32", "--context", &context];
+        let cost =
+            object(&[&["info", "--graph", "--json", "--model", model], &packed[..]].concat());
+        let layers = cost["layers"].as_u64().unwrap();
+        let number = |side: &str, key: &str| cost[side][key].as_u64().unwrap();
+        let [products, attentions] = ["QuantizedMatmul", "RopeAppendAttention"]
+            .map(|name| cost["ours"]["nodes"][name]["dispatches"].as_u64().unwrap());
+        assert_eq!(products, 4 * layers + 1, "{cost:#}");
+        assert_eq!(products - 1 + attentions, ours_in_layer * layers, "{cost:#}");
+        // The embedding's row is outside the layers, and of MLX's ops the last norm and the output
+        // projection are too. MLX also splits long caches.
+        let embedding = number("ours", "dispatches") - products - attentions;
+        let theirs = number("builtins", "dispatches") - embedding - 2;
+        assert_eq!(theirs, theirs_in_layer * layers, "{cost:#}");
+        let bytes = ["ours", "builtins"].map(|side| number(side, "device_bytes"));
+        assert!(bytes[0] < bytes[1], "{bytes:?}");
+    }
+}
+
 #[test(simulated = once)]
 fn failures_name_the_file_and_bad_usage_exits_with_2() {
     let directory = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ fn last(logits: &Array) -> anyhow::Result<Vec<f64>> {
     Ok(all[all.len() - vocab..].to_vec())
 }
 
-/// In one pass, token by token, of MLX's built-ins, and scored.
+/// In one pass, token by token, and scored.
 #[test]
 fn keys_are_honored_as_transformers_does() -> Checked {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/config_keys.json"))?;
@@ -85,8 +85,6 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         };
         let whole = tokens(&text)?;
         check("whole", &last(&llama.forward(&whole, &mut llama.new_cache())?)?);
-        let unfused = llama.forward_unfused(&whole, &mut llama.new_unfused_cache())?;
-        check("unfused", &last(&unfused)?);
         let kind = one["changes"]["rope_scaling"]["rope_type"]
             .as_str()
             .or(one["changes"]["rope_scaling"]["type"].as_str());
@@ -115,7 +113,7 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(checked >= if simulated() { 12 } else { 150 }, "{checked}");
+    assert!(checked >= if simulated() { 12 } else { 115 }, "{checked}");
     Ok(())
 }
 

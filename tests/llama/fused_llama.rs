@@ -1,70 +1,12 @@
-//! The Llama on fused ops: the dispatches of a token, packed weights, caches of every kind,
-//! adapters.
+//! The Llama on fused ops: packed weights, caches of every kind, adapters.
 
 use mlx_primitives::ops::{Lora, QuantizedMode, QuantizedWeight};
-use mlx_primitives::{Array, Dtype, Error, graph, io, random};
+use mlx_primitives::{Array, Dtype, Error, io, random};
 use mlx_primitives_llama::{Adapters, CacheKind, Checkpoint, Options, Quantization};
 use serde_json::json;
 
 use crate::llama::greedy;
 use crate::support::models::variant;
-
-/// The dispatches with packed weights: norm and queries, keys, values; rotation and cache;
-/// attention, in two if its keys are split; output and residual; norm, gate and up; down and
-/// residual.
-#[test(simulated = once)]
-fn a_decoded_token_takes_few_dispatches() -> anyhow::Result<()> {
-    let llama = Checkpoint::demo()?.llama;
-    let layers = llama.config().num_hidden_layers as u32;
-    let packed = llama.quantized(Quantization::affine(32, 4))?;
-    for context in [1, 100, 4096] {
-        let [ours, theirs] = packed.cost_of_a_token(context)?;
-        let named = |name: &str| ours.iter().filter(|node| node.name == name).count() as u32;
-        for (name, each) in [("QuantizedMatmul", 4), ("RopeAppendAttention", 1)] {
-            let head = u32::from(name == "QuantizedMatmul");
-            assert_eq!(named(name), each * layers + head, "{name} of {ours:#?}");
-        }
-        let [fused, unfused] = [&ours, &theirs].map(|nodes| graph::total(nodes));
-        // The embedding's row and the output projection are outside the layers.
-        let outside: u32 =
-            ours.iter().filter(|n| !n.ours || n.name == "Dequantize").map(|n| n.dispatches).sum();
-        let in_layers = fused.dispatches - outside - 1;
-        let expected = if context > 1024 { 7 } else { 6 };
-        assert_eq!(in_layers, expected * layers, "{context} positions: {ours:#?}");
-        // The embedding's row, the last norm and the output projection are outside too. MLX also
-        // splits long caches.
-        let in_layers = unfused.dispatches - outside - 2;
-        let expected = if context > 1024 { 18 } else { 17 };
-        assert_eq!(in_layers, expected * layers, "{context} positions: {theirs:#?}");
-        assert!(fused.device_bytes < unfused.device_bytes, "{fused:?} {unfused:?}");
-    }
-    Ok(())
-}
-
-/// MLX's own ops, one after the other, on the same weights.
-#[test(simulated = once)]
-fn the_fused_model_is_the_unfused_one() -> anyhow::Result<()> {
-    let tokens = Array::from_slice(&[423u32, 17, 99, 240, 3, 77, 51, 8, 130, 131], [1, 10])?;
-    let next = Array::from_slice(&[12u32], [1, 1])?;
-    let plain = Checkpoint::demo()?.llama;
-    let models = [
-        plain.quantized(Quantization::affine(32, 4))?,
-        plain.quantized(Quantization::affine(64, 8))?,
-        plain.quantized(Quantization { group_size: 32, bits: 4, mode: QuantizedMode::Mxfp4 })?,
-        plain,
-    ];
-    for (i, llama) in models.iter().enumerate() {
-        let (mut fused, mut unfused) = (llama.new_cache(), llama.new_unfused_cache());
-        for step in [&tokens, &next] {
-            let ours = llama.forward(step, &mut fused)?;
-            let theirs = llama.forward_unfused(step, &mut unfused)?;
-            let difference = ours.subtract(&theirs)?.abs()?.max(..)?.item::<f32>()?;
-            let size = theirs.abs()?.max(..)?.item::<f32>()?;
-            assert!(size > 1.0 && difference < 2e-5 * size, "model {i}: {difference} of {size}");
-        }
-    }
-    Ok(())
-}
 
 /// Packed weights in mlx-lm's format load, and generate the same text.
 #[test(simulated = once)]

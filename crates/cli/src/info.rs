@@ -1,5 +1,6 @@
 //! `mlx-primitives info`: the build, the memory of a model, and the cost of a token.
 
+mod builtins;
 mod ranks;
 mod summary;
 mod token;

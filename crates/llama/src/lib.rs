@@ -30,7 +30,7 @@ mod text;
 
 pub use base::{
     Axis, Config, Exchange, Heads, ModelType, Progress, Quantization, RopeFrequencies, RopeScaling,
-    SavedCache, Share, ShareOf, Weights,
+    SavedCache, Weights,
 };
 pub use cache::{Cache, CacheKind};
 pub use decode::{
@@ -39,7 +39,7 @@ pub use decode::{
 };
 pub use files::hub;
 pub use files::{Checkpoint, ModelFiles};
-pub use model::{Adapters, Estimate, Llama, UnfusedCache, estimate};
+pub use model::{Adapters, Estimate, Llama, estimate};
 pub use text::{ChatOptions, ChatTemplate, TextStream, Tokenizer, message};
 
 /// The parts of a cache, for the crate's tests.

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use mlx_primitives::{Dtype, Error, Result};
-use mlx_primitives_llama::{Checkpoint, Config, Llama, Progress, Quantization, Share};
+use mlx_primitives_llama::{Checkpoint, Config, Llama, Progress, Quantization, Weights};
 
 use super::cuts::Cuts;
 use super::group::Group;
@@ -107,15 +107,14 @@ impl Split {
         Cuts::new(self.scheme, self.rank, &self.shares, config)
     }
 
-    /// The share that this rank has of a model.
-    fn share(&self, config: &Config) -> Result<Share> {
-        Ok(match self.shares.len() {
-            0 | 1 => Share::default(),
-            _ => {
-                let said = format!("{:?} {:?}", self.scheme, self.shares);
-                Share::new(RankPart::new(self.group.clone(), self.cuts(config)?, said)?)
-            }
-        })
+    /// The weights of which this rank takes its part.
+    fn hold(&self, config: &Config, weights: Weights) -> Result<Weights> {
+        if self.shares.len() < 2 {
+            return Ok(weights);
+        }
+        let said = format!("{:?} {:?}", self.scheme, self.shares);
+        let part = RankPart::new(self.group.clone(), self.cuts(config)?, said)?;
+        Ok(weights.held_by(part))
     }
 
     /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
@@ -129,7 +128,7 @@ impl Split {
         path: impl AsRef<Path>,
         progress: impl FnMut(Progress),
     ) -> Result<Llama> {
-        Llama::load_part(path, &|config| self.share(config), progress)
+        Llama::load_part(path, |config, weights| self.hold(config, weights), progress)
     }
 
     /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`]
@@ -140,7 +139,7 @@ impl Split {
     /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads
     /// than there are ranks.
     pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
-        Llama::load_part_lazily(path, &|config| self.share(config))
+        Llama::load_part_lazily(path, |config, weights| self.hold(config, weights))
     }
 
     /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
@@ -154,7 +153,7 @@ impl Split {
         path: impl AsRef<Path>,
         progress: impl FnMut(Progress),
     ) -> Result<Checkpoint> {
-        Checkpoint::load_part(path, &|config| self.share(config), progress)
+        Checkpoint::load_part(path, |config, weights| self.hold(config, weights), progress)
     }
 
     /// This rank's part of the small model that comes with the crate.
@@ -163,7 +162,7 @@ impl Split {
     ///
     /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
     pub fn demo(&self) -> Result<Checkpoint> {
-        Checkpoint::demo_part(&|config| self.share(config))
+        Checkpoint::demo_part(|config, weights| self.hold(config, weights))
     }
 
     /// This rank's part of the model that [`Llama::random`] draws.
@@ -179,6 +178,8 @@ impl Split {
         quantization: Option<Quantization>,
         seed: u64,
     ) -> Result<Llama> {
-        Llama::random_part(config, dtype, quantization, seed, &|config| self.share(config))
+        Llama::random_part(config, dtype, quantization, seed, |config, weights| {
+            self.hold(config, weights)
+        })
     }
 }

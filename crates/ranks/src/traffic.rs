@@ -13,7 +13,7 @@ impl Split {
     ///
     /// Returns an error if MLX cannot build them.
     pub fn exchanges_of_a_token(&self, llama: &Llama) -> Result<Array> {
-        let (cuts, exchange) = (self.cuts(llama.config())?, llama.share());
+        let (cuts, exchange) = (self.cuts(llama.config())?, llama.exchange());
         let hidden = llama.config().hidden_size;
         let h = Array::zeros_of([1, 1, hidden], llama.dtype())?;
         let token = Array::from_slice(&[0u32], [1, 1])?;

@@ -1,5 +1,6 @@
 //! A model on several machines: the memory of each, and a prediction of its speed.
 
+use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
@@ -53,50 +54,87 @@ impl FromStr for Link {
     }
 }
 
-/// A model on a number of ranks.
-pub struct Plan {
-    ranks: u32,
+/// A model on a number of ranks by one scheme.
+#[derive(Clone, Copy)]
+struct Cost {
     /// The largest part of the weights.
     weights: usize,
-    /// The largest part of the weights, as a part of all.
-    share: f64,
     exchanges: u64,
     sent: u64,
+}
+
+/// The plan for a number of ranks.
+pub struct Plan {
+    ranks: u32,
+    cost: Cost,
+    /// The largest part of the weights, as a part of all.
+    share: f64,
     tps: Option<f64>,
+    /// The tokens a second of one machine below which `gather` is the faster scheme, which is infinite
+    /// where it always is.
+    gather_below: f64,
 }
 
 /// The plans for each number of ranks in the arguments.
 pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
-    let Some(path) = &args.source.model else { return Ok(Vec::new()) };
-    let mut plans = Vec::new();
-    for &ranks in &args.ranks {
-        let shares = vec![1; ranks as usize];
-        let pipeline = args.split == Scheme::Pipeline;
-        let (mut weights, mut count, mut sent) = (0, 0, 0);
-        for rank in 0..shares.len() {
-            let split = Split::planned(&shares, rank)?.with_scheme(args.split);
-            let llama = split.load_lazily(path)?;
-            let llama = match args.packing.quantization()? {
-                Some(to) => llama.quantized(to)?,
-                None => llama,
-            };
-            weights = weights.max(llama.nbytes());
-            let (exchanges, bytes) = split.traffic(&llama)?;
-            // In a pipeline the ranks send one after the other.
-            (count, sent) = (exchanges, if pipeline { sent + bytes } else { sent.max(bytes) });
-        }
-        let share = weights as f64 / whole.nbytes().max(1) as f64;
-        let tps = args.tokens_per_second.map(|alone| {
-            let computes = if pipeline { 1.0 } else { share };
-            1.0 / (computes / alone + time_of(args.link, count, sent))
-        });
-        plans.push(Plan { ranks, weights, share, exchanges: count, sent, tps });
-    }
     ensure!(
         args.tokens_per_second.is_none_or(|tps| tps > 0.0 && tps.is_finite()),
         "expected --tokens-per-second above 0"
     );
-    Ok(plans)
+    let Some(path) = &args.source.model else { return Ok(Vec::new()) };
+    let share = |cost: Cost| cost.weights as f64 / whole.nbytes().max(1) as f64;
+    let time = |cost: Cost| time_of(args.link, cost.exchanges, cost.sent);
+    let plan = |&ranks: &u32| {
+        let cost = cost(args, path, ranks, args.split)?;
+        // A model that one of the schemes cannot share wants the other one.
+        let other = |scheme| match args.split == scheme {
+            true => Some(cost),
+            false => self::cost(args, path, ranks, scheme).ok(),
+        };
+        let gather_below = match (other(Scheme::Gather), other(Scheme::Pipeline)) {
+            (Some(gather), Some(pipeline)) => {
+                gather_below(share(gather), time(gather) - time(pipeline))
+            }
+            (Some(_), None) => f64::INFINITY,
+            (None, _) => 0.0,
+        };
+        let tps = args.tokens_per_second.map(|alone| {
+            let computes = if args.split == Scheme::Pipeline { 1.0 } else { share(cost) };
+            1.0 / (computes / alone + time(cost))
+        });
+        Ok(Plan { ranks, cost, share: share(cost), tps, gather_below })
+    };
+    args.ranks.iter().map(plan).collect()
+}
+
+/// The tokens a second of one machine below which ranks that each compute the part `share` at once
+/// are faster than ranks that compute one after the other, although their exchanges take
+/// `longer` seconds more.
+fn gather_below(share: f64, longer: f64) -> f64 {
+    if longer > 0.0 { (1.0 - share).max(0.0) / longer } else { f64::INFINITY }
+}
+
+/// What the ranks hold and exchange by a scheme.
+fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
+    let shares = vec![1; ranks as usize];
+    let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };
+    for rank in 0..shares.len() {
+        let split = Split::planned(&shares, rank)?.with_scheme(scheme);
+        let llama = split.load_lazily(path)?;
+        let llama = match args.packing.quantization()? {
+            Some(to) => llama.quantized(to)?,
+            None => llama,
+        };
+        all.weights = all.weights.max(llama.nbytes());
+        let (exchanges, bytes) = split.traffic(&llama)?;
+        all.exchanges = exchanges;
+        // In a pipeline the ranks send one after the other.
+        all.sent = match scheme {
+            Scheme::Pipeline => all.sent + bytes,
+            _ => all.sent.max(bytes),
+        };
+    }
+    Ok(all)
 }
 
 /// The seconds of a token's exchanges. In each, a rank sends its part to all others at once.
@@ -109,10 +147,12 @@ pub fn to_json(plans: &[Plan]) -> Value {
     let of_plan = |plan: &Plan| {
         json!({
             "ranks": plan.ranks,
-            "weight_bytes": plan.weights,
-            "exchanges_per_token": plan.exchanges,
-            "sent_bytes_per_token": plan.sent,
+            "weight_bytes": plan.cost.weights,
+            "exchanges_per_token": plan.cost.exchanges,
+            "sent_bytes_per_token": plan.cost.sent,
             "predicted_tokens_per_second": plan.tps,
+            // JSON has no infinity: null is gather at any speed.
+            "gather_below_tokens_per_second": plan.gather_below,
         })
     };
     plans.iter().map(of_plan).collect()
@@ -134,17 +174,17 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
         "ratio"
     ))?;
     for plan in plans {
-        let time = time_of(args.link, plan.exchanges, plan.sent);
+        let time = time_of(args.link, plan.cost.exchanges, plan.cost.sent);
         let tps = plan.tps.map_or("-".to_owned(), |tps| format!("{tps:.1}"));
         let ratio = plan.tps.zip(args.tokens_per_second);
         let ratio = ratio.map_or("-".to_owned(), |(tps, alone)| format!("{:.2}", tps / alone));
         output::println(format_args!(
             "{:>5}{:>13} {:>4.1} %{:>10}{:>18}{:>14}{tps:>18}{ratio:>9}",
             plan.ranks,
-            bytes(plan.weights as u64),
+            bytes(plan.cost.weights as u64),
             100.0 * plan.share,
-            plan.exchanges,
-            bytes(plan.sent),
+            plan.cost.exchanges,
+            bytes(plan.cost.sent),
             format!("{:.2} ms", 1e3 * time),
         ))?;
     }
@@ -154,5 +194,29 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
     };
     output::println(format_args!(
         "\nThe speeds are predictions: decoding {computes}, and the exchanges."
-    ))
+    ))?;
+    for plan in plans {
+        output::println(format_args!("{}", wanted(plan, args.tokens_per_second)))?;
+    }
+    Ok(())
+}
+
+/// Says which scheme the link wants.
+fn wanted(plan: &Plan, alone: Option<f64>) -> String {
+    let (ranks, below) = (plan.ranks, plan.gather_below);
+    let link = format!("On this link {ranks} ranks want");
+    match alone {
+        _ if below == f64::INFINITY => format!("{link} gather."),
+        _ if below == 0.0 => format!("{link} pipeline."),
+        None => format!(
+            "{link} gather where one machine decodes fewer than {below:.1} tokens a second, and \
+             pipeline where it decodes more."
+        ),
+        Some(alone) => {
+            let scheme = if alone < below { "gather" } else { "pipeline" };
+            format!(
+                "{link} {scheme}: gather is faster below {below:.1} tokens a second of one machine."
+            )
+        }
+    }
 }

@@ -7,6 +7,7 @@ use mlx_primitives_llama::estimate;
 use serde_json::{Value, json};
 
 use super::Args;
+use super::builtins::nodes_of_a_token;
 use super::ranks;
 use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
@@ -33,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
     let [ours, builtins] =
-        llama.cost_of_a_token(at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
+        nodes_of_a_token(&llama, at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
 
     let plans = ranks::plans(args, &llama)?;
     if args.json {

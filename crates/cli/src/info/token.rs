@@ -7,6 +7,7 @@ use mlx_primitives::graph::{self, Cost, Node};
 use serde_json::json;
 
 use super::Args;
+use super::builtins::nodes_of_a_token;
 use crate::output;
 
 /// The number of positions in the cache, if the flags name none.
@@ -24,7 +25,7 @@ pub fn run(args: &Args) -> Result<()> {
     let limit = llama.config().max_position_embeddings.unwrap_or(i32::MAX).unsigned_abs();
     ensure!(context < limit, "the model was made for {limit} positions");
     ensure!(context <= MOST_CONTEXT, "expected at most {MOST_CONTEXT} positions, got {context}");
-    let graphs = llama.cost_of_a_token(context.try_into()?)?;
+    let graphs = nodes_of_a_token(&llama, context.try_into()?)?;
     let layers = llama.config().num_hidden_layers;
     let totals = graphs.each_ref().map(|nodes| graph::total(nodes));
     if args.json {

@@ -1,7 +1,7 @@
 use serde::Deserialize;
 
 use mlx_primitives::ops::QuantizedMode;
-use mlx_primitives::{Error, Result};
+use mlx_primitives::{Array, Error, Result};
 
 use super::activation::Activation;
 use super::config_json::{cut, parse_object, short};
@@ -225,6 +225,15 @@ impl Config {
 
     pub(crate) fn activation(&self) -> Result<Activation> {
         self.kind()?.activation(self.hidden_act.as_deref())
+    }
+
+    /// `act(gate) * up` by the activation of the feed-forward layer, of arrays of one shape.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an unknown activation, and for shapes that do not broadcast.
+    pub fn gated(&self, gate: &Array, up: &Array) -> Result<Array> {
+        self.activation()?.gated(gate, up)
     }
 
     fn check(&self) -> Result<()> {

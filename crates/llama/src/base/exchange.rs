@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use mlx_primitives::{Array, Dtype, Result};
 
-use super::config::Config;
 use super::heads::Heads;
 
 /// An axis of an activation that may be cut into a part for each process.
@@ -28,6 +27,7 @@ pub type SavedCache = (Vec<(String, Array)>, Value);
 
 /// The part of a model that this process holds, and its exchanges with the processes that hold the
 /// rest. By default it holds the whole model and exchanges nothing.
+/// [`Weights::held_by`](super::Weights::held_by) makes a model of such a part.
 ///
 /// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls the
 /// same functions of a model in the same order.
@@ -176,20 +176,18 @@ struct Alone;
 
 impl Exchange for Alone {}
 
-/// The share of a model that this process holds: by default all of it.
-#[derive(Clone)]
-pub struct Share(Arc<dyn Exchange>);
+/// The exchanges of this process: by default those of a process that holds the whole model.
+#[derive(Clone, Default)]
+pub(crate) struct Share(Option<Arc<dyn Exchange>>);
 
 impl Share {
-    /// The share that `exchange` describes.
     pub fn new(exchange: impl Exchange + 'static) -> Self {
-        Self(Arc::new(exchange))
+        Self(Some(Arc::new(exchange)))
     }
-}
 
-impl Default for Share {
-    fn default() -> Self {
-        Self::new(Alone)
+    /// Whether this process holds the whole model.
+    pub fn is_whole(&self) -> bool {
+        self.0.is_none()
     }
 }
 
@@ -197,14 +195,6 @@ impl Deref for Share {
     type Target = dyn Exchange;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        self.0.as_deref().unwrap_or(&Alone)
     }
-}
-
-/// The share that this process has of a model with that configuration.
-pub type ShareOf<'a> = &'a dyn Fn(&Config) -> Result<Share>;
-
-/// The whole model.
-pub(crate) fn whole(_: &Config) -> Result<Share> {
-    Ok(Share::default())
 }

@@ -37,3 +37,22 @@ impl Heads {
             .transpose([0, 2, 1, 3])
     }
 }
+
+impl Config {
+    /// The projections of a decoder layer, in the order in which they run, with their numbers of
+    /// outputs and inputs.
+    pub(crate) fn projections(&self) -> [(&'static str, [i32; 2]); 7] {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let Heads { heads, kv_heads, head_dim } = Heads::from(self);
+        let (queries, stored) = (heads * head_dim, kv_heads * head_dim);
+        [
+            ("self_attn.q_proj", [queries, hidden]),
+            ("self_attn.k_proj", [stored, hidden]),
+            ("self_attn.v_proj", [stored, hidden]),
+            ("self_attn.o_proj", [hidden, queries]),
+            ("mlp.gate_proj", [inner, hidden]),
+            ("mlp.up_proj", [inner, hidden]),
+            ("mlp.down_proj", [hidden, inner]),
+        ]
+    }
+}

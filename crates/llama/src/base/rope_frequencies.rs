@@ -1,5 +1,3 @@
-use std::borrow::Cow;
-
 use mlx_primitives::ops::{self, Rope, RopeAppend};
 use mlx_primitives::{Array, Result, concatenate};
 
@@ -28,8 +26,6 @@ pub struct RopeFrequencies {
     values: Vec<f32>,
     dynamic: Option<Dynamic>,
     short: Option<Box<Short>>,
-    /// The length of the text, of which the positions so far may be a part.
-    text: i32,
 }
 
 /// The periods of texts up to a length, where longer ones have others.
@@ -75,7 +71,6 @@ impl RopeFrequencies {
             values: powers(base, dims),
             dynamic: None,
             short: None,
-            text: 0,
         };
         match scaling {
             RopeScaling::Default => {}
@@ -102,14 +97,6 @@ impl RopeFrequencies {
     /// Whether the rotation of a position depends on the sequence length.
     pub(crate) fn depends_on_length(&self) -> bool {
         self.dynamic.is_some() || self.short.is_some()
-    }
-
-    /// The rotation of positions of a text of at least `len` positions.
-    pub(crate) fn of_text(&self, len: i32) -> Cow<'_, Self> {
-        match self.depends_on_length() && len > self.text {
-            true => Cow::Owned(Self { text: len, ..self.clone() }),
-            false => Cow::Borrowed(self),
-        }
     }
 
     /// Whether keys that were rotated in a text of `before` positions, which may have grown to that
@@ -232,7 +219,7 @@ impl RopeFrequencies {
 
     /// The other periods, if a text of `len` positions has them.
     fn short(&self, len: i32) -> Option<&Short> {
-        self.short.as_deref().filter(|short| len.max(self.text) <= short.longest)
+        self.short.as_deref().filter(|short| len <= short.longest)
     }
 
     /// The number of features that are rotated.
@@ -254,7 +241,7 @@ impl RopeFrequencies {
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);
-        let stretch = factor * f64::from(len.max(self.text)).max(limit) / limit - (factor - 1.0);
+        let stretch = factor * f64::from(len).max(limit) / limit - (factor - 1.0);
         (f64::from(self.base) * stretch.powf(dims / (dims - 2.0))) as f32
     }
 
@@ -289,9 +276,14 @@ impl RopeFrequencies {
     /// Returns an error if `x` has fewer than three axes, no floating type, or fewer features than
     /// are rotated.
     pub fn rotate(&self, x: &Array, offset: i32) -> Result<Array> {
-        let (features, time) = (x.dim(-1)?, x.dim(-2)?);
-        let RopeAppend { rope, multiplier, .. } =
-            self.rotation(offset, offset.saturating_add(time));
+        self.rotate_in_text(x, offset, 0)
+    }
+
+    /// Rotates `x` as [`rotate`](Self::rotate) does, in a text of at least `len` positions.
+    pub(crate) fn rotate_in_text(&self, x: &Array, offset: i32, len: i32) -> Result<Array> {
+        let features = x.dim(-1)?;
+        let end = offset.saturating_add(x.dim(-2)?);
+        let RopeAppend { rope, multiplier, .. } = self.rotation(offset, end.max(len));
         let dims = rope.dims;
         let scaled = match (multiplier == 1.0, features == dims) {
             (true, _) => x.clone(),

@@ -9,7 +9,7 @@ use mlx_primitives::support::Fnv;
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
 
 use super::config::{Config, Quantization};
-use super::exchange::Share;
+use super::exchange::{Exchange, Share};
 
 /// The progress of loading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,9 +74,9 @@ impl Weights {
         Ok(())
     }
 
-    /// The weights of which a model takes only what this process holds.
-    pub(crate) fn held_by(self, share: Share) -> Self {
-        Self { share, ..self }
+    /// The weights of which a model takes only the part that this process holds, as `exchange` says.
+    pub fn held_by(self, exchange: impl Exchange + 'static) -> Self {
+        Self { share: Share::new(exchange), ..self }
     }
 
     /// The share of the model that this process holds.

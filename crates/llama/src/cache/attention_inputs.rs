@@ -81,3 +81,29 @@ pub struct AttentionInputs {
     /// The values of the same positions.
     pub values: KvTensor,
 }
+
+impl AttentionInputs {
+    /// The attention, `[batch, heads, time, head_dim]`.
+    pub(crate) fn attend(&self, mask: &AttentionMask) -> Result<Array> {
+        let (queries, options) = (&self.queries, mask.rules());
+        if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (&self.keys, &self.values) {
+            return ops::attention(queries, keys, values, options);
+        }
+        if let (Some((k, bits, group_size)), Some((v, ..))) = (self.keys.rows(), self.values.rows())
+        {
+            return ops::attention_quantized(queries, k, v, bits, group_size, options);
+        }
+        let [keys, values] = [&self.keys, &self.values].map(KvTensor::dequantized);
+        ops::attention(queries, &keys?, &values?, options)
+    }
+}
+
+/// The results of attention `[batch, heads, time, head_dim]` as `[batch, time, heads * head_dim]`.
+pub(crate) fn join_heads(attended: &Array) -> Result<Array> {
+    let (batch, heads, time, features) = attended.dims4()?;
+    let joined = [batch, time, heads * features];
+    match time {
+        1 => attended.reshape(joined),
+        _ => attended.transpose([0, 2, 1, 3])?.reshape(joined),
+    }
+}

@@ -10,7 +10,7 @@ use super::layers::Cache;
 impl LayerCache {
     /// The kind of the cache.
     pub fn kind(&self) -> CacheKind {
-        match &self.0 {
+        match &self.kind {
             Kind::Plain(_) => CacheKind::Plain,
             Kind::Quantized(cache) => cache.kind(),
             Kind::Rotating(cache) => cache.kind(),
@@ -24,11 +24,11 @@ impl LayerCache {
 
     fn can_trim(&self, count: i32) -> bool {
         let enough = (0..=self.len()).contains(&count);
-        enough && (count == 0 || !matches!(&self.0, Kind::Rotating(cache) if cache.is_full()))
+        enough && (count == 0 || !matches!(&self.kind, Kind::Rotating(cache) if cache.is_full()))
     }
 
     fn trim(&mut self, count: i32) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Plain(cache) => cache.trim(count),
             Kind::Quantized(cache) => cache.trim(count),
             Kind::Rotating(cache) => cache.trim(count),
@@ -37,11 +37,11 @@ impl LayerCache {
 
     fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
         let index = Array::from_slice(rows, [i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
-        if !self.1.is_empty() {
-            let padding = |row: &i32| self.1.get(row.unsigned_abs() as usize).copied();
-            self.1 = rows.iter().filter_map(padding).collect();
+        if !self.padding.is_empty() {
+            let padding = |row: &i32| self.padding.get(row.unsigned_abs() as usize).copied();
+            self.padding = rows.iter().filter_map(padding).collect();
         }
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Plain(cache) => cache.select_rows(&index),
             Kind::Quantized(cache) => cache.select_rows(&index),
             Kind::Rotating(cache) => cache.select_rows(&index),
@@ -50,16 +50,16 @@ impl LayerCache {
 
     /// The causal mask of the next `time` queries without the padding of each text.
     pub(super) fn beside_padding(&self, time: i32) -> Result<AttentionMask> {
-        if matches!(self.0, Kind::Rotating(_)) {
+        if matches!(self.kind, Kind::Rotating(_)) {
             return Err(Error::argument("cache", "padding in a cache that shows all positions"));
         }
         let start = self.len();
         let end = start.saturating_add(time);
-        let batch = i32::try_from(self.1.len()).unwrap_or(i32::MAX);
+        let batch = i32::try_from(self.padding.len()).unwrap_or(i32::MAX);
         let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
         let queries = queries.reshape([1, 1, time, 1])?;
         let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape([1, 1, 1, end])?;
-        let first = Array::from_slice(&self.1, [batch, 1, 1, 1])?;
+        let first = Array::from_slice(&self.padding, [batch, 1, 1, 1])?;
         // Padding sees itself, so that its results, which nothing uses, are not NaN.
         let first = first.minimum(&queries)?;
         let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
@@ -71,7 +71,7 @@ impl Cache {
     /// Whether a layer drops positions, so that not all positions can be removed by
     /// [`trim`](Self::trim).
     pub fn forgets(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.0, Kind::Rotating(_)))
+        self.layers.iter().any(|layer| matches!(layer.kind, Kind::Rotating(_)))
     }
 
     /// An empty cache of the same kinds.
@@ -125,18 +125,18 @@ impl Cache {
     /// models depends.
     pub(crate) fn set_text_len(&mut self, len: usize) {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
-        self.layers.iter_mut().for_each(|layer| layer.2 = len);
+        self.layers.iter_mut().for_each(|layer| layer.text_len = len);
     }
 
     /// The length of the text that the positions were rotated for.
     pub(crate) fn text_len(&self) -> i32 {
-        self.layers.first().map_or(0, |layer| layer.2.max(layer.len()))
+        self.layers.first().map_or(0, |layer| layer.text_len.max(layer.len()))
     }
 
     /// Declares the first `padding[i]` positions of text `i` as padding, which no later position
     /// sees. Call this before the first step of a batch whose texts end together.
     pub(crate) fn set_padding(&mut self, padding: &[i32]) {
-        self.layers.iter_mut().for_each(|layer| layer.1 = padding.to_vec());
+        self.layers.iter_mut().for_each(|layer| layer.padding = padding.to_vec());
     }
 
     /// Keeps the texts of a batch at the indices `rows`, in that order.

@@ -7,7 +7,7 @@ pub enum CacheKind {
     /// All positions, in the model's type.
     #[default]
     Plain,
-    /// All positions, in codes of 2 to 8 bits ([`ops::quantize`]).
+    /// All positions, in codes of 2 to 8 bits ([`ops::quantize`](mlx_primitives::ops::quantize)).
     Quantized {
         /// The number of elements that share a scale: 32, 64 or 128, a divisor of a head's
         /// features.
@@ -23,4 +23,9 @@ pub enum CacheKind {
         /// The number of first positions that are never replaced, less than `max_size`.
         keep: i32,
     },
+}
+
+/// The capacity for `len` positions: the next multiple of [`STEP`].
+pub(crate) fn rounded_up(len: i32) -> i32 {
+    (len / STEP + i32::from(len % STEP > 0)).saturating_mul(STEP)
 }

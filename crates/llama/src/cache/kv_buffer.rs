@@ -38,48 +38,27 @@ impl KvBuffer {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Rotates a step whose first position is `offset`, writes its keys and values from position
-    /// `slot` of the capacity on, and returns the attention over all positions,
-    /// `[batch, time, heads * head_dim]`.
-    pub fn attend(
-        &mut self,
-        qkv: &Array,
-        rope: &RopeFrequencies,
-        offset: i32,
-        slot: i32,
-        rules: ops::Attention,
-    ) -> Result<Array> {
-        let (end, layout) = (offset + qkv.dim(1)?, self.layout);
-        let len = end.min(layout.capacity);
-        let rotation = rotation(rope, offset, end, slot);
-        let attended;
-        (self.array, attended) =
-            ops::rope_append_attention(&self.array, qkv, layout, rotation, len, rules)?;
-        Ok(attended)
-    }
-
-    /// Rotates a step whose first position is `offset`, and writes its keys and values from
-    /// position `slot` of the capacity on. Returns its queries, and the keys and values of all
-    /// positions.
+    /// Rotates a step whose first position is `offset`, in a text of `text` positions, and writes its
+    /// keys and values. Returns its queries, and the keys and values of the first `len` positions of
+    /// the capacity.
     pub fn append(
         &mut self,
         qkv: &Array,
         rope: &RopeFrequencies,
-        offset: i32,
-        slot: i32,
+        [offset, text, len]: [i32; 3],
+        rotation: RopeAppend,
     ) -> Result<AttentionInputs> {
         let (time, layout) = (qkv.dim(1)?, self.layout);
-        let end = offset + time;
-        let rotation = rotation(rope, offset, end, slot);
         self.array = ops::rope_append(&self.array, qkv, layout, rotation)?;
         let queries = match time <= KvLayout::QUERY_POSITIONS {
             true => layout.queries(&self.array, time)?,
             false => {
                 let KvLayout { heads, kv_heads, head_dim, .. } = layout;
-                rope.rotate(&Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?, offset)?
+                let queries = Heads { heads, kv_heads, head_dim }.split(qkv, 0, heads)?;
+                rope.rotate_in_text(&queries, offset, text)?
             }
         };
-        let [keys, values] = self.stored(end.min(layout.capacity))?.map(KvTensor::Plain);
+        let [keys, values] = self.stored(len)?.map(KvTensor::Plain);
         Ok(AttentionInputs { queries, keys, values })
     }
 
@@ -93,10 +72,4 @@ impl KvBuffer {
         self.array = self.array.take(rows, 0)?;
         Ok(())
     }
-}
-
-/// The rotation of a step at the positions `offset..end`, which is written from `slot` on.
-fn rotation(rope: &RopeFrequencies, offset: i32, end: i32, slot: i32) -> RopeAppend<'_> {
-    let slots = (slot != offset).then(|| slot.into());
-    RopeAppend { slots, ..rope.rotation(offset, end) }
 }

@@ -1,20 +1,23 @@
-use mlx_primitives::ops::KvLayout;
+use mlx_primitives::ops::{self, KvLayout, RopeAppend};
 use mlx_primitives::tune::only_ours;
-use mlx_primitives::{Array, Error, Result};
+use mlx_primitives::{Array, Dtype, Error, Result};
 
-use super::attention_inputs::{AttentionInputs, AttentionMask};
-use super::kind::CacheKind;
-use super::plain::Plain;
+use super::attention_inputs::{AttentionInputs, AttentionMask, join_heads};
+use super::kind::{CacheKind, rounded_up};
+use super::kv_buffer::KvBuffer;
 use super::quantized::Quantized;
 use super::rotating::Rotating;
 use crate::base::{Heads, RopeFrequencies};
 
-/// The cache of one layer, with the length of its text, if that is known and longer, else 0.
+/// The cache of one layer.
 #[derive(Clone)]
-pub struct LayerCache(pub(super) Kind, pub(super) Padding, pub(super) i32);
-
-/// The number of padding positions before each text of a batch; empty for a batch without padding.
-pub(super) type Padding = Vec<i32>;
+pub struct LayerCache {
+    pub(super) kind: Kind,
+    /// The number of padding positions before each text of a batch; empty for a batch without padding.
+    pub(super) padding: Vec<i32>,
+    /// The length of the text of which the positions are a part, if that is known and longer, else 0.
+    pub(super) text_len: i32,
+}
 
 #[derive(Clone)]
 pub(super) enum Kind {
@@ -57,7 +60,7 @@ impl LayerCache {
 
     /// The number of positions that were appended.
     pub fn len(&self) -> i32 {
-        match &self.0 {
+        match &self.kind {
             Kind::Plain(cache) => cache.len(),
             Kind::Quantized(cache) => cache.len(),
             Kind::Rotating(cache) => cache.len(),
@@ -83,49 +86,69 @@ impl LayerCache {
         heads: Heads,
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
-        self.check(qkv, heads)?;
-        let rope = &*rope.of_text(self.2);
-        match &mut self.0 {
-            Kind::Plain(cache) => cache.append(qkv, heads, rope),
-            Kind::Quantized(cache) => cache.append(qkv, heads, rope),
-            Kind::Rotating(cache) => cache.append(qkv, heads, rope),
+        let (start, text) = (self.len(), self.text_len);
+        if let Kind::Quantized(cache) = &mut self.kind {
+            check(start, qkv, heads)?;
+            return cache.append(qkv, heads, rope, text);
         }
+        self.step(qkv, heads, rope, |buffer, rotation, len| {
+            buffer.append(qkv, rope, [start, text, len], rotation)
+        })
     }
 
     /// Appends the next positions as [`append`](Self::append) does, and returns the attention
-    /// `[batch, time, heads * head_dim]` of their queries by one op. `None`, and nothing is
-    /// appended, for quantized keys and values, for many positions, and where measurements choose
-    /// between our attention and MLX's.
+    /// `[batch, time, heads * head_dim]` of their queries: by one op, except for quantized keys and
+    /// values, for many positions, and where measurements choose between our attention and MLX's.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,
         heads: Heads,
         rope: &RopeFrequencies,
         mask: &AttentionMask,
-    ) -> Result<Option<Array>> {
-        self.check(qkv, heads)?;
-        let time = qkv.dim(1)?;
-        if time > KvLayout::QUERY_POSITIONS || !only_ours()? {
-            return Ok(None);
+    ) -> Result<Array> {
+        let few = qkv.shape().get(1).is_some_and(|&time| time <= KvLayout::QUERY_POSITIONS);
+        if matches!(self.kind, Kind::Quantized(_)) || !few || !only_ours()? {
+            return join_heads(&self.append(qkv, heads, rope)?.attend(mask)?);
         }
-        let rope = &*rope.of_text(self.2);
-        match &mut self.0 {
-            Kind::Plain(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
-            Kind::Rotating(cache) => cache.attend(qkv, heads, rope, mask.rules()).map(Some),
-            Kind::Quantized(_) => Ok(None),
-        }
+        self.step(qkv, heads, rope, |buffer, rotation, len| {
+            let (layout, rules) = (buffer.layout, mask.rules());
+            let attended;
+            (buffer.array, attended) =
+                ops::rope_append_attention(&buffer.array, qkv, layout, rotation, len, rules)?;
+            Ok(attended)
+        })
     }
 
-    fn check(&self, qkv: &Array, heads: Heads) -> Result<()> {
-        let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
-        let shape = qkv.shape();
-        if shape.len() != 3 || shape[2] != width || self.len().checked_add(shape[1]).is_none() {
-            return Err(Error::argument(
-                "cache",
-                format_args!("a projection [batch, time, {width}], got {shape:?}"),
-            ));
+    /// Runs an op on the buffer with room for the positions of `qkv`, their rotation, and the number of
+    /// positions that it shows afterwards.
+    fn step<R>(
+        &mut self,
+        qkv: &Array,
+        heads: Heads,
+        rope: &RopeFrequencies,
+        run: impl FnOnce(&mut KvBuffer, RopeAppend, i32) -> Result<R>,
+    ) -> Result<R> {
+        let start = self.len();
+        check(start, qkv, heads)?;
+        let (mut buffer, slot) = match &self.kind {
+            Kind::Plain(cache) => (cache.with_room(qkv, heads)?, start),
+            Kind::Rotating(cache) => cache.with_room(qkv, heads)?,
+            Kind::Quantized(_) => return Err(Error::argument("cache", "keys that are not packed")),
+        };
+        let time = qkv.dim(1)?;
+        let end = start + time;
+        let slots = (slot != start).then(|| slot.into());
+        let rotation = RopeAppend { slots, ..rope.rotation(start, end.max(self.text_len)) };
+        let len = end.min(buffer.layout.capacity);
+        let result = run(&mut buffer, rotation, len)?;
+        // Drops the previous array, so that nothing else holds its memory when this one is
+        // computed.
+        match &mut self.kind {
+            Kind::Plain(cache) => (cache.buffer, cache.len) = (Some(buffer), end),
+            Kind::Rotating(cache) => cache.step_to(buffer, end, slot + time),
+            Kind::Quantized(_) => {}
         }
-        Ok(())
+        Ok(result)
     }
 
     /// The keys that the next `time` queries see.
@@ -134,13 +157,13 @@ impl LayerCache {
     ///
     /// Returns an error if there is no memory for the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
-        if self.1.iter().any(|padding| *padding > 0) {
+        if self.padding.iter().any(|padding| *padding > 0) {
             return self.beside_padding(time);
         }
         if time == 1 {
             return Ok(AttentionMask::All);
         }
-        let (start, window) = match &self.0 {
+        let (start, window) = match &self.kind {
             Kind::Rotating(cache) => cache.before(),
             _ => return Ok(AttentionMask::Causal),
         };
@@ -155,6 +178,16 @@ impl LayerCache {
         Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
+    /// Replaces the cache by one of the plain kind with evaluated buffers, of which `len` positions of
+    /// one text are used.
+    pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
+        let layout = heads.layout(rounded_up(len + 1));
+        let array = layout.zeros(1, dtype)?;
+        array.eval()?;
+        *self = Kind::Plain(Plain { buffer: Some(KvBuffer { array, layout }), len }).into();
+        Ok(())
+    }
+
     /// The bytes of the buffers.
     pub fn nbytes(&self) -> usize {
         self.arrays().map(Array::nbytes).sum()
@@ -162,7 +195,7 @@ impl LayerCache {
 
     /// The arrays of the buffers.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        let (kv, buffers) = match &self.0 {
+        let (kv, buffers) = match &self.kind {
             Kind::Plain(cache) => (cache.array(), None),
             Kind::Quantized(cache) => (None, cache.buffers()),
             Kind::Rotating(cache) => (cache.array(), None),
@@ -180,6 +213,65 @@ impl Default for LayerCache {
 
 impl From<Kind> for LayerCache {
     fn from(kind: Kind) -> Self {
-        Self(kind, Padding::new(), 0)
+        Self { kind, padding: Vec::new(), text_len: 0 }
+    }
+}
+
+/// Returns an error for a projection of another shape, or one after which there would be more
+/// positions than an `i32` counts.
+fn check(len: i32, qkv: &Array, heads: Heads) -> Result<()> {
+    let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
+    let shape = qkv.shape();
+    if shape.len() != 3 || shape[2] != width || len.checked_add(shape[1]).is_none() {
+        let expected = format_args!("a projection [batch, time, {width}], got {shape:?}");
+        return Err(Error::argument("cache", expected));
+    }
+    Ok(())
+}
+
+/// A cache of all positions in the model's type.
+#[derive(Clone, Default)]
+pub(super) struct Plain {
+    buffer: Option<KvBuffer>,
+    len: i32,
+}
+
+impl Plain {
+    pub fn len(&self) -> i32 {
+        self.len
+    }
+
+    pub fn array(&self) -> Option<&Array> {
+        self.buffer.as_ref().map(|buffer| &buffer.array)
+    }
+
+    pub fn trim(&mut self, count: i32) {
+        self.len -= count;
+    }
+
+    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
+        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
+    }
+
+    /// The keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
+    pub fn stored(&self) -> Result<Option<[Array; 2]>> {
+        self.buffer.as_ref().map(|buffer| buffer.stored(self.len)).transpose()
+    }
+
+    /// A cache with these keys and values.
+    pub fn holding(stored: [Array; 2], heads: Heads) -> Result<Self> {
+        let len = stored[0].dim(2)?;
+        let like = stored[0].clone();
+        let buffer = KvBuffer::holding(Some(stored), &like, heads, rounded_up(len))?;
+        Ok(Self { buffer: Some(buffer), len })
+    }
+
+    /// The buffer with room for the positions of `qkv`.
+    fn with_room(&self, qkv: &Array, heads: Heads) -> Result<KvBuffer> {
+        let end = self.len + qkv.dim(1)?;
+        match &self.buffer {
+            Some(buffer) if end <= buffer.layout.capacity => Ok(buffer.clone()),
+            _ => KvBuffer::holding(self.stored()?, qkv, heads, rounded_up(end)),
+        }
     }
 }

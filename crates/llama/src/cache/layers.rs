@@ -1,9 +1,8 @@
-use mlx_primitives::{Array, Dtype, Error, Result};
+use mlx_primitives::{Array, Result};
 
 use super::attention_inputs::AttentionMask;
 use super::kind::CacheKind;
-use super::layer::{Kind, LayerCache};
-use crate::base::Heads;
+use super::layer::LayerCache;
 
 /// The caches of all layers of a model.
 ///
@@ -55,18 +54,6 @@ impl Cache {
     /// Returns an error if there is no memory for the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
         self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
-    }
-
-    /// Fills an empty cache of the plain kind with evaluated buffers, of which `len` positions of
-    /// one text are used.
-    pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
-        for layer in &mut self.layers {
-            let Kind::Plain(plain) = &mut layer.0 else {
-                return Err(Error::argument("cache", "one of the plain kind"));
-            };
-            plain.reserve(len, heads, dtype)?;
-        }
-        Ok(())
     }
 
     /// The arrays of the buffers, for evaluation.

@@ -6,11 +6,11 @@ mod kind;
 mod kv_buffer;
 mod layer;
 mod layers;
-mod plain;
 mod quantized;
 mod rotating;
 mod saved;
 
+pub(crate) use attention_inputs::join_heads;
 pub use attention_inputs::{AttentionInputs, AttentionMask, KvTensor};
 pub use kind::CacheKind;
 pub(crate) use kind::STEP;

@@ -1,8 +1,7 @@
 use mlx_primitives::{Array, Dtype, Error, Result, concatenate, ops};
 
 use super::attention_inputs::{AttentionInputs, KvTensor};
-use super::kind::CacheKind;
-use super::plain::rounded_up;
+use super::kind::{CacheKind, rounded_up};
 use crate::base::{Heads, RopeFrequencies};
 
 /// A cache of all positions in packed codes.
@@ -61,6 +60,7 @@ impl Quantized {
         qkv: &Array,
         heads: Heads,
         rope: &RopeFrequencies,
+        text: i32,
     ) -> Result<AttentionInputs> {
         let Heads { heads: queries, kv_heads, head_dim } = heads;
         if head_dim % self.group_size != 0 {
@@ -70,8 +70,9 @@ impl Quantized {
             ));
         }
         let (start, end) = (self.len, self.len + qkv.dim(1)?);
-        let turned = rope.rotate(&heads.split(qkv, 0, queries + kv_heads)?, start)?;
-        let keys = turned.slice_axis(1, queries..)?;
+        let rotated = heads.split(qkv, 0, queries + kv_heads)?;
+        let rotated = rope.rotate_in_text(&rotated, start, text)?;
+        let keys = rotated.slice_axis(1, queries..)?;
         let values = heads.split(qkv, queries + kv_heads, queries + 2 * kv_heads)?;
         let new = concatenate(&[&keys, &values], 1)?;
         let (packed, scales, biases) = ops::quantize(&new, self.group_size, self.bits)?;
@@ -91,7 +92,7 @@ impl Quantized {
         let (keys, values) = (part(0, kv_heads)?, part(kv_heads, 2 * kv_heads)?);
         self.buffers = Some(buffers);
         self.len = end;
-        Ok(AttentionInputs { queries: turned.slice_axis(1, ..queries)?, keys, values })
+        Ok(AttentionInputs { queries: rotated.slice_axis(1, ..queries)?, keys, values })
     }
 
     /// The buffers, enlarged if necessary to have room for `end` positions.

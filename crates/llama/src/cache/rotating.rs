@@ -1,10 +1,8 @@
-use mlx_primitives::ops::Attention;
 use mlx_primitives::{Array, Result, concatenate};
 
-use super::attention_inputs::AttentionInputs;
 use super::kind::{CacheKind, STEP};
 use super::kv_buffer::KvBuffer;
-use crate::base::{Heads, RopeFrequencies};
+use crate::base::Heads;
 
 /// A cache of the first positions and the latest. The positions that it shows, and the order in
 /// which it replaces them, are those of mlx-lm's `RotatingKVCache`.
@@ -77,40 +75,18 @@ impl Rotating {
         (self.len.min(self.max_size - 1), self.max_size)
     }
 
-    pub fn append(
-        &mut self,
-        qkv: &Array,
-        heads: Heads,
-        rope: &RopeFrequencies,
-    ) -> Result<AttentionInputs> {
-        let start = self.len;
-        self.step(qkv, heads, |buffer, slot| buffer.append(qkv, rope, start, slot))
+    /// The buffer with room for the positions of `qkv`, and the slot of the first of them.
+    pub fn with_room(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
+        match qkv.dim(1)? {
+            1 => self.with_slot(qkv, heads),
+            time => self.in_order(qkv, heads, time),
+        }
     }
 
-    pub fn attend(
-        &mut self,
-        qkv: &Array,
-        heads: Heads,
-        rope: &RopeFrequencies,
-        rules: Attention,
-    ) -> Result<Array> {
-        let start = self.len;
-        self.step(qkv, heads, |buffer, slot| buffer.attend(qkv, rope, start, slot, rules))
-    }
-
-    /// Runs an op on the buffer and the first slot of the positions of `qkv`.
-    fn step<R>(
-        &mut self,
-        qkv: &Array,
-        heads: Heads,
-        run: impl FnOnce(&mut KvBuffer, i32) -> Result<R>,
-    ) -> Result<R> {
-        let time = qkv.dim(1)?;
-        let (mut buffer, slot) =
-            if time == 1 { self.with_slot(qkv, heads)? } else { self.in_order(qkv, heads, time)? };
-        let result = run(&mut buffer, slot)?;
-        (self.buffer, self.len, self.next) = (Some(buffer), self.len + time, slot + time);
-        Ok(result)
+    /// Replaces the buffer by one with positions up to `len`, of which the next one has the slot
+    /// `next`.
+    pub fn step_to(&mut self, buffer: KvBuffer, len: i32, next: i32) {
+        (self.buffer, self.len, self.next) = (Some(buffer), len, next);
     }
 
     /// The buffer and the slot for one position.

@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
 use super::kind::CacheKind;
-use super::layer::{Kind, LayerCache};
+use super::layer::{Kind, LayerCache, Plain};
 use super::layers::Cache;
-use super::plain::Plain;
 use super::quantized::Quantized;
 use crate::base::Heads;
 
@@ -34,7 +33,7 @@ impl Cache {
         let mut layers = Vec::new();
         for (i, layer) in (first..).zip(&self.layers) {
             let mut next = 0;
-            let parts: Vec<(&str, Array)> = match &layer.0 {
+            let parts: Vec<(&str, Array)> = match &layer.kind {
                 Kind::Plain(cache) => named(["keys", "values"], cache.stored()?),
                 Kind::Quantized(cache) => named(["packed", "scales", "biases"], cache.stored()?),
                 Kind::Rotating(cache) => {
@@ -140,7 +139,7 @@ fn layer(
         }
     };
     let dtype = expected.dtype;
-    let kind = match (kind, empty.0) {
+    let kind = match (kind, empty.kind) {
         (CacheKind::Quantized { group_size, bits }, _) => {
             if head_dim % group_size != 0 {
                 return refuse(format_args!("groups that divide {head_dim}, got {group_size}"));

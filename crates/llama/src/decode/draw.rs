@@ -10,7 +10,8 @@ type Processor<'a> = dyn FnMut(&[u32], &Array) -> Result<Array> + 'a;
 /// Draws tokens from logits, by penalties and a sampler.
 pub(crate) struct Draw<'a> {
     sampler: Sampler,
-    penalties: Penalties,
+    /// `None` if they change nothing.
+    penalties: Option<Penalties>,
     processors: Vec<Box<Processor<'a>>>,
     logprobs: Option<usize>,
 }
@@ -33,7 +34,7 @@ impl<'a> Draw<'a> {
         options.penalties.check(vocab)?;
         Ok(Self {
             sampler: Sampler::new(options.sampling)?.sparing(&options.xtc_spared),
-            penalties: options.penalties.clone(),
+            penalties: Some(&options.penalties).filter(|it| !it.is_none()).cloned(),
             processors: Vec::new(),
             logprobs: options.logprobs,
         })
@@ -59,7 +60,10 @@ impl<'a> Draw<'a> {
 
     /// Draws the token after `tokens` from its logits `[1, vocab]`. The result is lazy.
     pub fn draw(&mut self, tokens: &[u32], logits: &Array) -> Result<Drawn> {
-        let mut logits = self.penalties.apply(tokens, logits)?;
+        let mut logits = match &self.penalties {
+            Some(penalties) => penalties.apply(tokens, logits)?,
+            None => logits.clone(),
+        };
         for processor in &mut self.processors {
             let shape = logits.shape().to_vec();
             logits = processor(tokens, &logits)?;

@@ -310,7 +310,18 @@ impl<'a> Generation<'a> {
                     self.tokens.extend(round.tokens.iter().map(|token| token.id));
                     self.ready.extend(round.tokens);
                 }
-                None => self.draw_one()?,
+                None => {
+                    if self.next.is_none() {
+                        self.start()?;
+                    }
+                    let Some(drawn) = self.next.take() else { return Ok(None) };
+                    if self.runs_ahead() {
+                        self.next = Some(self.start_after(&drawn.token.reshape([1, 1])?)?);
+                    }
+                    let token = drawn.read()?;
+                    self.tokens.push(token.id);
+                    self.ready.push_back(token);
+                }
             }
             let now = Instant::now();
             let first = *self.first.get_or_insert(now);
@@ -335,20 +346,6 @@ impl<'a> Generation<'a> {
     fn forget(&mut self, count: usize) {
         self.ready.clear();
         self.tokens.truncate(self.tokens.len().saturating_sub(count));
-    }
-
-    fn draw_one(&mut self) -> Result<()> {
-        if self.next.is_none() {
-            self.start()?;
-        }
-        let Some(drawn) = self.next.take() else { return Ok(()) };
-        if self.runs_ahead() {
-            self.next = Some(self.start_after(&drawn.token.reshape([1, 1])?)?);
-        }
-        let token = drawn.read()?;
-        self.tokens.push(token.id);
-        self.ready.push_back(token);
-        Ok(())
     }
 
     /// Whether the token after the one being computed may be queued already. If that one turns out

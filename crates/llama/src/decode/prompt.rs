@@ -5,7 +5,7 @@ use mlx_primitives::{Array, Error, Result, eval};
 use super::options::Options;
 use crate::base::RopeFrequencies;
 use crate::cache::{Cache, CacheKind};
-use crate::model::{Fusion, Llama};
+use crate::model::Llama;
 
 /// The most positions that a cache counts.
 const LONGEST: usize = i32::MAX as usize - 1;
@@ -82,11 +82,6 @@ impl Llama {
         self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
     }
 
-    /// The rotation of positions; `None` in a process without layers.
-    fn rope(&self) -> Option<&RopeFrequencies> {
-        self.layers.first().map(|layer| &layer.self_attn.rope)
-    }
-
     /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.
     pub(crate) fn prefill(
         &self,
@@ -101,32 +96,6 @@ impl Llama {
             eval(cache.arrays())?;
         }
         Ok(())
-    }
-
-    /// The logits `[batch, 1, vocab]` of the token after the last of `tokens`, integers
-    /// `[batch, time]`: the last ones of [`forward`](Self::forward), without computing the others.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`forward`](Self::forward).
-    ///
-    /// ```
-    /// use mlx_primitives::Array;
-    /// use mlx_primitives_llama::Checkpoint;
-    ///
-    /// let llama = Checkpoint::demo()?.llama;
-    /// let mut cache = llama.new_cache();
-    /// let tokens = Array::from_slice(&[423u32, 424, 7], &[1, 3])?;
-    /// assert_eq!(llama.forward_last(&tokens, &mut cache)?.shape(), [1, 1, 512]);
-    /// assert_eq!(cache.len(), 3);
-    /// # Ok::<(), mlx_primitives::Error>(())
-    /// ```
-    pub fn forward_last(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        let mut h = self.decoded(tokens, cache)?;
-        if h.dim(1)? > 1 {
-            h = h.slice_axis(1, -1..)?;
-        }
-        self.logits(&h, Fusion::norm(&self.norm))
     }
 }
 

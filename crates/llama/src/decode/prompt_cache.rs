@@ -43,7 +43,7 @@ pub struct PromptCache {
 
 impl PromptCache {
     pub(crate) fn new(model: &Llama, cache: Cache, tokens: Vec<u32>) -> Result<Self> {
-        Ok(Self { cache, tokens, model: model.fingerprint()?, share: model.share.clone() })
+        Ok(Self { cache, tokens, model: model.fingerprint()?, share: model.share().clone() })
     }
 
     /// The number of the first layer that the cache holds.
@@ -167,13 +167,13 @@ impl PromptCache {
             return refuse(format_args!("tokens below {}, got {token}", model.vocab()));
         }
         for array in file.arrays.values_mut() {
-            *array = model.share.own_heads(array)?;
+            *array = model.exchange().own_heads(array)?;
         }
         let all = model.config().num_hidden_layers;
         let expected = Expected {
             all: all.unsigned_abs() as usize,
-            own: model.share.layers(all),
-            heads: model.share.heads(Heads::from(model.config())),
+            own: model.exchange().layers(all),
+            heads: model.exchange().heads(Heads::from(model.config())),
             dtype: model.dtype(),
         };
         let mut cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
@@ -183,7 +183,7 @@ impl PromptCache {
         if cache.len() as usize != tokens.len() {
             return refuse(format_args!("{} tokens, got {}", cache.len(), tokens.len()));
         }
-        Ok(Self { cache, tokens, model: own, share: model.share.clone() })
+        Ok(Self { cache, tokens, model: own, share: model.share().clone() })
     }
 
     /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
@@ -220,11 +220,12 @@ impl PromptCache {
     /// Whether each layer of sliding attention forgets the positions that it may not see in a text of
     /// up to `positions`.
     fn hides(&self, model: &Llama, positions: usize) -> bool {
-        let windows = model.numbered_layers().map(|(layer, _)| model.config().window_of(layer));
-        windows.zip(&self.cache.layers).all(|(window, layer)| match (window, layer.kind()) {
-            (None, _) => true,
-            (Some(window), CacheKind::Rotating { max_size, .. }) => max_size <= window,
-            (Some(window), _) => positions <= window.unsigned_abs() as usize,
+        model.windows().zip(&self.cache.layers).all(|(window, layer)| {
+            match (window, layer.kind()) {
+                (None, _) => true,
+                (Some(window), CacheKind::Rotating { max_size, .. }) => max_size <= window,
+                (Some(window), _) => positions <= window.unsigned_abs() as usize,
+            }
         })
     }
 }

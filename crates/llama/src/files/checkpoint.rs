@@ -9,7 +9,7 @@ use mlx_primitives::{Array, Error, Result, io};
 use super::gguf;
 use super::load::in_file;
 use super::model_path;
-use crate::base::{Config, Progress, ShareOf, TokenIds, Weights, whole};
+use crate::base::{Config, Progress, TokenIds, Weights};
 use crate::model::Llama;
 use crate::text::Tokenizer;
 
@@ -88,18 +88,18 @@ impl Checkpoint {
     ///
     /// Returns an error for what [`load`](Self::load) refuses.
     pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
-        Self::load_part(path, &whole, progress)
+        Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
     /// Loads a checkpoint with the part of the model that this process holds, as
-    /// [`load_with`](Self::load_with) does.
+    /// [`load_with`](Self::load_with) and [`Llama::load_part`] do.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `share`.
+    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
     pub fn load_part(
         path: impl AsRef<Path>,
-        share: ShareOf,
+        hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
         progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let path = path.as_ref();
@@ -120,7 +120,7 @@ impl Checkpoint {
                 Tokenizer::load_for(directory, rows)?
             }
         };
-        let llama = Llama::load_part(path, share, progress)?;
+        let llama = Llama::load_part(path, hold, progress)?;
         let file = directory.join("generation_config.json");
         let generation = files::read_if_present(&file)?;
         let mut eos =
@@ -139,22 +139,23 @@ impl Checkpoint {
     ///
     /// Returns an error if MLX cannot hold the weights, for example because memory is short.
     pub fn demo() -> Result<Self> {
-        Self::demo_part(&whole)
+        Self::demo_part(|_, weights| Ok(weights))
     }
 
     /// The small model that comes with the crate, with the part of it that this process holds.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`demo`](Self::demo) does, and an error of `share`.
-    pub fn demo_part(share: ShareOf) -> Result<Self> {
+    /// Returns an error where [`demo`](Self::demo) does, and an error of `hold`.
+    pub fn demo_part(hold: impl FnOnce(&Config, Weights) -> Result<Weights>) -> Result<Self> {
         let config = Config::parse(include_str!("../../assets/demo/config.json"))?;
         let tokenizer = Tokenizer::parse(include_bytes!("../../assets/demo/tokenizer.json"))?;
         let generation = include_str!("../../assets/demo/generation_config.json");
         let eos = eos_tokens(&config, Some(generation))?;
         let weights = include_bytes!("../../assets/demo/model.safetensors");
         let arrays: HashMap<String, Array> = io::load_safetensors_bytes(weights)?.arrays;
-        let llama = Llama::assemble(config, Weights::new(arrays), share, None)?;
+        let weights = hold(&config, Weights::new(arrays))?;
+        let llama = Llama::assemble(config, weights, None)?;
         Ok(Self { llama, tokenizer, eos })
     }
 }

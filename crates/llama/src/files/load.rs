@@ -9,7 +9,7 @@ use mlx_primitives::{Error, Result, io};
 
 use super::gguf;
 use super::model_path;
-use crate::base::{Config, Progress, ShareOf, Weights, whole};
+use crate::base::{Config, Progress, Weights};
 use crate::model::Llama;
 
 impl Llama {
@@ -69,22 +69,25 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
-        Self::load_part(path, &whole, progress)
+        Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
     /// Loads the part of a model that this process holds, as [`load_with`](Self::load_with) does.
+    /// `hold` gives the weights to the process by [`Weights::held_by`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `share`.
+    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
     pub fn load_part(
         path: impl AsRef<Path>,
-        share: ShareOf,
+        hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
         mut progress: impl FnMut(Progress),
     ) -> Result<Self> {
         let path = path.as_ref();
         let (config, weights) = files(path)?;
-        Self::assemble(config, weights, share, Some(&mut progress)).map_err(|e| in_file(path, e))
+        hold(&config, weights)
+            .and_then(|weights| Self::assemble(config, weights, Some(&mut progress)))
+            .map_err(|e| in_file(path, e))
     }
 
     /// Loads a model like [`load`](Self::load), but reads only the headers. Each tensor is read
@@ -95,18 +98,24 @@ impl Llama {
     /// Returns an error for what [`load`](Self::load) refuses. If a tensor cannot be read later,
     /// the evaluation that uses it fails.
     pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
-        Self::load_part_lazily(path, &whole)
+        Self::load_part_lazily(path, |_, weights| Ok(weights))
     }
 
-    /// Loads the part of a model that this process holds, as [`load_lazily`](Self::load_lazily) does.
+    /// Loads the part of a model that this process holds, as [`load_lazily`](Self::load_lazily) and
+    /// [`load_part`](Self::load_part) do.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `share`.
-    pub fn load_part_lazily(path: impl AsRef<Path>, share: ShareOf) -> Result<Self> {
+    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
+    pub fn load_part_lazily(
+        path: impl AsRef<Path>,
+        hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
+    ) -> Result<Self> {
         let path = path.as_ref();
         let (config, weights) = files(path)?;
-        Self::assemble(config, weights, share, None).map_err(|e| in_file(path, e))
+        hold(&config, weights)
+            .and_then(|weights| Self::assemble(config, weights, None))
+            .map_err(|e| in_file(path, e))
     }
 }
 

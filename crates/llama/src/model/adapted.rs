@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mlx_primitives::{Array, Error, Result};
 
 use super::adapters::Adapters;
-use super::linear::Linear;
+use super::linear::Module;
 use super::llama::Llama;
 use crate::base::layer_of;
 use crate::cache::Cache;
@@ -28,18 +28,21 @@ impl Llama {
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
         // A layer that another process holds has the shapes of the layers here.
         let all = self.config().num_hidden_layers;
-        let own = self.share.layers(all);
+        let own = self.exchange().layers(all);
         let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);
         let here = match layer_of(name).filter(elsewhere) {
             Some(layer) => name.replacen(&format!(".{layer}."), &format!(".{}.", own.start), 1),
             None => name.to_owned(),
         };
-        match self.projections().find(|projection| projection.path == here) {
-            Some(projection) => Ok(projection.whole_shape()),
-            None => {
-                Err(Error::argument("llama", format_args!("one of its projections, got {name}")))
+        let shape = self.modules().find_map(|module| match module {
+            Module::Linear(linear) if linear.path == here && here != self.embed_tokens.path => {
+                Some([linear.outputs, linear.inputs])
             }
-        }
+            _ => None,
+        });
+        shape.ok_or_else(|| {
+            Error::argument("llama", format_args!("one of its projections, got {name}"))
+        })
     }
 
     /// Attaches the updates to the model, which runs them beside its weights in every step, in the
@@ -49,7 +52,7 @@ impl Llama {
     ///
     /// Returns an error if an update names no projection, or is of another shape.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
-        self.share.agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
+        self.exchange().agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
         let mut updates = BTreeMap::new();
         for (name, update) in adapters.iter() {
             let [outputs, inputs] = self.projection_shape(name)?;
@@ -85,12 +88,14 @@ impl Llama {
 
     /// The model with only these updates beside its weights.
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
-        let model = self.with_updates(&|projection: &Linear| {
-            let update = adapters.and_then(|adapters| adapters.get(&projection.path));
-            let update = update.map(|update| projection.own_part(update)).transpose()?;
-            Ok(Linear { update, ..projection.clone() })
+        let mut model = self.map(&mut |linear| {
+            let update = adapters.and_then(|adapters| adapters.get(&linear.path));
+            linear.update = update.map(|update| linear.own_part(update)).transpose()?;
+            Ok(())
         })?;
-        Ok(Self { adapters: adapters.cloned().unwrap_or_default(), ..model })
+        model.adapters = adapters.cloned().unwrap_or_default();
+        model.weights_sum = self.weights_sum.clone();
+        Ok(model)
     }
 
     /// The model with the updates added to its weights. Packed weights are packed again.
@@ -103,13 +108,12 @@ impl Llama {
         for name in adapters.updates.keys() {
             self.projection_shape(name)?;
         }
-        self.with_projections(&|projection: &Linear| match adapters.get(&projection.path) {
-            Some(update) => {
-                let update = projection.own_part(update)?;
-                let matrix = update.merge(&projection.matrix.weight())?.into();
-                Ok(Linear { matrix, ..projection.clone() })
+        let merged = self.map(&mut |linear| {
+            if let Some(update) = adapters.get(&linear.path) {
+                linear.matrix = linear.own_part(update)?.merge(&linear.matrix)?;
             }
-            None => Ok(projection.clone()),
-        })
+            Ok(())
+        });
+        merged?.joined()
     }
 }

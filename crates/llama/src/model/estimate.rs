@@ -93,12 +93,10 @@ fn extent(value: i32) -> u64 {
 }
 
 fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u64 {
-    let matrix = |inputs: u64, outputs: u64, bias: bool| {
-        let numbers = inputs.saturating_mul(outputs);
+    let matrix = |name: &str, [outputs, inputs]: [i32; 2]| {
+        let numbers = extent(inputs).saturating_mul(extent(outputs));
         let stored = match quantization {
-            Some(to @ Quantization { group_size, bits, mode })
-                if i32::try_from(inputs).is_ok_and(|inputs| to.divides(inputs)) =>
-            {
+            Some(to @ Quantization { group_size, bits, mode }) if to.divides(inputs) => {
                 let of_group = match mode {
                     QuantizedMode::Affine => 2 * size,
                     _ => 1,
@@ -108,26 +106,15 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
             }
             _ => numbers.saturating_mul(size),
         };
-        stored.saturating_add(if bias { outputs * size } else { 0 })
+        let bias = config.has_bias(name.rsplit('.').next().unwrap_or(name));
+        stored.saturating_add(if bias { extent(outputs) * size } else { 0 })
     };
-    let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
-    let queries = extent(config.num_attention_heads) * extent(config.head_dim());
-    let stored = extent(config.kv_heads()) * extent(config.head_dim());
-    let bias = |name| config.has_bias(name);
+    let hidden = extent(config.hidden_size);
     let head_norms = config.kind().is_ok_and(ModelType::normalizes_heads);
-    let layer = [
-        matrix(hidden, queries, bias("q_proj")),
-        matrix(hidden, stored, bias("k_proj")),
-        matrix(hidden, stored, bias("v_proj")),
-        matrix(queries, hidden, bias("o_proj")),
-        matrix(hidden, inner, bias("gate_proj")),
-        matrix(hidden, inner, bias("up_proj")),
-        matrix(inner, hidden, bias("down_proj")),
-        2 * hidden * size,
-        if head_norms { 2 * extent(config.head_dim()) * size } else { 0 },
-    ];
-    let layer = layer.into_iter().fold(0, u64::saturating_add);
-    let embedding = matrix(hidden, extent(config.vocab_size), false);
+    let norms = 2 * hidden + if head_norms { 2 * extent(config.head_dim()) } else { 0 };
+    let projections = config.projections().map(|(name, shape)| matrix(name, shape));
+    let layer = projections.into_iter().fold(norms * size, u64::saturating_add);
+    let embedding = matrix("embed_tokens", [config.vocab_size, config.hidden_size]);
     let heads = if config.tie_word_embeddings.unwrap_or(true) { 1 } else { 2 };
     layer
         .saturating_mul(extent(config.num_hidden_layers))

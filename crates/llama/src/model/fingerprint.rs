@@ -13,9 +13,9 @@ use mlx_primitives::support::Fnv;
 use mlx_primitives::{Array, Result};
 
 use super::adapters::Adapters;
-use super::linear::Linear;
+use super::linear::{Linear, Module};
 use super::llama::Llama;
-use super::matrix::Matrix;
+use crate::base::layer_of;
 
 impl Llama {
     /// A text that only models with the same configuration, type, weights and adapters have, at any
@@ -27,7 +27,7 @@ impl Llama {
         let weights = match self.weights_sum.get() {
             Some(sum) => *sum,
             None => {
-                let sum = self.share.sum(self.own_sum()?)?;
+                let sum = self.exchange().sum(self.own_sum()?)?;
                 *self.weights_sum.get_or_init(|| sum)
             }
         };
@@ -40,33 +40,28 @@ impl Llama {
 
     /// The sum over the elements that this process holds and no process before it.
     fn own_sum(&self) -> Result<u64> {
-        let share = &self.share;
-        let path = "model.embed_tokens";
-        let vocab = self.config().vocab_size;
-        let rows = share.rows(path, vocab);
-        let mut sum = Sum::default();
-        let fresh = share.fresh_rows(path, vocab);
-        sum.add_matrix(path, &self.embed_tokens, &rows, &fresh)?;
+        let (exchange, all) = (self.exchange(), self.config().num_hidden_layers);
+        let first = exchange.is_first();
         // Each process of a pipeline has the norms of its layers.
-        let all = self.config().num_hidden_layers;
-        let has_norms = share.is_first() || share.layers(all) != (0..all);
-        for (index, layer) in self.numbered_layers() {
-            if has_norms {
-                for (i, norm) in layer.norms().enumerate() {
-                    sum.add_vector(&format!("{index}.norm.{i}"), norm, 0)?;
+        let of_layers = first || exchange.layers(all) != (0..all);
+        let (mut sum, mut norms) = (Sum::default(), 0);
+        for module in self.modules() {
+            match module {
+                Module::Norm(norm) => {
+                    match layer_of(&norm.path) {
+                        Some(layer) if of_layers => {
+                            sum.add_vector(&format!("{layer}.norm.{norms}"), &norm.weight, 0)?;
+                        }
+                        None if first => sum.add_vector("norm", &norm.weight, 0)?,
+                        _ => {}
+                    }
+                    norms += 1;
                 }
-            }
-        }
-        if share.is_first() {
-            sum.add_vector("norm", &self.norm.weight, 0)?;
-        }
-        for linear in self.projections() {
-            let Linear { path, matrix, rows, outputs, bias, .. } = linear;
-            let fresh = share.fresh_rows(path, *outputs);
-            sum.add_matrix(path, matrix, rows, &fresh)?;
-            if let Some(bias) = bias.as_ref().filter(|_| !fresh.is_empty()) {
-                let own = bias.slice_axis(0, fresh.start - rows.start..fresh.end - rows.start)?;
-                sum.add_vector(&format!("{path}.bias"), &own, fresh.start)?;
+                Module::Linear(linear) => {
+                    norms = 0;
+                    let fresh = exchange.fresh_rows(&linear.path, linear.outputs);
+                    sum.add_linear(linear, &fresh)?;
+                }
             }
         }
         Ok(sum.0)
@@ -91,22 +86,22 @@ impl Adapters {
 struct Sum(u64);
 
 impl Sum {
-    /// Adds the rows `fresh` of a matrix of which `rows` are here.
-    fn add_matrix(
-        &mut self,
-        path: &str,
-        matrix: &Matrix,
-        rows: &Range<i32>,
-        fresh: &Range<i32>,
-    ) -> Result<()> {
+    /// Adds the rows `fresh` of a projection, some of whose rows are here.
+    fn add_linear(&mut self, linear: &Linear, fresh: &Range<i32>) -> Result<()> {
+        let Linear { path, matrix, rows, bias, .. } = linear;
         if fresh.is_empty() {
             return Ok(());
         }
-        for (i, array) in matrix.arrays().into_iter().enumerate() {
-            let own = array.slice_axis(0, fresh.start - rows.start..fresh.end - rows.start)?;
-            self.add(&format!("{path}.{i}"), &own, fresh.start, 0)?;
+        let own = fresh.start - rows.start..fresh.end - rows.start;
+        for (i, array) in matrix.arrays().enumerate() {
+            self.add(&format!("{path}.{i}"), &array.slice_axis(0, own.clone())?, fresh.start, 0)?;
         }
-        Ok(())
+        match bias {
+            Some(bias) => {
+                self.add_vector(&format!("{path}.bias"), &bias.slice_axis(0, own)?, fresh.start)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Adds a vector whose elements follow `before` others.

@@ -1,44 +1,72 @@
-use std::cell::RefCell;
-
+use mlx_primitives::ops::{self, LinearWeight, QuantizedWeight};
 use mlx_primitives::support::Block;
-use mlx_primitives::{Array, Result};
+use mlx_primitives::{Array, Result, concatenate};
 
-use super::attention::Attention;
-use super::linear::{Change, Linear, Norm};
-use super::mlp::Mlp;
-use super::qkv_projection::QkvProjection;
-use crate::base::{Axis, Config, RopeFrequencies, Share, Weights};
-use crate::cache::{AttentionMask, LayerCache};
+use super::linear::{Linear, Module, Norm};
+use crate::base::{Activation, Config, Heads, RopeFrequencies, Weights};
+use crate::cache::{AttentionInputs, AttentionMask, LayerCache, join_heads};
 
 /// Layers share a block of up to this number of bytes, so that few large pages are partly used.
 const BLOCK: usize = 128 << 20;
 
 /// One layer of the decoder.
 #[derive(Clone)]
-pub(crate) struct DecoderLayer {
+pub(super) struct DecoderLayer {
     pub input_layernorm: Norm,
-    pub self_attn: Attention,
     pub post_attention_layernorm: Norm,
-    pub mlp: Mlp,
-    pub share: Share,
+    /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
+    pub head_norms: Option<[Norm; 2]>,
+    /// Those of queries, keys, values and the output of attention, gate, up and down.
+    pub projections: [Linear; 7],
+    /// The plain rows of queries, keys and values one after the other, of which the three hold views.
+    qkv_rows: Option<Array>,
+    /// The biases of the three, with zeros for a part that has none.
+    qkv_biases: Option<Array>,
+    pub heads: Heads,
+    /// The numbers of query heads of this process's key heads that processes before and after it
+    /// have.
+    absent: Option<(i32, i32)>,
+    pub rope: RopeFrequencies,
+    pub activation: Activation,
+    /// The number of positions that the layer sees, unless that is all of them.
+    pub window: Option<i32>,
 }
 
 impl DecoderLayer {
     pub fn load(
         config: &Config,
-        path: &str,
+        index: i32,
         rope: &RopeFrequencies,
         weights: &mut Weights,
     ) -> Result<Self> {
-        let mut norm =
-            |name: &str| Norm::load(&format!("{path}.{name}"), config.hidden_size, config, weights);
-        Ok(Self {
-            input_layernorm: norm("input_layernorm")?,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            self_attn: Attention::load(config, &format!("{path}.self_attn"), rope, weights)?,
-            mlp: Mlp::load(config, &format!("{path}.mlp"), weights)?,
-            share: weights.share().clone(),
-        })
+        let path = |name: &str| format!("model.layers.{index}.{name}");
+        let [q, k, v, o, gate, up, down] = config
+            .projections()
+            .map(|(name, shape)| Linear::load(&path(name), shape, config, weights));
+        let projections = [q?, k?, v?, o?, gate?, up?, down?];
+        let mut norm = |name: &str, features| Norm::load(&path(name), features, config, weights);
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim());
+        let head_norms = match config.kind()?.normalizes_heads() {
+            true => {
+                Some([norm("self_attn.q_norm", head_dim)?, norm("self_attn.k_norm", head_dim)?])
+            }
+            false => None,
+        };
+        let mut layer = Self {
+            input_layernorm: norm("input_layernorm", hidden)?,
+            post_attention_layernorm: norm("post_attention_layernorm", hidden)?,
+            head_norms,
+            projections,
+            qkv_rows: None,
+            qkv_biases: None,
+            heads: weights.share().heads(Heads::from(config)),
+            absent: weights.share().absent_queries(),
+            rope: rope.clone(),
+            activation: config.activation()?,
+            window: config.window_of(index.unsigned_abs() as usize),
+        };
+        layer.join()?;
+        Ok(layer)
     }
 
     /// Runs the layer on `x`, `[batch, time, hidden]`, and appends its keys and values to the
@@ -49,74 +77,159 @@ impl DecoderLayer {
         mask: &AttentionMask,
         cache: &mut LayerCache,
     ) -> Result<Array> {
-        let Self { input_layernorm, self_attn, post_attention_layernorm, mlp, share } = self;
-        let qkv = self_attn.norm_heads(self_attn.qkv_proj.forward(x, input_layernorm)?)?;
-        let attended = self_attn.attend(&qkv, mask, cache, share)?;
-        let h = self_attn.o_proj.added_to(x, attended, Axis::Heads, share)?;
+        use LinearWeight::Quantized;
+        let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = &self.projections;
 
-        let inner = mlp.gated(&h, post_attention_layernorm)?;
-        mlp.down_proj.added_to(&h, inner, Axis::Inner, share)
+        // Queries, keys and values of all heads one after the other along the last axis: by one
+        // product, unless their formats differ or one of them has an update.
+        let (norm, biases) = (&self.input_layernorm, self.qkv_biases.as_ref());
+        let apart = || {
+            let x = norm.forward(x)?;
+            let [q, k, v] = [q_proj, k_proj, v_proj].map(|part| part.forward(&x, None, None));
+            concatenate(&[&q?, &k?, &v?], -1)
+        };
+        let updated = [q_proj, k_proj, v_proj].iter().any(|part| part.update.is_some());
+        let qkv = match (&self.qkv_rows, [&q_proj.matrix, &k_proj.matrix, &v_proj.matrix]) {
+            _ if updated => apart()?,
+            (Some(rows), _) => {
+                let options = ops::Linear { bias: biases, ..Default::default() };
+                ops::linear(&norm.forward(x)?, rows, options)?
+            }
+            (None, [Quantized(q), Quantized(k), Quantized(v)])
+                if same_format(q, k) && same_format(q, v) =>
+            {
+                let qkv = ops::quantized_linears(x, &[q, k, v], Some(norm.fused()))?;
+                biases.map_or(Ok(qkv.clone()), |biases| qkv.add(biases))?
+            }
+            _ => apart()?,
+        };
+        let qkv = match &self.head_norms {
+            Some(norms) => self.normed_heads(&qkv, norms)?,
+            None => qkv,
+        };
+
+        // Rotates queries and keys, appends keys and values to the cache, and attends to all of it.
+        let attended = match self.absent {
+            None => cache.attend(&qkv, self.heads, &self.rope, mask)?,
+            Some(absent) => self.attend_beside(absent, &qkv, mask, cache)?,
+        };
+        let h = o_proj.forward(&attended, None, Some(x))?;
+
+        let norm = &self.post_attention_layernorm;
+        let plain = |part: &Linear| part.bias.is_none() && part.update.is_none();
+        let silu = self.activation == Activation::Silu && plain(gate_proj) && plain(up_proj);
+        let inner = match (&gate_proj.matrix, &up_proj.matrix) {
+            (Quantized(gate), Quantized(up)) if silu && same_format(gate, up) => {
+                ops::quantized_swiglu(&h, gate, up, Some(norm.fused()))?
+            }
+            _ => {
+                let x = norm.forward(&h)?;
+                let [gate, up] = [gate_proj, up_proj].map(|part| part.forward(&x, None, None));
+                self.activation.gated(&gate?, &up?)?
+            }
+        };
+        down_proj.forward(&inner, None, Some(&h))
     }
 
-    /// All arrays to evaluate before the layer runs.
-    pub fn arrays(&self) -> Vec<&Array> {
-        let mut arrays = self.self_attn.qkv_proj.arrays();
-        arrays.extend(self.after_qkv().into_iter().flat_map(Linear::arrays));
-        arrays.extend(self.norms());
-        arrays
+    /// Normalizes each head's queries and keys in a projection `[batch, time, features]`.
+    fn normed_heads(&self, qkv: &Array, [q_norm, k_norm]: &[Norm; 2]) -> Result<Array> {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let shape = qkv.shape().to_vec();
+        let all = qkv.reshape([shape[0], shape[1], heads + 2 * kv_heads, head_dim])?;
+        let queries = q_norm.forward(&all.slice_axis(2, ..heads)?)?;
+        let keys = k_norm.forward(&all.slice_axis(2, heads..heads + kv_heads)?)?;
+        let values = all.slice_axis(2, heads + kv_heads..)?;
+        concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
     }
 
-    pub fn norms(&self) -> impl Iterator<Item = &Array> {
-        let norms = [&self.input_layernorm, &self.post_attention_layernorm];
-        let heads = self.self_attn.head_norms.iter().flatten();
-        norms.into_iter().chain(heads).map(|norm| &norm.weight)
+    /// The attention where other processes have queries of a key head of this one. Attention chooses
+    /// the order of its sums by the number of query heads of a key head, so zeros take the place of
+    /// those before and after the own ones.
+    fn attend_beside(
+        &self,
+        (before, after): (i32, i32),
+        qkv: &Array,
+        mask: &AttentionMask,
+        cache: &mut LayerCache,
+    ) -> Result<Array> {
+        let AttentionInputs { queries, keys, values } =
+            cache.append(qkv, self.heads, &self.rope)?;
+        let (batch, heads, time, features) = queries.dims4()?;
+        let zeros = |heads: i32| Array::zeros_of([batch, heads, time, features], queries.dtype());
+        let queries = concatenate(&[&zeros(before)?, &queries, &zeros(after)?], 1)?;
+        let attended = AttentionInputs { queries, keys, values }.attend(mask)?;
+        join_heads(&attended.slice_axis(1, before..before + heads)?)
     }
 
-    /// The projections, in the order in which they run.
-    pub fn projections(&self) -> impl Iterator<Item = &Linear> {
-        self.self_attn.qkv_proj.parts().iter().chain(self.after_qkv())
+    /// Joins the rows of queries, keys and values if they are plain, and their biases. It is called
+    /// after each change of a matrix.
+    pub fn join(&mut self) -> Result<()> {
+        let parts = self.projections.first_chunk::<3>().into_iter().flatten();
+        let (mut rows, mut biases) = (Vec::new(), Vec::new());
+        let dtype = parts.clone().find_map(|part| Some(part.bias.as_ref()?.dtype()));
+        for part in parts {
+            if let LinearWeight::Plain(plain) = &part.matrix {
+                rows.push(plain);
+            }
+            biases.extend(match (&part.bias, dtype) {
+                (Some(bias), _) => Some(bias.clone()),
+                (None, Some(dtype)) => Some(Array::zeros_of(&part.matrix.shape()?[..1], dtype)?),
+                (None, None) => None,
+            });
+        }
+        let joined = |arrays: &[&Array]| (arrays.len() == 3).then(|| concatenate(arrays, 0));
+        let (rows, biases) = (joined(&rows), joined(&biases.iter().collect::<Vec<_>>()));
+        (self.qkv_rows, self.qkv_biases) = (rows.transpose()?, biases.transpose()?);
+        self.view_joined()
     }
 
-    fn after_qkv(&self) -> [&Linear; 4] {
-        let [gate, up, down] = self.mlp.projections();
-        [&self.self_attn.o_proj, gate, up, down]
+    /// Makes queries, keys and values views of their joined rows.
+    fn view_joined(&mut self) -> Result<()> {
+        let Some(rows) = &self.qkv_rows else { return Ok(()) };
+        let mut start = 0;
+        for part in self.projections.iter_mut().take(3) {
+            let end = start + part.matrix.shape()?[0];
+            part.matrix = rows.i(start..end)?.into();
+            start = end;
+        }
+        Ok(())
     }
 
-    /// The layer with each projection changed by `f`.
-    pub fn changed(&self, f: &Change) -> Result<Self> {
-        self.with(self.self_attn.qkv_proj.changed(f)?, f)
-    }
-
-    /// The layer with each projection changed by `f`, which leaves the matrices as they are.
-    pub fn updated(&self, f: &Change) -> Result<Self> {
-        self.with(self.self_attn.qkv_proj.updated(f)?, f)
-    }
-
-    /// The layer with its matrices in this block, or in another one that replaces it and has room
-    /// for several `layers` to come if they are small; or the layer as it was where no block is
-    /// large enough.
-    pub fn placed(self, block: &mut Option<Block>, layers: usize) -> Result<Self> {
-        let qkv_proj = &self.self_attn.qkv_proj;
-        let all = qkv_proj.linears().iter().chain(self.after_qkv());
-        let bytes = Block::bytes_of(all.flat_map(Linear::arrays));
+    /// Moves the matrices into the block, or into another one that replaces it and has room for
+    /// several `layers` to come if they are small. They stay where no block is large enough.
+    pub fn place(&mut self, block: &mut Option<Block>, layers: usize) -> Result<()> {
+        let apart = if self.qkv_rows.is_some() { 3 } else { 0 };
+        let parts = self.projections.iter().skip(apart).flat_map(Linear::arrays);
+        let bytes = Block::bytes_of(self.qkv_rows.iter().chain(parts));
         if !block.as_ref().is_some_and(|block| block.has_room_for(bytes)) {
             let alike = (BLOCK / bytes.max(1)).clamp(1, layers.max(1));
             *block = Block::with_room_for(bytes * alike)?;
         }
-        let Some(block) = block else {
-            return Ok(self);
-        };
-        let qkv_proj = qkv_proj.placed(block)?;
-        let block = RefCell::new(block);
-        self.with(qkv_proj, &|linear| linear.placed(&mut block.borrow_mut()))
+        let Some(block) = block else { return Ok(()) };
+        if let Some(rows) = &mut self.qkv_rows {
+            *rows = block.place(rows)?;
+        }
+        for part in self.projections.iter_mut().skip(apart) {
+            part.matrix = part.matrix.map_arrays(|array| block.place(array))?;
+        }
+        self.view_joined()
     }
 
-    fn with(&self, qkv_proj: QkvProjection, f: &Change) -> Result<Self> {
-        let o_proj = f(&self.self_attn.o_proj)?;
-        Ok(Self {
-            self_attn: Attention { qkv_proj, o_proj, ..self.self_attn.clone() },
-            mlp: self.mlp.changed(f)?,
-            ..self.clone()
-        })
+    /// The norms, then the projections in the order in which they run.
+    pub fn modules(&self) -> impl Iterator<Item = Module<'_>> {
+        let norms = [&self.input_layernorm, &self.post_attention_layernorm].into_iter();
+        let norms = norms.chain(self.head_norms.iter().flatten()).map(Module::Norm);
+        norms.chain(self.projections.iter().map(Module::Linear))
     }
+
+    /// All arrays to evaluate before the layer runs.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let joined = self.qkv_rows.iter().chain(&self.qkv_biases);
+        joined.chain(self.modules().flat_map(Module::arrays))
+    }
+}
+
+/// Whether both matrices have one format, so that one dispatch can read them.
+fn same_format(a: &QuantizedWeight, b: &QuantizedWeight) -> bool {
+    (a.group_size(), a.bits(), a.mode()) == (b.group_size(), b.bits(), b.mode())
 }

@@ -1,29 +1,31 @@
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 
 use mlx_primitives::device::{Device, default_device};
+use mlx_primitives::ops::LinearWeight;
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
 
 use super::adapters::Adapters;
 use super::layer::DecoderLayer;
-use super::linear::{Change, Fusion, Linear, Norm};
-use super::matrix::Matrix;
-use crate::base::{Axis, Config, Progress, Quantization, Share, ShareOf, Weights, whole};
+use super::linear::{Linear, Module, Norm};
+use super::matrix;
+use crate::base::{Config, Progress, Quantization, RopeFrequencies, Weights};
 use crate::cache::{AttentionMask, Cache};
 
 /// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
 /// [`Checkpoint`](crate::Checkpoint) does.
 pub struct Llama {
     pub(crate) config: Config,
-    pub(crate) embed_tokens: Matrix,
-    pub(crate) layers: Vec<DecoderLayer>,
-    pub(crate) norm: Norm,
+    pub(super) embed_tokens: Linear,
+    /// The layers that this process holds.
+    pub(super) layers: Vec<DecoderLayer>,
+    pub(super) norm: Norm,
     /// `None` if the embedding is also the output projection.
-    pub(crate) lm_head: Option<Linear>,
-    pub(crate) share: Share,
+    pub(super) lm_head: Option<Linear>,
     /// The updates beside the weights.
-    pub(crate) adapters: Adapters,
+    pub(super) adapters: Adapters,
     /// The sum over all weights, once it was asked for.
-    pub(crate) weights_sum: OnceCell<u64>,
+    pub(super) weights_sum: OnceCell<u64>,
 }
 
 impl Llama {
@@ -33,41 +35,37 @@ impl Llama {
     ///
     /// Returns an error for missing, extra or misshapen tensors, and names the tensor.
     pub fn new(config: Config, weights: Weights) -> Result<Self> {
-        Self::assemble(config, weights, &whole, None)
+        Self::assemble(config, weights, None)
     }
 
     /// Makes a model, or this process's part of it, of a configuration and weights. With `progress`,
     /// each layer is evaluated before the next one is read.
     pub(crate) fn assemble(
         mut config: Config,
-        weights: Weights,
-        share: ShareOf,
+        mut weights: Weights,
         mut progress: Option<&mut dyn FnMut(Progress)>,
     ) -> Result<Self> {
-        let share = share(&config)?;
+        let share = weights.share().clone();
         share.agree("the model", &mut || weights.identity(&config))?;
         let tied = config.tie_word_embeddings.unwrap_or(!weights.contains("lm_head.weight"));
         config.tie_word_embeddings = Some(tied);
-        let mut weights = weights.held_by(share.clone());
         weights.keep_own_layers(config.num_hidden_layers);
         let total = weights.nbytes();
         // The CPU reads weights faster that lie together in large pages.
         let place = progress.is_some() && default_device()? == Device::Cpu;
-        let mut read = |arrays: &[&Array], left: u64| -> Result<()> {
+        let mut read = |arrays: Vec<&Array>, left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
-            eval(arrays.iter().copied())?;
+            eval(arrays)?;
             progress(Progress { done: total.saturating_sub(left), total });
             Ok(())
         };
-        read(&[], total)?;
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embed_tokens =
-            Matrix::load("model.embed_tokens", [vocab, hidden], &config, &mut weights)?;
-        let embed_tokens = match tied && place {
-            true => embed_tokens.placed_alone()?,
-            false => embed_tokens,
-        };
-        read(&embed_tokens.arrays(), weights.nbytes())?;
+        read(Vec::new(), total)?;
+        let shape = [config.vocab_size, config.hidden_size];
+        let mut embed_tokens = Linear::load("model.embed_tokens", shape, &config, &mut weights)?;
+        if tied && place {
+            embed_tokens.matrix = matrix::placed(&embed_tokens.matrix)?;
+        }
+        read(embed_tokens.arrays().collect(), weights.nbytes())?;
         let rope = config.rope_frequencies()?;
         let (mut layers, mut block) = (Vec::new(), None);
         let own = share.layers(config.num_hidden_layers);
@@ -76,30 +74,26 @@ impl Llama {
             if !own.contains(&i) && !drawn {
                 continue;
             }
-            let path = format!("model.layers.{i}");
-            let layer = DecoderLayer::load(&config, &path, &rope, &mut weights)?;
+            let mut layer = DecoderLayer::load(&config, i, &rope, &mut weights)?;
             if !own.contains(&i) {
                 continue; // drawn, since the random numbers of the next layers come after its own
             }
-            let layer = match place {
-                true => layer.placed(&mut block, own.len() - layers.len())?,
-                false => layer,
-            };
-            read(&layer.arrays(), weights.nbytes())?;
+            if place {
+                layer.place(&mut block, own.len() - layers.len())?;
+            }
+            read(layer.arrays().collect(), weights.nbytes())?;
             layers.push(layer);
         }
-        let norm = Norm::load("model.norm", hidden, &config, &mut weights)?;
-        let lm_head = match tied {
+        let norm = Norm::load("model.norm", config.hidden_size, &config, &mut weights)?;
+        let mut lm_head = match tied {
             true => None,
-            false => Some(Linear::load("lm_head", [vocab, hidden], &config, &mut weights)?),
+            false => Some(Linear::load("lm_head", shape, &config, &mut weights)?),
         };
-        let lm_head = match lm_head {
-            Some(head) if place => Some(head.placed_alone()?),
-            head => head,
-        };
-        let mut rest = vec![&norm.weight];
-        rest.extend(lm_head.iter().flat_map(Linear::arrays));
-        read(&rest, 0)?;
+        for head in lm_head.iter_mut().filter(|_| place) {
+            head.matrix = matrix::placed(&head.matrix)?;
+        }
+        let head = lm_head.iter().flat_map(Linear::arrays);
+        read([&norm.weight].into_iter().chain(head).collect(), 0)?;
         weights.finish(tied)?;
         let llama = Self {
             config,
@@ -107,18 +101,56 @@ impl Llama {
             layers,
             norm,
             lm_head,
-            share,
             adapters: Adapters::default(),
             weights_sum: OnceCell::new(),
         };
-        llama.share.learn_types(llama.dtype(), &mut |dtype| llama.stream_after(dtype))?;
+        share.learn_types(llama.dtype(), &mut |dtype| llama.dtype_after(dtype))?;
         Ok(llama)
     }
 
     /// The type of the hidden states behind the layers of this process, for the type in front of them.
-    fn stream_after(&self, entered: Dtype) -> Result<Dtype> {
-        let h = Array::zeros_of([1, 1, self.config.hidden_size], entered)?;
+    fn dtype_after(&self, dtype: Dtype) -> Result<Dtype> {
+        let h = Array::zeros_of([1, 1, self.config.hidden_size], dtype)?;
         Ok(self.through_layers(h, &mut self.new_cache())?.dtype())
+    }
+
+    /// All modules that have weights: in each layer the norms, then the projections in the order in
+    /// which they run.
+    pub(super) fn modules(&self) -> impl Iterator<Item = Module<'_>> {
+        let layers = self.layers.iter().flat_map(DecoderLayer::modules);
+        let first = [Module::Linear(&self.embed_tokens)].into_iter().chain(layers);
+        first.chain([Module::Norm(&self.norm)]).chain(self.lm_head.iter().map(Module::Linear))
+    }
+
+    /// All arrays to evaluate before a pass.
+    #[doc(hidden)]
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let ends = [&self.embed_tokens].into_iter().chain(&self.lm_head).flat_map(Linear::arrays);
+        self.layers.iter().flat_map(DecoderLayer::arrays).chain(ends).chain([&self.norm.weight])
+    }
+
+    /// The model with each projection and the embedding changed by `f`. Where it changes a matrix,
+    /// [`joined`](Self::joined) has to follow.
+    pub(super) fn map(&self, f: &mut dyn FnMut(&mut Linear) -> Result<()>) -> Result<Self> {
+        let mut model = Self {
+            config: self.config.clone(),
+            embed_tokens: self.embed_tokens.clone(),
+            layers: self.layers.clone(),
+            norm: self.norm.clone(),
+            lm_head: self.lm_head.clone(),
+            adapters: self.adapters.clone(),
+            weights_sum: OnceCell::new(),
+        };
+        f(&mut model.embed_tokens)?;
+        let layers = model.layers.iter_mut().flat_map(|layer| &mut layer.projections);
+        layers.chain(&mut model.lm_head).try_for_each(f)?;
+        Ok(model)
+    }
+
+    /// The model after changes of its matrices.
+    pub(super) fn joined(mut self) -> Result<Self> {
+        self.layers.iter_mut().try_for_each(DecoderLayer::join)?;
+        Ok(self)
     }
 
     /// The configuration that the model was made from.
@@ -128,7 +160,7 @@ impl Llama {
 
     /// The type of the activations, to which the embedding and the norms promote.
     pub fn dtype(&self) -> Dtype {
-        match (self.embed_tokens.dtype(), self.norm.weight.dtype()) {
+        match (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype()) {
             (embedding, norm) if embedding == norm => norm,
             _ => Dtype::Float32,
         }
@@ -151,63 +183,53 @@ impl Llama {
     /// ```
     pub fn quantized(&self, to: Quantization) -> Result<Self> {
         to.check()?;
-        for projection in self.projections() {
-            let [_, inputs] = projection.whole_shape();
-            if matches!(projection.matrix, Matrix::Plain(_)) && to.divides(inputs) {}
-        }
-        let packed = self.with_projections(&|projection| projection.quantized(to))?;
-        Ok(Self { embed_tokens: self.embed_tokens.quantized(to)?, ..packed })
-    }
-
-    /// The model with each projection changed by `f`.
-    pub(crate) fn with_projections(&self, f: &Change) -> Result<Self> {
-        self.with(&|layer| layer.changed(f), f)
-    }
-
-    /// The model with each projection changed by `f`, which leaves the matrices as they are.
-    pub(crate) fn with_updates(&self, f: &Change) -> Result<Self> {
-        let same = self.with(&|layer| layer.updated(f), f)?;
-        Ok(Self { weights_sum: self.weights_sum.clone(), ..same })
-    }
-
-    fn with(
-        &self,
-        of_layer: &dyn Fn(&DecoderLayer) -> Result<DecoderLayer>,
-        of_head: &Change,
-    ) -> Result<Self> {
-        Ok(Self {
-            config: self.config.clone(),
-            embed_tokens: self.embed_tokens.clone(),
-            layers: self.layers.iter().map(of_layer).collect::<Result<_>>()?,
-            norm: self.norm.clone(),
-            lm_head: self.lm_head.as_ref().map(of_head).transpose()?,
-            share: self.share.clone(),
-            adapters: self.adapters.clone(),
-            weights_sum: OnceCell::new(),
-        })
+        let packed = self.map(&mut |linear| {
+            linear.matrix = matrix::quantized(&linear.matrix, to)?;
+            Ok(())
+        });
+        packed?.joined()
     }
 
     /// The bytes of the weights.
     pub fn nbytes(&self) -> usize {
-        let projections: usize = self.projections().map(Linear::nbytes).sum();
-        let norms: usize = self.norms().map(Array::nbytes).sum();
-        self.embed_tokens.nbytes() + projections + norms
+        self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
     }
 
     /// The number of parameters: packed weights count as the numbers that they stand for.
     pub fn parameters(&self) -> u64 {
-        let projections: u64 = self.projections().map(Linear::size).sum();
-        let norms: u64 = self.norms().map(|norm| norm.size() as u64).sum();
-        self.embed_tokens.size() + projections + norms
+        let count = |module: Module| match module {
+            Module::Norm(norm) => norm.weight.size() as u64,
+            Module::Linear(Linear { rows, inputs, bias, .. }) => {
+                let elements = rows.len() as u64 * u64::from(inputs.unsigned_abs());
+                elements + bias.as_ref().map_or(0, |bias| bias.size() as u64)
+            }
+        };
+        self.modules().map(count).sum()
     }
 
-    /// All projections, in the order in which they run.
-    pub(crate) fn projections(&self) -> impl Iterator<Item = &Linear> {
-        self.layers.iter().flat_map(DecoderLayer::projections).chain(&self.lm_head)
-    }
-
-    fn norms(&self) -> impl Iterator<Item = &Array> {
-        self.layers.iter().flat_map(DecoderLayer::norms).chain([&self.norm.weight])
+    /// The weights of this process: the matrices, the norms and the biases, by the names that they
+    /// have in checkpoints, such as `model.norm.weight`. The norms are as they are multiplied, which
+    /// in Gemma are those of the checkpoint plus 1.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::Checkpoint;
+    ///
+    /// let weights = Checkpoint::demo()?.llama.weights();
+    /// assert_eq!(weights["model.layers.0.mlp.down_proj.weight"].shape()?, [128, 352]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn weights(&self) -> BTreeMap<String, LinearWeight> {
+        let mut weights = BTreeMap::new();
+        for module in self.modules() {
+            let (weight, bias) = match module {
+                Module::Norm(norm) => ((&norm.weight).into(), None),
+                Module::Linear(linear) => (linear.matrix.clone(), linear.bias.as_ref()),
+            };
+            let path = module.path();
+            weights.insert(format!("{path}.weight"), weight);
+            weights.extend(bias.map(|bias| (format!("{path}.bias"), bias.into())));
+        }
+        weights
     }
 
     /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers
@@ -231,7 +253,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.logits(&self.decoded(tokens, cache)?, Fusion::norm(&self.norm))
+        self.head().forward(&self.decoded(tokens, cache)?, Some(&self.norm), None)
     }
 
     /// Hidden states `[batch, time, hidden]` of `tokens` (integers `[batch, time]`) after the final
@@ -271,11 +293,16 @@ impl Llama {
     /// Returns an error if the last axis of `hidden` is not as long as the model's hidden states, or
     /// its type is not float32, float16 or bfloat16.
     pub fn project(&self, hidden: &Array) -> Result<Array> {
-        self.logits(hidden, Fusion::default())
+        self.head().forward(hidden, None, None)
+    }
+
+    /// The projection that makes logits.
+    fn head(&self) -> &Linear {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 
     /// The output of the last layer, `[batch, time, hidden]`.
-    pub(crate) fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    pub(super) fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
         if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
             return Err(Error::argument(
                 "llama",
@@ -285,19 +312,38 @@ impl Llama {
                 ),
             ));
         }
-        let hidden = self.config.hidden_size;
-        let h = self.share.input(tokens, hidden, &mut || self.embed(tokens))?;
-        let h = self.through_layers(h, cache)?;
-        self.share.output(h, &cache.arrays().collect::<Vec<_>>())
+        if self.embed_tokens.part.exchanges() {
+            return self.decoded_of_part(tokens, cache);
+        }
+        self.through_layers(self.scaled(self.embedding_rows(tokens)?)?, cache)
+    }
+
+    /// The rows of the embedding at the indices `ids`.
+    pub(super) fn embedding_rows(&self, ids: &Array) -> Result<Array> {
+        match &self.embed_tokens.matrix {
+            LinearWeight::Plain(rows) => rows.take(ids, 0)?.astype(self.dtype()),
+            // Rounded to the type of the matrix first, as in MLX.
+            packed @ LinearWeight::Quantized(rows) => {
+                rows.take_rows(ids, packed.dtype())?.astype(self.dtype())
+            }
+        }
+    }
+
+    /// The input of the first layer, of which `rows` are rows of the embedding.
+    pub(super) fn scaled(&self, rows: Array) -> Result<Array> {
+        match self.config.kind()?.scales_embedding() {
+            true => rows.multiply((self.config.hidden_size as f32).sqrt()),
+            false => Ok(rows),
+        }
     }
 
     /// The output of the last layer that this process holds.
-    fn through_layers(&self, mut h: Array, cache: &mut Cache) -> Result<Array> {
+    pub(super) fn through_layers(&self, mut h: Array, cache: &mut Cache) -> Result<Array> {
         let time = h.dim(1)?;
         // Layers of full attention share a mask, and so do layers of sliding attention.
         let mut masks: [Option<AttentionMask>; 2] = [None, None];
-        for ((i, layer), cache) in self.numbered_layers().zip(&mut cache.layers) {
-            let shared = &mut masks[usize::from(self.config.window_of(i).is_some())];
+        for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
+            let shared = &mut masks[usize::from(layer.window.is_some())];
             let mask = match shared {
                 Some(mask) => mask,
                 None => shared.insert(cache.mask(time)?),
@@ -307,32 +353,39 @@ impl Llama {
         Ok(h)
     }
 
-    /// The share of the model that this process holds.
-    pub fn share(&self) -> &Share {
-        &self.share
-    }
-
-    /// The layers that this process holds, with their numbers.
-    pub(crate) fn numbered_layers(&self) -> impl Iterator<Item = (usize, &DecoderLayer)> {
-        let first = self.share.layers(self.config.num_hidden_layers).start;
-        (first.unsigned_abs() as usize..).zip(&self.layers)
-    }
-
-    /// The input of the first layer, `[batch, time, hidden]`.
-    pub(crate) fn embed(&self, tokens: &Array) -> Result<Array> {
-        let h =
-            self.share.embedding(tokens, &mut |ids| self.embed_tokens.rows(ids, self.dtype()))?;
-        match self.config.kind()?.scales_embedding() {
-            true => h.multiply((self.config.hidden_size as f32).sqrt()),
-            false => Ok(h),
+    /// The logits `[batch, 1, vocab]` of the token after the last of `tokens`, integers
+    /// `[batch, time]`: the last ones of [`forward`](Self::forward), without computing the others.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`forward`](Self::forward).
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives_llama::Checkpoint;
+    ///
+    /// let llama = Checkpoint::demo()?.llama;
+    /// let mut cache = llama.new_cache();
+    /// let tokens = Array::from_slice(&[423u32, 424, 7], &[1, 3])?;
+    /// assert_eq!(llama.forward_last(&tokens, &mut cache)?.shape(), [1, 1, 512]);
+    /// assert_eq!(cache.len(), 3);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn forward_last(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        let mut h = self.decoded(tokens, cache)?;
+        if h.dim(1)? > 1 {
+            h = h.slice_axis(1, -1..)?;
         }
+        self.head().forward(&h, Some(&self.norm), None)
     }
 
-    pub(crate) fn logits(&self, h: &Array, fusion: Fusion) -> Result<Array> {
-        let logits = match &self.lm_head {
-            Some(head) => head.forward(h, fusion),
-            None => self.embed_tokens.forward(h, None, fusion),
-        }?;
-        self.share.gather(logits, Axis::Vocab)
+    /// The rotation of positions; `None` in a process without layers.
+    pub(crate) fn rope(&self) -> Option<&RopeFrequencies> {
+        self.layers.first().map(|layer| &layer.rope)
+    }
+
+    /// The windows of the layers that this process holds.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = Option<i32>> {
+        self.layers.iter().map(|layer| layer.window)
     }
 }

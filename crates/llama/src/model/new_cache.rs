@@ -3,6 +3,7 @@
 use mlx_primitives::{Error, Result};
 
 use super::llama::Llama;
+use crate::base::Heads;
 use crate::cache::{Cache, CacheKind, LayerCache};
 
 impl Llama {
@@ -18,15 +19,15 @@ impl Llama {
             CacheKind::Rotating { max_size, .. } => window < max_size,
             _ => true,
         };
-        let of_layer = |layer: usize| {
-            let window = self.config.window_of(layer).filter(|&window| smaller(window));
+        let of_layer = |window: Option<i32>| {
+            let window = window.filter(|&window| smaller(window));
             let sliding = window.filter(|window| positions > window.unsigned_abs() as usize);
             let sliding = sliding.and_then(|max_size| {
                 LayerCache::new(CacheKind::Rotating { max_size, keep: 0 }).ok()
             });
             sliding.unwrap_or_else(|| full.clone())
         };
-        self.numbered_layers().map(|(layer, _)| of_layer(layer)).collect()
+        self.windows().map(of_layer).collect()
     }
 
     /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
@@ -56,5 +57,23 @@ impl Llama {
             ));
         }
         Ok(Cache { layers: self.layer_caches(&layer, positions) })
+    }
+
+    /// A cache of the plain kind with `len` positions of one text, all zeros, in evaluated buffers:
+    /// for counting what a step does behind them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no memory for it.
+    #[doc(hidden)]
+    pub fn zeroed_cache(&self, len: i32) -> Result<Cache> {
+        let mut layer = LayerCache::default();
+        let heads = self.exchange().heads(Heads::from(&self.config));
+        let mut layers = Vec::new();
+        for _ in &self.layers {
+            layer.reserve(len, heads, self.dtype())?;
+            layers.push(layer.clone());
+        }
+        Ok(Cache { layers })
     }
 }

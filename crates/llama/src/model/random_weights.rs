@@ -5,7 +5,7 @@ use mlx_primitives::{Array, Dtype, Element, Error, Result, memory};
 
 use super::estimate::estimate;
 use super::llama::Llama;
-use crate::base::{Config, Quantization, ShareOf, WeightSource, Weights, whole};
+use crate::base::{Config, Quantization, WeightSource, Weights};
 use crate::cache::CacheKind;
 
 /// The number of distinct values that the elements of a float tensor are drawn from.
@@ -50,20 +50,21 @@ impl Llama {
         quantization: Option<Quantization>,
         seed: u64,
     ) -> Result<Self> {
-        Self::random_part(config, dtype, quantization, seed, &whole)
+        Self::random_part(config, dtype, quantization, seed, |_, weights| Ok(weights))
     }
 
-    /// Draws the part of a model that this process holds, as [`random`](Self::random) does.
+    /// Draws the part of a model that this process holds, as [`random`](Self::random) does. `hold`
+    /// gives the weights to the process by [`Weights::held_by`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`random`](Self::random) refuses, and an error of `share`.
+    /// Returns an error for what [`random`](Self::random) refuses, and an error of `hold`.
     pub fn random_part(
         mut config: Config,
         dtype: Dtype,
         quantization: Option<Quantization>,
         seed: u64,
-        share: ShareOf,
+        hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
     ) -> Result<Self> {
         if !matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) {
             return Err(Error::argument(
@@ -87,7 +88,8 @@ impl Llama {
         }
         let source = RandomWeights { state: seed, dtype };
         // The weights are drawn layer by layer, as a checkpoint is read.
-        Self::assemble(config, Weights::made_by(source), share, Some(&mut |_| {}))
+        let weights = hold(&config, Weights::made_by(source))?;
+        Self::assemble(config, weights, Some(&mut |_| {}))
     }
 }
 
