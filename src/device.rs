@@ -319,38 +319,3 @@ pub fn set_cpu_threads(threads: usize) -> Result<()> {
         running => refuse(format_args!("the {running} threads that run already, got {threads}")),
     }
 }
-
-/// How the CPU kernels round `x` in products of `x` with packed weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CpuActivations {
-    /// `x` is not rounded. Sums are float32, and rounded once to the dtype.
-    #[default]
-    Exact,
-    /// `x` is rounded to eight bits, with a scale for each group of weights, if it has more than
-    /// eight rows, as a prompt does, and if the processor multiplies bytes in one instruction
-    /// (AVX-512 VNNI). Normally distributed numbers are then off by 0.6 % (root mean square;
-    /// bfloat16 rounds by 0.17 %), and products by 0.6 % of their usual size. Everything else is
-    /// [`Exact`](Self::Exact), and so is bfloat16 on a processor with AMX, where rounding gained
-    /// nothing (measured with 4 and 8 bits in groups of 64 and 128).
-    Int8,
-}
-
-/// How the CPU kernels round `x` in products with packed weights: not at all by default.
-pub fn cpu_activations() -> CpuActivations {
-    match crate::cpu::int8_activations() {
-        true => CpuActivations::Int8,
-        false => CpuActivations::Exact,
-    }
-}
-
-/// Sets [`cpu_activations`] of the process for all later evaluations.
-///
-/// ```
-/// use mlx_primitives::device::{self, CpuActivations};
-///
-/// device::set_cpu_activations(CpuActivations::Int8);
-/// assert_eq!(device::cpu_activations(), CpuActivations::Int8);
-/// ```
-pub fn set_cpu_activations(activations: CpuActivations) {
-    crate::cpu::allow_int8_activations(activations == CpuActivations::Int8);
-}

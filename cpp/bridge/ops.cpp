@@ -218,7 +218,7 @@ Handle quantized_matmul(
     const MlxArray* bias,
     const MlxArray* residual) {
   QuantizedExtras extras{
-      optional(norm), steps.eps, optional(bias), optional(residual), steps.swiglu};
+      optional(norm), steps.eps, optional(bias), optional(residual), steps.swiglu, steps.int8};
   auto list = weights_of(weights, layout);
   return handle(mlx_primitives::quantized_matmul(x, list, format_of(layout), extras, here()));
 }

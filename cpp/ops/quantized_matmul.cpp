@@ -108,7 +108,8 @@ mx::array quantized_matmul(
       extras.norm.has_value(),
       extras.eps,
       extras.bias.has_value(),
-      extras.residual.has_value()};
+      extras.residual.has_value(),
+      extras.int8};
   return mx::array(
       std::move(shape), dtype, std::make_shared<QuantizedMatmul>(s, kind), std::move(inputs));
 }
@@ -125,6 +126,7 @@ QuantizedExtras QuantizedMatmul::extras(const Arrays& inputs) const {
   QuantizedExtras extras;
   extras.eps = kind_.eps;
   extras.swiglu = kind_.swiglu;
+  extras.int8 = kind_.int8;
   extras.norm = next(kind_.normed);
   extras.bias = next(kind_.biased);
   extras.residual = next(kind_.added);
@@ -342,6 +344,7 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       kind_.swiglu,
       start(more.bias),
       start(more.residual),
+      kind_.int8,
       bytes(outputs[0])};
   std::vector<bridge::QuantizedPart> parts;
   for (int part = 0; part < kind_.parts; ++part) {

@@ -49,6 +49,7 @@ struct QuantizedExtras {
   std::optional<mx::array> bias;     // [columns of the result]
   std::optional<mx::array> residual; // of the result's shape
   bool swiglu = false;               // silu(first) * second instead of joining them
+  bool int8 = false;                 // CPU kernels may round many rows of x to eight bits
 };
 
 /** x * W^T for up to three W of one format, joined along the last axis. */
@@ -74,6 +75,7 @@ class QuantizedMatmul : public ComposedPrimitive {
     float eps;
     bool biased;
     bool added;
+    bool int8;
 
     bool operator==(const Kind&) const = default;
   };

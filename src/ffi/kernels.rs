@@ -134,6 +134,7 @@ pub(crate) mod bridge {
         swiglu: bool,
         bias: *const u8,
         residual: *const u8,
+        int8: bool,
         out: *mut u8,
     }
 

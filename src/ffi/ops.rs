@@ -49,6 +49,7 @@ pub(crate) mod bridge {
     struct QuantizedSteps {
         eps: f32,
         swiglu: bool,
+        int8: bool,
     }
 
     /// The reductions. cxx asserts that `cpp/ops/reduce.h` has the same ones.

@@ -36,8 +36,8 @@ pub use lora::{LinearWeight, Lora, lora_linear};
 pub use masked_softmax::{MaskedSoftmax, masked_softmax};
 pub use quantize::{dequantize, quantize};
 pub use quantized_matmul::{
-    QuantizedLinear, QuantizedMode, QuantizedWeight, quantized_linear, quantized_linears,
-    quantized_swiglu,
+    CpuActivations, QuantizedLinear, QuantizedMode, QuantizedWeight, quantized_linear,
+    quantized_linears, quantized_swiglu,
 };
 pub use reduce::{
     max, max_keepdims, mean, mean_keepdims, norm, norm_keepdims, sum, sum_keepdims, sum_of_squares,

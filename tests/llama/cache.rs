@@ -5,7 +5,8 @@ use mlx_primitives_llama::internals::{
     AttentionInputs, AttentionMask, Heads, KvTensor, LayerCache,
 };
 use mlx_primitives_llama::{
-    Cache, CacheKind, Checkpoint, Config, Options, Quantization, RopeFrequencies, RopeScaling,
+    Cache, CacheKind, Checkpoint, Config, Options, Quantization,
+    base::{RopeFrequencies, RopeScaling},
     estimate,
 };
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ use std::path::Path;
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype, io};
-use mlx_primitives_llama::{Checkpoint, Llama, ModelFiles, Quantization, Score};
+use mlx_primitives_llama::{Checkpoint, Llama, ModelFiles, Quantization, decode::Score};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

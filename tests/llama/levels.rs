@@ -7,7 +7,7 @@ use std::process::Command;
 
 use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, device};
-use mlx_primitives_llama::{Cache, Config, Llama, Weights};
+use mlx_primitives_llama::{Cache, Config, Llama, base::Weights};
 use serde_json::json;
 
 use crate::reference::{Matrix, Reference, Shape};

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use mlx_primitives::{Array, Dtype, Error};
-use mlx_primitives_llama::{Checkpoint, Config, FinishReason, Options, Sampling};
+use mlx_primitives_llama::{Checkpoint, Config, Options, Sampling, decode::FinishReason};
 use serde_json::{Value, json};
 
 use crate::support::models::{DEMO, fixture, ids, variant};

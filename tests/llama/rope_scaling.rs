@@ -1,7 +1,10 @@
 //! The frequencies of every rope_scaling, compared with mlx-lm's.
 
 use mlx_primitives::{Array, Dtype, ops};
-use mlx_primitives_llama::{Config, RopeFrequencies, RopeScaling};
+use mlx_primitives_llama::{
+    Config,
+    base::{RopeFrequencies, RopeScaling},
+};
 use serde_json::{Value, json};
 
 use crate::support::Checked;

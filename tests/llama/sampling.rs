@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use mlx_primitives::Array;
-use mlx_primitives_llama::{Penalties, Sampler, Sampling};
+use mlx_primitives_llama::{Penalties, Sampling, decode::Sampler};
 
 use crate::support::{Checked, fewer_if_simulated, message};
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use mlx_primitives_llama::{ChatTemplate, Checkpoint, FinishReason, Options, Tokenizer};
+use mlx_primitives_llama::{ChatTemplate, Checkpoint, Options, Tokenizer, decode::FinishReason};
 use serde_json::{Value, json};
 
 use crate::support::models::DEMO;

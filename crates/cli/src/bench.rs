@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     );
     args.kernels.set()?;
     args.ranks.join()?;
-    let llama = model(args)?;
+    let llama = model(args)?.with_activations(args.kernels.activations());
     if let Some(limit) = llama.config().max_position_embeddings {
         let end = u64::from(args.context)
             + u64::from(args.prompt_tokens)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives_llama::{FinishReason, PromptCache, message};
+use mlx_primitives_llama::{PromptCache, decode::FinishReason, message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;

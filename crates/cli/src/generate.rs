@@ -2,7 +2,11 @@ use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use mlx_primitives_llama::{FinishReason, PromptCache, Statistics, Token, message};
+use mlx_primitives_llama::{
+    PromptCache, Token,
+    decode::{FinishReason, Statistics},
+    message,
+};
 use serde_json::{Value, json};
 
 use crate::interrupt;

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use clap::ValueEnum;
-use mlx_primitives::device::{self, CpuActivations};
+use mlx_primitives::device;
+use mlx_primitives::ops::CpuActivations;
 
 #[derive(clap::Args)]
 #[command(next_help_heading = "Speed and memory")]
@@ -43,11 +44,15 @@ enum Activations {
 
 impl Kernels {
     pub fn set(&self) -> Result<()> {
-        device::set_cpu_activations(match self.activations {
+        self.threads.set()
+    }
+
+    /// How the model rounds the rows of prompts.
+    pub fn activations(&self) -> CpuActivations {
+        match self.activations {
             Activations::Exact => CpuActivations::Exact,
             Activations::Int8 => CpuActivations::Int8,
-        });
-        self.threads.set()
+        }
     }
 }
 

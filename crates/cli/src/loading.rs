@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use mlx_primitives_llama::{Checkpoint, Progress, hub};
+use mlx_primitives_llama::{Checkpoint, base::Progress, hub};
 use mlx_primitives_ranks::Split;
 
 use crate::joined;

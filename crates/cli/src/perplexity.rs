@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.kernels.set()?;
     args.ranks.join()?;
     let text = ranks::from_first(|| read(&args.file))?;
-    let checkpoint = args.source.load()?;
+    let checkpoint = args.source.load()?.with_activations(args.kernels.activations());
     let tokens = checkpoint.tokenizer.encode(&text)?;
     drop(text);
     let limit = checkpoint.llama.config().max_position_embeddings.map(i32::unsigned_abs);

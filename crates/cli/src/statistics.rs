@@ -1,6 +1,6 @@
 //! The speeds and counts of a text, in the words of mlx-lm.
 
-use mlx_primitives_llama::Statistics;
+use mlx_primitives_llama::decode::Statistics;
 
 use crate::output;
 

@@ -168,7 +168,8 @@ pub struct Session {
 impl Session {
     pub fn load(args: &TextArgs) -> Result<Self> {
         args.kernels.set()?;
-        let checkpoint = args.source.load()?;
+        let activations = args.kernels.activations();
+        let checkpoint = args.source.load()?.with_activations(activations);
         let template = match &args.source.model {
             Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
             _ => None,
@@ -179,6 +180,7 @@ impl Session {
         );
         let draft = args.draft_model.as_deref();
         let draft = draft.map(|path| crate::loading::load(path, None)).transpose()?;
+        let draft = draft.map(|draft| draft.with_activations(activations));
         if let Some(draft) = &draft {
             let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);
             let common = 0..sizes[0].min(sizes[1]).unsigned_abs();

@@ -68,8 +68,7 @@ pub use lora::{LoraCall, lora};
 pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
 pub use quantize::{QuantizeShape, TakenRows, dequantize, dequantize_rows, quantize};
 pub use quantized_matmul::{
-    Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, allow_int8_activations,
-    int8_activations, quantized_matmul,
+    Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul,
 };
 pub use reduce::{Reduction, reduce};
 pub use residual_norm::{ResidualNorm, residual_norm};

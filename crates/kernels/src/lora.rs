@@ -41,6 +41,7 @@ pub unsafe fn lora(call: &LoraCall) {
         bias: std::ptr::null(),
         residual: std::ptr::null(),
         low_rank: Some(call.low),
+        int8: false,
         out: call.out,
     };
     // SAFETY: the caller's contract.

@@ -2,7 +2,8 @@
 //! layer takes six dispatches to decode a token, or seven where attention splits a long cache.
 //!
 //! A [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`] (weights and forward pass).
-//! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a [`Sampler`].
+//! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a
+//! [`Sampler`](decode::Sampler).
 //!
 //! ```
 //! use mlx_primitives_llama::{Checkpoint, Options};
@@ -21,26 +22,23 @@
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod base;
+pub mod base;
 mod cache;
-mod decode;
+pub mod decode;
 mod files;
-mod model;
-mod text;
+pub mod model;
+pub mod text;
 
-pub use base::{
-    Axis, Config, Exchange, Heads, ModelType, Progress, Quantization, RopeFrequencies, RopeScaling,
-    SavedCache, Weights,
-};
+#[doc(inline)]
+pub use base::{Config, Quantization};
 pub use cache::{Cache, CacheKind};
-pub use decode::{
-    BatchGeneration, Embedding, FinishReason, Generation, Options, Penalties, Piece, Pooling,
-    PromptCache, Sampler, Sampling, Score, Statistics, TextGeneration, Token,
-};
-pub use files::hub;
-pub use files::{Checkpoint, ModelFiles};
-pub use model::{Adapters, Estimate, Llama, estimate};
-pub use text::{ChatOptions, ChatTemplate, TextStream, Tokenizer, message};
+#[doc(inline)]
+pub use decode::{Generation, Options, Penalties, PromptCache, Sampling, TextGeneration, Token};
+pub use files::{Checkpoint, ModelFiles, hub};
+#[doc(inline)]
+pub use model::{Adapters, Llama, estimate};
+#[doc(inline)]
+pub use text::{ChatOptions, ChatTemplate, Tokenizer, message};
 
 /// The parts of a cache, for the crate's tests.
 #[doc(hidden)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{self, Kind};
+use super::frame::{self, FrameKind};
 use super::greeting::Links;
 use super::keys::Seal;
 use super::{end, watch};
@@ -47,7 +47,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn write(&mut self, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    fn write(&mut self, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
         frame::write(&mut self.stream, &mut self.seal, kind, payload)
     }
 }
@@ -113,8 +113,8 @@ impl Control {
         let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
         let reason = loop {
             match frame::read(&mut stream, &mut seal) {
-                Ok(Some((Kind::Beat, _))) => {}
-                Ok(Some((Kind::Data, payload))) => {
+                Ok(Some((FrameKind::Beat, _))) => {}
+                Ok(Some((FrameKind::Data, payload))) => {
                     let mut state = self.state();
                     state.bytes += payload.len();
                     if state.bytes > INBOX {
@@ -123,10 +123,10 @@ impl Control {
                     state.inbox.entry(peer).or_default().push_back(payload);
                     self.changed.notify_all();
                 }
-                Ok(Some((Kind::Fail, text))) => {
+                Ok(Some((FrameKind::Fail, text))) => {
                     break frame::printable(&String::from_utf8_lossy(&text), REASON);
                 }
-                Ok(Some((Kind::Leave, _))) => {
+                Ok(Some((FrameKind::Leave, _))) => {
                     self.state().left.push(peer);
                     self.changed.notify_all();
                 }
@@ -157,7 +157,7 @@ impl Control {
                 // A connection that another thread is writing to needs no beat, and errors are
                 // noticed by the thread that reads.
                 if let Ok(mut writer) = writer.try_lock() {
-                    let _ = writer.write(Kind::Beat, &[]);
+                    let _ = writer.write(FrameKind::Beat, &[]);
                 }
             }
             if let Some(wait) = watch::overdue() {
@@ -184,7 +184,7 @@ impl Control {
             while Instant::now() < deadline {
                 if let Ok(mut writer) = writer.try_lock() {
                     let _ = writer.stream.set_write_timeout(Some(VERDICT));
-                    let _ = writer.write(Kind::Fail, reason.as_bytes());
+                    let _ = writer.write(FrameKind::Fail, reason.as_bytes());
                     let _ = writer.stream.shutdown(Shutdown::Write);
                     break;
                 }
@@ -211,7 +211,7 @@ impl Control {
         let writer = self.writers.get(&peer);
         let writer =
             writer.ok_or_else(|| Error::distributed(op, format_args!("no rank {peer}")))?;
-        let sent = lock(writer).write(Kind::Data, payload);
+        let sent = lock(writer).write(FrameKind::Data, payload);
         sent.map_err(|error| match silent(&error) {
             true => Error::distributed(op, self.silence(peer)),
             false => Error::distributed(op, format_args!("rank {peer}: {error}")),
@@ -258,7 +258,7 @@ impl Control {
     pub(super) fn leave(&self) -> Result<()> {
         let farewell = |peers: &BTreeMap<usize, Mutex<Writer>>| {
             for writer in peers.values() {
-                let _ = lock(writer).write(Kind::Leave, &[]);
+                let _ = lock(writer).write(FrameKind::Leave, &[]);
             }
         };
         if self.rank != 0 {

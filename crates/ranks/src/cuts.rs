@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use mlx_primitives::{Error, Result};
-use mlx_primitives_llama::{Axis, Config};
+use mlx_primitives_llama::{Config, base::Axis};
 
 use super::scheme::Scheme;
 

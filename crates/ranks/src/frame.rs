@@ -12,7 +12,7 @@ const HEAD: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// A sign of life.
     Beat = 1,
     /// A part of an operation of the group.
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Leave = 4,
 }
 
-impl Kind {
+impl FrameKind {
     fn of(byte: u8) -> Option<Self> {
         [Self::Beat, Self::Data, Self::Fail, Self::Leave].into_iter().find(|k| *k as u8 == byte)
     }
@@ -33,7 +33,7 @@ impl Kind {
 pub(super) fn write(
     to: &mut impl Write,
     seal: &mut Seal,
-    kind: Kind,
+    kind: FrameKind,
     payload: &[u8],
 ) -> io::Result<()> {
     let length = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= LIMIT);
@@ -49,7 +49,10 @@ pub(super) fn write(
 
 /// Reads a frame; `None` if the connection was closed. A frame that is not the next one of the
 /// other end is an error of the kind `InvalidData`.
-pub(super) fn read(from: &mut impl Read, seal: &mut Seal) -> io::Result<Option<(Kind, Vec<u8>)>> {
+pub(super) fn read(
+    from: &mut impl Read,
+    seal: &mut Seal,
+) -> io::Result<Option<(FrameKind, Vec<u8>)>> {
     let mut head = [0; HEAD];
     loop {
         match from.read(&mut head[..1]) {
@@ -62,7 +65,7 @@ pub(super) fn read(from: &mut impl Read, seal: &mut Seal) -> io::Result<Option<(
     from.read_exact(&mut head[1..])?;
     let [kind, length @ ..] = head;
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let kind = Kind::of(kind).ok_or_else(invalid)?;
+    let kind = FrameKind::of(kind).ok_or_else(invalid)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > LIMIT {
         return Err(invalid());

@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use super::frame::{self, Kind};
+use super::frame::{self, FrameKind};
 use super::greeting;
 use super::hosts::Place;
 use super::keys::{Seal, Secret};
@@ -33,7 +33,7 @@ pub fn is_greeting(bytes: &[u8]) -> bool {
 pub fn frames(payloads: &[Vec<u8>]) -> Vec<u8> {
     let (mut seal, mut bytes) = (seals().0, Vec::new());
     for payload in payloads {
-        let _ = frame::write(&mut bytes, &mut seal, Kind::Data, payload);
+        let _ = frame::write(&mut bytes, &mut seal, FrameKind::Data, payload);
     }
     bytes
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::frame::{self, Kind};
+use super::frame::{self, FrameKind};
 use super::hosts::Place;
 use super::keys::{self, Key, Seal, Secret, TAG};
 use super::lobby::{Heard, LONGEST, Lobby, PATIENCE};
@@ -238,7 +238,7 @@ pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<
 
 fn tell(link: &mut Link, answer: &Answer) -> io::Result<()> {
     link.stream.set_write_timeout(Some(PATIENCE))?;
-    frame::write(&mut link.stream, &mut link.to, Kind::Data, &serde_json::to_vec(answer)?)
+    frame::write(&mut link.stream, &mut link.to, FrameKind::Data, &serde_json::to_vec(answer)?)
 }
 
 /// Reads until a deadline.
@@ -310,7 +310,7 @@ fn attempt(place: &Place, secret: &Secret, deadline: Instant) -> io::Result<(Lin
     let (from, to) = secret.seals(CONTROL, &parts);
     let mut link = Link { stream, to, from };
     match frame::read(&mut Until(&link.stream, deadline), &mut link.from)? {
-        Some((Kind::Data, payload)) => Ok((link, serde_json::from_slice(&payload)?)),
+        Some((FrameKind::Data, payload)) => Ok((link, serde_json::from_slice(&payload)?)),
         _ => Err(io::Error::other("it closed the connection")),
     }
 }

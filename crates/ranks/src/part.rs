@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use mlx_primitives::custom::Spec;
 use mlx_primitives::support::differentiates;
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, select};
-use mlx_primitives_llama::{Axis, Exchange, Heads, SavedCache};
+use mlx_primitives_llama::base::{Axis, Exchange, Heads, SavedCache};
 
 use super::cuts::{Cuts, length};
 use super::group::Group;
@@ -187,17 +187,17 @@ impl Exchange for RankPart {
         };
         let floats = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
         let named = |name: &str| floats.into_iter().find(|dtype| dtype.name() == name);
-        let (mut entered, mut reached) = (first, first);
+        let (mut first_dtype, mut reached) = (first, first);
         for rank in 0..self.ranks() {
             let mut found = String::new();
             if rank == self.cuts.rank {
-                entered = reached;
-                found = after(entered)?.name().to_owned();
+                first_dtype = reached;
+                found = after(first_dtype)?.name().to_owned();
             }
             let found = group.gather_text(&found)?.into_iter().nth(rank).unwrap_or_default();
             reached = named(&found).unwrap_or(first);
         }
-        let _ = self.types.set([entered, reached]);
+        let _ = self.types.set([first_dtype, reached]);
         Ok(())
     }
 

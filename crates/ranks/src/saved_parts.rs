@@ -1,7 +1,7 @@
 //! The parts of a saved prompt cache that a rank holds, and the whole that it is joined to.
 
 use mlx_primitives::{Array, Dtype, Error, Result, concatenate};
-use mlx_primitives_llama::SavedCache;
+use mlx_primitives_llama::base::SavedCache;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -1,7 +1,10 @@
 use std::path::Path;
 
 use mlx_primitives::{Dtype, Error, Result};
-use mlx_primitives_llama::{Checkpoint, Config, Llama, Progress, Quantization, Weights};
+use mlx_primitives_llama::{
+    Checkpoint, Config, Llama, Quantization,
+    base::{Progress, Weights},
+};
 
 use super::cuts::Cuts;
 use super::group::Group;

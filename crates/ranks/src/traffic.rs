@@ -1,5 +1,5 @@
 use mlx_primitives::{Array, Result};
-use mlx_primitives_llama::{Axis, Config, Llama};
+use mlx_primitives_llama::{Config, Llama, base::Axis};
 
 use super::cuts::{Cuts, length};
 use super::scheme::Scheme;

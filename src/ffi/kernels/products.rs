@@ -137,6 +137,7 @@ pub(super) unsafe fn quantized_matmul_cpu(
         bias: call.bias,
         residual: call.residual,
         low_rank: None,
+        int8: call.int8,
         out: call.out,
     };
     // SAFETY: the caller promises what the kernel requires.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use mlx_primitives::{Array, Dtype, io, random};
-use mlx_primitives_llama::{Config, Llama, Progress};
+use mlx_primitives_llama::{Config, Llama, base::Progress};
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -2,7 +2,7 @@
 
 use mlx_primitives::Dtype;
 use mlx_primitives_llama::{
-    CacheKind, Checkpoint, FinishReason, Options, Penalties, Sampling, Token,
+    CacheKind, Checkpoint, Options, Penalties, Sampling, Token, decode::FinishReason,
 };
 use serde_json::json;
 

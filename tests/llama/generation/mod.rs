@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 
 use mlx_primitives::{Array, Dtype, Result};
 use mlx_primitives_llama::{
-    CacheKind, Checkpoint, FinishReason, Generation, Options, Penalties, Sampling, Token,
+    CacheKind, Checkpoint, Generation, Options, Penalties, Sampling, Token, decode::FinishReason,
 };
 use serde_json::json;
 

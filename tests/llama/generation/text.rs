@@ -1,6 +1,9 @@
 //! The text of a generation: pieces, stop strings, ends.
 
-use mlx_primitives_llama::{Checkpoint, FinishReason, Options, Piece};
+use mlx_primitives_llama::{
+    Checkpoint, Options,
+    decode::{FinishReason, Piece},
+};
 
 use super::{PROMPTS, encoded, options, plain};
 use crate::support::{Checked, message};

@@ -2,7 +2,10 @@
 
 use mlx_primitives::device::default_device;
 use mlx_primitives::{Array, Dtype};
-use mlx_primitives_llama::{Checkpoint, Embedding, Llama, Pooling, Quantization};
+use mlx_primitives_llama::{
+    Checkpoint, Llama, Quantization,
+    decode::{Embedding, Pooling},
+};
 
 use crate::checkpoints;
 use crate::support::compare::{assert_close, assert_same, is_nvidia, numbers, ulp};

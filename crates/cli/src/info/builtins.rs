@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use mlx_primitives::graph::{self, Node};
 use mlx_primitives::ops::{self, Attention, LinearWeight, QuantizedLinear};
 use mlx_primitives::{Array, Error, Result, builtin, eval};
-use mlx_primitives_llama::{Config, Llama, ModelType, RopeFrequencies};
+use mlx_primitives_llama::{
+    Config, Llama,
+    base::{ModelType, RopeFrequencies},
+};
 
 /// The number of positions by which mlx-lm's buffers grow.
 const STEP: i32 = 256;
 
-/// The nodes that a decoded token takes on a GPU with `context` positions in the cache: those of the
-/// model, and those of MLX's built-ins. Only the caches are evaluated. Nodes that read or pack
+/// The nodes that a decoded token takes on a GPU with `context` positions in the cache: those of
+/// the model, and those of MLX's built-ins. Only the caches are evaluated. Nodes that read or pack
 /// weights that are not in memory yet do not count.
 pub fn nodes_of_a_token(llama: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
     let token = Array::from_slice(&[0u32], [1, 1])?;
@@ -51,8 +54,8 @@ fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     nodes
 }
 
-/// The node of MLX that one of our nodes is counted for: on a GPU, MLX has RMS norm, rotary embedding,
-/// attention and the compiled SwiGLU of mlx-lm as one node each, too.
+/// The node of MLX that one of our nodes is counted for: on a GPU, MLX has RMS norm, rotary
+/// embedding, attention and the compiled SwiGLU of mlx-lm as one node each, too.
 fn of_mlx(node: Node) -> Node {
     let name = match node.name.as_str() {
         "RmsNorm" => "RMSNorm",

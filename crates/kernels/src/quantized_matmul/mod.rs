@@ -18,7 +18,6 @@ mod unpack;
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Machine;
 use super::element::{Element, Float, with_element};
@@ -101,6 +100,8 @@ pub struct Call<'a> {
     /// `[rows, columns of the result]`, or null; may be `out`.
     pub residual: *const u8,
     pub low_rank: Option<LowRank>,
+    /// Whether many rows of x may be rounded to eight bits, on machines where this is faster.
+    pub int8: bool,
     pub out: *mut u8,
 }
 
@@ -116,19 +117,6 @@ impl Call<'_> {
             Join::Swiglu => self.weights.first().map_or(0, |weights| weights.columns),
         }
     }
-}
-
-/// Whether many rows of x may be rounded to eight bits.
-static INT8_ACTIVATIONS: AtomicBool = AtomicBool::new(false);
-
-/// Allows calls with many rows of x to round them to eight bits, on machines where this is faster.
-pub fn allow_int8_activations(allow: bool) {
-    INT8_ACTIVATIONS.store(allow, Ordering::Relaxed);
-}
-
-/// Whether [`allow_int8_activations`] allows rounding to eight bits.
-pub fn int8_activations() -> bool {
-    INT8_ACTIVATIONS.load(Ordering::Relaxed)
 }
 
 /// Products accumulate in f32. Results are rounded to the element type where MLX's composition
@@ -194,7 +182,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     }
     with_element!(call.element, T => {
         if call.rows > FEW_ROWS {
-            let int8 = int8_activations() && int8::takes::<T>(machine, call);
+            let int8 = call.int8 && int8::takes::<T>(machine, call);
             // SAFETY: the caller's contract.
             unsafe {
                 match int8 {

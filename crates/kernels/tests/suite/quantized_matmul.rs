@@ -141,6 +141,7 @@ fn plain<'a, T: Sample>(
         bias: std::ptr::null(),
         residual: std::ptr::null(),
         low_rank: None,
+        int8: false,
         out: out.as_mut_ptr().cast(),
     }
 }

@@ -46,7 +46,7 @@ impl ModelType {
     /// Returns an error that lists the known names if this is not one of them.
     ///
     /// ```
-    /// use mlx_primitives_llama::ModelType;
+    /// use mlx_primitives_llama::base::ModelType;
     ///
     /// assert_eq!(ModelType::parse("qwen3")?, ModelType::Qwen3);
     /// let error = ModelType::parse("mamba").unwrap_err().to_string();
@@ -54,10 +54,6 @@ impl ModelType {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn parse(name: &str) -> Result<Self> {
-        // mlx-lm runs these two as Llamas.
-        if matches!(name, "iquestcoder" | "xverse") {
-            return Ok(Self::Llama);
-        }
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
             Error::argument("config", format_args!("model_type among {known}, got {name}"))
@@ -93,8 +89,8 @@ impl ModelType {
 /// A `config.json` in the form that [`Config`](crate::Config) reads.
 pub(crate) struct Normalized {
     pub kind: ModelType,
-    /// Without nulls, with the defaults of its type, and with the fields that newer files nest where
-    /// older ones have them.
+    /// Without nulls, with the defaults of its type, and with the fields that newer files nest
+    /// where older ones have them.
     pub config: Map<String, Value>,
     /// The first layer of sliding attention, after which all are, where no field lists the kinds.
     pub slides_from: Option<i32>,
@@ -140,8 +136,8 @@ pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
 }
 
 /// Puts the settings of the rotary embedding where [`Config`](crate::Config) reads them. As in
-/// transformers, `rope_scaling` goes before `rope_parameters`, and a `rope_theta` in them before that
-/// beside them.
+/// transformers, `rope_scaling` goes before `rope_parameters`, and a `rope_theta` in them before
+/// that beside them.
 fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
     let mut inner = None;
     for key in ["rope_parameters", "rope_scaling"] {

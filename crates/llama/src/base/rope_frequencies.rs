@@ -7,7 +7,7 @@ use super::rope_scaling::{RopeScaling, refuse};
 /// before their rotation.
 ///
 /// ```
-/// use mlx_primitives_llama::{RopeFrequencies, RopeScaling};
+/// use mlx_primitives_llama::base::{RopeFrequencies, RopeScaling};
 ///
 /// let linear = RopeScaling::Linear { factor: 4.0 };
 /// let rope = RopeFrequencies::new(64, false, 10_000.0, &linear, None)?;
@@ -49,8 +49,8 @@ impl RopeFrequencies {
     /// # Errors
     ///
     /// Returns an error for odd `dims`, a base or a number of the scaling that is not positive and
-    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number and a limit to
-    /// take its place, and whatever else makes a frequency that is not positive and finite.
+    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number and a limit
+    /// to take its place, and whatever else makes a frequency that is not positive and finite.
     pub fn new(
         dims: i32,
         traditional: bool,

@@ -5,7 +5,8 @@ use mlx_primitives::{Error, Result};
 use super::config_json::short;
 
 /// How a model stretches its rotary embedding to longer texts than it was trained on: the
-/// `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning that transformers gives it.
+/// `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning that transformers gives
+/// it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
@@ -126,8 +127,8 @@ impl Fields<'_> {
     fn kind(&self) -> Result<&str> {
         let named = |key: &str| match self.get(key) {
             None => Ok(None),
-            // Files of Qwen2-VL have `mrope`, whose three positions are equal in a text. mlx-lm wrote
-            // `su` first.
+            // Files of Qwen2-VL have `mrope`, whose three positions are equal in a text. mlx-lm
+            // wrote `su` first.
             Some(Value::String(name)) => Ok(Some(match name.as_str() {
                 "mrope" => "default",
                 "su" => "longrope",
@@ -145,15 +146,16 @@ impl Fields<'_> {
 }
 
 impl RopeScaling {
-    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`. `mrope`, of
-    /// which texts use no more than equal positions, is `default`.
+    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`.
+    /// `mrope`, of which texts use no more than equal positions, is `default`.
     ///
-    /// [`RopeFrequencies::new`](crate::RopeFrequencies::new) checks the ranges of the numbers.
+    /// [`RopeFrequencies::new`](crate::base::RopeFrequencies::new) checks the ranges of the
+    /// numbers.
     ///
     /// # Errors
     ///
-    /// Returns an error for an unknown kind, for two kinds that differ, for missing fields, and for a
-    /// `partial_rotary_factor` other than 1.
+    /// Returns an error for an unknown kind, for two kinds that differ, for missing fields, and for
+    /// a `partial_rotary_factor` other than 1.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);

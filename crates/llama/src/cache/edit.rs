@@ -4,16 +4,16 @@ use mlx_primitives::{Array, Error, Result};
 
 use super::attention_inputs::AttentionMask;
 use super::kind::CacheKind;
-use super::layer::{Kind, LayerCache};
+use super::layer::{LayerCache, Storage};
 use super::layers::Cache;
 
 impl LayerCache {
     /// The kind of the cache.
     pub fn kind(&self) -> CacheKind {
-        match &self.kind {
-            Kind::Plain(_) => CacheKind::Plain,
-            Kind::Quantized(cache) => cache.kind(),
-            Kind::Rotating(cache) => cache.kind(),
+        match &self.storage {
+            Storage::Plain(_) => CacheKind::Plain,
+            Storage::Quantized(cache) => cache.kind(),
+            Storage::Rotating(cache) => cache.kind(),
         }
     }
 
@@ -24,14 +24,15 @@ impl LayerCache {
 
     fn can_trim(&self, count: i32) -> bool {
         let enough = (0..=self.len()).contains(&count);
-        enough && (count == 0 || !matches!(&self.kind, Kind::Rotating(cache) if cache.is_full()))
+        enough
+            && (count == 0 || !matches!(&self.storage, Storage::Rotating(cache) if cache.is_full()))
     }
 
     fn trim(&mut self, count: i32) {
-        match &mut self.kind {
-            Kind::Plain(cache) => cache.trim(count),
-            Kind::Quantized(cache) => cache.trim(count),
-            Kind::Rotating(cache) => cache.trim(count),
+        match &mut self.storage {
+            Storage::Plain(cache) => cache.trim(count),
+            Storage::Quantized(cache) => cache.trim(count),
+            Storage::Rotating(cache) => cache.trim(count),
         }
     }
 
@@ -41,16 +42,16 @@ impl LayerCache {
             let padding = |row: &i32| self.padding.get(row.unsigned_abs() as usize).copied();
             self.padding = rows.iter().filter_map(padding).collect();
         }
-        match &mut self.kind {
-            Kind::Plain(cache) => cache.select_rows(&index),
-            Kind::Quantized(cache) => cache.select_rows(&index),
-            Kind::Rotating(cache) => cache.select_rows(&index),
+        match &mut self.storage {
+            Storage::Plain(cache) => cache.select_rows(&index),
+            Storage::Quantized(cache) => cache.select_rows(&index),
+            Storage::Rotating(cache) => cache.select_rows(&index),
         }
     }
 
     /// The causal mask of the next `time` queries without the padding of each text.
     pub(super) fn beside_padding(&self, time: i32) -> Result<AttentionMask> {
-        if matches!(self.kind, Kind::Rotating(_)) {
+        if matches!(self.storage, Storage::Rotating(_)) {
             return Err(Error::argument("cache", "padding in a cache that shows all positions"));
         }
         let start = self.len();
@@ -71,7 +72,7 @@ impl Cache {
     /// Whether a layer drops positions, so that not all positions can be removed by
     /// [`trim`](Self::trim).
     pub fn forgets(&self) -> bool {
-        self.layers.iter().any(|layer| matches!(layer.kind, Kind::Rotating(_)))
+        self.layers.iter().any(|layer| matches!(layer.storage, Storage::Rotating(_)))
     }
 
     /// An empty cache of the same kinds.
@@ -121,8 +122,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Declares that the positions belong to a text of `len` positions, on which the rotation of some
-    /// models depends.
+    /// Declares that the positions belong to a text of `len` positions, on which the rotation of
+    /// some models depends.
     pub(crate) fn set_text_len(&mut self, len: usize) {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
         self.layers.iter_mut().for_each(|layer| layer.text_len = len);

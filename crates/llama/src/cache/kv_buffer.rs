@@ -14,9 +14,10 @@ pub(super) struct KvBuffer {
 
 impl KvBuffer {
     /// A buffer with room for `capacity` positions, the first of which have the keys and values
-    /// `stored`, `[batch, kv_heads, time, head_dim]`. The batch and the type are those of `like`.
+    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch and the type are those of
+    /// `like`.
     pub fn holding(
-        stored: Option<[Array; 2]>,
+        keys_values: Option<[Array; 2]>,
         like: &Array,
         heads: Heads,
         capacity: i32,
@@ -24,12 +25,12 @@ impl KvBuffer {
         let layout = heads.layout(capacity);
         let Heads { heads, kv_heads, head_dim } = heads;
         let (batch, dtype) = (like.dim(0)?, like.dtype());
-        let Some(stored) = stored else {
+        let Some(keys_values) = keys_values else {
             return Ok(Self { array: layout.zeros(batch, dtype)?, layout });
         };
         let area = heads * KvLayout::QUERY_POSITIONS;
         let mut parts = vec![Array::zeros_of([batch, area, head_dim], dtype)?];
-        for part in stored {
+        for part in keys_values {
             let room = [batch, kv_heads, capacity - part.dim(2)?, head_dim];
             let padded = concatenate(&[&part, &Array::zeros_of(room, dtype)?], 2)?;
             parts.push(padded.reshape([batch, kv_heads * capacity, head_dim])?);
@@ -38,9 +39,9 @@ impl KvBuffer {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Rotates a step whose first position is `offset`, in a text of `text` positions, and writes its
-    /// keys and values. Returns its queries, and the keys and values of the first `len` positions of
-    /// the capacity.
+    /// Rotates a step whose first position is `offset`, in a text of `text` positions, and writes
+    /// its keys and values. Returns its queries, and the keys and values of the first `len`
+    /// positions of the capacity.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -58,12 +59,12 @@ impl KvBuffer {
                 rope.rotate_in_text(&queries, offset, text)?
             }
         };
-        let [keys, values] = self.stored(len)?.map(KvTensor::Plain);
+        let [keys, values] = self.keys_and_values(len)?.map(KvTensor::Plain);
         Ok(AttentionInputs { queries, keys, values })
     }
 
     /// The keys and values of the first `len` positions of the capacity.
-    pub fn stored(&self, len: i32) -> Result<[Array; 2]> {
+    pub fn keys_and_values(&self, len: i32) -> Result<[Array; 2]> {
         self.layout.keys_and_values(&self.array, len)
     }
 

@@ -12,15 +12,17 @@ use crate::base::{Heads, RopeFrequencies};
 /// The cache of one layer.
 #[derive(Clone)]
 pub struct LayerCache {
-    pub(super) kind: Kind,
-    /// The number of padding positions before each text of a batch; empty for a batch without padding.
+    pub(super) storage: Storage,
+    /// The number of padding positions before each text of a batch; empty for a batch without
+    /// padding.
     pub(super) padding: Vec<i32>,
-    /// The length of the text of which the positions are a part, if that is known and longer, else 0.
+    /// The length of the text of which the positions are a part, if that is known and longer, else
+    /// 0.
     pub(super) text_len: i32,
 }
 
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum Storage {
     Plain(Plain),
     Quantized(Quantized),
     Rotating(Rotating),
@@ -36,7 +38,7 @@ impl LayerCache {
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
         let kind = match kind {
-            CacheKind::Plain => Kind::Plain(Plain::default()),
+            CacheKind::Plain => Storage::Plain(Plain::default()),
             CacheKind::Quantized { group_size, bits } => {
                 if ![2, 3, 4, 5, 6, 8].contains(&bits) {
                     return refuse(format_args!("2, 3, 4, 5, 6 or 8 bits, got {bits}"));
@@ -44,7 +46,7 @@ impl LayerCache {
                 if ![32, 64, 128].contains(&group_size) {
                     return refuse(format_args!("groups of 32, 64 or 128, got {group_size}"));
                 }
-                Kind::Quantized(Quantized::new(group_size, bits))
+                Storage::Quantized(Quantized::new(group_size, bits))
             }
             CacheKind::Rotating { max_size, keep } => {
                 if max_size < 1 || !(0..max_size).contains(&keep) {
@@ -52,7 +54,7 @@ impl LayerCache {
                         "a size above 0 and keep below it, got {max_size} and {keep}"
                     ));
                 }
-                Kind::Rotating(Rotating::new(max_size, keep))
+                Storage::Rotating(Rotating::new(max_size, keep))
             }
         };
         Ok(kind.into())
@@ -60,10 +62,10 @@ impl LayerCache {
 
     /// The number of positions that were appended.
     pub fn len(&self) -> i32 {
-        match &self.kind {
-            Kind::Plain(cache) => cache.len(),
-            Kind::Quantized(cache) => cache.len(),
-            Kind::Rotating(cache) => cache.len(),
+        match &self.storage {
+            Storage::Plain(cache) => cache.len(),
+            Storage::Quantized(cache) => cache.len(),
+            Storage::Rotating(cache) => cache.len(),
         }
     }
 
@@ -87,7 +89,7 @@ impl LayerCache {
         rope: &RopeFrequencies,
     ) -> Result<AttentionInputs> {
         let (start, text) = (self.len(), self.text_len);
-        if let Kind::Quantized(cache) = &mut self.kind {
+        if let Storage::Quantized(cache) = &mut self.storage {
             check(start, qkv, heads)?;
             return cache.append(qkv, heads, rope, text);
         }
@@ -107,7 +109,7 @@ impl LayerCache {
         mask: &AttentionMask,
     ) -> Result<Array> {
         let few = qkv.shape().get(1).is_some_and(|&time| time <= KvLayout::QUERY_POSITIONS);
-        if matches!(self.kind, Kind::Quantized(_)) || !few || !only_ours()? {
+        if matches!(self.storage, Storage::Quantized(_)) || !few || !only_ours()? {
             return join_heads(&self.append(qkv, heads, rope)?.attend(mask)?);
         }
         self.step(qkv, heads, rope, |buffer, rotation, len| {
@@ -119,8 +121,8 @@ impl LayerCache {
         })
     }
 
-    /// Runs an op on the buffer with room for the positions of `qkv`, their rotation, and the number of
-    /// positions that it shows afterwards.
+    /// Runs an op on the buffer with room for the positions of `qkv`, their rotation, and the
+    /// number of positions that it shows afterwards.
     fn step<R>(
         &mut self,
         qkv: &Array,
@@ -130,10 +132,12 @@ impl LayerCache {
     ) -> Result<R> {
         let start = self.len();
         check(start, qkv, heads)?;
-        let (mut buffer, slot) = match &self.kind {
-            Kind::Plain(cache) => (cache.with_room(qkv, heads)?, start),
-            Kind::Rotating(cache) => cache.with_room(qkv, heads)?,
-            Kind::Quantized(_) => return Err(Error::argument("cache", "keys that are not packed")),
+        let (mut buffer, slot) = match &self.storage {
+            Storage::Plain(cache) => (cache.with_room(qkv, heads)?, start),
+            Storage::Rotating(cache) => cache.with_room(qkv, heads)?,
+            Storage::Quantized(_) => {
+                return Err(Error::argument("cache", "keys that are not packed"));
+            }
         };
         let time = qkv.dim(1)?;
         let end = start + time;
@@ -143,10 +147,10 @@ impl LayerCache {
         let result = run(&mut buffer, rotation, len)?;
         // Drops the previous array, so that nothing else holds its memory when this one is
         // computed.
-        match &mut self.kind {
-            Kind::Plain(cache) => (cache.buffer, cache.len) = (Some(buffer), end),
-            Kind::Rotating(cache) => cache.step_to(buffer, end, slot + time),
-            Kind::Quantized(_) => {}
+        match &mut self.storage {
+            Storage::Plain(cache) => (cache.buffer, cache.len) = (Some(buffer), end),
+            Storage::Rotating(cache) => cache.step_to(buffer, end, slot + time),
+            Storage::Quantized(_) => {}
         }
         Ok(result)
     }
@@ -163,8 +167,8 @@ impl LayerCache {
         if time == 1 {
             return Ok(AttentionMask::All);
         }
-        let (start, window) = match &self.kind {
-            Kind::Rotating(cache) => cache.before(),
+        let (start, window) = match &self.storage {
+            Storage::Rotating(cache) => cache.before(),
             _ => return Ok(AttentionMask::Causal),
         };
         let end = start.saturating_add(time);
@@ -178,13 +182,13 @@ impl LayerCache {
         Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
-    /// Replaces the cache by one of the plain kind with evaluated buffers, of which `len` positions of
-    /// one text are used.
+    /// Replaces the cache by one of the plain kind with evaluated buffers, of which `len` positions
+    /// of one text are used.
     pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
         let layout = heads.layout(rounded_up(len + 1));
         let array = layout.zeros(1, dtype)?;
         array.eval()?;
-        *self = Kind::Plain(Plain { buffer: Some(KvBuffer { array, layout }), len }).into();
+        *self = Storage::Plain(Plain { buffer: Some(KvBuffer { array, layout }), len }).into();
         Ok(())
     }
 
@@ -195,10 +199,10 @@ impl LayerCache {
 
     /// The arrays of the buffers.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        let (kv, buffers) = match &self.kind {
-            Kind::Plain(cache) => (cache.array(), None),
-            Kind::Quantized(cache) => (None, cache.buffers()),
-            Kind::Rotating(cache) => (cache.array(), None),
+        let (kv, buffers) = match &self.storage {
+            Storage::Plain(cache) => (cache.array(), None),
+            Storage::Quantized(cache) => (None, cache.buffers()),
+            Storage::Rotating(cache) => (cache.array(), None),
         };
         kv.into_iter().chain(buffers.into_iter().flatten())
     }
@@ -207,13 +211,13 @@ impl LayerCache {
 impl Default for LayerCache {
     /// An empty cache of the plain kind.
     fn default() -> Self {
-        Kind::Plain(Plain::default()).into()
+        Storage::Plain(Plain::default()).into()
     }
 }
 
-impl From<Kind> for LayerCache {
-    fn from(kind: Kind) -> Self {
-        Self { kind, padding: Vec::new(), text_len: 0 }
+impl From<Storage> for LayerCache {
+    fn from(storage: Storage) -> Self {
+        Self { storage, padding: Vec::new(), text_len: 0 }
     }
 }
 
@@ -254,15 +258,15 @@ impl Plain {
     }
 
     /// The keys and values of all positions, `[batch, kv_heads, len, head_dim]`.
-    pub fn stored(&self) -> Result<Option<[Array; 2]>> {
-        self.buffer.as_ref().map(|buffer| buffer.stored(self.len)).transpose()
+    pub fn keys_and_values(&self) -> Result<Option<[Array; 2]>> {
+        self.buffer.as_ref().map(|buffer| buffer.keys_and_values(self.len)).transpose()
     }
 
     /// A cache with these keys and values.
-    pub fn holding(stored: [Array; 2], heads: Heads) -> Result<Self> {
-        let len = stored[0].dim(2)?;
-        let like = stored[0].clone();
-        let buffer = KvBuffer::holding(Some(stored), &like, heads, rounded_up(len))?;
+    pub fn holding(keys_values: [Array; 2], heads: Heads) -> Result<Self> {
+        let len = keys_values[0].dim(2)?;
+        let like = keys_values[0].clone();
+        let buffer = KvBuffer::holding(Some(keys_values), &like, heads, rounded_up(len))?;
         Ok(Self { buffer: Some(buffer), len })
     }
 
@@ -271,7 +275,7 @@ impl Plain {
         let end = self.len + qkv.dim(1)?;
         match &self.buffer {
             Some(buffer) if end <= buffer.layout.capacity => Ok(buffer.clone()),
-            _ => KvBuffer::holding(self.stored()?, qkv, heads, rounded_up(end)),
+            _ => KvBuffer::holding(self.keys_and_values()?, qkv, heads, rounded_up(end)),
         }
     }
 }

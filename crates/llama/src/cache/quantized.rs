@@ -43,16 +43,16 @@ impl Quantized {
     }
 
     /// The codes, scales and biases of all positions.
-    pub fn stored(&self) -> Result<Option<[Array; 3]>> {
+    pub fn parts(&self) -> Result<Option<[Array; 3]>> {
         let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };
         let seen = |buffer: &Array| buffer.i((.., .., ..self.len));
         Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
     }
 
     /// A cache with these codes, scales and biases.
-    pub fn holding(group_size: i32, bits: i32, stored: [Array; 3]) -> Result<Self> {
-        let len = stored[0].dim(2)?;
-        Ok(Self { group_size, bits, buffers: Some(stored), len })
+    pub fn holding(group_size: i32, bits: i32, parts: [Array; 3]) -> Result<Self> {
+        let len = parts[0].dim(2)?;
+        Ok(Self { group_size, bits, buffers: Some(parts), len })
     }
 
     pub fn append(

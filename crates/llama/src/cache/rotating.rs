@@ -50,21 +50,21 @@ impl Rotating {
     }
 
     /// The keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
-    pub fn stored(&self) -> Result<Option<([Array; 2], i32)>> {
+    pub fn keys_and_values(&self) -> Result<Option<([Array; 2], i32)>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };
-        Ok(Some((buffer.stored(self.len.min(buffer.layout.capacity))?, self.next)))
+        Ok(Some((buffer.keys_and_values(self.len.min(buffer.layout.capacity))?, self.next)))
     }
 
     /// A cache with these keys and values, after `len` positions.
     pub fn holding(
         mut self,
-        stored: [Array; 2],
+        keys_values: [Array; 2],
         heads: Heads,
         len: i32,
         next: i32,
     ) -> Result<Self> {
-        let (slots, like) = (stored[0].dim(2)?, stored[0].clone());
-        self.buffer = Some(KvBuffer::holding(Some(stored), &like, heads, slots)?);
+        let (slots, like) = (keys_values[0].dim(2)?, keys_values[0].clone());
+        self.buffer = Some(KvBuffer::holding(Some(keys_values), &like, heads, slots)?);
         (self.len, self.next) = (len, next);
         Ok(self)
     }
@@ -96,17 +96,17 @@ impl Rotating {
         let capacity = old.as_ref().map_or(0, |buffer| buffer.layout.capacity);
         let buffer = match old {
             Some(buffer) if capacity > self.max_size => {
-                let stored = buffer.stored(capacity)?;
-                let trimmed = self.without(capacity - self.max_size, stored)?;
+                let keys_values = buffer.keys_and_values(capacity)?;
+                let trimmed = self.without(capacity - self.max_size, keys_values)?;
                 next = self.max_size;
                 KvBuffer::holding(Some(trimmed), qkv, heads, self.max_size)?
             }
             Some(buffer) if self.len < capacity || capacity == self.max_size => buffer,
             old => {
-                let stored = old.map(|buffer| buffer.stored(capacity)).transpose()?;
+                let keys_values = old.map(|buffer| buffer.keys_and_values(capacity)).transpose()?;
                 next = self.len;
                 let room = STEP.min(self.max_size - self.len);
-                KvBuffer::holding(stored, qkv, heads, capacity + room)?
+                KvBuffer::holding(keys_values, qkv, heads, capacity + room)?
             }
         };
         Ok((buffer, if next == self.max_size { self.keep } else { next }))
@@ -119,10 +119,10 @@ impl Rotating {
             return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
         };
         let capacity = buffer.layout.capacity;
-        let mut stored = buffer.stored(capacity)?;
+        let mut keys_values = buffer.keys_and_values(capacity)?;
         let mut count = capacity;
         if self.next < self.len && self.next < capacity {
-            for part in &mut stored {
+            for part in &mut keys_values {
                 let older = part.i((.., .., self.next..))?;
                 let newer = part.i((.., .., self.keep..self.next))?;
                 let first = part.i((.., .., ..self.keep))?;
@@ -130,23 +130,23 @@ impl Rotating {
             }
         } else if self.next < capacity {
             count = self.next;
-            stored = buffer.stored(count)?;
+            keys_values = buffer.keys_and_values(count)?;
         }
         let spare = count - self.max_size + 1;
         if spare > 0 {
-            stored = self.without(spare, stored)?;
+            keys_values = self.without(spare, keys_values)?;
             count -= spare;
         }
-        Ok((KvBuffer::holding(Some(stored), qkv, heads, count + time)?, count))
+        Ok((KvBuffer::holding(Some(keys_values), qkv, heads, count + time)?, count))
     }
 
     /// The keys and values without the `count` oldest positions after those that are never
     /// replaced.
-    fn without(&self, count: i32, stored: [Array; 2]) -> Result<[Array; 2]> {
+    fn without(&self, count: i32, keys_values: [Array; 2]) -> Result<[Array; 2]> {
         let trimmed = |part: &Array| {
             let first = part.i((.., .., ..self.keep))?;
             concatenate(&[&first, &part.i((.., .., self.keep + count..))?], 2)
         };
-        Ok([trimmed(&stored[0])?, trimmed(&stored[1])?])
+        Ok([trimmed(&keys_values[0])?, trimmed(&keys_values[1])?])
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
 use super::kind::CacheKind;
-use super::layer::{Kind, LayerCache, Plain};
+use super::layer::{LayerCache, Plain, Storage};
 use super::layers::Cache;
 use super::quantized::Quantized;
 use crate::base::Heads;
@@ -27,19 +27,20 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 }
 
 impl Cache {
-    /// The arrays of the layers, which are numbered from `first`, and a JSON description of each layer.
+    /// The arrays of the layers, which are numbered from `first`, and a JSON description of each
+    /// layer.
     pub(crate) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
         for (i, layer) in (first..).zip(&self.layers) {
             let mut next = 0;
-            let parts: Vec<(&str, Array)> = match &layer.kind {
-                Kind::Plain(cache) => named(["keys", "values"], cache.stored()?),
-                Kind::Quantized(cache) => named(["packed", "scales", "biases"], cache.stored()?),
-                Kind::Rotating(cache) => {
-                    let stored = cache.stored()?;
-                    next = stored.as_ref().map_or(0, |(_, next)| *next);
-                    named(["keys", "values"], stored.map(|(stored, _)| stored))
+            let parts: Vec<(&str, Array)> = match &layer.storage {
+                Storage::Plain(cache) => named(["keys", "values"], cache.keys_and_values()?),
+                Storage::Quantized(cache) => named(["packed", "scales", "biases"], cache.parts()?),
+                Storage::Rotating(cache) => {
+                    let kept = cache.keys_and_values()?;
+                    next = kept.as_ref().map_or(0, |(_, next)| *next);
+                    named(["keys", "values"], kept.map(|(keys_values, _)| keys_values))
                 }
             };
             arrays.extend(parts.into_iter().map(|(name, a)| (format!("layers.{i}.{name}"), a)));
@@ -75,8 +76,8 @@ impl Cache {
     }
 }
 
-fn named<const N: usize>(names: [&str; N], stored: Option<[Array; N]>) -> Vec<(&str, Array)> {
-    stored.map(|stored| names.into_iter().zip(stored).collect()).unwrap_or_default()
+fn named<const N: usize>(names: [&str; N], parts: Option<[Array; N]>) -> Vec<(&str, Array)> {
+    parts.map(|parts| names.into_iter().zip(parts).collect()).unwrap_or_default()
 }
 
 fn kind_json(kind: CacheKind) -> Value {
@@ -139,21 +140,21 @@ fn layer(
         }
     };
     let dtype = expected.dtype;
-    let kind = match (kind, empty.kind) {
+    let kind = match (kind, empty.storage) {
         (CacheKind::Quantized { group_size, bits }, _) => {
             if head_dim % group_size != 0 {
                 return refuse(format_args!("groups that divide {head_dim}, got {group_size}"));
             }
             let of = |features: i32| [1, 2 * kv_heads, len, features];
             let groups = head_dim / group_size;
-            let stored = [
+            let parts = [
                 take("packed", of(head_dim / 32 * bits), Dtype::Uint32)?,
                 take("scales", of(groups), dtype)?,
                 take("biases", of(groups), dtype)?,
             ];
-            Kind::Quantized(Quantized::holding(group_size, bits, stored)?)
+            Storage::Quantized(Quantized::holding(group_size, bits, parts)?)
         }
-        (CacheKind::Rotating { max_size, .. }, Kind::Rotating(empty)) => {
+        (CacheKind::Rotating { max_size, .. }, Storage::Rotating(empty)) => {
             let next = number(about, "next")?;
             // Before the cache is full, each position has its slot. A long step leaves more slots
             // than `max_size`, until the next position is appended.
@@ -162,7 +163,7 @@ fn layer(
                 return refuse(format_args!("slots of {len} positions, got {slots} and {next}"));
             }
             let mut part = |part: &str| take(part, [1, kv_heads, slots, head_dim], dtype);
-            Kind::Rotating(empty.holding(
+            Storage::Rotating(empty.holding(
                 [part("keys")?, part("values")?],
                 expected.heads,
                 len,
@@ -171,7 +172,7 @@ fn layer(
         }
         _ => {
             let mut part = |part: &str| take(part, [1, kv_heads, len, head_dim], dtype);
-            Kind::Plain(Plain::holding([part("keys")?, part("values")?], expected.heads)?)
+            Storage::Plain(Plain::holding([part("keys")?, part("values")?], expected.heads)?)
         }
     };
     Ok(kind.into())

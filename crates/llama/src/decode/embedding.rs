@@ -30,20 +30,21 @@ impl Default for Embedding {
 }
 
 impl Embedding {
-    /// Pools hidden states `[batch, time, hidden]` to float32 vectors `[batch, hidden]`: row `i` over
-    /// its first `lengths[i]` positions. The positions after them are padding, whatever they hold.
+    /// Pools hidden states `[batch, time, hidden]` to float32 vectors `[batch, hidden]`: row `i`
+    /// over its first `lengths[i]` positions. The positions after them are padding, whatever they
+    /// hold.
     ///
     /// The mean is `sum(h[i, ..lengths[i]]) / lengths[i]`, computed in float32; the last is
     /// `h[i, lengths[i] - 1]`.
     ///
     /// # Errors
     ///
-    /// Returns an error if `hidden` does not have three axes, or `lengths` does not have a length from
-    /// 1 to `time` for each row.
+    /// Returns an error if `hidden` does not have three axes, or `lengths` does not have a length
+    /// from 1 to `time` for each row.
     ///
     /// ```
     /// use mlx_primitives::Array;
-    /// use mlx_primitives_llama::{Embedding, Pooling};
+    /// use mlx_primitives_llama::decode::{Embedding, Pooling};
     ///
     /// let hidden = Array::from_slice(&[3.0f32, 0.0, 5.0, 8.0, 9.0, 9.0], (1, 3, 2))?;
     /// let mean = Embedding { normalize: false, ..Default::default() };
@@ -86,12 +87,12 @@ impl Embedding {
 }
 
 impl Llama {
-    /// One float32 vector for each text, `[texts, hidden]`: its [hidden](Self::hidden) states, pooled
-    /// by [`Embedding::pool`].
+    /// One float32 vector for each text, `[texts, hidden]`: its [hidden](Self::hidden) states,
+    /// pooled by [`Embedding::pool`].
     ///
-    /// The texts run side by side, padded at their ends to the longest. No token sees the padding, but
-    /// kernels for longer rows may round otherwise. Where the rotary embedding depends on the sequence
-    /// length, each text runs by itself.
+    /// The texts run side by side, padded at their ends to the longest. No token sees the padding,
+    /// but kernels for longer rows may round otherwise. Where the rotary embedding depends on the
+    /// sequence length, each text runs by itself.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl Llama {
     /// `max_position_embeddings`, or has tokens outside the vocabulary.
     ///
     /// ```
-    /// use mlx_primitives_llama::{Checkpoint, Embedding};
+    /// use mlx_primitives_llama::{Checkpoint, decode::Embedding};
     ///
     /// let demo = Checkpoint::demo()?;
     /// let texts = ["The dog was happy.", "The cat was happy.", "One, two, three!"];

@@ -68,7 +68,7 @@ impl Sampling {
 ///
 /// ```
 /// use mlx_primitives::Array;
-/// use mlx_primitives_llama::{Sampler, Sampling};
+/// use mlx_primitives_llama::{Sampling, decode::Sampler};
 ///
 /// let logits = Array::from_slice(&[0.0f32, 9.0, 1.0], &[1, 3])?;
 /// let mut sampler = Sampler::new(Sampling { temp: 0.7, top_k: 1, ..Sampling::default() })?;
@@ -114,9 +114,9 @@ impl Sampler {
         self.sample_watched(logits).map(|(tokens, _)| tokens)
     }
 
-    /// Draws tokens like [`sample`](Self::sample), and returns an array beside them that shows whether
-    /// the logits are numbers: the logits themselves where the token is the greatest, else the logarithms
-    /// of the sums of their exponentials.
+    /// Draws tokens like [`sample`](Self::sample), and returns an array beside them that shows
+    /// whether the logits are numbers: the logits themselves where the token is the greatest, else
+    /// the logarithms of the sums of their exponentials.
     pub(crate) fn sample_watched(&mut self, logits: &Array) -> Result<(Array, Array)> {
         if self.is_greedy() {
             return Ok((logits.argmax(-1)?, logits.clone()));

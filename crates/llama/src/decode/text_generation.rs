@@ -14,8 +14,8 @@ use crate::text::{StopStrings, TextStream, Tokenizer};
 pub struct Piece {
     /// The token that was drawn, or `None` in the closing piece.
     pub token: Option<Token>,
-    /// Text that can be shown now: whole characters that do not begin a stop string. It may be empty,
-    /// and may contain text of earlier tokens that was held back.
+    /// Text that can be shown now: whole characters that do not begin a stop string. It may be
+    /// empty, and may contain text of earlier tokens that was held back.
     pub text: String,
     /// Why the text ended, in the closing piece.
     pub finish_reason: Option<FinishReason>,
@@ -25,7 +25,7 @@ pub struct Piece {
 /// text that was held back and the reason for the end. Drop the iterator to cancel.
 ///
 /// ```
-/// use mlx_primitives_llama::{Checkpoint, FinishReason, Options};
+/// use mlx_primitives_llama::{Checkpoint, Options, decode::FinishReason};
 ///
 /// let checkpoint = Checkpoint::demo()?;
 /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
@@ -68,8 +68,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Returns an error for prompts and options that [`generate`](Self::generate) refuses, and for a
-    /// stop string that is empty.
+    /// Returns an error for prompts and options that [`generate`](Self::generate) refuses, and for
+    /// a stop string that is empty.
     pub fn generate_text(&self, prompt: &[u32], options: &Options) -> Result<TextGeneration<'_>> {
         TextGeneration::new(self.generate(prompt, options)?, &self.tokenizer, &options.stop)
     }
@@ -104,8 +104,8 @@ impl<'a> TextGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or if the
-    /// first token was asked for already.
+    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or
+    /// if the first token was asked for already.
     pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
     }

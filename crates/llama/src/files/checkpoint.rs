@@ -3,6 +3,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use mlx_primitives::ops::CpuActivations;
 use mlx_primitives::support::files;
 use mlx_primitives::{Array, Error, Result, io};
 
@@ -69,9 +70,10 @@ struct Rows {
 
 impl Checkpoint {
     /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
-    /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The tokenizer of
-    /// a GGUF file is the `tokenizer.json` beside it, else that of its entries. The end tokens are those
-    /// of its entries, and those of the `generation_config.json` beside it if there is one.
+    /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The
+    /// tokenizer of a GGUF file is the `tokenizer.json` beside it, else that of its entries. The
+    /// end tokens are those of its entries, and those of the `generation_config.json` beside it if
+    /// there is one.
     ///
     /// # Errors
     ///
@@ -131,6 +133,12 @@ impl Checkpoint {
         }
         eos.extend(tokenizer.eos().filter(|own| !eos.contains(own)));
         Ok(Self { llama, tokenizer, eos })
+    }
+
+    /// The checkpoint with a model that [rounds like this](Llama::with_activations).
+    #[must_use]
+    pub fn with_activations(self, activations: CpuActivations) -> Self {
+        Self { llama: self.llama.with_activations(activations), ..self }
     }
 
     /// The small model that comes with the crate, which writes stories in simple words.

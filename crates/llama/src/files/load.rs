@@ -25,7 +25,7 @@ impl Llama {
     /// # Errors
     ///
     /// Returns an error for missing or truncated files, for a configuration of an architecture that
-    /// is no [`ModelType`](crate::ModelType), for tensors that are missing, left over, in two
+    /// is no [`ModelType`](crate::base::ModelType), for tensors that are missing, left over, in two
     /// files, or of another shape or type than the configuration says, and for a named pipe, a
     /// device or a directory in the place of a file. The error names the file, and the tensor where
     /// there is one.
@@ -60,7 +60,7 @@ impl Llama {
     /// Returns an error for what [`load`](Self::load) refuses.
     ///
     /// ```
-    /// use mlx_primitives_llama::{Llama, Progress};
+    /// use mlx_primitives_llama::{Llama, base::Progress};
     ///
     /// let mut seen = Progress::default();
     /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");

@@ -1,15 +1,14 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-use mlx_primitives::device::{Device, default_device};
-use mlx_primitives::ops::LinearWeight;
-use mlx_primitives::{Array, Dtype, Error, Result, eval};
+use mlx_primitives::ops::{CpuActivations, LinearWeight};
+use mlx_primitives::{Array, Dtype, Error, Result};
 
 use super::adapters::Adapters;
 use super::layer::DecoderLayer;
 use super::linear::{Linear, Module, Norm};
 use super::matrix;
-use crate::base::{Config, Progress, Quantization, RopeFrequencies, Weights};
+use crate::base::{Config, Quantization, RopeFrequencies, Weights};
 use crate::cache::{AttentionMask, Cache};
 
 /// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
@@ -36,82 +35,6 @@ impl Llama {
     /// Returns an error for missing, extra or misshapen tensors, and names the tensor.
     pub fn new(config: Config, weights: Weights) -> Result<Self> {
         Self::assemble(config, weights, None)
-    }
-
-    /// Makes a model, or this process's part of it, of a configuration and weights. With `progress`,
-    /// each layer is evaluated before the next one is read.
-    pub(crate) fn assemble(
-        mut config: Config,
-        mut weights: Weights,
-        mut progress: Option<&mut dyn FnMut(Progress)>,
-    ) -> Result<Self> {
-        let share = weights.share().clone();
-        share.agree("the model", &mut || weights.identity(&config))?;
-        let tied = config.tie_word_embeddings.unwrap_or(!weights.contains("lm_head.weight"));
-        config.tie_word_embeddings = Some(tied);
-        weights.keep_own_layers(config.num_hidden_layers);
-        let total = weights.nbytes();
-        // The CPU reads weights faster that lie together in large pages.
-        let place = progress.is_some() && default_device()? == Device::Cpu;
-        let mut read = |arrays: Vec<&Array>, left: u64| -> Result<()> {
-            let Some(progress) = &mut progress else { return Ok(()) };
-            eval(arrays)?;
-            progress(Progress { done: total.saturating_sub(left), total });
-            Ok(())
-        };
-        read(Vec::new(), total)?;
-        let shape = [config.vocab_size, config.hidden_size];
-        let mut embed_tokens = Linear::load("model.embed_tokens", shape, &config, &mut weights)?;
-        if tied && place {
-            embed_tokens.matrix = matrix::placed(&embed_tokens.matrix)?;
-        }
-        read(embed_tokens.arrays().collect(), weights.nbytes())?;
-        let rope = config.rope_frequencies()?;
-        let (mut layers, mut block) = (Vec::new(), None);
-        let own = share.layers(config.num_hidden_layers);
-        for i in 0..config.num_hidden_layers {
-            let drawn = weights.source().is_some();
-            if !own.contains(&i) && !drawn {
-                continue;
-            }
-            let mut layer = DecoderLayer::load(&config, i, &rope, &mut weights)?;
-            if !own.contains(&i) {
-                continue; // drawn, since the random numbers of the next layers come after its own
-            }
-            if place {
-                layer.place(&mut block, own.len() - layers.len())?;
-            }
-            read(layer.arrays().collect(), weights.nbytes())?;
-            layers.push(layer);
-        }
-        let norm = Norm::load("model.norm", config.hidden_size, &config, &mut weights)?;
-        let mut lm_head = match tied {
-            true => None,
-            false => Some(Linear::load("lm_head", shape, &config, &mut weights)?),
-        };
-        for head in lm_head.iter_mut().filter(|_| place) {
-            head.matrix = matrix::placed(&head.matrix)?;
-        }
-        let head = lm_head.iter().flat_map(Linear::arrays);
-        read([&norm.weight].into_iter().chain(head).collect(), 0)?;
-        weights.finish(tied)?;
-        let llama = Self {
-            config,
-            embed_tokens,
-            layers,
-            norm,
-            lm_head,
-            adapters: Adapters::default(),
-            weights_sum: OnceCell::new(),
-        };
-        share.learn_types(llama.dtype(), &mut |dtype| llama.dtype_after(dtype))?;
-        Ok(llama)
-    }
-
-    /// The type of the hidden states behind the layers of this process, for the type in front of them.
-    fn dtype_after(&self, dtype: Dtype) -> Result<Dtype> {
-        let h = Array::zeros_of([1, 1, self.config.hidden_size], dtype)?;
-        Ok(self.through_layers(h, &mut self.new_cache())?.dtype())
     }
 
     /// All modules that have weights: in each layer the norms, then the projections in the order in
@@ -141,10 +64,14 @@ impl Llama {
             adapters: self.adapters.clone(),
             weights_sum: OnceCell::new(),
         };
-        f(&mut model.embed_tokens)?;
-        let layers = model.layers.iter_mut().flat_map(|layer| &mut layer.projections);
-        layers.chain(&mut model.lm_head).try_for_each(f)?;
+        model.projections_mut().try_for_each(f)?;
         Ok(model)
+    }
+
+    /// The embedding and all projections.
+    fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        let layers = self.layers.iter_mut().flat_map(|layer| &mut layer.projections);
+        [&mut self.embed_tokens].into_iter().chain(layers).chain(&mut self.lm_head)
     }
 
     /// The model after changes of its matrices.
@@ -190,6 +117,27 @@ impl Llama {
         packed?.joined()
     }
 
+    /// The model whose products with packed weights round the rows of prompts like this on a CPU.
+    ///
+    /// ```
+    /// use mlx_primitives::ops::CpuActivations;
+    /// use mlx_primitives_llama::{Checkpoint, Quantization};
+    ///
+    /// let llama = Checkpoint::demo()?.llama.quantized(Quantization::affine(32, 4))?;
+    /// let llama = llama.with_activations(CpuActivations::Int8);
+    /// assert!(llama.nbytes() > 0);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_activations(mut self, activations: CpuActivations) -> Self {
+        for linear in self.projections_mut() {
+            if let LinearWeight::Quantized(packed) = &mut linear.matrix {
+                *packed = packed.clone().with_activations(activations);
+            }
+        }
+        self
+    }
+
     /// The bytes of the weights.
     pub fn nbytes(&self) -> usize {
         self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
@@ -208,8 +156,8 @@ impl Llama {
     }
 
     /// The weights of this process: the matrices, the norms and the biases, by the names that they
-    /// have in checkpoints, such as `model.norm.weight`. The norms are as they are multiplied, which
-    /// in Gemma are those of the checkpoint plus 1.
+    /// have in checkpoints, such as `model.norm.weight`. The norms are as they are multiplied,
+    /// which in Gemma are those of the checkpoint plus 1.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -261,7 +209,7 @@ impl Llama {
     /// appended to it.
     ///
     /// [`project`](Self::project) makes of them the logits that [`forward`](Self::forward) returns.
-    /// [`Embedding`](crate::Embedding) pools them to a vector for each text.
+    /// [`Embedding`](crate::decode::Embedding) pools them to a vector for each text.
     ///
     /// # Errors
     ///
@@ -290,8 +238,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if the last axis of `hidden` is not as long as the model's hidden states, or
-    /// its type is not float32, float16 or bfloat16.
+    /// Returns an error if the last axis of `hidden` is not as long as the model's hidden states,
+    /// or its type is not float32, float16 or bfloat16.
     pub fn project(&self, hidden: &Array) -> Result<Array> {
         self.head().forward(hidden, None, None)
     }

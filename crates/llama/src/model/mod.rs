@@ -2,6 +2,7 @@
 
 mod adapted;
 mod adapters;
+mod assemble;
 mod estimate;
 mod fingerprint;
 mod layer;

@@ -16,7 +16,7 @@ use mlx_primitives::io::gguf::{Entries, brief};
 use super::keys::{flag, refused, text};
 use super::pre_tokenizer::{self, PreTokenizer};
 use super::spm;
-use super::vocabulary::{self, Kind, Special, Token, Vocabulary};
+use super::vocabulary::{self, Special, Token, Vocabulary, VocabularyKind};
 
 /// The sign that SentencePiece writes for a space.
 const SPACE: &str = "▁";
@@ -26,9 +26,9 @@ pub(super) fn of(entries: &Entries) -> Result<Tokenizer> {
     let vocabulary = Vocabulary::of(entries)?;
     let special = Special::of(entries)?;
     let mut tokenizer = match vocabulary.kind {
-        Kind::Spm => pairs_by_score(entries, &vocabulary, &special)?,
-        Kind::Bpe => byte_pairs(entries, &vocabulary)?,
-        Kind::Unigram => unigrams(entries, &vocabulary, &special)?,
+        VocabularyKind::Spm => pairs_by_score(entries, &vocabulary, &special)?,
+        VocabularyKind::Bpe => byte_pairs(entries, &vocabulary)?,
+        VocabularyKind::Unigram => unigrams(entries, &vocabulary, &special)?,
     };
     let added: Vec<AddedToken> = vocabulary
         .texts

@@ -16,8 +16,8 @@ const MOST_TOKENS: usize = 300_000;
 /// The most tokens that are found in a text before it is cut: several times those of any model.
 const MOST_SPECIAL: usize = 1 << 14;
 
-/// The bytes of the longest token: several times those of any model, and few enough for tries, which
-/// are dropped by recursion.
+/// The bytes of the longest token: several times those of any model, and few enough for tries,
+/// which are dropped by recursion.
 const MOST_BYTES: usize = 1024;
 
 /// The texts of tokens that end a text in llama.cpp, whatever the entries say. Among them are those
@@ -60,7 +60,7 @@ const ENDS: [&str; 33] = [
 
 /// The kind of a vocabulary, by `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum VocabularyKind {
     /// SentencePiece's pairs, merged in the order of their scores.
     Spm,
     /// Byte pairs with a list of merges.
@@ -83,7 +83,7 @@ pub(super) enum Token {
 
 /// The tokens of a file.
 pub(super) struct Vocabulary {
-    pub kind: Kind,
+    pub kind: VocabularyKind,
     pub texts: Vec<String>,
     pub tokens: Vec<Token>,
 }
@@ -144,12 +144,12 @@ pub(super) fn count(entries: &Entries) -> Result<Option<usize>> {
 }
 
 /// The kind of the vocabulary; `None` for a file without one.
-fn kind(entries: &Entries) -> Result<Option<Kind>> {
+fn kind(entries: &Entries) -> Result<Option<VocabularyKind>> {
     Ok(Some(match text(entries, "tokenizer.ggml.model")? {
         None | Some("none" | "no_vocab") => return Ok(None),
-        Some("llama") => Kind::Spm,
-        Some("gpt2") => Kind::Bpe,
-        Some("t5") => Kind::Unigram,
+        Some("llama") => VocabularyKind::Spm,
+        Some("gpt2") => VocabularyKind::Bpe,
+        Some("t5") => VocabularyKind::Unigram,
         Some(other) => {
             let other = brief(other);
             return Err(refused(format_args!(
@@ -269,9 +269,9 @@ impl Special {
     /// byte pairs, token 11, are those of one old model and left out.
     pub fn of(entries: &Entries) -> Result<Self> {
         let (bos, eos, unk, add_bos, add_eos) = match kind(entries).ok().flatten() {
-            Some(Kind::Spm) => (Some(1), Some(2), Some(0), true, false),
-            Some(Kind::Unigram) => (None, Some(1), Some(2), false, true),
-            Some(Kind::Bpe) => {
+            Some(VocabularyKind::Spm) => (Some(1), Some(2), Some(0), true, false),
+            Some(VocabularyKind::Unigram) => (None, Some(1), Some(2), false, true),
+            Some(VocabularyKind::Bpe) => {
                 let pre = text(entries, "tokenizer.ggml.pre")?.unwrap_or_default();
                 (None, None, None, BEGINNING.contains(&pre), false)
             }
@@ -304,8 +304,8 @@ impl Special {
     }
 }
 
-/// The tokens that end a text, in order: those that entries name, and those that end a text by their
-/// own text in llama.cpp.
+/// The tokens that end a text, in order: those that entries name, and those that end a text by
+/// their own text in llama.cpp.
 pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
     let mut ends = vec![Special::of(entries)?.eos];
     for name in ["eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {

@@ -6,7 +6,7 @@ use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::percent::percent;
 use super::python::{described, field};
 use super::syntax::{Name, Operator};
-use super::value::{Kind, Value, range_length};
+use super::value::{SequenceKind, Value, range_length};
 
 const TOO_LONG: &str = "an integer of more than 38 digits";
 
@@ -20,9 +20,11 @@ pub fn operate(budget: &Budget, operator: Operator, a: &Value, b: &Value) -> Out
             return Ok(Value::of(buffer));
         }
         (Operator::Add, Value::Sequence(x), Value::Sequence(y)) => {
-            let kind = |kind| if kind == Kind::Group { Kind::Tuple } else { kind };
+            let kind = |kind| if kind == SequenceKind::Group { SequenceKind::Tuple } else { kind };
             let kinds = (kind(x.kind), kind(y.kind));
-            if let (Kind::List, Kind::List) | (Kind::Tuple, Kind::Tuple) = kinds {
+            if let (SequenceKind::List, SequenceKind::List)
+            | (SequenceKind::Tuple, SequenceKind::Tuple) = kinds
+            {
                 return Value::collect(budget, kinds.0, x.items.iter().chain(&y.items).cloned());
             }
         }
@@ -59,7 +61,7 @@ fn repeat(budget: &Budget, value: &Value, count: usize) -> Outcome<Value> {
             buffer.repeat(&text.text, count)?;
             Ok(Value::of(buffer))
         }
-        Value::Sequence(s) if matches!(s.kind, Kind::List | Kind::Tuple) => {
+        Value::Sequence(s) if matches!(s.kind, SequenceKind::List | SequenceKind::Tuple) => {
             let mut items = Items::new(budget)?;
             for _ in 0..if s.items.is_empty() { 0 } else { count } {
                 for item in &s.items {
@@ -155,7 +157,9 @@ pub fn item(budget: &Budget, value: &Value, index: &Value) -> Outcome<Option<Val
         Value::Bytes(text) => at(text.text.len())
             .and_then(|at| text.text.as_bytes().get(at))
             .map(|byte| Value::Int(i128::from(*byte))),
-        Value::Sequence(s) if matches!(s.kind, Kind::List | Kind::Tuple | Kind::Group) => {
+        Value::Sequence(s)
+            if matches!(s.kind, SequenceKind::List | SequenceKind::Tuple | SequenceKind::Group) =>
+        {
             at(s.items.len()).and_then(|at| s.items.get(at).cloned())
         }
         Value::Dict(dict) => field(budget, &dict.fields, index)?.cloned(),
@@ -193,8 +197,11 @@ pub fn slice(budget: &Budget, value: &Value, bounds: [Option<&Value>; 3]) -> Out
             }
             Ok(Value::of(buffer))
         }
-        Value::Sequence(s) if matches!(s.kind, Kind::List | Kind::Tuple | Kind::Group) => {
-            let kind = if s.kind == Kind::List { Kind::List } else { Kind::Tuple };
+        Value::Sequence(s)
+            if matches!(s.kind, SequenceKind::List | SequenceKind::Tuple | SequenceKind::Group) =>
+        {
+            let kind =
+                if s.kind == SequenceKind::List { SequenceKind::List } else { SequenceKind::Tuple };
             let at = indices(s.items.len(), numbers)?;
             Value::collect(budget, kind, at.filter_map(|at| s.items.get(at).cloned()))
         }

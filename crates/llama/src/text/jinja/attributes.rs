@@ -5,7 +5,7 @@ use super::budget::{Budget, Outcome, fault};
 use super::methods::exists;
 use super::python::field;
 use super::syntax::Name;
-use super::value::{Kind, LoopState, Value};
+use super::value::{LoopState, SequenceKind, Value};
 
 /// `value.name`: a method, else an item of that name, else undefined.
 pub fn attribute(budget: &Budget, value: &Value, name: &Name) -> Outcome<Value> {
@@ -39,10 +39,12 @@ fn own(budget: &Budget, value: &Value, name: &Name) -> Outcome<Option<Value>> {
     Ok(match value {
         Value::Loop(state) if !exists(value, name) => loop_attribute(state, name)?,
         Value::Namespace(namespace) => namespace.get(name),
-        Value::Sequence(s) if s.kind == Kind::Group && &**name == "grouper" => {
+        Value::Sequence(s) if s.kind == SequenceKind::Group && &**name == "grouper" => {
             s.items.first().cloned()
         }
-        Value::Sequence(s) if s.kind == Kind::Group && &**name == "list" => s.items.last().cloned(),
+        Value::Sequence(s) if s.kind == SequenceKind::Group && &**name == "list" => {
+            s.items.last().cloned()
+        }
         Value::Macro(of) if &**name == "name" => Some(Value::text(budget, &of.definition.name)?),
         Value::Int(_) | Value::Float(_) if &**name == "real" => Some(value.clone()),
         other if exists(other, name) => Some(Value::method(other, name)),

@@ -5,7 +5,7 @@ use super::arithmetic::same;
 use super::budget::{Budget, Outcome, fault};
 use super::iteration::contains;
 use super::python::{described, equal, order, text_of};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The names of the tests.
 pub const NAMES: [&str; 39] = [
@@ -106,7 +106,9 @@ pub fn check(
         "string" => matches!(value, Value::Text(_)),
         "mapping" => matches!(value, Value::Dict(_)),
         "sequence" => match value {
-            Value::Sequence(s) => matches!(s.kind, Kind::List | Kind::Tuple | Kind::Group),
+            Value::Sequence(s) => {
+                matches!(s.kind, SequenceKind::List | SequenceKind::Tuple | SequenceKind::Group)
+            }
             Value::Undefined(_) | Value::Text(_) | Value::Bytes(_) | Value::Dict(_) => true,
             Value::Range(_) => true,
             _ => false,

@@ -4,7 +4,7 @@ use super::budget::{Budget, Buffer, Outcome};
 use super::iteration::values;
 use super::methods::items;
 use super::python::text_of;
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 pub fn escape(budget: &Budget, of: &str) -> Outcome<Value> {
     let mut to = Buffer::new(budget)?;
@@ -37,7 +37,7 @@ pub fn urlencode(budget: &Budget, value: &Value) -> Outcome<Value> {
         Ok(())
     };
     let pairs = match value {
-        Value::Dict(_) => items(budget, value, Kind::List)?,
+        Value::Dict(_) => items(budget, value, SequenceKind::List)?,
         Value::Sequence(_) => value.clone(),
         other => {
             let text = text_of(budget, other)?;

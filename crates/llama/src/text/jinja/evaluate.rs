@@ -11,7 +11,7 @@ use super::filters::{NAMES, filter};
 use super::iteration::{contains, values};
 use super::python::{equal, insert, order, write_text};
 use super::syntax::{Argument, Comparison, Expression, Name, Step};
-use super::value::{Kind, Scope, Value};
+use super::value::{Scope, SequenceKind, Value};
 use super::{functions, methods};
 
 /// An evaluator of expressions: the interpreter, which calls macros and loops.
@@ -57,7 +57,7 @@ pub trait Evaluator {
                     items.push(self.expression(part, scope)?)?;
                 }
                 let list = matches!(expression, Expression::List(_));
-                Value::sequence(if list { Kind::List } else { Kind::Tuple }, items)
+                Value::sequence(if list { SequenceKind::List } else { SequenceKind::Tuple }, items)
             }
             Expression::Dict(parts) => {
                 let mut fields = Items::new(budget)?;

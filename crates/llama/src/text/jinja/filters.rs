@@ -14,7 +14,7 @@ use super::percent::percent;
 use super::python::{described, text_of, write_repr};
 use super::sequences;
 use super::text_methods::{lines_of, replace, stripped};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The names of the filters.
 pub const NAMES: [&str; 50] = [
@@ -92,7 +92,7 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
         }
         "items" => {
             let [] = arguments.bind(name, [], 0)?;
-            items(budget, value, Kind::Generator)
+            items(budget, value, SequenceKind::Generator)
         }
         "attr" => {
             let [name] = arguments.bind(name, ["name"], 1)?;
@@ -127,7 +127,7 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
         "format" => {
             let Arguments { positional, named } = arguments;
             let given = match named.is_empty() {
-                true => Value::collect(budget, Kind::Tuple, positional)?,
+                true => Value::collect(budget, SequenceKind::Tuple, positional)?,
                 false if positional.is_empty() => {
                     super::methods::dict(budget, Arguments { positional, named })?
                 }

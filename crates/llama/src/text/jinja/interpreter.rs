@@ -11,10 +11,10 @@ use super::functions::set;
 use super::iteration::values;
 use super::python::described;
 use super::syntax::{Body, Call, Definition, Expression, Loop, Name, Statement, Step, Target};
-use super::value::{Kind, LoopState, Macro, Scope, Value};
+use super::value::{LoopState, Macro, Scope, SequenceKind, Value};
 
-/// The most statements, expressions and calls within each other while a template runs. A level takes
-/// less than 16 KiB of the stack.
+/// The most statements, expressions and calls within each other while a template runs. A level
+/// takes less than 16 KiB of the stack.
 const MOST_NESTED: usize = 2_000;
 
 /// The way on after a statement.
@@ -227,7 +227,7 @@ impl Interpreter {
     }
 
     fn held(&self, items: Items<Value>) -> Outcome<Value> {
-        Value::sequence(Kind::List, items)
+        Value::sequence(SequenceKind::List, items)
     }
 
     fn call_block(
@@ -288,7 +288,7 @@ impl Interpreter {
             return fault(format_args!("more than {most} arguments of the macro {name:?}"));
         }
         if varargs {
-            let more = Value::collect(&self.budget, Kind::Tuple, more)?;
+            let more = Value::collect(&self.budget, SequenceKind::Tuple, more)?;
             self.name(&"varargs".into(), more, &scope);
         }
         if takes_caller {

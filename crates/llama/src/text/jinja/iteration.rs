@@ -2,7 +2,7 @@
 
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::python::{described, equal, field, hashable};
-use super::value::{Kind, Sequence, Value, range_length};
+use super::value::{Sequence, SequenceKind, Value, range_length};
 
 /// The values that a loop over a value goes through.
 pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
@@ -18,7 +18,7 @@ pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
         }
         Value::Sequence(sequence) => {
             let from = match sequence.kind {
-                Kind::Generator => sequence.used.replace(sequence.items.len()),
+                SequenceKind::Generator => sequence.used.replace(sequence.items.len()),
                 _ => 0,
             };
             budget.steps(sequence.items.len() / 8)?;
@@ -42,7 +42,7 @@ pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
 /// The first item of a sequence, which a generator then has no more.
 pub fn next(sequence: &Sequence) -> Option<Value> {
     match sequence.kind {
-        Kind::Generator => {
+        SequenceKind::Generator => {
             let at = sequence.used.get();
             sequence.used.set(at + 1);
             sequence.items.get(at).cloned()
@@ -57,7 +57,7 @@ pub fn length(value: &Value) -> Outcome<usize> {
         Value::Undefined(_) => 0,
         Value::Text(text) => text.text.chars().count(),
         Value::Bytes(text) => text.text.len(),
-        Value::Sequence(s) if s.kind != Kind::Generator => s.items.len(),
+        Value::Sequence(s) if s.kind != SequenceKind::Generator => s.items.len(),
         Value::Dict(dict) => dict.fields.len(),
         Value::Range(range) => range_length(range),
         Value::Loop(state) => state.items.items.len(),
@@ -77,7 +77,7 @@ pub fn contains(budget: &Budget, container: &Value, value: &Value) -> Outcome<bo
         }
         (Value::Dict(dict), key) => Ok(field(budget, &dict.fields, key)?.is_some()),
         (Value::Text(_), other) => fault(format_args!("{} in a text", described(other))),
-        (Value::Sequence(s), value) if s.kind == Kind::Generator => {
+        (Value::Sequence(s), value) if s.kind == SequenceKind::Generator => {
             while let Some(item) = next(s) {
                 if equal(budget, &item, value)? {
                     return Ok(true);

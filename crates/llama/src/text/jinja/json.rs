@@ -1,11 +1,11 @@
-//! JSON as Python's `json.dumps` writes it with the defaults of transformers: without escapes of HTML
-//! and of characters outside of ASCII.
+//! JSON as Python's `json.dumps` writes it with the defaults of transformers: without escapes of
+//! HTML and of characters outside of ASCII.
 
 use super::arguments::{Arguments, count, text};
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::iteration::values;
 use super::python::{described, float, order, sorted};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The most spaces of a level.
 const MOST_SPACES: usize = 64;
@@ -68,7 +68,9 @@ fn write(
         Value::Int(value) => to.push(&value.to_string()),
         Value::Float(value) => to.push(&number(*value)),
         Value::Text(value) => string(to, &value.text, style),
-        Value::Sequence(s) if matches!(s.kind, Kind::List | Kind::Tuple | Kind::Group) => {
+        Value::Sequence(s)
+            if matches!(s.kind, SequenceKind::List | SequenceKind::Tuple | SequenceKind::Group) =>
+        {
             to.push("[")?;
             for (i, item) in s.items.iter().enumerate() {
                 to.push(if i > 0 { &style.separators[0] } else { "" })?;

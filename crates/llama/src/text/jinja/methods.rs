@@ -7,7 +7,7 @@ use super::iteration::values;
 use super::python::{equal, field, insert};
 use super::syntax::Name;
 use super::text_methods::{self, METHODS};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// Methods of Python that change a value or that nothing needs here.
 const REFUSED: [(&str, &[&str]); 5] = [
@@ -30,9 +30,9 @@ pub fn exists(value: &Value, name: &str) -> bool {
             Value::Text(_) => METHODS.contains(&name),
             Value::Bytes(_) => name == "decode",
             Value::Sequence(s) => {
-                matches!(s.kind, Kind::List | Kind::Tuple | Kind::Group)
+                matches!(s.kind, SequenceKind::List | SequenceKind::Tuple | SequenceKind::Group)
                     && matches!(name, "index" | "count")
-                    || name == "copy" && s.kind == Kind::List
+                    || name == "copy" && s.kind == SequenceKind::List
             }
             Value::Dict(_) => matches!(name, "items" | "keys" | "values" | "get" | "copy"),
             Value::Float(_) => name == "is_integer",
@@ -57,7 +57,9 @@ pub fn call(
             text_methods::call(budget, &text.text, name, arguments)
         }
         Value::Bytes(text) if &**name == "decode" => Value::text(budget, &text.text),
-        Value::Sequence(s) if &**name == "copy" && s.kind == Kind::List => Ok(value.clone()),
+        Value::Sequence(s) if &**name == "copy" && s.kind == SequenceKind::List => {
+            Ok(value.clone())
+        }
         Value::Sequence(s) if matches!(&**name, "index" | "count") => {
             let [sought] = arguments.bind(name, ["value"], 1)?;
             let sought = sought.unwrap_or(Value::None);
@@ -84,9 +86,13 @@ pub fn call(
                     let found = field(budget, &dict.fields, &key)?.cloned();
                     Ok(found.or(default).unwrap_or(Value::None))
                 }
-                "keys" => Value::collect(budget, Kind::Keys, parts.map(|(key, _)| key.clone())),
-                "values" => Value::collect(budget, Kind::Values, parts.map(|(_, v)| v.clone())),
-                "items" => items(budget, value, Kind::Items),
+                "keys" => {
+                    Value::collect(budget, SequenceKind::Keys, parts.map(|(key, _)| key.clone()))
+                }
+                "values" => {
+                    Value::collect(budget, SequenceKind::Values, parts.map(|(_, v)| v.clone()))
+                }
+                "items" => items(budget, value, SequenceKind::Items),
                 "copy" => Ok(value.clone()),
                 other => refused(value, other),
             }
@@ -103,7 +109,7 @@ pub fn call(
             }
         }
         Value::Loop(state) => {
-            let values = Value::collect(budget, Kind::Tuple, arguments.positional)?;
+            let values = Value::collect(budget, SequenceKind::Tuple, arguments.positional)?;
             let mut last = state.changed.borrow_mut();
             let same = match &*last {
                 Some(last) => equal(budget, last, &values)?,
@@ -123,7 +129,7 @@ fn refused(value: &Value, name: &str) -> Outcome<Value> {
 }
 
 /// The keys of a dictionary with their values.
-pub fn items(budget: &Budget, value: &Value, kind: Kind) -> Outcome<Value> {
+pub fn items(budget: &Budget, value: &Value, kind: SequenceKind) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return match value {
             Value::Undefined(_) => Value::collect(budget, kind, []),
@@ -132,7 +138,7 @@ pub fn items(budget: &Budget, value: &Value, kind: Kind) -> Outcome<Value> {
     };
     let mut pairs = Items::new(budget)?;
     for (key, value) in &dict.fields {
-        pairs.push(Value::collect(budget, Kind::Tuple, [key.clone(), value.clone()])?)?;
+        pairs.push(Value::collect(budget, SequenceKind::Tuple, [key.clone(), value.clone()])?)?;
     }
     Value::sequence(kind, pairs)
 }

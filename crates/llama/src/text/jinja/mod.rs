@@ -2,9 +2,9 @@
 //! transformers' sandboxed environment has.
 //!
 //! A template is a program of a stranger, so it runs within bounds that hold for every construct:
-//! text and lists grow only through the two types of [`budget`], which count their bytes; every step
-//! counts against a time; the source nests to a limited depth, as do values and calls; and all of it
-//! runs on a thread with a stack for these depths.
+//! text and lists grow only through the two types of [`budget`], which count their bytes; every
+//! step counts against a time; the source nests to a limited depth, as do values and calls; and all
+//! of it runs on a thread with a stack for these depths.
 
 mod arguments;
 mod arithmetic;
@@ -42,7 +42,7 @@ use mlx_primitives::support::panic_message;
 
 use budget::{Budget, Buffer, Fault, Items, MOST_NESTED, Outcome, fault};
 use interpreter::Interpreter;
-use value::{Kind, Value};
+use value::{SequenceKind, Value};
 
 /// The bytes of text and values that a template may hold at a time, beside four times its input.
 const MOST_BYTES: usize = 48 << 20;
@@ -117,7 +117,7 @@ fn from_json(budget: &Budget, value: &serde_json::Value) -> Outcome<Value> {
             for value in values {
                 items.push(from_json(budget, value)?)?;
             }
-            Value::sequence(Kind::List, items)?
+            Value::sequence(SequenceKind::List, items)?
         }
         serde_json::Value::Object(values) => {
             let mut fields = Items::new(budget)?;

@@ -3,19 +3,21 @@
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::digits::{Scan, Spec, number, pad};
 use super::python::{described, field, write_repr, write_text};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// `text % arguments`.
 pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value> {
     let (items, mapping) = match arguments {
-        Value::Sequence(s) if matches!(s.kind, Kind::Tuple | Kind::Group) => (&*s.items, None),
+        Value::Sequence(s) if matches!(s.kind, SequenceKind::Tuple | SequenceKind::Group) => {
+            (&*s.items, None)
+        }
         Value::Dict(dict) => (std::slice::from_ref(arguments), Some(dict)),
         _ => (std::slice::from_ref(arguments), None),
     };
     let mut items = items.iter();
     // As in Python, only single values and tuples must all be used.
     let mut rest_is_fine = mapping.is_some()
-        || matches!(arguments, Value::Sequence(s) if s.kind == Kind::List)
+        || matches!(arguments, Value::Sequence(s) if s.kind == SequenceKind::List)
         || matches!(arguments, Value::Range(_) | Value::Bytes(_));
     let mut to = Buffer::new(budget)?;
     let mut rest = text;

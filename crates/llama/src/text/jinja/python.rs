@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::characters::printable;
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The text of a value, as by `str`.
 pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
@@ -44,12 +44,12 @@ pub fn write_repr(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()
         }
         Value::Sequence(sequence) => {
             let (open, close) = match sequence.kind {
-                Kind::List => ("[", "]"),
-                Kind::Tuple | Kind::Group => ("(", ")"),
-                Kind::Keys => ("dict_keys([", "])"),
-                Kind::Values => ("dict_values([", "])"),
-                Kind::Items => ("dict_items([", "])"),
-                Kind::Generator => {
+                SequenceKind::List => ("[", "]"),
+                SequenceKind::Tuple | SequenceKind::Group => ("(", ")"),
+                SequenceKind::Keys => ("dict_keys([", "])"),
+                SequenceKind::Values => ("dict_values([", "])"),
+                SequenceKind::Items => ("dict_items([", "])"),
+                SequenceKind::Generator => {
                     return fault("the text of a generator, which names no values: use `| list`");
                 }
             };
@@ -166,8 +166,11 @@ pub fn equal(budget: &Budget, a: &Value, b: &Value) -> Outcome<bool> {
             a.text == b.text
         }
         (Value::Sequence(a), Value::Sequence(b)) => {
-            let kind = |kind| if kind == Kind::Group { Kind::Tuple } else { kind };
-            if kind(a.kind) != kind(b.kind) || a.kind == Kind::Generator || a.kind == Kind::Values {
+            let kind = |kind| if kind == SequenceKind::Group { SequenceKind::Tuple } else { kind };
+            if kind(a.kind) != kind(b.kind)
+                || a.kind == SequenceKind::Generator
+                || a.kind == SequenceKind::Values
+            {
                 return Ok(Rc::ptr_eq(a, b));
             }
             if a.items.len() != b.items.len() {
@@ -216,7 +219,7 @@ pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>>
             Ok(Some(a.text.cmp(&b.text)))
         }
         (Value::Sequence(x), Value::Sequence(y))
-            if x.kind == y.kind && matches!(x.kind, Kind::List | Kind::Tuple) =>
+            if x.kind == y.kind && matches!(x.kind, SequenceKind::List | SequenceKind::Tuple) =>
         {
             for (a, b) in x.items.iter().zip(&y.items) {
                 if !equal(budget, a, b)? {
@@ -315,7 +318,7 @@ pub fn insert(
 pub fn hashable(budget: &Budget, value: &Value) -> Outcome<bool> {
     budget.steps(1)?;
     Ok(match value {
-        Value::Sequence(s) if matches!(s.kind, Kind::Tuple | Kind::Group) => {
+        Value::Sequence(s) if matches!(s.kind, SequenceKind::Tuple | SequenceKind::Group) => {
             for item in s.items.iter() {
                 if !hashable(budget, item)? {
                     return Ok(false);

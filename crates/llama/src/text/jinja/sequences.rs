@@ -6,7 +6,7 @@ use super::attributes::path;
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::iteration::{next, values};
 use super::python::{described, equal, order, sorted, write_text};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The names of the filters here.
 pub const NAMES: [&str; 19] = [
@@ -55,7 +55,7 @@ pub fn filter(
     match name {
         "list" => {
             let [] = arguments.bind(name, [], 0)?;
-            Value::collect(budget, Kind::List, values(budget, value)?)
+            Value::collect(budget, SequenceKind::List, values(budget, value)?)
         }
         "first" => {
             let [] = arguments.bind(name, [], 0)?;
@@ -66,7 +66,7 @@ pub fn filter(
         }
         "last" => {
             let [] = arguments.bind(name, [], 0)?;
-            if matches!(value, Value::Sequence(s) if s.kind == Kind::Generator) {
+            if matches!(value, Value::Sequence(s) if s.kind == SequenceKind::Generator) {
                 return fault("the last item of a generator: use `| list`");
             }
             Ok(values(budget, value)?.pop().unwrap_or_else(missing))
@@ -77,7 +77,7 @@ pub fn filter(
             items.reverse();
             match value {
                 Value::Text(_) => joined(budget, &items, ""),
-                _ => Value::collect(budget, Kind::Generator, items),
+                _ => Value::collect(budget, SequenceKind::Generator, items),
             }
         }
         "join" => {
@@ -110,7 +110,7 @@ pub fn filter(
             let [reverse, sensitive, attribute] = arguments.bind(name, names, 0)?;
             let keyed = keyed(budget, value, attribute.as_ref(), truth(sensitive))?;
             let sorted = by_key(budget, &keyed, truth(reverse))?;
-            Value::collect(budget, Kind::List, sorted.into_iter().map(|(_, value)| value))
+            Value::collect(budget, SequenceKind::List, sorted.into_iter().map(|(_, value)| value))
         }
         "dictsort" => dictsort(budget, value, arguments),
         "unique" => {
@@ -124,7 +124,7 @@ pub fn filter(
                     kept.push(value)?;
                 }
             }
-            Value::sequence(Kind::Generator, kept)
+            Value::sequence(SequenceKind::Generator, kept)
         }
         "min" | "max" => {
             let [sensitive, attribute] =
@@ -200,7 +200,7 @@ fn map(budget: &Budget, value: &Value, arguments: Arguments, apply: &dyn Apply) 
         for item in values(budget, value)? {
             results.push(path(budget, &item, &attribute, default.as_ref())?)?;
         }
-        return Value::sequence(Kind::Generator, results);
+        return Value::sequence(SequenceKind::Generator, results);
     }
     let Some((name, arguments)) = named(arguments)? else { return fault("a filter for map") };
     if name == "map" {
@@ -210,7 +210,7 @@ fn map(budget: &Budget, value: &Value, arguments: Arguments, apply: &dyn Apply) 
         budget.steps(arguments.positional.len())?;
         results.push(apply.filter(budget, &name, &item, copy(&arguments))?)?;
     }
-    Value::sequence(Kind::Generator, results)
+    Value::sequence(SequenceKind::Generator, results)
 }
 
 fn select(
@@ -241,7 +241,7 @@ fn select(
             kept.push(item)?;
         }
     }
-    Value::sequence(Kind::Generator, kept)
+    Value::sequence(SequenceKind::Generator, kept)
 }
 
 fn portions(budget: &Budget, name: &str, value: &Value, arguments: Arguments) -> Outcome<Value> {
@@ -258,9 +258,9 @@ fn portions(budget: &Budget, name: &str, value: &Value, arguments: Arguments) ->
             let filled =
                 fill.iter().flat_map(|fill| std::iter::repeat_n(fill, size - portion.len()));
             let portion = portion.iter().chain(filled).cloned();
-            portions.push(Value::collect(budget, Kind::List, portion)?)?;
+            portions.push(Value::collect(budget, SequenceKind::List, portion)?)?;
         }
-        return Value::sequence(Kind::Generator, portions);
+        return Value::sequence(SequenceKind::Generator, portions);
     }
     let (each, longer) = (items.len() / size, items.len() % size);
     let mut rest = items.as_slice();
@@ -269,9 +269,9 @@ fn portions(budget: &Budget, name: &str, value: &Value, arguments: Arguments) ->
         rest = after;
         let filled = fill.iter().filter(|_| i >= longer);
         let portion = portion.iter().chain(filled).cloned();
-        portions.push(Value::collect(budget, Kind::List, portion)?)?;
+        portions.push(Value::collect(budget, SequenceKind::List, portion)?)?;
     }
-    Value::sequence(Kind::Generator, portions)
+    Value::sequence(SequenceKind::Generator, portions)
 }
 
 /// The items with the keys that they are compared by.
@@ -291,7 +291,7 @@ fn keyed(
                     let part = Value::text(budget, part)?;
                     keys.push(folded(budget, &path(budget, &item, &part, None)?, case_sensitive)?);
                 }
-                Value::collect(budget, Kind::List, keys)?
+                Value::collect(budget, SequenceKind::List, keys)?
             }
             Some(attribute) => {
                 folded(budget, &path(budget, &item, attribute, None)?, case_sensitive)?
@@ -336,11 +336,11 @@ fn dictsort(budget: &Budget, value: &Value, arguments: Arguments) -> Outcome<Val
     for (key, value) in &dict.fields {
         let sorted_by = if at == 0 { key } else { value };
         let sorted_by = folded(budget, sorted_by, truth(sensitive.clone()))?;
-        let pair = Value::collect(budget, Kind::Tuple, [key.clone(), value.clone()])?;
+        let pair = Value::collect(budget, SequenceKind::Tuple, [key.clone(), value.clone()])?;
         keyed.push((sorted_by, pair));
     }
     let sorted = by_key(budget, &keyed, truth(reverse))?;
-    Value::collect(budget, Kind::List, sorted.into_iter().map(|(_, pair)| pair))
+    Value::collect(budget, SequenceKind::List, sorted.into_iter().map(|(_, pair)| pair))
 }
 
 fn groupby(
@@ -371,8 +371,8 @@ fn groupby(
                 group.push(item)?;
             }
         }
-        let group = Value::sequence(Kind::List, group)?;
-        groups.push(Value::collect(budget, Kind::Group, [shown, group])?)?;
+        let group = Value::sequence(SequenceKind::List, group)?;
+        groups.push(Value::collect(budget, SequenceKind::Group, [shown, group])?)?;
     }
-    Value::sequence(Kind::List, groups)
+    Value::sequence(SequenceKind::List, groups)
 }

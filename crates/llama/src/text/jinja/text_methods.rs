@@ -5,7 +5,7 @@ use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::characters::space;
 use super::iteration::values;
 use super::letters::{changed, classified};
-use super::value::{Kind, Value};
+use super::value::{SequenceKind, Value};
 
 /// The methods that there are.
 pub const METHODS: [&str; 45] = [
@@ -98,7 +98,7 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
             let parts =
                 parts.unwrap_or(if name == "partition" { [of, "", ""] } else { ["", "", of] });
             let [a, b, c] = parts.map(new);
-            Value::collect(budget, Kind::Tuple, [a?, b?, c?])
+            Value::collect(budget, SequenceKind::Tuple, [a?, b?, c?])
         }
         "join" => {
             let [items] = arguments.bind(name, ["iterable"], 1)?;
@@ -264,7 +264,7 @@ fn split(
     if from_end {
         parts.items_mut().reverse();
     }
-    Value::sequence(Kind::List, parts)
+    Value::sequence(SequenceKind::List, parts)
 }
 
 fn splitlines(budget: &Budget, of: &str, keep: bool) -> Outcome<Value> {
@@ -275,7 +275,7 @@ fn splitlines(budget: &Budget, of: &str, keep: bool) -> Outcome<Value> {
         text.push(if keep { end } else { "" })?;
         lines.push(Value::of(text))?;
     }
-    Value::sequence(Kind::List, lines)
+    Value::sequence(SequenceKind::List, lines)
 }
 
 /// The lines of a text as Python splits them, with their ends.
@@ -326,7 +326,7 @@ fn sought(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outcom
     }
     if let "startswith" | "endswith" = name {
         let parts = match &part {
-            Value::Sequence(s) if s.kind == Kind::Tuple => values(budget, &part)?,
+            Value::Sequence(s) if s.kind == SequenceKind::Tuple => values(budget, &part)?,
             other => vec![other.clone()],
         };
         for part in parts {

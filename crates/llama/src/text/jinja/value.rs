@@ -36,7 +36,7 @@ pub struct Text {
 
 /// The type of a sequence in Python.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum SequenceKind {
     List,
     Tuple,
     /// A group of `groupby`: a tuple with names.
@@ -50,7 +50,7 @@ pub enum Kind {
 }
 
 pub struct Sequence {
-    pub kind: Kind,
+    pub kind: SequenceKind,
     pub items: Vec<Value>,
     /// The number of items that were taken from a generator.
     pub used: Cell<usize>,
@@ -113,7 +113,7 @@ impl Value {
         Ok(Self::Bytes(Rc::new(Text { text, _charge })))
     }
 
-    pub fn sequence(kind: Kind, items: Items<Self>) -> Outcome<Self> {
+    pub fn sequence(kind: SequenceKind, items: Items<Self>) -> Outcome<Self> {
         let depth = deeper(items.items().iter())?;
         let (items, _charge) = items.into_parts();
         let used = Cell::new(0);
@@ -123,7 +123,7 @@ impl Value {
     /// A sequence of these values.
     pub fn collect(
         budget: &Budget,
-        kind: Kind,
+        kind: SequenceKind,
         values: impl IntoIterator<Item = Self>,
     ) -> Outcome<Self> {
         let mut items = Items::new(budget)?;
@@ -198,7 +198,7 @@ impl Value {
             Self::Int(value) => *value != 0,
             Self::Float(value) => *value != 0.0,
             Self::Text(text) | Self::Bytes(text) => !text.text.is_empty(),
-            Self::Sequence(s) => s.kind == Kind::Generator || !s.items.is_empty(),
+            Self::Sequence(s) => s.kind == SequenceKind::Generator || !s.items.is_empty(),
             Self::Dict(dict) => !dict.fields.is_empty(),
             Self::Range(range) => range_length(range) > 0,
             _ => true,
@@ -216,12 +216,12 @@ impl Value {
             Self::Text(_) => "str",
             Self::Bytes(_) => "bytes",
             Self::Sequence(sequence) => match sequence.kind {
-                Kind::List => "list",
-                Kind::Tuple | Kind::Group => "tuple",
-                Kind::Keys => "dict_keys",
-                Kind::Values => "dict_values",
-                Kind::Items => "dict_items",
-                Kind::Generator => "generator",
+                SequenceKind::List => "list",
+                SequenceKind::Tuple | SequenceKind::Group => "tuple",
+                SequenceKind::Keys => "dict_keys",
+                SequenceKind::Values => "dict_values",
+                SequenceKind::Items => "dict_items",
+                SequenceKind::Generator => "generator",
             },
             Self::Dict(_) => "dict",
             Self::Range(_) => "range",
