@@ -4,6 +4,8 @@
 //! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
 //! tell users of the package what to install.
 
+#[path = "cmake/bridge.rs"]
+mod bridge;
 #[path = "cmake/cuda.rs"]
 mod cuda;
 #[path = "cmake/hash.rs"]
@@ -25,8 +27,9 @@ fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     // The metallib is looked up at run time. Watching a missing file would rebuild everything each
     // time.
-    let watched = ["build.rs", "src/ffi", "cpp", "metal", "cmake"];
-    for path in watched.into_iter().chain(simulates_metal().then_some(STAND_IN)) {
+    let watched =
+        ["build.rs", "cpp", "metal", "cmake"].into_iter().chain(bridge::files(simulates_metal()));
+    for path in watched.chain(simulates_metal().then_some(STAND_IN)) {
         println!("cargo::rerun-if-changed={path}");
     }
     let variables = ["MLX_DIR", "CMAKE", "DOCS_RS", "CXX", "CXXFLAGS", "DEVELOPER_DIR"];
@@ -43,8 +46,7 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed={}", mlx.header().display());
     let cmake = find_cmake(&root)?;
     let kernels = compile_metal(&root, &cmake)?; // in parallel with the C++ compiler
-    let bridge = cxx_build::bridges(bridges()?);
-    drop(bridge); // discards the library: CMake compiles the generated code with cpp/
+    bridge::generate(simulates_metal())?;
     build_cpp(&root, &mlx, &cmake)?;
     kernels.map_or(Ok(()), say_of_metal)?;
     link(&root, &mlx)?;
@@ -68,24 +70,6 @@ fn kernels_hash(root: &Path) -> Result<String> {
         hash.add(&fs::read(&file).with_context(|| file.display().to_string())?);
     }
     Ok(format!("{:016x}", hash.0))
-}
-
-/// The files of the bridge. The generated sources of an earlier build are removed, in case a file
-/// is gone.
-fn bridges() -> Result<Vec<String>> {
-    let made = PathBuf::from(env::var("OUT_DIR")?).join("cxxbridge/sources/mlx-primitives/src/ffi");
-    if made.exists() {
-        fs::remove_dir_all(&made)?;
-    }
-    let mut paths = Vec::new();
-    for entry in fs::read_dir("src/ffi")? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            paths.push(format!("src/ffi/{}", entry.file_name().to_string_lossy()));
-        }
-    }
-    paths.sort();
-    Ok(paths)
 }
 
 /// Whether `eval_gpu` is compiled for the simulator: on Linux only, because a Mac has Metal.

@@ -112,7 +112,7 @@ link() {
 }
 
 # Only symbols that Rust defines may be missing from C++; a label is defined for each of them.
-rust_symbols='^_(mlx_primitives\$bridge\$)?cxxbridge1\$'
+rust_symbols='^_((mlx_primitives\$bridge\$)?cxxbridge1\$|mlxp_cpu_)'
 
 count=0
 declare -A taken

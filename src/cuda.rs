@@ -3,7 +3,48 @@
 use mlx_primitives_cuda::{Argument, Bound, Constant, Request, compile, folder};
 
 use crate::error::{Error, Result};
-use crate::ffi::cuda::bridge::{CudaArgument, CudaBound, CudaCode, CudaConstant};
+use ffi::{CudaArgument, CudaBound, CudaCode, CudaConstant};
+
+#[cxx::bridge(namespace = "mlx_primitives::bridge")]
+mod ffi {
+    /// A buffer index that a launch binds to an array, or to this number of bytes by value.
+    struct CudaBound {
+        index: u32,
+        bytes: u32,
+    }
+
+    struct CudaConstant {
+        index: u32,
+        data_type: u32,
+        bits: u64,
+    }
+
+    /// An argument of a kernel: kind 0 is the contents of a buffer index, 1 the place of
+    /// threadgroup memory, 2 the threads of the grid.
+    struct CudaArgument {
+        kind: u8,
+        index: u32,
+    }
+
+    struct CudaCode {
+        code: Vec<u8>,
+        symbol: String,
+        arguments: Vec<CudaArgument>,
+    }
+
+    extern "Rust" {
+        /// Compiles a kernel of Metal source for an architecture, 90 for `sm_90`.
+        fn cuda_kernel(
+            source: &str,
+            kernel: &str,
+            bound: &[CudaBound],
+            constants: &[CudaConstant],
+            counts_threads: bool,
+            architecture: u32,
+        ) -> Result<CudaCode>;
+        fn cuda_description() -> String;
+    }
+}
 
 /// Embedded sources have a line with a comment before each file; compilers report their lines by
 /// the names in a directive.
@@ -20,7 +61,7 @@ fn with_lines(source: &str) -> String {
     out
 }
 
-pub(crate) fn cuda_kernel(
+fn cuda_kernel(
     source: &str,
     kernel: &str,
     bound: &[CudaBound],
@@ -50,7 +91,7 @@ pub(crate) fn cuda_kernel(
     Ok(CudaCode { arguments: arguments.collect(), code: made.code, symbol: made.symbol })
 }
 
-pub(crate) fn cuda_description() -> String {
+fn cuda_description() -> String {
     let cache = folder().map_or("no folder".to_owned(), |folder| folder.display().to_string());
     format!("source embedded in this binary, compiled at first use by NVRTC and kept in {cache}")
 }

@@ -285,12 +285,12 @@ pub fn check_environment() -> Result<()> {
 /// The name of the instruction set that the CPU kernels use: the best of this machine, or the one
 /// that `MLX_PRIMITIVES_SIMD` names.
 pub fn cpu_kernels() -> &'static str {
-    crate::cpu::simd_level_name()
+    mlx_primitives_kernels::simd_level_name()
 }
 
 /// The number of threads that the CPU kernels use.
 pub fn cpu_threads() -> usize {
-    crate::cpu::thread_count()
+    mlx_primitives_kernels::thread_count()
 }
 
 /// Sets the number of [`cpu_threads`]. Otherwise it is `MLX_PRIMITIVES_THREADS` (1 to 1024; other
@@ -311,10 +311,13 @@ pub fn cpu_threads() -> usize {
 /// ```
 pub fn set_cpu_threads(threads: usize) -> Result<()> {
     let refuse = |expected: std::fmt::Arguments| Err(Error::argument("set_cpu_threads", expected));
-    if !(1..=crate::cpu::MAX_THREADS).contains(&threads) {
-        return refuse(format_args!("1 to {} threads, got {threads}", crate::cpu::MAX_THREADS));
+    if !(1..=mlx_primitives_kernels::MAX_THREADS).contains(&threads) {
+        return refuse(format_args!(
+            "1 to {} threads, got {threads}",
+            mlx_primitives_kernels::MAX_THREADS
+        ));
     }
-    match crate::cpu::start_threads(threads) {
+    match mlx_primitives_kernels::start_threads(threads) {
         running if running == threads => Ok(()),
         running => refuse(format_args!("the {running} threads that run already, got {threads}")),
     }

@@ -1,7 +1,5 @@
 use half::{bf16, f16};
 
-use crate::ffi::bridge as ffi;
-
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident => $name:literal;)*) => {
         /// The type of an array's elements.
@@ -23,24 +21,6 @@ macro_rules! dtypes {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
-                }
-            }
-        }
-
-        impl From<Dtype> for ffi::Dtype {
-            fn from(dtype: Dtype) -> Self {
-                match dtype {
-                    $(Dtype::$variant => Self::$variant,)*
-                }
-            }
-        }
-
-        impl From<ffi::Dtype> for Dtype {
-            fn from(dtype: ffi::Dtype) -> Self {
-                match dtype {
-                    $(ffi::Dtype::$variant => Self::$variant,)*
-                    // bridge.cpp asserts that MLX has no other.
-                    _ => unreachable!("MLX's dtypes are all listed"),
                 }
             }
         }

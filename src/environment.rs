@@ -95,7 +95,7 @@ fn refused<T>(name: &str, expected: &str, got: &str) -> Result<T> {
 
 /// Returns an error for the first variable that is not understood.
 pub(crate) fn check() -> Result<()> {
-    if let Some((name, expected, got)) = crate::cpu::unusable_variable() {
+    if let Some((name, expected, got)) = mlx_primitives_kernels::unusable_variable() {
         return refused(name, &expected, &got);
     }
     tune()?;

@@ -1,6 +1,8 @@
 //! Files of named arrays: safetensors and GGUF. Loading is lazy: elements are read when they are
 //! used.
 
+pub(crate) mod block;
+mod bridge;
 #[doc(hidden)]
 pub mod gguf;
 mod safetensors;
@@ -15,8 +17,8 @@ use memmap2::Mmap;
 
 use crate::array::{Array, to_list};
 use crate::error::{Error, Result};
-use crate::ffi::io::bridge as ffi;
 use crate::files;
+use bridge::ffi;
 
 /// The named arrays and the metadata of a file.
 #[derive(Default)]

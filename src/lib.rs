@@ -73,7 +73,7 @@ mod book;
 pub mod builtin;
 #[doc(hidden)]
 pub mod collectives;
-#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+#[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
 pub mod custom;
 pub mod device;
@@ -96,7 +96,7 @@ pub mod pipelines;
 #[doc(hidden)]
 pub mod printable;
 pub mod random;
-#[cfg_attr(not(all(feature = "simulate-metal", target_os = "linux")), path = "no_simulator.rs")]
+#[cfg(all(feature = "simulate-metal", target_os = "linux"))]
 mod simulate;
 pub mod simulator;
 pub mod transforms;
@@ -112,7 +112,6 @@ pub use array::{
 };
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
-use mlx_primitives_kernels as cpu;
 
 /// The names that most programs use: `use mlx_primitives::prelude::*;`.
 ///
@@ -144,8 +143,9 @@ pub mod support {
     /// Whether this build runs the kernels on NVIDIA GPUs.
     pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
 
-    pub use crate::array::{Block, from_list, require_addressable, to_list};
+    pub use crate::array::{from_list, require_addressable, to_list};
     pub use crate::hash::Fnv;
+    pub use crate::io::block::Block;
     pub use crate::panics::panic_message;
     pub use crate::transforms::differentiates;
     pub use crate::tune::only_ours;
@@ -158,8 +158,8 @@ pub mod internals {
     /// Whether this build runs the kernels on NVIDIA GPUs.
     pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
 
-    pub use crate::array::{Block, LINE};
     pub use crate::custom::{check_metallib, release_of, supported_metal};
+    pub use crate::io::block::{Block, LINE};
     pub use crate::ops::attention::dequantizing_composition;
     pub use crate::tune::has_neural_kernels;
 }

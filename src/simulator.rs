@@ -110,7 +110,8 @@ pub fn is_on() -> bool {
 }
 
 /// The order that this thread chose, or `None` if it chose none.
-pub(crate) fn chosen_schedule() -> Option<Schedule> {
+#[doc(hidden)]
+pub fn chosen_schedule() -> Option<Schedule> {
     match CHOICE.get() {
         Choice::Metal(schedule) => Some(schedule),
         _ => None,
@@ -118,7 +119,8 @@ pub(crate) fn chosen_schedule() -> Option<Schedule> {
 }
 
 /// Whether this thread simulates Metal: 1 if so, 0 if not, -1 if the environment decides.
-pub(crate) fn chosen_simulation() -> i8 {
+#[doc(hidden)]
+pub fn chosen_simulation() -> i8 {
     match CHOICE.get() {
         Choice::Environment => -1,
         _ => i8::from(chosen_schedule().is_some()),

@@ -39,20 +39,14 @@ enum class BinaryOp : uint8_t;
 enum class ReduceOp : uint8_t;
 struct MetalKernel;
 struct Place;
-struct ListPair;
 struct LaunchPlan;
 struct GraphNode;
-struct Closure;
 
 using MlxArray = mx::array;
 using Handle = std::unique_ptr<mx::array>;
 using ArrayList = std::vector<mx::array>;
 using ListHandle = std::unique_ptr<ArrayList>;
 using Ints = rust::Slice<const int32_t>;
-
-struct Compiled {
-  std::function<ArrayList(const ArrayList&)> function;
-};
 
 // Tells Rust that a stream has reached a point.
 struct Signal {
@@ -151,20 +145,8 @@ Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key);
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key);
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key);
 
-// Transforms.
-ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents);
-ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangents);
-ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs);
-ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes);
-std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless);
 /** Whether this thread is in a function that `compile` traces. */
 bool tracing();
-ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs);
-ListHandle with_vjp(rust::Box<Closure> f, rust::Box<Closure> vjp, const ArrayList& inputs);
-Handle after(const MlxArray& array, const ArrayList& others);
-bool is_tracer(const MlxArray& array);
-size_t nesting(const ArrayList& inputs, const ArrayList& outputs);
-ListHandle call_compiled(const Compiled& f, const ArrayList& inputs);
 
 ListHandle composition(const MlxArray& array);
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);

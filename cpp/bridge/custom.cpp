@@ -1,6 +1,6 @@
 #include "bridge/custom.h"
 
-#include "mlx-primitives/src/ffi/custom.rs.h"
+#include "mlx-primitives/src/custom/bridge.rs.h"
 #include "ops/custom.h"
 
 namespace mlx_primitives::bridge {

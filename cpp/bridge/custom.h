@@ -1,4 +1,4 @@
-// The C++ side of src/ffi/custom.rs.
+// The C++ side of src/custom/bridge.rs.
 #pragma once
 
 #include "mlx-primitives/src/ffi/mod.rs.h"

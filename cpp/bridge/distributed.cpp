@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <variant>
 
-#include "mlx-primitives/src/ffi/distributed.rs.h"
+#include "mlx-primitives/src/collectives.rs.h"
 #include "mlx/distributed/ops.h"
 #include "runtime/process.h"
 

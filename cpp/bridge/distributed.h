@@ -1,4 +1,4 @@
-// The C++ side of src/ffi/distributed.rs.
+// The C++ side of src/collectives.rs.
 #pragma once
 
 #include "bridge/core.h"
@@ -6,7 +6,7 @@
 
 namespace mlx_primitives::bridge {
 
-// Defined by cxx in mlx-primitives/src/ffi/distributed.rs.h.
+// Defined by cxx in mlx-primitives/src/collectives.rs.h.
 enum class Reduction : uint8_t;
 
 struct Ranks {

@@ -1,6 +1,6 @@
 #include "bridge/io.h"
 
-#include "mlx-primitives/src/ffi/io.rs.h"
+#include "mlx-primitives/src/io/bridge.rs.h"
 #include "mlx/io.h"
 #include "ops/stored.h"
 #include "runtime/evaluate.h"

@@ -4,7 +4,7 @@
 
 namespace mlx_primitives::bridge {
 
-// Defined by cxx in mlx-primitives/src/ffi/io.rs.h.
+// Defined by cxx in mlx-primitives/src/io/bridge.rs.h.
 struct MetadataEntry;
 struct Stored;
 

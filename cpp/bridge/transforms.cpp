@@ -1,10 +1,10 @@
-// Function transforms over Rust closures, as src/ffi/mod.rs declares them.
+// Function transforms over Rust closures, as src/transforms/bridge.rs declares them.
 #include <algorithm>
 #include <map>
 #include <unordered_set>
 
-#include "bridge/core.h"
-#include "mlx-primitives/src/ffi/mod.rs.h"
+#include "bridge/transforms.h"
+#include "mlx-primitives/src/transforms/bridge.rs.h"
 #include "mlx/compile.h"
 #include "mlx/primitives.h"
 #include "ops/stored.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -191,12 +191,19 @@ std::vector<Dispatch> Activation::dispatches(
 
 CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& out = outputs[0];
-  return [dtype = kernel_dtype(out),
-          kind = static_cast<bridge::ActivationKind>(kind_),
+  return [element = element_of(out),
+          kind = static_cast<uint8_t>(kind_),
+          one = inputs.size() == 1,
           a = bytes(inputs[0]),
           b = bytes(inputs.back()),
           to = bytes(out),
-          size = out.size()] { bridge::activation_cpu(dtype, kind, a, b, to, size); };
+          size = out.size()] {
+    if (one) {
+      cpu::mlxp_cpu_activation(element, kind, a, to, size);
+    } else {
+      cpu::mlxp_cpu_combination(element, kind, a, b, to, size);
+    }
+  };
 }
 
 std::vector<Dispatch> Affine::dispatches(
@@ -226,17 +233,12 @@ std::vector<Dispatch> Affine::dispatches(
 CpuCall Affine::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   Rows rows(x);
-  return [call =
-              bridge::AffineCall{
-                  .rows = rows.count,
-                  .columns = rows.axis,
-                  .scale_columns = inputs[1].size(),
-                  .shift_columns = inputs[2].size()},
-          dtype = kernel_dtype(x),
+  return [shape = cpu::AffineShape{rows.count, rows.axis, inputs[1].size(), inputs[2].size()},
+          element = element_of(x),
           in = bytes(x),
           scale = bytes(inputs[1]),
           shift = bytes(inputs[2]),
-          to = bytes(outputs[0])] { bridge::affine_cpu(dtype, in, scale, shift, to, call); };
+          to = bytes(outputs[0])] { cpu::mlxp_cpu_affine(element, in, scale, shift, to, shape); };
 }
 
 } // namespace mlx_primitives

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "ops/attention.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -148,12 +148,12 @@ mx::array reached(const mx::array& x, AttentionView& view) {
 }
 
 /** For the CPU: the array at index `at`, or an empty view if it is not there. */
-bridge::AttentionView view(const Arrays& inputs, int at, bool there = true) {
+cpu::View view(const Arrays& inputs, int at, bool there = true) {
   if (!there) {
-    return {0, {}};
+    return {nullptr, {}};
   }
   auto& x = inputs[at];
-  bridge::AttentionView view{reinterpret_cast<size_t>(bytes(x)), {}};
+  cpu::View view{bytes(x), {}};
   for (int i = 0; i < 4; ++i) {
     view.strides[i] = x.strides(i);
   }
@@ -222,7 +222,12 @@ std::vector<Dispatch> Attention::dispatches(
 CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& q = inputs[0];
   bool quantized = bits_ > 0;
-  bridge::AttentionCall call{
+  cpu::AttentionCall call{
+      .element = element_of(q),
+      .causal = rules_.causal,
+      .bool_mask = masked_ && inputs[mask()].dtype() == mx::bool_,
+      .scale = rules_.scale,
+      .soft_cap = rules_.soft_cap,
       .batch = static_cast<size_t>(q.shape(0)),
       .heads = static_cast<size_t>(q.shape(1)),
       .kv_heads = static_cast<size_t>(inputs[1].shape(1)),
@@ -230,13 +235,9 @@ CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .keys = static_cast<size_t>(inputs[1].shape(2)),
       .dim = static_cast<size_t>(q.shape(3)),
       .value_dim = static_cast<size_t>(dim(inputs, values())),
-      .scale = rules_.scale,
-      .soft_cap = rules_.soft_cap,
-      .causal = rules_.causal,
       .window = static_cast<size_t>(rules_.window),
       .bits = static_cast<size_t>(bits_),
-      .group_size = static_cast<size_t>(group_size_),
-      .bool_mask = masked_ && inputs[mask()].dtype() == mx::bool_,
+      .group = static_cast<size_t>(group_size_),
       .q = view(inputs, 0),
       .k = view(inputs, 1),
       .k_scales = view(inputs, 2, quantized),
@@ -244,11 +245,10 @@ CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .v = view(inputs, values()),
       .v_scales = view(inputs, values() + 1, quantized),
       .v_biases = view(inputs, values() + 2, quantized),
-      .mask = view(inputs, mask(), masked_)};
-  return [dtype = kernel_dtype(q),
-          call,
-          sinks = sinks_ ? bytes(inputs[sinks()]) : nullptr,
-          to = bytes(outputs[0])] { bridge::attention_cpu(dtype, call, sinks, to); };
+      .mask = view(inputs, mask(), masked_),
+      .sinks = sinks_ ? bytes(inputs[sinks()]) : nullptr,
+      .out = bytes(outputs[0])};
+  return [call] { cpu::mlxp_cpu_attention(call); };
 }
 
 } // namespace mlx_primitives

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -166,14 +166,26 @@ bool CrossEntropyGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-bridge::CrossEntropyCall call_of(const mx::array& x, const CrossEntropyTargets& targets) {
+/** `stats` is an output of the loss and an input of the gradient, which does not change it. */
+cpu::CrossEntropyCall call_of(
+    const Arrays& inputs,
+    const mx::array& stats,
+    mx::array& out,
+    const CrossEntropyTargets& rules) {
+  auto& x = inputs[0];
   Rows rows(x);
   return {
+      .element = element_of(x),
+      .ignores = rules.ignored.has_value(),
+      .ignored = rules.ignored.value_or(0),
+      .smoothing = rules.smoothing,
       .rows = rows.count,
       .classes = rows.axis,
-      .smoothing = targets.smoothing,
-      .ignores = targets.ignored.has_value(),
-      .ignored = targets.ignored.value_or(0)};
+      .x = bytes(x),
+      .targets = inputs[1].data<int32_t>(),
+      .stats = const_cast<float*>(stats.data<float>()),
+      .g = inputs.size() > 2 ? bytes(inputs[2]) : nullptr,
+      .out = bytes(out)};
 }
 
 } // namespace
@@ -191,15 +203,8 @@ std::vector<Dispatch> CrossEntropy::dispatches(
 }
 
 CpuCall CrossEntropy::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  auto& x = inputs[0];
-  return [dtype = kernel_dtype(x),
-          in = bytes(x),
-          targets = inputs[1].data<int32_t>(),
-          loss = bytes(outputs[0]),
-          kept = outputs[1].data<float>(),
-          call = call_of(x, targets_)] {
-    bridge::cross_entropy_cpu(dtype, in, targets, loss, kept, call);
-  };
+  auto call = call_of(inputs, outputs[1], outputs[0], targets_);
+  return [call] { cpu::mlxp_cpu_cross_entropy(call); };
 }
 
 std::vector<Dispatch> CrossEntropyGrad::dispatches(
@@ -222,16 +227,8 @@ std::vector<Dispatch> CrossEntropyGrad::dispatches(
 }
 
 CpuCall CrossEntropyGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  auto& x = inputs[0];
-  return [dtype = kernel_dtype(x),
-          in = bytes(x),
-          targets = inputs[1].data<int32_t>(),
-          g = bytes(inputs[2]),
-          kept = inputs[3].data<float>(),
-          to = bytes(outputs[0]),
-          call = call_of(x, targets_)] {
-    bridge::cross_entropy_grad_cpu(dtype, in, targets, g, kept, to, call);
-  };
+  auto call = call_of(inputs, inputs[3], outputs[0], targets_);
+  return [call] { cpu::mlxp_cpu_cross_entropy_grad(call); };
 }
 
 } // namespace mlx_primitives

@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "bridge/core.h"
-#include "mlx-primitives/src/ffi/custom.rs.h"
-#include "runtime/cpu_call.h"
+#include "mlx-primitives/src/custom/bridge.rs.h"
 #include "runtime/evaluate.h"
+#include "runtime/kernels.h"
 #include "runtime/process.h"
 
 namespace mlx_primitives {
@@ -226,7 +226,7 @@ struct Call {
         a.size() > 0 ? const_cast<uint8_t*>(bytes(a)) : nullptr,
         a.nbytes(),
         a.ndim(),
-        kernel_dtype(a),
+        static_cast<bridge::Dtype>(a.dtype().val()),
         a.flags().row_contiguous});
   }
 

@@ -1,8 +1,8 @@
 #include "ops/layer_norm.h"
 
 #include "../../metal/layer_norm.h"
-#include "runtime/cpu_call.h"
 #include "runtime/encoder.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -141,12 +141,15 @@ std::vector<Dispatch> LayerNorm::dispatches(
 CpuCall LayerNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   Rows rows(x);
-  return [dtype = kernel_dtype(x),
-          call = bridge::LayerNormCall{.rows = rows.count, .axis = rows.axis, .eps = eps_},
+  return [element = element_of(x),
+          rows,
+          eps = eps_,
           in = bytes(x),
           weight = weighted_ ? bytes(inputs[1]) : nullptr,
           bias = biased_ ? bytes(inputs[1 + weighted_]) : nullptr,
-          to = bytes(outputs[0])] { bridge::layer_norm_cpu(dtype, call, in, weight, bias, to); };
+          to = bytes(outputs[0])] {
+    cpu::mlxp_cpu_layer_norm(element, in, weight, bias, to, rows.count, rows.axis, eps);
+  };
 }
 
 } // namespace mlx_primitives

@@ -2,7 +2,7 @@
 
 #include "../../metal/linear.h"
 #include "ops/activation.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -220,23 +220,21 @@ CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto extents = shape(inputs);
   auto* added = bias(inputs);
   auto* last = residual(inputs);
-  return [call =
-              bridge::LinearCall{
-                  .batch = extents.batch,
-                  .m = extents.m,
-                  .n = extents.n,
-                  .k = extents.k,
-                  .columns = extents.columns,
-                  .w_batched = w.ndim() > 2,
-                  .activation = static_cast<bridge::ActivationKind>(state_.activation)},
-          dtype = kernel_dtype(x),
-          in = bytes(x),
-          weights = bytes(w),
-          biases = added ? bytes(*added) : nullptr,
-          residuals = last ? bytes(*last) : nullptr,
-          to = bytes(outputs[0])] {
-    bridge::linear_cpu(dtype, in, weights, biases, residuals, to, call);
-  };
+  cpu::LinearCall call{
+      .element = element_of(x),
+      .w_batched = w.ndim() > 2,
+      .columns = extents.columns,
+      .activation = static_cast<uint8_t>(state_.activation),
+      .batch = extents.batch,
+      .m = extents.m,
+      .n = extents.n,
+      .k = extents.k,
+      .x = bytes(x),
+      .w = bytes(w),
+      .bias = added ? bytes(*added) : nullptr,
+      .residual = last ? bytes(*last) : nullptr,
+      .out = bytes(outputs[0])};
+  return [call] { cpu::mlxp_cpu_linear(call); };
 }
 
 } // namespace mlx_primitives

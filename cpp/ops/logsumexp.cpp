@@ -2,7 +2,7 @@
 
 #include "../../metal/logsumexp.h"
 #include "ops/softmax.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -124,8 +124,9 @@ std::vector<Dispatch> dispatch(
 }
 
 CpuCall call(const mx::array& x, mx::array& out, bool subtract) {
-  return [dtype = kernel_dtype(x), in = bytes(x), to = bytes(out), rows = Rows(x), subtract] {
-    bridge::logsumexp_cpu(dtype, in, to, rows.count, rows.axis, subtract);
+  auto* run = subtract ? cpu::mlxp_cpu_log_softmax : cpu::mlxp_cpu_logsumexp;
+  return [run, element = element_of(x), in = bytes(x), to = bytes(out), rows = Rows(x)] {
+    run(element, in, to, rows.count, rows.axis);
   };
 }
 

@@ -2,7 +2,7 @@
 
 #include "../../metal/lora.h"
 #include "ops/linear.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -218,25 +218,26 @@ CpuCall LoraLinear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& out = outputs[0];
   auto columns = static_cast<size_t>(out.shape(-1));
   bool biased = inputs.size() > BASE + 2;
-  bridge::LoraCall call{
-      kernel_dtype(x),
-      format_.has_value(),
-      format_ ? format_->mode : QuantizedMode::Affine,
-      format_ ? static_cast<uint32_t>(format_->bits) : 0,
-      format_ ? static_cast<size_t>(format_->group_size) : 0,
-      bytes(x),
-      out.size() / columns,
-      static_cast<size_t>(x.shape(-1)),
-      columns,
-      bytes(inputs[BASE]),
-      format_ ? bytes(inputs[BASE + 1]) : nullptr,
-      biased ? bytes(inputs[BASE + 2]) : nullptr,
-      bytes(inputs[1]),
-      bytes(inputs[2]),
-      static_cast<size_t>(inputs[2].shape(1)),
-      rounded(scale_, x.dtype()),
-      bytes(out)};
-  return [call] { bridge::lora_cpu(call); };
+  cpu::LoraCall call{
+      .element = element_of(x),
+      .mode = format_ ? static_cast<cpu::Mode>(format_->mode) : cpu::Mode::plain,
+      .bits = format_ ? static_cast<uint32_t>(format_->bits) : 0,
+      .group = format_ ? static_cast<size_t>(format_->group_size) : 0,
+      .x = bytes(x),
+      .rows = out.size() / columns,
+      .axis = static_cast<size_t>(x.shape(-1)),
+      .weights =
+          {bytes(inputs[BASE]),
+           format_ ? bytes(inputs[BASE + 1]) : nullptr,
+           biased ? bytes(inputs[BASE + 2]) : nullptr,
+           columns},
+      .low =
+          {bytes(inputs[1]),
+           bytes(inputs[2]),
+           static_cast<size_t>(inputs[2].shape(1)),
+           rounded(scale_, x.dtype())},
+      .out = bytes(out)};
+  return [call] { cpu::mlxp_cpu_lora(call); };
 }
 
 } // namespace mlx_primitives

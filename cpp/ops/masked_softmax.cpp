@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -299,21 +299,27 @@ std::vector<Dispatch> dispatch(
   return {result};
 }
 
-bridge::MaskedSoftmaxCall call_of(
-    const mx::array& x, const mx::array* mask, const Masking& masking) {
+/** `g` is the gradient of the result, if the call is for the gradient. */
+cpu::MaskedSoftmaxCall call_of(
+    const mx::array& x,
+    const mx::array* g,
+    const mx::array* mask,
+    const Masking& masking,
+    mx::array& out) {
   auto params = params_of(x, mask, masking);
-  bridge::MaskedSoftmaxCall call{};
-  call.rows = x.size() / x.shape(-1);
-  call.queries = params.queries;
-  call.keys = params.keys;
-  call.causal = masking.causal;
-  call.window = params.window;
+  cpu::MaskedSoftmaxCall call{};
+  call.element = element_of(x);
+  call.shape = {x.size() / x.shape(-1), params.queries, params.keys, masking.causal, params.window};
   call.scale = params.scale;
   call.additive = params.mask_kind == MASK_ADDITIVE;
   call.mask_dims = params.mask_dims;
   call.mask_key_stride = params.mask_key_stride;
-  std::copy_n(params.mask_strides, MASK_DIMS, call.mask_strides.begin());
-  std::copy_n(params.mask_shape, MASK_DIMS, call.mask_shape.begin());
+  std::copy_n(params.mask_strides, MASK_DIMS, call.mask_strides);
+  std::copy_n(params.mask_shape, MASK_DIMS, call.mask_shape);
+  call.x = bytes(x);
+  call.g = g ? bytes(*g) : nullptr;
+  call.mask = mask ? bytes(*mask) : nullptr;
+  call.out = bytes(out);
   return call;
 }
 
@@ -325,15 +331,9 @@ std::vector<Dispatch> MaskedSoftmax::dispatches(
 }
 
 CpuCall MaskedSoftmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  auto& x = inputs[0];
   const auto* mask = inputs.size() > 1 ? &inputs[1] : nullptr;
-  return [dtype = kernel_dtype(x),
-          in = bytes(x),
-          masked = mask ? bytes(*mask) : nullptr,
-          to = bytes(outputs[0]),
-          call = call_of(x, mask, masking_)] {
-    bridge::masked_softmax_cpu(dtype, in, masked, to, call);
-  };
+  auto call = call_of(inputs[0], nullptr, mask, masking_, outputs[0]);
+  return [call] { cpu::mlxp_cpu_masked_softmax(call); };
 }
 
 std::vector<Dispatch> MaskedSoftmaxGrad::dispatches(
@@ -342,16 +342,9 @@ std::vector<Dispatch> MaskedSoftmaxGrad::dispatches(
 }
 
 CpuCall MaskedSoftmaxGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  auto& y = inputs[0];
   const auto* mask = inputs.size() > 2 ? &inputs[2] : nullptr;
-  return [dtype = kernel_dtype(y),
-          in = bytes(y),
-          gradient = bytes(inputs[1]),
-          masked = mask ? bytes(*mask) : nullptr,
-          to = bytes(outputs[0]),
-          call = call_of(y, mask, masking_)] {
-    bridge::masked_softmax_grad_cpu(dtype, in, gradient, masked, to, call);
-  };
+  auto call = call_of(inputs[0], &inputs[1], mask, masking_, outputs[0]);
+  return [call] { cpu::mlxp_cpu_masked_softmax_grad(call); };
 }
 
 } // namespace mlx_primitives

@@ -1,7 +1,7 @@
 #include "ops/quantize.h"
 
 #include "../../metal/quantize.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -233,6 +233,12 @@ Dispatch dispatch(
   return {"quantize", {kernel, {count, 1, 1}, {width, 1, 1}}, inputs, outputs, params};
 }
 
+/** The groups of an array of floats, for the CPU. */
+cpu::QuantizeShape extents(const mx::array& floats, int group_size, int bits) {
+  auto size = static_cast<size_t>(group_size);
+  return {floats.size() / size, size, static_cast<size_t>(bits)};
+}
+
 } // namespace
 
 std::vector<Dispatch> Quantize::dispatches(
@@ -242,15 +248,13 @@ std::vector<Dispatch> Quantize::dispatches(
 
 CpuCall Quantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
-  return [dtype = kernel_dtype(x),
+  return [element = element_of(x),
           in = bytes(x),
           packed = outputs[0].data<uint32_t>(),
           scales = bytes(outputs[1]),
           biases = bytes(outputs[2]),
-          groups = x.size() / group_size_,
-          group_size = static_cast<size_t>(group_size_),
-          bits = static_cast<size_t>(bits_)] {
-    bridge::quantize_cpu(dtype, in, packed, scales, biases, groups, group_size, bits);
+          shape = extents(x, group_size_, bits_)] {
+    cpu::mlxp_cpu_quantize(element, in, packed, scales, biases, shape);
   };
 }
 
@@ -262,23 +266,22 @@ std::vector<Dispatch> Dequantize::dispatches(
 
 CpuCall Dequantize::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& out = outputs[0];
-  bool taken = inputs.size() > ROWS;
-  return [dtype = kernel_dtype(out),
+  auto& packing = inputs[1];
+  cpu::TakenRows taken{
+      inputs.size() > ROWS ? inputs[ROWS].data<uint32_t>() : nullptr,
+      static_cast<size_t>(packing.shape(0)),
+      static_cast<size_t>(packing.shape(-1))};
+  return [element = element_of(out),
           packed = inputs[0].data<uint32_t>(),
-          scales = bytes(inputs[1]),
+          scales = bytes(packing),
           biases = bytes(inputs[2]),
-          ids = taken ? inputs[ROWS].data<uint32_t>() : nullptr,
-          rows = static_cast<size_t>(inputs[1].shape(0)),
-          columns = static_cast<size_t>(inputs[1].shape(-1)),
+          taken,
           to = bytes(out),
-          groups = out.size() / group_size_,
-          group_size = static_cast<size_t>(group_size_),
-          bits = static_cast<size_t>(bits_)] {
-    if (ids) {
-      bridge::dequantize_rows_cpu(
-          dtype, packed, scales, biases, ids, rows, columns, to, groups, group_size, bits);
+          shape = extents(out, group_size_, bits_)] {
+    if (taken.ids) {
+      cpu::mlxp_cpu_dequantize_rows(element, packed, scales, biases, taken, to, shape);
     } else {
-      bridge::dequantize_cpu(dtype, packed, scales, biases, to, groups, group_size, bits);
+      cpu::mlxp_cpu_dequantize(element, packed, scales, biases, to, shape);
     }
   };
 }

@@ -4,7 +4,7 @@
 
 #include "../../metal/quantized_matmul.h"
 #include "ops/rms_norm.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -331,29 +331,32 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   Rows rows(x);
   auto more = extras(inputs);
   auto start = [](const std::optional<mx::array>& a) { return a ? bytes(*a) : nullptr; };
-  bridge::QuantizedCall call{
-      kernel_dtype(x),
-      kind_.format.mode,
-      static_cast<uint32_t>(kind_.format.bits),
-      static_cast<size_t>(kind_.format.group_size),
-      bytes(x),
-      rows.count,
-      rows.axis,
-      start(more.norm),
-      kind_.eps,
-      kind_.swiglu,
-      start(more.bias),
-      start(more.residual),
-      kind_.int8,
-      bytes(outputs[0])};
-  std::vector<bridge::QuantizedPart> parts;
+  std::vector<cpu::Weights> weights;
   for (int part = 0; part < kind_.parts; ++part) {
     auto w = weight(inputs, part);
     auto columns = static_cast<size_t>(w.packed.shape(0));
-    parts.push_back({bytes(w.packed), bytes(w.scales), start(w.biases), columns});
+    weights.push_back({bytes(w.packed), bytes(w.scales), start(w.biases), columns});
   }
-  return [call, parts = std::move(parts)] {
-    bridge::quantized_matmul_cpu(call, {parts.data(), parts.size()});
+  cpu::QuantizedMatmulCall call{
+      .element = element_of(x),
+      .mode = static_cast<cpu::Mode>(kind_.format.mode),
+      .swiglu = kind_.swiglu,
+      .int8 = kind_.int8,
+      .bits = static_cast<uint32_t>(kind_.format.bits),
+      .eps = kind_.eps,
+      .group = static_cast<size_t>(kind_.format.group_size),
+      .rows = rows.count,
+      .axis = rows.axis,
+      .x = bytes(x),
+      .norm = start(more.norm),
+      .bias = start(more.bias),
+      .residual = start(more.residual),
+      .weights = nullptr,
+      .weight_count = weights.size(),
+      .out = bytes(outputs[0])};
+  return [call, weights = std::move(weights)]() mutable {
+    call.weights = weights.data();
+    cpu::mlxp_cpu_quantized_matmul(call);
   };
 }
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "../../metal/reduce.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -188,12 +188,13 @@ std::vector<Dispatch> Reduction::dispatches(
 CpuCall Reduction::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   auto& out = outputs[0];
-  return [dtype = kernel_dtype(x),
-          kind = kind_,
-          in = bytes(x),
-          to = bytes(out),
-          rows = out.size(),
-          axis = x.size() / out.size()] { bridge::reduce_cpu(dtype, kind, in, to, rows, axis); };
+  return
+      [element = element_of(x),
+       kind = static_cast<uint8_t>(kind_),
+       in = bytes(x),
+       to = bytes(out),
+       rows = out.size(),
+       axis = x.size() / out.size()] { cpu::mlxp_cpu_reduce(element, kind, in, to, rows, axis); };
 }
 
 } // namespace mlx_primitives

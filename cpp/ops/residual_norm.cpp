@@ -4,7 +4,7 @@
 #include "../../metal/residual_norm.h"
 #include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -126,21 +126,18 @@ std::vector<Dispatch> ResidualNorm::dispatches(
 CpuCall ResidualNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   Rows rows(x);
-  bridge::ResidualNormCall call{
-      .dtype = kernel_dtype(x),
+  cpu::ResidualNorm call{
+      .x = bytes(x),
+      .residual = bytes(inputs[1]),
+      .weight = weighted_ ? bytes(inputs[2]) : nullptr,
+      .bias = biased_ ? bytes(inputs[2 + weighted_]) : nullptr,
+      .sum = bytes(outputs[0]),
+      .norm = bytes(outputs[1]),
       .rows = rows.count,
       .axis = rows.axis,
       .eps = eps_,
       .centered = centered_};
-  return [call,
-          in = bytes(x),
-          residual = bytes(inputs[1]),
-          weight = weighted_ ? bytes(inputs[2]) : nullptr,
-          bias = biased_ ? bytes(inputs[2 + weighted_]) : nullptr,
-          sum = bytes(outputs[0]),
-          norm = bytes(outputs[1])] {
-    bridge::residual_norm_cpu(call, in, residual, weight, bias, sum, norm);
-  };
+  return [element = element_of(x), call] { cpu::mlxp_cpu_residual_norm(element, call); };
 }
 
 } // namespace mlx_primitives

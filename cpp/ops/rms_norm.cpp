@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "../../metal/rms_norm.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -133,12 +133,13 @@ std::vector<Dispatch> RmsNorm::dispatches(
 
 CpuCall RmsNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
-  return [dtype = kernel_dtype(x),
-          in = bytes(x),
-          weight = inputs.size() > 1 ? bytes(inputs[1]) : nullptr,
-          to = bytes(outputs[0]),
-          rows = Rows(x),
-          eps = eps_] { bridge::rms_norm_cpu(dtype, in, weight, to, rows.count, rows.axis, eps); };
+  return
+      [element = element_of(x),
+       in = bytes(x),
+       weight = inputs.size() > 1 ? bytes(inputs[1]) : nullptr,
+       to = bytes(outputs[0]),
+       rows = Rows(x),
+       eps = eps_] { cpu::mlxp_cpu_rms_norm(element, in, weight, to, rows.count, rows.axis, eps); };
 }
 
 } // namespace mlx_primitives

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "../../metal/rope.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -195,23 +195,24 @@ CpuCall Rope::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   size_t batch = x.shape(0);
   size_t seq = x.shape(-2);
   size_t head_dim = x.shape(-1);
-  bridge::RopeCall call{
-      .batch = batch,
-      .heads = x.size() / (batch * seq * head_dim),
-      .seq = seq,
-      .head_dim = head_dim,
-      .dims = static_cast<size_t>(dims_),
-      .traditional = traditional_,
-      .forward = forward_,
+  cpu::RopeCall call{
+      .element = element_of(x),
       .base = base_,
-      .scale = scale_};
-  return [dtype = kernel_dtype(x),
-          in = bytes(x),
-          to = bytes(outputs[0]),
-          call,
-          freqs = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
-          offsets = offset.data<int32_t>(),
-          count = offset.size()] { bridge::rope_cpu(dtype, in, to, call, freqs, offsets, count); };
+      .shape =
+          {.batch = batch,
+           .heads = x.size() / (batch * seq * head_dim),
+           .seq = seq,
+           .head_dim = head_dim,
+           .dims = static_cast<size_t>(dims_),
+           .traditional = traditional_,
+           .forward = forward_,
+           .scale = scale_},
+      .freqs = inputs.size() > 2 ? inputs[2].data<float>() : nullptr,
+      .offsets = offset.data<int32_t>(),
+      .offset_count = offset.size(),
+      .x = bytes(x),
+      .out = bytes(outputs[0])};
+  return [call] { cpu::mlxp_cpu_rope(call); };
 }
 
 } // namespace mlx_primitives

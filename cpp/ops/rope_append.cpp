@@ -5,7 +5,7 @@
 
 #include "../../metal/rope_append.h"
 #include "ops/rope.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -338,30 +338,29 @@ CpuCall RopeAppend::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& qkv = inputs[1];
   auto& offset = inputs[2];
   auto& slots = inputs[3];
-  bridge::RopeAppendCall call{
-      .batch = static_cast<size_t>(state.shape(0)),
-      .heads = static_cast<size_t>(layout_.heads),
-      .kv_heads = static_cast<size_t>(layout_.kv_heads),
-      .time = static_cast<size_t>(qkv.shape(1)),
-      .head_dim = static_cast<size_t>(layout_.head_dim),
-      .capacity = static_cast<size_t>(layout_.capacity),
-      .dims = static_cast<size_t>(dims_),
-      .traditional = traditional_,
+  cpu::RopeAppendCall call{
+      .element = element_of(state),
       .base = base_,
-      .scale = scale_,
-      .multiplier = multiplier_,
+      .shape =
+          {.batch = static_cast<size_t>(state.shape(0)),
+           .heads = static_cast<size_t>(layout_.heads),
+           .kv_heads = static_cast<size_t>(layout_.kv_heads),
+           .time = static_cast<size_t>(qkv.shape(1)),
+           .head_dim = static_cast<size_t>(layout_.head_dim),
+           .capacity = static_cast<size_t>(layout_.capacity),
+           .dims = static_cast<size_t>(dims_),
+           .traditional = traditional_,
+           .scale = scale_,
+           .multiplier = multiplier_},
+      .freqs = inputs.size() > 4 ? inputs[4].data<float>() : nullptr,
+      .offsets = offset.data<int32_t>(),
       .offset_count = offset.size(),
-      .slot_count = slots.size()};
-  return [dtype = kernel_dtype(state),
-          from = bytes(state),
-          to = bytes(outputs[0]),
-          step = bytes(qkv),
-          call,
-          freqs = inputs.size() > 4 ? inputs[4].data<float>() : nullptr,
-          offsets = offset.data<int32_t>(),
-          places = slots.data<int32_t>()] {
-    bridge::rope_append_cpu(dtype, from, to, step, call, freqs, offsets, places);
-  };
+      .slots = slots.data<int32_t>(),
+      .slot_count = slots.size(),
+      .state = bytes(state),
+      .qkv = bytes(qkv),
+      .out = bytes(outputs[0])};
+  return [call] { cpu::mlxp_cpu_rope_append(call); };
 }
 
 } // namespace mlx_primitives

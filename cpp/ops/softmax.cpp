@@ -1,7 +1,7 @@
 #include "ops/softmax.h"
 
 #include "../../metal/softmax.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -60,8 +60,8 @@ std::vector<Dispatch> Softmax::dispatches(
 CpuCall Softmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   Rows rows(x);
-  return [dtype = kernel_dtype(x), in = bytes(x), to = bytes(outputs[0]), rows] {
-    bridge::softmax_cpu(dtype, in, to, rows.count, rows.axis);
+  return [element = element_of(x), in = bytes(x), to = bytes(outputs[0]), rows] {
+    cpu::mlxp_cpu_softmax(element, in, to, rows.count, rows.axis);
   };
 }
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "mlx-primitives/src/ffi/io.rs.h"
+#include "mlx-primitives/src/io/bridge.rs.h"
 #include "runtime/evaluate.h"
 
 namespace mlx_primitives {

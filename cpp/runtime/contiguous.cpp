@@ -7,7 +7,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -35,8 +35,7 @@ class Contiguous : public mx::UnaryPrimitive {
          shape = x.shape(),
          strides = x.strides(),
          size = x.itemsize()] {
-          bridge::copy_cpu(
-              from, to, {shape.data(), shape.size()}, {strides.data(), strides.size()}, size);
+          cpu::mlxp_cpu_copy(from, to, shape.data(), strides.data(), shape.size(), size);
         });
   }
 

@@ -13,7 +13,7 @@
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
-#include "runtime/cpu_call.h"
+#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "mlx-primitives/src/ffi/cuda.rs.h"
+#include "mlx-primitives/src/cuda.rs.h"
 #include "mlx/backend/cuda/device.h"
 #include "mlx/backend/cuda/utils.h"
 #include "runtime/cuda_kernels.h"

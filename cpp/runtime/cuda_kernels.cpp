@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "mlx-primitives/src/ffi/cuda.rs.h"
+#include "mlx-primitives/src/cuda.rs.h"
 #include "runtime/metallib.h"
 
 namespace mlx_primitives {

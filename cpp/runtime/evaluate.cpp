@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "mlx-primitives/src/ffi/distributed.rs.h"
+#include "mlx-primitives/src/collectives.rs.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"

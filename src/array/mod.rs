@@ -1,6 +1,5 @@
 //! The array handle: its description, its evaluation and reading its elements.
 
-mod block;
 mod create;
 mod index;
 mod math;
@@ -16,7 +15,6 @@ use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
-pub use block::{Block, LINE};
 pub use index::{Ellipsis, Index, IntoIndex, NewAxis, step};
 pub use operand::Operand;
 pub use send::SendArray;

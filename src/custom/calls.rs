@@ -8,9 +8,9 @@ use cxx::{CxxVector, UniquePtr};
 use super::view::{Evaluated, View, ViewMut};
 use super::{Call, CustomPrimitive, Layout, Spec};
 use crate::array::{Array, from_list, require_addressable, to_list};
+use crate::custom::bridge::ffi;
 use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
-use crate::ffi::custom::bridge as ffi;
 use crate::panics::{Guarded, caught};
 
 /// A [`CustomPrimitive`] of unknown type.

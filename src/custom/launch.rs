@@ -3,8 +3,8 @@
 use bytemuck::{NoUninit, bytes_of};
 
 use super::{MetalLibrary, Spec};
+use crate::custom::bridge::ffi;
 use crate::error::{Error, Result};
-use crate::ffi::custom::bridge as ffi;
 
 /// The number of indices that a Metal kernel has for buffers, and for threadgroup memory.
 const BUFFERS: u32 = 31;

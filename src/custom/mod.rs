@@ -37,16 +37,17 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
-pub(crate) mod calls;
+mod bridge;
+mod calls;
 mod launch;
 pub(crate) mod library;
 mod metallib;
 mod view;
 
 use crate::array::{Array, from_list, to_list};
+use crate::custom::bridge::ffi;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::custom::bridge as ffi;
 
 pub use launch::{Call, Constant, Launch};
 pub use library::MetalLibrary;

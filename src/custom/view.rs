@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
+use crate::custom::bridge::ffi;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
-use crate::ffi::custom::bridge as ffi;
 
 /// The memory of an evaluated array: address, shape, strides and type.
 #[derive(Clone, Copy)]

@@ -1,30 +1,35 @@
-//! The bridge to C++. This file has its core; submodules have the ops, the CPU kernels and the
-//! rest. The bridge only converts.
+//! The bridge to C++. This file has its core; submodules have the ops and the rest. The bridge only
+//! converts.
 //!
 //! Every function that can reach code that throws returns `Result`, since an exception in any other
 //! function would end the process. Functions without a `Result` only read a descriptor.
 
-pub(crate) mod cuda;
-pub(crate) mod custom;
-pub(crate) mod distributed;
-pub(crate) mod io;
-mod kernels;
 pub(crate) mod ops;
-mod simulator;
 
-use kernels::{lend_thread, lend_thread_until};
+use std::cell::Cell;
 
-use crate::cpu::Element;
-use crate::transforms::Closure;
+use cxx::CxxVector;
 
-/// The element type of the kernels, or `None` for types that the functions of the ops refuse.
-fn element(dtype: bridge::Dtype) -> Option<Element> {
-    match dtype {
-        bridge::Dtype::Float32 => Some(Element::F32),
-        bridge::Dtype::Float16 => Some(Element::F16),
-        bridge::Dtype::Bfloat16 => Some(Element::BF16),
-        _ => None,
-    }
+use crate::dtype::Dtype;
+use mlx_primitives_kernels as cpu;
+
+/// Lends this thread to the kernels until the arrays are computed. Asking whether they are may
+/// return an error of the evaluation.
+fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
+    let error = Cell::new(None);
+    cpu::lend_thread(&|| {
+        arrays.iter().all(|array| {
+            bridge::finished(array).unwrap_or_else(|e| {
+                error.set(Some(e));
+                true
+            })
+        })
+    });
+    error.take().map_or(Ok(()), Err)
+}
+
+fn lend_thread_until(signal: &bridge::Signal) {
+    cpu::lend_thread(&|| bridge::is_set(signal));
 }
 
 #[allow(clippy::missing_errors_doc)]
@@ -116,11 +121,6 @@ pub(crate) mod bridge {
         name: String,
     }
 
-    struct ListPair {
-        first: UniquePtr<CxxVector<MlxArray>>,
-        second: UniquePtr<CxxVector<MlxArray>>,
-    }
-
     /// A Metal dispatch of a primitive, planned without a GPU.
     struct LaunchPlan {
         kernel: String,
@@ -149,7 +149,6 @@ pub(crate) mod bridge {
         #[namespace = "mlx::core"]
         #[cxx_name = "array"]
         type MlxArray;
-        type Compiled;
         type Signal;
 
         fn is_set(signal: &Signal) -> bool;
@@ -301,50 +300,6 @@ pub(crate) mod bridge {
             key: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
 
-        // Transforms.
-        fn vjp(
-            f: &Closure,
-            primals: &CxxVector<MlxArray>,
-            cotangents: &CxxVector<MlxArray>,
-        ) -> Result<ListPair>;
-        fn jvp(
-            f: &Closure,
-            primals: &CxxVector<MlxArray>,
-            tangents: &CxxVector<MlxArray>,
-        ) -> Result<ListPair>;
-        fn value_and_grad(
-            f: &Closure,
-            argnums: &[i32],
-            inputs: &CxxVector<MlxArray>,
-        ) -> Result<ListPair>;
-        fn vmap(
-            f: &Closure,
-            inputs: &CxxVector<MlxArray>,
-            in_axes: &[i32],
-            out_axes: &[i32],
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        fn compile(f: Box<Closure>, shapeless: bool) -> Result<UniquePtr<Compiled>>;
-        fn checkpoint(
-            f: Box<Closure>,
-            inputs: &CxxVector<MlxArray>,
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// `vjp` receives the inputs, then the cotangents of the outputs of `f`.
-        fn with_vjp(
-            f: Box<Closure>,
-            vjp: Box<Closure>,
-            inputs: &CxxVector<MlxArray>,
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The array, computed when the stream has done all that it was given before.
-        fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
-        /// Whether the array stands for values in a function that MLX traces.
-        fn is_tracer(array: &MlxArray) -> bool;
-        /// The greatest number of arrays on a way from the outputs to the inputs, as MLX walks it.
-        fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
-        fn call_compiled(
-            f: &Compiled,
-            inputs: &CxxVector<MlxArray>,
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-
         // Graphs.
         fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
         /// The dispatches of evaluating one of our lazy nodes on a GPU.
@@ -354,17 +309,37 @@ pub(crate) mod bridge {
     }
 
     extern "Rust" {
-        type Closure;
-
-        fn call(
-            self: &Closure,
-            inputs: &CxxVector<MlxArray>,
-        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-
         /// Works for the kernels until the arrays are computed or there is no work for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
         /// Shares in the kernels' work until the signal is set, or nothing comes for a while.
         fn lend_thread_until(signal: &Signal);
     }
+}
+
+/// Converts between [`Dtype`] and C++'s, which have the same variants.
+macro_rules! dtypes {
+    ($($variant:ident)*) => {
+        impl From<Dtype> for bridge::Dtype {
+            fn from(dtype: Dtype) -> Self {
+                match dtype {
+                    $(Dtype::$variant => Self::$variant,)*
+                }
+            }
+        }
+
+        impl From<bridge::Dtype> for Dtype {
+            fn from(dtype: bridge::Dtype) -> Self {
+                match dtype {
+                    $(bridge::Dtype::$variant => Self::$variant,)*
+                    // core.cpp asserts that MLX has no other.
+                    _ => unreachable!("MLX's dtypes are all listed"),
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
+    Bool Uint8 Uint16 Uint32 Uint64 Int8 Int16 Int32 Int64 Float16 Float32 Float64 Bfloat16 Complex64
 }

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::array::Array;
-use crate::cpu;
-use crate::cpu::ggml_blocks::{BlockType, Part};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ffi::io::bridge as ffi;
+use crate::io::bridge::ffi;
+use mlx_primitives_kernels as cpu;
+use mlx_primitives_kernels::ggml_blocks::{BlockType, Part};
 
 /// Where a file's bytes are.
 pub(super) enum Source {

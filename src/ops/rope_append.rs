@@ -21,7 +21,7 @@ pub struct KvLayout {
 
 impl KvLayout {
     /// The most positions of a step whose queries a state has room for.
-    pub const QUERY_POSITIONS: i32 = crate::cpu::QUERY_POSITIONS as i32;
+    pub const QUERY_POSITIONS: i32 = mlx_primitives_kernels::QUERY_POSITIONS as i32;
 
     /// Rows before the first key.
     fn area(&self) -> i32 {

@@ -1,9 +1,9 @@
 //! Functions with another backward pass than their graph has: recomputed or written by hand.
 
+use super::bridge::ffi;
 use super::{Arguments, Closure, Outputs, behind, set_failure};
 use crate::array::{Array, from_list, to_list};
 use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
 
 /// The outputs of `f` at `inputs`, whose intermediate results are not kept for a backward pass.
 ///

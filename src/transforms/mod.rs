@@ -28,6 +28,7 @@
 //! Evaluation has no such bound.
 
 mod arguments;
+mod bridge;
 mod checkpoint;
 mod derivatives;
 mod stack;
@@ -46,8 +47,8 @@ pub use stack::{BYTES_PER_COMPILED_OP, BYTES_PER_OP};
 
 use crate::array::{Array, List, from_list, to_list};
 use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
 use crate::panics::{Guarded, caught};
+use bridge::ffi;
 
 type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;
 

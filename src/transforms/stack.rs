@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use cxx::CxxVector;
 
+use super::bridge::ffi;
 use crate::error::{Error, Result};
-use crate::ffi::bridge as ffi;
 
 /// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at
 /// most: about twice what it takes in MLX's library for Linux.

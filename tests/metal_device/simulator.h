@@ -1,7 +1,7 @@
 // Shared by the two sources of the stand-in.
 #pragma once
 
-#include "mlx-primitives/src/ffi/simulator.rs.h"
+#include "mlx-primitives/src/simulate.rs.h"
 #include "mlx/backend/metal/device.h"
 
 namespace bridge = mlx_primitives::bridge;

@@ -14,19 +14,21 @@ mod table;
 pub use affine::{AffineShape, affine};
 use table::table;
 
-/// A function applied to each element.
+/// A function applied to each element. The numbers are those of C++, where 0 stands for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Activation {
-    Relu,
+    Relu = 1,
     Gelu,
     GeluTanh,
     Silu,
 }
 
-/// An operation on pairs of elements.
+/// An operation on pairs of elements. The numbers follow those of [`Activation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Combination {
-    Swiglu,
+    Swiglu = 5,
     Geglu,
     GegluTanh,
     AddRelu,

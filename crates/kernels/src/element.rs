@@ -4,6 +4,7 @@ use super::simd::F32x16;
 
 /// The element type of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Element {
     F32,
     F16,

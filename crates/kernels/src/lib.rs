@@ -11,6 +11,7 @@
 pub mod activation;
 #[doc(hidden)]
 pub mod attention;
+mod c_api;
 #[doc(hidden)]
 pub mod copy;
 #[doc(hidden)]

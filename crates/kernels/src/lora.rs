@@ -4,6 +4,7 @@ use super::element::Element;
 use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matmul};
 
 /// One call. Buffers hold elements of `element` and are aligned to them.
+#[repr(C)]
 pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,

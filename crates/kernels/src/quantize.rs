@@ -11,6 +11,7 @@ use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct QuantizeShape {
     pub groups: usize,
     /// Elements of a group: a multiple of 32.
@@ -86,6 +87,7 @@ pub unsafe fn dequantize(
 
 /// The rows of a matrix that [`dequantize_rows`] writes one after the other.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct TakenRows {
     /// The number of a row of the matrix for each row of the result. Numbers beyond the matrix
     /// stand for its last row.

@@ -8,6 +8,7 @@ use super::simd::{F32x16, Kernel};
 use super::{Machine, Shared};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Reduction {
     Sum,
     Mean,

@@ -13,6 +13,7 @@ use super::{Machine, Shared};
 /// The untyped buffers of a call: `rows * axis` elements each, except weight and bias, which have
 /// `axis` elements or are null.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct ResidualNorm {
     pub x: *const u8,
     pub residual: *const u8,

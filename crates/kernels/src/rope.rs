@@ -10,6 +10,7 @@ use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared};
 
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct RopeShape {
     pub batch: usize,
     pub heads: usize,

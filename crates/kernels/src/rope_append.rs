@@ -21,6 +21,7 @@ const AHEAD: usize = 4;
 /// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
 /// then the values of `capacity` positions for each head.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct AppendShape {
     pub batch: usize,
     pub heads: usize,

@@ -1,7 +1,7 @@
 //! The types of tensors.
 
-use crate::cpu::ggml_blocks::BlockType;
 use crate::dtype::Dtype;
+use mlx_primitives_kernels::ggml_blocks::BlockType;
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy)]

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use super::GgufType;
 use super::stored::{Source, Stored};
 use crate::array::Array;
-use crate::cpu::ggml_blocks::Part;
 use entries::Cursor;
 pub use entries::{Entries, Value};
 pub use entries::{List, brief};
 use kinds::{Kind, rounding};
+use mlx_primitives_kernels::ggml_blocks::Part;
 
 pub type Checked<T = ()> = std::result::Result<T, String>;
 

@@ -10,6 +10,7 @@ use crate::{Machine, Shared};
 
 /// The extents of [`affine`]; scale and shift have one column or all of them.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct AffineShape {
     pub rows: usize,
     pub columns: usize,

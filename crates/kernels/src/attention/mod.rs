@@ -30,6 +30,7 @@ const TILE: usize = 64;
 
 /// An array of rank 4 in memory: strides in elements of [batch, head, row, feature].
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct View {
     pub data: *const u8,
     pub strides: [isize; 4],

@@ -7,6 +7,7 @@ use crate::simd::{F32x16, LANES};
 
 /// The extents of the scores, and the causal mask, which needs no memory.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct MaskedSoftmaxShape {
     pub rows: usize,
     pub queries: usize,

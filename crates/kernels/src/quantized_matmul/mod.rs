@@ -28,6 +28,7 @@ use format::{Affine, Floats, Format};
 
 /// How weights are packed, like MLX's `mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Mode {
     /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
     Affine,
@@ -44,6 +45,7 @@ pub enum Mode {
 
 /// One packed matrix: `columns` rows of weights, each a column of the result.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
@@ -63,6 +65,7 @@ pub struct Norm {
 
 /// A low-rank correction of the product, `scale * (x · Aᵀ) · Bᵀ`.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub struct LowRank {
     /// `[rank, axis]`.
     pub a: *const u8,

@@ -1,9 +1,9 @@
 //! Files of arrays: MLX writes them, and arrays of this crate read them when they are used.
 
-use crate::io::stored::Stored;
+use super::stored::Stored;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
-pub(crate) mod bridge {
+pub(crate) mod ffi {
     struct MetadataEntry {
         key: String,
         value: String,

@@ -1,9 +1,9 @@
 use super::Array;
-use crate::cpu;
+use super::bridge::ffi as io;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
-use crate::ffi::io::bridge as io;
 use crate::memory;
+use mlx_primitives_kernels as cpu;
 
 /// A cache line: weights that begin at one are loaded without straddling two.
 pub const LINE: usize = 64;

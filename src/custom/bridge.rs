@@ -1,14 +1,14 @@
 //! Custom primitives: the one C++ class that stands for all of them, and the Rust functions that it
 //! calls.
 
-use crate::custom::calls::{
+use super::calls::{
     CustomOp, custom_eval, custom_in_place, custom_is_equivalent, custom_jvp, custom_launches,
     custom_name, custom_shapes, custom_vjp, custom_vmap,
 };
-use crate::custom::library::LibraryHandle;
+use super::library::LibraryHandle;
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
-pub(crate) mod bridge {
+pub(crate) mod ffi {
     struct CustomOutput {
         shape: Vec<i32>,
         dtype: Dtype,

@@ -1,0 +1,342 @@
+// The CPU kernels, which are functions of the Rust crate in crates/kernels: src/c_api.rs there has
+// these declarations' other half, and says what the buffers must hold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/primitive.h"
+
+namespace mlx_primitives::cpu {
+
+namespace mx = mlx::core;
+
+using Bytes = const uint8_t*;
+
+enum class Element : uint8_t { f32, f16, bf16 };
+enum class Mode : uint8_t { affine, mxfp4, mxfp8, nvfp4, plain };
+
+struct AffineShape {
+  size_t rows;
+  size_t columns;
+  size_t scale_columns;
+  size_t shift_columns;
+};
+
+/** The address of the first element, or null, and the strides in elements. */
+struct View {
+  Bytes data;
+  ptrdiff_t strides[4];
+};
+
+struct AttentionCall {
+  Element element;
+  bool causal;
+  bool bool_mask;
+  float scale;
+  float soft_cap;
+  size_t batch;
+  size_t heads;
+  size_t kv_heads;
+  size_t queries;
+  size_t keys;
+  size_t dim;
+  size_t value_dim;
+  size_t window;
+  size_t bits; // 0 for plain keys and values
+  size_t group;
+  View q;
+  View k;
+  View k_scales;
+  View k_biases;
+  View v;
+  View v_scales;
+  View v_biases;
+  View mask;
+  Bytes sinks;
+  uint8_t* out;
+};
+
+struct CrossEntropyCall {
+  Element element;
+  bool ignores; // whether rows with the target `ignored` cost nothing
+  int32_t ignored;
+  float smoothing;
+  size_t rows;
+  size_t classes;
+  Bytes x;
+  const int32_t* targets;
+  float* stats;
+  Bytes g; // for the gradient
+  uint8_t* out;
+};
+
+/** `batch` products `[m, k]` times `[n, k]`, or `[k, n]` if `columns`. */
+struct LinearCall {
+  Element element;
+  bool w_batched;
+  bool columns;
+  uint8_t activation; // as in metal/activation.h
+  size_t batch;
+  size_t m;
+  size_t n;
+  size_t k;
+  Bytes x;
+  Bytes w;
+  Bytes bias;
+  Bytes residual;
+  uint8_t* out;
+};
+
+struct Weights {
+  Bytes packed;
+  Bytes scales;
+  Bytes biases;
+  size_t columns;
+};
+
+struct LowRank {
+  Bytes a;
+  Bytes b;
+  size_t rank;
+  float scale;
+};
+
+struct LoraCall {
+  Element element;
+  Mode mode;
+  uint32_t bits;
+  size_t group;
+  Bytes x;
+  size_t rows;
+  size_t axis;
+  Weights weights;
+  LowRank low;
+  uint8_t* out;
+};
+
+struct MaskedSoftmaxShape {
+  size_t rows;
+  size_t queries;
+  size_t keys;
+  bool causal;
+  size_t window; // 0 for none
+};
+
+struct MaskedSoftmaxCall {
+  Element element;
+  bool additive; // a mask of elements; otherwise of bools
+  float scale;
+  MaskedSoftmaxShape shape;
+  size_t mask_dims;
+  ptrdiff_t mask_key_stride;
+  int64_t mask_strides[8];
+  uint32_t mask_shape[8];
+  Bytes x;
+  Bytes g; // for the gradient
+  Bytes mask;
+  uint8_t* out;
+};
+
+struct QuantizeShape {
+  size_t groups;
+  size_t group_size;
+  size_t bits;
+};
+
+/** Numbers of rows, of a matrix with `rows` rows of `columns` groups. */
+struct TakenRows {
+  const uint32_t* ids;
+  size_t rows;
+  size_t columns;
+};
+
+struct QuantizedMatmulCall {
+  Element element;
+  Mode mode;
+  bool swiglu;
+  bool int8;
+  uint32_t bits;
+  float eps;
+  size_t group;
+  size_t rows;
+  size_t axis;
+  Bytes x;
+  Bytes norm;
+  Bytes bias;
+  Bytes residual;
+  const Weights* weights;
+  size_t weight_count;
+  uint8_t* out;
+};
+
+struct ResidualNorm {
+  Bytes x;
+  Bytes residual;
+  Bytes weight;
+  Bytes bias;
+  uint8_t* sum;
+  uint8_t* norm;
+  size_t rows;
+  size_t axis;
+  float eps;
+  bool centered; // layer normalization; otherwise RMS normalization
+};
+
+struct RopeShape {
+  size_t batch;
+  size_t heads;
+  size_t seq;
+  size_t head_dim;
+  size_t dims;
+  bool traditional;
+  bool forward;
+  float scale;
+};
+
+struct RopeCall {
+  Element element;
+  float base;
+  RopeShape shape;
+  const float* freqs; // null, or dims / 2 periods
+  const int32_t* offsets;
+  size_t offset_count;
+  Bytes x;
+  uint8_t* out;
+};
+
+struct AppendShape {
+  size_t batch;
+  size_t heads;
+  size_t kv_heads;
+  size_t time;
+  size_t head_dim;
+  size_t capacity;
+  size_t dims;
+  bool traditional;
+  float scale;
+  float multiplier;
+};
+
+struct RopeAppendCall {
+  Element element;
+  float base;
+  AppendShape shape;
+  const float* freqs;
+  const int32_t* offsets;
+  size_t offset_count;
+  const int32_t* slots;
+  size_t slot_count;
+  Bytes state;
+  Bytes qkv;
+  uint8_t* out;
+};
+
+#define OFFSET(TYPE, FIELD, BYTES) static_assert(offsetof(TYPE, FIELD) == (BYTES))
+static_assert(sizeof(AffineShape) == 32 && sizeof(View) == 40 && sizeof(AttentionCall) == 432);
+OFFSET(AttentionCall, scale, 4);
+OFFSET(AttentionCall, batch, 16);
+OFFSET(AttentionCall, q, 96);
+OFFSET(AttentionCall, mask, 376);
+OFFSET(AttentionCall, out, 424);
+static_assert(sizeof(CrossEntropyCall) == 72 && sizeof(LinearCall) == 80);
+OFFSET(CrossEntropyCall, ignored, 4);
+OFFSET(CrossEntropyCall, smoothing, 8);
+OFFSET(CrossEntropyCall, rows, 16);
+OFFSET(CrossEntropyCall, x, 32);
+OFFSET(CrossEntropyCall, out, 64);
+OFFSET(LinearCall, activation, 3);
+OFFSET(LinearCall, batch, 8);
+OFFSET(LinearCall, x, 40);
+OFFSET(LinearCall, out, 72);
+static_assert(sizeof(Weights) == 32 && sizeof(LoraCall) == 112);
+OFFSET(LoraCall, bits, 4);
+OFFSET(LoraCall, weights, 40);
+OFFSET(LoraCall, low, 72);
+OFFSET(LoraCall, out, 104);
+static_assert(sizeof(MaskedSoftmaxShape) == 40 && sizeof(MaskedSoftmaxCall) == 192);
+OFFSET(MaskedSoftmaxShape, causal, 24);
+OFFSET(MaskedSoftmaxShape, window, 32);
+OFFSET(MaskedSoftmaxCall, shape, 8);
+OFFSET(MaskedSoftmaxCall, mask_strides, 64);
+OFFSET(MaskedSoftmaxCall, mask_shape, 128);
+OFFSET(MaskedSoftmaxCall, out, 184);
+static_assert(sizeof(QuantizeShape) == 24 && sizeof(TakenRows) == 24);
+static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(ResidualNorm) == 72);
+OFFSET(QuantizedMatmulCall, bits, 4);
+OFFSET(QuantizedMatmulCall, group, 16);
+OFFSET(QuantizedMatmulCall, x, 40);
+OFFSET(QuantizedMatmulCall, out, 88);
+OFFSET(ResidualNorm, rows, 48);
+OFFSET(ResidualNorm, eps, 64);
+OFFSET(ResidualNorm, centered, 68);
+static_assert(sizeof(RopeShape) == 48 && sizeof(RopeCall) == 96);
+OFFSET(RopeShape, traditional, 40);
+OFFSET(RopeShape, scale, 44);
+OFFSET(RopeCall, shape, 8);
+OFFSET(RopeCall, freqs, 56);
+OFFSET(RopeCall, out, 88);
+static_assert(sizeof(AppendShape) == 72 && sizeof(RopeAppendCall) == 144);
+OFFSET(AppendShape, traditional, 56);
+OFFSET(AppendShape, multiplier, 64);
+OFFSET(RopeAppendCall, freqs, 80);
+OFFSET(RopeAppendCall, slots, 104);
+OFFSET(RopeAppendCall, out, 136);
+#undef OFFSET
+
+// clang-format off
+extern "C" {
+void mlxp_cpu_activation(Element, uint8_t kind, Bytes x, uint8_t* out, size_t size);
+void mlxp_cpu_combination(Element, uint8_t kind, Bytes a, Bytes b, uint8_t* out, size_t size);
+void mlxp_cpu_affine(Element, Bytes x, Bytes scale, Bytes shift, uint8_t* out, const AffineShape&);
+void mlxp_cpu_attention(const AttentionCall&);
+void mlxp_cpu_copy(
+    Bytes x, uint8_t* out, const int32_t* shape, const int64_t* strides, size_t dims, size_t bytes);
+void mlxp_cpu_cross_entropy(const CrossEntropyCall&);
+void mlxp_cpu_cross_entropy_grad(const CrossEntropyCall&);
+void mlxp_cpu_layer_norm(
+    Element, Bytes x, Bytes weight, Bytes bias, uint8_t* out, size_t rows, size_t axis, float eps);
+void mlxp_cpu_linear(const LinearCall&);
+void mlxp_cpu_logsumexp(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_log_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_lora(const LoraCall&);
+void mlxp_cpu_masked_softmax(const MaskedSoftmaxCall&);
+void mlxp_cpu_masked_softmax_grad(const MaskedSoftmaxCall&);
+void mlxp_cpu_quantize(
+    Element, Bytes x, uint32_t* packed, uint8_t* scales, uint8_t* biases, const QuantizeShape&);
+void mlxp_cpu_dequantize(
+    Element, const uint32_t* packed, Bytes scales, Bytes biases, uint8_t* out, const QuantizeShape&);
+void mlxp_cpu_dequantize_rows(
+    Element, const uint32_t* packed, Bytes scales, Bytes biases, const TakenRows&, uint8_t* out,
+    const QuantizeShape&);
+void mlxp_cpu_quantized_matmul(const QuantizedMatmulCall&);
+void mlxp_cpu_reduce(Element, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_residual_norm(Element, const ResidualNorm&);
+void mlxp_cpu_rms_norm(
+    Element, Bytes x, Bytes weight, uint8_t* out, size_t rows, size_t axis, float eps);
+void mlxp_cpu_rope(const RopeCall&);
+void mlxp_cpu_rope_append(const RopeAppendCall&);
+void mlxp_cpu_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+}
+// clang-format on
+
+} // namespace mlx_primitives::cpu
+
+namespace mlx_primitives {
+
+inline const uint8_t* bytes(const mx::array& a) {
+  return a.data<uint8_t>();
+}
+
+inline uint8_t* bytes(mx::array& a) {
+  return a.data<uint8_t>();
+}
+
+/** The element type of an array that `require_kernel_dtype` accepts. */
+inline cpu::Element element_of(const mx::array& a) {
+  return a.dtype() == mx::float32   ? cpu::Element::f32
+         : a.dtype() == mx::float16 ? cpu::Element::f16
+                                    : cpu::Element::bf16;
+}
+
+} // namespace mlx_primitives

@@ -1,0 +1,388 @@
+//! The kernels as C functions, for the C++ of the crate `mlx-primitives`, whose
+//! `cpp/runtime/kernels.h` declares them. Both sides assert the sizes and offsets of the structs.
+//!
+//! Enumerations hold one of their values, pointers may be null only where a field says so, and the
+//! buffers hold what the Rust function of the same name requires.
+#![expect(clippy::missing_safety_doc, reason = "the contract above")]
+
+use std::mem::{offset_of, size_of};
+use std::slice::from_raw_parts;
+
+use crate::attention::{self, Attention, Source, View};
+use crate::masked_softmax::Mask;
+use crate::quantized_matmul::{Call, Join, Mode, Norm, Weights};
+use crate::{
+    Activation, AffineShape, AppendShape, Combination, CopyCall, Element, Frequencies, LoraCall,
+    MaskedSoftmaxShape, QuantizeShape, Reduction, ResidualNorm, RopeShape, TakenRows, Targets,
+};
+
+/// Asserts the size of a struct and the offsets of fields, as `kernels.h` does.
+macro_rules! layout {
+    ($type:ty, $size:literal $(, $field:ident $offset:literal)*) => {
+        const _: () = assert!(size_of::<$type>() == $size);
+        $(const _: () = assert!(offset_of!($type, $field) == $offset);)*
+    };
+}
+
+/// Declares C functions named `mlxp_cpu_…`, each with the expression that it evaluates.
+macro_rules! entries {
+    ($($name:literal $function:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(export_name = $name)]
+            pub unsafe extern "C" fn $function($($argument: $type),*) {
+                // SAFETY: the contract at the top of this file.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+#[repr(C)]
+pub struct AttentionCall {
+    element: Element,
+    causal: bool,
+    /// Whether the mask holds bools; otherwise elements, which are added.
+    bool_mask: bool,
+    scale: f32,
+    soft_cap: f32,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: usize,
+    dim: usize,
+    value_dim: usize,
+    window: usize,
+    /// 0 for plain keys and values, which have neither scales nor biases.
+    bits: usize,
+    group: usize,
+    q: View,
+    k: View,
+    k_scales: View,
+    k_biases: View,
+    v: View,
+    v_scales: View,
+    v_biases: View,
+    /// Without data if there is no mask.
+    mask: View,
+    /// Null, or an element for each head.
+    sinks: *const u8,
+    out: *mut u8,
+}
+layout!(View, 40, strides 8);
+layout!(AttentionCall, 432, scale 4, batch 16, q 96, mask 376, out 424);
+
+impl AttentionCall {
+    fn source(&self, data: View, scales: View, biases: View) -> Source {
+        match self.bits {
+            0 => Source::Plain(data),
+            bits => Source::Quantized { packed: data, scales, biases, bits, group: self.group },
+        }
+    }
+
+    fn mask(&self) -> attention::Mask {
+        match (self.mask.data.is_null(), self.bool_mask) {
+            (true, _) => attention::Mask::None,
+            (_, true) => attention::Mask::Bool(self.mask),
+            (_, false) => attention::Mask::Additive(self.mask),
+        }
+    }
+}
+
+#[repr(C)]
+pub struct CrossEntropyCall {
+    element: Element,
+    /// Whether rows with the target `ignored` cost nothing.
+    ignores: bool,
+    ignored: i32,
+    smoothing: f32,
+    rows: usize,
+    classes: usize,
+    x: *const u8,
+    targets: *const i32,
+    /// Two for each row: its maximum and its sum of exponentials.
+    stats: *mut f32,
+    /// The gradient of each loss; unused by the loss itself.
+    g: *const u8,
+    out: *mut u8,
+}
+layout!(CrossEntropyCall, 72, ignored 4, smoothing 8, rows 16, x 32, out 64);
+
+impl CrossEntropyCall {
+    /// # Safety
+    /// `targets` holds a class for each row while the result is used.
+    unsafe fn targets(&self) -> Targets<'_> {
+        // SAFETY: the caller's contract.
+        let classes = unsafe { from_raw_parts(self.targets, self.rows) };
+        let ignored = self.ignores.then_some(self.ignored);
+        Targets { classes, smoothing: self.smoothing, ignored }
+    }
+}
+
+/// `batch` products of one shape, whose buffers follow each other.
+#[repr(C)]
+pub struct LinearCall {
+    element: Element,
+    /// Whether each product has a separate `w`.
+    w_batched: bool,
+    columns: bool,
+    /// 0, or the number of an [`Activation`].
+    activation: u8,
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    x: *const u8,
+    w: *const u8,
+    bias: *const u8,
+    residual: *const u8,
+    out: *mut u8,
+}
+layout!(LinearCall, 80, activation 3, batch 8, x 40, out 72);
+
+impl LinearCall {
+    /// The product at an index of the batch.
+    fn at(&self, entry: usize) -> crate::LinearCall {
+        let Self { m, n, k, columns, bias, residual, .. } = *self;
+        let start = |elements: usize| entry * elements * self.element.bytes();
+        let activation = match self.activation {
+            1 => Some(Activation::Relu),
+            2 => Some(Activation::Gelu),
+            3 => Some(Activation::GeluTanh),
+            4 => Some(Activation::Silu),
+            _ => None,
+        };
+        let skipped = if residual.is_null() { 0 } else { start(m * n) };
+        crate::LinearCall {
+            m,
+            n,
+            k,
+            x: self.x.wrapping_add(start(m * k)),
+            w: self.w.wrapping_add(if self.w_batched { start(n * k) } else { 0 }),
+            columns,
+            bias,
+            activation,
+            residual: residual.wrapping_add(skipped),
+            out: self.out.wrapping_add(start(m * n)),
+        }
+    }
+}
+
+#[repr(C)]
+pub struct MaskedSoftmaxCall {
+    element: Element,
+    /// Whether a mask holds elements that are added; otherwise bools.
+    additive: bool,
+    scale: f32,
+    shape: MaskedSoftmaxShape,
+    mask_dims: usize,
+    mask_key_stride: isize,
+    mask_strides: [i64; 8],
+    mask_shape: [u32; 8],
+    x: *const u8,
+    /// The gradient of the result; unused by the softmax itself.
+    g: *const u8,
+    /// Null if there is no mask.
+    mask: *const u8,
+    out: *mut u8,
+}
+layout!(MaskedSoftmaxShape, 40, causal 24, window 32);
+layout!(MaskedSoftmaxCall, 192, shape 8, mask_strides 64, mask_shape 128, out 184);
+
+impl MaskedSoftmaxCall {
+    fn mask(&self) -> Option<Mask<'_>> {
+        let dims = self.mask_dims.min(self.mask_shape.len());
+        (!self.mask.is_null()).then(|| Mask {
+            data: self.mask,
+            additive: self.additive,
+            shape: &self.mask_shape[..dims],
+            strides: &self.mask_strides[..dims],
+            key_stride: self.mask_key_stride,
+        })
+    }
+}
+
+#[repr(C)]
+pub struct QuantizedMatmulCall {
+    element: Element,
+    mode: Mode,
+    swiglu: bool,
+    int8: bool,
+    bits: u32,
+    eps: f32,
+    group: usize,
+    rows: usize,
+    axis: usize,
+    x: *const u8,
+    /// Null, or the weight of the norm of x.
+    norm: *const u8,
+    bias: *const u8,
+    residual: *const u8,
+    weights: *const Weights,
+    weight_count: usize,
+    out: *mut u8,
+}
+layout!(Weights, 32, columns 24);
+layout!(QuantizedMatmulCall, 96, mode 1, bits 4, group 16, x 40, out 88);
+layout!(LoraCall, 112, mode 1, bits 4, x 16, weights 40, low 72, out 104);
+
+#[repr(C)]
+pub struct RopeCall {
+    element: Element,
+    base: f32,
+    shape: RopeShape,
+    /// Null, or `dims / 2` periods that replace `base`.
+    freqs: *const f32,
+    offsets: *const i32,
+    offset_count: usize,
+    x: *const u8,
+    out: *mut u8,
+}
+layout!(RopeShape, 48, traditional 40, scale 44);
+layout!(RopeCall, 96, base 4, shape 8, freqs 56, out 88);
+
+#[repr(C)]
+pub struct RopeAppendCall {
+    element: Element,
+    base: f32,
+    shape: AppendShape,
+    freqs: *const f32,
+    offsets: *const i32,
+    offset_count: usize,
+    slots: *const i32,
+    slot_count: usize,
+    state: *const u8,
+    qkv: *const u8,
+    out: *mut u8,
+}
+layout!(AppendShape, 72, traditional 56, multiplier 64);
+layout!(RopeAppendCall, 144, shape 8, freqs 80, slots 104, out 136);
+layout!(ResidualNorm, 72, rows 48, eps 64, centered 68);
+layout!(AffineShape, 32);
+layout!(QuantizeShape, 24);
+layout!(TakenRows, 24);
+
+/// # Safety
+/// `freqs` is null or holds `dims / 2` numbers while the result is used.
+unsafe fn frequencies<'a>(freqs: *const f32, base: f32, dims: usize) -> Frequencies<'a> {
+    if freqs.is_null() {
+        return Frequencies::Base(base);
+    }
+    // SAFETY: the caller's contract.
+    Frequencies::Explicit(unsafe { from_raw_parts(freqs, dims / 2) })
+}
+
+entries! {
+    "mlxp_cpu_activation" activation(
+        element: Element, kind: Activation, x: *const u8, out: *mut u8, size: usize,
+    ) { crate::activation(element, kind, x, out, size) }
+    "mlxp_cpu_combination" combination(
+        element: Element, kind: Combination, a: *const u8, b: *const u8, out: *mut u8, size: usize,
+    ) { crate::combination(element, kind, a, b, out, size) }
+    "mlxp_cpu_affine" affine(
+        element: Element, x: *const u8, scale: *const u8, shift: *const u8, out: *mut u8,
+        shape: &AffineShape,
+    ) { crate::affine(element, x, scale, shift, out, shape) }
+    "mlxp_cpu_attention" attention(call: &AttentionCall) {
+        let AttentionCall { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = *call;
+        let AttentionCall { scale, soft_cap, causal, window, q, sinks, .. } = *call;
+        let k = call.source(call.k, call.k_scales, call.k_biases);
+        let v = call.source(call.v, call.v_scales, call.v_biases);
+        let mask = call.mask();
+        let attention = Attention {
+            batch, heads, kv_heads, queries, keys, dim, value_dim, scale, soft_cap, causal, window,
+            q, k, v, mask, sinks,
+        };
+        crate::attention(call.element, &attention, call.out)
+    }
+    "mlxp_cpu_copy" copy(
+        x: *const u8, out: *mut u8, shape: *const i32, strides: *const i64, dims: usize,
+        bytes: usize,
+    ) {
+        let (shape, strides) = match dims {
+            0 => (&[][..], &[][..]),
+            _ => (from_raw_parts(shape, dims), from_raw_parts(strides, dims)),
+        };
+        crate::copy(x, out, &CopyCall { shape, strides, bytes })
+    }
+    "mlxp_cpu_cross_entropy" cross_entropy(call: &CrossEntropyCall) {
+        let CrossEntropyCall { element, x, stats, classes, out, .. } = *call;
+        crate::cross_entropy(element, x, call.targets(), out, stats, classes)
+    }
+    "mlxp_cpu_cross_entropy_grad" cross_entropy_grad(call: &CrossEntropyCall) {
+        let CrossEntropyCall { element, x, g, stats, classes, out, .. } = *call;
+        crate::cross_entropy_grad(element, [x, g], call.targets(), stats, out, classes)
+    }
+    "mlxp_cpu_layer_norm" layer_norm(
+        element: Element, x: *const u8, weight: *const u8, bias: *const u8, out: *mut u8,
+        rows: usize, axis: usize, eps: f32,
+    ) { crate::layer_norm(element, x, weight, bias, out, rows, axis, eps) }
+    "mlxp_cpu_linear" linear(call: &LinearCall) {
+        for entry in 0..call.batch {
+            crate::linear(call.element, &call.at(entry));
+        }
+    }
+    "mlxp_cpu_logsumexp" logsumexp(
+        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::logsumexp(element, x, out, rows, axis) }
+    "mlxp_cpu_log_softmax" log_softmax(
+        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::log_softmax(element, x, out, rows, axis) }
+    "mlxp_cpu_lora" lora(call: &LoraCall) { crate::lora(call) }
+    "mlxp_cpu_masked_softmax" masked_softmax(call: &MaskedSoftmaxCall) {
+        let MaskedSoftmaxCall { element, x, out, ref shape, scale, .. } = *call;
+        crate::masked_softmax(element, x, call.mask(), out, shape, scale)
+    }
+    "mlxp_cpu_masked_softmax_grad" masked_softmax_grad(call: &MaskedSoftmaxCall) {
+        let MaskedSoftmaxCall { element, x, g, out, ref shape, scale, .. } = *call;
+        crate::masked_softmax_grad(element, [x, g], call.mask(), out, shape, scale)
+    }
+    "mlxp_cpu_quantize" quantize(
+        element: Element, x: *const u8, packed: *mut u32, scales: *mut u8, biases: *mut u8,
+        shape: &QuantizeShape,
+    ) { crate::quantize(element, x, packed, scales, biases, shape) }
+    "mlxp_cpu_dequantize" dequantize(
+        element: Element, packed: *const u32, scales: *const u8, biases: *const u8, out: *mut u8,
+        shape: &QuantizeShape,
+    ) { crate::dequantize(element, packed, scales, biases, out, shape) }
+    "mlxp_cpu_dequantize_rows" dequantize_rows(
+        element: Element, packed: *const u32, scales: *const u8, biases: *const u8,
+        taken: &TakenRows, out: *mut u8, shape: &QuantizeShape,
+    ) { crate::dequantize_rows(element, packed, scales, biases, *taken, out, shape) }
+    "mlxp_cpu_quantized_matmul" quantized_matmul(call: &QuantizedMatmulCall) {
+        let QuantizedMatmulCall { element, mode, bits, group, x, rows, axis, .. } = *call;
+        let QuantizedMatmulCall { norm, eps, bias, residual, out, .. } = *call;
+        let norm = (!norm.is_null()).then_some(Norm { weight: norm, eps });
+        let join = if call.swiglu { Join::Swiglu } else { Join::Concatenate };
+        let weights = from_raw_parts(call.weights, call.weight_count);
+        crate::quantized_matmul(&Call {
+            element, mode, bits, group, x, rows, axis, norm, weights, join, bias, residual,
+            low_rank: None, int8: call.int8, out,
+        })
+    }
+    "mlxp_cpu_reduce" reduce(
+        element: Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::reduce(element, kind, x, out, rows, axis) }
+    "mlxp_cpu_residual_norm" residual_norm(element: Element, call: &ResidualNorm) {
+        crate::residual_norm(element, *call)
+    }
+    "mlxp_cpu_rms_norm" rms_norm(
+        element: Element, x: *const u8, weight: *const u8, out: *mut u8, rows: usize, axis: usize,
+        eps: f32,
+    ) { crate::rms_norm(element, x, weight, out, rows, axis, eps) }
+    "mlxp_cpu_rope" rope(call: &RopeCall) {
+        let RopeCall { element, base, ref shape, freqs, x, out, .. } = *call;
+        let offsets = from_raw_parts(call.offsets, call.offset_count);
+        crate::rope(element, x, out, shape, frequencies(freqs, base, shape.dims), offsets)
+    }
+    "mlxp_cpu_rope_append" rope_append(call: &RopeAppendCall) {
+        let RopeAppendCall { element, base, ref shape, freqs, state, qkv, out, .. } = *call;
+        let offsets = from_raw_parts(call.offsets, call.offset_count);
+        let slots = from_raw_parts(call.slots, call.slot_count);
+        let freqs = frequencies(freqs, base, shape.dims);
+        crate::rope_append(element, state, out, qkv, shape, freqs, offsets, slots)
+    }
+    "mlxp_cpu_softmax" softmax(
+        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::softmax(element, x, out, rows, axis) }
+}

@@ -1,0 +1,72 @@
+//! The bridge to MLX's transforms of functions.
+
+use super::Closure;
+
+#[cxx::bridge(namespace = "mlx_primitives::bridge")]
+pub(crate) mod ffi {
+    struct ListPair {
+        first: UniquePtr<CxxVector<MlxArray>>,
+        second: UniquePtr<CxxVector<MlxArray>>,
+    }
+
+    unsafe extern "C++" {
+        include!("bridge/transforms.h");
+
+        #[namespace = "mlx::core"]
+        #[cxx_name = "array"]
+        type MlxArray = crate::ffi::bridge::MlxArray;
+        type Compiled;
+
+        fn vjp(
+            f: &Closure,
+            primals: &CxxVector<MlxArray>,
+            cotangents: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn jvp(
+            f: &Closure,
+            primals: &CxxVector<MlxArray>,
+            tangents: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn value_and_grad(
+            f: &Closure,
+            argnums: &[i32],
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<ListPair>;
+        fn vmap(
+            f: &Closure,
+            inputs: &CxxVector<MlxArray>,
+            in_axes: &[i32],
+            out_axes: &[i32],
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        fn compile(f: Box<Closure>, shapeless: bool) -> Result<UniquePtr<Compiled>>;
+        fn checkpoint(
+            f: Box<Closure>,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// `vjp` receives the inputs, then the cotangents of the outputs of `f`.
+        fn with_vjp(
+            f: Box<Closure>,
+            vjp: Box<Closure>,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+        /// The array, computed when the stream has done all that it was given before.
+        fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
+        /// Whether the array stands for values in a function that MLX traces.
+        fn is_tracer(array: &MlxArray) -> bool;
+        /// The greatest number of arrays on a way from the outputs to the inputs, as MLX walks it.
+        fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
+        fn call_compiled(
+            f: &Compiled,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+    }
+
+    extern "Rust" {
+        type Closure;
+
+        fn call(
+            self: &Closure,
+            inputs: &CxxVector<MlxArray>,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
+    }
+}
