@@ -93,7 +93,9 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$emulator
 cargo_for_arm() {
   local command=$1
   shift
-  (cd "$root" && env -u RUSTFLAGS "${rust_cargo[@]}" "$command" "${rust_std[@]}" --target "$target" "$@")
+  # The emulator takes far longer to run unoptimized kernels than the compiler to optimize them.
+  (cd "$root" && env -u RUSTFLAGS "${rust_cargo[@]}" "$command" "${rust_std[@]}" --target "$target" \
+    --config 'profile.dev.package.mlx-primitives-kernels.opt-level=3' "$@")
 }
 
 # binary ARGUMENT...: builds tests for ARM, and prints the path of the program.
