@@ -53,7 +53,7 @@ use process::Process;
 pub(crate) use scope::chosen;
 #[doc(hidden)]
 pub use scope::only_ours;
-pub use scope::{asked, with_choices};
+pub use scope::{classes_of, with_choices};
 
 /// The implementation that an op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

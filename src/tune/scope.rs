@@ -17,7 +17,7 @@ use crate::ffi::bridge::{self as ffi, MlxArray};
 enum Scope {
     Chosen(Rc<Choices>),
     /// All ops run our kernels, and the classes of the calls are kept.
-    Asked(Vec<Class>),
+    Counted(Vec<Class>),
 }
 
 thread_local! {
@@ -65,9 +65,9 @@ pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `f` with our kernels for all ops, and returns the classes of the ops that have a choice.
-pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
-    match with_scope(Scope::Asked(Vec::new()), f) {
-        (result, Some(Scope::Asked(classes))) => (result, classes),
+pub fn classes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
+    match with_scope(Scope::Counted(Vec::new()), f) {
+        (result, Some(Scope::Counted(classes))) => (result, classes),
         (result, _) => (result, Vec::new()),
     }
 }
@@ -80,7 +80,7 @@ pub fn asked<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
 pub fn only_ours() -> Result<bool> {
     let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) => Some(choices.is_all_ours()),
-        Some(Scope::Asked(_)) => Some(false),
+        Some(Scope::Counted(_)) => Some(false),
         None => None,
     });
     match scope {
@@ -102,7 +102,7 @@ pub(crate) fn chosen<C: Into<Call>>(
     let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) if choices.is_all_ours() => Some(Choice::Ours),
         Some(Scope::Chosen(choices)) => Some(choices.choice(&class())),
-        Some(Scope::Asked(classes)) => {
+        Some(Scope::Counted(classes)) => {
             classes.push(class());
             Some(Choice::Ours)
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context;
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::ops::QuantizedMode;
-use mlx_primitives::tune::{Choice, Choices, Key, Measured, asked};
+use mlx_primitives::tune::{Choice, Choices, Key, Measured, classes_of};
 use mlx_primitives_llama::{Checkpoint, ModelFiles, Options, Quantization};
 
 use crate::support::models::DEMO;
@@ -56,7 +56,8 @@ fn packed_weights_on_two_ranks_by_every_choice() -> Checked {
         let checkpoint = Checkpoint::load(&model)?;
         let prompt = checkpoint.tokenizer.encode("Once upon a time, a dog saw a big ball.")?;
         let options = Options { max_tokens: 2, ..Options::default() };
-        let (_, classes) = asked(|| checkpoint.generate(&prompt, &options).map(Iterator::count));
+        let (_, classes) =
+            classes_of(|| checkpoint.generate(&prompt, &options).map(Iterator::count));
         let rule = Choices::built_in(&Key { chip: "NVIDIA H100".to_owned(), ..key() });
         let of_mlx: Vec<_> = classes.iter().filter(|it| rule.choice(it) == Choice::Mlx).collect();
         assert!(of_mlx.len() > 8, "{classes:?}");

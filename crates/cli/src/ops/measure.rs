@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 use mlx_primitives::device::Device;
-use mlx_primitives::tune::{Choice, Choices, asked};
+use mlx_primitives::tune::{Choice, Choices, classes_of};
 use mlx_primitives::{Dtype, memory};
 
 use super::cases::{Case, Function, Inputs, Kind, Workload};
@@ -100,7 +100,7 @@ impl<'a> Measuring<'a> {
         let expected = self.slowest.get(&key).map_or(0.0, |each| each * work);
         let left_out = expected > limits.builtin && inputs.builtin.take().is_some();
         let calls = calls(case.kind, &inputs)?;
-        let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
+        let (_, classes) = classes_of(|| (inputs.ours)(&inputs.x, &inputs.others));
         let negative: Function = Rc::new(|x, _| x.negative());
         let (mover, moved) = match device {
             Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),

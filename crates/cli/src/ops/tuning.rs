@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::tune::{Choices, Measured, agree, asked, with_choices};
+use mlx_primitives::tune::{Choices, Measured, agree, classes_of, with_choices};
 use mlx_primitives::{Array, memory};
 
 use super::cases::{self, Case, Inputs, Kind, Size};
@@ -50,7 +50,7 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
 fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<String>> {
     memory::clear_cache()?;
     let inputs = case.inputs()?;
-    let (_, classes) = asked(|| (inputs.ours)(&inputs.x, &inputs.others));
+    let (_, classes) = classes_of(|| (inputs.ours)(&inputs.x, &inputs.others));
     let [class] = &classes[..] else { return Ok(None) };
     let sides = [Rc::new(Choices::ours()), Rc::new(Choices::mlx())];
     let [ours, mlx] = sides.each_ref().map(|side| result(side, &inputs));

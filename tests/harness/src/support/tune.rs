@@ -2,7 +2,7 @@
 
 use mlx_primitives::device::{Device, default_device};
 use mlx_primitives::ops::{self, Linear};
-use mlx_primitives::tune::{Class, Key, asked};
+use mlx_primitives::tune::{Class, Key, classes_of};
 use mlx_primitives::{Array, Dtype, Result};
 
 use super::input::random;
@@ -26,7 +26,7 @@ pub fn choices_file() -> anyhow::Result<&'static str> {
 
 /// The class of an op's call.
 pub fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
-    let (result, classes) = asked(op);
+    let (result, classes) = classes_of(op);
     let _ = result?;
     anyhow::ensure!(classes.len() == 1, "{classes:?}");
     Ok(classes[0].clone())
