@@ -34,10 +34,9 @@ pub use linear_cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use logsumexp::{log_softmax, logsumexp, logsumexp_keepdims};
 pub use lora::{LinearWeight, Lora, lora_linear};
 pub use masked_softmax::{MaskedSoftmax, masked_softmax};
-pub use quantize::{dequantize, quantize};
+pub use quantize::{CpuActivations, QuantizedMode, dequantize, quantize};
 pub use quantized_matmul::{
-    CpuActivations, QuantizedLinear, QuantizedMode, QuantizedWeight, quantized_linear,
-    quantized_linears, quantized_swiglu,
+    QuantizedLinear, QuantizedWeight, quantized_linear, quantized_linears, quantized_swiglu,
 };
 pub use reduce::{
     max, max_keepdims, mean, mean_keepdims, norm, norm_keepdims, sum, sum_keepdims, sum_of_squares,

@@ -3,6 +3,75 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
+/// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
+///
+/// Floats of 4 bits have two bits of exponent and one of mantissa, floats of 8 bits have four and
+/// three. There are no infinities. A float of 8 bits is NaN if all bits but the sign are ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedMode {
+    /// `scale * q + bias` with q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.
+    Affine,
+    /// [OCP
+    /// microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
+    /// `2^(e - 127) * q` with 4-bit floats q, groups of 32 and one byte e for each.
+    Mxfp4,
+    /// `2^(e - 127) * q` with 8-bit floats q, groups of 32 and one byte e for each.
+    Mxfp8,
+    /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale,
+    /// without a scale of the whole matrix. The number of weights in a row is a multiple of 32.
+    Nvfp4,
+}
+
+impl QuantizedMode {
+    /// Every mode.
+    pub const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
+
+    /// MLX's name for the mode, such as `affine`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    /// The group size and the bits of a mode that has only one layout; `None` for
+    /// [`Affine`](Self::Affine), which has several.
+    pub fn only_layout(self) -> Option<(i32, i32)> {
+        match self {
+            Self::Affine => None,
+            Self::Mxfp4 => Some((32, 4)),
+            Self::Mxfp8 => Some((32, 8)),
+            Self::Nvfp4 => Some((16, 4)),
+        }
+    }
+
+    pub(super) fn raw(self) -> ffi::QuantizedMode {
+        match self {
+            Self::Affine => ffi::QuantizedMode::Affine,
+            Self::Mxfp4 => ffi::QuantizedMode::Mxfp4,
+            Self::Mxfp8 => ffi::QuantizedMode::Mxfp8,
+            Self::Nvfp4 => ffi::QuantizedMode::Nvfp4,
+        }
+    }
+}
+
+/// How the CPU kernels round `x` in products of `x` with packed weights. GPUs do not round it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuActivations {
+    /// `x` is not rounded. Sums are float32, and rounded once to the dtype.
+    #[default]
+    Exact,
+    /// `x` is rounded to eight bits, with a scale for each group of weights, if it has more than
+    /// eight rows, as a prompt does, and if the processor multiplies bytes in one instruction
+    /// (AVX-512 VNNI). Normally distributed numbers are then off by 0.6 % (root mean square;
+    /// bfloat16 rounds by 0.17 %), and products by 0.6 % of their usual size. Everything else is
+    /// [`Exact`](Self::Exact), and so is bfloat16 on a processor with AMX, where rounding gained
+    /// nothing (measured with 4 and 8 bits in groups of 64 and 128).
+    Int8,
+}
+
 /// Packs each group of the last axis as small integers with a scale and a bias. Returns `(packed,
 /// scales, biases)` in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
 ///

@@ -114,7 +114,7 @@ fn gather_below(share: f64, longer: f64) -> f64 {
     if longer > 0.0 { (1.0 - share).max(0.0) / longer } else { f64::INFINITY }
 }
 
-/// What the ranks hold and exchange by a scheme.
+/// The bytes that the ranks hold and exchange by a scheme.
 fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     let shares = vec![1; ranks as usize];
     let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };

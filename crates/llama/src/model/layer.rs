@@ -16,7 +16,7 @@ pub(super) struct DecoderLayer {
     pub post_attention_layernorm: Norm,
     /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
     pub head_norms: Option<[Norm; 2]>,
-    /// Those of queries, keys, values and the output of attention, gate, up and down.
+    /// The projections to queries, keys and values, then of the output of attention, gate, up and down.
     pub projections: [Linear; 7],
     /// The plain rows of queries, keys and values one after the other, of which the three hold views.
     qkv_rows: Option<Array>,

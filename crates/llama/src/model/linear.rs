@@ -77,7 +77,8 @@ impl Linear {
         residual: Option<&Array>,
     ) -> Result<Array> {
         if self.part.exchanges() {
-            return self.forward_of_part(x, norm, residual);
+            let own = Self { part: Part::default(), ..self.clone() };
+            return self.part.exchanged(x, residual, |x, residual| own.forward(x, norm, residual));
         }
         let normed = || norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x));
         let bias = self.bias.as_ref();

@@ -8,7 +8,7 @@ use super::adapters::Adapters;
 use super::layer::DecoderLayer;
 use super::linear::{Linear, Module, Norm};
 use super::matrix;
-use crate::base::{Config, Quantization, RopeFrequencies, Weights};
+use crate::base::{Config, Exchange, Quantization, RopeFrequencies, Share, Weights};
 use crate::cache::{AttentionMask, Cache};
 
 /// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
@@ -266,8 +266,29 @@ impl Llama {
         self.through_layers(self.scaled(self.embedding_rows(tokens)?)?, cache)
     }
 
+    /// [`decoded`](Self::decoded) in a process that holds a part of the model.
+    fn decoded_of_part(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+        let (exchange, hidden) = (self.exchange(), self.config.hidden_size);
+        let mut embed = || {
+            let rows = exchange.embedding(tokens, &mut |ids| self.embedding_rows(ids))?;
+            self.scaled(rows)
+        };
+        let h = exchange.input(tokens, hidden, &mut embed)?;
+        let h = self.through_layers(h, cache)?;
+        exchange.output(h, &cache.arrays().collect::<Vec<_>>())
+    }
+
+    /// The part of the model that this process holds, and its exchanges with the others.
+    pub fn exchange(&self) -> &dyn Exchange {
+        &**self.share()
+    }
+
+    pub(crate) fn share(&self) -> &Share {
+        self.embed_tokens.part.share()
+    }
+
     /// The rows of the embedding at the indices `ids`.
-    pub(super) fn embedding_rows(&self, ids: &Array) -> Result<Array> {
+    fn embedding_rows(&self, ids: &Array) -> Result<Array> {
         match &self.embed_tokens.matrix {
             LinearWeight::Plain(rows) => rows.take(ids, 0)?.astype(self.dtype()),
             // Rounded to the type of the matrix first, as in MLX.
@@ -278,7 +299,7 @@ impl Llama {
     }
 
     /// The input of the first layer, of which `rows` are rows of the embedding.
-    pub(super) fn scaled(&self, rows: Array) -> Result<Array> {
+    fn scaled(&self, rows: Array) -> Result<Array> {
         match self.config.kind()?.scales_embedding() {
             true => rows.multiply((self.config.hidden_size as f32).sqrt()),
             false => Ok(rows),

@@ -1,14 +1,10 @@
-//! Where the forward pass meets the processes that hold the rest of the model: the only file of the
-//! model that names the exchange.
+//! The exchanges of a projection with the processes that hold the rest of the model.
 
 use mlx_primitives::{Array, Result};
 
-use super::linear::{Linear, Norm};
-use super::llama::Llama;
-use crate::base::{Axis, Exchange, Share, Weights};
-use crate::cache::Cache;
+use crate::base::{Axis, Share, Weights};
 
-/// What a projection exchanges with the processes that hold the rest of the model.
+/// The axes of a projection along which the processes of a model exchange features.
 #[derive(Clone, Default)]
 pub(super) struct Part {
     share: Share,
@@ -35,48 +31,25 @@ impl Part {
     pub fn exchanges(&self) -> bool {
         !self.share.is_whole() && self.output.is_some()
     }
-}
 
-impl Linear {
-    /// [`forward`](Self::forward) of a projection of which other processes hold the rest. `x` is the
-    /// part of the input that this process has, and `residual` and the result are whole.
-    pub(super) fn forward_of_part(
+    /// The whole result of a projection of which other processes hold the rest. `x` is the part of the
+    /// input that this process has, `residual` is whole, and `product` runs the matrix of this process.
+    pub fn exchanged(
         &self,
         x: &Array,
-        norm: Option<&Norm>,
         residual: Option<&Array>,
+        product: impl FnOnce(&Array, Option<&Array>) -> Result<Array>,
     ) -> Result<Array> {
-        let Part { share, input, output } = &self.part;
-        let own = Self { part: Part::default(), ..self.clone() };
-        let x = match input {
-            Some(axis) => share.gather(x.clone(), *axis)?,
+        let x = match self.input {
+            Some(axis) => self.share.gather(x.clone(), axis)?,
             None => x.clone(),
         };
-        let residual = residual.map(|residual| share.own_features(residual)).transpose()?;
-        let y = own.forward(&x, norm, residual.as_ref())?;
-        output.map_or(Ok(y.clone()), |axis| share.gather(y, axis))
-    }
-}
-
-impl Llama {
-    /// The part of the model that this process holds, and its exchanges with the others.
-    pub fn exchange(&self) -> &dyn Exchange {
-        &**self.share()
+        let residual = residual.map(|residual| self.share.own_features(residual)).transpose()?;
+        let y = product(&x, residual.as_ref())?;
+        self.output.map_or(Ok(y.clone()), |axis| self.share.gather(y, axis))
     }
 
-    pub(crate) fn share(&self) -> &Share {
-        &self.embed_tokens.part.share
-    }
-
-    /// [`decoded`](Self::decoded) in a process that holds a part of the model.
-    pub(super) fn decoded_of_part(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        let (exchange, hidden) = (self.exchange(), self.config().hidden_size);
-        let mut embed = || {
-            let rows = exchange.embedding(tokens, &mut |ids| self.embedding_rows(ids))?;
-            self.scaled(rows)
-        };
-        let h = exchange.input(tokens, hidden, &mut embed)?;
-        let h = self.through_layers(h, cache)?;
-        exchange.output(h, &cache.arrays().collect::<Vec<_>>())
+    pub fn share(&self) -> &Share {
+        &self.share
     }
 }
