@@ -3,7 +3,6 @@
 //!
 //! Enumerations hold one of their values, pointers may be null only where a field says so, and the
 //! buffers hold what the Rust function of the same name requires.
-#![expect(clippy::missing_safety_doc, reason = "the contract above")]
 
 use std::mem::{offset_of, size_of};
 use std::slice::from_raw_parts;
