@@ -1,27 +1,9 @@
 //! The command as people and programs call it.
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
-
-pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
-    command.args(arguments);
-    command
-}
-
-pub fn run(arguments: &[&str]) -> Output {
-    command(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-pub fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-pub fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 #[test(simulated = once)]
 fn generate_writes_text_to_stdout_and_figures_to_stderr() {
@@ -127,3 +109,4 @@ fn another_libmlx_at_load_is_refused_naming_both_versions() {
         assert!(error.contains("0.31.7") && error.contains("headers of MLX 0.32."), "{error}");
     }
 }
+use crate::command::{command, run, stderr, stdout};

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use mlx_primitives::ops::Lora;
 use mlx_primitives_llama::{Adapters, Checkpoint};
 use tempfile::TempDir;
 
+use crate::command::text_of;
 use crate::support::Checked;
 use crate::support::models::DEMO;
 use crate::support::models::variant;
@@ -90,10 +90,6 @@ pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     for part in parts {
         assert!(ended.stderr.contains(part), "{part:?}: {ended:?}");
     }
-}
-
-pub fn text_of(path: &Path) -> &str {
-    path.to_str().expect("a path of UTF-8")
 }
 
 /// Every command in a form that soon writes to stdout, with its input; `{}` is a new directory.

@@ -4,7 +4,7 @@ use std::fs;
 
 use mlx_primitives::{Dtype, ops};
 
-use crate::cli::{command, stderr};
+use crate::command::{command, stderr, stdout};
 use crate::support::compare::numbers;
 use crate::support::input::random;
 use crate::support::{Checked, root};
@@ -55,7 +55,7 @@ fn programs_get_errors_of_their_ops() -> Checked {
         let of_this_program = ["--exact", "environment::ops_of_this_process", "--ignored"];
         let mut program = std::process::Command::new(std::env::current_exe()?);
         let output = program.args(of_this_program).env(name, value).output()?;
-        let said = crate::cli::stdout(&output) + &stderr(&output);
+        let said = stdout(&output) + &stderr(&output);
         assert!(!output.status.success(), "{name}={value}: {said}");
         assert!(said.contains(&format!("[{name}] expected ")), "{said}");
     }

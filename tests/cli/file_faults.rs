@@ -12,7 +12,8 @@ use mlx_primitives_llama::{
 };
 use tempfile::TempDir;
 
-use crate::cli_faults::{assert_refused, ended, run_after, text_of};
+use crate::cli_faults::{assert_refused, ended, run_after};
+use crate::command::text_of;
 use crate::support::models::DEMO;
 use crate::support::models::variant;
 use crate::support::{Checked, message};

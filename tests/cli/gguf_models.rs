@@ -1,15 +1,14 @@
 //! Every command with every kind of model file.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use anyhow::ensure;
 use mlx_primitives_llama::{ChatOptions, ChatTemplate, Checkpoint, message};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::command::{piped, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::gguf::{Entry, Gguf, bytes_speaker};
 
@@ -17,33 +16,14 @@ use crate::support::gguf::{Entry, Gguf, bytes_speaker};
 const NEXT: [(u32, u32); 6] = [(97, 98), (98, 99), (99, 259), (259, 100), (100, 101), (101, 100)];
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}";
 
-fn run(arguments: &[&str], input: &str) -> anyhow::Result<Output> {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"))
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A command that refuses its model does not read its input.
-        let _ = stdin.write_all(input.as_bytes());
-    }
-    Ok(child.wait_with_output()?)
-}
-
-fn stdout(arguments: &[&str], input: &str) -> anyhow::Result<String> {
-    let output = run(arguments, input)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{arguments:?}: {}, {said}", output.status);
-    Ok(String::from_utf8(output.stdout)?)
+fn said(arguments: &[&str], input: &str) -> anyhow::Result<String> {
+    let output = piped(arguments, input);
+    ensure!(output.status.success(), "{arguments:?}: {}, {}", output.status, stderr(&output));
+    Ok(stdout(&output))
 }
 
 fn json_of(arguments: &[&str], input: &str) -> anyhow::Result<Value> {
-    Ok(serde_json::from_str(&stdout(arguments, input)?)?)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
+    Ok(serde_json::from_str(&said(arguments, input)?)?)
 }
 
 fn model() -> Gguf {
@@ -65,7 +45,7 @@ fn write_halves(folder: &Path, whole: &Gguf) -> anyhow::Result<std::path::PathBu
 
 /// Runs every command with a model at `path`.
 fn works(path: &Path) -> Checked {
-    let (path, short) = (text(path), &["--max-tokens", "9"][..]);
+    let (path, short) = (text_of(path), &["--max-tokens", "9"][..]);
     let generated = [&["generate", "--json", "--model", path][..], short].concat();
     let object = json_of(&[&generated[..], &["a"]].concat(), "")?;
     ensure!(object["text"] == "bc" && object["finish_reason"] == "stop", "{object}");
@@ -75,7 +55,7 @@ fn works(path: &Path) -> Checked {
     ensure!(object["text"] == "bc" && object["prompt_tokens"] == 1, "{object}");
     let drafted = [&plain[..], &["--draft-model", path]].concat();
     ensure!(json_of(&drafted, "")?["text"] == "bc", "with a draft");
-    let said = stdout(&[&["chat", "--model", path][..], short].concat(), "a\n")?;
+    let said = said(&[&["chat", "--model", path][..], short].concat(), "a\n")?;
     ensure!(said.trim() == "bc", "chat: {said:?}");
     let score = json_of(&["perplexity", "--json", "--model", path, "--file", "-"], "abc")?;
     ensure!(score["tokens"] == 2 && score["mean_nll"].as_f64() < Some(0.01), "{score}");
@@ -108,9 +88,16 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
 
     // The directory that quantize writes has what the entries say, and runs like the file.
     let directory = folder.path().join("packed");
-    let packed =
-        ["quantize", "--model", text(&alone), "--output", text(&directory), "--group-size", "32"];
-    stdout(&packed, "")?;
+    let packed = [
+        "quantize",
+        "--model",
+        text_of(&alone),
+        "--output",
+        text_of(&directory),
+        "--group-size",
+        "32",
+    ];
+    said(&packed, "")?;
     works(&directory)?;
     let config: Value =
         serde_json::from_str(&fs::read_to_string(directory.join("tokenizer_config.json"))?)?;
@@ -132,8 +119,9 @@ fn conversions_compute_what_the_file_does() -> Checked {
     let file = folder.path().join("model.gguf");
     fs::copy(fixtures.join("gguf-f16/model.gguf"), &file)?;
     let packed = folder.path().join("packed");
-    let quantize = ["quantize", "--model", text(&file), "--output", text(&packed), "--bits", "8"];
-    stdout(&[&quantize[..], &["--group-size", "32"]].concat(), "")?;
+    let quantize =
+        ["quantize", "--model", text_of(&file), "--output", text_of(&packed), "--bits", "8"];
+    said(&[&quantize[..], &["--group-size", "32"]].concat(), "")?;
     let ids = mlx_primitives::Array::from_slice(&[3i32, 14, 15, 9, 26], [1, 5])?;
     let logits = |path: &Path| -> anyhow::Result<Vec<f32>> {
         let llama = mlx_primitives_llama::Llama::load(path)?;
@@ -147,8 +135,8 @@ fn conversions_compute_what_the_file_does() -> Checked {
     // change the logits by as much as they are.
     ensure!(apart < 0.1 * largest, "{apart} of {largest}");
     let of_four_bits = fixtures.join("gguf-q4_0/model.gguf");
-    let again = ["quantize", "--model", text(&of_four_bits), "--output"];
-    let output = run(&[&again[..], &[text(&folder.path().join("again"))]].concat(), "")?;
+    let again = ["quantize", "--model", text_of(&of_four_bits), "--output"];
+    let output = piped(&[&again[..], &[text_of(&folder.path().join("again"))]].concat(), "");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(said.contains("expected float weights, got quantized ones"), "{said}");
     Ok(())

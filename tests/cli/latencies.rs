@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::cli::{command, stdout};
+use crate::command::{command, stdout};
 use crate::support::{Checked, simulated};
 
 /// More than this takes the slowest machine: --quick plans for 80 seconds.

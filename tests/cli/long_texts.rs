@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use mlx_primitives_llama::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::command::{piped, stderr};
 use crate::support::Checked;
-use crate::text_cli::{piped, stderr};
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 

@@ -7,6 +7,7 @@ extern crate harness;
 mod cli;
 #[cfg(unix)]
 mod cli_faults;
+mod command;
 #[cfg(target_os = "linux")]
 mod endings;
 mod environment;

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::cli::{command, run, stderr, stdout};
+use crate::command::{command, run, stderr, stdout};
 use crate::support::Checked;
 
 /// Runs a command with a text on stdin.

@@ -3,19 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use mlx_primitives::{Array, Dtype, io};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::command::{piped, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::{DEMO, variant};
-use crate::text_cli::{piped, stderr, stdout};
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 /// Runs each command with the arguments, and expects an error with these parts and no result.
 fn refused(what: &str, commands: &[&str], arguments: &[&str], parts: &[&str]) -> Checked {
@@ -25,8 +20,8 @@ fn refused(what: &str, commands: &[&str], arguments: &[&str], parts: &[&str]) ->
         let own: &[&str] = match *command {
             "generate" => &["generate", "-p", "Once", "-m", "2"],
             "perplexity" => &["perplexity", "--file", "-"],
-            "quantize" => &["quantize", "--output", text(&saved)],
-            "fuse" => &["fuse", "--save-path", text(&saved)],
+            "quantize" => &["quantize", "--output", text_of(&saved)],
+            "fuse" => &["fuse", "--save-path", text_of(&saved)],
             other => &[other],
         };
         let output = piped(&[own, arguments].concat(), "Once upon a time\n");
@@ -138,7 +133,7 @@ fn adapters_of_other_kinds() -> Checked {
     ];
     for (what, config, file, tensors, part) in cases {
         let folder = written(&config, file, &tensors)?;
-        let arguments = ["--model", DEMO, "--adapter-path", text(folder.path())];
+        let arguments = ["--model", DEMO, "--adapter-path", text_of(folder.path())];
         refused(
             what,
             &["generate", "chat", "perplexity", "bench", "fuse"],
@@ -160,7 +155,7 @@ fn rotations_that_differ_by_kind_of_layer() -> Checked {
                 json["rope_parameters"] = by_kind.clone();
             }
         });
-        let arguments = ["--model", text(folder.path())];
+        let arguments = ["--model", text_of(folder.path())];
         let parts = ["config.json", "rope_parameters that are equal for all kinds of layers"];
         refused(
             kind,
@@ -178,6 +173,6 @@ fn a_model_without_a_tokenizer() -> Checked {
     let folder = variant(Dtype::Float32, |_, _| {});
     fs::remove_file(folder.path().join("tokenizer.json"))?;
     let parts = ["there is no tokenizer.json: download it", "save_pretrained"];
-    let arguments = ["--model", text(folder.path())];
+    let arguments = ["--model", text_of(folder.path())];
     refused("weights alone", &["generate", "chat", "perplexity"], &arguments, &parts)
 }

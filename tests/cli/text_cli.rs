@@ -1,14 +1,14 @@
 //! `generate` and `chat` with all of their options.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Command;
 
 use mlx_primitives::Dtype;
 use mlx_primitives_llama::{ChatOptions, ChatTemplate, Checkpoint, Options, message};
 use serde_json::{Value, json};
 
+use crate::command::{command, piped, run, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::variant;
 
@@ -16,33 +16,9 @@ const PROMPT: &str = "Once upon a time";
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}{{ opening or 'One day' }}{% endif %}";
 
-pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-pub fn run(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
-}
-
-pub fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-pub fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
 pub fn json_of(arguments: &[&str]) -> Value {
     let output = run(&[&["generate", "--json", "-m", "10"], arguments].concat());
     serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)))
-}
-
-pub fn piped(arguments: &[&str], input: &str) -> Output {
-    let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    child.wait_with_output().unwrap()
 }
 
 /// The demo model with a chat template.
@@ -51,10 +27,6 @@ pub fn with_template() -> tempfile::TempDir {
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE});
     fs::write(directory.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     directory
-}
-
-pub fn text_of(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 #[test(simulated = once)]

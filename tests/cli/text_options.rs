@@ -8,9 +8,10 @@ use mlx_primitives::Dtype;
 use mlx_primitives_llama::Checkpoint;
 use serde_json::{Value, json};
 
+use crate::command::{command, piped, run, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::variant;
-use crate::text_cli::{command, json_of, piped, run, stderr, stdout, text_of, with_template};
+use crate::text_cli::{json_of, with_template};
 
 /// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB, for which the
 /// model has positions, is split into tokens.

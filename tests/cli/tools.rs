@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
 use std::process::Stdio;
 
 use mlx_primitives::device::{Device, default_device};
 use serde_json::{Value, json};
 
-use crate::cli::{command, run, stderr, stdout};
+use crate::command::{command, run, stderr, stdout, text_of};
 use crate::support::models::{DEMO, conversions as fixture};
 use crate::support::simulated;
 
@@ -18,10 +17,6 @@ fn object(arguments: &[&str]) -> Value {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
     serde_json::from_str(&stdout(&output)).unwrap()
-}
-
-fn path(directory: &Path) -> &str {
-    directory.to_str().unwrap()
 }
 
 #[test(simulated = once)]
@@ -44,7 +39,7 @@ fn perplexity_of_a_file_and_of_stdin() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("story.txt");
     fs::write(&file, story).unwrap();
-    let object = object(&["perplexity", "--file", path(&file), "--json"]);
+    let object = object(&["perplexity", "--file", text_of(&file), "--json"]);
     assert_eq!(object["tokens"], theirs["tokens"]);
     let (ours, theirs) =
         (object["mean_nll"].as_f64().unwrap(), theirs["mean_nll"].as_f64().unwrap());
@@ -67,7 +62,7 @@ fn perplexity_of_a_file_and_of_stdin() {
     assert!(stdout(&output).contains(&format!("mean NLL    {adapted:.4} nats\n")), "{output:?}");
 
     fs::write(&file, story.repeat(4)).unwrap();
-    let output = run(&["perplexity", "--file", path(&file)]);
+    let output = run(&["perplexity", "--file", text_of(&file)]);
     assert!(stderr(&output).contains("620 tokens, the model was made for 256 positions"));
     assert!(stdout(&output).contains("tokens      619\n"), "{output:?}");
 }
@@ -84,11 +79,12 @@ fn activations_of_eight_bits_score_almost_as_well() {
         [("float32", &["amx", "avx512bf16"]), ("bfloat16", &["avx512bf16"])];
     for (dtype, levels) in rounding {
         let packed = directory.path().join(dtype);
-        let into = ["-o", path(&packed), "--bits", "4", "--dtype", dtype];
+        let into = ["-o", text_of(&packed), "--bits", "4", "--dtype", dtype];
         let output = run(&[&["quantize", "--model", DEMO], &into[..]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         let score = |activations: &str| {
-            let mut arguments = vec!["perplexity", "--model", path(&packed), "-f", path(&file)];
+            let mut arguments =
+                vec!["perplexity", "--model", text_of(&packed), "-f", text_of(&file)];
             arguments.extend(["--json", "--activations", activations]);
             object(&arguments)["mean_nll"].as_f64().unwrap()
         };
@@ -111,7 +107,7 @@ fn bench_measures_models_and_configurations() {
     });
     fs::write(&file, config.to_string()).unwrap();
     let tiny = ["-p", "6", "-g", "4", "-n", "2", "--json"];
-    let base = ["bench", "--config", path(&file), "--bits", "4", "--group-size", "32"];
+    let base = ["bench", "--config", text_of(&file), "--bits", "4", "--group-size", "32"];
     let with = |more: &[&str]| object(&[&base, more, &tiny[..]].concat());
     let figures = with(&[]);
     for key in ["prompt_tps", "generation_tps", "peak_memory_bytes"] {
@@ -151,7 +147,7 @@ fn bench_measures_models_and_configurations() {
 fn quantized_and_fused_checkpoints_run() {
     let directory = tempfile::tempdir().unwrap();
     let packed = directory.path().join("packed");
-    let arguments = ["quantize", "--model", DEMO, "--output", path(&packed), "--bits", "8"];
+    let arguments = ["quantize", "--model", DEMO, "--output", text_of(&packed), "--bits", "8"];
     let figures = object(&[&arguments[..], &["--json"]].concat());
     assert_eq!(figures["unquantized"].as_array().unwrap().len(), 4, "groups of 64: {figures}");
     assert_eq!(figures["unquantized"][0], "model.layers.0.mlp.down_proj");
@@ -165,14 +161,21 @@ fn quantized_and_fused_checkpoints_run() {
     assert!(stderr(&output).contains("exists"), "{}", stderr(&output));
 
     let fused = directory.path().join("fused");
-    let arguments =
-        ["fuse", "--model", path(&packed), "--adapter-path", ADAPTERS, "--save-path", path(&fused)];
+    let arguments = [
+        "fuse",
+        "--model",
+        text_of(&packed),
+        "--adapter-path",
+        ADAPTERS,
+        "--save-path",
+        text_of(&fused),
+    ];
     let output = run(&arguments);
     assert!(stdout(&output).contains("6 projections fused"), "{output:?}");
-    let info = object(&["info", "--model", path(&fused), "--json"]);
+    let info = object(&["info", "--model", text_of(&fused), "--json"]);
     assert_eq!(info["quantization"], json!({"group_size": 64, "bits": 8, "mode": "affine"}));
     assert_eq!(info["weight_bytes"], weights);
-    let arguments = ["generate", "Once upon a time", "--model", path(&fused), "-m", "2"];
+    let arguments = ["generate", "Once upon a time", "--model", text_of(&fused), "-m", "2"];
     assert!(run(&arguments).status.success());
 }
 
@@ -258,22 +261,22 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
     let nowhere = directory.path().join("no/such");
     for (arguments, part) in [
         (&["perplexity", "--file", "no/such/file"][..], "no/such/file"),
-        (&["perplexity", "--file", path(&empty)], "empty.txt: [score] expected a text of two"),
+        (&["perplexity", "--file", text_of(&empty)], "empty.txt: [score] expected a text of two"),
         (
-            &["perplexity", "-f", path(&empty), "--model", "no/such"],
+            &["perplexity", "-f", text_of(&empty), "--model", "no/such"],
             "no/such: there is no such file or folder here",
         ),
-        (&["perplexity", "-f", path(&broken), "--adapter-path", "no"], "no/adapter_config.json"),
-        (&["bench", "--config", path(&broken)], "c.json: [config] expected"),
+        (&["perplexity", "-f", text_of(&broken), "--adapter-path", "no"], "no/adapter_config.json"),
+        (&["bench", "--config", text_of(&broken)], "c.json: [config] expected"),
         (&["bench", "--config", "no/such.json"], "no/such.json"),
         (&["bench", "-p", "0", "-g", "0"], "-p or -g"),
         (&["bench", "-p", "4", "-g", "4", "--kv-bits", "8"], "--kv-group-size that divides the 32"),
         (
-            &["quantize", "--model", "no/such", "--output", path(&nowhere)],
+            &["quantize", "--model", "no/such", "--output", text_of(&nowhere)],
             "no/such: there is no such file or folder here",
         ),
         (
-            &["fuse", "--model", DEMO, "--adapter-path", DEMO, "--save-path", path(&nowhere)],
+            &["fuse", "--model", DEMO, "--adapter-path", DEMO, "--save-path", text_of(&nowhere)],
             "adapter_config.json",
         ),
         (&["info", "--model", "no/such"], "no/such: there is no such file or folder here"),

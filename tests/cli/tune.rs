@@ -8,7 +8,7 @@ use mlx_primitives::tune::{Choices, Key, Measured};
 use mlx_primitives::{Dtype, Result, ops};
 use serde_json::Value;
 
-use crate::cli::{command, stderr, stdout};
+use crate::command::{command, stderr, stdout};
 use crate::support::input::random;
 use crate::support::tune::{choices_file, class, linear};
 use crate::support::{Checked, simulated};

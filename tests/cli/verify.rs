@@ -7,7 +7,7 @@ use mlx_primitives::device::{Device, default_device};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::cli::{command, stderr, stdout};
+use crate::command::{command, stderr, stdout};
 use crate::support::{Checked, simulated};
 
 /// Runs it in a new folder.

@@ -10,6 +10,7 @@ use mlx_primitives::{Array, Dtype, Result, ops, transforms};
 
 use crate::support::input::FLOATS;
 use crate::support::{Checked, message};
+use crate::table::ops::OPS;
 
 const SIMD: u32 = 32;
 /// The consecutive elements that a thread takes at a time.
@@ -24,19 +25,12 @@ const ROWS: [i32; 8] = [0, 1, 3, 7, 8, 9, 67, 1 << 20];
 /// would be refused before its dispatches could be queried.
 const MOST: i64 = 1 << 30;
 
-/// The kernels that the tests here reach in every form; `simulated` runs the kernels of all stems.
-const REACHED: [&str; 10] = [
-    "attention",
-    "cross_entropy",
-    "layer_norm",
-    "logsumexp",
-    "masked_softmax",
-    "masked_softmax_grad",
-    "residual_norm",
-    "rms_norm",
-    "rope",
-    "softmax",
-];
+/// The primitives whose kernels the tests here reach in every form; `simulated` runs the kernels of
+/// all.
+fn is_reached(stem: &str) -> bool {
+    let of_rows = OPS.iter().any(|op| op.scratch > 0 && op.stem == stem);
+    of_rows || ["attention", "masked_softmax_grad", "rope"].contains(&stem)
+}
 
 /// An array of any size that takes no memory until it is computed.
 fn lazy(shape: &[i32], dtype: Dtype) -> Result<Array> {
@@ -62,31 +56,20 @@ fn softmax_gradient(x: &Array) -> Result<Array> {
     gradient(x, |x| Ok(vec![ops::masked_softmax(&x[0], MaskedSoftmax::default())?]))
 }
 
-fn cross_entropy(x: &Array) -> Result<Array> {
-    let targets = lazy(&x.shape()[..x.ndim() - 1], Dtype::Int32)?;
-    ops::cross_entropy(x, &targets, CrossEntropy::default())
-}
-
 fn cross_entropy_gradient(x: &Array) -> Result<Array> {
-    gradient(x, |x| Ok(vec![cross_entropy(&x[0])?]))
+    let targets = lazy(&x.shape()[..x.ndim() - 1], Dtype::Int32)?;
+    gradient(x, |x| Ok(vec![ops::cross_entropy(&x[0], &targets, CrossEntropy::default())?]))
 }
 
-/// The ops that reduce the rows of `x`, each with the floats of scratch of a SIMD group.
-fn of_rows(x: &Array) -> Result<Vec<(Array, u64)>> {
-    let weight = lazy(&x.shape()[x.ndim() - 1..], x.dtype())?;
-    Ok(vec![
-        (ops::rms_norm(x, None, 1e-5)?, 1),
-        (ops::rms_norm(x, Some(&weight), 1e-5)?, 1),
-        (ops::layer_norm(x, None, None, 1e-5)?, 2),
-        (ops::layer_norm_residual(x, x, None, None, 1e-5)?.1, 2),
-        (ops::rms_norm_residual(x, x, None, 1e-5)?.1, 1),
-        (ops::softmax(x)?, 2),
-        (ops::masked_softmax(x, MaskedSoftmax::default())?, 2),
-        (softmax_gradient(x)?, 2),
-        (ops::logsumexp_keepdims(x)?, 2),
-        (ops::log_softmax(x)?, 2),
-        (cross_entropy(x)?, 3),
-    ])
+/// The ops that reduce rows, each with the floats of scratch of a SIMD group.
+fn of_rows(rows: i32, axis: i32, dtype: Dtype) -> Result<Vec<(Array, u64)>> {
+    let mut all = vec![(softmax_gradient(&lazy(&[rows, axis], dtype)?)?, 2)];
+    for op in OPS.iter().filter(|op| op.scratch > 0) {
+        let inputs = op.shapes(rows, axis).iter().map(|shape| lazy(shape, dtype)).collect();
+        let outputs: Result<Vec<Array>> = inputs;
+        all.extend((op.run)(&outputs?)?.pop().map(|y| (y, op.scratch)));
+    }
+    Ok(all)
 }
 
 fn threads(plan: &Dispatch) -> u64 {
@@ -99,7 +82,7 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     for entry in fs::read_dir(crate::support::root().join("metal"))? {
         let path = entry?.path();
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        if path.extension().is_none_or(|e| e != "metal") || !REACHED.contains(&&*stem) {
+        if path.extension().is_none_or(|e| e != "metal") || !is_reached(&stem) {
             continue;
         }
         let text = fs::read_to_string(&path)?;
@@ -162,7 +145,7 @@ fn rows() -> Checked {
     for axis in AXES {
         for rows in ROWS.into_iter().filter(|&rows| i64::from(rows) * i64::from(axis) <= MOST) {
             for dtype in FLOATS {
-                for (y, slots) in of_rows(&lazy(&[rows, axis], dtype)?)? {
+                for (y, slots) in of_rows(rows, axis, dtype)? {
                     for max_threads in LIMITS {
                         if let Some(plan) = one(&y, max_threads)? {
                             check_rows(&plan, rows as u64, axis as u32, slots, max_threads);
@@ -381,7 +364,10 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
     for dtype in FLOATS {
         for axis in AXES {
             let x = lazy(&[3, axis], dtype)?;
-            let all = of_rows(&x)?.into_iter().map(|(y, _)| y).chain([cross_entropy_gradient(&x)?]);
+            let all = of_rows(3, axis, dtype)?
+                .into_iter()
+                .map(|(y, _)| y)
+                .chain([cross_entropy_gradient(&x)?]);
             for y in all {
                 used.extend(one(&y, MAX_THREADS)?.map(|plan| plan.kernel));
             }

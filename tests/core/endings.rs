@@ -5,34 +5,23 @@ use std::thread;
 use std::time::Duration;
 
 use harness::roles::{Player, ends, rounds};
-use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::custom::{CustomPrimitive, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_stream};
 use mlx_primitives::{Array, Result, async_eval, eval};
 
+use crate::support::custom::Computed;
 use crate::support::{Checked, on_cpu};
 
 /// A kernel that ends the process, or that never ends.
-struct Odd {
-    exits: bool,
-}
-
-impl CustomPrimitive for Odd {
-    fn name(&self) -> &str {
-        "odd"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
-        if self.exits {
+fn odd(exits: bool) -> impl CustomPrimitive {
+    Computed("odd", move |_: &[View<'_>], _: &mut [ViewMut<'_>]| {
+        if exits {
             std::process::exit(5);
         }
         loop {
             thread::sleep(Duration::from_secs(1));
         }
-    }
+    })
 }
 
 /// A graph that takes a while and keeps returning memory of many sizes to MLX's cache.
@@ -84,11 +73,11 @@ pub fn play(role: &str) -> Checked<u8> {
         }
         "exit in a kernel" => {
             let x = Array::ones::<f32>(&[16])?;
-            on_cpu(|| Ok(apply_one(Odd { exits: true }, &[&x])?.eval()?))?;
+            on_cpu(|| Ok(apply_one(odd(true), &[&x])?.eval()?))?;
         }
         "endless kernel" => {
             let x = Array::ones::<f32>(&[16])?;
-            on_cpu(|| Ok(async_eval([&apply_one(Odd { exits: false }, &[&x])?])?))?;
+            on_cpu(|| Ok(async_eval([&apply_one(odd(false), &[&x])?])?))?;
         }
         "signal" => loop {
             async_eval([&long_graph(50)?])?;

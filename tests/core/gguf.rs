@@ -8,54 +8,29 @@ use mlx_primitives::Dtype;
 use mlx_primitives::io::load_gguf;
 use tempfile::TempDir;
 
+use crate::support::gguf::{Entry, Head, header, text};
 use crate::support::{Checked, message};
 
-const ALIGNMENT: usize = 32;
-
-fn text(bytes: &mut Vec<u8>, text: &str) {
-    bytes.extend((text.len() as u64).to_le_bytes());
-    bytes.extend(text.as_bytes());
+/// A file with these entries and tensors, and the data.
+fn file(entries: &[(&str, Vec<u8>)], tensors: &[Head<'_>], data: &[u8]) -> Vec<u8> {
+    [&header(3, 32, entries, tensors), data].concat()
 }
 
 /// A file with one text entry, `f32` [2, 3] named "x" and `f16` [2] named "h".
 fn valid() -> Vec<u8> {
-    let mut bytes = b"GGUF".to_vec();
-    bytes.extend(3u32.to_le_bytes()); // version
-    bytes.extend(2u64.to_le_bytes()); // tensors
-    bytes.extend(1u64.to_le_bytes()); // entries
-    text(&mut bytes, "general.name");
-    bytes.extend(8u32.to_le_bytes()); // a string
-    text(&mut bytes, "tiny");
+    let entries = [("general.name", Entry::from("tiny").bytes())];
     // Dimensions are listed from the last; offsets are within the data.
-    let tensors: [(&str, &[u64], u32, u64); 2] = [("x", &[3, 2], 0, 0), ("h", &[2], 1, 32)];
-    for (name, dims, dtype, offset) in tensors {
-        text(&mut bytes, name);
-        bytes.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
-        bytes.extend(dtype.to_le_bytes());
-        bytes.extend(offset.to_le_bytes());
-    }
-    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-    (1..=6).for_each(|v| bytes.extend((v as f32).to_le_bytes()));
-    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-    [1.0, -2.0].iter().for_each(|&v| bytes.extend(f16::from_f32(v).to_le_bytes()));
-    bytes
+    let tensors = [("x", vec![3, 2], 0, 0), ("h", vec![2], 1, 32)];
+    let mut data: Vec<u8> = (1..=6).flat_map(|v| (v as f32).to_le_bytes()).collect();
+    data.resize(32, 0);
+    data.extend([1.0, -2.0].into_iter().flat_map(|v| f16::from_f32(v).to_le_bytes()));
+    file(&entries, &tensors, &data)
 }
 
 /// A file with one tensor "x" of `f32`.
 pub fn of_floats(values: &[f32]) -> Vec<u8> {
-    let mut bytes = b"GGUF".to_vec();
-    bytes.extend(3u32.to_le_bytes()); // version
-    bytes.extend(1u64.to_le_bytes()); // tensors
-    bytes.extend(0u64.to_le_bytes()); // entries
-    text(&mut bytes, "x");
-    bytes.extend(1u32.to_le_bytes()); // dimensions
-    bytes.extend((values.len() as u64).to_le_bytes());
-    bytes.extend(0u32.to_le_bytes()); // the type
-    bytes.extend(0u64.to_le_bytes()); // the offset
-    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-    values.iter().for_each(|v| bytes.extend(v.to_le_bytes()));
-    bytes
+    let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    file(&[], &[("x", vec![values.len() as u64], 0, 0)], &data)
 }
 
 #[track_caller]
@@ -140,19 +115,8 @@ fn flipped_bytes() -> Checked {
 
 /// A file with two tensors of 32 elements, whose data is zeros, 512 bytes apart.
 fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
-    let mut bytes = b"GGUF".to_vec();
-    bytes.extend(3u32.to_le_bytes());
-    bytes.extend(2u64.to_le_bytes());
-    bytes.extend(0u64.to_le_bytes());
-    for ((name, kind), offset) in names.into_iter().zip(kinds).zip([0u64, 512]) {
-        text(&mut bytes, name);
-        bytes.extend(1u32.to_le_bytes());
-        bytes.extend(32u64.to_le_bytes());
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(offset.to_le_bytes());
-    }
-    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT) + 1024, 0);
-    bytes
+    let tensor = |i: usize| (names[i], vec![32], kinds[i], 512 * i as u64);
+    file(&[], &[tensor(0), tensor(1)], &[0; 1024])
 }
 
 #[test]
@@ -177,14 +141,9 @@ fn colliding_names() -> Checked {
 fn a_file_that_becomes_shorter() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("shorter.gguf");
-    let whole = two_tensors(["x.weight", "y"], [12, 0]);
-    // The first tensor as a block of Q4_K, 256 weights.
-    let whole = {
-        let at = whole.windows(8).position(|eight| eight == 32u64.to_le_bytes());
-        let mut whole = whole;
-        whole[at.expect("dimensions")..][..8].copy_from_slice(&256u64.to_le_bytes());
-        whole
-    };
+    // The first tensor is a block of Q4_K, 256 weights.
+    let tensors = [("x.weight", vec![256], 12, 0), ("y", vec![32], 0, 512)];
+    let whole = file(&[], &tensors, &[0; 1024]);
     fs::write(&path, &whole)?;
     let loaded = load_gguf(&path)?;
     let file = fs::File::options().write(true).open(&path)?;
@@ -198,14 +157,8 @@ fn a_file_that_becomes_shorter() -> Checked {
 
 /// A file with no tensors and one entry.
 fn entry(kind: u32, value: &[u8]) -> Vec<u8> {
-    let mut bytes = b"GGUF".to_vec();
-    bytes.extend(3u32.to_le_bytes());
-    bytes.extend(0u64.to_le_bytes());
-    bytes.extend(1u64.to_le_bytes());
-    text(&mut bytes, "key");
-    bytes.extend(kind.to_le_bytes());
-    bytes.extend(value);
-    bytes
+    // Nothing fills it up.
+    header(3, 1, &[("key", [&kind.to_le_bytes(), value].concat())], &[])
 }
 
 #[test]
@@ -255,17 +208,7 @@ fn impossible_tensors() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("tensor.gguf");
     let file = |dims: &[u64], kind: u32, offset: u64| {
-        let mut bytes = b"GGUF".to_vec();
-        bytes.extend(3u32.to_le_bytes());
-        bytes.extend(1u64.to_le_bytes());
-        bytes.extend(0u64.to_le_bytes());
-        text(&mut bytes, "x.weight");
-        bytes.extend((dims.len() as u32).to_le_bytes());
-        dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(offset.to_le_bytes());
-        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT) + 1024, 0);
-        bytes
+        file(&[], &[("x.weight", dims.to_vec(), kind, offset)], &[0; 1024])
     };
     // Every supported type, with 256 elements each.
     for kind in [0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 24, 25, 26, 27, 30] {

@@ -6,32 +6,15 @@ use std::cell::RefCell;
 use std::sync::Mutex;
 use std::thread;
 
-use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::custom::apply_one;
 use mlx_primitives::device::{self, Device, Stream, with_stream};
 use mlx_primitives::transforms::{self, checkpoint, compile, grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result, SendArray, async_eval, graph, io, memory, ops, random};
 
-use crate::every::OPS;
 use crate::support::Checked;
+use crate::support::custom::{Computed, same};
+use crate::table::ops::OPS;
 use harness::roles::{ended, rounds};
-
-/// y = x.
-struct Same;
-
-impl CustomPrimitive for Same {
-    fn name(&self) -> &str {
-        "same"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, x: &[View<'_>], y: &mut [ViewMut<'_>]) -> Result<()> {
-        y[0].as_mut_slice::<f32>()?.copy_from_slice(x[0].as_slice::<f32>()?);
-        Ok(())
-    }
-}
 
 /// The values that the calls need, made while everything works.
 struct Made {
@@ -105,7 +88,7 @@ impl Made {
         add("a new stream", Stream::new(Device::Cpu).map(drop));
         add("a stream", with_stream(stream, || x.add(1.0)).map(drop));
         add("clear_cache", memory::clear_cache());
-        add("a custom primitive", apply_one(Same, &[x]).map(drop));
+        add("a custom primitive", apply_one(Computed("same", same), &[x]).map(drop));
         add("graph::nodes", graph::nodes([lazy]).map(drop));
         let folder = std::env::temp_dir().join(format!("late-{}.safetensors", std::process::id()));
         add("save", io::save_safetensors(&folder, [("x", lazy)], []));

@@ -4,13 +4,14 @@
 use std::thread;
 use std::time::Duration;
 
-use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::custom::{CustomPrimitive, View, ViewMut, apply_one};
 use mlx_primitives::device::{Device, Stream, with_device, with_stream};
 use mlx_primitives::ops::{self, KvLayout, Rope};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, step as every};
 
 use crate::support::Checked;
 use crate::support::compare::assert_same;
+use crate::support::custom::{Computed, same};
 use crate::support::input::random32;
 
 /// Evaluates by MLX alone: an array on another stream leaves the whole graph to it.
@@ -20,30 +21,15 @@ fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
 }
 
 /// y = 2 x, or a failure.
-#[derive(Clone)]
-struct Doubles {
-    fails: bool,
-}
-
-impl CustomPrimitive for Doubles {
-    fn name(&self) -> &str {
-        "doubles"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
-        if self.fails {
+fn doubles(fails: bool) -> impl CustomPrimitive {
+    Computed("doubles", move |x: &[View<'_>], y: &mut [ViewMut<'_>]| {
+        if fails {
             return Err(Error::from("an error on purpose"));
         }
-        let x = inputs[0].as_slice::<f32>()?;
-        for (y, x) in outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(x) {
-            *y = 2.0 * x;
-        }
+        let pairs = y[0].as_mut_slice::<f32>()?.iter_mut().zip(x[0].as_slice::<f32>()?);
+        pairs.for_each(|(y, x)| *y = 2.0 * x);
         Ok(())
-    }
+    })
 }
 
 /// The kinds of ops in a chain: ours, MLX's, views, views that copy, and a user's.
@@ -57,7 +43,7 @@ fn step(kind: u64, x: &Array) -> Result<Array> {
         3 => x.t()?.reshape((8, 16)),
         4 => x.reshape((2, 4, 16))?.i((1, .., ..))?.broadcast_to((2, 4, 16))?.reshape((8, 16)),
         5 => x.expand_dims(0)?.squeeze(0)?.add(x),
-        6 => apply_one(Doubles { fails: false }, &[x]),
+        6 => apply_one(doubles(false), &[x]),
         7 => ops::silu(x),
         _ => x.exp()?.minimum(4.0)?.subtract(1.0),
     }
@@ -112,7 +98,7 @@ fn a_failure_between_kernels_belongs_to_its_dependents() -> Checked {
     with_device(Device::Cpu, || {
         let x = random32(&[8, 16], 3)?;
         let norm = ops::rms_norm(&x, None, 1e-5)?;
-        let failed = apply_one(Doubles { fails: true }, &[&norm])?;
+        let failed = apply_one(doubles(true), &[&norm])?;
         let bad = ops::softmax(&ops::rms_norm(&failed, None, 1e-5)?)?;
         let good = ops::softmax(&norm)?;
         let error = eval([&bad, &good]).map_err(|error| error.to_string());
@@ -126,30 +112,18 @@ fn a_failure_between_kernels_belongs_to_its_dependents() -> Checked {
 }
 
 /// y = x, after a while.
-#[derive(Clone)]
-struct Late;
-
-impl CustomPrimitive for Late {
-    fn name(&self) -> &str {
-        "late"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
+fn late() -> impl CustomPrimitive {
+    Computed("late", |x: &[View<'_>], y: &mut [ViewMut<'_>]| {
         thread::sleep(Duration::from_millis(5));
-        outputs[0].as_mut_slice::<f32>()?.copy_from_slice(inputs[0].as_slice::<f32>()?);
-        Ok(())
-    }
+        same(x, y)
+    })
 }
 
 const LAYOUT: KvLayout = KvLayout { heads: 2, kv_heads: 1, head_dim: 16, capacity: 24 };
 
 /// A step of decoding, whose projection takes a while: the state, and the attention that reads it.
 fn late_step(state: &Array, position: i32) -> Result<[Array; 2]> {
-    let qkv = apply_one(Late, &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
+    let qkv = apply_one(late(), &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
     let rope = Rope { dims: 16, offset: position.into(), ..Rope::default() };
     let state = ops::rope_append(state, &qkv, LAYOUT, rope.into())?;
     let (queries, len) = (LAYOUT.queries(&state, 1)?, position + 1);
@@ -234,7 +208,7 @@ fn streams_wait_for_one_another() -> Checked {
         let (first, second) = (Stream::new(Device::Cpu)?, Stream::new(Device::Cpu)?);
         for round in 0..12 {
             let x = random32(&[8, 16], 100 + round)?;
-            let y = with_stream(&first, || apply_one(Late, &[&x]))?;
+            let y = with_stream(&first, || apply_one(late(), &[&x]))?;
             if round % 2 == 1 {
                 async_eval([&y])?; // queued before the op that reads it is built
             }
@@ -256,7 +230,7 @@ fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
         };
         let want = product(&x)?;
         want.eval()?;
-        let late = product(&apply_one(Late, &[&x])?)?;
+        let late = product(&apply_one(late(), &[&x])?)?;
         async_eval([&late])?;
         // Arrays of the copies' size, written while their tasks wait.
         let others = (0..32).map(|i| Array::from_slice(&[i as f32; 64 * 64], 64 * 64));

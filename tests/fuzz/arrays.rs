@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use fastrand::Rng;
 use mlx_primitives::{Array, Dtype, Index, Result, step};
+use mlx_primitives_catalog::ops::{Run, of_elements};
 
 use super::mutation::{once_in, one};
 
@@ -35,6 +36,12 @@ impl Draw {
 
     pub fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         one(&mut self.rng, of)
+    }
+
+    /// A function of this many arrays, element by element.
+    pub fn of_elements(&mut self, inputs: usize) -> Run {
+        let all: Vec<_> = of_elements(inputs).collect();
+        self.one(&all).run
     }
 
     fn is_wrong(&mut self) -> bool {

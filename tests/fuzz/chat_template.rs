@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::case::{Case, Fuzzer, Run};
 use super::hostile_templates;
-use super::mutation::{self, once_in, one, word};
+use super::mutation::{self, once_in, one, part_of, word};
 
 /// A template may hold 48 MiB of text, which is copied as it grows.
 pub const FUZZER: Fuzzer = Fuzzer { name: "chat_template", allowance: 200 << 20, prepare };
@@ -160,92 +160,28 @@ fn expression(rng: &mut Rng, depth: u32) -> String {
         }
         3..=6 => {
             let n = number(rng);
-            let filters = [
-                "upper",
-                "lower",
-                "trim",
-                "length",
-                "list",
-                "tojson",
-                "first",
-                "last",
-                "join",
-                "reverse",
-                "sort",
-                "unique",
-                "items",
-                "string",
-                "int",
-                "float",
-                "abs",
-                "sum",
-                "min",
-                "max",
-                "capitalize",
-                "title",
-                "escape",
-                "safe",
-                "default('x')",
-                "pprint",
-                "lines",
-                "dictsort",
-                "urlencode",
-                "bool",
-                "groupby('role')",
-                "map('upper')",
-                "map(attribute='content')",
-                "select",
-                "reject('none')",
-                "selectattr('role')",
-                "replace('a', 'aaaa')",
-                "replace('', 'x')",
-                "split('a')",
-                "chain([1])",
-                "zip([1])",
-                "attr('role')",
-                "format(1)",
-                "tojson(indent=3, sort_keys=true, ensure_ascii=true)",
-            ];
-            let counted = [
-                "indent",
-                "batch",
-                "slice",
-                "round",
-                "center",
-                "truncate",
-                "wordwrap",
-                "indent(1)|indent",
-            ];
+            let filters = "upper ¦ lower ¦ trim ¦ length ¦ list ¦ tojson ¦ first ¦ last ¦ join ¦ reverse ¦ \
+                sort ¦ unique ¦ items ¦ string ¦ int ¦ float ¦ abs ¦ sum ¦ min ¦ max ¦ \
+                capitalize ¦ title ¦ escape ¦ safe ¦ default('x') ¦ pprint ¦ lines ¦ dictsort ¦ \
+                urlencode ¦ bool ¦ groupby('role') ¦ map('upper') ¦ map(attribute='content') ¦ \
+                select ¦ reject('none') ¦ selectattr('role') ¦ replace('a', 'aaaa') ¦ \
+                replace('', 'x') ¦ split('a') ¦ chain([1]) ¦ zip([1]) ¦ attr('role') ¦ \
+                format(1) ¦ tojson(indent=3, sort_keys=true, ensure_ascii=true)";
+            let counted = "indent ¦ batch ¦ slice ¦ round ¦ center ¦ truncate ¦ wordwrap ¦ \
+                indent(1)|indent";
             match once_in(rng, 3) {
-                true => format!("({a} | {}({n}))", one(rng, &counted)),
-                false => format!("({a} | {})", one(rng, &filters)),
+                true => format!("({a} | {}({n}))", part_of(rng, counted)),
+                false => format!("({a} | {})", part_of(rng, filters)),
             }
         }
         7 => format!("{a}[{}]", number(rng)),
         8 => format!("{a}[{}:{}:{}]", number(rng), number(rng), number(rng)),
         9 => {
-            let methods = [
-                "strip()",
-                "split()",
-                "upper()",
-                "items()",
-                "keys()",
-                "values()",
-                "get('role')",
-                "startswith('a')",
-                "replace('a', 'bb')",
-                "format(1, 2)",
-                "join(['a', 'b'])",
-                "find('a')",
-                "count('')",
-                "splitlines()",
-                "split('')",
-                "rstrip('é')",
-                "title()",
-                "isdigit()",
-                "append(1)",
-            ];
-            format!("{a}.{}", one(rng, &methods))
+            let methods = "strip() ¦ split() ¦ upper() ¦ items() ¦ keys() ¦ values() ¦ get('role') ¦ \
+                startswith('a') ¦ replace('a', 'bb') ¦ format(1, 2) ¦ join(['a', 'b']) ¦ \
+                find('a') ¦ count('') ¦ splitlines() ¦ split('') ¦ rstrip('é') ¦ title() ¦ \
+                isdigit() ¦ append(1)";
+            format!("{a}.{}", part_of(rng, methods))
         }
         10 => format!("range({})", number(rng)),
         11 => format!("range({}, {}, {})", number(rng), number(rng), number(rng)),

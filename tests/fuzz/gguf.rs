@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use fastrand::Rng;
+use harness::support::gguf::{Entry, header, text};
 use mlx_primitives::Array;
 use mlx_primitives::io::load_gguf;
 use mlx_primitives_llama::{ChatTemplate, Checkpoint, Llama};
@@ -73,14 +74,6 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
             false => Case::new(bytes.len(), &loaded),
         }
     }))
-}
-
-pub enum Entry {
-    Text(String),
-    U32(u32),
-    F32(f32),
-    /// A type, and bytes that may not match it.
-    Raw(u32, Vec<u8>),
 }
 
 struct Tensor {
@@ -269,50 +262,18 @@ impl Gguf {
 
     /// The file in the format's encoding; `offset` replaces the offset of one of the tensors.
     fn written(&self, rng: &mut Rng, offset: Option<u64>) -> Vec<u8> {
-        let mut bytes = b"GGUF".to_vec();
-        bytes.extend(self.version.to_le_bytes());
-        bytes.extend((self.tensors.len() as u64).to_le_bytes());
-        bytes.extend((self.entries.len() as u64).to_le_bytes());
-        for (key, entry) in &self.entries {
-            text(&mut bytes, key);
-            match entry {
-                Entry::Text(value) => {
-                    bytes.extend(8u32.to_le_bytes());
-                    text(&mut bytes, value);
-                }
-                Entry::U32(value) => {
-                    bytes.extend(4u32.to_le_bytes());
-                    bytes.extend(value.to_le_bytes());
-                }
-                Entry::F32(value) => {
-                    bytes.extend(6u32.to_le_bytes());
-                    bytes.extend(value.to_le_bytes());
-                }
-                Entry::Raw(kind, value) => {
-                    bytes.extend(kind.to_le_bytes());
-                    bytes.extend(value);
-                }
-            }
-        }
-        let mut end = 0u64;
-        for tensor in &self.tensors {
-            text(&mut bytes, &tensor.name);
-            bytes.extend((tensor.dims.len() as u32).to_le_bytes());
-            tensor.dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
-            bytes.extend(tensor.kind.to_le_bytes());
+        let entries: Vec<_> =
+            self.entries.iter().map(|(key, value)| (key.as_str(), value.bytes())).collect();
+        let (mut heads, mut end) = (Vec::new(), 0u64);
+        for Tensor { name, dims, kind, bytes } in &self.tensors {
             let wrong = offset.filter(|_| once_in(rng, 2));
-            bytes.extend(wrong.unwrap_or(end).to_le_bytes());
-            end = (end + tensor.bytes).next_multiple_of(self.alignment);
+            heads.push((name.as_str(), dims.clone(), *kind, wrong.unwrap_or(end)));
+            end = (end + bytes).next_multiple_of(self.alignment);
         }
-        bytes.resize(bytes.len().next_multiple_of(self.alignment as usize), 0);
+        let mut bytes = header(self.version, self.alignment as usize, &entries, &heads);
         bytes.extend((0..end).map(|_| rng.u8(..)));
         bytes
     }
-}
-
-pub fn text(bytes: &mut Vec<u8>, text: &str) {
-    bytes.extend((text.len() as u64).to_le_bytes());
-    bytes.extend(text.as_bytes());
 }
 
 /// A list of numbers or of texts, whose type and length are mostly right.

@@ -1,42 +1,13 @@
 //! The entries of a tokenizer in a GGUF file.
 
 use fastrand::Rng;
+use harness::support::gguf::{Entry, text};
 
-use super::gguf::{Entry, list, text};
+use super::gguf::list;
 use super::mutation::{once_in, one};
 
-const TEXTS: [&str; 30] = [
-    "<s>",
-    "</s>",
-    "<unk>",
-    "a",
-    "b",
-    "ab",
-    "aab",
-    "▁",
-    "▁a",
-    "▁ab",
-    "<0x0A>",
-    "<0x61>",
-    "Ġ",
-    "Ċ",
-    "Ġa",
-    "é",
-    "Ã",
-    "©",
-    "Ã©",
-    "1",
-    "x",
-    "",
-    "<|im_end|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-    "[PAD]",
-    "aaaaaaaaaaaaaaaa",
-    "<0xFF>",
-    " ",
-];
+const TEXTS: &str = "<s> </s> <unk> a b ab aab ▁ ▁a ▁ab <0x0A> <0x61> Ġ Ċ Ġa é Ã © Ã© 1 x \
+    <|im_end|> <|end|> <|call|> <|return|> [PAD] aaaaaaaaaaaaaaaa <0xFF>";
 
 const TEMPLATES: [&str; 4] = [
     "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
@@ -60,7 +31,8 @@ fn texts(all: &[String]) -> Entry {
 
 /// Entries of `count` tokens, which are damaged about once in three times.
 pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
-    let mut tokens: Vec<String> = TEXTS.iter().map(|text| (*text).to_owned()).collect();
+    let all = TEXTS.split(' ').chain(["", " "]);
+    let mut tokens: Vec<String> = all.map(str::to_owned).collect();
     rng.shuffle(&mut tokens[3..]);
     tokens.truncate(count);
     while tokens.len() < count {

@@ -3,6 +3,8 @@
 
 use fastrand::Rng;
 
+use super::mutation::part_of;
+
 fn one<'a>(rng: &mut Rng, among: &[&'a str]) -> &'a str {
     among.get(rng.usize(..among.len())).copied().unwrap_or_default()
 }
@@ -25,103 +27,39 @@ pub fn template(rng: &mut Rng) -> String {
 
 /// An expression that is larger or deeper than `x`.
 fn larger(rng: &mut Rng, x: &str) -> String {
-    let pattern = one(
+    let pattern = part_of(
         rng,
-        &[
-            "X ~ X",
-            "X + X",
-            "X * 2",
-            "[X, X]",
-            "[X]",
-            "(X, X)",
-            "(X,)",
-            "{'a': X}",
-            "{'a': X, 'b': X}",
-            "[X] * 3",
-            "X | string",
-            "X | tojson",
-            "X | tojson(indent=9)",
-            "X | list",
-            "[X, X] | join(X)",
-            "[X, X] | join",
-            "[X, X] | string",
-            "X | string | replace('a', X | string)",
-            "(X | string).replace('', X | string)",
-            "'%s%s' % (X, X)",
-            "'%s%s' | format(X, X)",
-            "'{0}{0}'.format(X)",
-            "'{:>9999999}'.format(X | string)",
-            "X | string | indent(999)",
-            "X | string | indent(X | string)",
-            "X | string | center(X | string | length * 2)",
-            "(X | string).center(9999999)",
-            "(X | string).split('a')",
-            "(X | string).splitlines()",
-            "(X | string).split('') ",
-            "(X | string) | list",
-            "(X | string).join([X, X] | map('string'))",
-            "[X, X] | map('string') | list",
-            "[X, X] | map('tojson') | join",
-            "[X] + [X]",
-            "[X, X] | batch(99999999, X) | list",
-            "[X, X] | slice(9999999, X) | list",
-            "[X, X] | sort | list",
-            "[X, X] | unique | list",
-            "[X, X] | groupby('a') | list",
-            "{'a': X} | dictsort",
-            "{'a': X} | items | list",
-            "{'a': X}.items() | list",
-            "[X, X] | sum(start=[])",
-            "[[X], [X]] | sum(start=[])",
-            "X | string | upper",
-            "X | string | e",
-            "X | string | urlencode",
-            "X | string | title",
-            "(X | string).expandtabs(99999)",
-            "(X | string).zfill(9999999)",
-            "(X | string).encode() | string",
-            "X[::-1]",
-            "X[:] ~ X",
-            "dict(a=X)",
-            "dict(a=X, b=X)",
-            "namespace(a=X)",
-            "X if X else [X]",
-            "X or [X]",
-            "X | default(X) | list",
-            "[X] | first",
-            "[X == X, X]",
-            "[X < X, X]",
-            "[X in [X, X], X]",
-            "X.items",
-            "X.format",
-            "X ** 9",
-            "X * X",
-            "-X",
-            "X | abs",
-            "X | round(300)",
-        ],
+        "X ~ X ¦ X + X ¦ X * 2 ¦ [X, X] ¦ [X] ¦ (X, X) ¦ (X,) ¦ {'a': X} ¦ \
+            {'a': X, 'b': X} ¦ [X] * 3 ¦ X | string ¦ X | tojson ¦ X | tojson(indent=9) ¦ \
+            X | list ¦ [X, X] | join(X) ¦ [X, X] | join ¦ [X, X] | string ¦ \
+            X | string | replace('a', X | string) ¦ (X | string).replace('', X | string) ¦ \
+            '%s%s' % (X, X) ¦ '%s%s' | format(X, X) ¦ '{0}{0}'.format(X) ¦ \
+            '{:>9999999}'.format(X | string) ¦ X | string | indent(999) ¦ \
+            X | string | indent(X | string) ¦ \
+            X | string | center(X | string | length * 2) ¦ (X | string).center(9999999) ¦ \
+            (X | string).split('a') ¦ (X | string).splitlines() ¦ (X | string).split('')  ¦ \
+            (X | string) | list ¦ (X | string).join([X, X] | map('string')) ¦ \
+            [X, X] | map('string') | list ¦ [X, X] | map('tojson') | join ¦ [X] + [X] ¦ \
+            [X, X] | batch(99999999, X) | list ¦ [X, X] | slice(9999999, X) | list ¦ \
+            [X, X] | sort | list ¦ [X, X] | unique | list ¦ [X, X] | groupby('a') | list ¦ \
+            {'a': X} | dictsort ¦ {'a': X} | items | list ¦ {'a': X}.items() | list ¦ \
+            [X, X] | sum(start=[]) ¦ [[X], [X]] | sum(start=[]) ¦ X | string | upper ¦ \
+            X | string | e ¦ X | string | urlencode ¦ X | string | title ¦ \
+            (X | string).expandtabs(99999) ¦ (X | string).zfill(9999999) ¦ \
+            (X | string).encode() | string ¦ X[::-1] ¦ X[:] ~ X ¦ dict(a=X) ¦ \
+            dict(a=X, b=X) ¦ namespace(a=X) ¦ X if X else [X] ¦ X or [X] ¦ \
+            X | default(X) | list ¦ [X] | first ¦ [X == X, X] ¦ [X < X, X] ¦ \
+            [X in [X, X], X] ¦ X.items ¦ X.format ¦ X ** 9 ¦ X * X ¦ -X ¦ X | abs ¦ \
+            X | round(300)",
     );
     pattern.replace('X', x)
 }
 
 fn seed(rng: &mut Rng) -> &'static str {
-    one(
+    part_of(
         rng,
-        &[
-            "'a'",
-            "'aaaaaaaa'",
-            "[1]",
-            "[]",
-            "'\\t\\n'",
-            "{'a': 1}",
-            "9",
-            "1.5",
-            "'é' * 9999",
-            "range(9)",
-            "messages",
-            "'%s'",
-            "(1,)",
-        ],
+        "'a' ¦ 'aaaaaaaa' ¦ [1] ¦ [] ¦ '\\t\\n' ¦ {'a': 1} ¦ 9 ¦ 1.5 ¦ 'é' * 9999 ¦ \
+            range(9) ¦ messages ¦ '%s' ¦ (1,)",
     )
 }
 
@@ -131,23 +69,13 @@ fn growing(rng: &mut Rng) -> String {
     let steps: Vec<String> = (0..1 + rng.usize(..2))
         .map(|_| format!("{{% set n.x = {} %}}", larger(rng, "n.x")))
         .collect();
-    let last = one(
+    let last = part_of(
         rng,
-        &[
-            "",
-            "{{ n.x }}",
-            "{{ n.x | string | length }}",
-            "{{ n.x | tojson }}",
-            "{{ n.x == n.x }}",
-            "{{ [n.x] < [n.x] }}",
-            "{{ n.x | pprint }}",
-            "{% for a in n.x %}{% for b in n.x %}{{ a }}{% endfor %}{% endfor %}",
-            "{{ n }}",
-            "{{ {n.x: 1} }}",
-            "{{ n.x in [n.x] }}",
-            "{{ n.x | sort }}",
-            "{{ n.x | unique | list }}",
-        ],
+        " ¦ {{ n.x }} ¦ {{ n.x | string | length }} ¦ {{ n.x | tojson }} ¦ \
+            {{ n.x == n.x }} ¦ {{ [n.x] < [n.x] }} ¦ {{ n.x | pprint }} ¦ \
+            {% for a in n.x %}{% for b in n.x %}{{ a }}{% endfor %}{% endfor %} ¦ {{ n }} ¦ \
+            {{ {n.x: 1} }} ¦ {{ n.x in [n.x] }} ¦ {{ n.x | sort }} ¦ \
+            {{ n.x | unique | list }}",
     );
     let seed = seed(rng);
     format!(
@@ -235,49 +163,23 @@ fn calls(rng: &mut Rng) -> String {
 fn numbers(rng: &mut Rng) -> String {
     let large =
         one(rng, &["99999", "100000", "10**9", "10**18", "10**37", "2**126", "1e300", "-10**18"]);
-    let pattern = one(
+    let pattern = part_of(
         rng,
-        &[
-            "{{ 'a' * N }}",
-            "{{ [1] * N }}",
-            "{{ (1,) * N }}",
-            "{{ range(N) | list }}",
-            "{% for x in range(N) %}{% for y in range(N) %}{% for z in range(N) %}{% endfor %}{% endfor %}{% endfor %}",
-            "{{ 'a\\nb' | indent(N) }}",
-            "{{ [1] | batch(N, 0) | list }}",
-            "{{ [1] | slice(N) | list }}",
-            "{{ '%*d' % (N, 1) }}",
-            "{{ '%.*f' % (N, 1) }}",
-            "{{ 'a'.center(N) }}",
-            "{{ 'a'.ljust(N, 'é') }}",
-            "{{ 'a' | center(N) }}",
-            "{{ '7'.zfill(N) }}",
-            "{{ '\\t'.expandtabs(N) }}",
-            "{{ 1.5 | round(N) }}",
-            "{{ 15 | round(N) }}",
-            "{{ N ** N }}",
-            "{{ N * N }}",
-            "{{ N // -1 }}",
-            "{{ N % -3 }}",
-            "{{ 2 ** N }}",
-            "{{ 0.5 ** N }}",
-            "{{ [1, 2][N] }}",
-            "{{ 'abc'[N:] }}",
-            "{{ 'abc'[::N] }}",
-            "{{ [1, 2, 3][-N:N:N] }}",
-            "{{ range(0, N, N) | list }}",
-            "{{ range(-N, N) | length }}",
-            "{{ [1] | tojson(indent=N) }}",
-            "{{ 'a' | truncate(N) }}",
-            "{{ 'abc'.find('c', N) }}",
-            "{{ 'a a'.split(' ', N) }}",
-            "{{ 'aaa'.replace('a', 'b', N) }}",
-            "{{ '12' | int(0, N) }}",
-            "{{ N | int | string }}",
-            "{{ '%d' % N }}",
-            "{{ '{:,}'.format(N) }}",
-            "{{ N is divisibleby(-1) }}",
-        ],
+        "{{ 'a' * N }} ¦ {{ [1] * N }} ¦ {{ (1,) * N }} ¦ {{ range(N) | list }} ¦ \
+            {% for x in range(N) %}{% for y in range(N) %}{% for z in range(N) %}{% endfor %}{% endfor %}{% endfor %} ¦ \
+            {{ 'a\\nb' | indent(N) }} ¦ {{ [1] | batch(N, 0) | list }} ¦ \
+            {{ [1] | slice(N) | list }} ¦ {{ '%*d' % (N, 1) }} ¦ {{ '%.*f' % (N, 1) }} ¦ \
+            {{ 'a'.center(N) }} ¦ {{ 'a'.ljust(N, 'é') }} ¦ {{ 'a' | center(N) }} ¦ \
+            {{ '7'.zfill(N) }} ¦ {{ '\\t'.expandtabs(N) }} ¦ {{ 1.5 | round(N) }} ¦ \
+            {{ 15 | round(N) }} ¦ {{ N ** N }} ¦ {{ N * N }} ¦ {{ N // -1 }} ¦ \
+            {{ N % -3 }} ¦ {{ 2 ** N }} ¦ {{ 0.5 ** N }} ¦ {{ [1, 2][N] }} ¦ \
+            {{ 'abc'[N:] }} ¦ {{ 'abc'[::N] }} ¦ {{ [1, 2, 3][-N:N:N] }} ¦ \
+            {{ range(0, N, N) | list }} ¦ {{ range(-N, N) | length }} ¦ \
+            {{ [1] | tojson(indent=N) }} ¦ {{ 'a' | truncate(N) }} ¦ \
+            {{ 'abc'.find('c', N) }} ¦ {{ 'a a'.split(' ', N) }} ¦ \
+            {{ 'aaa'.replace('a', 'b', N) }} ¦ {{ '12' | int(0, N) }} ¦ \
+            {{ N | int | string }} ¦ {{ '%d' % N }} ¦ {{ '{:,}'.format(N) }} ¦ \
+            {{ N is divisibleby(-1) }}",
     );
     pattern.replace('N', large)
 }
@@ -285,43 +187,16 @@ fn numbers(rng: &mut Rng) -> String {
 /// Long pieces of the syntax itself.
 fn around(rng: &mut Rng) -> String {
     let count = one(rng, &["99", "5000", "200000"]).parse().unwrap_or(99);
-    let piece = one(
-        rng,
-        &[
-            "{",
-            "}",
-            "{{",
-            "{%",
-            "{#",
-            "#}",
-            "{%raw%}",
-            "{%endraw%}",
-            "'",
-            "\\",
-            "%",
-            "\n",
-            " ",
-            "{{ x }}",
-            "{% if 1 %}",
-            "{% endif %}",
-            "{#a#}",
-            "(",
-            "a.",
-            "1,",
-            "|",
-            "~",
-            "é",
-            "\u{0}",
-            "{% else %}",
-            "{{ x",
-            "{{ '",
-            "{% set x=1 %}",
-            "%%",
-            "{{-",
-            "-}}",
-            "{%- raw -%}",
-        ],
-    );
+    let piece = match rng.u8(..16) {
+        0 => "\n",
+        1 => " ",
+        _ => part_of(
+            rng,
+            "{ ¦ } ¦ {{ ¦ {% ¦ {# ¦ #} ¦ {%raw%} ¦ {%endraw%} ¦ ' ¦ \\ ¦ % ¦ \
+            {{ x }} ¦ {% if 1 %} ¦ {% endif %} ¦ {#a#} ¦ ( ¦ a. ¦ 1, ¦ | ¦ ~ ¦ é ¦ \u{0} ¦ \
+            {% else %} ¦ {{ x ¦ {{ ' ¦ {% set x=1 %} ¦ %% ¦ {{- ¦ -}} ¦ {%- raw -%}",
+        ),
+    };
     let text = piece.repeat(count);
     match rng.u8(..4) {
         0 => format!("{{{{ '{text}' % 1 }}}}"),

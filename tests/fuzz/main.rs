@@ -155,7 +155,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let (Some(folder), [fuzzer]) = (&args.child, &*chosen) {
-        return child::run(fuzzer, &args, folder);
+        return child::run(fuzzer, args.seed, folder);
     }
     run_all(&chosen, &args)
 }

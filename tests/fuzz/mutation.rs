@@ -4,34 +4,9 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
 /// Numbers that parsers often get wrong.
-const NUMBERS: [&str; 26] = [
-    "0",
-    "-0.0",
-    "-1",
-    "1",
-    "2",
-    "3",
-    "0.5",
-    "127",
-    "256",
-    "65535",
-    "65536",
-    "2147483647",
-    "2147483648",
-    "-2147483648",
-    "4294967295",
-    "4294967296",
-    "9223372036854775807",
-    "9223372036854775808",
-    "-9223372036854775808",
-    "18446744073709551615",
-    "18446744073709551616",
-    "1e-320",
-    "1e308",
-    "1e999",
-    "NaN",
-    "-Infinity",
-];
+const NUMBERS: &str = "0 -0.0 -1 1 2 3 0.5 127 256 65535 65536 2147483647 2147483648 -2147483648 \
+    4294967295 4294967296 9223372036854775807 9223372036854775808 -9223372036854775808 \
+    18446744073709551615 18446744073709551616 1e-320 1e308 1e999 NaN -Infinity";
 
 /// Texts that parsers often get wrong.
 const TEXTS: [&str; 12] = [
@@ -57,6 +32,18 @@ pub fn one<'a, T>(rng: &mut Rng, of: &'a [T]) -> &'a T {
 /// A random word of a list.
 pub fn word(rng: &mut Rng, of: &[&'static str]) -> &'static str {
     of[rng.usize(..of.len())]
+}
+
+/// A random one of the parts of a text between bars.
+pub fn part_of<'a>(rng: &mut Rng, text: &'a str) -> &'a str {
+    let parts: Vec<&str> = text.split('¦').map(str::trim).collect();
+    parts[rng.usize(..parts.len())]
+}
+
+/// A random word of a text.
+pub fn word_of<'a>(rng: &mut Rng, text: &'a str) -> &'a str {
+    let words: Vec<&str> = text.split(' ').collect();
+    words[rng.usize(..words.len())]
 }
 
 /// Returns true once in this many times, on average.
@@ -119,7 +106,7 @@ fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     let Some(start) = data[from..].iter().position(u8::is_ascii_digit) else { return };
     let start = from + start;
     let length = data[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-    data.splice(start..start + length, one(rng, &NUMBERS).bytes());
+    data.splice(start..start + length, word_of(rng, NUMBERS).bytes());
 }
 
 /// Like [`bytes`], but also inserts words of the language, and replaces invalid UTF-8 afterwards.
@@ -234,7 +221,7 @@ fn change(rng: &mut Rng, value: &mut Value, other: Value) {
         (7, _) => *value = json!([value.take()]),
         (8, _) => *value = json!({"a": value.take()}),
         (9, _) => *value = other,
-        _ => *value = json!(format!("{NUMBER}{}", one(rng, &NUMBERS))),
+        _ => *value = json!(format!("{NUMBER}{}", word_of(rng, NUMBERS))),
     }
 }
 

@@ -1,14 +1,13 @@
 //! The process that watches a fuzzer's child: whether each case ends in time, and whether the child
 //! lives.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::process::Command;
 use std::time::Duration;
 
+use harness::workers::Worker;
+
 use super::case::Fuzzer;
-use super::child::Said;
+use super::child::ABOUT;
 use super::{Args, CASES};
 
 /// The number of failing cases of a fuzzer after which the rest is skipped.
@@ -85,74 +84,50 @@ fn watch(
     tally: &mut Tally,
 ) -> anyhow::Result<u64> {
     let folder = tempfile::tempdir()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args([fuzzer.name, "--exact", "--child"])
-        .arg(folder.path())
-        .args(["--seed", &args.seed.to_string(), "--first", &first.to_string()])
-        .args(["--cases", &(end - first).to_string()])
-        .stdout(Stdio::piped())
-        .stdin(Stdio::null())
-        .spawn()?;
-    let said = listen(&mut child)?;
-    let limit = Duration::from_secs(args.limit);
-    let (mut case, mut about, mut wait, mut done) = (first, String::new(), PREPARATION, false);
-    let what = loop {
-        match said.recv_timeout(wait) {
-            Ok(Said::Ready) => wait = limit,
-            Ok(Said::Begins(number)) => (case, about) = (number, String::new()),
-            Ok(Said::Notes(what)) => about = format!("({what}) "),
-            Ok(Said::Ends { took, .. }) if took > limit => {
-                failed(fuzzer, args, case, &format!("{about}took {took:?}"));
-                tally.failures += 1;
-            }
-            Ok(Said::Ends { accepted, took }) => {
-                *(if accepted { &mut tally.accepted } else { &mut tally.refused }) += 1;
-                tally.slowest = tally.slowest.max((took, case));
-            }
-            Ok(Said::Fails(what)) => {
-                failed(fuzzer, args, case, &format!("{about}{what}"));
-                tally.failures += 1;
-                if tally.failures >= MOST_FAILURES {
-                    child.kill()?;
-                    child.wait()?;
-                    return Ok(end);
-                }
-            }
-            Ok(Said::Done) => done = true,
-            Err(RecvTimeoutError::Timeout) => {
-                child.kill()?;
-                child.wait()?;
-                break format!("hangs: nothing came of it in {wait:?}");
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                let status = child.wait()?;
-                if done && status.success() {
-                    return Ok(end);
-                }
-                break format!("ended the process: {status}");
-            }
-        }
+    let mut program = Command::new(std::env::current_exe()?);
+    program.args([fuzzer.name, "--exact", "--child"]).arg(folder.path());
+    let mut child = Worker::start(program.args(["--seed", &args.seed.to_string()]))?;
+    let mut fails = |case: u64, what: &str| {
+        let about = std::fs::read_to_string(folder.path().join(ABOUT));
+        let about = about.map_or_else(|_| String::new(), |about| format!("({about}) "));
+        failed(fuzzer, args, case, &format!("{about}{what}"));
+        tally.failures += 1;
+        tally.failures >= MOST_FAILURES
     };
-    let when = if done { "after the last case, the process " } else { "" };
-    failed(fuzzer, args, case, &format!("{about}{when}{what}"));
-    tally.failures += 1;
-    Ok(if wait == limit { case + 1 } else { end })
-}
-
-/// The lines that the child writes.
-fn listen(child: &mut Child) -> anyhow::Result<Receiver<Said>> {
-    let output = child.stdout.take().ok_or_else(|| anyhow::anyhow!("a child without output"))?;
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            if let Ok(said) = String::from_utf8_lossy(&line).parse::<Said>()
-                && sender.send(said).is_err()
-            {
-                break;
+    let ready = child.ask("ready", PREPARATION);
+    if !matches!(&ready, Ok(ready) if !ready.starts_with("fails")) {
+        fails(first, &format!("{ready:?}"));
+        return Ok(end);
+    }
+    let limit = Duration::from_secs(args.limit);
+    for case in first..end {
+        let answer = match child.ask(&case.to_string(), limit) {
+            Ok(answer) => answer,
+            Err("hang") => {
+                fails(case, &format!("hangs: nothing came of it in {limit:?}"));
+                return Ok(case + 1);
             }
+            Err(_) => {
+                fails(case, &format!("ended the process: {}", child.end()?));
+                return Ok(case + 1);
+            }
+        };
+        let (took, accepted) = answer.split_once(' ').unwrap_or_default();
+        if took == "fails" {
+            if fails(case, accepted) {
+                return Ok(end);
+            }
+            continue;
         }
-    });
-    Ok(receiver)
+        let took = Duration::from_micros(took.parse()?);
+        *(if accepted == "true" { &mut tally.accepted } else { &mut tally.refused }) += 1;
+        tally.slowest = tally.slowest.max((took, case));
+    }
+    let status = child.end()?;
+    if !status.success() {
+        fails(end - 1, &format!("after the last case, the process ended: {status}"));
+    }
+    Ok(end)
 }
 
 /// Reports which case failed, and how to run it again.

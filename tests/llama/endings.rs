@@ -2,27 +2,15 @@
 //! failures of others. Each case is a child process: this binary, told its role.
 
 use harness::roles::{ends, rounds};
-use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply_one};
+use mlx_primitives::custom::{View, ViewMut, apply_one};
 use mlx_primitives::{Array, Error, Result};
 use mlx_primitives_llama::{Checkpoint, Options};
 
+use crate::support::custom::Computed;
 use crate::support::{Checked, on_cpu};
 
-/// A kernel that fails.
-struct Fails;
-
-impl CustomPrimitive for Fails {
-    fn name(&self) -> &str {
-        "fails"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
-        Err(Error::argument("fails", "no call"))
-    }
+fn fails(_: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
+    Err(Error::argument("fails", "no call"))
 }
 
 fn decode(tokens: usize) -> Result<Vec<u32>> {
@@ -48,7 +36,7 @@ pub fn play(role: &str) -> Checked<u8> {
             let want = decode(40)?;
             let x = Array::ones::<f32>(&[16])?;
             for _ in 0..rounds(40) {
-                let failed = apply_one(Fails, &[&x])?;
+                let failed = apply_one(Computed("fails", fails), &[&x])?;
                 assert!(failed.add(1.0)?.eval().is_err());
                 assert_eq!(decode(2)?, want[..2]);
             }

@@ -19,8 +19,6 @@ mod rules;
 mod tests;
 #[cfg(target_os = "linux")]
 mod traffic;
-#[cfg(target_os = "linux")]
-mod workers;
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {

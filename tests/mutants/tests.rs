@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use harness::workers;
 use libtest_mimic::{Arguments, Failed, Trial};
 use metal_sim::Library;
 use mlx_primitives::simulator::Schedule;
@@ -15,10 +16,16 @@ use mlx_primitives::{Dispatched, Planted, with_planted};
 use crate::cases::{self, Case};
 use crate::check::{self, Failure, Original};
 use crate::equivalents::{self, DISPATCHES, KERNELS};
-use crate::{dispatches, kernels, traffic, workers};
+use crate::{dispatches, kernels, traffic};
 
 /// The variable that names the simulator's log.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
+
+/// Set in a worker.
+const ROLE: &str = "METAL_SIM_WORKER";
+
+/// A mutant that runs for longer never ends.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
 const SAMPLE: usize = 48;
@@ -27,7 +34,7 @@ const SAMPLE: usize = 48;
 const LONGEST: [&str; 2] = ["attention", "quantized_matmul"];
 
 pub fn main() -> ExitCode {
-    if workers::is_worker() {
+    if std::env::var_os(ROLE).is_some() {
         let mut worker = Worker::new(cases::all());
         workers::serve(|job| worker.answer(job));
         return ExitCode::SUCCESS;
@@ -41,6 +48,16 @@ pub fn main() -> ExitCode {
         Trial::test("mutants_are_noticed", mutants_are_noticed),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Another process of this binary that answers jobs.
+fn worker() -> workers::Worker {
+    let mut program = Command::new(std::env::current_exe().expect("a running test"));
+    program.env(ROLE, "1").stderr(Stdio::null());
+    for name in ["LOG", "METAL", "THREADS"] {
+        program.env_remove(format!("MLX_PRIMITIVES_SIMULATE_{name}"));
+    }
+    workers::Worker::start(&mut program).expect("a worker")
 }
 
 /// Runs mutants, and keeps the results of their cases without one.
@@ -251,7 +268,7 @@ fn mutants_are_noticed() -> Result<(), Failed> {
     }
     let lines: Vec<String> = jobs.iter().map(|job| job.line.clone()).collect();
     let verbose = std::env::var_os("METAL_SIM_VERBOSE").is_some();
-    let answers = workers::run(&lines, |index, answer| {
+    let answers = workers::run(&lines, worker, PATIENCE, |index, answer| {
         if verbose {
             eprintln!("{}: {answer:?}", jobs[index].name);
         }

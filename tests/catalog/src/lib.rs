@@ -4,6 +4,7 @@
 
 pub mod attention_reference;
 pub mod inputs;
+pub mod ops;
 pub mod reference;
 pub mod reference_loops;
 

@@ -12,18 +12,13 @@ use mlx_primitives::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::command::command;
 use crate::support::Checked;
 use crate::support::models::{checkpoints as root, variant};
 use crate::support::ranks::{LIMIT, Ranks};
 
 /// How long ranks may take to end after a fault. The timeout of the commands is 5 seconds.
 const END: Duration = Duration::from_secs(60);
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
-    command.args(arguments);
-    command
-}
 
 /// The output of two ranks, of which rank 1 must print nothing.
 fn printed(arguments: &[&str]) -> Checked<String> {

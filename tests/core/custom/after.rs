@@ -7,6 +7,7 @@ use mlx_primitives::transforms::compile;
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, io};
 
 use super::faults::{Fault, faulty};
+use crate::support::custom::Computed;
 use crate::support::input::random32;
 use crate::support::{Checked, message, on_cpu};
 
@@ -51,22 +52,13 @@ fn nothing_computed_from_a_fault_is_a_result() -> Checked {
 #[test(simulated = never)]
 fn no_primitive_runs_on_what_a_fault_left() -> Checked {
     static RAN: AtomicBool = AtomicBool::new(false);
-    struct Noted;
-    impl CustomPrimitive for Noted {
-        fn name(&self) -> &str {
-            "noted"
-        }
-        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-            Ok(inputs.to_vec())
-        }
-        fn eval_cpu(&self, _: &[View<'_>], _: &mut [ViewMut<'_>]) -> Result<()> {
-            RAN.store(true, Ordering::Relaxed);
-            Ok(())
-        }
-    }
+    let noted = Computed("noted", |_: &[View<'_>], _: &mut [ViewMut<'_>]| {
+        RAN.store(true, Ordering::Relaxed);
+        Ok(())
+    });
     on_cpu(|| {
         let y = faulty(&random32(&[4], 6)?, Fault::PanicIn("eval_cpu"))?;
-        assert!(message(apply_one(Noted, &[&y])?.eval()).contains("a panic in eval_cpu"));
+        assert!(message(apply_one(noted, &[&y])?.eval()).contains("a panic in eval_cpu"));
         assert!(!RAN.load(Ordering::Relaxed));
         Ok(())
     })
@@ -87,21 +79,12 @@ fn what_depends_on_two_faults_is_no_result() -> Checked {
 /// Integers have no NaN, so they become zeros, which are especially easy to mistake for a result.
 #[test(simulated = never)]
 fn integers_of_a_fault_are_no_result() -> Checked {
-    struct Half;
-    impl CustomPrimitive for Half {
-        fn name(&self) -> &str {
-            "half"
-        }
-        fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-            Ok(inputs.to_vec())
-        }
-        fn eval_cpu(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
-            outputs[0].as_mut_slice::<i32>()?[0] = 7;
-            Err(Error::from("half-way"))
-        }
-    }
+    let half = Computed("half", |_: &[View<'_>], y: &mut [ViewMut<'_>]| {
+        y[0].as_mut_slice::<i32>()?[0] = 7;
+        Err(Error::from("half-way"))
+    });
     on_cpu(|| {
-        let y = apply_one(Half, &[&Array::from_slice(&[1i32, 2, 3], [3])?])?;
+        let y = apply_one(half, &[&Array::from_slice(&[1i32, 2, 3], [3])?])?;
         assert!(message(y.add(1)?.eval()).contains("[half] eval_cpu: half-way"));
         for later in [y.clone(), y.add(1)?, y.multiply(0)?, y.sum(..)?] {
             assert!(message(later.to_vec::<i32>()).contains("half-way"));

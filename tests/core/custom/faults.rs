@@ -7,6 +7,7 @@ use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
 
+use crate::support::custom::Computed;
 use crate::support::input::random32;
 use crate::support::{Checked, message, on_cpu};
 
@@ -244,29 +245,19 @@ fn faults_of_derivatives_and_vmap() -> Checked {
 }
 
 /// A primitive with only the required methods.
-struct Bare(&'static AtomicU32);
-
-impl CustomPrimitive for Bare {
-    fn name(&self) -> &str {
-        "bare"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn eval_cpu(&self, _: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+fn bare(calls: &'static AtomicU32) -> impl CustomPrimitive {
+    Computed("bare", move |_: &[View<'_>], outputs: &mut [ViewMut<'_>]| {
+        calls.fetch_add(1, Ordering::Relaxed);
         outputs[0].as_mut_slice::<f32>()?.fill(1.0);
         Ok(())
-    }
+    })
 }
 
 #[test(simulated = never)]
 fn missing_methods_are_named() -> Checked {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let x = random32(&[2, 3], 6)?;
-    let f = |p: &[Array]| apply(Bare(&CALLS), &[&p[0]]);
+    let f = |p: &[Array]| apply(bare(&CALLS), &[&p[0]]);
     for (what, result) in [
         ("vjp", vjp(|p| f(&p), &[&x], &[&x]).map(|_| ())),
         ("jvp", jvp(|p| f(&p), &[&x], &[&x]).map(|_| ())),

@@ -5,10 +5,11 @@ use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
 use mlx_primitives::{Array, Result};
 use mlx_primitives_check::Backend;
 
-use super::{OPS, Op, loss};
+use super::loss;
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{LAYOUTS, random32};
 use crate::support::{Checked, each_device, refs};
+use crate::table::ops::{OPS, Op};
 
 type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
 
@@ -86,7 +87,7 @@ fn for_any_shape_and_layout() -> Checked {
 
 #[test]
 fn gradients_of_compiled_functions() -> Checked {
-    for op in &OPS {
+    for op in OPS {
         let inputs = op.inputs(3, 39)?;
         let compiled = compile(op.run, false)?;
         let through = |p: &[Array]| {

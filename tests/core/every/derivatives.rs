@@ -3,10 +3,11 @@
 use mlx_primitives::transforms::{grad, jvp, vjp};
 use mlx_primitives::{Array, Result};
 
-use super::{OPS, loss};
+use super::loss;
 use crate::support::compare::{assert_close, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
 use crate::support::{Checked, each_device, refs};
+use crate::table::ops::OPS;
 
 /// The gradient along a direction, forward and reverse, compared with differences of the gradient.
 #[test]
@@ -47,7 +48,7 @@ fn second_derivatives() -> Checked {
 
 #[test]
 fn gradients_in_some_arguments_are_those_in_all() -> Checked {
-    for op in &OPS {
+    for op in OPS {
         let inputs = op.inputs(3, 60)?;
         let all = grad(|p| loss(op.run)(&p), &refs(&inputs))?;
         for (argument, all) in all.iter().enumerate() {

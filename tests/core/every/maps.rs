@@ -5,10 +5,11 @@ use mlx_primitives::transforms::{grad, vmap};
 use mlx_primitives::{Array, Result, graph, stack};
 use mlx_primitives_check::Backend;
 
-use super::{OPS, loss};
+use super::loss;
 use crate::support::compare::{assert_close, numbers, ulp};
 use crate::support::input::{FLOATS, LAYOUTS};
 use crate::support::{Checked, each_device, refs};
+use crate::table::ops::OPS;
 
 /// Our nodes stay ours, with one node for all entries.
 #[test]
@@ -38,7 +39,7 @@ fn mapped_ops_keep_their_kernel() -> Checked {
 /// An axis made of two others, at any position; nested maps; and derivatives through a map.
 #[test]
 fn maps_within_maps() -> Checked {
-    for op in &OPS {
+    for op in OPS {
         let run = op.run;
         let parts: Vec<Vec<Array>> =
             (0..6).map(|i| op.inputs(3, 100 + i)).collect::<Result<_>>()?;
@@ -85,7 +86,7 @@ fn maps_within_maps() -> Checked {
 
 #[test]
 fn maps_over_an_axis_of_one_or_none() -> Checked {
-    for op in &OPS {
+    for op in OPS {
         let inputs = op.inputs(3, 110)?;
         let plain = (op.run)(&inputs)?;
         let mut axes = vec![None; inputs.len()];

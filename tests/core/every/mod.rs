@@ -1,5 +1,5 @@
-//! How every op handles its inputs' types and the transforms, with a row for each op. `table`
-//! compares values with references.
+//! How every op of the catalog handles its inputs' types and the transforms. `table` compares values
+//! with references.
 
 mod compiled;
 mod derivatives;
@@ -7,126 +7,11 @@ mod maps;
 mod promotion;
 
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::ops::{
-    self, Activation, Attention, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
-};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use crate::support::compare::{assert_close, numbers, ulp};
-use crate::support::input::random32;
-use crate::support::{Checked, EPS, each_device, message};
-
-type Run = fn(&[Array]) -> Result<Vec<Array>>;
-
-/// Stands for the number of rows, as the first dimension of a shape.
-const ROWS: i32 = -1;
-
-pub struct Op {
-    pub name: &'static str,
-    pub run: Run,
-    shapes: &'static [&'static [i32]],
-    /// Whether x may hold integers.
-    integers: bool,
-    /// Whether the types of its inputs are promoted to a common one.
-    promotes: bool,
-    /// Whether its derivatives have no jumps.
-    smooth: bool,
-}
-
-const X: &[i32] = &[ROWS, 8];
-const V: &[i32] = &[8];
-
-const fn op(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
-    Op { name, run, shapes, integers: false, promotes: true, smooth: true }
-}
-
-/// An op that converts integers to floats.
-const fn of_any(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
-    Op { integers: true, ..op(name, shapes, run) }
-}
-
-const fn angular(op: Op) -> Op {
-    Op { smooth: false, ..op }
-}
-
-const fn strict(op: Op) -> Op {
-    Op { promotes: false, ..op }
-}
-
-fn one(y: Result<Array>) -> Result<Vec<Array>> {
-    Ok(vec![y?])
-}
-
-fn two(y: Result<(Array, Array)>) -> Result<Vec<Array>> {
-    y.map(|(a, b)| vec![a, b])
-}
-
-fn cross_entropy(x: &[Array]) -> Result<Vec<Array>> {
-    let sums = x[0].stop_gradient()?.abs()?.sum(-1)?;
-    let targets = sums.astype(Dtype::Int32)?.minimum(7)?;
-    one(ops::cross_entropy(&x[0], &targets, CrossEntropy::default()))
-}
-
-fn linear(x: &[Array]) -> Result<Vec<Array>> {
-    let (activation, bias, residual) = (Some(Activation::Silu), x.get(2), x.get(3));
-    one(ops::linear(&x[0], &x[1], Linear { bias, activation, residual }))
-}
-
-fn lora_linear(x: &[Array]) -> Result<Vec<Array>> {
-    one(ops::lora_linear(&x[0], &LinearWeight::from(&x[1]), &x[2], &x[3], 1.5))
-}
-
-fn attention(x: &[Array]) -> Result<Vec<Array>> {
-    one(ops::attention(&x[0], &x[1], &x[2], Attention { causal: true, ..Default::default() }))
-}
-
-pub const OPS: [Op; 28] = [
-    op("rms_norm", &[X, V], |x| one(ops::rms_norm(&x[0], x.get(1), EPS))),
-    op("layer_norm", &[X, V, V], |x| one(ops::layer_norm(&x[0], x.get(1), x.get(2), EPS))),
-    op("layer_norm", &[X], |x| one(ops::layer_norm(&x[0], None, None, EPS))),
-    strict(op("rms_norm_residual", &[X, X, V], |x| {
-        two(ops::rms_norm_residual(&x[0], &x[1], x.get(2), EPS))
-    })),
-    strict(op("layer_norm_residual", &[X, X, V, V], |x| {
-        two(ops::layer_norm_residual(&x[0], &x[1], x.get(2), x.get(3), EPS))
-    })),
-    of_any("softmax", &[X], |x| one(ops::softmax(&x[0]))),
-    of_any("logsumexp", &[X], |x| one(ops::logsumexp_keepdims(&x[0]))),
-    of_any("log_softmax", &[X], |x| one(ops::log_softmax(&x[0]))),
-    strict(op("masked_softmax", &[X, V], |x| {
-        one(ops::masked_softmax(&x[0], MaskedSoftmax { mask: x.get(1), ..Default::default() }))
-    })),
-    op("cross_entropy", &[X], cross_entropy),
-    op("sum", &[X], |x| one(ops::sum_keepdims(&x[0], -1))),
-    op("mean", &[X], |x| one(ops::mean_keepdims(&x[0], -1))),
-    angular(op("max", &[X], |x| one(ops::max_keepdims(&x[0], -1)))),
-    op("sum_of_squares", &[X], |x| one(ops::sum_of_squares(&x[0], ..))),
-    op("norm", &[X], |x| one(ops::norm_keepdims(&x[0], -1))),
-    angular(of_any("relu", &[X], |x| one(ops::relu(&x[0])))),
-    of_any("silu", &[X], |x| one(ops::silu(&x[0]))),
-    of_any("gelu", &[X], |x| one(ops::gelu(&x[0]))),
-    of_any("gelu_tanh", &[X], |x| one(ops::gelu_tanh(&x[0]))),
-    of_any("swiglu", &[X, X], |x| one(ops::swiglu(&x[0], &x[1]))),
-    of_any("geglu", &[X, X], |x| one(ops::geglu(&x[0], &x[1]))),
-    of_any("geglu_tanh", &[X, X], |x| one(ops::geglu_tanh(&x[0], &x[1]))),
-    angular(of_any("add_relu", &[X, X], |x| one(ops::add_relu(&x[0], &x[1])))),
-    angular(of_any("mul_relu", &[X, X], |x| one(ops::mul_relu(&x[0], &x[1])))),
-    op("linear", &[X, &[6, 8], &[6], &[ROWS, 6]], linear),
-    strict(op("lora_linear", &[X, &[6, 8], &[2, 8], &[6, 2]], lora_linear)),
-    op("rope", &[&[ROWS, 2, 5, 8]], |x| {
-        one(ops::rope(&x[0], ops::Rope { dims: 8, offset: 3.into(), ..ops::Rope::default() }))
-    }),
-    op("attention", &[&[ROWS, 4, 3, 8], &[ROWS, 2, 5, 8], &[ROWS, 2, 5, 8]], attention),
-];
-
-impl Op {
-    pub fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
-        let shape = |shape: &[i32]| -> Vec<i32> {
-            shape.iter().map(|&dim| if dim == ROWS { rows } else { dim }).collect()
-        };
-        self.shapes.iter().zip(seed..).map(|(of, seed)| random32(&shape(of), seed)).collect()
-    }
-}
+use crate::support::{Checked, each_device, message};
+use crate::table::ops::{OPS, Run};
 
 /// The type that MLX gives a sum of these arrays, or float32 for integers.
 fn promoted(inputs: &[Array]) -> Result<Dtype> {
@@ -189,7 +74,7 @@ fn types_are_promoted() -> Checked {
 
 #[test]
 fn other_types_are_refused() -> Checked {
-    for op in &OPS {
+    for op in OPS {
         let wide = [Dtype::Complex64, Dtype::Float64];
         let whole = [Dtype::Int32, Dtype::Bool, Dtype::Uint8];
         for dtype in wide.iter().chain(whole.iter().filter(|_| !op.integers)) {

@@ -6,10 +6,10 @@ use mlx_primitives::ops::{
 };
 use mlx_primitives::{Array, Dtype, Result};
 
-use super::{EPS, OPS, Run, one};
 use crate::support::compare::assert_same;
 use crate::support::input::random32;
-use crate::support::{Checked, each_device};
+use crate::support::{Checked, EPS, each_device};
+use crate::table::ops::{OPS, Run, one};
 
 const GROUP: i32 = 32;
 

@@ -12,21 +12,24 @@ use crate::support::input::random32;
 /// Nodes that differ in one parameter, of one type and for the same inputs.
 pub type Variants = fn(&[Array]) -> Result<Vec<Array>>;
 
+/// The shapes of the inputs.
+pub type Shapes = &'static [&'static [i32]];
+
 pub enum Row {
     /// The shapes of the inputs, and the nodes.
-    Apart(&'static [&'static [i32]], Variants),
+    Apart(Shapes, Variants),
     /// The reason why two nodes with the same inputs cannot differ in this alone.
     Fixed(&'static str),
 }
 
-pub const X: &[&[i32]] = &[&[4, 8]];
-pub const WITH_VECTOR: &[&[i32]] = &[&[4, 8], &[8]];
-pub const SCORES: &[&[i32]] = &[&[2, 4, 6, 6]];
-pub const QKV: &[&[i32]] = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
+pub const X: Shapes = &[&[4, 8]];
+pub const WITH_VECTOR: Shapes = &[&[4, 8], &[8]];
+pub const SCORES: Shapes = &[&[2, 4, 6, 6]];
+pub const QKV: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
 pub const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 26 };
 /// Its states have the same number of rows, and its steps the same number of features.
 pub const OTHER_LAYOUT: KvLayout = KvLayout { heads: 4, kv_heads: 3, head_dim: 8, capacity: 20 };
-pub const STEP: &[&[i32]] = &[&[1, 152, 8], &[1, 2, 80], &[4]];
+pub const STEP: Shapes = &[&[1, 152, 8], &[1, 2, 80], &[4]];
 
 pub fn attention(p: &[Array], options: Attention<'_>) -> Result<Array> {
     ops::attention(&p[0], &p[1], &p[2], options)

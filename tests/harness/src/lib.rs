@@ -7,6 +7,7 @@ pub mod roles;
 #[cfg(target_os = "linux")]
 pub mod simulated;
 pub mod support;
+pub mod workers;
 
 use std::env;
 use std::panic::catch_unwind;

@@ -7,7 +7,7 @@ use std::process::Command;
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives_llama::Llama;
 
-use super::damage::{Draw, KINDS, spoil};
+use super::damage::{KINDS, spoil};
 use super::errors::copy;
 use super::{load, tokens};
 use crate::support::{Checked, simulated};
@@ -49,7 +49,7 @@ fn all_cases() -> Checked {
     for case in 0..CASES {
         let fixture = FIXTURES[case / KINDS % FIXTURES.len()];
         let folder = copy(fixture)?;
-        let mut draw = Draw(case as u64);
+        let mut draw = fastrand::Rng::with_seed(case as u64);
         let damage = spoil(folder.path(), case % KINDS, &mut draw);
         let what = format!("case {case}, {fixture}: {}", damage.what);
         let path = match fixture.starts_with("gguf") {

@@ -3,27 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-/// The splitmix64 generator.
-pub struct Draw(pub u64);
-
-impl Draw {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-
-    fn one<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
-    }
+/// A random item of a list.
+fn one<'a, T>(draw: &mut Rng, of: &'a [T]) -> &'a T {
+    &of[draw.usize(..of.len())]
 }
 
 /// A description of the damage, and the names that an error about it must contain.
@@ -95,16 +80,16 @@ fn joined(header: &str, data: &[u8]) -> Vec<u8> {
 /// The number of kinds of damage; the cases take turns.
 pub const KINDS: usize = 12;
 
-pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
+pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
     let files = weight_files(folder);
-    let path = draw.one(&files).clone();
+    let path = one(draw, &files).clone();
     let file = name(&path);
     let mut bytes = fs::read(&path).unwrap();
     let gguf = file.ends_with("gguf");
     let config = folder.join("config.json");
     match kind {
         0 => {
-            let length = draw.below(bytes.len());
+            let length = draw.usize(..bytes.len().max(1));
             bytes.truncate(length);
             fs::write(&path, bytes).unwrap();
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
@@ -116,27 +101,27 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
             };
             let at = match kind {
-                1 if draw.below(4) == 0 => draw.below(12),
-                1 => draw.below(header),
-                _ => header + draw.below(bytes.len() - header),
+                1 if draw.usize(..4) == 0 => draw.usize(..12),
+                1 => draw.usize(..header.max(1)),
+                _ => header + draw.usize(..(bytes.len() - header).max(1)),
             };
-            let bit = draw.below(8);
+            let bit = draw.usize(..8);
             bytes[at] ^= 1 << bit;
             fs::write(&path, bytes).unwrap();
             Damage::new(format!("{file} with bit {bit} of byte {at} flipped"), true, &[])
         }
         3..=6 if !gguf => spoil_entry(&path, &bytes, kind, draw),
         7 => {
-            let length = *draw.one(&[u64::MAX, 1 << 62, 1 << 40, u64::from(u32::MAX), 0, 1]);
-            let at = if gguf { 8 + 8 * draw.below(2) } else { 0 };
+            let length = *one(draw, &[u64::MAX, 1 << 62, 1 << 40, u64::from(u32::MAX), 0, 1]);
+            let at = if gguf { 8 + 8 * draw.usize(..2) } else { 0 };
             let harmless = gguf && length < 2 && at == 16;
             bytes[at..at + 8].copy_from_slice(&length.to_le_bytes());
             fs::write(&path, bytes).unwrap();
             Damage::new(format!("{file} with a count of {length} at {at}"), harmless, &[&file])
         }
         8 | 9 if !gguf => {
-            let key = *draw.one(&EXTENTS);
-            let value = *draw.one(&HOSTILE);
+            let key = *one(draw, &EXTENTS);
+            let value = *one(draw, &HOSTILE);
             set(&config, key, value);
             // Limits and epsilons of any positive size fit any tensors.
             let harmless =
@@ -144,38 +129,44 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
             Damage::new(format!("{key} of {value}"), harmless, &[])
         }
         10 if !gguf => {
-            let (key, value) = *draw.one(&[
-                ("rope_theta", "NaN"),
-                ("rope_theta", "-1e308"),
-                ("rope_theta", "0"),
-                ("rope_scaling", r#"{"type": "linear", "factor": 0}"#),
-                ("rope_scaling", r#"{"type": "linear", "factor": -1e300}"#),
-                ("rope_scaling", r#"{"type": "yarn", "factor": 1e999}"#),
-                ("rope_scaling", r#"{"type": "llama3"}"#),
-                ("rope_scaling", r#"{"type": "longrope", "long_factor": [], "short_factor": []}"#),
-                ("rope_scaling", r#"["linear"]"#),
-                ("head_dim", "1073741824"),
-                ("head_dim", "-16"),
-                ("model_type", "\"mamba\""),
-                ("model_type", "[]"),
-                ("quantization", r#"{"group_size": 1073741824, "bits": 4}"#),
-                ("quantization", r#"{"group_size": 0, "bits": 0}"#),
-                ("quantization", r#"{"group_size": 32, "bits": -4}"#),
-                ("layer_types", r#"["none"]"#),
-                ("tie_word_embeddings", "\"maybe\""),
-            ]);
+            let (key, value) = *one(
+                draw,
+                &[
+                    ("rope_theta", "NaN"),
+                    ("rope_theta", "-1e308"),
+                    ("rope_theta", "0"),
+                    ("rope_scaling", r#"{"type": "linear", "factor": 0}"#),
+                    ("rope_scaling", r#"{"type": "linear", "factor": -1e300}"#),
+                    ("rope_scaling", r#"{"type": "yarn", "factor": 1e999}"#),
+                    ("rope_scaling", r#"{"type": "llama3"}"#),
+                    (
+                        "rope_scaling",
+                        r#"{"type": "longrope", "long_factor": [], "short_factor": []}"#,
+                    ),
+                    ("rope_scaling", r#"["linear"]"#),
+                    ("head_dim", "1073741824"),
+                    ("head_dim", "-16"),
+                    ("model_type", "\"mamba\""),
+                    ("model_type", "[]"),
+                    ("quantization", r#"{"group_size": 1073741824, "bits": 4}"#),
+                    ("quantization", r#"{"group_size": 0, "bits": 0}"#),
+                    ("quantization", r#"{"group_size": 32, "bits": -4}"#),
+                    ("layer_types", r#"["none"]"#),
+                    ("tie_word_embeddings", "\"maybe\""),
+                ],
+            );
             set(&config, key, value);
             let harmless = key == "layer_types"; // some model types do not read it
             Damage::new(format!("{key} of {value}"), harmless, &["config.json"])
         }
         11 if !gguf => {
             let mut text = fs::read(&config).unwrap();
-            let at = draw.below(text.len());
-            let cut = draw.below(2) == 0;
+            let at = draw.usize(..text.len().max(1));
+            let cut = draw.usize(..2) == 0;
             if cut {
                 text.truncate(at);
             } else {
-                text[at] ^= 1 << draw.below(8);
+                text[at] ^= 1 << draw.usize(..8);
             }
             fs::write(&config, text).unwrap();
             let what = if cut { "cut" } else { "flipped" };
@@ -183,10 +174,10 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Draw) -> Damage {
         }
         _ => {
             // A GGUF file's names and dimensions follow its entries.
-            let at = 24 + draw.below(3000);
-            let run = 1 + draw.below(8);
+            let at = 24 + draw.usize(..3000);
+            let run = 1 + draw.usize(..8);
             for byte in &mut bytes[at..at + run] {
-                *byte = draw.next() as u8;
+                *byte = draw.u8(..);
             }
             fs::write(&path, bytes).unwrap();
             Damage::new(format!("{file} with {run} other bytes at {at}"), true, &[])
@@ -203,12 +194,12 @@ fn set(config: &Path, key: &str, value: &str) {
 }
 
 /// Damages one tensor of a safetensors file; the header is still valid JSON.
-fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damage {
+fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Rng) -> Damage {
     let (mut header, data) = parts(bytes);
     let file = name(path);
     let tensors: Vec<String> =
         header.keys().filter(|key| *key != "__metadata__").cloned().collect();
-    let tensor = draw.one(&tensors).clone();
+    let tensor = one(draw, &tensors).clone();
     let entry = header[&tensor].clone();
     // Errors about packed weights name their module.
     let module = tensor.rsplit_once('.').unwrap().0.to_owned();
@@ -218,8 +209,8 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damag
     let text = match kind {
         3 => {
             let mut shape = entry["shape"].as_array().unwrap().clone();
-            let axis = draw.below(shape.len());
-            let value = *draw.one(&HOSTILE);
+            let axis = draw.usize(..shape.len().max(1));
+            let value = *one(draw, &HOSTILE);
             shape[axis] = json!("@value@");
             header[&tensor]["shape"] = json!(shape);
             what = format!("{tensor} with dimension {axis} of {value}");
@@ -232,15 +223,15 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damag
                 .into_iter()
                 .filter(|other| *other != old)
                 .collect();
-            let other = *draw.one(&others);
+            let other = *one(draw, &others);
             header[&tensor]["dtype"] = json!(other);
             harmless = [old, other].iter().all(|dtype| ["F16", "BF16"].contains(dtype));
             what = format!("{tensor} of type {other:?}");
             Value::Object(header).to_string()
         }
         5 => {
-            let at = draw.below(2);
-            let value = *draw.one(&HOSTILE[3..]);
+            let at = draw.usize(..2);
+            let value = *one(draw, &HOSTILE[3..]);
             header[&tensor]["data_offsets"][at] = json!("@value@");
             what = format!("{tensor} with offset {at} of {value}");
             names.truncate(if ["1e999", "NaN"].contains(&value) { 1 } else { 2 });
@@ -249,7 +240,7 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Draw) -> Damag
         _ => {
             // Missing, renamed, or duplicated.
             header.remove(&tensor);
-            let way = draw.below(3);
+            let way = draw.usize(..3);
             what = format!("{tensor} {}", ["removed", "renamed", "twice"][way]);
             let mut text = match way {
                 0 => {

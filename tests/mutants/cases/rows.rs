@@ -1,5 +1,6 @@
 //! Ops along rows, and ops of single elements.
 
+use harness::table::ops::{OPS, Op, of_elements};
 use mlx_primitives::ops::{self, CrossEntropy, MaskedSoftmax};
 use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Result};
@@ -34,15 +35,14 @@ pub fn all() -> Vec<Case> {
 }
 
 fn softmaxes() -> Vec<Cases> {
-    let (mut softmax, mut logsumexp) = (Cases::of("softmax"), Cases::of("logsumexp"));
-    for shape in ROWS {
-        softmax.add(format_args!("{shape:?}"), move || Ok(vec![ops::softmax(&logits(&shape)?)?]));
-        logsumexp.add(format_args!("{shape:?}"), move || {
-            let x = logits(&shape)?;
-            Ok(vec![ops::logsumexp(&x)?, ops::log_softmax(&x)?])
-        });
-    }
-    vec![softmax, logsumexp]
+    let cases = |op: &'static Op| {
+        let mut cases = Cases::of(op.stem);
+        for shape in ROWS {
+            cases.add(format_args!("{} {shape:?}", op.name), move || (op.run)(&[logits(&shape)?]));
+        }
+        cases
+    };
+    OPS.iter().filter(|op| ["softmax", "logsumexp"].contains(&op.stem)).map(cases).collect()
 }
 
 fn norms() -> Vec<Cases> {
@@ -164,10 +164,12 @@ fn elements() -> Vec<Cases> {
     for count in [1, 6, 1023, 1024, 4099] {
         cases.add(format_args!("[{count}]"), move || {
             let (x, y) = (wave(&[count], 0)?, wave(&[count], 3)?);
-            let one = [ops::relu, ops::silu, ops::gelu, ops::gelu_tanh];
-            let two = [ops::swiglu, ops::geglu, ops::geglu_tanh, ops::add_relu, ops::mul_relu];
-            let one = one.iter().map(|f| f(&x));
-            one.chain(two.iter().map(|f| f(&x, &y))).collect()
+            let inputs = [x, y];
+            let of = |count: usize| {
+                let inputs = &inputs[..count];
+                of_elements(count).map(move |op| Ok((op.run)(inputs)?.swap_remove(0)))
+            };
+            of(1).chain(of(2)).collect()
         });
     }
     for shape in [[1, 1], [9, 31], [13, 128], [3, 1030]] {

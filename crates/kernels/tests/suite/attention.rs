@@ -117,7 +117,11 @@ impl<T: Sample> Case<T> {
     }
 
     fn reference(&self) -> Vec<f64> {
-        let call = self.ready();
+        self.reference_of(&self.ready())
+    }
+
+    /// The reference of a call whose views have addresses.
+    fn reference_of(&self, call: &Attention) -> Vec<f64> {
         let row = |source: &Source, dim: usize, b, h, r| -> Vec<f64> {
             match source {
                 Source::Plain(view) => element_row::<T>(view, b, h, r, dim),

@@ -146,6 +146,23 @@ fn plain<'a, T: Sample>(
     }
 }
 
+/// The product of rows of x and the matrices.
+fn multiplied<T: Sample>(
+    on: Machine,
+    format: (Mode, u32),
+    group: usize,
+    x: &[T],
+    axis: usize,
+    weights: &[Weights],
+) -> Vec<T> {
+    let columns: usize = weights.iter().map(|weights| weights.columns).sum();
+    let mut out = vec![T::default(); x.len() / axis * columns];
+    let call = plain(format, group, x, axis, weights, &mut out);
+    // SAFETY: the buffers above.
+    unsafe { quantized_matmul_on(on, &call) };
+    out
+}
+
 /// f32 adds in lanes of at most axis / 16 terms, q and bias parts apart, which together are at
 /// most a few times the terms' magnitudes; then one rounding to the element type. Where many rows
 /// meet bf16 weights, those were rounded as well.
@@ -181,10 +198,7 @@ fn products<T: Sample>() {
                 let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
                 let weights = matrices.each_ref().map(Matrix::weights);
                 for machine in machines_and_tiles() {
-                    let mut out = vec![T::default(); rows * 22];
-                    let call = plain(format, group, &x, axis, &weights, &mut out);
-                    // SAFETY: the buffers above.
-                    unsafe { quantized_matmul_on(machine, &call) };
+                    let out = multiplied(machine, format, group, &x, axis, &weights);
                     let level = machine.level;
                     let what = format!("{format:?} {group} {axis} {rows} {level:?}");
                     check(&out, (&want, &reach), rows, &what);
@@ -210,11 +224,8 @@ fn floats_of_eight_bits<T: Sample>() {
     for machine in machines() {
         for rows in [1, 8, K] {
             for top in (0..K).step_by(rows) {
-                let mut out = vec![T::default(); rows * 8];
                 let x = &x[top * K..][..rows * K];
-                let call = plain((Mode::Mxfp8, 8), K, x, K, &weights, &mut out);
-                // SAFETY: the buffers above.
-                unsafe { quantized_matmul_on(machine, &call) };
+                let out = multiplied(machine, (Mode::Mxfp8, 8), K, x, K, &weights);
                 for (i, got) in out.iter().enumerate() {
                     let (row, column) = (top + i / 8, i % 8);
                     // The last weight of two columns is no number, and nor are their products.

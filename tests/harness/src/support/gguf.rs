@@ -18,6 +18,8 @@ pub enum Entry {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     Bytes(Vec<u8>),
+    /// A type, and bytes that may not match it.
+    Raw(u32, Vec<u8>),
 }
 
 impl From<&str> for Entry {
@@ -75,82 +77,86 @@ impl Gguf {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = b"GGUF".to_vec();
-        bytes.extend(3u32.to_le_bytes());
-        bytes.extend((self.tensors.len() as u64).to_le_bytes());
-        bytes.extend((self.entries.len() as u64).to_le_bytes());
-        for (key, value) in &self.entries {
-            text(&mut bytes, key);
-            entry(&mut bytes, value);
-        }
-        let mut data = Vec::new();
+        let (mut heads, mut data) = (Vec::new(), Vec::new());
         for (name, shape, values) in &self.tensors {
-            text(&mut bytes, name);
-            bytes.extend((shape.len() as u32).to_le_bytes());
-            shape.iter().rev().for_each(|dim| bytes.extend((*dim as u64).to_le_bytes()));
-            bytes.extend(0u32.to_le_bytes());
-            bytes.extend((data.len() as u64).to_le_bytes());
+            let dims = shape.iter().rev().map(|dim| *dim as u64).collect();
+            heads.push((name.as_str(), dims, 0, data.len() as u64));
             values.iter().for_each(|value| data.extend(value.to_le_bytes()));
             data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
         }
-        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-        bytes.extend(data);
-        bytes
+        let entries: Vec<_> =
+            self.entries.iter().map(|(key, value)| (key.as_str(), value.bytes())).collect();
+        [header(3, ALIGNMENT, &entries, &heads), data].concat()
     }
 }
 
-fn text(bytes: &mut Vec<u8>, text: &str) {
+/// A tensor in a header: its name, its dimensions from the last, its type, and where in the data its
+/// elements are.
+pub type Head<'a> = (&'a str, Vec<u64>, u32, u64);
+
+/// The bytes before the data of a file. Entries have their types and values as bytes.
+pub fn header(
+    version: u32,
+    alignment: usize,
+    entries: &[(&str, Vec<u8>)],
+    tensors: &[Head<'_>],
+) -> Vec<u8> {
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.extend((tensors.len() as u64).to_le_bytes());
+    bytes.extend((entries.len() as u64).to_le_bytes());
+    for (key, value) in entries {
+        text(&mut bytes, key);
+        bytes.extend(value);
+    }
+    for (name, dims, kind, offset) in tensors {
+        text(&mut bytes, name);
+        bytes.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().for_each(|dim| bytes.extend(dim.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+    }
+    bytes.resize(bytes.len().next_multiple_of(alignment), 0);
+    bytes
+}
+
+/// Writes a text with its length.
+pub fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend((text.len() as u64).to_le_bytes());
     bytes.extend(text.as_bytes());
 }
 
-fn entry(bytes: &mut Vec<u8>, value: &Entry) {
-    let kind = |bytes: &mut Vec<u8>, kind: u32| bytes.extend(kind.to_le_bytes());
-    let list = |bytes: &mut Vec<u8>, own: u32, count: usize| {
-        kind(bytes, 9);
-        kind(bytes, own);
-        bytes.extend((count as u64).to_le_bytes());
-    };
-    match value {
-        Entry::Bool(flag) => {
-            kind(bytes, 7);
-            bytes.push((*flag).into());
-        }
-        Entry::U16(number) => {
-            kind(bytes, 2);
-            bytes.extend(number.to_le_bytes());
-        }
-        Entry::U32(number) => {
-            kind(bytes, 4);
-            bytes.extend(number.to_le_bytes());
-        }
-        Entry::I32(number) => {
-            kind(bytes, 5);
-            bytes.extend(number.to_le_bytes());
-        }
-        Entry::F32(number) => {
-            kind(bytes, 6);
-            bytes.extend(number.to_le_bytes());
-        }
-        Entry::Text(value) => {
-            kind(bytes, 8);
-            text(bytes, value);
-        }
-        Entry::Texts(values) => {
-            list(bytes, 8, values.len());
-            values.iter().for_each(|value| text(bytes, value));
-        }
-        Entry::I32s(values) => {
-            list(bytes, 5, values.len());
-            values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
-        }
-        Entry::F32s(values) => {
-            list(bytes, 6, values.len());
-            values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
-        }
-        Entry::Bytes(values) => {
-            list(bytes, 0, values.len());
-            bytes.extend(values);
+/// Numbers one after the other.
+fn numbers<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|value| bytes(*value)).collect()
+}
+
+impl Entry {
+    /// The type and the value.
+    pub fn bytes(&self) -> Vec<u8> {
+        let of = |kind: u32, value: &[u8]| [&kind.to_le_bytes(), value].concat();
+        let list = |kind: u32, count: usize, items: Vec<u8>| {
+            of(9, &[&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &items].concat())
+        };
+        let mut texts = Vec::new();
+        match self {
+            Self::Bool(flag) => of(7, &[(*flag).into()]),
+            Self::U16(number) => of(2, &number.to_le_bytes()),
+            Self::U32(number) => of(4, &number.to_le_bytes()),
+            Self::I32(number) => of(5, &number.to_le_bytes()),
+            Self::F32(number) => of(6, &number.to_le_bytes()),
+            Self::Text(value) => {
+                text(&mut texts, value);
+                of(8, &texts)
+            }
+            Self::Texts(values) => {
+                values.iter().for_each(|value| text(&mut texts, value));
+                list(8, values.len(), texts)
+            }
+            Self::I32s(values) => list(5, values.len(), numbers(values, i32::to_le_bytes)),
+            Self::F32s(values) => list(6, values.len(), numbers(values, f32::to_le_bytes)),
+            Self::Bytes(values) => list(0, values.len(), values.clone()),
+            Self::Raw(kind, value) => of(*kind, value),
         }
     }
 }

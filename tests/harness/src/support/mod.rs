@@ -2,6 +2,7 @@
 
 pub mod build;
 pub mod compare;
+pub mod custom;
 pub mod gguf;
 pub mod input;
 pub mod memory;

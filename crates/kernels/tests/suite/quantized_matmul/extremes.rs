@@ -50,10 +50,8 @@ fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
                     let mut x = vec![T::from_f32(others); axis];
                     x[group + 5] = T::from_f32(value);
                     x[2 * group - 1] = T::from_f32(-value);
-                    let mut out = vec![T::default(); 21];
-                    let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
-                    // SAFETY: the buffers above.
-                    unsafe { quantized_matmul_on(machine, &call) };
+                    let format = (Mode::Affine, bits);
+                    let out = multiplied(machine, format, group, &x, axis, &weights);
                     let what = format!("{bits} bits, {value:e}, {others:e}, {:?}", machine.level);
                     let (want, reach) = matrix.times(&wide(&x), axis);
                     for (i, got) in out.iter().enumerate() {
@@ -109,10 +107,8 @@ fn largest_sums_of_digits<T: Sample>() {
         for machine in machines_and_tiles() {
             for value in [1.9765625, -1.9765625, 1.9921875] {
                 let x = vec![T::from_f32(value); axis];
-                let mut out = vec![T::default(); 19];
-                let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
-                // SAFETY: the buffers above.
-                unsafe { quantized_matmul_on(machine, &call) };
+                let format = (Mode::Affine, bits);
+                let out = multiplied(machine, format, group, &x, axis, &weights);
                 let (want, reach) = matrix.times(&wide(&x), axis);
                 for (i, got) in out.iter().enumerate() {
                     let off = (f64::from(got.to_f32()) - want[i]).abs();
@@ -145,10 +141,7 @@ fn long_rows_of_digits() {
             x[axis - 1] = Bf16::from_f32(last);
             let (want, reach) = matrix.times(&wide(&x), axis);
             for machine in machines_and_tiles() {
-                let mut out = vec![Bf16::default(); 5];
-                let call = plain((Mode::Affine, bits), group, &x, axis, &weights, &mut out);
-                // SAFETY: the buffers above.
-                unsafe { quantized_matmul_on(machine, &call) };
+                let out = multiplied(machine, (Mode::Affine, bits), group, &x, axis, &weights);
                 let what = format!("{bits} bits, {last}, {:?}", machine.level);
                 if last.is_nan() {
                     assert!(out.iter().all(|got| got.to_f32().is_nan()), "{what}");
@@ -168,13 +161,7 @@ fn rows_alone_and_together<T: Sample>() {
         let weights = [matrix.weights()];
         let x: Vec<T> = values(rows * axis, 2.0);
         for machine in machines_and_tiles() {
-            let product = |x: &[T]| {
-                let mut out = vec![T::default(); x.len() / axis * 37];
-                let call = plain(format, group, x, axis, &weights, &mut out);
-                // SAFETY: the buffers above.
-                unsafe { quantized_matmul_on(machine, &call) };
-                out
-            };
+            let product = |x: &[T]| multiplied(machine, format, group, x, axis, &weights);
             let alone: Vec<T> = x.chunks_exact(axis).flat_map(product).collect();
             for together in [2, 3, 5, rows] {
                 let what = format!("{format:?} {together} {:?}", machine.level);
