@@ -93,6 +93,21 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
     Ok(())
 }
 
+/// The files that the guide to a new primitive names exist, those of its example for `softmax`.
+#[test(simulated = never)]
+fn the_guide_names_files_that_exist() -> Checked {
+    let guide = fs::read_to_string(root().join("docs/add-a-primitive.md"))?;
+    let spans = guide.split('`').skip(1).step_by(2).filter(|span| !span.contains([' ', '<', '\n']));
+    let mut paths = 0;
+    for span in spans.filter(|span| span.contains('/')) {
+        let path = root().join(span.replace("tanh_gate", "softmax"));
+        assert!(path.exists(), "docs/add-a-primitive.md names {span}");
+        paths += 1;
+    }
+    assert!(paths >= 15, "{paths} paths");
+    Ok(())
+}
+
 #[test(simulated = never)]
 fn every_part_belongs_to_a_known_primitive() -> Checked {
     let stems = stems()?;
