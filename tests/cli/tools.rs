@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::Stdio;
 
 use mlx_primitives::device::{Device, default_device};
@@ -232,7 +233,7 @@ fn a_decoded_token_takes_few_dispatches() {
         config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 8192");
     fs::write(directory.path().join("config.json"), longer).unwrap();
     for (context, ours_in_layer, theirs_in_layer) in [(1, 6, 17), (100, 6, 17), (4096, 7, 18)] {
-        let (model, context) = (path(directory.path()), context.to_string());
+        let (model, context) = (text_of(directory.path()), context.to_string());
         let packed = ["--bits", "4", "--group-size", "32", "--context", &context];
         let cost =
             object(&[&["info", "--graph", "--json", "--model", model], &packed[..]].concat());
