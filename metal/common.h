@@ -45,25 +45,70 @@ template <typename T>
 using packed2 = typename Packed<T>::two;
 
 #if MLXP_READS == 4
+
 template <typename T>
 using packed4 = typename Packed<T>::four;
-#else
+
+/** The values, rounded to T. */
 template <typename T>
-using packed4 = msl::packed_words<T, READS>; // READS elements
-#endif
+METAL_FUNC packed4<T> rounded(const thread float* values) {
+  packed4<T> quad;
+  for (uint i = 0; i < READS; i++) {
+    quad[i] = T(values[i]);
+  }
+  return quad;
+}
+
+/** Products and sums in float, rounded to T. */
+template <typename T>
+METAL_FUNC packed4<T> times(packed4<T> a, packed4<T> b) {
+  for (uint i = 0; i < READS; i++) {
+    a[i] = T(float(a[i]) * float(b[i]));
+  }
+  return a;
+}
+
+template <typename T>
+METAL_FUNC packed4<T> plus(packed4<T> a, packed4<T> b) {
+  for (uint i = 0; i < READS; i++) {
+    a[i] = T(float(a[i]) + float(b[i]));
+  }
+  return a;
+}
 
 /**
  * Makes the compiler forget what it has unpacked, so that a row which a threadgroup holds across a
  * barrier takes only the registers of its packed elements. That matters on CUDA alone.
  */
 template <typename T>
-METAL_FUNC void keep_packed(thread packed4<T>& quad) {
-#if MLXP_READS != 4
-  msl::keep(quad);
+METAL_FUNC void keep_packed(thread packed4<T>&) {}
+
 #else
-  (void)quad;
-#endif
+
+template <typename T>
+using packed4 = msl::packed_words<T, READS>; // READS elements
+
+template <typename T>
+METAL_FUNC packed4<T> rounded(const thread float* values) {
+  return msl::rounded<T, READS>(values);
 }
+
+template <typename T>
+METAL_FUNC packed4<T> times(packed4<T> a, packed4<T> b) {
+  return msl::times(a, b);
+}
+
+template <typename T>
+METAL_FUNC packed4<T> plus(packed4<T> a, packed4<T> b) {
+  return msl::plus(a, b);
+}
+
+template <typename T>
+METAL_FUNC void keep_packed(thread packed4<T>& quad) {
+  msl::keep(quad);
+}
+
+#endif
 
 // Whether a weight is loaded before the barrier of a sum, so that it does not wait for it. CUDA
 // runs more threadgroups at a time on a core if the weight takes no registers until it is needed,

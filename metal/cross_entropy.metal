@@ -1,5 +1,5 @@
 #include "cross_entropy.h"
-#include "softmax_stats.h"
+#include "softmax_rows.h"
 
 // A target that is not a class makes its row NaN, and nothing is read for it.
 
@@ -51,10 +51,7 @@ template <typename T>
     device T* loss [[buffer(2)]],
     device float* kept [[buffer(3)]],
     constant CrossEntropyParams& params [[buffer(4)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_SIMD_ROW) {
   const size_t row = size_t(group) * simds + simd;
   if (row >= params.rows) {
     return;
@@ -81,13 +78,7 @@ template <typename T>
     device T* loss [[buffer(2)]],
     device float* kept [[buffer(3)]],
     constant CrossEntropyParams& params [[buffer(4)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_GROUP_ROW) {
   const Place place = {thread_index, threads, lane, simd, simds};
   const size_t row = group;
   x += row * params.classes;

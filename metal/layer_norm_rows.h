@@ -1,9 +1,23 @@
 #pragma once
 
 #include "rms_norm_sums.h"
+#include "rows.h"
 
-// Shared by the kernels that normalize rows, for any source of the elements. CENTERED is
-// layer normalization; otherwise it is RMS normalization, which has no mean and no bias.
+// Normalizes rows, for any source of the elements. CENTERED is layer normalization; otherwise it is
+// RMS normalization, which has no mean and no bias.
+
+/** A row as it is in memory. */
+template <typename T>
+struct Plain {
+  const device T* x;
+
+  METAL_FUNC packed4<T> read(uint at, uint axis) const {
+    return load4(x, at, axis, T(0.0f));
+  }
+  METAL_FUNC packed4<T> again(uint at, uint axis) const {
+    return load4(x, at, axis, T(0.0f));
+  }
+};
 
 /** The weight that multiplies a normalized row and the bias that is added, if present. */
 template <typename T>
@@ -12,28 +26,6 @@ struct Affine {
   const device T* bias;
   uint weighted;
   uint biased;
-};
-
-/** The threads of a row that has one whole SIMD group. */
-struct SimdRow {
-  uint index;
-  uint threads;
-
-  METAL_FUNC float sum(float value, uint) const {
-    return simd_sum(value);
-  }
-};
-
-/** The threads of a row that has a whole threadgroup. Every sum needs separate slots. */
-struct GroupRow {
-  uint index;
-  uint threads;
-  threadgroup float* slots;
-  Place place;
-
-  METAL_FUNC float sum(float value, uint which) const {
-    return group_sum_at_once(value, slots + which * place.simds, place);
-  }
 };
 
 template <typename T>
@@ -62,31 +54,17 @@ METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, ui
 template <typename T, bool CENTERED>
 METAL_FUNC packed4<T> normalized(
     packed4<T> x, float mean, float inverse, packed4<T> weight, packed4<T> bias, Affine<T> affine) {
-#if MLXP_READS == 4
-  packed4<T> y;
-  for (uint i = 0; i < READS; i++) {
-    float value = CENTERED ? float(x[i]) - mean : float(x[i]);
-    y[i] = T(value * inverse);
-    if (affine.weighted) {
-      y[i] = T(float(weight[i]) * float(y[i]));
-    }
-    if (CENTERED && affine.biased) {
-      y[i] = T(float(y[i]) + float(bias[i]));
-    }
-  }
-#else
   float values[READS];
   for (uint i = 0; i < READS; i++) {
     values[i] = (CENTERED ? float(x[i]) - mean : float(x[i])) * inverse;
   }
-  packed4<T> y = msl::rounded<T>(values);
+  packed4<T> y = rounded<T>(values);
   if (affine.weighted) {
-    y = msl::times(weight, y);
+    y = times<T>(weight, y);
   }
   if (CENTERED && affine.biased) {
-    y = msl::plus(y, bias);
+    y = plus<T>(y, bias);
   }
-#endif
   return y;
 }
 
@@ -102,19 +80,27 @@ METAL_FUNC void load_affine(
   }
 }
 
-/** Normalizes the quads of a row that its threads hold. */
-template <typename T, uint QUADS, bool CENTERED, typename Row>
-METAL_FUNC void normalize_held(
-    const thread packed4<T>* x, Affine<T> affine, device T* out, uint axis, float eps, Row row) {
+template <typename T, bool CENTERED, typename Source, typename Params, typename Row, uint QUADS>
+METAL_FUNC void normalize(
+    Source source,
+    Affine<T> affine,
+    device T* out,
+    constant Params& params,
+    Row row,
+    Quads<QUADS>) {
+  packed4<T> x[QUADS];
   packed4<T> weights[QUADS];
   packed4<T> biases[QUADS];
+  for (uint q = 0; q < QUADS; q++) {
+    x[q] = source.read(row.at(q), params.axis);
+  }
+  const uint axis = params.axis;
   float sum = 0.0f;
   for (uint q = 0; q < QUADS; q++) {
-    const uint at = (q * row.threads + row.index) * READS;
     weights[q] = x[q];
     biases[q] = x[q];
-    if (LOADS_EARLY) {
-      load_affine<T, CENTERED>(weights[q], biases[q], affine, at, axis);
+    if (Row::EARLY) {
+      load_affine<T, CENTERED>(weights[q], biases[q], affine, row.at(q), axis);
     }
     sum = CENTERED ? add_values<T>(sum, x[q]) : add_squares<T>(sum, x[q]);
   }
@@ -124,14 +110,15 @@ METAL_FUNC void normalize_held(
     mean = sum / float(axis);
     float squares = 0.0f;
     for (uint q = 0; q < QUADS; q++) {
-      squares = add_deviations<T>(squares, x[q], mean, (q * row.threads + row.index) * READS, axis);
+      squares = add_deviations<T>(squares, x[q], mean, row.at(q), axis);
     }
     sum = row.sum(squares, 1);
   }
-  const float inverse = inverse_root(sum, axis, eps);
+  const float inverse = inverse_root(sum, axis, params.eps);
   for (uint q = 0; q < QUADS; q++) {
-    const uint at = (q * row.threads + row.index) * READS;
-    if (!LOADS_EARLY) {
+    const uint at = row.at(q);
+    keep_packed<T>(x[q]);
+    if (!Row::EARLY) {
       load_affine<T, CENTERED>(weights[q], biases[q], affine, at, axis);
     }
     store4(
@@ -162,29 +149,32 @@ METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   return next;
 }
 
-/** Normalizes a row whose elements are read again, each by the thread that read it first. */
-template <typename T, bool CENTERED>
-METAL_FUNC void normalize_again(
-    const device T* x,
-    Moments seen,
-    Affine<T> affine,
-    device T* out,
-    uint axis,
-    float eps,
-    GroupRow row) {
+/** Reads the elements again, each by the thread that read it first. */
+template <typename T, bool CENTERED, typename Source, typename Params, typename Row>
+METAL_FUNC void normalize(
+    Source source, Affine<T> affine, device T* out, constant Params& params, Row row, Quads<0>) {
+  Moments seen = {0.0f, 0.0f, 0.0f};
+  for (uint at = row.at(0); at < params.axis; at += row.stride()) {
+    const packed4<T> x = source.read(at, params.axis);
+    if (CENTERED) {
+      seen = add_quad<T>(seen, x, at, params.axis);
+    } else {
+      seen.squares = add_squares<T>(seen.squares, x);
+    }
+  }
+  const uint axis = params.axis;
   float mean = 0.0f;
-  float squares = seen.squares;
   if (CENTERED) {
     mean = row.sum(seen.count * seen.mean, 0) / float(axis);
     const float delta = seen.mean - mean;
-    squares += seen.count * delta * delta;
+    seen.squares += seen.count * delta * delta;
   }
-  const float inverse = inverse_root(row.sum(squares, 1), axis, eps);
-  for (uint at = row.index * READS; at < axis; at += row.threads * READS) {
-    packed4<T> values = load4(x, at, axis, T(0.0f));
-    packed4<T> weights = values;
-    packed4<T> biases = values;
+  const float inverse = inverse_root(row.sum(seen.squares, CENTERED), axis, params.eps);
+  for (uint at = row.at(0); at < axis; at += row.stride()) {
+    const packed4<T> x = source.again(at, axis);
+    packed4<T> weights = x;
+    packed4<T> biases = x;
     load_affine<T, CENTERED>(weights, biases, affine, at, axis);
-    store4(out, at, axis, normalized<T, CENTERED>(values, mean, inverse, weights, biases, affine));
+    store4(out, at, axis, normalized<T, CENTERED>(x, mean, inverse, weights, biases, affine));
   }
 }

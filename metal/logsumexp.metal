@@ -1,5 +1,5 @@
 #include "logsumexp.h"
-#include "softmax_stats.h"
+#include "softmax_rows.h"
 
 // Maxima start at the lowest finite number, so that a row of nothing but -inf ends in log(0).
 // SUBTRACT gives log-softmax: the logarithm, rounded as in MLX, is subtracted from the row.
@@ -18,113 +18,98 @@ METAL_FUNC void store_less4(
   store4(row, at, axis, quad);
 }
 
-/** Rows of up to SIMD_ROW elements, one for each SIMD group: no barrier. */
-template <typename T, bool SUBTRACT>
-[[kernel]] void logsumexp_simd(
-    const device T* x [[buffer(0)]],
-    device T* out [[buffer(1)]],
-    constant LogSumExpParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const size_t row = size_t(group) * simds + simd;
-  if (row >= params.rows) {
-    return;
-  }
-  x += row * params.axis;
-  const uint at = lane * READS;
-
-  float values[READS];
-  load_row4(values, x, at, params.axis);
-  float exponentials[READS] = {values[0], values[1], values[2], values[3]};
-  RowStats stats = no_stats();
-  stats.maximum = simd_max(max4(stats.maximum, values));
-  stats.sum = simd_sum(exp4(0.0f, exponentials, stats.maximum));
-  const T result = T(log_of(stats));
-  if (SUBTRACT) {
-    store_less4(out + row * params.axis, at, params.axis, values, float(result));
-  } else if (lane == 0) {
-    out[row] = result;
-  }
+/** The maximum that exponentials are relative to: of the row, or of the thread. */
+METAL_FUNC float reference(float maximum, SimdRow row) {
+  return row.maximum(maximum);
+}
+METAL_FUNC float reference(float maximum, GroupRow<true>) {
+  return maximum;
+}
+METAL_FUNC RowStats combined(RowStats stats, SimdRow row) {
+  return {stats.maximum, row.sum(stats.sum, 0)};
+}
+METAL_FUNC RowStats combined(RowStats stats, GroupRow<true> row) {
+  return group_stats(stats, row.slots, row.place);
 }
 
-/** A row of any length for each threadgroup, read once, and once more to subtract from it. */
-template <typename T, bool SUBTRACT>
-[[kernel]] void logsumexp_looped(
-    const device T* x [[buffer(0)]],
-    device T* out [[buffer(1)]],
-    constant LogSumExpParams& params [[buffer(2)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
-  x += size_t(group) * params.axis;
-
-  float values[READS];
-  RowStats stats = no_stats();
-  for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
-    load_row4(values, x, at, params.axis);
-    stats = with4(stats, values);
-  }
-  const T result = T(log_of(group_stats(stats, scratch, place)));
-  if (SUBTRACT) {
-    out += size_t(group) * params.axis;
-    for (uint at = thread_index * READS; at < params.axis; at += threads * READS) {
-      load_row4(values, x, at, params.axis);
-      store_less4(out, at, params.axis, values, float(result));
-    }
-  } else if (thread_index == 0) {
-    out[group] = result;
-  }
-}
-
-/** A row for each threadgroup, QUADS * READS elements for each thread, kept in registers. */
-template <typename T, uint QUADS>
-[[kernel]] void logsumexp_row(
-    const device T* x [[buffer(0)]],
-    device T* out [[buffer(1)]],
-    constant LogSumExpParams& params [[buffer(2)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
-  x += size_t(group) * params.axis;
-  out += size_t(group) * params.axis;
-
+template <bool SUBTRACT, typename T, typename Row, uint QUADS>
+METAL_FUNC void write_log(const device T* x, device T* out, uint axis, Row row, Quads<QUADS>) {
   float values[QUADS][READS];
   RowStats stats = no_stats();
   for (uint q = 0; q < QUADS; q++) {
-    load_row4(values[q], x, (q * threads + thread_index) * READS, params.axis);
+    load_row4(values[q], x, row.at(q), axis);
     stats.maximum = max4(stats.maximum, values[q]);
   }
+  stats.maximum = reference(stats.maximum, row);
   for (uint q = 0; q < QUADS; q++) {
     for (uint i = 0; i < READS; i++) {
       stats.sum += softmax_exp(values[q][i] - stats.maximum);
     }
   }
-  const T result = T(log_of(group_stats(stats, scratch, place)));
-  for (uint q = 0; q < QUADS; q++) {
-    const uint at = (q * threads + thread_index) * READS;
-    store_less4(out, at, params.axis, values[q], float(result));
+  const T result = T(log_of(combined(stats, row)));
+  if (SUBTRACT) {
+    for (uint q = 0; q < QUADS; q++) {
+      store_less4(out, row.at(q), axis, values[q], float(result));
+    }
+  } else if (row.at(0) == 0) {
+    *out = result;
   }
 }
 
-#define LOGSUMEXP_KERNELS(DTYPE, T)                                             \
-  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)           \
-  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_looped<T, false>)       \
-  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>) \
-  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1>)      \
-  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2>)     \
-  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4>)     \
-  MLXP_KERNEL("mlxp_logsumexp_looped_subtracted_" DTYPE, logsumexp_looped<T, true>)
+/** Reads the row once, and once more to subtract from it. */
+template <bool SUBTRACT, typename T, typename Row>
+METAL_FUNC void write_log(const device T* x, device T* out, uint axis, Row row, Quads<0>) {
+  float values[READS];
+  RowStats stats = no_stats();
+  for (uint at = row.at(0); at < axis; at += row.stride()) {
+    load_row4(values, x, at, axis);
+    stats = with4(stats, values);
+  }
+  const T result = T(log_of(combined(stats, row)));
+  if (SUBTRACT) {
+    for (uint at = row.at(0); at < axis; at += row.stride()) {
+      load_row4(values, x, at, axis);
+      store_less4(out, at, axis, values, float(result));
+    }
+  } else if (row.at(0) == 0) {
+    *out = result;
+  }
+}
+
+template <typename T, bool SUBTRACT>
+[[kernel]] void logsumexp_simd(
+    const device T* x [[buffer(0)]],
+    device T* out [[buffer(1)]],
+    constant LogSumExpParams& params [[buffer(2)]],
+    MLXP_SIMD_ROW) {
+  const size_t row = size_t(group) * simds + simd;
+  if (row >= params.rows) {
+    return;
+  }
+  x += row * params.axis;
+  out += SUBTRACT ? row * params.axis : row;
+  write_log<SUBTRACT>(x, out, params.axis, SimdRow{lane}, Quads<1>());
+}
+
+template <typename T, uint QUADS, bool SUBTRACT>
+[[kernel]] void logsumexp_row(
+    const device T* x [[buffer(0)]],
+    device T* out [[buffer(1)]],
+    constant LogSumExpParams& params [[buffer(2)]],
+    MLXP_GROUP_ROW) {
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
+  x += size_t(group) * params.axis;
+  out += SUBTRACT ? size_t(group) * params.axis : group;
+  write_log<SUBTRACT>(x, out, params.axis, row, Quads<QUADS>());
+}
+
+#define LOGSUMEXP_KERNELS(DTYPE, T)                                               \
+  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)             \
+  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_row<T, 0, false>)         \
+  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>)   \
+  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1, true>)  \
+  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2, true>) \
+  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4, true>) \
+  MLXP_KERNEL("mlxp_logsumexp_looped_subtracted_" DTYPE, logsumexp_row<T, 0, true>)
 
 MLXP_EACH_DTYPE(LOGSUMEXP_KERNELS)

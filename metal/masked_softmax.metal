@@ -1,6 +1,6 @@
 #include "masked_softmax.h"
 #include "masked_softmax_rows.h"
-#include "softmax_stats.h"
+#include "softmax_rows.h"
 
 // Hidden scores count as the type's lowest finite number, as in MLX's attention, so a row whose
 // scores are all hidden is uniform.
@@ -23,179 +23,109 @@ METAL_FUNC float lowest_of<bfloat>() {
   return -3.38953139e38f;
 }
 
-/** Scores key, ..., key + 3, rounded after each step as MLX rounds; -inf where not seen. */
 template <typename T>
-METAL_FUNC void load_scores4(
-    thread float* values,
-    const device T* x,
-    const device uchar* mask,
-    constant MaskedSoftmaxParams& params,
-    MaskedRow row,
-    uint key) {
-  for (uint i = 0; i < READS; i++) {
-    values[i] = -INFINITY;
-  }
-  if (!row.sees_any4(key)) {
-    return;
-  }
-  const packed4<T> quad = load_seen4(x, row, key, T(-INFINITY));
-  for (uint i = 0; i < READS; i++) {
-    values[i] = float(T(float(quad[i]) * params.scale));
-  }
-  if (params.mask_kind == MASK_ADDITIVE) {
-    const packed4<T> added = load_mask4((const device T*)mask, params, row, key, T(0.0f));
+struct MaskedScores {
+  uint begin;
+  uint end;
+  uint axis;
+  const device T* x;
+  const device uchar* mask;
+  device T* out;
+  constant MaskedSoftmaxParams* params;
+  MaskedRow row;
+  float unseen; // the exponential of a score that is not seen
+
+  /** Scores key, ..., key + 3, rounded after each step as MLX rounds; -inf where not seen. */
+  METAL_FUNC void load(thread float* values, uint key) const {
     for (uint i = 0; i < READS; i++) {
-      values[i] = float(T(values[i] + float(added[i])));
+      values[i] = -INFINITY;
+    }
+    if (!row.sees_any4(key)) {
+      return;
+    }
+    const packed4<T> quad = load_seen4(x, row, key, T(-INFINITY));
+    for (uint i = 0; i < READS; i++) {
+      values[i] = float(T(float(quad[i]) * params->scale));
+    }
+    if (params->mask_kind == MASK_ADDITIVE) {
+      const packed4<T> added = load_mask4((const device T*)mask, *params, row, key, T(0.0f));
+      for (uint i = 0; i < READS; i++) {
+        values[i] = float(T(values[i] + float(added[i])));
+      }
+    }
+    bool shown[READS];
+    load_shown4(shown, mask, *params, row, key);
+    for (uint i = 0; i < READS; i++) {
+      // A negative scale must not turn the pad into +inf.
+      const float hidden = row.sees(key + i) ? lowest_of<T>() : -INFINITY;
+      values[i] = shown[i] ? values[i] : hidden;
     }
   }
-  bool shown[READS];
-  load_shown4(shown, mask, params, row, key);
-  for (uint i = 0; i < READS; i++) {
-    // A negative scale must not turn the pad into +inf.
-    const float hidden = row.sees(key + i) ? lowest_of<T>() : -INFINITY;
-    values[i] = shown[i] ? values[i] : hidden;
+
+  /** The maximum including the scores that are not seen, each of which is the lowest number. */
+  METAL_FUNC float with_unseen(float maximum) const {
+    return row.seen() < params->keys ? larger(maximum, lowest_of<T>()) : maximum;
   }
-}
+  METAL_FUNC float rescaled(RowStats stats, float maximum) const {
+    return stats.sum * softmax_exp(stats.maximum - maximum);
+  }
+  METAL_FUNC float total(float sum, float maximum) {
+    unseen = softmax_exp(lowest_of<T>() - maximum);
+    if (row.seen() < params->keys) {
+      sum += float(params->keys - row.seen()) * unseen;
+    }
+    return sum;
+  }
 
-/** The maximum including the scores that are not seen, each of which is the lowest number. */
-template <typename T>
-METAL_FUNC float with_unseen(float maximum, constant MaskedSoftmaxParams& params, MaskedRow row) {
-  return row.seen() < params.keys ? larger(maximum, lowest_of<T>()) : maximum;
-}
+  /** Writes the scaled exponentials, with the one of unseen scores where a score is not seen. */
+  METAL_FUNC void store(thread float* values, uint key, float factor) const {
+    for (uint i = 0; i < READS; i++) {
+      values[i] = row.sees(key + i) ? values[i] : unseen;
+    }
+    store_scaled4(out, key, params->keys, values, factor);
+  }
+};
 
-/** Writes the scaled exponentials, with the one of unseen scores where a score is not seen. */
+/** x and out are at the beginning of the row. */
 template <typename T>
-METAL_FUNC void store_shares4(
+METAL_FUNC MaskedScores<T> masked_scores(
+    const device T* x,
+    const device uchar* mask,
     device T* out,
     constant MaskedSoftmaxParams& params,
-    MaskedRow row,
-    uint key,
-    thread float* values,
-    float unseen,
-    float factor) {
-  for (uint i = 0; i < READS; i++) {
-    values[i] = row.sees(key + i) ? values[i] : unseen;
-  }
-  store_scaled4(out, key, params.keys, values, factor);
+    uint row) {
+  const MaskedRow seen = masked_row(params, row);
+  const uint begin = seen.first / READS * READS;
+  return {begin, seen.last, params.keys, x, mask, out, &params, seen, 0.0f};
 }
 
-/** Rows of up to SIMD_ROW keys, one for each SIMD group: no barrier. */
 template <typename T>
 [[kernel]] void masked_softmax_simd(
     const device T* x [[buffer(0)]],
     const device uchar* mask [[buffer(1)]],
     device T* out [[buffer(2)]],
     constant MaskedSoftmaxParams& params [[buffer(3)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const size_t index = size_t(group) * simds + simd;
-  if (index >= params.rows) {
+    MLXP_SIMD_ROW) {
+  const size_t row = size_t(group) * simds + simd;
+  if (row >= params.rows) {
     return;
   }
-  x += index * params.keys;
-  out += index * params.keys;
-  const MaskedRow row = masked_row(params, uint(index));
-  const uint key = lane * READS;
-
-  float values[READS];
-  load_scores4(values, x, mask, params, row, key);
-  float maximum = simd_max(max4(-FLT_MAX, values));
-  maximum = with_unseen<T>(maximum, params, row);
-  float sum = simd_sum(exp4(0.0f, values, maximum));
-  const float unseen = softmax_exp(lowest_of<T>() - maximum);
-  if (row.seen() < params.keys) {
-    sum += float(params.keys - row.seen()) * unseen;
-  }
-  store_shares4(out, params, row, key, values, unseen, 1.0f / sum);
+  x += row * params.keys;
+  out += row * params.keys;
+  write_softmax(masked_scores(x, mask, out, params, uint(row)), SimdRow{lane}, Quads<1>());
 }
 
-/** A row for each threadgroup, QUADS * READS keys for each thread, kept in registers. */
 template <typename T, uint QUADS>
 [[kernel]] void masked_softmax_row(
     const device T* x [[buffer(0)]],
     const device uchar* mask [[buffer(1)]],
     device T* out [[buffer(2)]],
     constant MaskedSoftmaxParams& params [[buffer(3)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
+    MLXP_GROUP_ROW) {
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
   x += size_t(group) * params.keys;
   out += size_t(group) * params.keys;
-  const MaskedRow row = masked_row(params, group);
-
-  float values[QUADS][READS];
-  float maximum = -FLT_MAX;
-  for (uint q = 0; q < QUADS; q++) {
-    const uint key = (q * threads + thread_index) * READS;
-    load_scores4(values[q], x, mask, params, row, key);
-    maximum = max4(maximum, values[q]);
-  }
-  maximum = with_unseen<T>(group_max_at_once(maximum, scratch, place), params, row);
-
-  float sum = 0.0f;
-  for (uint q = 0; q < QUADS; q++) {
-    sum = exp4(sum, values[q], maximum);
-  }
-  // Use separate slots, since a slow SIMD group may still be reading the maxima.
-  sum = group_sum_at_once(sum, scratch + simds, place);
-  const float unseen = softmax_exp(lowest_of<T>() - maximum);
-  if (row.seen() < params.keys) {
-    sum += float(params.keys - row.seen()) * unseen;
-  }
-  const float factor = 1.0f / sum;
-  for (uint q = 0; q < QUADS; q++) {
-    const uint key = (q * threads + thread_index) * READS;
-    store_shares4(out, params, row, key, values[q], unseen, factor);
-  }
-}
-
-/** A row of any length for each threadgroup; the scores that are seen are read twice. */
-template <typename T>
-[[kernel]] void masked_softmax_looped(
-    const device T* x [[buffer(0)]],
-    const device uchar* mask [[buffer(1)]],
-    device T* out [[buffer(2)]],
-    constant MaskedSoftmaxParams& params [[buffer(3)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
-  x += size_t(group) * params.keys;
-  out += size_t(group) * params.keys;
-  const MaskedRow row = masked_row(params, group);
-
-  float values[READS];
-  RowStats stats = no_stats();
-  const uint first = row.first / READS + thread_index;
-  for (uint key = first * READS; key < row.last; key += threads * READS) {
-    load_scores4(values, x, mask, params, row, key);
-    stats = with4(stats, values);
-  }
-  stats = group_stats(stats, scratch, place);
-  const float maximum = with_unseen<T>(stats.maximum, params, row);
-  float sum = stats.sum * softmax_exp(stats.maximum - maximum);
-  const float unseen = softmax_exp(lowest_of<T>() - maximum);
-  if (row.seen() < params.keys) {
-    sum += float(params.keys - row.seen()) * unseen;
-  }
-  const float factor = 1.0f / sum;
-
-  for (uint key = thread_index * READS; key < params.keys; key += threads * READS) {
-    load_scores4(values, x, mask, params, row, key);
-    exp4(0.0f, values, maximum);
-    store_shares4(out, params, row, key, values, unseen, factor);
-  }
+  write_softmax(masked_scores(x, mask, out, params, group), row, Quads<QUADS>());
 }
 
 #define MASKED_SOFTMAX_KERNELS(DTYPE, T)                                   \
@@ -203,6 +133,6 @@ template <typename T>
   MLXP_KERNEL("mlxp_masked_softmax_row_" DTYPE, masked_softmax_row<T, 1>)  \
   MLXP_KERNEL("mlxp_masked_softmax_row2_" DTYPE, masked_softmax_row<T, 2>) \
   MLXP_KERNEL("mlxp_masked_softmax_row4_" DTYPE, masked_softmax_row<T, 4>) \
-  MLXP_KERNEL("mlxp_masked_softmax_looped_" DTYPE, masked_softmax_looped<T>)
+  MLXP_KERNEL("mlxp_masked_softmax_looped_" DTYPE, masked_softmax_row<T, 0>)
 
 MLXP_EACH_DTYPE(MASKED_SOFTMAX_KERNELS)

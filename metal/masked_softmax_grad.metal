@@ -3,54 +3,79 @@
 
 // The gradient of the scores, which is zero for hidden scores even if their softmax is not.
 
-/** Four products y * g, and their factors; zero where a score is not seen. */
 template <typename T>
-METAL_FUNC float load_products4(
-    thread float* y,
-    thread float* g,
-    const device T* y_row,
-    const device T* g_row,
-    MaskedRow row,
-    uint key) {
-  float sum = 0.0f;
-  for (uint i = 0; i < READS; i++) {
-    y[i] = 0.0f;
-    g[i] = 0.0f;
-  }
-  if (row.sees_any4(key)) {
-    const packed4<T> y4 = load_seen4(y_row, row, key, T(0.0f));
-    const packed4<T> g4 = load_seen4(g_row, row, key, T(0.0f));
+struct MaskedGradient {
+  const device T* y_row;
+  const device T* g_row;
+  const device uchar* mask;
+  device T* out;
+  constant MaskedSoftmaxParams* params;
+  MaskedRow row;
+
+  /** The sum of four products y * g, and their factors; zero where a score is not seen. */
+  METAL_FUNC float load(thread float* y, thread float* g, uint key) const {
+    float sum = 0.0f;
     for (uint i = 0; i < READS; i++) {
-      y[i] = float(y4[i]);
-      g[i] = float(g4[i]);
-      sum += y[i] * g[i];
+      y[i] = 0.0f;
+      g[i] = 0.0f;
     }
+    if (row.sees_any4(key)) {
+      const packed4<T> y4 = load_seen4(y_row, row, key, T(0.0f));
+      const packed4<T> g4 = load_seen4(g_row, row, key, T(0.0f));
+      for (uint i = 0; i < READS; i++) {
+        y[i] = float(y4[i]);
+        g[i] = float(g4[i]);
+        sum += y[i] * g[i];
+      }
+    }
+    return sum;
   }
-  return sum;
+
+  /** scale * y * (g - along), and zero where a score was hidden. */
+  METAL_FUNC void store(const thread float* y, const thread float* g, uint key, float along) const {
+    bool shown[READS];
+    load_shown4(shown, mask, *params, row, key);
+    float values[READS];
+    for (uint i = 0; i < READS; i++) {
+      values[i] = shown[i] ? y[i] * (g[i] - along) : 0.0f;
+    }
+    packed4<T> quad;
+    for (uint i = 0; i < READS; i++) {
+      quad[i] = T(values[i] * params->scale);
+    }
+    store4(out, key, params->keys, quad);
+  }
+};
+
+template <typename T, typename Row, uint QUADS>
+METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<QUADS>) {
+  float y[QUADS][READS];
+  float g[QUADS][READS];
+  float sum = 0.0f;
+  for (uint q = 0; q < QUADS; q++) {
+    sum += of.load(y[q], g[q], row.at(q));
+  }
+  const float along = row.sum(sum, 0);
+  for (uint q = 0; q < QUADS; q++) {
+    of.store(y[q], g[q], row.at(q), along);
+  }
 }
 
-/** scale * y * (g - along), and zero where a score was hidden. */
-template <typename T>
-METAL_FUNC void store_gradients4(
-    device T* out,
-    const device uchar* mask,
-    constant MaskedSoftmaxParams& params,
-    MaskedRow row,
-    uint key,
-    const thread float* y,
-    const thread float* g,
-    float along) {
-  bool shown[READS];
-  load_shown4(shown, mask, params, row, key);
-  float values[READS];
-  for (uint i = 0; i < READS; i++) {
-    values[i] = shown[i] ? y[i] * (g[i] - along) : 0.0f;
+/** Reads the elements that are seen twice. */
+template <typename T, typename Row>
+METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<0>) {
+  float y[READS];
+  float g[READS];
+  float sum = 0.0f;
+  const uint first = of.row.first / READS * READS + row.at(0);
+  for (uint key = first; key < of.row.last; key += row.stride()) {
+    sum += of.load(y, g, key);
   }
-  packed4<T> quad;
-  for (uint i = 0; i < READS; i++) {
-    quad[i] = T(values[i] * params.scale);
+  const float along = row.sum(sum, 0);
+  for (uint key = row.at(0); key < of.params->keys; key += row.stride()) {
+    of.load(y, g, key);
+    of.store(y, g, key, along);
   }
-  store4(out, key, params.keys, quad);
 }
 
 template <typename T>
@@ -60,22 +85,15 @@ template <typename T>
     const device uchar* mask [[buffer(2)]],
     device T* out [[buffer(3)]],
     constant MaskedSoftmaxParams& params [[buffer(4)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const size_t index = size_t(group) * simds + simd;
-  if (index >= params.rows) {
+    MLXP_SIMD_ROW) {
+  const size_t row = size_t(group) * simds + simd;
+  if (row >= params.rows) {
     return;
   }
-  const size_t offset = index * params.keys;
-  const MaskedRow row = masked_row(params, uint(index));
-  const uint key = lane * READS;
-
-  float ys[READS];
-  float gs[READS];
-  const float along = simd_sum(load_products4(ys, gs, y + offset, g + offset, row, key));
-  store_gradients4(out + offset, mask, params, row, key, ys, gs, along);
+  const size_t start = row * params.keys;
+  const MaskedRow seen = masked_row(params, uint(row));
+  const MaskedGradient<T> of = {y + start, g + start, mask, out + start, &params, seen};
+  write_gradient(of, SimdRow{lane}, Quads<1>());
 }
 
 template <typename T, uint QUADS>
@@ -85,62 +103,12 @@ template <typename T, uint QUADS>
     const device uchar* mask [[buffer(2)]],
     device T* out [[buffer(3)]],
     constant MaskedSoftmaxParams& params [[buffer(4)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
-  const size_t offset = size_t(group) * params.keys;
-  const MaskedRow row = masked_row(params, group);
-
-  float ys[QUADS][READS];
-  float gs[QUADS][READS];
-  float sum = 0.0f;
-  for (uint q = 0; q < QUADS; q++) {
-    const uint key = (q * threads + thread_index) * READS;
-    sum += load_products4(ys[q], gs[q], y + offset, g + offset, row, key);
-  }
-  const float along = group_sum_at_once(sum, scratch, place);
-  for (uint q = 0; q < QUADS; q++) {
-    const uint key = (q * threads + thread_index) * READS;
-    store_gradients4(out + offset, mask, params, row, key, ys[q], gs[q], along);
-  }
-}
-
-/** The elements that are seen are read twice. */
-template <typename T>
-[[kernel]] void masked_softmax_grad_looped(
-    const device T* y [[buffer(0)]],
-    const device T* g [[buffer(1)]],
-    const device uchar* mask [[buffer(2)]],
-    device T* out [[buffer(3)]],
-    constant MaskedSoftmaxParams& params [[buffer(4)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
-  const Place place = {thread_index, threads, lane, simd, simds};
-  const size_t offset = size_t(group) * params.keys;
-  const MaskedRow row = masked_row(params, group);
-
-  float ys[READS];
-  float gs[READS];
-  float sum = 0.0f;
-  const uint first = row.first / READS + thread_index;
-  for (uint key = first * READS; key < row.last; key += threads * READS) {
-    sum += load_products4(ys, gs, y + offset, g + offset, row, key);
-  }
-  const float along = group_sum_at_once(sum, scratch, place);
-  for (uint key = thread_index * READS; key < params.keys; key += threads * READS) {
-    load_products4(ys, gs, y + offset, g + offset, row, key);
-    store_gradients4(out + offset, mask, params, row, key, ys, gs, along);
-  }
+    MLXP_GROUP_ROW) {
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
+  const size_t start = size_t(group) * params.keys;
+  const MaskedRow seen = masked_row(params, group);
+  const MaskedGradient<T> of = {y + start, g + start, mask, out + start, &params, seen};
+  write_gradient(of, row, Quads<QUADS>());
 }
 
 #define MASKED_SOFTMAX_GRAD_KERNELS(DTYPE, T)                                        \
@@ -148,6 +116,6 @@ template <typename T>
   MLXP_KERNEL("mlxp_masked_softmax_grad_row_" DTYPE, masked_softmax_grad_row<T, 1>)  \
   MLXP_KERNEL("mlxp_masked_softmax_grad_row2_" DTYPE, masked_softmax_grad_row<T, 2>) \
   MLXP_KERNEL("mlxp_masked_softmax_grad_row4_" DTYPE, masked_softmax_grad_row<T, 4>) \
-  MLXP_KERNEL("mlxp_masked_softmax_grad_looped_" DTYPE, masked_softmax_grad_looped<T>)
+  MLXP_KERNEL("mlxp_masked_softmax_grad_looped_" DTYPE, masked_softmax_grad_row<T, 0>)
 
 MLXP_EACH_DTYPE(MASKED_SOFTMAX_GRAD_KERNELS)

@@ -1,8 +1,8 @@
 // The range of its row of scores that a query sees. Keys before and after it are not read.
 #pragma once
 
-#include "common.h"
 #include "masked_softmax.h"
+#include "rows.h"
 
 /** A mask of bools. */
 template <>

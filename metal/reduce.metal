@@ -1,5 +1,5 @@
-#include "common.h"
 #include "reduce.h"
+#include "rows.h"
 
 struct SumFold {
   static METAL_FUNC float start() {
@@ -62,10 +62,7 @@ template <typename T, typename U, typename Fold>
     const device T* x [[buffer(0)]],
     device U* out [[buffer(1)]],
     constant ReduceParams& params [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_SIMD_ROW) {
   const size_t row = size_t(group) * simds + simd;
   if (row >= params.rows) {
     return;
@@ -84,13 +81,7 @@ template <typename T, typename U, typename Fold>
     const device T* x [[buffer(0)]],
     device U* out [[buffer(1)]],
     constant ReduceParams& params [[buffer(2)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_GROUP_ROW) {
   const Place place = {thread_index, threads, lane, simd, simds};
   const size_t row = group / params.pieces;
   const size_t start = size_t(group % params.pieces) * params.piece;

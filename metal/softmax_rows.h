@@ -1,7 +1,7 @@
 // Shared by the kernels that take exponentials of a row.
 #pragma once
 
-#include "common.h"
+#include "rows.h"
 
 /** fast::exp, as in MLX: its argument is never positive and its error cancels in the sum. */
 METAL_FUNC float softmax_exp(float x) {
@@ -24,19 +24,11 @@ METAL_FUNC void load_row4(thread float* values, const device T* row, uint at, ui
 template <typename T>
 METAL_FUNC void store_scaled4(
     device T* row, uint at, uint axis, const thread float* values, float factor) {
-#if MLXP_READS == 4
-  packed4<T> quad;
-  for (uint i = 0; i < READS; i++) {
-    quad[i] = T(values[i] * factor);
-  }
-#else
   float scaled[READS];
   for (uint i = 0; i < READS; i++) {
     scaled[i] = values[i] * factor;
   }
-  const packed4<T> quad = msl::rounded<T>(scaled);
-#endif
-  store4(row, at, axis, quad);
+  store4(row, at, axis, rounded<T>(scaled));
 }
 
 METAL_FUNC float max4(float maximum, const thread float* values) {
@@ -53,4 +45,90 @@ METAL_FUNC float exp4(float sum, thread float* values, float maximum) {
     sum += values[i];
   }
   return sum;
+}
+
+/** The maximum of the elements read so far, and the sum of exponentials relative to it. */
+struct RowStats {
+  float maximum;
+  float sum;
+};
+
+METAL_FUNC RowStats no_stats() {
+  return {-FLT_MAX, 0.0f};
+}
+
+/** Adds four elements, which become their exponentials relative to the new maximum. */
+METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
+  const float grown = max4(stats.maximum, values);
+  if (grown > stats.maximum) { // else the factor is exp(0) = 1
+    stats.sum *= softmax_exp(stats.maximum - grown);
+    stats.maximum = grown;
+  }
+  stats.sum = exp4(stats.sum, values, stats.maximum);
+  return stats;
+}
+
+METAL_FUNC RowStats simd_stats(RowStats stats) {
+  const float maximum = simd_max(stats.maximum);
+  return {maximum, simd_sum(stats.sum * softmax_exp(stats.maximum - maximum))};
+}
+
+/** Combines the stats of the threadgroup in every thread; one barrier covers both numbers. */
+METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Place at) {
+  const RowStats simd = simd_stats(stats);
+  if (at.lane == 0) {
+    scratch[at.simd] = simd.maximum;
+    scratch[at.simds + at.simd] = simd.sum;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  RowStats part = no_stats();
+  if (at.lane < at.simds) {
+    part = RowStats{scratch[at.lane], scratch[at.simds + at.lane]};
+  }
+  return simd_stats(part);
+}
+
+// Maxima start at the lowest finite number, not at -inf: exp(-inf - max) is then 0, and
+// a row of nothing but -inf ends in 0 * (1 / 0), MLX's NaN. Short rows are padded with -inf.
+
+/**
+ * Writes the softmax of a row. Scores before `begin` and from `end` on may be one number, which is
+ * not read: `with_unseen` and `total` count them.
+ */
+template <typename Scores, typename Row, uint QUADS>
+METAL_FUNC void write_softmax(Scores scores, Row row, Quads<QUADS>) {
+  float values[QUADS][READS];
+  float maximum = -FLT_MAX;
+  for (uint q = 0; q < QUADS; q++) {
+    scores.load(values[q], row.at(q));
+    maximum = max4(maximum, values[q]);
+  }
+  maximum = scores.with_unseen(row.maximum(maximum));
+  float sum = 0.0f;
+  for (uint q = 0; q < QUADS; q++) {
+    sum = exp4(sum, values[q], maximum);
+  }
+  const float factor = 1.0f / scores.total(row.sum(sum, 1), maximum);
+  for (uint q = 0; q < QUADS; q++) {
+    scores.store(values[q], row.at(q), factor);
+  }
+}
+
+/** Reads the row twice: maximum and sum together, then out. */
+template <typename Scores, typename Row>
+METAL_FUNC void write_softmax(Scores scores, Row row, Quads<0>) {
+  float values[READS];
+  RowStats stats = no_stats();
+  for (uint at = scores.begin + row.at(0); at < scores.end; at += row.stride()) {
+    scores.load(values, at);
+    stats = with4(stats, values);
+  }
+  stats = group_stats(stats, row.slots, row.place);
+  const float maximum = scores.with_unseen(stats.maximum);
+  const float factor = 1.0f / scores.total(scores.rescaled(stats, maximum), maximum);
+  for (uint at = row.at(0); at < scores.axis; at += row.stride()) {
+    scores.load(values, at);
+    exp4(0.0f, values, maximum);
+    scores.store(values, at, factor);
+  }
 }

@@ -13,14 +13,15 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
 /// Files of `metal/`, and the stems of the kernels that show their mutants.
-const FILES: [(&str, &[&str]); 13] = [
+const FILES: [(&str, &[&str]); 14] = [
     ("common.h", &["softmax", "rms_norm"]),
+    ("rows.h", &["softmax", "rms_norm"]),
+    ("layer_norm_rows.h", &["rms_norm", "layer_norm"]),
     ("shared.h", &["softmax", "rms_norm"]),
     ("rms_norm.metal", &["rms_norm"]),
     ("rms_norm_sums.h", &["rms_norm"]),
     ("softmax.metal", &["softmax"]),
     ("softmax_rows.h", &["softmax"]),
-    ("softmax_stats.h", &["logsumexp"]),
     ("rope.metal", &["rope"]),
     ("rope_turn.h", &["rope"]),
     ("logsumexp.metal", &["logsumexp"]),
@@ -30,13 +31,12 @@ const FILES: [(&str, &[&str]); 13] = [
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
-const LONGER: [(&str, &[&str]); 12] = [
+const LONGER: [(&str, &[&str]); 11] = [
     ("attention_matrix.h", &["attention"]),
     ("attention_tile.h", &["attention"]),
     ("attention_vector.h", &["attention"]),
     ("cross_entropy.metal", &["cross_entropy"]),
     ("layer_norm.metal", &["layer_norm"]),
-    ("layer_norm_rows.h", &["layer_norm", "residual_norm"]),
     ("linear.metal", &["linear"]),
     ("masked_softmax.metal", &["masked_softmax"]),
     ("masked_softmax_grad.metal", &["masked_softmax_grad"]),

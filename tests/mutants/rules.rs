@@ -27,6 +27,7 @@ pub const RULES: &[Rule] = &[
     ("initial", "-FLT_MAX", "0.0f"),
     ("initial", "-INFINITY", "0.0f"),
     ("slots", "scratch + simds", "scratch"),
+    ("slots", "which * place.simds", "0"),
     ("slots", "scratch[simds + ", "scratch["),
     ("slots", "slots[at.simd]", "slots[0]"),
     ("slots", "slots[at.lane]", "slots[at.simd]"),

@@ -12,7 +12,6 @@ mod storage;
 mod wide;
 
 use std::fmt;
-use std::path::Path;
 
 pub use signature::Argument;
 
@@ -136,8 +135,7 @@ impl Source {
         let text = comments::without(source);
         let macros = instances::Macros::find(&text);
         let text = loops::pragmas(&macros.removed_from(&text));
-        // No folder's text passes through in one piece.
-        Self { tokens: Tokens::parse(&text, Path::new("\0")), macros }
+        Self { tokens: macros.tokens(&text), macros }
     }
 
     fn fault(&self, at: usize, text: impl Into<String>) -> Fault {

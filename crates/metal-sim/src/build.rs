@@ -8,64 +8,33 @@ use crate::compiler::Compiler;
 use crate::error::{Error, Result, at_path};
 use crate::{cache, shim};
 
-const COMMON_FLAGS: [&str; 10] = [
-    "-x",
-    "c++",
-    "-std=c++17",
-    "-nostdinc",
-    "-nostdinc++",
-    "-fPIC",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fsigned-char",
-    "-w",
-];
+const COMMON_FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fPIC -fno-exceptions \
+    -fno-rtti -fsigned-char -w";
+
+/// A variable without a value shows by its pattern.
+const KERNEL_FLAGS: &str = "-O1 -gline-tables-only -fno-threadsafe-statics -ffp-contract=off \
+    -ftrivial-auto-var-init=pattern -fno-vectorize -fno-slp-vectorize -fno-strict-aliasing \
+    -fno-delete-null-pointer-checks -Xclang -ffloat16-excess-precision=none \
+    -Xclang -fbfloat16-excess-precision=none";
 
 /// KASAN's outlined checks report every access, its exact size and its known alignment; the
-/// optimizer neither drops nor invents accesses under it.
-const KERNEL_FLAGS: [&str; 35] = [
-    "-O1",
-    "-gline-tables-only",
-    "-fno-threadsafe-statics",
-    "-ffp-contract=off",
-    "-ftrivial-auto-var-init=pattern", // so that a variable without a value shows
-    "-fno-vectorize",
-    "-fno-slp-vectorize",
-    "-fno-strict-aliasing",
-    "-fno-delete-null-pointer-checks",
-    "-Xclang",
-    "-ffloat16-excess-precision=none",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
-    "-fsanitize=kernel-address,array-bounds",
-    "-fsanitize-recover=kernel-address,array-bounds",
-    "-mllvm",
-    "-asan-instrumentation-with-call-threshold=0",
-    "-mllvm",
-    "-asan-stack=0",
-    "-mllvm",
-    "-asan-globals=0",
-    "-mllvm",
-    "-asan-opt-same-temp=0",
-    "-mllvm",
-    "-asan-kernel-mem-intrinsic-prefix=1",
-    "-mllvm",
-    "-asan-mapping-scale=4",
-    "-mllvm",
-    "-asan-opt-globals=0",
-    "-mllvm",
-    "-simplifycfg-hoist-common=false", // two accesses stay two, each with its line
-    "-mllvm",
-    "-simplifycfg-sink-common=false",
-    "-mllvm",
-    "-disable-loop-idiom-all", // a loop of loads must not become a memcpy next to them
-];
+/// optimizer neither drops nor invents accesses under it. By the last three, two accesses stay two,
+/// each with its line, and a loop of loads does not become a memcpy next to them.
+const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds \
+    -fsanitize-recover=kernel-address,array-bounds \
+    -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 \
+    -mllvm -asan-globals=0 -mllvm -asan-opt-same-temp=0 \
+    -mllvm -asan-kernel-mem-intrinsic-prefix=1 -mllvm -asan-mapping-scale=4 \
+    -mllvm -asan-opt-globals=0 -mllvm -simplifycfg-hoist-common=false \
+    -mllvm -simplifycfg-sink-common=false -mllvm -disable-loop-idiom-all";
 
 /// Optimized IR becomes machine code without the passes that choose better instructions, which
 /// would take longer than all before them.
-const CODE_FLAGS: [&str; 5] = ["-O0", "-fPIC", "-w", "-ffp-contract=off", "-c"];
+const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
-const RUNTIME_FLAGS: [&str; 2] = ["-O2", "-c"];
+const RUNTIME_FLAGS: &str = "-O2 -c";
+
+const LINK_FLAGS: &str = "-shared -nostdlib++";
 
 /// Messages about texts that a compiler refused, so that this process compiles them only once.
 static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
@@ -91,7 +60,7 @@ pub(crate) fn build_with(
 ) -> Result<PathBuf> {
     let identity = compiler.identity();
     let parts = [identity.as_str(), env!("CARGO_PKG_VERSION"), shim::RUNTIME, text];
-    let flags = COMMON_FLAGS.iter().chain(&KERNEL_FLAGS).chain(&CODE_FLAGS).copied();
+    let flags = [COMMON_FLAGS, KERNEL_FLAGS, CHECK_FLAGS, CODE_FLAGS];
     let modules_text = modules.iter().map(String::as_str);
     let key = cache::key(parts.into_iter().chain(flags).chain(modules_text));
     let library = folder.join(format!("{key}.so"));
@@ -109,38 +78,35 @@ pub(crate) fn build_with(
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
     let library_draft = draft.join("kernels.so");
     // All libraries share this object, so it is kept.
-    let runtime_key =
-        cache::key([identity.as_str(), shim::RUNTIME].into_iter().chain(RUNTIME_FLAGS));
+    let runtime_key = cache::key([identity.as_str(), shim::RUNTIME, RUNTIME_FLAGS].into_iter());
     let runtime_object = folder.join(format!("runtime-{runtime_key}.o"));
     let mut objects = vec![draft.join("kernels.o"), runtime_object.clone()];
     let run = |flags: &[&str], inputs: &[&Path], output: &Path| {
         let mut arguments = compiler.machine_flags();
-        arguments.extend(flags.iter().map(ToString::to_string));
+        arguments.extend(flags.iter().flat_map(|text| text.split_whitespace()).map(String::from));
         arguments.extend(inputs.iter().map(|path| path.display().to_string()));
         arguments.extend(["-o".to_string(), output.display().to_string()]);
-        arguments.extend(flags.contains(&"-shared").then(|| "-lm".to_string()));
+        arguments.extend(flags.contains(&LINK_FLAGS).then(|| "-lm".to_string()));
         compiler.compile(folder, source, arguments).map(drop)
     };
     let result = (|| {
         let optimized = draft.join("kernels.bc");
-        let flags = [&COMMON_FLAGS[..], &KERNEL_FLAGS, &["-emit-llvm", "-c"]].concat();
+        let flags = [COMMON_FLAGS, KERNEL_FLAGS, CHECK_FLAGS, "-emit-llvm -c"];
         run(&flags, &[&kernels], &optimized)?;
-        run(&CODE_FLAGS, &[&optimized], &objects[0])?;
+        run(&[CODE_FLAGS], &[&optimized], &objects[0])?;
         if !runtime_object.is_file() {
             let object = draft.join("runtime.o");
-            run(&[&COMMON_FLAGS[..], &RUNTIME_FLAGS].concat(), &[&runtime], &object)?;
+            run(&[COMMON_FLAGS, RUNTIME_FLAGS], &[&runtime], &object)?;
             cache::publish(&object, &runtime_object)?;
         }
         for (i, module) in modules.iter().enumerate() {
             let path = draft.join(format!("module{i}.ll"));
             at_path(&path, std::fs::write(&path, module))?;
             objects.push(path.with_extension("o"));
-            let checks = KERNEL_FLAGS.iter().skip_while(|flag| !flag.starts_with("-fsanitize"));
-            let flags: Vec<&str> = CODE_FLAGS.iter().chain(checks).copied().collect();
-            run(&flags, &[&path], &objects[2 + i])?;
+            run(&[CODE_FLAGS, CHECK_FLAGS], &[&path], &objects[2 + i])?;
         }
         let inputs: Vec<&Path> = objects.iter().map(PathBuf::as_path).collect();
-        run(&["-shared", "-nostdlib++"], &inputs, &library_draft)?;
+        run(&[LINK_FLAGS], &inputs, &library_draft)?;
         cache::publish(&library_draft, &library)
     })();
     let _ = std::fs::remove_dir_all(&draft);

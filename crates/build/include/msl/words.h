@@ -111,7 +111,7 @@ METAL_FUNC void write_apart(packed_words<T, N>* at, packed_words<T, N> value) {
 
 /** The values, rounded. */
 template <typename T, int N>
-METAL_FUNC packed_words<T, N> rounded(const float (&values)[N]) {
+METAL_FUNC packed_words<T, N> rounded(const float* values) {
   packed_words<T, N> all;
 #pragma unroll
   for (int i = 0; i < N / 2; i++) {

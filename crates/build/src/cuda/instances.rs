@@ -1,21 +1,22 @@
 //! Finds explicit instantiations, `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`,
-//! also those that macros expand to.
+//! also those that macros expand to; and writes out macros that stand for parameters.
 
 use std::path::Path;
 
 use super::{Fault, Source};
 use crate::front::{Instance, Kind, Tokens, instance};
 
-/// A function-like macro.
+/// A function-like macro, or one that stands for parameters.
 struct Macro {
     name: String,
+    is_function: bool,
     parameters: Vec<String>,
     variadic: bool,
     body: Tokens,
     lines: std::ops::Range<usize>,
 }
 
-/// The function-like macros of a source.
+/// The macros of a source.
 pub(super) struct Macros(Vec<Macro>);
 
 impl Macros {
@@ -37,11 +38,11 @@ impl Macros {
         Self(found)
     }
 
-    /// The text without the macros that instantiate kernels, on the same number of lines.
+    /// The text without the macros that instantiate kernels or stand for parameters, on the same
+    /// number of lines.
     pub(super) fn removed_from(&self, text: &str) -> String {
-        let gone = |line: usize| {
-            self.0.iter().any(|one| one.lines.contains(&line) && self.instantiates(one, 0))
-        };
+        let used = |one: &Macro| one.is_parameters() || self.instantiates(one, 0);
+        let gone = |line: usize| self.0.iter().any(|one| one.lines.contains(&line) && used(one));
         let mut out = String::new();
         for (i, line) in text.lines().enumerate() {
             if !gone(i) {
@@ -50,6 +51,19 @@ impl Macros {
             out.push('\n');
         }
         out
+    }
+
+    /// The source, whose macros that stand for parameters are written out.
+    pub(super) fn tokens(&self, text: &str) -> Tokens {
+        let mut tokens = Tokens::parse(text, Path::new("\0"));
+        for token in &mut tokens.list {
+            let of_name = |one: &&Macro| one.name == token.text && one.is_parameters();
+            if let Some(one) = self.0.iter().rev().find(of_name) {
+                token.text = one.body.text();
+            }
+        }
+        // No folder's text passes through in one piece.
+        Tokens::parse(&tokens.text(), Path::new("\0"))
     }
 
     /// The macro of that name, if it or one that it uses instantiates kernels.
@@ -67,7 +81,8 @@ impl Macros {
             let known = self.0.iter().find(|other| other.name == name && other.name != one.name);
             depth < 16 && known.is_some_and(|other| self.instantiates(other, depth + 1))
         };
-        calls || words().any(|word| word.text == "host_name" || nested(&word.text))
+        one.is_function
+            && (calls || words().any(|word| word.text == "host_name" || nested(&word.text)))
     }
 
     /// The text of a call with these arguments, in which further macros are expanded.
@@ -123,20 +138,27 @@ impl Macros {
     }
 }
 
+impl Macro {
+    fn is_parameters(&self) -> bool {
+        !self.is_function && (0..self.body.len()).any(|i| self.body.is_attribute(i))
+    }
+}
+
 fn parse(line: &str, lines: std::ops::Range<usize>) -> Option<Macro> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?;
     let rest = rest.strip_prefix([' ', '\t'])?.trim_start();
     let open = rest.find(|c: char| !c.is_alphanumeric() && c != '_')?;
-    let close = rest.find(')')?;
-    if !rest[open..].starts_with('(') {
-        return None;
-    }
+    let is_function = rest[open..].starts_with('(');
+    let (listed, body) = match is_function {
+        true => rest[open + 1..].split_once(')')?,
+        false => ("", &rest[open..]),
+    };
     let mut parameters: Vec<String> =
-        rest[open + 1..close].split(',').map(|name| name.trim().to_owned()).collect();
+        listed.split(',').map(|name| name.trim().to_owned()).collect();
     let variadic = parameters.last().is_some_and(|name| name == "...");
     parameters.retain(|name| !name.is_empty() && name != "...");
-    let body = Tokens::parse(&rest[close + 1..], Path::new("\0"));
-    Some(Macro { name: rest[..open].to_owned(), parameters, variadic, body, lines })
+    let body = Tokens::parse(body, Path::new("\0"));
+    Some(Macro { name: rest[..open].to_owned(), is_function, parameters, variadic, body, lines })
 }
 
 fn arguments(tokens: &Tokens, open: usize) -> Vec<String> {
@@ -196,7 +218,7 @@ pub(super) fn take(source: &mut Source) -> Result<Vec<Instance>, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels;
+    use super::super::{Request, kernels, rewrite};
 
     #[test]
     fn macros_are_expanded() {
@@ -214,5 +236,15 @@ mod tests {
         let names = kernels(source).unwrap();
         let wanted = ["f_float32_float", "g_float32", "f_float16_half", "g_float16", "h", "plain"];
         assert_eq!(names, wanted);
+    }
+
+    #[test]
+    fn macros_stand_for_parameters() {
+        let source = "#define COUNT 4\n#define PLACE \\\n  uint lane [[thread_index_in_simdgroup]]\n\
+                      kernel void f(device float* x [[buffer(0)]], PLACE) { x[lane] = COUNT; }\n";
+        let request = Request { source, kernel: "f", ..Request::default() };
+        let text = rewrite(&request).unwrap().text;
+        assert!(text.contains("uint lane = ::msl::as<uint>"), "{text}");
+        assert!(text.starts_with("#define COUNT 4\n\n\n__global__"), "{text}");
     }
 }

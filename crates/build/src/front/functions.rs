@@ -16,24 +16,11 @@ pub struct Function {
     pub body: Range<usize>,
 }
 
-const NOT_FUNCTIONS: [&str; 10] = [
-    "if",
-    "constexpr",
-    "for",
-    "while",
-    "switch",
-    "return",
-    "sizeof",
-    "decltype",
-    "alignas",
-    "static_assert",
-];
-
 /// The functions that have a body.
 pub fn functions(tokens: &Tokens) -> Vec<Function> {
     let mut found = Vec::new();
     for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {
-        if !tokens.is_word(open - 1) || NOT_FUNCTIONS.contains(&tokens.at(open - 1)) {
+        if !tokens.is_word(open - 1) || is_keyword(tokens.at(open - 1)) {
             continue;
         }
         // `: a(x), b(y) {` of a constructor
@@ -64,4 +51,10 @@ pub fn functions(tokens: &Tokens) -> Vec<Function> {
         }
     }
     found
+}
+
+/// A word that may stand before a parenthesis and names no function.
+fn is_keyword(word: &str) -> bool {
+    matches!(word, "if" | "constexpr" | "for" | "while" | "switch" | "return")
+        || matches!(word, "sizeof" | "decltype" | "alignas" | "static_assert")
 }

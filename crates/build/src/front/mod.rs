@@ -12,4 +12,4 @@ pub use kernels::{Attribute, Instance, Kernel, Parameter, Role, attributes, inst
 pub use storage::{
     FunctionConstant, ThreadgroupVariables, Variable, function_constants, threadgroup_variables,
 };
-pub use tokens::{Kind, SPACES, Tokens, VALUES};
+pub use tokens::{Kind, SCALARS, SPACES, Tokens, VALUES};

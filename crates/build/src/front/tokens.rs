@@ -1,11 +1,17 @@
-//! Tokens of Metal source. Everything
-//! between two tokens, line markers and preprocessor directives included, is kept with the token
-//! that follows it, so that the rewritten source has the line numbers of the original.
+//! Tokens of Metal source. Everything between two tokens, line markers and preprocessor directives
+//! included, is kept with the token that follows it, so that the rewritten source has the line
+//! numbers of the original.
 
 use std::path::Path;
 
 /// The address spaces of MSL.
 pub const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
+
+/// The types of numbers, which have vectors of two to four.
+pub const SCALARS: [&str; 12] = [
+    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float",
+    "bfloat",
+];
 
 /// The built-in values that a thread can read; the simulator's table of values has the same order.
 pub const VALUES: [&str; 19] = [

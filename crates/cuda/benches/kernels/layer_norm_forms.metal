@@ -39,13 +39,7 @@ template <typename T, uint QUADS, bool WHOLE>
     const device T* bias [[buffer(2)]],
     device T* out [[buffer(3)]],
     constant LayerNormParams& params [[buffer(4)]],
-    threadgroup float* scratch [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_GROUP_ROW) {
   x += size_t(group) * params.axis;
   out += size_t(group) * params.axis;
   const Affine<T> affine = {weight, bias, params.weighted, params.biased};
@@ -109,10 +103,7 @@ template <typename T, uint QUADS>
     const device T* bias [[buffer(2)]],
     device T* out [[buffer(3)]],
     constant LayerNormParams& params [[buffer(4)]],
-    uint group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simd [[simdgroup_index_in_threadgroup]],
-    uint simds [[simdgroups_per_threadgroup]]) {
+    MLXP_SIMD_ROW) {
   const size_t row = size_t(group) * simds + simd;
   if (row >= params.rows) {
     return;
@@ -120,12 +111,7 @@ template <typename T, uint QUADS>
   x += row * params.axis;
   out += row * params.axis;
   const Affine<T> affine = {weight, bias, params.weighted, params.biased};
-  const SimdRow place = {lane, SIMD_WIDTH};
-  packed4<T> values[QUADS];
-  for (uint q = 0; q < QUADS; q++) {
-    values[q] = load4(x, (q * SIMD_WIDTH + lane) * READS, params.axis, T(0.0f));
-  }
-  normalize_held<T, QUADS, true>(values, affine, out, params.axis, params.eps, place);
+  normalize<T, true>(Plain<T>{x}, affine, out, params, SimdRow{lane}, Quads<QUADS>());
 }
 
 #define CANDIDATES(DTYPE, T)                                                \

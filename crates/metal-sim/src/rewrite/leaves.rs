@@ -1,6 +1,6 @@
 //! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
 
-use mlx_primitives_build::front::Kind;
+use mlx_primitives_build::front::{Kind, SCALARS};
 
 use super::{Purpose, Rewriter};
 
@@ -65,12 +65,8 @@ fn is_vector(word: &str) -> bool {
     let Some(width) = word.chars().last() else { return false };
     let packed = word.strip_prefix("packed_");
     let element = packed.unwrap_or(word).trim_end_matches(['2', '3', '4']);
-    let known = [
-        "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half",
-        "float", "bfloat",
-    ];
     word.ends_with(|c: char| "234".contains(c))
-        && known.contains(&element)
+        && SCALARS.contains(&element)
         && packed.unwrap_or(word).len() == element.len() + 1
         && !(packed.is_some() && width == '3')
 }

@@ -90,17 +90,6 @@ fn statics(tokens: &Tokens, function: &Function) -> Vec<Violation> {
 /// "program scope variable must reside in constant address space", "variable in constant address
 /// space must be initialized".
 fn outside(tokens: &Tokens) -> Vec<Violation> {
-    const OTHERS: [&str; 9] = [
-        "using",
-        "typedef",
-        "template",
-        "struct",
-        "class",
-        "union",
-        "enum",
-        "static_assert",
-        "friend",
-    ];
     let (mut found, mut start) = (Vec::new(), 0);
     while start < tokens.len() {
         let head = tokens.at(start);
@@ -136,7 +125,7 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             at += 1;
         }
         let declared = start..name.unwrap_or(at);
-        let other = called || OTHERS.contains(&head) || declared.len() < 2;
+        let other = called || is_other(head) || declared.len() < 2;
         if !other && declared.clone().all(|i| tokens.at(i) != "constant") {
             let text = "a variable outside functions has to be in the address space 'constant'";
             found.push(Violation::at(tokens, start, text));
@@ -150,4 +139,10 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
         start = at + 1;
     }
     found
+}
+
+/// Whether a declaration that begins with this word is not one of a variable.
+fn is_other(head: &str) -> bool {
+    matches!(head, "using" | "typedef" | "template" | "static_assert" | "friend")
+        || matches!(head, "struct" | "class" | "union" | "enum")
 }

@@ -50,7 +50,7 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     let draft = crate::cache::draft(&preprocessed.folder).with_extension("cpp");
     crate::error::at_path(&draft, std::fs::write(&draft, text))?;
     let object = draft.with_extension("o");
-    let mut arguments: Vec<String> = FLAGS.map(String::from).to_vec();
+    let mut arguments: Vec<String> = FLAGS.split_whitespace().map(String::from).collect();
     arguments.extend(compiler.check_flags(&object));
     arguments.push(draft.display().to_string());
     let output = compiler.run(Some(&preprocessed.folder), arguments);
@@ -89,21 +89,9 @@ fn remarks(preprocessed: &Preprocessed, rewriting: Vec<Violation>) -> Vec<Violat
         .collect()
 }
 
-const FLAGS: [&str; 13] = [
-    "-x",
-    "c++",
-    "-std=c++17",
-    "-nostdinc",
-    "-nostdinc++",
-    "-fsigned-char",
-    "-ferror-limit=0",
-    "-fno-caret-diagnostics",
-    "-Wno-everything",
-    "-Wimplicit-float-conversion",
-    "-Wreturn-type",
-    "-Wuninitialized",
-    "-Wzero-length-array",
-];
+const FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fsigned-char -ferror-limit=0 \
+    -fno-caret-diagnostics -Wno-everything -Wimplicit-float-conversion -Wreturn-type \
+    -Wuninitialized -Wzero-length-array";
 
 const COPIES: [&str; 2] = ["no viable overloaded '='", "no matching constructor for init"];
 

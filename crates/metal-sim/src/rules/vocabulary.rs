@@ -5,7 +5,8 @@ use std::path::Path;
 
 use crate::compiler::Compiler;
 use crate::error::Result;
-use crate::rewrite::{SPACES, Tokens, front};
+use crate::rewrite::front::{self, SCALARS};
+use crate::rewrite::{SPACES, Tokens};
 use crate::source::Source;
 
 /// The parts of Metal that a source and its headers use.
@@ -69,11 +70,6 @@ pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<
     }
     Ok(found)
 }
-
-const SCALARS: [&str; 12] = [
-    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float",
-    "bfloat",
-];
 
 /// A word that may stand before a parenthesis and calls nothing.
 fn is_keyword(word: &str) -> bool {

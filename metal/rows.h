@@ -1,0 +1,64 @@
+// Kernels along rows: the threads of a row, and what they share.
+#pragma once
+
+#include "common.h"
+
+// The parameters behind the buffers of a kernel in which every SIMD group has a row, and of one in
+// which every threadgroup has.
+#define MLXP_SIMD_ROW                                                                   \
+  uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]], \
+      uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]
+#define MLXP_GROUP_ROW                                                                             \
+  threadgroup float *scratch [[threadgroup(0)]], uint group [[threadgroup_position_in_grid]],      \
+      uint thread_index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]], \
+      uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]],       \
+      uint simds [[simdgroups_per_threadgroup]]
+
+/**
+ * A thread holds N quads of READS elements in registers. Its quads are a whole SIMD group or
+ * threadgroup apart, which is MLX's order of addition. With 0 the row has any length, and is read
+ * again.
+ */
+template <uint N>
+struct Quads {};
+
+/** The threads of a row of up to SIMD_ROW elements: one SIMD group, which needs no barrier. */
+struct SimdRow {
+  enum : uint { EARLY = 1 }; // LOADS_EARLY, where there is no barrier
+  uint lane;
+
+  METAL_FUNC uint at(uint q) const {
+    return (q * SIMD_WIDTH + lane) * READS;
+  }
+  METAL_FUNC float sum(float value, uint) const {
+    return simd_sum(value);
+  }
+  METAL_FUNC float maximum(float value) const {
+    return simd_max(value);
+  }
+};
+
+/**
+ * The threads of a row that has a whole threadgroup. Every sum needs separate slots, since a
+ * slow SIMD group may still be reading the last result's. AT_ONCE chooses between one barrier and two.
+ */
+template <bool AT_ONCE>
+struct GroupRow {
+  enum : uint { EARLY = LOADS_EARLY };
+  Place place;
+  threadgroup float* slots;
+
+  METAL_FUNC uint at(uint q) const {
+    return (q * place.threads + place.index) * READS;
+  }
+  METAL_FUNC uint stride() const {
+    return place.threads * READS;
+  }
+  METAL_FUNC float sum(float value, uint which) const {
+    threadgroup float* own = slots + which * place.simds;
+    return AT_ONCE ? group_sum_at_once(value, own, place) : group_sum(value, own, place);
+  }
+  METAL_FUNC float maximum(float value) const {
+    return AT_ONCE ? group_max_at_once(value, slots, place) : group_max(value, slots, place);
+  }
+};
