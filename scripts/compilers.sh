@@ -19,10 +19,11 @@ die() {
 
 mlx=${MLX_DIR:-$root/.mlx/python/mlx}
 [ -f "$mlx/include/mlx/version.h" ] || die "$mlx holds no MLX: run scripts/build_metal.sh, or set MLX_DIR"
-bridge=$(ls -td "${CARGO_TARGET_DIR:-target}"/*/build/mlx-primitives-*/out/cxxbridge/sources/mlx-primitives/src/ffi/mod.rs.cc \
+# With the part for the stand-in of a Mac's Metal device.
+bridge=$(ls -td "${CARGO_TARGET_DIR:-target}"/*/build/mlx-primitives-*/out/cxxbridge/sources/mlx-primitives/src/simulate.rs.cc \
   2>/dev/null | head -n 1)
 bridge=${bridge%/sources/*}
-[ -n "$bridge" ] || die "no build has generated the bridge: run cargo build"
+[ -n "$bridge" ] || die "no build has generated the bridge: run cargo check --workspace --all-targets"
 
 compilers=("$@")
 if [ ${#compilers[@]} = 0 ]; then
@@ -35,7 +36,7 @@ fi
 # CUDA's encoder needs CUDA's headers, and is for Linux.
 sources=()
 for source in cpp/{bridge,ops,runtime}/*.cpp tests/metal_device/*.cpp \
-  "$bridge"/sources/mlx-primitives/src/ffi/*.rs.cc; do
+  "$bridge"/sources/mlx-primitives/src/{,*/}*.rs.cc; do
   case $source in
     cpp/runtime/cuda_*) ;;
     *) sources+=("$source") ;;

@@ -62,13 +62,12 @@ generate() {
   "$cxxbridge" "$@" >"$output.part" || die "cxxbridge refuses $*"
   if cmp -s "$output.part" "$output"; then rm "$output.part"; else mv "$output.part" "$output"; fi
 }
-for file in "$bridge"/sources/mlx-primitives/src/ffi/*.cc; do
-  [ -f "$root/src/ffi/$(basename "$file" .cc)" ] || rm -f "$file"
-done
-for file in "$root"/src/ffi/*.rs; do
-  generate "sources/mlx-primitives/src/ffi/$(basename "$file").cc" "$file"
-  generate "include/mlx-primitives/src/ffi/$(basename "$file").h" "$file" --header
-done
+rm -rf "$bridge/sources" # which may have one of a file that is gone
+sed -n '/^const BRIDGES/,/^];/s/.*"\(src[^"]*\)".*/\1/p' "$root/cmake/bridge.rs" >"$bridge/files.txt"
+while read -r file; do
+  generate "sources/mlx-primitives/$file.cc" "$root/$file"
+  generate "include/mlx-primitives/$file.h" "$root/$file" --header
+done <"$bridge/files.txt"
 generate include/rust/cxx.h --header
 cxx=$(cd "$root" && cargo metadata --quiet --locked --format-version 1 --filter-platform aarch64-apple-darwin |
   python3 -c 'import json, sys
