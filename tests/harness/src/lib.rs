@@ -173,7 +173,7 @@ fn run(more: &'static [Test]) -> ExitCode {
     let seed = env::var(SEED).ok().and_then(|text| text.parse().ok());
     let seed: u32 = seed.unwrap_or_else(|| fastrand::u32(..));
     let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().chain(more).collect();
-    // A test of the simulated ones may run another in a process of its own, by its whole name.
+    // A simulated test may run another test in a separate process, by its whole name.
     if let Ok(name) = env::var(SIMULATED)
         && !arguments.exact
     {
