@@ -40,7 +40,8 @@ struct SimdRow {
 
 /**
  * The threads of a row that has a whole threadgroup. Every sum needs separate slots, since a
- * slow SIMD group may still be reading the last result's. AT_ONCE chooses between one barrier and two.
+ * slow SIMD group may still be reading the last result's. AT_ONCE chooses between one barrier and
+ * two.
  */
 template <bool AT_ONCE>
 struct GroupRow {
