@@ -95,11 +95,12 @@ METAL_FUNC void normalize(
     x[q] = source.read(row.at(q), params.axis);
   }
   const uint axis = params.axis;
+  const bool early = LOADS_EARLY || (Row::EARLY && !CENTERED);
   float sum = 0.0f;
   for (uint q = 0; q < QUADS; q++) {
     weights[q] = x[q];
     biases[q] = x[q];
-    if (Row::EARLY) {
+    if (early) {
       load_affine<T, CENTERED>(weights[q], biases[q], affine, row.at(q), axis);
     }
     sum = CENTERED ? add_values<T>(sum, x[q]) : add_squares<T>(sum, x[q]);
@@ -117,8 +118,10 @@ METAL_FUNC void normalize(
   const float inverse = inverse_root(sum, axis, params.eps);
   for (uint q = 0; q < QUADS; q++) {
     const uint at = row.at(q);
-    keep_packed<T>(x[q]);
-    if (!Row::EARLY) {
+    if (!CENTERED) {
+      keep_packed<T>(x[q]);
+    }
+    if (!early) {
       load_affine<T, CENTERED>(weights[q], biases[q], affine, at, axis);
     }
     store4(

@@ -24,7 +24,7 @@ struct Quads {};
 
 /** The threads of a row of up to SIMD_ROW elements: one SIMD group, which needs no barrier. */
 struct SimdRow {
-  enum : uint { EARLY = 1 }; // LOADS_EARLY, where there is no barrier
+  enum : uint { EARLY = 1 }; // LOADS_EARLY, without a barrier and with few registers
   uint lane;
 
   METAL_FUNC uint at(uint q) const {

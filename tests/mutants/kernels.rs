@@ -14,14 +14,14 @@ const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "
 
 /// Files of `metal/`, and the stems of the kernels that show their mutants.
 const FILES: [(&str, &[&str]); 14] = [
-    ("common.h", &["softmax", "rms_norm"]),
+    ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
     ("layer_norm_rows.h", &["rms_norm", "layer_norm"]),
     ("shared.h", &["softmax", "rms_norm"]),
     ("rms_norm.metal", &["rms_norm"]),
     ("rms_norm_sums.h", &["rms_norm"]),
     ("softmax.metal", &["softmax"]),
-    ("softmax_rows.h", &["softmax"]),
+    ("softmax_rows.h", &["softmax", "logsumexp"]),
     ("rope.metal", &["rope"]),
     ("rope_turn.h", &["rope"]),
     ("logsumexp.metal", &["logsumexp"]),

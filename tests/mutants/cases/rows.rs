@@ -74,6 +74,11 @@ fn norms() -> Vec<Cases> {
             Ok(vec![a, b, c, d, e, f])
         });
     }
+    layer.add("a last quad of three that decides", || {
+        let mut x = vec![0.0f32; 16_387];
+        x[16_384..].fill(100.0);
+        Ok(vec![ops::layer_norm(&Array::from_slice(&x, [1, 16_387])?, None, None, EPS)?])
+    });
     vec![rms, layer, residual]
 }
 
