@@ -6,8 +6,9 @@ mod rows;
 
 use std::collections::BTreeSet;
 
+use mlx_primitives::ops::{self, CpuActivations, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::compile;
-use mlx_primitives::{Array, Result};
+use mlx_primitives::{Array, Result, graph};
 use regex::Regex;
 
 use calls::Row::{Apart, Fixed};
@@ -61,6 +62,29 @@ fn no_parameter_is_lost() -> Checked {
         anyhow::ensure!(lost.is_empty(), "{}", lost.join("\n"));
         Ok(())
     })
+}
+
+/// The numbers may be the same, so the nodes are counted.
+#[test]
+fn products_that_round_stay_apart() -> Checked {
+    use CpuActivations::{Exact, Int8};
+    let x = random32(&[1, 32], 40)?;
+    let w = QuantizedWeight::quantize(&random32(&[8, 32], 41)?, 32, 4, QuantizedMode::Affine)?;
+    for (roundings, products) in [([Exact, Int8], 2), ([Exact, Exact], 1), ([Int8, Int8], 1)] {
+        let weights = roundings.map(|rounding| w.clone().with_activations(rounding));
+        let outputs = compile::<Vec<Array>>(
+            move |p: &[Array]| {
+                let product = |w| ops::quantized_linear(&p[0], w, QuantizedLinear::default());
+                weights.iter().map(|w| product(w)?.negative()).collect()
+            },
+            false,
+        )?
+        .call(&[&x])?;
+        let nodes = graph::nodes(&outputs)?;
+        let found = nodes.iter().filter(|node| node.name == "QuantizedMatmul").count();
+        assert_eq!(found, products, "{roundings:?}: {nodes:?}");
+    }
+    Ok(())
 }
 
 /// The fields of a C++ struct or class, with those of structs in it.

@@ -137,7 +137,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         fixed("QuantizedMatmul::kind_.parts", "the number of inputs determines it"),
         fixed(
             "QuantizedMatmul::kind_.int8",
-            "it changes the numbers on some processors alone, and `==` compares all of Kind",
+            "it changes numbers on some processors alone; `products_that_round_stay_apart` tests it",
         ),
         apart("QuantizedMatmul::kind_.swiglu", &[&[1, 32]], |p| {
             CAPTURED.with(|captured| {

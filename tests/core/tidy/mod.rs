@@ -1,5 +1,6 @@
 //! Checks the promises of ARCHITECTURE.md about the source tree.
 
+mod calls;
 mod imports;
 
 use std::fs;
