@@ -36,7 +36,7 @@ fn calls_of_kernels_have_the_same_fields() -> Checked {
             assert!(rust.insert(name.clone(), fields).is_none(), "{name} twice");
         }
     }
-    assert!(cpp.len() > 12 && cpp.values().all(|fields| fields.len() > 2), "{cpp:?}");
+    assert!(cpp.len() > 12 && cpp.values().all(|fields| fields.len() > 1), "{cpp:?}");
     assert_eq!(cpp, rust);
     Ok(())
 }
