@@ -82,7 +82,8 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
 ///
 /// let y = ops::softmax(&Array::from_slice(&[1.0f32, 2.0], &[1, 2])?)?;
 /// let peer = &builtin::composition(&y)?[0];
-/// assert_eq!((y.primitive().as_deref(), peer.primitive().as_deref()), (Some("Softmax"), Some("Softmax")));
+/// assert_eq!(y.primitive().as_deref(), Some("Softmax"));
+/// assert_eq!(peer.primitive(), y.primitive());
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn composition(ours: &Array) -> Result<Vec<Array>> {

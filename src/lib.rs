@@ -155,11 +155,9 @@ pub mod support {
 /// Parts of the library that only tests use. They may change at any time.
 #[doc(hidden)]
 pub mod internals {
-    /// Whether this build runs the kernels on NVIDIA GPUs.
-    pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
-
     pub use crate::custom::{check_metallib, release_of, supported_metal};
     pub use crate::io::block::{Block, LINE};
     pub use crate::ops::attention::dequantizing_composition;
+    pub use crate::support::CUDA;
     pub use crate::tune::has_neural_kernels;
 }

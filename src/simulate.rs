@@ -215,7 +215,7 @@ pub(crate) fn simulated_kernel(
 }
 
 /// # Safety
-/// The declaration in `ffi/simulator.rs` states the requirements.
+/// The declaration in the bridge above states the requirements.
 pub(crate) unsafe fn simulate(
     kernel: &SimulatedKernel,
     dispatch: &SimulatedDispatch,

@@ -12,8 +12,6 @@
 #include "runtime/process.h"
 #include "rust/cxx.h"
 
-namespace mlx_primitives {}
-
 namespace rust::behavior {
 
 /** Hands the text of an exception to Rust. */

@@ -120,6 +120,7 @@ bool RmsNorm::is_equivalent(const mx::Primitive& other) const {
   return eps_ == static_cast<const RmsNorm&>(other).eps_;
 }
 
+// runtime/primitive.cpp asks for the dispatches on a GPU's stream, and for the call on a CPU's.
 std::vector<Dispatch> RmsNorm::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];

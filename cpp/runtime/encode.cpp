@@ -47,7 +47,7 @@ void encode(
     const std::function<std::vector<Dispatch>(uint32_t)>& plan) {
   auto encoder = cuda_encoder(stream);
   if (!encoder) {
-    encoder = metal_encoder(stream, op);
+    encoder = metal_encoder(stream, op); // of metal_encoder.cpp
   }
   for (uint32_t limit = encoder->most_threads();;) {
     auto dispatches = plan(limit);

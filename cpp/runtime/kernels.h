@@ -1,5 +1,5 @@
-// The CPU kernels, which are functions of the Rust crate in crates/kernels: src/c_api.rs there has
-// these declarations' other half, and says what the buffers must hold.
+// The CPU kernels, which are Rust functions: crates/kernels/src/c_api.rs has these declarations'
+// other half, and says what the buffers must hold.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,6 @@
 #include "runtime/primitive.h"
 
 namespace mlx_primitives::cpu {
-
-namespace mx = mlx::core;
 
 using Bytes = const uint8_t*;
 

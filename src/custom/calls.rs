@@ -126,7 +126,7 @@ fn numbers(argnums: &[i32]) -> Vec<usize> {
 }
 
 /// # Safety
-/// The declaration in `ffi/custom.rs` states the requirements.
+/// The declaration in `bridge.rs` states the requirements.
 pub(crate) unsafe fn custom_eval(
     op: &CustomOp,
     arrays: &[ffi::CustomView],

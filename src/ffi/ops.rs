@@ -3,7 +3,7 @@
 #[allow(clippy::too_many_arguments)] // the C++ functions take that many
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 pub(crate) mod bridge {
-    /// The activations, in the order of metal/activation.h (asserted in cpp/bridge/activation.cpp).
+    /// The activations, in the order of metal/activation.h (asserted in cpp/bridge/ops.cpp).
     #[repr(u8)]
     enum ActivationKind {
         None,

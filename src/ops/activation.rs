@@ -182,7 +182,8 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
-/// let (a, b) = (Array::from_slice(&[1.0f32, 1.0], &[2])?, Array::from_slice(&[2.0f32, -2.0], &[2])?);
+/// let a = Array::ones::<f32>(2)?;
+/// let b = Array::from_slice(&[2.0f32, -2.0], &[2])?;
 /// assert_eq!(ops::add_relu(&a, &b)?.to_vec::<f32>()?, [3.0, 0.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
@@ -200,7 +201,8 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
 /// ```
 /// use mlx_primitives::{Array, ops};
 ///
-/// let (a, b) = (Array::from_slice(&[1.0f32, 1.0], &[2])?, Array::from_slice(&[2.0f32, -2.0], &[2])?);
+/// let a = Array::ones::<f32>(2)?;
+/// let b = Array::from_slice(&[2.0f32, -2.0], &[2])?;
 /// assert_eq!(ops::mul_relu(&a, &b)?.to_vec::<f32>()?, [2.0, 0.0]);
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```

@@ -27,6 +27,7 @@ use crate::tune::{Call, chosen};
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    // cpp/ops/rms_norm.cpp makes the node.
     // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     let built = unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) };
     chosen("rms_norm", || Call::of_rows(x), built)

@@ -1,5 +1,5 @@
-//! Long texts: their tokens in parts are those of the whole, by the `tokenizers` crate alone, and the
-//! least number of them is no more than there are.
+//! Long texts: their tokens in parts are those of the whole, by the `tokenizers` crate alone, and
+//! the least number of them is no more than there are.
 
 use std::collections::BTreeMap;
 
@@ -86,8 +86,8 @@ const WORDS: [(&str, &str); 9] = [
     ("Ã", "©"),
 ];
 
-/// Tokenizers of the kinds that Llamas have, by name. The last value tells whether the least number of
-/// tokens is known.
+/// Tokenizers of the kinds that Llamas have, by name. The last value tells whether the least number
+/// of tokens is known.
 fn tokenizers() -> Vec<(&'static str, Value, bool)> {
     let words = |more: &[(&'static str, &'static str)]| model(true, &[&WORDS, more].concat());
     let spaces = |more: &[(&'static str, &'static str)]| {

@@ -1,5 +1,5 @@
-//! Models and adapters of kinds that are not run, by every command that reads them: each is refused by
-//! name, before a result.
+//! Models and adapters of kinds that are not run, by every command that reads them: each is refused
+//! by name, before a result.
 
 use std::collections::BTreeMap;
 use std::fs;

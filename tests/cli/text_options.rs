@@ -13,8 +13,8 @@ use crate::support::Checked;
 use crate::support::models::variant;
 use crate::text_cli::{json_of, with_template};
 
-/// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB, for which the
-/// model has positions, is split into tokens.
+/// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB, for
+/// which the model has positions, is split into tokens.
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_any_phase() -> Checked {

@@ -1,5 +1,5 @@
-//! Conversions of arrays, and of the inputs of our ops, to another type: the bits of MLX's own conversion,
-//! which compiled functions use.
+//! Conversions of arrays, and of the inputs of our ops, to another type: the bits of MLX's own
+//! conversion, which compiled functions use.
 
 use half::{bf16, f16};
 use mlx_primitives::device::{Device, with_device};
@@ -78,7 +78,8 @@ fn elements(dtype: Dtype, small: Option<bool>) -> Result<Array> {
     theirs(&Array::from_slice(&values, [values.len() as i32])?, dtype)
 }
 
-/// Where a float does not fit into an integer, the bits depend on how the compiler arranged MLX's loop.
+/// Where a float does not fit into an integer, the bits depend on how the compiler arranged MLX's
+/// loop.
 #[test]
 fn every_pair_of_types_has_the_bits_of_mlx() -> Checked {
     with_device(Device::Cpu, || {

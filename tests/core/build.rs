@@ -25,7 +25,8 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
         .arg(directory.path())
         .arg(format!("-DMLX_DIR={}/share/cmake/MLX", device::mlx_prefix()))
         .arg("-DMLX_HEADER_VERSION=0.32.99")
-        .args(["-DMLX_LIBRARY=/gone/libmlx.so", "-DMLX_LIBRARY_FILE=/gone/libmlx.so"]) // of an earlier build
+        // Paths of an earlier build.
+        .args(["-DMLX_LIBRARY=/gone/libmlx.so", "-DMLX_LIBRARY_FILE=/gone/libmlx.so"])
         .arg(if cfg!(feature = "cuda") { "-DCUDA=ON" } else { "-DCUDA=OFF" })
         .output()
         .expect("the CMake that built this crate");

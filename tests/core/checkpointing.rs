@@ -1,5 +1,5 @@
-//! `transforms::checkpoint`: the gradients are those without it, and the backward pass runs the function
-//! again. `memory::peaks` measures what that saves.
+//! `transforms::checkpoint`: the gradients are those without it, and the backward pass runs the
+//! function again. `memory::peaks` measures what that saves.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -68,7 +68,8 @@ fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
 /// The ops that the documentation promises room for, besides 256 KiB.
 fn documented(name: &str, stack: usize) -> usize {
     let bytes = match name {
-        // MLX broadcasts the 1 of each addition by another op, and converts the type of each eighth.
+        // MLX broadcasts the 1 of each addition by another op, and converts the type of each
+        // eighth.
         "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
         "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
         // The graph of a first derivative is about three times as long as the chain.

@@ -1,6 +1,6 @@
-//! Ops where nothing can compute any more, while a thread or the process ends and in the child of a fork, are
-//! errors that say so, and read nothing that MLX has destroyed. Each case is a child process: this binary, told
-//! its role. `scripts/sanitize.sh` runs the roles under valgrind.
+//! Ops where nothing can compute any more, while a thread or the process ends and in the child of a
+//! fork, are errors that say so, and read nothing that MLX has destroyed. Each case is a child
+//! process: this binary, told its role. `scripts/sanitize.sh` runs the roles under valgrind.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -99,7 +99,8 @@ impl Made {
         said
     }
 
-    /// Checks that every entry is an error that mentions the reason, and that what was computed can be read.
+    /// Checks that every entry is an error that mentions the reason, and that what was computed can
+    /// be read.
     fn refused(&self, reason: &str) -> Checked {
         for (name, said) in self.call() {
             let Err(error) = said else { anyhow::bail!("{name}: no error") };
@@ -286,7 +287,8 @@ fn a_thread_that_ends() -> Checked {
     checked("thread")
 }
 
-/// A value that is destroyed before the thread's stream can use it, whatever MLX made for the thread since.
+/// A value that is destroyed before the thread's stream can use it, whatever MLX made for the
+/// thread since.
 #[test]
 fn a_thread_that_does_not_end_yet() -> Checked {
     checked("thread, while it works")

@@ -43,8 +43,8 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// A product of one row with 4096 times 4096 weights of 4 bits is MLX's, with 14336 times 4096 it is
-/// ours, and so is each product that a kernel of ours joins with other steps. Many rows of 2048
+/// A product of one row with 4096 times 4096 weights of 4 bits is MLX's, with 14336 times 4096 it
+/// is ours, and so is each product that a kernel of ours joins with other steps. Many rows of 2048
 /// elements are MLX's to normalize.
 #[test]
 fn sizes_decide_on_nvidia() -> Checked {

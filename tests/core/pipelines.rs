@@ -1,5 +1,5 @@
-//! Every kernel of `metal/` becomes a pipeline: on a Mac by Metal, whatever the GPU, on Linux in the
-//! simulator.
+//! Every kernel of `metal/` becomes a pipeline: on a Mac by Metal, whatever the GPU, on Linux in
+//! the simulator.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +10,8 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 
 use crate::support::Checked;
 
-/// The number of threads that each kernel leaves room for, and an error for each that has no pipeline.
+/// The number of threads that each kernel leaves room for, and an error for each that has no
+/// pipeline.
 fn limits() -> Checked {
     let (mut limits, mut failures) = (BTreeMap::<u32, Vec<String>>::new(), Vec::new());
     let all = pipelines::all();

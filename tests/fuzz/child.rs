@@ -36,8 +36,8 @@ pub fn last_panic() -> String {
 }
 
 /// Answers the numbers of cases: the microseconds that a case took and whether it was accepted, or
-/// "fails" and how. The cases run on a thread with the default stack, which is smaller than the main
-/// thread's.
+/// "fails" and how. The cases run on a thread with the default stack, which is smaller than the
+/// main thread's.
 pub fn run(fuzzer: &'static Fuzzer, seed: u64, folder: &Path) -> ExitCode {
     std::panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));
     let folder = FOLDER.get_or_init(|| folder.to_owned());

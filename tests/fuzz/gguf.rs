@@ -1,4 +1,4 @@
-//! GGUF files: with random tensors and entries, and of small models with their tokenizers.
+//! Fuzzes GGUF files of random tensors and entries, and those of small models with tokenizers.
 
 use std::fs;
 use std::path::Path;

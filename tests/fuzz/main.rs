@@ -1,4 +1,5 @@
-//! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs and what ranks send.
+//! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs and what ranks
+//! send.
 //!
 //! `cargo test` runs a few thousand cases of each, always the same ones. To run new ones overnight:
 //!
@@ -6,9 +7,9 @@
 //! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]
 //! ```
 //!
-//! Every case must end in `Ok` or `Err` within a second and take little memory. Each fuzzer runs in a
-//! child process, so that an abort or a hang is the failure of one case, which is printed with the
-//! command that repeats it.
+//! Every case must end in `Ok` or `Err` within a second and take little memory. Each fuzzer runs in
+//! a child process, so that an abort or a hang is the failure of one case, which is printed with
+//! the command that repeats it.
 
 mod adapters;
 mod arrays;

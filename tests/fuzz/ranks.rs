@@ -1,5 +1,5 @@
-//! The bytes between ranks: greetings, frames of control connections and parts of arrays. All but the
-//! bytes that a rank sent must be refused.
+//! The bytes between ranks: greetings, frames of control connections and parts of arrays. All but
+//! the bytes that a rank sent must be refused.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that change the model: honored as transformers does, by the references of
-//! `tests/fixtures/config_keys.py`, or refused by name.
+//! Keys of a `config.json` that change the model: honored as transformers does, by the references
+//! of `tests/fixtures/config_keys.py`, or refused by name.
 
 use std::collections::HashMap;
 use std::fs;
@@ -74,7 +74,8 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         let text = text(one["length"].as_u64().unwrap() as usize);
         let want = floats(&one["last_logits"]);
         let what = format!("{} {}", one["checkpoint"], one["changes"]);
-        // 24 bits of a float32 lose about 1e-5 of such logits; the changes move them by 0.29 or more.
+        // 24 bits of a float32 lose about 1e-5 of such logits; the changes move them by 0.29 or
+        // more.
         let allowed = if llama.dtype() == Dtype::Float32 { 1e-3 } else { 0.05 };
         let mut check = |how: &str, got: &[f64]| {
             let error = apart(got, &want);

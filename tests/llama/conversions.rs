@@ -140,8 +140,8 @@ fn quantized_checkpoints_are_mlx_lms() -> Checked {
         let directory = parent.path().join("quantized");
         let mut steps = Vec::new();
         let files = ModelFiles::open(DEMO)?;
-        // mlx-lm's files were written on a CPU, where MLX rounds half a step to even, and on a GPU away
-        // from zero.
+        // mlx-lm's files were written on a CPU, where MLX rounds half a step to even, and on a GPU
+        // away from zero.
         with_device(Device::Cpu, || -> Checked {
             let packed =
                 files.quantized(to, Some(dtype), |done, total| steps.push((done, total)))?;

@@ -24,8 +24,8 @@ fn load_error(directory: &Path) -> String {
     }
 }
 
-/// Compares with mlx-lm until a step whose two best tokens are within `margin`: mlx-lm may round to
-/// the other token there, and everything after differs.
+/// Compares with mlx-lm up to the first step whose two best tokens are within `margin`, where
+/// rounding may choose the other token and all that follows may differ.
 fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> usize {
     let fixture = fixture();
     let mut compared = 0;

@@ -1,5 +1,5 @@
-//! Logits that are no numbers end every way to draw or score tokens with an error, and a rotating cache
-//! lets a text go on beyond the positions that a model was made for.
+//! Logits that are no numbers end every way to draw or score tokens with an error, and a rotating
+//! cache lets a text go on beyond the positions that a model was made for.
 
 use mlx_primitives::{Array, Result, io};
 use mlx_primitives_llama::{CacheKind, Llama, Options, Penalties, Sampling, Token};

@@ -181,8 +181,8 @@ fn any_byte_level_tokens_stream_as_they_decode() -> Checked {
     Ok(())
 }
 
-/// Text tokens, bytes that are one character or none, and special tokens, by each decoder of vocabularies
-/// with byte tokens.
+/// Text tokens, bytes that are one character or none, and special tokens, by each decoder of
+/// vocabularies with byte tokens.
 #[test(simulated = once)]
 fn any_sentencepiece_tokens_stream_as_they_decode() -> Checked {
     let tokenizers: Vec<Tokenizer> = decoders().iter().map(parse).collect();

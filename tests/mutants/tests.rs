@@ -141,7 +141,8 @@ fn every() -> bool {
     std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some()
 }
 
-/// The orders of threads that a case runs in: all, or forward and, for one case in three, in reverse.
+/// The orders of threads that a case runs in: all, or forward and, for one case in three, in
+/// reverse.
 fn orders(case: usize) -> &'static [Schedule] {
     match every() {
         true => &Schedule::ALL,

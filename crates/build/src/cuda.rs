@@ -172,7 +172,8 @@ pub fn kernels(source: &str) -> Result<Vec<String>, Fault> {
 ///   x[i] *= 2.0f;
 /// }";
 /// let bound = [Bound { index: 0, bytes: 0 }];
-/// let kernel = rewrite(&Request { source, kernel: "twice", bound: &bound, ..Request::default() })?;
+/// let request = Request { source, kernel: "twice", bound: &bound, ..Request::default() };
+/// let kernel = rewrite(&request)?;
 /// assert_eq!(kernel.expression, "twice");
 /// assert_eq!(kernel.arguments, [Argument::Buffer(0)]);
 /// assert!(kernel.text.contains("__global__ void twice("));

@@ -95,8 +95,8 @@ impl Command {
     }
 }
 
-/// Whether MLX rounds float32 factors of a product to 10 bits on an NVIDIA GPU, as it does by default.
-/// Derivatives that are compositions of MLX's ops would then differ from their references.
+/// Whether MLX rounds float32 factors of a product to 10 bits on an NVIDIA GPU, as it does by
+/// default. Derivatives that are compositions of MLX's ops would then differ from their references.
 const TF32: &str = "MLX_ENABLE_TF32";
 
 const FAILED: u8 = 1;

@@ -51,8 +51,8 @@ impl Library {
     ///                       uint i [[thread_position_in_grid]]) {
     ///         y[i] = 2 * x[i];
     ///     }")?;
-    /// let library =
-    ///     Library::compile(&Source::new(&path), &Compiler::find()?, &folder.path().join("cache"))?;
+    /// let cache = folder.path().join("cache");
+    /// let library = Library::compile(&Source::new(&path), &Compiler::find()?, &cache)?;
     /// let kernel = library.kernel("twice", &Constants::new())?;
     /// let x = [1.0f32, 2.0, 3.0];
     /// let mut y = [0.0f32; 3];

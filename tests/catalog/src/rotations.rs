@@ -79,7 +79,8 @@ impl Rotation {
         .peer(
             move |x| {
                 let (offset, freqs) = (Offset::Each(&x[1]), x.get(2));
-                // On an NVIDIA GPU, MLX's op writes outside of its result if the strides are negative.
+                // On an NVIDIA GPU, MLX's op writes outside of its result if the strides are
+                // negative.
                 Ok(vec![builtin::rope(&x[0].contiguous()?, ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
             // Besides the errors, the products of subnormal numbers.

@@ -19,7 +19,8 @@ fn a_download_that_was_interrupted_goes_on() -> Checked {
         place.server.fail(Fault::Slow);
         let mut command = place.generate("org/model");
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec, this calls only a function that is safe in a signal handler.
+        // SAFETY: between fork and exec, this calls only a function that is safe in a signal
+        // handler.
         unsafe {
             // A shell starts the tests in the background with Ctrl-C ignored.
             command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {

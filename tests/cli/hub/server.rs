@@ -1,4 +1,5 @@
-//! A server on this machine that speaks the protocol of the Hugging Face hub, and fails as it is told.
+//! A server on this machine that speaks the protocol of the Hugging Face hub, and fails as it is
+//! told.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

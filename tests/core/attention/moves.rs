@@ -68,7 +68,8 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     Ok(())
 }
 
-/// From 256 keys on, eight threadgroups share the keys of a key head, however many key heads there are.
+/// From 256 keys on, eight threadgroups share the keys of a key head, however many key heads there
+/// are.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_the_keys_of_eight_splits_once() -> Checked {

@@ -1,4 +1,5 @@
-//! What `scripts/build_metal.sh` says on machines that lack something or have the wrong version of it.
+//! What `scripts/build_metal.sh` says on machines that lack something or have the wrong version of
+//! it.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +9,8 @@ use crate::support::{Checked, root};
 
 use super::{mac, stub, write_mlx};
 
-/// The script's last line there, with the script's environment changed as `setting` says; it has to fail, and
-/// must not have tried to fetch anything.
+/// The script's last line there, with the script's environment changed as `setting` says; it has to
+/// fail, and must not have tried to fetch anything.
 fn refusal(directory: &Path, setting: (&str, &str)) -> anyhow::Result<String> {
     stub(directory, "python3", "echo fetched >>\"$0.log\"; exit 1")?;
     let output = Command::new("bash")

@@ -118,7 +118,8 @@ fn mapped_gradients() -> Checked {
                     (0..a.len()).map(|i| (i < mapped).then_some(0)).collect();
                 let got = vmap(|p| gradients(&p), &refs(&both), &axes, 0)?;
                 let second = [&b[..mapped], &a[mapped..]].concat();
-                // On an NVIDIA GPU, MLX's products of a batch differed from those of an entry by 2e-4.
+                // On an NVIDIA GPU, MLX's products of a batch differed from those of an entry by
+                // 2e-4.
                 let products = op.name.contains("linear") && Backend::Gpu.is_cuda();
                 let tolerance = if products && device == Device::Gpu { 1e-3 } else { 2e-5 };
                 let want = gradients(&a)?.into_iter().zip(gradients(&second)?);

@@ -1,5 +1,5 @@
-//! How every op of the catalog handles its inputs' types and the transforms. `table` compares values
-//! with references.
+//! How every op of the catalog handles its inputs' types and the transforms. `table` compares
+//! values with references.
 
 mod compiled;
 mod derivatives;

@@ -79,8 +79,8 @@ fn of_linear_cross_entropy() -> Checked {
     if simulated() || !measures_here("peaks::of_linear_cross_entropy")? {
         return Ok(());
     }
-    // A graph of CUDA keeps the arrays of several chunks until it has run. With a GPU, the CPU does not
-    // wait for a chunk either, and MLX queues ten tasks.
+    // A graph of CUDA keeps the arrays of several chunks until it has run. With a GPU, the CPU does
+    // not wait for a chunk either, and MLX queues ten tasks.
     let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
     with_device(Device::Cpu, || chunked_losses(few))
 }

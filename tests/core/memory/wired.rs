@@ -1,5 +1,5 @@
-//! Memory that stays resident for a GPU: with a stand-in for MLX's limit, since no other system than
-//! macOS has one.
+//! Memory that stays resident for a GPU: with a stand-in for MLX's limit, since no other system
+//! than macOS has one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;

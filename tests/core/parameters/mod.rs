@@ -1,5 +1,6 @@
-//! Each parameter of each primitive of ours keeps nodes apart that are equal otherwise: `compile` merges nodes of
-//! one type and one set of inputs whose `is_equivalent` says that they are the same.
+//! Each parameter of each primitive of ours keeps nodes apart that are equal otherwise: `compile`
+//! merges nodes of one type and one set of inputs whose `is_equivalent` says that they are the
+//! same.
 
 mod calls;
 mod rows;

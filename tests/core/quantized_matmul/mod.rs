@@ -80,8 +80,8 @@ fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     })
 }
 
-/// A machine with a part of the rows of weights has threadgroups of another size than one with all of
-/// them, but normalizes x to the same bits.
+/// A machine with a part of the rows of weights has threadgroups of another size than one with all
+/// of them, but normalizes x to the same bits.
 #[test]
 fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
     let (all, part, axis) = (8200, 40, 1024);
@@ -231,8 +231,9 @@ fn swiglu_is_bit_for_bit_that_of_mlx() -> Checked {
                 assert_same(&y, &want, &format!("{dtype}"))?;
                 continue;
             }
-            // The compiler joins products and sums elsewhere in a kernel of two matrices than in one of
-            // a single matrix, which moves both factors by a few units, and the slope of SiLU is near 1.
+            // The compiler joins products and sums elsewhere in a kernel of two matrices than in
+            // one of a single matrix, which moves both factors by a few units, and the slope of
+            // SiLU is near 1.
             let (y, want, g, u) = (numbers(&y)?, numbers(&want)?, numbers(&g)?, numbers(&u)?);
             for (i, (y, want)) in y.iter().zip(&want).enumerate() {
                 let bound = 8.0 * ulp(1.0, dtype) * (1.0 + g[i].abs()) * (1.0 + u[i].abs());

@@ -63,8 +63,8 @@ fn imports_have_no_cycles() -> Checked {
     Ok(())
 }
 
-/// The `mod.rs` of a room of the Llama only names its files, so that an import of the room is one of a
-/// file, and the directions among files are checked too.
+/// The `mod.rs` of a room of the Llama only names its files, so that an import of the room is one
+/// of a file, and the directions among files are checked too.
 #[test]
 fn rooms_of_the_llama_are_their_files() -> Checked {
     let rooms = files("crates/llama/src", &["rs"])?.into_iter().filter(|path| {

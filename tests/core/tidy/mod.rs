@@ -109,6 +109,39 @@ fn the_guide_names_files_that_exist() -> Checked {
     Ok(())
 }
 
+/// Each file of the ways that ARCHITECTURE.md goes file by file names the next one.
+#[test(simulated = never)]
+fn files_on_the_way_to_a_kernel_name_the_next() -> Checked {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
+    let items = text.split("\n- ").filter(|item| item.contains(" → "));
+    let mut ways = 0;
+    for item in items.filter_map(|item| item.split("\n\n").next()) {
+        let mut spans: Vec<&str> = item.split('`').skip(1).step_by(2).collect();
+        let launch = spans.pop().unwrap_or_default();
+        assert!((3..=6).contains(&spans.len()), "{spans:?}");
+        for (index, path) in spans.iter().enumerate() {
+            let text = fs::read_to_string(root().join(path))?;
+            let Some(next) = spans.get(index + 1) else {
+                assert!(text.contains(launch), "{path} lacks {launch}");
+                continue;
+            };
+            let file = Path::new(next).with_extension("").display().to_string();
+            let include = file.strip_prefix("cpp/").unwrap_or(&file); // of the header beside it
+            let (_, stem) = file.rsplit_once('/').unwrap_or_default();
+            let names = [
+                (*next).to_owned(),
+                format!("{include}."),
+                format!(" {stem}.cpp"),
+                format!("crate::{stem}("),
+            ];
+            assert!(names.iter().any(|name| text.contains(name)), "{path} does not name {next}");
+        }
+        ways += 1;
+    }
+    assert_eq!(ways, 2);
+    Ok(())
+}
+
 #[test(simulated = never)]
 fn every_part_belongs_to_a_known_primitive() -> Checked {
     let stems = stems()?;
@@ -193,8 +226,8 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
     Ok(())
 }
 
-/// A function of Metal without `precise::` or `fast::` is one or the other by how its source is compiled:
-/// Xcode's compiler takes another one than MLX when a program runs.
+/// A function of Metal without `precise::` or `fast::` is one or the other by how its source is
+/// compiled: Xcode's compiler takes another one than MLX when a program runs.
 #[test(simulated = never)]
 fn kernels_say_how_precise_their_functions_are() -> Checked {
     let call = regex::Regex::new(
@@ -259,15 +292,22 @@ fn closures_hold_no_lanes() -> Checked {
     Ok(())
 }
 
+/// rustfmt and clang-format hold code to 100 columns, but rustfmt leaves comments alone.
 #[test(simulated = never)]
-fn files_are_short() -> Checked {
+fn files_are_short_and_comments_narrow() -> Checked {
     let mut all = vec![root().join("build.rs")];
     for dir in ["src", "crates", "cpp", "metal", "benches", "examples", "tests"] {
         all.extend(files(dir, &["rs", "cpp", "h", "metal"])?);
     }
     for path in all {
-        let lines = fs::read_to_string(&path)?.lines().count();
+        let text = fs::read_to_string(&path)?;
+        let lines = text.lines().count();
         assert!(lines <= 400, "{} has {lines} lines", show(&path));
+        for (number, line) in text.lines().enumerate().filter(|(_, l)| l.chars().count() > 100) {
+            let comment = line.trim_start().starts_with("//");
+            let cannot_break = ["](http", "//! |"].iter().any(|mark| line.contains(mark));
+            assert!(!comment || cannot_break, "{}:{} is wider than 100", show(&path), number + 1);
+        }
     }
     Ok(())
 }

@@ -32,8 +32,8 @@ pub const DEFAULT_SECONDS: u64 = 300;
 /// The seed for the order of the tests; each run chooses a new one if it is not set.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
-/// One in this many comparisons of the conformance table runs, beside the first of each case. Without it,
-/// all run.
+/// One in this many comparisons of the conformance table runs, beside the first of each case.
+/// Without it, all run.
 pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
 
 /// The name of a [`Simulated`]: only these tests run then, and all without it.
@@ -50,8 +50,8 @@ const REST: Duration = Duration::from_secs(20);
 pub enum Simulated {
     /// In `cargo test`, and by scripts/verify.sh in other orders of threads.
     Always,
-    /// By scripts/verify.sh in one order of threads: it takes long, and runs only kernels that other
-    /// tests run too.
+    /// By scripts/verify.sh in one order of threads: it takes long, and runs only kernels that
+    /// other tests run too.
     Once,
     /// It runs no primitive, chooses its device, breaks the environment of the kernels, or takes
     /// minutes.

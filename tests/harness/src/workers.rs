@@ -1,5 +1,5 @@
-//! Processes that do jobs for this one, so that a job that crashes or never ends does not affect the
-//! others.
+//! Processes that do jobs for this one, so that a job that crashes or never ends does not affect
+//! the others.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};

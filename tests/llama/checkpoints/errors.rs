@@ -192,7 +192,7 @@ fn configs_that_cannot_run() -> Checked {
     Ok(())
 }
 
-/// The wording of configs from other programs.
+/// How other programs spell the entries of `config.json`.
 #[test(simulated = once)]
 fn configs_with_other_wording() -> Checked {
     let text = fs::read_to_string(root().join("llama-f16-llama3/config.json"))?;

@@ -162,8 +162,8 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     if !simulated() {
         let nll = mean_nll(&llama, &ids(&want["text"]))?;
-        // On a CPU, bfloat16 is up to 8.6e-3 off. Kernels for an NVIDIA GPU add in another order, after
-        // which each sum is rounded to 8 bits, so their error is another draw of that size.
+        // On a CPU, bfloat16 is up to 8.6e-3 off. Kernels for an NVIDIA GPU add in another order,
+        // after which each sum is rounded to 8 bits, so their error is another draw of that size.
         let allowed = match dtype {
             Dtype::Float32 => 1e-3,
             Dtype::Bfloat16 if is_nvidia(default_device()?) => 2e-2,

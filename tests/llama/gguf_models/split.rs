@@ -11,7 +11,8 @@ use crate::support::{Checked, message};
 
 const CYCLE: [(u32, u32); 3] = [(97, 98), (98, 99), (99, 257)];
 
-/// Writes a model in `count` parts as llama.cpp's `gguf-split` does: the first part has the entries.
+/// Writes a model in `count` parts as llama.cpp's `gguf-split` does: the first part has the
+/// entries.
 fn write(folder: &Path, whole: &Gguf, count: u16) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for number in 0..count {

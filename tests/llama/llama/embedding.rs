@@ -52,9 +52,10 @@ fn projected_hidden_states_are_the_logits_bit_for_bit() -> Checked {
                 assert_same(&projected, &logits, &what)?;
                 continue;
             }
-            // There the last norm is planned anew where it is an op, and not where the projection does
-            // it. Each of a row's numbers may then be rounded otherwise, by a unit. Their errors add up
-            // in a logit as a random walk, whose size is a unit of the logits, and 8 are far.
+            // There the last norm is planned anew where it is an op, and not where the projection
+            // does it. Each of a row's numbers may then be rounded otherwise, by a unit. Their
+            // errors add up in a logit as a random walk, whose size is a unit of the logits, and 8
+            // are far.
             let (got, want) = (numbers(&projected)?, numbers(&logits)?);
             let bound = 8.0 * ulp(checkpoints::largest(&want), logits.dtype());
             let apart = checkpoints::apart(&got, &want);

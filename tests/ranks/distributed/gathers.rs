@@ -94,7 +94,8 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     Ok(())
 }
 
-/// One rank gathers other lengths than the rest: an error on every rank, on a CPU. MLX's ring waits.
+/// One rank gathers other lengths than the rest: an error on every rank, on a CPU. MLX's ring
+/// waits.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;
     let x = Array::ones::<f32>([1, length])?;

@@ -42,8 +42,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, harm: &Mutex<Option<Harm>>) {
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Connects as soon as the target listens: the client takes the proxy for it, and MLX's ring connects
-/// only once.
+/// Connects as soon as the target listens: the client takes the proxy for it, and MLX's ring
+/// connects only once.
 fn reach(target: u16) -> Option<TcpStream> {
     let start = Instant::now();
     loop {

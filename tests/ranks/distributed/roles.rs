@@ -22,8 +22,8 @@ pub const CUT_ALL_BUT: &str = "MLX_PRIMITIVES_TEST_CUT_ALL_BUT";
 fn cut_all_but(port: u16) {
     thread::sleep(Duration::from_millis(300));
     for number in 3..1024 {
-        // SAFETY: the descriptor is only used, as a socket that the process keeps, and not closed. If
-        // it is none, the calls are errors.
+        // SAFETY: the descriptor is only used, as a socket that the process keeps, and not closed.
+        // If it is none, the calls are errors.
         let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(number) });
         let ends = [stream.local_addr(), stream.peer_addr()];
         if ends.iter().flatten().count() == 2 && ends.iter().flatten().all(|end| end.port() != port)

@@ -83,7 +83,8 @@ fn greetings_of_strangers() -> Checked {
     joined(&place, first)
 }
 
-/// Connections that say nothing, slowly or nonsense are closed, in time and when others need a seat.
+/// Connections that say nothing, slowly or nonsense are closed, in time and when others need a
+/// seat.
 #[test(simulated = never)]
 fn strangers_at_the_port() -> Checked {
     let (place, first) = first_of_two()?;
@@ -223,8 +224,8 @@ fn a_stranger_in_the_place_of_rank_0() -> Checked {
     all_end(vec![first, second], 0, "values are right on 2 ranks")
 }
 
-/// Ranks without a secret, on one machine: whoever runs there can take part, and ends the group with a
-/// text that is cleaned.
+/// Ranks without a secret, on one machine: whoever runs there can take part, and ends the group
+/// with a text that is cleaned.
 #[test(simulated = never)]
 fn texts_of_ranks_are_cleaned() -> Checked {
     let place = Place::new(2)?;

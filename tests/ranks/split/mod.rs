@@ -31,8 +31,8 @@ const FEW: [&str; 9] = [
     "gguf-q4_1",
 ];
 
-/// Plays one rank: writes the results of a scenario to stdout. `role` is `split`, the scenario, the shares
-/// (after the name of the scheme and a colon, unless it is gather) and a folder.
+/// Plays one rank: writes the results of a scenario to stdout. `role` is `split`, the scenario, the
+/// shares (after the name of the scheme and a colon, unless it is gather) and a folder.
 pub fn play(role: &str) -> Checked<u8> {
     let mut words = role.splitn(4, ' ').skip(1);
     let mut word = || words.next().context("a scenario, shares and a folder");

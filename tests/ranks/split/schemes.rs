@@ -24,7 +24,8 @@ impl Results {
         Ok(())
     }
 
-    /// The errors of derivatives on a rank, whether it holds the layer or not; its tokens after them.
+    /// The errors of derivatives on a rank, whether it holds the layer or not; its tokens after
+    /// them.
     pub fn derivatives(&mut self) -> Checked {
         let demo = self.demo()?;
         let llama = &demo.llama;

@@ -70,8 +70,8 @@ pub struct Plan {
     /// The largest part of the weights, as a part of all.
     share: f64,
     tps: Option<f64>,
-    /// The tokens a second of one machine below which `gather` is the faster scheme, which is infinite
-    /// where it always is.
+    /// The tokens a second of one machine below which `gather` is the faster scheme, which is
+    /// infinite where it always is.
     gather_below: f64,
 }
 

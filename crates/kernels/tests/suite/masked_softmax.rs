@@ -72,7 +72,8 @@ fn run<T: Sample>(case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     });
     let (shape, bools_only) = (case.shape(), mask.filter(|mask| !mask.additive));
     let y = in_place(x, |on, from, to| {
-        // SAFETY: the buffers hold rows * keys elements, and the mask reaches as far as its strides.
+        // SAFETY: the buffers hold rows * keys elements, and the mask reaches as far as its
+        // strides.
         unsafe { masked_softmax_on(on, from, mask, to, &shape, case.scale) };
     });
     let grad = in_place(g, |on, from, to| {

@@ -4,8 +4,9 @@ use serde_json::{Map, Value};
 
 use mlx_primitives::{Error, Result};
 
-/// Parses an object. The literals `NaN`, `Infinity` and `-Infinity`, which Python writes and JSON does
-/// not have, are read as strings: a key that nothing reads may have them, and a number may not.
+/// Parses an object. The literals `NaN`, `Infinity` and `-Infinity`, which Python writes and JSON
+/// does not have, are read as strings: a key that nothing reads may have them, and a number may
+/// not.
 pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     let refuse = |e: serde_json::Error| {
         Error::argument("config", format_args!("a JSON object, got {}", cut(&e.to_string())))

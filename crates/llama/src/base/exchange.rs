@@ -29,8 +29,8 @@ pub type SavedCache = (Vec<(String, Array)>, Value);
 /// rest. By default it holds the whole model and exchanges nothing.
 /// [`Weights::held_by`](super::Weights::held_by) makes a model of such a part.
 ///
-/// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls the
-/// same functions of a model in the same order.
+/// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls
+/// the same functions of a model in the same order.
 #[allow(unused_variables)]
 pub trait Exchange: Send + Sync {
     /// The rows of the matrix `[outputs, ...]` at `path` that this process holds.
@@ -120,8 +120,9 @@ pub trait Exchange: Send + Sync {
         None
     }
 
-    /// Learns the type of the hidden states in front of the first layer of the model, and by `after`
-    /// the type behind the last layer of this process for the one in front of its first layer.
+    /// Learns the type of the hidden states in front of the first layer of the model, and by
+    /// `after` the type behind the last layer of this process for the one in front of its first
+    /// layer.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@ pub enum RopeScaling {
         /// Whether the range of columns between both numbers of turns is widened to whole columns.
         truncate: bool,
     },
-    /// Multiplies each period by its own factor, one for texts up to `original` positions and another
-    /// one for longer texts ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    /// Multiplies each period by its own factor, one for texts up to `original` positions and
+    /// another one for longer texts ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
     LongRope {
         /// `dims / 2` factors for texts of up to `original` positions, or one for all periods.
         short_factor: Vec<f64>,

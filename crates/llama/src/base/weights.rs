@@ -74,7 +74,8 @@ impl Weights {
         Ok(())
     }
 
-    /// The weights of which a model takes only the part that this process holds, as `exchange` says.
+    /// The weights of which a model takes only the part that this process holds, as `exchange`
+    /// says.
     pub fn held_by(self, exchange: impl Exchange + 'static) -> Self {
         Self { share: Share::new(exchange), ..self }
     }

@@ -37,7 +37,8 @@ impl KvTensor {
     ///
     /// # Errors
     ///
-    /// Returns an error if packed parts do not fit together. Those of a [`LayerCache`](super::layer::LayerCache) always do.
+    /// Returns an error if the shapes of packed parts disagree, which those that a
+    /// [`LayerCache`](super::layer::LayerCache) returns never do.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
             Self::Plain(array) => Ok(array.clone()),

@@ -20,8 +20,8 @@ pub(crate) struct Draw<'a> {
 pub(crate) struct Drawn {
     /// The token, uint32 `[1]`.
     pub token: Array,
-    /// The logits `[1, vocab]` of a token that is the greatest, or the logarithm of the sum of their
-    /// exponentials.
+    /// The logits `[1, vocab]` of a token that is the greatest, or the logarithm of the sum of
+    /// their exponentials.
     watched: Array,
     /// Whether a caller's function may have made the greatest logit infinite.
     forced: bool,
@@ -104,9 +104,9 @@ impl Drawn {
     }
 }
 
-/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite. Where it
-/// was `forced`, it may be positive infinity. It is read where it lies, which takes no pass over the
-/// logits: NaNs and infinities of broken weights spread to all of them.
+/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite.
+/// Where it was `forced`, it may be positive infinity. It is read where it lies, which takes no
+/// pass over the logits: NaNs and infinities of broken weights spread to all of them.
 pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
         bytes.as_chunks::<N>().0.get(index).copied()

@@ -148,12 +148,12 @@ impl<'a> Generation<'a> {
     /// token after the options' penalties, and returns logits of the same shape. These are what
     /// [`Options::sampling`] draws from and what [`Options::logprobs`] describes; a logit of minus
     /// infinity bans a token. The processor is called once for each token, in order, and one token
-    /// ahead of those that the iterator yields. Several processors run in the order in which they were
-    /// added.
+    /// ahead of those that the iterator yields. Several processors run in the order in which they
+    /// were added.
     ///
-    /// With a [draft](Self::with_draft), the processor changes the logits of every token that this model
-    /// draws, which may include some behind an end token. It does not change the logits of the draft,
-    /// whose proposals are then accepted less often.
+    /// With a [draft](Self::with_draft), the processor changes the logits of every token that this
+    /// model draws, which may include some behind an end token. It does not change the logits of
+    /// the draft, whose proposals are then accepted less often.
     ///
     /// An error of the processor, or logits of another shape, end the generation as an error.
     ///
@@ -170,7 +170,8 @@ impl<'a> Generation<'a> {
     /// let options = Options { max_tokens: 8, ..Options::default() };
     /// let greedy: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
     /// // Bans the token that was drawn first.
-    /// let banned = Penalties { logit_bias: vec![(greedy[0], f32::NEG_INFINITY)], ..Default::default() };
+    /// let logit_bias = vec![(greedy[0], f32::NEG_INFINITY)];
+    /// let banned = Penalties { logit_bias, ..Default::default() };
     /// let generation = checkpoint
     ///     .generate(&prompt, &options)?
     ///     .with_logits_processor(move |tokens, logits| banned.apply(tokens, logits))?;
@@ -226,8 +227,8 @@ impl<'a> Generation<'a> {
     }
 
     /// Fills the cache with all tokens of the prompt except the last one, in steps of
-    /// [`Options::prefill_step`]. Otherwise the request for the first token runs the prompt, and its
-    /// last token within the last of these steps, which is faster than a step for it alone.
+    /// [`Options::prefill_step`]. Otherwise the request for the first token runs the prompt, and
+    /// its last token within the last of these steps, which is faster than a step for it alone.
     ///
     /// `progress` is called after each step with the number of tokens that are done and their
     /// total. If it breaks, the rest is left for later.

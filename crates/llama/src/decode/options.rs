@@ -32,7 +32,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// At most 256 tokens, as the command does, greedy sampling, and a prompt in steps of 512 tokens.
+    /// At most 256 tokens, as the command does, greedy sampling, and a prompt in steps of 512
+    /// tokens.
     fn default() -> Self {
         Self {
             max_tokens: 256,

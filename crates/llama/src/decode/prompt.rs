@@ -52,8 +52,8 @@ impl Llama {
         self.config().vocab_size.unsigned_abs() as usize
     }
 
-    /// The number of tokens that a pass may run after the first `seen` of a text, all of them and that
-    /// pass being rotated alike.
+    /// The number of tokens that a pass may run after the first `seen` of a text, all of them and
+    /// that pass being rotated alike.
     pub(crate) fn rotated_alike(&self, seen: usize) -> usize {
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
         match longest.map(|longest| longest.unsigned_abs() as usize) {

@@ -189,8 +189,8 @@ impl PromptCache {
     /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
     /// last token, and returns it with that number of tokens. If positions cannot be removed from a
     /// full rotating cache, it is emptied. `None` stands for a new cache: the keys are rotated for
-    /// another length of the text, or a layer of sliding attention keeps more positions than it may see
-    /// in a text of up to `positions`.
+    /// another length of the text, or a layer of sliding attention keeps more positions than it may
+    /// see in a text of up to `positions`.
     pub(crate) fn for_prompt(
         mut self,
         model: &Llama,
@@ -217,8 +217,8 @@ impl PromptCache {
         Ok((Some(self.cache.emptied()?), 0))
     }
 
-    /// Whether each layer of sliding attention forgets the positions that it may not see in a text of
-    /// up to `positions`.
+    /// Whether each layer of sliding attention forgets the positions that it may not see in a text
+    /// of up to `positions`.
     fn hides(&self, model: &Llama, positions: usize) -> bool {
         model.windows().zip(&self.cache.layers).all(|(window, layer)| {
             match (window, layer.kind()) {

@@ -7,8 +7,8 @@ use crate::model::Llama;
 
 /// The most tokens that run through the model at a time.
 const STEP: usize = 512;
-/// The shortest window in which long texts are scored, so that texts of this length have all of their
-/// context, whatever the model was made for.
+/// The shortest window in which long texts are scored, so that texts of this length have all of
+/// their context, whatever the model was made for.
 const WINDOW: usize = 8192;
 /// The most logits that exist at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
@@ -42,15 +42,16 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for fewer than two tokens, for tokens outside the vocabulary, and for logits
-    /// that are NaN or infinite.
+    /// Returns an error for fewer than two tokens, for tokens outside the vocabulary, and for
+    /// logits that are NaN or infinite.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
     ///
     /// let demo = Checkpoint::demo()?;
     /// let score = |text: &str| demo.llama.score(&demo.tokenizer.encode(text)?, |_| {});
-    /// let [likely, odd] = [score("Once upon a time, there was")?, score("Was time upon, a there")?];
+    /// let likely = score("Once upon a time, there was")?;
+    /// let odd = score("Was time upon, a there")?;
     /// assert!(likely.perplexity() * 10.0 < odd.perplexity());
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
@@ -96,8 +97,8 @@ impl Llama {
         Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
     }
 
-    /// The most tokens that [`score`](Self::score) keeps in one context: those that the model was made
-    /// for, and at least 8192.
+    /// The most tokens that [`score`](Self::score) keeps in one context: those that the model was
+    /// made for, and at least 8192.
     pub fn score_window(&self) -> usize {
         self.longest().max(WINDOW)
     }

@@ -86,16 +86,16 @@ fn split_layer(name: &str) -> Option<(i32, &str)> {
 }
 
 impl Adapters {
-    /// Loads adapters that were made for this model: `adapter_config.json` with `adapters.safetensors`
-    /// of mlx-lm, or with `adapter_model.safetensors` of Hugging Face's PEFT, where it has a
-    /// `peft_type`. `dropout` is ignored, since it is for training only.
+    /// Loads adapters that were made for this model: `adapter_config.json` with
+    /// `adapters.safetensors` of mlx-lm, or with `adapter_model.safetensors` of Hugging Face's
+    /// PEFT, where it has a `peft_type`. `dropout` is ignored, since it is for training only.
     ///
     /// # Errors
     ///
-    /// Returns an error for a `fine_tune_type` other than lora, for a `peft_type` other than LORA, for
-    /// what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a tensor of a projection that
-    /// the configuration does not name, for a wrong shape or type, and for a tensor without its
-    /// other half. The error names the file, and the tensor where there is one.
+    /// Returns an error for a `fine_tune_type` other than lora, for a `peft_type` other than LORA,
+    /// for what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a tensor of
+    /// a projection that the configuration does not name, for a wrong shape or type, and for a
+    /// tensor without its other half. The error names the file, and the tensor where there is one.
     ///
     /// ```
     /// use mlx_primitives_llama::{Adapters, Checkpoint};

@@ -11,8 +11,8 @@ use crate::text::{ChatTemplate, SpecialTokens};
 impl ChatTemplate {
     /// Loads the templates of a checkpoint's directory: `chat_template.jinja` and the files in
     /// `additional_chat_templates` or, if there are none, those of `tokenizer_config.json`. For a
-    /// `.gguf` file these are the files beside it; if they have no template, the templates are those
-    /// in the file. Returns `None` if there is no template.
+    /// `.gguf` file these are the files beside it; if they have no template, the templates are
+    /// those in the file. Returns `None` if there is no template.
     ///
     /// # Errors
     ///

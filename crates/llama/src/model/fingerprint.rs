@@ -1,11 +1,11 @@
-//! A text that tells models apart, made of a sum over every element of every tensor, the adapters and
-//! the configuration.
+//! A text that tells models apart, made of a sum over every element of every tensor, the adapters
+//! and the configuration.
 //!
-//! Each element is multiplied by a number that belongs to its column, and each row's sum by one that
-//! belongs to its tensor and row, modulo 2^64. Both factors are odd, so that no change of one element is
-//! lost, and as good as random, so that changes of several cancel out as rarely as random numbers of 64
-//! bits are equal. Ranks sum the elements that they hold: the sum of all ranks is that of one. A hash
-//! that runs over bytes in order cannot be put together from parts of rows.
+//! Each element is multiplied by a number that belongs to its column, and each row's sum by one
+//! that belongs to its tensor and row, modulo 2^64. Both factors are odd, so that no change of one
+//! element is lost, and as good as random, so that changes of several cancel out as rarely as
+//! random numbers of 64 bits are equal. Ranks sum the elements that they hold: the sum of all ranks
+//! is that of one. A hash that runs over bytes in order cannot be put together from parts of rows.
 
 use std::ops::Range;
 
@@ -109,8 +109,8 @@ impl Sum {
         self.add(name, vector, 0, i64::from(before))
     }
 
-    /// Adds the elements of an array, of whose whole rows `first` come before and whose whole columns
-    /// `before`.
+    /// Adds the elements of an array, of whose whole rows `first` come before and whose whole
+    /// columns `before`.
     fn add(&mut self, name: &str, array: &Array, first: i32, before: i64) -> Result<()> {
         let width = array.shape().last().map_or(1, |&width| width.unsigned_abs() as usize);
         let before = before.unsigned_abs();

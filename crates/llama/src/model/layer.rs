@@ -16,9 +16,11 @@ pub(super) struct DecoderLayer {
     pub post_attention_layernorm: Norm,
     /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
     pub head_norms: Option<[Norm; 2]>,
-    /// The projections to queries, keys and values, then of the output of attention, gate, up and down.
+    /// The projections to queries, keys and values, then of the output of attention, gate, up and
+    /// down.
     pub projections: [Linear; 7],
-    /// The plain rows of queries, keys and values one after the other, of which the three hold views.
+    /// The plain rows of queries, keys and values one after the other, of which the three hold
+    /// views.
     qkv_rows: Option<Array>,
     /// The biases of the three, with zeros for a part that has none.
     qkv_biases: Option<Array>,
@@ -142,9 +144,9 @@ impl DecoderLayer {
         concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
     }
 
-    /// The attention where other processes have queries of a key head of this one. Attention chooses
-    /// the order of its sums by the number of query heads of a key head, so zeros take the place of
-    /// those before and after the own ones.
+    /// The attention where other processes have queries of a key head of this one. Attention
+    /// chooses the order of its sums by the number of query heads of a key head, so zeros take the
+    /// place of those before and after the own ones.
     fn attend_beside(
         &self,
         (before, after): (i32, i32),
@@ -195,8 +197,8 @@ impl DecoderLayer {
         Ok(())
     }
 
-    /// Moves the matrices into the block, or into another one that replaces it and has room for
-    /// several `layers` to come if they are small. They stay where no block is large enough.
+    /// Moves the matrices into the block, or into a new one that replaces it, with room for several
+    /// of the `layers` that follow if they are small. Without a block large enough, they stay.
     pub fn place(&mut self, block: &mut Option<Block>, layers: usize) -> Result<()> {
         let apart = if self.qkv_rows.is_some() { 3 } else { 0 };
         let parts = self.projections.iter().skip(apart).flat_map(Linear::arrays);

@@ -68,8 +68,8 @@ impl Linear {
         Ok(Self { path: path.to_owned(), matrix, bias, rows, outputs, inputs, update: None, part })
     }
 
-    /// `W · norm(x) + bias + residual`, with the update if there is one. The norm and the sums run in
-    /// the product's dispatch where its weights allow that.
+    /// `W · norm(x) + bias + residual`, with the update if there is one. The norm and the sums run
+    /// in the product's dispatch where its weights allow that.
     pub fn forward(
         &self,
         x: &Array,

@@ -9,8 +9,8 @@ use mlx_primitives::{Dtype, Result};
 
 use crate::base::{Config, Quantization, Weights};
 
-/// The matrix at `path`. Its format is that which the configuration has for its name, or that
-/// of its scales if the configuration has packed modules at all.
+/// The matrix at `path`, in the format that the configuration gives for its name. Without one, the
+/// shapes of the weight and of its scales show the format, if any modules are packed.
 pub(crate) fn load(
     path: &str,
     [outputs, inputs]: [i32; 2],

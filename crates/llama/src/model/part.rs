@@ -26,14 +26,15 @@ impl Part {
         Self { share: weights.share().clone(), input, output }
     }
 
-    /// Whether other processes hold a part of the model, and this projection exchanges something with
-    /// them.
+    /// Whether other processes hold a part of the model, and this projection exchanges something
+    /// with them.
     pub fn exchanges(&self) -> bool {
         !self.share.is_whole() && self.output.is_some()
     }
 
-    /// The whole result of a projection of which other processes hold the rest. `x` is the part of the
-    /// input that this process has, `residual` is whole, and `product` runs the matrix of this process.
+    /// The whole result of a projection of which other processes hold the rest. `x` is the part of
+    /// the input that this process has, `residual` is whole, and `product` runs the matrix of this
+    /// process.
     pub fn exchanged(
         &self,
         x: &Array,

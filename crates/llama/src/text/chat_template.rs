@@ -14,9 +14,10 @@ use super::jinja;
 /// ```
 /// use mlx_primitives_llama::{ChatOptions, ChatTemplate, message};
 ///
-/// let config = r#"{"eos_token": "</s>", "chat_template":
-///     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"}"#;
-/// let template = ChatTemplate::parse(config)?.expect("a template");
+/// let turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}";
+/// let end = "{% if add_generation_prompt %}<|assistant|>{% endif %}";
+/// let config = format!(r#"{{"eos_token": "</s>", "chat_template": "{turns}{end}"}}"#);
+/// let template = ChatTemplate::parse(&config)?.expect("a template");
 /// let messages = [message("system", "Be brief."), message("user", "Hi")];
 /// let text = template.render(&messages, &ChatOptions::default())?;
 /// assert_eq!(text, "<|system|>Be brief.</s><|user|>Hi</s><|assistant|>");
@@ -119,7 +120,8 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// Returns an error for messages that are not objects, and for a template that is missing or
-    /// faulty, raises an exception, takes half a second of a processor, or holds 48 MiB beyond four times its input.
+    /// faulty, raises an exception, takes half a second of a processor, or holds 48 MiB beyond four
+    /// times its input.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));

@@ -1,4 +1,5 @@
-//! Regular expressions of a pre-tokenizer that split the two sides of a cut alike, alone and together.
+//! Regular expressions of a pre-tokenizer that split the two sides of a cut alike, alone and
+//! together.
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
@@ -34,11 +35,12 @@ impl Matches {
     }
 }
 
-/// Whether no match of an expression has a letter or a digit in front of a space or a line break, and
-/// none depends on the text around it, except on what follows spaces. It may refuse an odd expression, but
-/// accepts no other one.
+/// Whether no match of an expression has a letter or a digit in front of a space or a line break,
+/// and none depends on the text around it, except on what follows spaces. It may refuse an odd
+/// expression, but accepts no other one.
 pub(crate) fn allows(pattern: &str) -> bool {
-    // Spaces up to the last one in front of a word: a single space there has another character after it.
+    // Spaces up to the last one in front of a word: a single space there has another character
+    // after it.
     let pattern = pattern.replace(r"\s+(?!\S)", r"\s+");
     let Ok(words) = regex_syntax::parse(r"[\p{L}\p{N}]") else { return false };
     let (Ok(hir), HirKind::Class(Class::Unicode(words))) =

@@ -11,9 +11,9 @@ const MOST_HELD: usize = 8;
 /// The pieces, followed by the result of [`finish`](Self::finish), are the text that
 /// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
 ///
-/// Where tokens such as `<0xE2>` are bytes, as in Llama 2, `decode` replaces all bytes of such tokens in
-/// a row if any of them is not UTF-8. Their text is therefore held back until another token or the end
-/// comes.
+/// Where tokens such as `<0xE2>` are bytes, as in Llama 2, `decode` replaces all bytes of such
+/// tokens in a row if any of them is not UTF-8. Their text is therefore held back until another
+/// token or the end comes.
 ///
 /// ```
 /// use mlx_primitives_llama::Checkpoint;
@@ -148,8 +148,8 @@ impl TextStream<'_> {
         Ok(text)
     }
 
-    /// Keeps the last tokens that have a text, by which the decoder knows that the next token is not the
-    /// first one.
+    /// Keeps the last tokens that have a text, by which the decoder knows that the next token is
+    /// not the first one.
     fn keep_last(&mut self) -> Result<()> {
         let most = self.window.len().min(MOST_HELD);
         for count in 1..=most {

@@ -83,14 +83,14 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if one cannot be read, if [`parse`](Self::parse) refuses
-    /// the tokenizer, or if a file gives a token another number than the tokenizer.
+    /// Returns an error that names the file if one cannot be read, if [`parse`](Self::parse)
+    /// refuses the tokenizer, or if a file gives a token another number than the tokenizer.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         Self::load_for(directory.as_ref(), None)
     }
 
-    /// Loads a tokenizer like [`load`](Self::load), without new tokens that a model of `rows` tokens
-    /// could not read.
+    /// Loads a tokenizer like [`load`](Self::load), without new tokens that a model of `rows`
+    /// tokens could not read.
     pub(crate) fn load_for(directory: &Path, rows: Option<u32>) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         let mut tokenizer = Self::parse(&files::read(&path)?).map_err(|e| match e.path() {
@@ -135,8 +135,8 @@ impl Tokenizer {
         self.encoded(text, false)
     }
 
-    /// Many tokenizers need time and memory of many times a long text, so that it is encoded in parts
-    /// where these are sure to have the tokens of the whole.
+    /// Many tokenizers need time and memory of many times a long text, so that it is encoded in
+    /// parts where these are sure to have the tokens of the whole.
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let whole = |text: &str, special| {
             guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
@@ -172,8 +172,8 @@ impl Tokenizer {
         Ok(self.cuts.get().and_then(Option::as_ref))
     }
 
-    /// A number of tokens that a text has at least, in a fraction of the time that the tokens take; 0
-    /// if nothing is known of texts of this tokenizer.
+    /// A number of tokens that a text has at least, in a fraction of the time that the tokens take;
+    /// 0 if nothing is known of texts of this tokenizer.
     ///
     /// # Errors
     ///

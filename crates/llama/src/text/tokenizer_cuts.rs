@@ -1,13 +1,14 @@
-//! Long texts: where one may be cut so that its parts have the tokens of the whole, and how many tokens
-//! one has at least.
+//! Long texts: where one may be cut so that its parts have the tokens of the whole, and how many
+//! tokens one has at least.
 //!
-//! Both are known for the tokenizers of most Llamas, which merge pairs (BPE) and know every byte. A text
-//! is cut in front of a space or a line break between two letters or digits. There it falls apart if
+//! Both are known for the tokenizers of most Llamas, which merge pairs (BPE) and know every byte. A
+//! text is cut in front of a space or a line break between two letters or digits. There it falls
+//! apart if
 //!
-//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space: then no
-//!   merge joins the two sides, wherever the pre-tokenizer has cut,
-//! - no expression of the pre-tokenizer matches such a pair or looks at what is around its match, so that
-//!   the matches on both sides are the same,
+//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space:
+//!   then no merge joins the two sides, wherever the pre-tokenizer has cut,
+//! - no expression of the pre-tokenizer matches such a pair or looks at what is around its match,
+//!   so that the matches on both sides are the same,
 //! - nothing is put in front of a part that is not in front of the same place of the whole.
 
 use std::collections::HashMap;
@@ -24,7 +25,8 @@ pub(crate) const PART: usize = 1 << 16;
 
 /// Facts about a tokenizer's long texts.
 pub(crate) struct Cuts {
-    /// Finds a letter or digit, a space, and another letter or digit; `None` if there is no such place.
+    /// Finds a letter or digit, a space, and another letter or digit; `None` if there is no such
+    /// place.
     place: Option<Regex>,
     /// Whether the tokenizer puts a space in front of a text, so that a part comes without its own.
     prepends: bool,
@@ -213,8 +215,8 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if places.is_empty() { None } else { Regex::new(&places.join("|")).ok() }
 }
 
-/// For each ASCII character the part of a token that it is at least: a token of `n` characters has no
-/// character whose share is above `1 / n`.
+/// For each ASCII character the part of a token that it is at least: a token of `n` characters has
+/// no character whose share is above `1 / n`.
 fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: bool) -> [f64; 128] {
     let mut longest = [1usize; 128];
     let text = |token: &String| match byte_level {

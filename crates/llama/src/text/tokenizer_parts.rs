@@ -12,8 +12,8 @@ use mlx_primitives::{Error, Result};
 /// The greatest factor by which a text may become longer. That of real tokenizers is below 100.
 const MOST_GROWTH: f64 = 4096.0;
 
-/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Those of real
-/// tokenizers have less than a tenth of it.
+/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Those of
+/// real tokenizers have less than a tenth of it.
 const MOST_ATOMS: u64 = 2_000;
 
 /// The most tokens and texts of a `TemplateProcessing`. Those of real tokenizers have under ten.
@@ -97,8 +97,8 @@ fn check_tables(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_tables)
 }
 
-/// Checks the regular expressions of a part: the time of a text grows with their length, after their
-/// repetitions have been written out.
+/// Checks the regular expressions of a part: the time of a text grows with their length, after
+/// their repetitions have been written out.
 fn check_patterns(part: &Value) -> Result<()> {
     if let Some(Value::String(pattern)) = part.get("Regex") {
         let atoms = atoms(pattern);

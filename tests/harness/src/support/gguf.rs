@@ -90,8 +90,8 @@ impl Gguf {
     }
 }
 
-/// A tensor in a header: its name, its dimensions from the last, its type, and where in the data its
-/// elements are.
+/// A tensor in a header: its name, its dimensions from the last, its type, and where in the data
+/// its elements are.
 pub type Head<'a> = (&'a str, Vec<u64>, u32, u64);
 
 /// The bytes before the data of a file. Entries have their types and values as bytes.

@@ -26,8 +26,8 @@ pub fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
-/// Runs the test `memory::<test>` in another process: this binary again. Returns whether this is that
-/// process, which then measures.
+/// Runs the test `memory::<test>` in another process: this binary again. Returns whether this is
+/// that process, which then measures.
 pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     if env::var_os(CHILD).is_some() {
         return Ok(true);
@@ -45,8 +45,8 @@ pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// The bytes of arrays that are held. A thread of MLX's gives the memory of an evaluation on an NVIDIA
-/// GPU back, soon after its result is there.
+/// The bytes of arrays that are held. A thread of MLX's gives the memory of an evaluation on an
+/// NVIDIA GPU back, soon after its result is there.
 fn held() -> mlx_primitives::Result<usize> {
     synchronize()?;
     memory::clear_cache()?;

@@ -26,8 +26,8 @@ struct Blocks {
     left: Range<u16>,
 }
 
-/// A port that nothing uses, that no other process of tests hands out, and that the system gives to no
-/// connection by itself.
+/// A port that nothing uses, that no other process of tests hands out, and that the system gives to
+/// no connection by itself.
 pub fn free_port() -> u16 {
     static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks { claims: Vec::new(), left: 0..0 });
     let listen = |port| TcpListener::bind(("127.0.0.1", port));

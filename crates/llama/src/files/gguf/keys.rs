@@ -1,5 +1,5 @@
-//! The entries of a file by their types, and those that change a model in a way that this crate does
-//! not run.
+//! The entries of a file by their types, and those that change a model in a way that this crate
+//! does not run.
 
 use std::fmt::Display;
 
@@ -82,8 +82,8 @@ const HONORED: [&str; 18] = [
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// The keys of an architecture that change nothing in the models that this crate runs: descriptions,
-/// and numbers that matter only beside keys that are refused.
+/// The keys of an architecture that change nothing in the models that this crate runs:
+/// descriptions, and numbers that matter only beside keys that are refused.
 const WITHOUT_EFFECT: [&str; 12] = [
     "attention.key_length_swa",
     "attention.layer_norm_epsilon",

@@ -94,8 +94,8 @@ pub(crate) fn tokenizer_config(path: &Path) -> Result<Value> {
     vocabulary::tokenizer_config(&entries).map_err(|error| Error::file(path, error))
 }
 
-/// The files beside the weights that a checkpoint of this model has, by name: those beside the file,
-/// else what its entries say.
+/// The files beside the weights that a checkpoint of this model has, by name: those beside the
+/// file, else what its entries say.
 pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
     let folder = folder(path);
     let mut companions = BTreeMap::new();

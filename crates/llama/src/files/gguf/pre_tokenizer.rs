@@ -1,6 +1,6 @@
 //! How the text is cut into pieces before the bytes of each piece are merged, by
-//! `tokenizer.ggml.pre`: the regular expressions of the models' own tokenizers, one after the other.
-//! The text between two matches is a piece too.
+//! `tokenizer.ggml.pre`: the regular expressions of the models' own tokenizers, one after the
+//! other. The text between two matches is a piece too.
 
 use mlx_primitives::Result;
 use mlx_primitives::io::gguf::brief;

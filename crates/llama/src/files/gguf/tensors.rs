@@ -97,8 +97,8 @@ pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) ->
 }
 
 /// Puts the rows of a Llama's queries and keys in the order of checkpoints, so that the halves of a
-/// head are rotated together. llama.cpp orders them so that neighbors are, and adapters could not be
-/// used with both.
+/// head are rotated together. llama.cpp orders them so that neighbors are, and adapters could not
+/// be used with both.
 pub(super) fn reorder_heads(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let number = |key: &str| config.get(key).and_then(Value::as_u64);
     let heads = number("num_attention_heads");

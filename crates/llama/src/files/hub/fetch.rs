@@ -1,5 +1,5 @@
-//! Requests to the hub. Redirects are followed here: they carry facts about the file in their headers,
-//! and the token must not go to another host.
+//! Requests to the hub. Redirects are followed here: they carry facts about the file in their
+//! headers, and the token must not go to another host.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Models by their names on the Hugging Face hub, `org/name`.
 //!
 //! [`find`] returns the path of a model that was downloaded before, by this crate or by another
-//! program that uses the hub's cache, and otherwise downloads it, with the feature `hub`. The variables
-//! are those of Python's `huggingface_hub`:
+//! program that uses the hub's cache, and otherwise downloads it, with the feature `hub`. The
+//! variables are those of Python's `huggingface_hub`:
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -42,25 +42,26 @@ pub struct Download<'a> {
     pub total: u64,
 }
 
-/// The path of a model: the argument, if there is such a file or folder, and otherwise the folder or
-/// the `.gguf` file of the model with this name on the Hugging Face hub.
+/// The path of a model: the argument, if there is such a file or folder, and otherwise the folder
+/// or the `.gguf` file of the model with this name on the Hugging Face hub.
 ///
 /// A name is `org/name`, and `org/name@revision` a branch, tag or commit other than `main`. Of a
 /// repository with GGUF files, `org/name/file.gguf` is one of them; without the file's name the
-/// repository must have one alone. Only files that a model here can need are downloaded: configuration,
-/// tokenizer, chat templates and weights.
+/// repository must have one alone. Only files that a model here can need are downloaded:
+/// configuration, tokenizer, chat templates and weights.
 ///
 /// A path that neither exists nor has the form of a name is returned as it is.
 ///
-/// `watch` is called as bytes arrive, and ends the download if it returns a break. A download that ended
-/// early, also by the end of the process, goes on where it ended when the model is asked for again.
+/// `watch` is called as bytes arrive, and ends the download if it returns a break. A download that
+/// ended early, also by the end of the process, goes on where it ended when the model is asked for
+/// again.
 ///
 /// # Errors
 ///
 /// Returns an error that names the model and the cure if it is not in the cache and cannot be
-/// downloaded: offline or without the feature `hub`, without a right to read it, because the hub does
-/// not know it, because it has no weights that this crate reads, or because the connection breaks five
-/// times without a byte.
+/// downloaded: offline or without the feature `hub`, without a right to read it, because the hub
+/// does not know it, because it has no weights that this crate reads, or because the connection
+/// breaks five times without a byte.
 ///
 /// ```
 /// use std::ops::ControlFlow;

@@ -12,7 +12,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// The arguments of a function with these parameters, of which the first `needed` have no default.
+    /// The arguments of a function with these parameters, of which the first `needed` have no
+    /// default.
     pub fn bind<const N: usize>(
         self,
         function: &str,

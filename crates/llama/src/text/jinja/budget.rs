@@ -24,7 +24,8 @@ const TIME: Duration = Duration::from_millis(500);
 /// The steps between two looks at the clock.
 const STEPS: i64 = 5_000;
 
-/// The deepest nesting of lists and dictionaries, which comparing, printing and dropping them follow.
+/// The deepest nesting of lists and dictionaries, which comparing, printing and dropping them
+/// follow.
 pub const MOST_NESTED: u32 = 200;
 
 /// The memory and time that are left to a template.
@@ -178,7 +179,8 @@ impl<T> Items<T> {
     }
 }
 
-/// The time that this thread has had on a processor, so that a busy machine refuses no honest template.
+/// The time that this thread has had on a processor, so that a busy machine refuses no honest
+/// template.
 #[cfg(unix)]
 fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

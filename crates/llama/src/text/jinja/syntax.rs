@@ -1,5 +1,5 @@
-//! The parts of a template. Chains of operators and of steps such as filters are lists, so that only
-//! real nesting is nested, which the parser limits.
+//! The parts of a template. Chains of operators and of steps such as filters are lists, so that
+//! only real nesting is nested, which the parser limits.
 
 use std::rc::Rc;
 
