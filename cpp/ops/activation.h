@@ -26,8 +26,7 @@ class Activation : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return inputs.size() > 1 ? std::vector<size_t>{0, 1} : std::vector<size_t>{0};
   }
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   ActivationKind kind_;
@@ -42,8 +41,7 @@ class Affine : public ComposedPrimitive {
 
   COMPOSED_METHODS(Affine)
   DONATES(0)
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 };
 
 } // namespace mlx_primitives

@@ -98,8 +98,7 @@ class Attention : public ComposedPrimitive {
     return !sinks_ || static_cast<int>(input) != sinks();
   }
 
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
   /** Quantized keys and values are dequantized first, or multiplied as they are. */
   Arrays composition(const Arrays& inputs, bool dequantizes);

@@ -41,13 +41,8 @@ class CrossEntropy : public ComposedPrimitive {
 
   COMPOSED_METHODS(CrossEntropy)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  Arrays vjp(
-      const Arrays& primals,
-      const Arrays& cotangents,
-      const std::vector<int>& argnums,
-      const Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VJP_METHOD
+  VMAP_METHOD
 
  private:
   CrossEntropyTargets targets_;
@@ -65,8 +60,7 @@ class CrossEntropyGrad : public ComposedPrimitive {
 
   COMPOSED_METHODS(CrossEntropyGrad)
   DONATES(0)
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   CrossEntropyTargets targets_;

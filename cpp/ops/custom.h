@@ -40,15 +40,7 @@ class Custom : public FusedPrimitive, public Fallible {
   }
   bool is_equivalent(const mx::Primitive& other) const override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  Arrays jvp(
-      const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
-  Arrays vjp(
-      const Arrays& primals,
-      const Arrays& cotangents,
-      const std::vector<int>& argnums,
-      const Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  DERIVATIVE_METHODS
 
  protected:
   bool takes_strides(size_t input) const override {

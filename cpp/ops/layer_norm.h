@@ -53,8 +53,7 @@ class LayerNorm : public ComposedPrimitive {
 
   COMPOSED_METHODS(LayerNorm)
   DONATES(0)
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   bool weighted_;

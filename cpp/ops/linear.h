@@ -51,8 +51,7 @@ class Linear : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   const mx::array* bias(const Arrays& inputs) const;

@@ -154,17 +154,7 @@ std::pair<Arrays, std::vector<int>> LoraLinear::vmap(
     folded[0] = batch_first(inputs[0], axes[0], size, s);
     return {{run(folded)}, {0}};
   }
-  Arrays entries;
-  for (int entry = 0; entry < size; ++entry) {
-    auto taken = inputs;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (axes[i] >= 0) {
-        taken[i] = mx::take(inputs[i], entry, axes[i], s);
-      }
-    }
-    entries.push_back(run(taken));
-  }
-  return {{mx::stack(entries, 0, s)}, {0}};
+  return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
 bool LoraLinear::is_equivalent(const mx::Primitive& other) const {

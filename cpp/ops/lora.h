@@ -29,13 +29,8 @@ class LoraLinear : public ComposedPrimitive {
 
   COMPOSED_METHODS(LoraLinear)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  Arrays vjp(
-      const Arrays& primals,
-      const Arrays& cotangents,
-      const std::vector<int>& argnums,
-      const Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VJP_METHOD
+  VMAP_METHOD
 
  private:
   mx::array scale(const mx::array& like) const {

@@ -40,13 +40,8 @@ class MaskedSoftmax : public ComposedPrimitive {
   bool takes_strides(size_t input) const override {
     return input == 1; // the mask
   }
-  Arrays vjp(
-      const Arrays& primals,
-      const Arrays& cotangents,
-      const std::vector<int>& argnums,
-      const Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VJP_METHOD
+  VMAP_METHOD
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
@@ -67,8 +62,7 @@ class MaskedSoftmaxGrad : public ComposedPrimitive {
   bool takes_strides(size_t input) const override {
     return input == 2; // the mask
   }
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   Masking masking_;

@@ -41,8 +41,7 @@ class Quantize : public ComposedPrimitive {
   COMPOSED_METHODS(Quantize)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   int group_size_;
@@ -61,8 +60,7 @@ class Dequantize : public ComposedPrimitive {
   COMPOSED_METHODS(Dequantize)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   int group_size_;

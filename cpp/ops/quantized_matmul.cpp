@@ -187,17 +187,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     return {{run(folded)}, {0}};
   }
   // Each entry has separate weights, which MLX has no batched product for either.
-  Arrays entries;
-  for (int entry = 0; entry < size; ++entry) {
-    auto taken = inputs;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (axes[i] >= 0) {
-        taken[i] = mx::take(inputs[i], entry, axes[i], s);
-      }
-    }
-    entries.push_back(run(taken));
-  }
-  return {{mx::stack(entries, 0, s)}, {0}};
+  return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

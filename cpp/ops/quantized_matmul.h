@@ -87,8 +87,7 @@ class QuantizedMatmul : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return kind_.added ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   /** The number of arrays of a weight. */

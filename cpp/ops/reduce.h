@@ -18,8 +18,7 @@ class Reduction : public ComposedPrimitive {
 
   COMPOSED_METHODS(Reduction)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   ReductionKind kind_;

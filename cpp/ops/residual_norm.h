@@ -38,8 +38,7 @@ class ResidualNorm : public ComposedPrimitive {
 
   COMPOSED_METHODS(ResidualNorm)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
  private:
   bool centered_; // layer normalization; otherwise RMS, which has no bias

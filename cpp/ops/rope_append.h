@@ -90,8 +90,7 @@ class RopeAppend : public ComposedPrimitive {
     return 1;
   }
 
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  VMAP_METHOD
 
   /** Counts only the rows of the step, because the rest of the state stays in place. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;

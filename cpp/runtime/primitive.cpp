@@ -266,4 +266,22 @@ int batch_size(const Arrays& inputs, const std::vector<int>& axes) {
   throw std::invalid_argument("[vmap] expected at least one mapped input, got none");
 }
 
+mx::array entry_by_entry(
+    const Arrays& inputs,
+    const std::vector<int>& axes,
+    const std::function<mx::array(const Arrays&)>& run,
+    mx::Stream s) {
+  Arrays entries;
+  for (int entry = 0; entry < batch_size(inputs, axes); ++entry) {
+    auto taken = inputs;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (axes[i] >= 0) {
+        taken[i] = mx::take(inputs[i], entry, axes[i], s);
+      }
+    }
+    entries.push_back(run(taken));
+  }
+  return mx::stack(entries, 0, s);
+}
+
 } // namespace mlx_primitives

@@ -105,20 +105,28 @@ class FusedPrimitive : public mx::Primitive {
 /** The outputs of one of our lazy nodes as a graph of MLX's own ops. */
 Arrays composition(const mx::array& ours);
 
+/** Overrides for a primitive with its own derivatives or vmap. */
+#define VJP_METHOD                     \
+  Arrays vjp(                          \
+      const Arrays& primals,           \
+      const Arrays& cotangents,        \
+      const std::vector<int>& argnums, \
+      const Arrays& outputs) override;
+#define VMAP_METHOD                                                                            \
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) \
+      override;
+#define DERIVATIVE_METHODS                                                                   \
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) \
+      override;                                                                              \
+  VJP_METHOD                                                                                 \
+  VMAP_METHOD
+
 /** A primitive with the derivatives and vmap of its composition, unless it overrides them. */
 class ComposedPrimitive : public FusedPrimitive {
  public:
   using FusedPrimitive::FusedPrimitive;
 
-  Arrays jvp(
-      const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
-  Arrays vjp(
-      const Arrays& primals,
-      const Arrays& cotangents,
-      const std::vector<int>& argnums,
-      const Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(
-      const Arrays& inputs, const std::vector<int>& axes) override;
+  DERIVATIVE_METHODS
 
  private:
   /** compose as a function of the inputs that argnums names. */
@@ -140,17 +148,9 @@ class ComposedPrimitive : public FusedPrimitive {
  public:
 
 /** The methods of a primitive with hand-written derivatives. */
-#define PRIMITIVE_METHODS(TYPE)                                                                \
-  COMPOSED_METHODS(TYPE)                                                                       \
-  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums)   \
-      override;                                                                                \
-  Arrays vjp(                                                                                  \
-      const Arrays& primals,                                                                   \
-      const Arrays& cotangents,                                                                \
-      const std::vector<int>& argnums,                                                         \
-      const Arrays& outputs) override;                                                         \
-  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) \
-      override;
+#define PRIMITIVE_METHODS(TYPE) \
+  COMPOSED_METHODS(TYPE)        \
+  DERIVATIVE_METHODS
 
 /** For a primitive whose only output may take over the memory of its input `INDEX`. */
 #define DONATES(INDEX)                                       \
@@ -187,6 +187,13 @@ void allocate(mx::array& out);
 
 /** x with the vmapped axis in front; unmapped inputs (axis -1) are broadcast to `size` there. */
 mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s);
+
+/** The results of `run` for each entry of the vmapped axes, stacked along axis 0. */
+mx::array entry_by_entry(
+    const Arrays& inputs,
+    const std::vector<int>& axes,
+    const std::function<mx::array(const Arrays&)>& run,
+    mx::Stream s);
 
 /** A multiplier as kernels take it: rounded to the type of the array that it multiplies. */
 float rounded(float value, mx::Dtype dtype);

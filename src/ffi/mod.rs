@@ -1,5 +1,5 @@
-//! The bridge to C++. This file has its core; submodules have the ops and the rest. The bridge only
-//! converts.
+//! The bridge to C++, which only converts. This file has its core, and `ops.rs` has the ops. Other
+//! rooms have the parts that name their types; `cmake/bridge.rs` lists all files.
 //!
 //! Every function that can reach code that throws returns `Result`, since an exception in any other
 //! function would end the process. Functions without a `Result` only read a descriptor.

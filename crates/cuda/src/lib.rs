@@ -11,7 +11,7 @@ use std::fmt;
 pub use cache::folder;
 pub use compile::{Cubin, compile, compile_in};
 pub use mlx_primitives_build::cuda::{Argument, Bound, Constant, Request, kernels};
-pub use nvrtc::{Nvrtc, is_loadable, search_in};
+pub use nvrtc::{Nvrtc, search_in};
 pub use report::Report;
 
 /// Why a kernel was not compiled.

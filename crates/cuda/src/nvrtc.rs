@@ -55,11 +55,6 @@ pub fn search_in(folder: impl Into<PathBuf>) {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.into());
 }
 
-/// Whether NVRTC and CUDA's headers are installed.
-pub fn is_loadable() -> bool {
-    Nvrtc::get().is_ok()
-}
-
 impl Nvrtc {
     /// The library, loaded when first asked for.
     ///
