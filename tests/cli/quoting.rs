@@ -8,8 +8,8 @@ use mlx_primitives::Error;
 use mlx_primitives_llama::{Adapters, ChatTemplate, Checkpoint, PromptCache, message};
 use serde_json::{Value, json};
 
-use crate::support::Checked;
-use crate::support::models::DEMO;
+use crate::support::models::{DEMO, demo_copy};
+use crate::support::{Checked, safetensors};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
 
@@ -18,29 +18,11 @@ fn hostile() -> String {
     format!("\u{1b}]0;title\u{7}\u{9b}31m\u{202e}\r\nerror: other\n{}", "x".repeat(1 << 20))
 }
 
-fn demo() -> anyhow::Result<tempfile::TempDir> {
-    let folder = tempfile::tempdir()?;
-    for entry in fs::read_dir(DEMO)? {
-        let entry = entry?;
-        fs::copy(entry.path(), folder.path().join(entry.file_name()))?;
-    }
-    Ok(folder)
-}
-
 fn check(what: &str, folder: &Path, text: &str) {
     let text = text.replace(&folder.display().to_string(), "");
     assert!(text.len() < 900, "{what}: {} bytes", text.len());
     let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}');
     assert!(!text.contains(acts), "{what}: {text:?}");
-}
-
-/// A safetensors file with this header and a few bytes.
-fn safetensors(header: &Value) -> Vec<u8> {
-    let header = header.to_string();
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.extend([0; 8]);
-    bytes
 }
 
 fn edited(name: &str, edit: impl FnOnce(&mut Value)) -> anyhow::Result<Vec<u8>> {
@@ -123,11 +105,18 @@ fn errors_of_checkpoints_quote_little() -> Checked {
         json!({hostile(): -1}).to_string().into_bytes(),
     ));
     let entry = json!({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]});
-    cases.push(("tensor".to_owned(), "model.safetensors", safetensors(&json!({hostile(): entry}))));
+    cases.push((
+        "tensor".to_owned(),
+        "model.safetensors",
+        safetensors(&json!({hostile(): entry}).to_string(), 8),
+    ));
     cases.push((
         "dtype".to_owned(),
         "model.safetensors",
-        safetensors(&json!({"a": {"dtype": hostile(), "shape": [2], "data_offsets": [0, 8]}})),
+        safetensors(
+            &json!({"a": {"dtype": hostile(), "shape": [2], "data_offsets": [0, 8]}}).to_string(),
+            8,
+        ),
     ));
     let index =
         json!({"weight_map": {"model.norm.weight": hostile(), hostile(): "model.safetensors"}});
@@ -138,7 +127,7 @@ fn errors_of_checkpoints_quote_little() -> Checked {
     ));
     let mut refused = 0;
     for (what, name, content) in &cases {
-        let folder = demo()?;
+        let folder = demo_copy()?;
         if *name == "model.safetensors.index.json" {
             fs::remove_file(folder.path().join("model.safetensors"))?;
         }
@@ -163,7 +152,7 @@ fn errors_of_checkpoints_quote_little() -> Checked {
 
 #[test]
 fn errors_of_other_files_quote_little() -> Checked {
-    let folder = demo()?;
+    let folder = demo_copy()?;
     let path = |name: &str| folder.path().join(name);
     let quoted = json!({"chat_template": "{{ raise_exception(messages[0].content) }}"});
     fs::write(path("tokenizer_config.json"), quoted.to_string())?;
@@ -192,7 +181,10 @@ fn errors_of_other_files_quote_little() -> Checked {
     }
     let checkpoint = Checkpoint::demo()?;
     for metadata in [json!({"format": hostile()}), json!({"model": hostile(), hostile(): "1"})] {
-        fs::write(path("cache.safetensors"), safetensors(&json!({"__metadata__": metadata})))?;
+        fs::write(
+            path("cache.safetensors"),
+            safetensors(&json!({"__metadata__": metadata}).to_string(), 8),
+        )?;
         let error = PromptCache::load(path("cache.safetensors"), &checkpoint.llama)
             .err()
             .expect("an error");
@@ -200,7 +192,7 @@ fn errors_of_other_files_quote_little() -> Checked {
     }
     let adapters = path("adapters");
     fs::create_dir(&adapters)?;
-    fs::write(adapters.join("adapters.safetensors"), safetensors(&json!({})))?;
+    fs::write(adapters.join("adapters.safetensors"), safetensors("{}", 8))?;
     for config in [
         json!({"peft_type": hostile()}),
         json!({"fine_tune_type": hostile()}),

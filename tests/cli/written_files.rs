@@ -10,7 +10,7 @@ use mlx_primitives::{Result, io};
 use mlx_primitives_llama::{Adapters, Checkpoint, ModelFiles, Options, PromptCache};
 
 use crate::support::models::DEMO;
-use crate::support::{Checked, message};
+use crate::support::{Checked, message, safetensors as file};
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
@@ -148,14 +148,6 @@ fn killed_conversions_leave_nothing() -> Checked {
     }
     assert!(stopped > 0, "no run was stopped");
     Ok(())
-}
-
-/// A safetensors file with this header.
-fn file(header: &str, data: usize) -> Vec<u8> {
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.resize(bytes.len() + data, 0);
-    bytes
 }
 
 #[test]

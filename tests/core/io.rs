@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::compare::assert_same;
 use crate::support::input::{LAYOUTS, random32};
-use crate::support::{Checked, message};
+use crate::support::{Checked, message, safetensors as file};
 
 /// Checks that a file with these bytes is refused with an error that names it.
 #[track_caller]
@@ -21,14 +21,6 @@ fn refused(dir: &TempDir, name: &str, bytes: &[u8]) -> Checked {
     assert!(text.starts_with(&path.display().to_string()), "{name}: {text}");
     assert!(load_safetensors_bytes(bytes).is_err(), "{name} in memory");
     Ok(())
-}
-
-/// A file with this header and this many bytes of data.
-fn file(header: &str, data: usize) -> Vec<u8> {
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.resize(bytes.len() + data, 7);
-    bytes
 }
 
 fn one_of_each() -> mlx_primitives::Result<Vec<(&'static str, Array)>> {

@@ -10,15 +10,9 @@ use mlx_primitives::ops::{self, KvLayout, Rope};
 use mlx_primitives::{Array, Dtype, Error, Result, async_eval, eval, step as every};
 
 use crate::support::Checked;
-use crate::support::compare::assert_same;
+use crate::support::compare::{assert_same, eval_by_mlx};
 use crate::support::custom::{Computed, same};
 use crate::support::input::random32;
-
-/// Evaluates by MLX alone: an array on another stream leaves the whole graph to it.
-fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
-    let other = with_stream(elsewhere, || Array::ones::<f32>((4,))?.exp())?;
-    eval(arrays.iter().copied().chain([&other]))
-}
 
 /// y = 2 x, or a failure.
 fn doubles(fails: bool) -> impl CustomPrimitive {

@@ -3,7 +3,6 @@
 //! applies to a whole process.
 
 use std::collections::HashMap;
-use std::process::Command;
 
 use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, device};
@@ -11,8 +10,8 @@ use mlx_primitives_llama::{Cache, Config, Llama, base::Weights};
 use serde_json::json;
 
 use crate::reference::{Matrix, Reference, Shape};
-use crate::support::Checked;
 use crate::support::input::random32;
+use crate::support::{Checked, in_another_process};
 use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
@@ -26,23 +25,18 @@ const LAYERS: usize = 2;
 const VOCAB: usize = 96;
 
 #[test(simulated = never)]
-fn packed_models_are_exact_at_every_level() {
+fn packed_models_are_exact_at_every_level() -> Checked {
     let own = device::cpu_kernels();
     let below = LEVELS.iter().skip_while(|name| **name != own);
     let mut run = 0;
     for level in below {
-        let output = Command::new(std::env::current_exe().expect("a running test"))
-            .args(["--exact", "levels::logits_at_this_level", "--ignored", "--nocapture"])
-            .env(SIMD, level)
-            .output()
-            .expect("the running binary");
-        let said =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains("1 passed"), "{level}: {said}");
+        let test = "levels::logits_at_this_level";
+        let said = in_another_process(test, |child| child.arg("--ignored").env(SIMD, level))?;
         assert!(said.contains(&format!("logits at {level}")), "{level}: {said}");
         run += 1;
     }
     assert!(run > 0, "{own}");
+    Ok(())
 }
 
 /// Group size, bits and mode.

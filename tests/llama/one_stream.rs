@@ -1,18 +1,12 @@
 //! Decoding on one CPU stream computes the bits that MLX's evaluation does.
 
-use mlx_primitives::device::{Device, Stream, with_device, with_stream};
+use mlx_primitives::device::{Device, Stream, with_device};
 use mlx_primitives::ops::QuantizedMode;
-use mlx_primitives::{Array, Result, async_eval, eval};
+use mlx_primitives::{Array, async_eval};
 use mlx_primitives_llama::{CacheKind, Checkpoint, Quantization};
 
 use crate::support::Checked;
-use crate::support::compare::assert_same;
-
-/// Evaluates by MLX alone: an array on another stream leaves the whole graph to it.
-fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
-    let other = with_stream(elsewhere, || Array::ones::<f32>((4,))?.exp())?;
-    eval(arrays.iter().copied().chain([&other]))
-}
+use crate::support::compare::{assert_same, eval_by_mlx};
 
 #[test(simulated = never)]
 fn models_decode_the_same_bits() -> Checked {

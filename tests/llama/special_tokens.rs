@@ -6,16 +6,12 @@ use std::path::Path;
 use mlx_primitives_llama::{ChatTemplate, Checkpoint, Options, Tokenizer, decode::FinishReason};
 use serde_json::{Value, json};
 
-use crate::support::models::DEMO;
+use crate::support::models::{DEMO, demo_copy};
 use crate::support::{Checked, message as error_of};
 
 /// A copy of the demo model with these files.
 fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
-    let folder = tempfile::tempdir()?;
-    for entry in fs::read_dir(DEMO)? {
-        let entry = entry?;
-        fs::copy(entry.path(), folder.path().join(entry.file_name()))?;
-    }
+    let folder = demo_copy()?;
     for (name, content) in files.as_object().unwrap() {
         fs::write(folder.path().join(name), content.to_string())?;
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::kernel;
 use half::{bf16, f16};
-use metal_sim::{Buffer, Dispatch, Plain};
+use metal_sim::{Buffer, Dispatch, Kernel, Plain};
 
 /// Runs `expression` of the lane's `x` and `i` in each of `x.len()` threads.
 fn map<T: Plain, R: Plain + Default>(
@@ -18,16 +18,16 @@ fn map<T: Plain, R: Plain + Default>(
         "kernel void f(const device {input}* in [[buffer(0)]], device {output}* out [[buffer(1)]],\n\
          uint i [[thread_position_in_grid]]) {{\n{input} x = in[i];\nout[i] = {output}({expression});\n}}"
     ));
-    let mut out = vec![R::default(); x.len()];
+    run(&kernel, x, x.len(), expression)
+}
+
+/// Runs a kernel in a thread for each element.
+fn run<T: Plain, R: Plain + Default>(kernel: &Kernel, x: &[T], count: usize, what: &str) -> Vec<R> {
+    let mut out = vec![R::default(); count];
     let threads = [x.len() as u32, 1, 1];
-    Dispatch::new(&kernel)
-        .buffer(0, Buffer::input(x))
-        .buffer(1, Buffer::output(&mut out))
-        .threads(threads, threads)
-        .run()
-        .unwrap()
-        .check()
-        .unwrap_or_else(|error| panic!("{expression}: {error}"));
+    let dispatch = Dispatch::new(kernel).buffer(0, Buffer::input(x));
+    let dispatch = dispatch.buffer(1, Buffer::output(&mut out)).threads(threads, threads);
+    dispatch.run().unwrap().check().unwrap_or_else(|error| panic!("{what}: {error}"));
     out
 }
 
@@ -43,16 +43,7 @@ fn table<T: Plain>(input: &str, expressions: &[&str], x: &[T]) -> Vec<Vec<f32>> 
          uint i [[thread_position_in_grid]], uint count [[threads_per_grid]]) {{\n\
          {input} x = in[i];\n{body}}}"
     ));
-    let mut out = vec![0.0f32; x.len() * expressions.len()];
-    let threads = [x.len() as u32, 1, 1];
-    Dispatch::new(&kernel)
-        .buffer(0, Buffer::input(x))
-        .buffer(1, Buffer::output(&mut out))
-        .threads(threads, threads)
-        .run()
-        .unwrap()
-        .check()
-        .unwrap();
+    let out: Vec<f32> = run(&kernel, x, x.len() * expressions.len(), input);
     out.chunks(x.len()).map(<[f32]>::to_vec).collect()
 }
 

@@ -1,6 +1,7 @@
 //! The catalog of ops: a row for each, with its reference in f64, its shapes, and its bounds with
 //! their derivation. `tests/core` makes a test of each function in [`ROWS`] and runs them again
-//! through `eval_gpu`; `mlx-primitives verify` runs them for its user.
+//! through `eval_gpu`; `mlx-primitives verify` runs them for its user. [`ops`] has a call of each
+//! op with small inputs.
 
 pub mod attention_reference;
 pub mod inputs;

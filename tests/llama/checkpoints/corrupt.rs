@@ -2,7 +2,6 @@
 //! memory than its files justify.
 
 use std::fs;
-use std::process::Command;
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives_llama::Llama;
@@ -10,7 +9,7 @@ use mlx_primitives_llama::Llama;
 use super::damage::{KINDS, spoil};
 use super::errors::copy;
 use super::{load, tokens};
-use crate::support::{Checked, simulated};
+use crate::support::{Checked, in_another_process, simulated};
 
 const CASES: usize = 200;
 const CHILD: &str = "MLX_PRIMITIVES_CORRUPT_CHILD";
@@ -30,13 +29,8 @@ fn damaged_checkpoints_are_refused_by_name() -> Checked {
         // On a GPU, each kernel that is loaded takes more memory than the files.
         return with_device(Device::Cpu, all_cases);
     }
-    let output = Command::new(std::env::current_exe()?)
-        .args(["checkpoints::corrupt::damaged", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+    let test = "checkpoints::corrupt::damaged_checkpoints_are_refused_by_name";
+    let said = in_another_process(test, |child| child.env(CHILD, "1"))?;
     eprintln!("{}", said.lines().find(|line| line.contains(" refused")).unwrap_or_default());
     Ok(())
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use mlx_primitives::{Array, Dtype, io, random};
 use mlx_primitives_llama::{Config, Llama, base::Progress};
@@ -12,7 +11,7 @@ use tempfile::TempDir;
 use super::corrupt::{memory, reset_peak};
 use super::{load, tokens};
 use crate::support::models::checkpoints as root;
-use crate::support::{Checked, simulated};
+use crate::support::{Checked, in_another_process, simulated};
 
 const CHILD: &str = "MLX_PRIMITIVES_LOAD_CHILD";
 
@@ -64,13 +63,8 @@ fn loading_takes_little_more_than_the_weights() -> Checked {
     }
     let folder = TempDir::new()?;
     large(folder.path())?;
-    let output = Command::new(std::env::current_exe()?)
-        .args(["checkpoints::progress::loading", "--nocapture", "--test-threads=1"])
-        .env(CHILD, folder.path())
-        .output()?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+    let test = "checkpoints::progress::loading_takes_little_more_than_the_weights";
+    let said = in_another_process(test, |child| child.env(CHILD, folder.path()))?;
     eprintln!("{}", said.lines().find(|line| line.contains(" times ")).unwrap_or_default());
     Ok(())
 }

@@ -103,13 +103,36 @@ impl Results {
         Ok(())
     }
 
+    /// The demo model, the tokens of the prompts, and options for few tokens.
+    pub(super) fn demo_texts(&self) -> Checked<(Checkpoint, Vec<Vec<u32>>, Options)> {
+        let demo = self.demo()?;
+        let texts = PROMPTS.map(|text| demo.tokenizer.encode(text));
+        let texts = texts.into_iter().collect::<Result<_, _>>()?;
+        Ok((demo, texts, Options { max_tokens: 12, ..Options::default() }))
+    }
+
+    /// The tokens of a batch, and of a text with a draft.
+    pub(super) fn batch_and_draft(
+        &mut self,
+        demo: &Checkpoint,
+        texts: &[Vec<u32>],
+        options: &Options,
+        draft: &Llama,
+    ) -> Checked {
+        let mut steps = Vec::new();
+        for step in demo.generate_batch(texts, options)? {
+            steps.push(format!("{:?}", step?));
+        }
+        self.add("batch", Ok(steps.join(" ")))?;
+        let drafted = demo.llama.generate(&texts[2], options)?.with_draft(draft, 3)?;
+        let drafted: Vec<u32> = drafted.collect::<Result<_, _>>()?;
+        self.add("draft", Ok(format!("{drafted:?}")))
+    }
+
     /// The results of the demo model with adapters, in packed weights, for a batch, with a draft,
     /// with random draws.
     pub fn demo_model(&mut self) -> Checked {
-        let demo = self.demo()?;
-        let texts = PROMPTS.map(|text| demo.tokenizer.encode(text));
-        let texts = texts.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let options = Options { max_tokens: 12, ..Options::default() };
+        let (demo, texts, options) = self.demo_texts()?;
         let packed = demo.llama.quantized(Quantization::affine(32, 4))?;
         self.add("packed", tokens(&packed, &texts[0], &options))?;
         let sampling = Sampling { temp: 0.9, top_p: 0.95, seed: 3, ..Sampling::default() };
@@ -123,15 +146,8 @@ impl Results {
         }
         self.add("log probabilities", Ok(with_logprobs.join(" ")))?;
 
-        let mut steps = Vec::new();
-        for step in demo.generate_batch(&texts, &options)? {
-            steps.push(format!("{:?}", step?));
-        }
-        self.add("batch", Ok(steps.join(" ")))?;
         let draft = Checkpoint::demo()?.llama.quantized(Quantization::affine(32, 2))?;
-        let drafted = demo.llama.generate(&texts[2], &options)?.with_draft(&draft, 3)?;
-        let drafted: Vec<u32> = drafted.collect::<Result<_, _>>()?;
-        self.add("draft", Ok(format!("{drafted:?}")))?;
+        self.batch_and_draft(&demo, &texts, &options, &draft)?;
         let score = demo.llama.score(&texts[2], |_| {})?;
         self.add("perplexity", Ok(format!("{:?}", score.perplexity())))?;
         let vectors = demo.llama.embeddings(&texts, Default::default())?;

@@ -60,10 +60,7 @@ impl Results {
     /// The greedy tokens of the demo model, with every kind of cache, in groups that divide, with
     /// adapters, for a batch and with a draft.
     pub fn greedy(&mut self) -> Checked {
-        let demo = self.demo()?;
-        let texts = PROMPTS.map(|text| demo.tokenizer.encode(text));
-        let texts = texts.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let options = Options { max_tokens: 12, ..Options::default() };
+        let (demo, texts, options) = self.demo_texts()?;
         for (name, cache) in KINDS {
             let options = Options { cache, ..options.clone() };
             self.add(name, tokens(&demo.llama, &texts[0], &options))?;
@@ -71,15 +68,7 @@ impl Results {
         let groups = Quantization { group_size: 16, bits: 4, mode: QuantizedMode::Nvfp4 };
         let packed = demo.llama.quantized(groups)?;
         self.add("packed", tokens(&packed, &texts[1], &options))?;
-        let mut steps = Vec::new();
-        for step in demo.generate_batch(&texts, &options)? {
-            steps.push(format!("{:?}", step?));
-        }
-        self.add("batch", Ok(steps.join(" ")))?;
-        let draft = Checkpoint::demo()?.llama;
-        let drafted = demo.llama.generate(&texts[2], &options)?.with_draft(&draft, 3)?;
-        let drafted: Vec<u32> = drafted.collect::<Result<_, _>>()?;
-        self.add("draft", Ok(format!("{drafted:?}")))?;
+        self.batch_and_draft(&demo, &texts, &options, &Checkpoint::demo()?.llama)?;
         let adapters = Adapters::load(ADAPTERS, &demo.llama)?;
         self.add("merged", tokens(&demo.llama.merged(&adapters)?, &texts[0], &options))?;
         let beside = demo.llama.adapted(&adapters)?;

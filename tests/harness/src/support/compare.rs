@@ -1,7 +1,7 @@
 //! Comparisons in units in the last place.
 
-use mlx_primitives::device::Device;
-use mlx_primitives::{Array, Dtype, Result};
+use mlx_primitives::device::{Device, Stream, with_stream};
+use mlx_primitives::{Array, Dtype, Result, eval};
 use mlx_primitives_check::Backend;
 
 pub use crate::table::inputs::{numbers, ulp};
@@ -73,4 +73,10 @@ pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) 
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     assert_close(&numbers(got)?, &numbers(want)?, 2.0 * ulp(1.0, want.dtype()), what);
     Ok(())
+}
+
+/// Evaluates by MLX alone: an array on another stream leaves the whole graph to it.
+pub fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
+    let other = with_stream(elsewhere, || Array::ones::<f32>((4,))?.exp())?;
+    eval(arrays.iter().copied().chain([&other]))
 }

@@ -3,7 +3,6 @@
 //! MLX's counters are per process, so each measurement runs in a child process: this binary again,
 //! with one test and an environment variable.
 
-use std::process::Command;
 use std::time::Duration;
 use std::{env, fs, thread};
 
@@ -11,7 +10,7 @@ use mlx_primitives::device::{default_device, synchronize};
 use mlx_primitives::memory;
 
 use super::compare::is_nvidia;
-use super::{Checked, fewer_if_simulated};
+use super::{Checked, fewer_if_simulated, in_another_process};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
 /// Fragmentation and buffers of the allocator; one leaked array per round would be tens of times
@@ -32,16 +31,8 @@ pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     if env::var_os(CHILD).is_some() {
         return Ok(true);
     }
-    let child = Command::new(env::current_exe()?)
-        .args(["--exact", &format!("memory::{test}"), "--nocapture"])
-        .env(CHILD, "1")
-        .env("RUST_BACKTRACE", "0")
-        .output()?;
-    let text = String::from_utf8_lossy(&child.stdout);
-    let errors = String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success(), "{test}: {}\n{text}\n{errors}", child.status);
-    assert!(text.contains("1 passed"), "{test} is not a test:\n{text}");
-    println!("{}", text.lines().find(|line| line.contains(" bytes")).unwrap_or_default());
+    let said = in_another_process(&format!("memory::{test}"), |child| child.env(CHILD, "1"))?;
+    println!("{}", said.lines().find(|line| line.contains(" bytes")).unwrap_or_default());
     Ok(false)
 }
 

@@ -12,7 +12,9 @@ pub mod ranks;
 pub mod tune;
 
 use std::path::Path;
+use std::process::Command;
 
+use anyhow::ensure;
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::simulator::without_metal;
 use mlx_primitives::{Array, Result, builtin, ops};
@@ -25,17 +27,39 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
+/// Runs a test of this binary in another process, which has to pass, and returns what it says.
+pub fn in_another_process(
+    test: &str,
+    set: impl FnOnce(&mut Command) -> &mut Command,
+) -> anyhow::Result<String> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", test, "--nocapture"]).env("RUST_BACKTRACE", "0");
+    let output = set(&mut command).output()?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let passed = output.status.success() && said.contains("1 passed");
+    ensure!(passed, "{test}: {}\n{said}", output.status);
+    Ok(said)
+}
+
+/// The bytes of a safetensors file with this header and this many bytes of data.
+pub fn safetensors(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data, 7);
+    bytes
+}
+
 /// The dispatches of an op and their traffic, in the simulator. The inputs must be evaluated
 /// before.
 #[cfg(target_os = "linux")]
 pub fn moved(
     op: impl FnOnce() -> Result<Array>,
 ) -> anyhow::Result<Vec<mlx_primitives::Dispatched>> {
-    anyhow::ensure!(simulated(), "only the simulator counts bytes");
+    ensure!(simulated(), "only the simulator counts bytes");
     mlx_primitives::dispatched();
     op()?.eval()?;
     let dispatched = mlx_primitives::dispatched();
-    anyhow::ensure!(!dispatched.is_empty(), "nothing was dispatched");
+    ensure!(!dispatched.is_empty(), "nothing was dispatched");
     Ok(dispatched)
 }
 

@@ -20,6 +20,16 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+/// A copy of the demo model's directory.
+pub fn demo_copy() -> anyhow::Result<tempfile::TempDir> {
+    let folder = tempfile::tempdir()?;
+    for entry in fs::read_dir(DEMO)? {
+        let entry = entry?;
+        fs::copy(entry.path(), folder.path().join(entry.file_name()))?;
+    }
+    Ok(folder)
+}
+
 /// The demo model's directory, with the weights in another type and edited JSON files.
 pub fn variant(dtype: Dtype, edit: impl Fn(&str, &mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -82,12 +82,7 @@ pub fn filter(
         }
         "join" => {
             let [by, attribute] = arguments.bind(name, ["d", "attribute"], 0)?;
-            let mut items = values(budget, value)?;
-            if let Some(attribute) = attribute.filter(|value| !matches!(value, Value::None)) {
-                for item in &mut items {
-                    *item = path(budget, item, &attribute, None)?;
-                }
-            }
+            let items = attributes(budget, value, attribute)?;
             let mut separator = Buffer::new(budget)?;
             if let Some(by) = by {
                 write_text(&mut separator, budget, &by)?;
@@ -96,12 +91,7 @@ pub fn filter(
         }
         "sum" => {
             let [attribute, start] = arguments.bind(name, ["attribute", "start"], 0)?;
-            let mut items = values(budget, value)?;
-            if let Some(attribute) = attribute.filter(|value| !matches!(value, Value::None)) {
-                for item in &mut items {
-                    *item = path(budget, item, &attribute, None)?;
-                }
-            }
+            let items = attributes(budget, value, attribute)?;
             sum(budget, &items, start.unwrap_or(Value::Int(0)))
         }
         "batch" | "slice" => portions(budget, name, value, arguments),
@@ -190,6 +180,17 @@ fn named(arguments: Arguments) -> Outcome<Option<(String, Arguments)>> {
 
 fn copy(arguments: &Arguments) -> Arguments {
     Arguments { positional: arguments.positional.clone(), named: arguments.named.clone() }
+}
+
+/// The items of a value, or an attribute of each.
+fn attributes(budget: &Budget, value: &Value, attribute: Option<Value>) -> Outcome<Vec<Value>> {
+    let mut items = values(budget, value)?;
+    if let Some(attribute) = attribute.filter(|value| !matches!(value, Value::None)) {
+        for item in &mut items {
+            *item = path(budget, item, &attribute, None)?;
+        }
+    }
+    Ok(items)
 }
 
 fn map(budget: &Budget, value: &Value, arguments: Arguments, apply: &dyn Apply) -> Outcome<Value> {
