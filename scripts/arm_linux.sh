@@ -149,8 +149,8 @@ build_command() {
 }
 run() { "$emulator" "$CARGO_TARGET_DIR/$target/debug/mlx-primitives" "$@"; }
 
-# The core of the suite, which is part of the command: a share of the conformance table of every op, against
-# references in double precision and MLX's ops, and the tokens of the demo model.
+# The tests that the command has: a share of the conformance table of every op, against references in double
+# precision and MLX's ops, and the tokens of the demo model.
 verify() {
   build_command
   QEMU_CPU=max run verify --quiet --quick --device cpu --share 1/16 --only self-test decode \
@@ -158,7 +158,7 @@ verify() {
   say "verify: $(sed -n 3p "$logs/arm-verify.md")"
 }
 
-# The text must be that of mlx-lm on x86-64, to which the suite there holds the same model.
+# The text must be that of mlx-lm on x86-64, with which the tests there compare the same model.
 generate() {
   local processor level text want packed=$cross/demo-4bit
   build_command

@@ -10,9 +10,9 @@
 #
 # By default it runs both parts with a limit of an hour, and builds the programs against MLX as docs/cuda.md says.
 # Where programs cannot be built, these variables hold the commands that were built elsewhere: MLX_PRIMITIVES_COMMAND,
-# MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH, MLX_PRIMITIVES_OWN_TESTS and, to run tests of the suite
-# too, MLX_PRIMITIVES_SUITE. MLX_PRIMITIVES_COMMIT names their source. The result is MLX_PRIMITIVES_CUDA_RESULT, or
-# benches/results/DATE-GPU.md.
+# MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH, MLX_PRIMITIVES_OWN_TESTS and, to run a program of tests
+# too, such as `core`, MLX_PRIMITIVES_SUITE. MLX_PRIMITIVES_COMMIT names their source. The result is
+# MLX_PRIMITIVES_CUDA_RESULT, or benches/results/DATE-GPU.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
