@@ -20,14 +20,9 @@ use crate::error::{Error, Result};
 use crate::files;
 use bridge::ffi;
 
-/// The named arrays and the metadata of a file.
-#[derive(Default)]
-pub struct Tensors {
-    /// The arrays by name.
-    pub arrays: HashMap<String, Array>,
-    /// The entries of the file's header, as text.
-    pub metadata: HashMap<String, String>,
-}
+#[doc(inline)]
+pub use gguf::GgufType;
+pub use safetensors::Tensors;
 
 /// Loads a safetensors file, whose header and length are checked first. [`save_safetensors`] has an
 /// example.
@@ -156,22 +151,6 @@ pub fn gguf_tensors(path: &Path) -> Result<(HashMap<String, Array>, gguf::Entrie
 #[doc(hidden)]
 pub fn gguf_entries(path: &Path) -> Result<gguf::Entries> {
     Ok(gguf_header(path)?.1.entries)
-}
-
-/// A type of a GGUF file's tensors, and the result that [`load_gguf`] converts it to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct GgufType {
-    /// The format's name for it, such as `Q4_K`.
-    pub name: &'static str,
-    /// The number of tensors of that type.
-    pub tensors: usize,
-    /// The bytes of these tensors in the file.
-    pub bytes: u64,
-    /// The bits of a code in MLX's affine layout; `None` for a type that does not pack weights.
-    pub bits: Option<i32>,
-    /// The most that weights are rounded by, in words; `None` where all numbers stay the same.
-    pub rounding: Option<&'static str>,
 }
 
 /// The types of the tensors of a GGUF file, by name. Only the header is read.

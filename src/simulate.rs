@@ -2,21 +2,23 @@
 //! of `crates/metal-sim`. Compiled for tests only, by the feature `simulate-metal`.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
 
-use crate::error::{Error, Result};
-use crate::simulator::{Schedule as Chosen, chosen_schedule, chosen_simulation};
+use crate::error::Result;
+use crate::simulator::{Schedule as Chosen, chosen_simulation};
 
+mod dispatch;
 mod planted;
 
-pub use planted::{Change, Encoded, Planted, with_planted};
+pub use dispatch::{Dispatched, Encoded, dispatched};
+use dispatch::{SimulatedDispatch, changed, failed, simulated_dispatch};
+pub use planted::{Change, Planted, with_planted};
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 mod ffi {
@@ -58,113 +60,6 @@ pub(crate) struct SimulatedLibrary(Library);
 pub(crate) struct SimulatedKernel {
     kernel: Kernel,
     constants: Constants,
-}
-
-#[derive(Clone)]
-struct Bound {
-    index: u32,
-    at: usize,
-    bytes: usize,
-    writable: bool,
-    constant: bool,
-}
-
-/// One dispatch, and its traffic to and from the arrays bound to it, without parameters.
-#[derive(Clone, Debug)]
-pub struct Dispatched {
-    /// The name of the kernel.
-    pub kernel: String,
-    /// The bytes of all loads and of all stores, and the distinct bytes among the loads, for each
-    /// array in the order of its buffer index. A byte that several lanes of a SIMD group load with
-    /// the same instruction counts once among the loads.
-    pub arrays: Vec<[u64; 3]>,
-    /// The counts of the kernel's work: loads and stores of each buffer, barriers, exchanges.
-    pub report: metal_sim::Report,
-    /// The data that the kernel was dispatched with.
-    pub encoded: Encoded,
-}
-
-impl Dispatched {
-    /// The bytes of all loads.
-    pub fn read(&self) -> u64 {
-        self.arrays.iter().map(|array| array[0]).sum()
-    }
-
-    /// The bytes of all stores.
-    pub fn written(&self) -> u64 {
-        self.arrays.iter().map(|array| array[1]).sum()
-    }
-}
-
-type Journal = Arc<Mutex<Vec<Dispatched>>>;
-
-thread_local! {
-    // The journal of the thread that evaluates. The tasks of its stream run on another thread.
-    static JOURNAL: Journal = Journal::default();
-}
-
-/// Returns the dispatches of this thread's evaluations since the last call.
-pub fn dispatched() -> Vec<Dispatched> {
-    JOURNAL.with(|journal| {
-        std::mem::take(&mut *journal.lock().unwrap_or_else(PoisonError::into_inner))
-    })
-}
-
-/// A dispatch before it runs.
-#[derive(Clone)]
-pub(crate) struct SimulatedDispatch {
-    grid: [u32; 3],
-    group: [u32; 3],
-    grid_is_threads: bool,
-    buffers: Vec<Bound>,
-    threadgroup: Vec<(u32, usize)>,
-    journal: Journal,
-    chosen: Option<Chosen>,
-    planted: Option<Planted>,
-}
-
-pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
-    Box::new(SimulatedDispatch {
-        grid,
-        group,
-        grid_is_threads: false,
-        buffers: Vec::new(),
-        threadgroup: Vec::new(),
-        // A thread that ends may have dropped its value already. Nobody can ask for it then.
-        journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
-        chosen: chosen_schedule(),
-        planted: planted::next(),
-    })
-}
-
-impl SimulatedDispatch {
-    /// Makes the grid one of threads instead of threadgroups.
-    pub(crate) fn count_threads(&mut self) {
-        self.grid_is_threads = true;
-    }
-
-    /// Binds memory to `[[buffer(index)]]`. An address that is bound twice is written in place.
-    pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
-        self.buffers.push(Bound { index, at, bytes, writable, constant: false });
-    }
-
-    /// Binds parameters, which the encoder copied.
-    pub(crate) fn bind_constant(&mut self, index: u32, at: usize, bytes: usize) {
-        self.buffers.push(Bound { index, at, bytes, writable: false, constant: true });
-    }
-
-    /// Sets the size of `[[threadgroup(index)]]`.
-    pub(crate) fn reserve(&mut self, index: u32, bytes: usize) {
-        self.threadgroup.push((index, bytes));
-    }
-
-    fn bound(&mut self, index: u32) -> Option<&mut Bound> {
-        self.buffers.iter_mut().find(|bound| bound.index == index)
-    }
-}
-
-fn failed(error: impl Display) -> Error {
-    Error::mlx(&format!("[simulate] {error}"))
 }
 
 pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
@@ -230,9 +125,7 @@ pub(crate) unsafe fn simulate(
         }
         Some(Planted::Dispatch(_, change)) => {
             // SAFETY: the caller promises this, and `kept` lives until the kernel has run.
-            return unsafe {
-                run(&kernel.kernel, &planted::changed(dispatch, *change, &mut kept)?)
-            };
+            return unsafe { run(&kernel.kernel, &changed(dispatch, *change, &mut kept)?) };
         }
     }
     // SAFETY: the caller promises this.

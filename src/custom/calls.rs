@@ -5,8 +5,8 @@ use std::any::Any;
 
 use cxx::{CxxVector, UniquePtr};
 
-use super::view::{Evaluated, View, ViewMut};
-use super::{Call, CustomPrimitive, Layout, Spec};
+use super::view::{Evaluated, Spec, View, ViewMut};
+use super::{Call, CustomPrimitive, Layout};
 use crate::array::{Array, from_list, require_addressable, to_list};
 use crate::custom::bridge::ffi;
 use crate::error::{Error, Result};
@@ -270,4 +270,36 @@ pub(crate) fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool {
         Ok(primitive.is_equivalent_to(b.primitive.get().as_any()))
     });
     same.unwrap_or(false)
+}
+
+/// Builds one lazy node of a primitive on the current device and stream, and returns its outputs.
+/// The [module](crate::custom) has an example.
+///
+/// # Errors
+///
+/// Returns an error if the primitive refuses the inputs, or if [`CustomPrimitive::outputs`] returns
+/// no output or shapes of 2^47 bytes or more.
+pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
+    let op = CustomOp::new(primitive)?;
+    let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
+    let outputs: Vec<_> = op.outputs(&specs)?.into_iter().map(ffi::CustomOutput::from).collect();
+    let any_layout = op.any_layout(specs.len())?;
+    let list = to_list(inputs.iter().copied());
+    Ok(from_list(&*ffi::custom(Box::new(op), &list, &any_layout, &outputs)?))
+}
+
+/// Builds one lazy node of a primitive of one output, and returns that output.
+///
+/// # Errors
+///
+/// Returns an error if the primitive has more than one output, or [`apply`] fails.
+pub fn apply_one<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Array> {
+    let mut outputs = apply(primitive, inputs)?;
+    match (outputs.pop(), outputs.len()) {
+        (Some(output), 0) => Ok(output),
+        (_, more) => Err(Error::argument(
+            "apply_one",
+            format_args!("a primitive of one output, got one of {}", more + 1),
+        )),
+    }
 }

@@ -44,55 +44,16 @@ pub(crate) mod library;
 mod metallib;
 mod view;
 
-use crate::array::{Array, from_list, to_list};
-use crate::custom::bridge::ffi;
-use crate::dtype::Dtype;
+use crate::array::Array;
 use crate::error::{Error, Result};
 
+pub use calls::{apply, apply_one};
 pub use launch::{Call, Constant, Launch};
 pub use library::MetalLibrary;
 pub use metallib::MetalVersion;
 #[doc(hidden)]
 pub use metallib::{check_for as check_metallib, release_of, supported as supported_metal};
-pub use view::{Elements, View, ViewMut};
-
-/// The shape and type of an array.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
-    /// The length of each dimension.
-    pub shape: Vec<i32>,
-    /// The type of the elements.
-    pub dtype: Dtype,
-}
-
-impl Spec {
-    /// The description of an array of this shape and type.
-    pub fn new(shape: impl Into<Vec<i32>>, dtype: Dtype) -> Self {
-        Self { shape: shape.into(), dtype }
-    }
-
-    /// The description of an array.
-    pub fn of(array: &Array) -> Self {
-        Self::new(array.shape(), array.dtype())
-    }
-
-    /// The number of elements.
-    pub fn size(&self) -> usize {
-        self.shape.iter().fold(1, |size, &dim| size.saturating_mul(dim as usize))
-    }
-}
-
-impl std::fmt::Display for Spec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {:?}", self.dtype, self.shape)
-    }
-}
-
-impl From<Spec> for ffi::CustomOutput {
-    fn from(spec: Spec) -> Self {
-        Self { shape: spec.shape, dtype: spec.dtype.into() }
-    }
-}
+pub use view::{Elements, Spec, View, ViewMut};
 
 /// How a primitive takes an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,38 +178,6 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     #[doc(hidden)]
     fn lacks(&self, what: &str) -> Error {
         Error::argument(self.name(), format_args!("a primitive with a {what}, got one without"))
-    }
-}
-
-/// Builds one lazy node of a primitive on the current device and stream, and returns its outputs.
-/// The [module](self) has an example.
-///
-/// # Errors
-///
-/// Returns an error if the primitive refuses the inputs, or if [`CustomPrimitive::outputs`] returns
-/// no output or shapes of 2^47 bytes or more.
-pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
-    let op = calls::CustomOp::new(primitive)?;
-    let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();
-    let outputs: Vec<_> = op.outputs(&specs)?.into_iter().map(ffi::CustomOutput::from).collect();
-    let any_layout = op.any_layout(specs.len())?;
-    let list = to_list(inputs.iter().copied());
-    Ok(from_list(&*ffi::custom(Box::new(op), &list, &any_layout, &outputs)?))
-}
-
-/// Builds one lazy node of a primitive of one output, and returns that output.
-///
-/// # Errors
-///
-/// Returns an error if the primitive has more than one output, or [`apply`] fails.
-pub fn apply_one<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Array> {
-    let mut outputs = apply(primitive, inputs)?;
-    match (outputs.pop(), outputs.len()) {
-        (Some(output), 0) => Ok(output),
-        (_, more) => Err(Error::argument(
-            "apply_one",
-            format_args!("a primitive of one output, got one of {}", more + 1),
-        )),
     }
 }
 

@@ -2,9 +2,48 @@
 
 use std::marker::PhantomData;
 
+use crate::array::Array;
 use crate::custom::bridge::ffi;
 use crate::dtype::{Dtype, Element};
 use crate::error::{Error, Result};
+
+/// The shape and type of an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// The length of each dimension.
+    pub shape: Vec<i32>,
+    /// The type of the elements.
+    pub dtype: Dtype,
+}
+
+impl Spec {
+    /// The description of an array of this shape and type.
+    pub fn new(shape: impl Into<Vec<i32>>, dtype: Dtype) -> Self {
+        Self { shape: shape.into(), dtype }
+    }
+
+    /// The description of an array.
+    pub fn of(array: &Array) -> Self {
+        Self::new(array.shape(), array.dtype())
+    }
+
+    /// The number of elements.
+    pub fn size(&self) -> usize {
+        self.shape.iter().fold(1, |size, &dim| size.saturating_mul(dim as usize))
+    }
+}
+
+impl std::fmt::Display for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}", self.dtype, self.shape)
+    }
+}
+
+impl From<Spec> for ffi::CustomOutput {
+    fn from(spec: Spec) -> Self {
+        Self { shape: spec.shape, dtype: spec.dtype.into() }
+    }
+}
 
 /// The memory of an evaluated array: address, shape, strides and type.
 #[derive(Clone, Copy)]

@@ -9,8 +9,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype as StoredDtype, Metadata};
 
-use super::Tensors;
 use super::stored::{Source, Stored};
+use crate::array::Array;
 use crate::dtype::Dtype;
 
 /// The most bytes of a header that the `safetensors` crate reads.
@@ -18,6 +18,15 @@ const MAX_HEADER: usize = 100_000_000;
 /// Limits that no checkpoint comes near.
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 16;
+
+/// The named arrays and the metadata of a file.
+#[derive(Default)]
+pub struct Tensors {
+    /// The arrays by name.
+    pub arrays: HashMap<String, Array>,
+    /// The entries of the file's header, as text.
+    pub metadata: HashMap<String, String>,
+}
 
 /// A checked header: every shape, type and offset lies within the file.
 pub(super) struct Header {

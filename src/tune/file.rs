@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Choices, Measured, neural};
+use super::{Choices, Measured, Rule, neural};
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::{files, simulator};
@@ -81,6 +81,16 @@ struct Stored {
 const FORMAT: &str = "mlx-primitives tune 1";
 
 impl Choices {
+    /// The choices without measurements.
+    pub fn built_in(key: &Key) -> Self {
+        let rule = match key {
+            _ if key.has_neural_accelerators() => Rule::MatricesMlx,
+            _ if key.is_nvidia() => Rule::Nvidia,
+            _ => Rule::AllOurs,
+        };
+        Self { rule, ..Self::default() }
+    }
+
     /// Reads the choices of a file, or returns `None` if there is no file.
     ///
     /// # Errors

@@ -41,15 +41,12 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::array::Array;
-use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::error::Result;
 
 pub use file::{Key, path};
 pub use measure::agree;
 #[doc(hidden)]
 pub use neural::has_kernels as has_neural_kernels;
-use process::Process;
 pub(crate) use scope::chosen;
 #[doc(hidden)]
 pub use scope::only_ours;
@@ -214,27 +211,6 @@ impl Choices {
     /// Choices with which all ops run MLX's ops where they can.
     pub fn mlx() -> Self {
         Self { rule: Rule::AllMlx, ..Self::default() }
-    }
-
-    /// The choices without measurements.
-    pub fn built_in(key: &Key) -> Self {
-        let rule = match key {
-            _ if key.has_neural_accelerators() => Rule::MatricesMlx,
-            _ if key.is_nvidia() => Rule::Nvidia,
-            _ => Rule::AllOurs,
-        };
-        Self { rule, ..Self::default() }
-    }
-
-    /// The choices of this process for a device: what `MLX_PRIMITIVES_TUNE` says, or the built-in
-    /// ones.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the variable has an unknown value, or says `file` and there is no file
-    /// that [`read`](Self::read) takes.
-    pub fn of_process(device: Device) -> Result<Self> {
-        Ok(Process::of(device)?.choices().clone())
     }
 
     /// Adds a measurement to the others of its class. Times add up, so longer calls count for more.

@@ -5,7 +5,8 @@ use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use super::{Call, Choice, Choices, Class, Key, Rows, path};
+use super::file::{Key, path};
+use super::{Call, Choice, Choices, Class, Rows};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::environment::{self, TUNE, Tune};
@@ -17,6 +18,19 @@ pub(super) struct Process {
     choices: Choices,
     /// By a hash of op, type, number of rows and size, which is faster than the name of a class.
     known: RwLock<HashMap<u64, Choice>>,
+}
+
+impl Choices {
+    /// The choices of this process for a device: what `MLX_PRIMITIVES_TUNE` says, or the built-in
+    /// ones.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the variable has an unknown value, or says `file` and there is no file
+    /// that [`read`](Self::read) takes.
+    pub fn of_process(device: Device) -> Result<Self> {
+        Ok(Process::of(device)?.choices().clone())
+    }
 }
 
 /// Hashes the text that is written to it.

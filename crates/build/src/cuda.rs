@@ -7,15 +7,16 @@
 mod comments;
 mod instances;
 mod loops;
+mod request;
 mod signature;
 mod storage;
 mod wide;
 
-use std::fmt;
+use crate::front;
+use instances::Source;
 
+pub use request::{Bound, Constant, Fault, Request};
 pub use signature::Argument;
-
-use crate::front::{self, Tokens};
 
 /// The name and text of each header that the rewritten source includes.
 pub const HEADERS: [(&str, &str); 24] = {
@@ -48,49 +49,6 @@ pub const HEADERS: [(&str, &str); 24] = {
     ]
 };
 
-/// One kernel of a source, and how it is launched.
-#[derive(Clone, Debug, Default)]
-pub struct Request<'a> {
-    /// The Metal source, with everything that it includes in quotation marks.
-    pub source: &'a str,
-    /// The name of the kernel: of the function, or the `host_name` of an instantiation.
-    pub kernel: &'a str,
-    /// The buffer indices that the launch binds.
-    pub bound: &'a [Bound],
-    /// The values of the function constants.
-    pub constants: &'a [Constant],
-    /// Whether the launch counts threads in place of threadgroups, so that the threadgroups at
-    /// the end of the grid may be smaller.
-    pub counts_threads: bool,
-}
-
-/// A buffer index that a launch binds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bound {
-    /// The index.
-    pub index: u32,
-    /// The length of the contents if they are passed by value, 0 for an array.
-    pub bytes: u32,
-}
-
-impl Bound {
-    /// Bytes for a reference, an array for a pointer.
-    pub const fn as_declared(index: u32) -> Self {
-        Self { index, bytes: u32::MAX }
-    }
-}
-
-/// The value of a function constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Constant {
-    /// The index in `[[function_constant(index)]]`.
-    pub index: u32,
-    /// The number of Metal's `MTLDataType`.
-    pub data_type: u32,
-    /// The value in the low bytes.
-    pub bits: u64,
-}
-
 /// A kernel as NVRTC takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
@@ -100,48 +58,6 @@ pub struct Kernel {
     pub expression: String,
     /// The arguments of the function, in order.
     pub arguments: Vec<Argument>,
-}
-
-/// A fault of Metal source that prevents the rewriting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// The file, as a `#line` directive names it; empty if there is none.
-    pub file: String,
-    /// The line in the file, 0 if the fault has none.
-    pub line: u32,
-    /// The reason.
-    pub text: String,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            0 => f.write_str(&self.text),
-            line => write!(f, "{}:{line}: {}", self.file, self.text),
-        }
-    }
-}
-
-impl std::error::Error for Fault {}
-
-/// The tokens of a source and its macros that instantiate kernels.
-struct Source {
-    tokens: Tokens,
-    macros: instances::Macros,
-}
-
-impl Source {
-    fn parse(source: &str) -> Self {
-        let text = comments::without(source);
-        let macros = instances::Macros::find(&text);
-        let text = loops::pragmas(&macros.removed_from(&text));
-        Self { tokens: macros.tokens(&text), macros }
-    }
-
-    fn fault(&self, at: usize, text: impl Into<String>) -> Fault {
-        let (file, line) = self.tokens.place(at);
-        Fault { file, line, text: text.into() }
-    }
 }
 
 /// The names of a source's kernels.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, file};
+use crate::error::{Error, file};
 
 pub(crate) struct Flat {
     pub(crate) text: String,

@@ -3,55 +3,19 @@
 #![forbid(unsafe_code)]
 
 pub mod cuda;
+mod error;
 mod flatten;
 #[doc(hidden)]
 pub mod front;
 
 use std::env;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+pub use error::Error;
+use error::file;
 pub use flatten::flatten;
-
-/// Why a library was not built.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Error {
-    /// A file could not be read or written.
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        reason: String,
-    },
-    /// Xcode or its Metal compiler is missing; the text says what to do.
-    NoXcode(String),
-    /// The Metal compiler refused the source; the text is its output.
-    Compiler(String),
-    /// A variable that cargo sets for build scripts is missing.
-    NotABuildScript(&'static str),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { path, reason } => write!(f, "{}: {reason}", path.display()),
-            Self::NoXcode(text) => f.write_str(text),
-            Self::Compiler(text) => write!(f, "the Metal compiler failed:\n{text}"),
-            Self::NotABuildScript(variable) => {
-                write!(f, "{variable} is not set: this is for build scripts, run by cargo")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-fn file(path: &Path, reason: impl fmt::Display) -> Error {
-    Error::File { path: path.to_owned(), reason: reason.to_string() }
-}
 
 /// A `.metal` file and the options of its compilation.
 #[derive(Clone, Debug)]

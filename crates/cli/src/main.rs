@@ -30,7 +30,7 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use mlx_primitives::device;
 
 use output::StdoutError;
@@ -161,8 +161,8 @@ fn run(mut cli: Cli) -> anyhow::Result<()> {
         Command::Tune(args) => tune::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Info(args) => info::run(&args),
-        Command::Completions(args) => pages::completions(&args),
-        Command::Man(args) => pages::manual(&args),
+        Command::Completions(args) => pages::completions(&args, Cli::command()),
+        Command::Man(args) => pages::manual(&args, Cli::command()),
     }?;
     ranks::leave()
 }

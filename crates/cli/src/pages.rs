@@ -1,7 +1,7 @@
 //! `mlx-primitives completions` and `mlx-primitives man`: texts that are made of the options.
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::Command;
 use clap::error::ErrorKind;
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -33,23 +33,21 @@ pub struct Manual {
     command: Option<String>,
 }
 
-pub fn completions(args: &Completions) -> Result<()> {
-    let mut command = crate::Cli::command();
+pub fn completions(args: &Completions, mut command: Command) -> Result<()> {
     let name = command.get_name().to_owned();
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, name, &mut text);
     Ok(output::print(String::from_utf8(text)?)?)
 }
 
-pub fn manual(args: &Manual) -> Result<()> {
-    let mut all = crate::Cli::command();
+pub fn manual(args: &Manual, mut all: Command) -> Result<()> {
     all.build();
     let page = match &args.command {
         None => all,
         Some(name) => {
             let found = all.find_subcommand(name).cloned();
             found.ok_or_else(|| {
-                let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
+                let names: Vec<_> = all.get_subcommands().map(Command::get_name).collect();
                 let said = format!("expected a command ({}), got {name:?}\n", names.join(", "));
                 clap::Error::raw(ErrorKind::InvalidValue, said)
             })?

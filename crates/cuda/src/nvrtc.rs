@@ -1,6 +1,7 @@
 //! NVRTC, loaded at run time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -8,7 +9,31 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::{Error, Result};
+/// Why a kernel was not compiled.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// NVRTC, or CUDA's headers, are not installed; the text says what was tried.
+    Missing(String),
+    /// The rewriter or NVRTC refuses the source; the text names its files and lines.
+    Source(String),
+    /// NVRTC failed for another reason than the source.
+    Nvrtc(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(text) | Self::Nvrtc(text) => f.write_str(text),
+            Self::Source(text) => write!(f, "the kernel does not compile for CUDA:\n{text}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The result of a compilation.
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// The names of NVRTC, the newest first. libmlx has loaded the one that it was linked with.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];

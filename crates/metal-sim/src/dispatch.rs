@@ -2,28 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::buffer::{Access, Buffer, bytes_of};
-use crate::error::Result;
+use crate::buffer::{Access, Buffer, Plain, bytes_of};
+use crate::exec::Schedule;
 use crate::library::Kernel;
-use crate::report::Report;
-use crate::{Plain, exec};
-
-/// The order in which runnable threads, and the threadgroups of the grid, take their turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Schedule {
-    /// First to last.
-    #[default]
-    Forward,
-    /// Last to first.
-    Reversed,
-    /// A random order, the same for the same seed.
-    Shuffled(u64),
-}
-
-impl Schedule {
-    /// An order of each kind, in all of which a kernel should run.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Grid {
@@ -95,14 +76,5 @@ impl<'a> Dispatch<'a> {
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
-    }
-
-    /// Runs the kernel. Faults are in the report; an error means that it could not run.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
-    pub fn run(self) -> Result<Report> {
-        exec::run(self)
     }
 }

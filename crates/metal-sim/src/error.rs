@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::report::Fault;
+use crate::report::{Fault, Report};
 
 /// The result of everything fallible here.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -66,6 +66,17 @@ impl std::error::Error for Error {
             Error::Io { source, .. } | Error::Memory(source) => Some(source),
             _ => None,
         }
+    }
+}
+
+impl Report {
+    /// The report, or the faults as an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Faults`] if the kernel had any.
+    pub fn check(self) -> Result<Self> {
+        if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
     }
 }
 

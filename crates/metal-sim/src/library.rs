@@ -9,6 +9,7 @@ use crate::cache;
 use crate::compiler::Compiler;
 use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
+use crate::exec::abi;
 use crate::module::{Argument, Module, Value};
 use crate::rewrite::{self, Constant, Purpose, constant_prologue};
 use crate::source::Source;
@@ -187,7 +188,7 @@ impl Library {
         }
         let text = format!("{}{}", constant_prologue(&constants.0), inner.text);
         let path = build(&inner.source.path, &inner.compiler, &inner.folder, &text)?;
-        let module = Arc::new(Module::load(&path)?);
+        let module = Arc::new(Module::load(&path, &abi::TABLE)?);
         modules.insert(values, module.clone());
         Ok(module)
     }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::exec::abi;
+use crate::report::Place;
 use crate::rewrite::BUILTINS;
 
 /// The kind of resource that an argument of a kernel is bound to.
@@ -44,7 +44,15 @@ pub struct Value {
     pub builtin: &'static str,
 }
 
-pub(crate) type Call = unsafe extern "C" fn(*const abi::Arguments);
+/// `msl::Arguments` of registry.h.
+#[repr(C)]
+pub(crate) struct Arguments {
+    pub(crate) buffers: *const *mut c_void,
+    pub(crate) threadgroup: *const *mut c_void,
+    pub(crate) values: *const [u32; 4],
+}
+
+pub(crate) type Call = unsafe extern "C" fn(*const Arguments);
 
 pub(crate) struct Entry {
     pub(crate) name: String,
@@ -94,7 +102,8 @@ struct RawKernel {
 }
 
 impl Module {
-    pub(crate) fn load(path: &Path) -> Result<Self> {
+    /// Loads a library, whose kernels will call the functions of `table`: `Table` of runtime.cpp.
+    pub(crate) fn load<T>(path: &Path, table: &'static T) -> Result<Self> {
         let failed = |error: libloading::Error| Error::Load(error.to_string());
         // SAFETY: the library was built from our runtime and rewritten kernels; its
         // constructors only link its registry.
@@ -103,12 +112,12 @@ impl Module {
         let (head, attach) = unsafe {
             let head: libloading::Symbol<*const *const RawKernel> =
                 library.get(b"msl_kernels").map_err(failed)?;
-            let attach: libloading::Symbol<unsafe extern "C" fn(*const abi::Table)> =
+            let attach: libloading::Symbol<unsafe extern "C" fn(*const T)> =
                 library.get(b"msl_attach").map_err(failed)?;
             (*head, *attach)
         };
         // SAFETY: the table is a static.
-        unsafe { attach(&raw const abi::TABLE) };
+        unsafe { attach(table) };
         let mut kernels = Vec::new();
         // SAFETY: the list was built by the library's constructors and is never changed.
         unsafe {
@@ -127,15 +136,6 @@ impl Module {
     pub(crate) fn lines(&self) -> Lines {
         Lines { loader: addr2line::Loader::new(&self.path).ok(), base: self.image.start }
     }
-}
-
-/// A place in the source.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The file, as the compiler was given it.
-    pub file: String,
-    /// The line, from 1.
-    pub line: u32,
 }
 
 pub(crate) struct Lines {

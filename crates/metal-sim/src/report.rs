@@ -3,9 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::error::{Error, Result};
-use crate::module::Place;
-
 /// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -36,6 +33,15 @@ pub enum FaultKind {
     ThreadgroupMemory,
     /// A threadgroup or grid of an impossible size.
     GridSize,
+}
+
+/// A place in the source.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The file, as the compiler was given it.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
 }
 
 /// A fault of a kernel or its dispatch, at its first occurrence.
@@ -130,15 +136,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report, or the faults as an error.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Faults`] if the kernel had any.
-    pub fn check(self) -> Result<Self> {
-        if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
-    }
-
     /// The contents of an owned buffer after the dispatch.
     pub fn contents(&self, index: u32) -> Option<&[u8]> {
         self.contents.get(&index).map(Vec::as_slice)

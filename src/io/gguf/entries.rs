@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::Checked;
+pub type Checked<T = ()> = Result<T, String>;
 
 /// Longer lists are kept only under the keys of a tokenizer.
 const MOST_LISTED: u64 = 1000;

@@ -3,6 +3,23 @@
 use crate::dtype::Dtype;
 use mlx_primitives_kernels::ggml_blocks::BlockType;
 
+/// A type of a GGUF file's tensors, and the result that [`load_gguf`](crate::io::load_gguf)
+/// converts it to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GgufType {
+    /// The format's name for it, such as `Q4_K`.
+    pub name: &'static str,
+    /// The number of tensors of that type.
+    pub tensors: usize,
+    /// The bytes of these tensors in the file.
+    pub bytes: u64,
+    /// The bits of a code in MLX's affine layout; `None` for a type that does not pack weights.
+    pub bits: Option<i32>,
+    /// The most that weights are rounded by, in words; `None` where all numbers stay the same.
+    pub rounding: Option<&'static str>,
+}
+
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {

@@ -7,16 +7,13 @@ mod kinds;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::GgufType;
 use super::stored::{Source, Stored};
 use crate::array::Array;
-use entries::Cursor;
-pub use entries::{Entries, Value};
-pub use entries::{List, brief};
+use entries::{Checked, Cursor};
+pub use entries::{Entries, List, Value, brief};
+pub use kinds::GgufType;
 use kinds::{Kind, rounding};
 use mlx_primitives_kernels::ggml_blocks::Part;
-
-pub type Checked<T = ()> = std::result::Result<T, String>;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 

@@ -1,13 +1,12 @@
-//! Crates depend on each other one way, and so do the modules of a crate.
+//! Crates depend on each other one way, and so do the files of a crate.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::process::Command;
-use std::slice;
+use std::{fs, iter};
 
 use serde_json::Value;
 
-use super::{files, library_lines};
+use super::files;
 use crate::support::{Checked, root};
 
 /// Each crate of the project depends on these others, apart from crates that only its tests need.
@@ -49,160 +48,179 @@ fn crates_depend_one_way() -> Checked {
     Ok(())
 }
 
-/// Modules of one folder, whether files or folders, import each other in one direction. A folder's
-/// own `mod.rs` and the files in the folder count as one.
+/// The files of a crate import each other in one direction. An import through a re-export is one of
+/// the file that defines the name. A file does not import what it only re-exports from its modules.
 ///
 /// Imports by a room's `bridge.rs` do not count: it names the functions of the room that C++ calls.
 #[test(simulated = never)]
-fn imports_have_no_cycles() -> Checked {
-    for source in
-        ["src", "crates/llama/src", "crates/ranks/src", "crates/check/src", "crates/cli/src"]
-    {
-        imports_of(source)?;
+fn files_import_each_other_one_way() -> Checked {
+    let crates = ["build", "check", "cli", "cuda", "llama", "metal-sim", "ranks"];
+    let crates = crates.map(|name| format!("crates/{name}/src"));
+    for source in crates.iter().map(String::as_str).chain(["src"]) {
+        let mut library = Library::default();
+        for path in files(source, &["rs"])? {
+            let file = path.strip_prefix(root().join(source))?.to_string_lossy();
+            library.add_file(&file, &fs::read_to_string(&path)?);
+        }
+        let imports = library.imports();
+        assert!(imports.len() > 2, "{source}: {imports:?}");
+        let circles = circles(imports);
+        assert!(circles.is_empty(), "{source} has a circle among {circles:#?}");
     }
     Ok(())
 }
 
-/// The `mod.rs` of a room of the Llama only names its files, so that an import of the room is one
-/// of a file, and the directions among files are checked too.
-#[test]
-fn rooms_of_the_llama_are_their_files() -> Checked {
-    let rooms = files("crates/llama/src", &["rs"])?.into_iter().filter(|path| {
-        let inside = path.strip_prefix(root().join("crates/llama/src"));
-        inside.is_ok_and(|path| path.ends_with("mod.rs") && path.components().count() == 2)
-    });
-    let mut count = 0;
-    for path in rooms {
-        let text = fs::read_to_string(&path)?;
-        let code: String = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
-        for statement in code.split(';').map(str::trim).filter(|statement| !statement.is_empty()) {
-            let names = statement.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
-            let only_names = names.starts_with("mod ") || names.starts_with("use ");
-            assert!(only_names, "{}: {statement}", path.display());
-        }
-        count += 1;
-    }
-    assert_eq!(count, 6);
-    Ok(())
+#[test(simulated = never)]
+fn circles_of_files_are_found() {
+    let circles = |leaf: &str| {
+        let mut library = Library::default();
+        library
+            .add_file("lib.rs", "mod a;\npub mod b;\npub use b::{\n    One, leaf::G as H,\n};\n");
+        library.add_file("a.rs", "use crate::{H, One, b};\nfn f(_: One) {\n    b::leaf::g();\n}\n");
+        library.add_file("b/mod.rs", "pub mod leaf;\nmod one;\npub use one::One;\n");
+        library.add_file("b/one.rs", "mod inner {\n    use super::super::leaf::g;\n}\n");
+        library.add_file("b/leaf.rs", leaf);
+        circles(library.imports()).into_iter().map(|(a, b)| format!("{a} {b}")).collect::<Vec<_>>()
+    };
+    assert!(circles("use std::fs;\npub fn g() {}\n").is_empty());
+    assert!(circles("#[cfg(test)]\nmod tests {\n    use crate::One;\n}\n").is_empty());
+    let two = ["crate::b::leaf crate::b::one", "crate::b::one crate::b::leaf"];
+    assert_eq!(circles("pub use crate::One;\n"), two);
+    assert_eq!(circles("fn g() {\n    super::super::a::f()\n}\n").len(), 4);
 }
 
-fn imports_of(source: &str) -> Checked {
-    let library = Library::read(source)?;
-    let mut folders: BTreeMap<Module, Edges> = BTreeMap::new();
-    for (module, text) in library.modules.iter().filter(|(module, _)| !of_bridge(module)) {
-        for import in library.imports(module, text) {
-            let shared = module.iter().zip(&import).take_while(|(a, b)| a == b).count();
-            let (folder, rest) = import.split_at(shared);
-            if let (Some(from), Some(to)) = (module.get(shared), rest.first()) {
-                let edges = folders.entry(folder.to_vec()).or_default();
-                edges.insert((from.clone(), to.clone()));
-            }
-        }
-    }
-    assert!(folders.values().any(|edges| edges.len() > 10), "{source}: {folders:?}");
-    for (folder, mut edges) in folders {
-        loop {
-            let before = edges.len();
-            let left = edges.clone();
-            edges.retain(|(from, to)| {
-                left.iter().any(|(_, to)| to == from) && left.iter().any(|(from, _)| from == to)
-            });
-            if edges.len() == before {
-                break;
-            }
-        }
-        assert!(edges.is_empty(), "{source}/{} has a circle among {edges:?}", folder.join("/"));
-    }
-    Ok(())
-}
-
-/// The names from the root of the library: `["llama", "cache", "plain"]`.
-type Module = Vec<String>;
-/// Pairs of modules in one folder, the first of which imports the second.
+/// Pairs of the modules of files, the first of which imports the second.
 type Edges = BTreeSet<(String, String)>;
 
-fn of_bridge(module: &Module) -> bool {
-    module.last().is_some_and(|last| last == "bridge")
+/// The edges of circles, and those between circles.
+fn circles(mut edges: Edges) -> Edges {
+    loop {
+        let left = edges.clone();
+        edges.retain(|(from, to)| {
+            left.iter().any(|(_, to)| to == from) && left.iter().any(|(from, _)| from == to)
+        });
+        if edges.len() == left.len() {
+            return edges;
+        }
+    }
 }
 
-/// The library's modules and their text without comments.
-struct Library {
-    modules: BTreeMap<Module, String>,
+/// A module in a file, or the file itself.
+struct Module {
+    /// The module that the file is.
+    file: String,
+    /// The paths that the module has, and whether it re-exports what they lead to.
+    paths: Vec<(String, bool)>,
+    /// The paths that names stand for.
+    names: BTreeMap<String, String>,
 }
+
+/// The modules of a crate by their paths: `crate::array::view`.
+#[derive(Default)]
+struct Library(BTreeMap<String, Module>);
 
 impl Library {
-    fn read(source: &str) -> anyhow::Result<Self> {
-        let mut modules = BTreeMap::new();
-        for path in files(source, &["rs"])? {
-            let inside = path.strip_prefix(root().join(source))?.with_extension("");
-            let mut names: Module =
-                inside.iter().map(|name| name.to_string_lossy().into_owned()).collect();
-            names.retain(|name| name != "mod" && name != "lib" && name != "main");
-            let text = fs::read_to_string(&path)?;
-            let code = library_lines(&text).map(|(_, line)| format!("{line}\n")).collect();
-            modules.insert(names, code);
-        }
-        Ok(Self { modules })
+    fn add_file(&mut self, file: &str, text: &str) {
+        let names = file.trim_end_matches(".rs").split('/');
+        let names = names.filter(|name| !["mod", "lib", "main"].contains(name));
+        let module: Vec<_> = iter::once("crate").chain(names).collect();
+        self.add(&module.join("::"), &module.join("::"), text);
     }
 
-    /// The modules that a module names by paths from `crate` or `super`, including those behind a
-    /// folder's `use`.
-    fn imports(&self, module: &Module, text: &str) -> BTreeSet<Module> {
-        let mut found = BTreeSet::new();
-        let paths = text.match_indices("crate::").chain(text.match_indices("super::"));
-        for (at, _) in paths.filter(|(at, _)| !text[..*at].ends_with("::")) {
-            for path in leaves(&text[at..]) {
-                let mut target = module.clone();
-                let mut names: Vec<&str> = path.split("::").collect();
-                while let Some(first @ ("crate" | "super")) = names.first().copied() {
-                    target.truncate(if first == "super" { target.len().max(1) - 1 } else { 0 });
-                    names.remove(0);
+    fn add(&mut self, module: &str, file: &str, text: &str) {
+        let (mut code, mut before) = (String::new(), "");
+        let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        while let Some(line) = lines.next() {
+            let opened = line.strip_suffix(" {").and_then(|line| line.split_once("mod "));
+            if let Some((_, name)) = opened.filter(|(before, _)| is_visibility(before)) {
+                let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+                let inside: Vec<_> = lines.by_ref().take_while(|line| *line != end).collect();
+                if before != "#[cfg(test)]" {
+                    self.add(&format!("{module}::{name}"), file, &inside.join("\n"));
                 }
-                for name in names {
-                    target.push(name.to_owned());
-                    if !self.modules.contains_key(&target) {
-                        target.pop();
-                        target.extend(self.origin(&target, name));
-                        break;
-                    }
+            } else {
+                code += line;
+                code.push('\n');
+            }
+            before = line;
+        }
+        let (mut paths, mut names) = (Vec::new(), BTreeMap::new());
+        for statement in code.split(';') {
+            let (rest, uses) = statement.rsplit_once("use ").unwrap_or((statement, ""));
+            let visibility = rest.rsplit('\n').next().unwrap_or_default();
+            let (rest, uses) =
+                if is_visibility(visibility) { (rest, uses) } else { (statement, "") };
+            for leaf in leaves(uses) {
+                let (path, name) = leaf.split_once(" as ").unwrap_or((&leaf, ""));
+                let path = path.trim_end_matches("::self");
+                let last = path.rsplit("::").next().unwrap_or_default();
+                names.insert(if name.is_empty() { last } else { name }.to_owned(), path.to_owned());
+                let is_type = last.starts_with(char::is_uppercase);
+                let again = is_type && words(&code).filter(|word| *word == last).count() > 1;
+                paths.push((path.to_owned(), !visibility.is_empty() && !again));
+            }
+            let named = words(rest).filter(|word| !word.ends_with('!') && word.contains("::"));
+            paths.extend(named.map(|word| (word.trim_end_matches(':').to_owned(), false)));
+        }
+        self.0.insert(module.to_owned(), Module { file: file.to_owned(), paths, names });
+    }
+
+    fn imports(&self) -> Edges {
+        let mut edges = Edges::new();
+        for (name, module) in &self.0 {
+            let from = &module.file;
+            for (path, public) in module.paths.iter().filter(|_| !from.ends_with("::bridge")) {
+                let Some(to) = self.origin(name, path).filter(|to| *to != from) else { continue };
+                if !(*public && to.starts_with(&format!("{from}::"))) {
+                    edges.insert((from.clone(), to.to_owned()));
                 }
-                found.insert(target);
             }
         }
-        found
+        edges
     }
 
-    /// The module in a folder that the folder's own file takes a name from.
-    fn origin(&self, folder: &[String], name: &str) -> Option<String> {
-        let text = self.modules.get(folder)?;
-        let uses =
-            text.match_indices("use ").flat_map(|(at, word)| leaves(&text[at + word.len()..]));
-        let mut firsts = uses.filter_map(|path| {
-            let (first, rest) = path.split_once("::")?;
-            (rest.rsplit("::").next() == Some(name)).then(|| first.to_owned())
-        });
-        firsts.find(|first| self.modules.contains_key(&[folder, slice::from_ref(first)].concat()))
+    /// The file that defines what a path in a module leads to; `None` for another crate's.
+    fn origin(&self, module: &str, path: &str) -> Option<&str> {
+        let (mut at, mut rest) = (module.to_owned(), path);
+        while !rest.is_empty() {
+            let (name, after) = rest.split_once("::").unwrap_or((rest, ""));
+            let below = format!("{at}::{name}");
+            match name {
+                "crate" => "crate".clone_into(&mut at),
+                "self" => {}
+                "super" => at.truncate(at.rfind("::")?),
+                _ if self.0.contains_key(&below) => at = below,
+                _ => match self.0.get(&at)?.names.get(name) {
+                    Some(used) if used != name && !used.starts_with(&format!("{name}::")) => {
+                        return self.origin(&at, &format!("{used}::{after}"));
+                    }
+                    _ if rest == path => return None,
+                    _ => break,
+                },
+            }
+            rest = after;
+        }
+        Some(&self.0.get(&at)?.file)
     }
 }
 
-/// The paths at the beginning of a text, `a::{b, c::d}` as `a::b` and `a::c::d`.
-fn leaves(text: &str) -> Vec<String> {
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
-    let (path, rest) = text.split_at(end.unwrap_or(text.len()));
-    let Some(inside) = rest.strip_prefix('{').filter(|_| path.ends_with("::")) else {
-        return vec![path.to_owned()];
-    };
-    let (mut parts, mut depth) = (vec![String::new()], 0);
-    for c in inside.chars() {
-        match c {
-            '}' if depth == 0 => break,
-            ',' if depth == 0 => parts.push(String::new()),
-            _ => {
-                depth += i32::from(c == '{') - i32::from(c == '}');
-                parts.last_mut().into_iter().for_each(|part| part.push(c));
-            }
-        }
-    }
-    let below = parts.iter().flat_map(|part| leaves(part.trim()));
-    below.map(|leaf| format!("{path}{leaf}")).collect()
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && !"_:$!".contains(c))
+}
+
+fn is_visibility(text: &str) -> bool {
+    text.trim().is_empty() || text.trim().starts_with("pub")
+}
+
+/// The paths of a `use`: those of `a::{b, c::d}` are `a::b` and `a::c::d`.
+fn leaves(tree: &str) -> Vec<String> {
+    let tree = tree.trim();
+    let Some((path, inside)) = tree.split_once('{') else { return vec![tree.to_owned()] };
+    let mut depth = 0;
+    let parts = inside.strip_suffix('}').unwrap_or(inside).split(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    });
+    let leaves = parts.filter(|part| !part.trim().is_empty()).flat_map(leaves);
+    leaves.map(|leaf| format!("{path}{leaf}")).collect()
 }

@@ -3,8 +3,29 @@
 
 use std::path::Path;
 
-use super::{Fault, Source};
+use super::request::Fault;
+use super::{comments, loops};
 use crate::front::{Instance, Kind, Tokens, instance};
+
+/// The tokens of a source and its macros that instantiate kernels.
+pub(super) struct Source {
+    pub(super) tokens: Tokens,
+    macros: Macros,
+}
+
+impl Source {
+    pub(super) fn parse(source: &str) -> Self {
+        let text = comments::without(source);
+        let macros = Macros::find(&text);
+        let text = loops::pragmas(&macros.removed_from(&text));
+        Self { tokens: macros.tokens(&text), macros }
+    }
+
+    pub(super) fn fault(&self, at: usize, text: impl Into<String>) -> Fault {
+        let (file, line) = self.tokens.place(at);
+        Fault { file, line, text: text.into() }
+    }
+}
 
 /// A function-like macro, or one that stands for parameters.
 struct Macro {
@@ -17,7 +38,7 @@ struct Macro {
 }
 
 /// The macros of a source.
-pub(super) struct Macros(Vec<Macro>);
+struct Macros(Vec<Macro>);
 
 impl Macros {
     pub(super) fn find(text: &str) -> Self {

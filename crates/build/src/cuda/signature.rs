@@ -1,6 +1,7 @@
 //! Turns the signature of a kernel into that of a `__global__` function.
 
-use super::{Fault, Request, Source};
+use super::instances::Source;
+use super::request::{Fault, Request};
 use crate::front::{Kernel, Parameter, Role, VALUES};
 
 /// One argument of a rewritten kernel.

@@ -1,6 +1,7 @@
 //! Threadgroup variables and function constants.
 
-use super::{Constant, Fault, Source};
+use super::instances::Source;
+use super::request::{Constant, Fault};
 use crate::front::{self, Tokens};
 
 /// `threadgroup float x[32];` in a function becomes `__shared__`.

@@ -1,58 +1,15 @@
 //! A model on several machines: the memory of each, and a prediction of its speed.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use mlx_primitives_llama::Llama;
 use mlx_primitives_ranks::{Scheme, Split};
 use serde_json::{Value, json};
 
-use super::Args;
+use super::args::{Args, Link};
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
-
-/// A connection between two machines.
-#[derive(Clone, Copy, Debug)]
-pub struct Link {
-    /// The seconds of an exchange of few bytes, one way.
-    latency: f64,
-    /// Bytes a second.
-    bandwidth: f64,
-}
-
-/// The links that have a name: microseconds one way between two programs, and gigabits a second.
-/// They are round figures of what such links commonly reach, not measured here, except loopback.
-const LINKS: [(&str, f64, f64); 6] = [
-    ("loopback", 20.0, 40.0),
-    ("1GbE", 120.0, 1.0),
-    ("10GbE", 50.0, 10.0),
-    ("25GbE", 20.0, 25.0),
-    ("thunderbolt", 100.0, 20.0),
-    ("rdma", 30.0, 50.0),
-];
-
-impl FromStr for Link {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let of =
-            |us: f64, gigabits: f64| Self { latency: us / 1e6, bandwidth: gigabits * 1e9 / 8.0 };
-        if let Some((_, us, gigabits)) =
-            LINKS.into_iter().find(|(name, ..)| name.eq_ignore_ascii_case(text))
-        {
-            return Ok(of(us, gigabits));
-        }
-        let parsed = text.split_once("us,").and_then(|(us, gigabits)| {
-            let gigabits = gigabits.strip_suffix("Gbit")?;
-            Some(of(us.parse().ok()?, gigabits.parse().ok()?))
-        });
-        parsed.filter(|link| link.latency >= 0.0 && link.bandwidth > 0.0).ok_or_else(|| {
-            let names = LINKS.map(|(name, ..)| name).join(", ");
-            format!("expected {names}, or a latency and a speed such as 80us,10Gbit")
-        })
-    }
-}
 
 /// A model on a number of ranks by one scheme.
 #[derive(Clone, Copy)]

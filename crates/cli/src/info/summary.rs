@@ -6,7 +6,7 @@ use mlx_primitives::io::{self, GgufType};
 use mlx_primitives_llama::estimate;
 use serde_json::{Value, json};
 
-use super::Args;
+use super::args::Args;
 use super::builtins::nodes_of_a_token;
 use super::ranks;
 use super::token::CONTEXT;
@@ -17,7 +17,7 @@ use crate::output;
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
-    let llama = super::model(args)?;
+    let llama = args.model()?;
     check_kv(args.kv.kind(), &llama)?;
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);

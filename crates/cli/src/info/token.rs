@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use mlx_primitives::graph::{self, Cost, Node};
 use serde_json::json;
 
-use super::Args;
+use super::args::Args;
 use super::builtins::nodes_of_a_token;
 use crate::output;
 
@@ -16,7 +16,7 @@ pub const CONTEXT: u32 = 128;
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
-    let llama = super::model(args)?;
+    let llama = args.model()?;
     let context = match args.context[..] {
         [] => CONTEXT,
         [context] => context,

@@ -4,6 +4,7 @@
 mod parts;
 mod random;
 mod report;
+mod step;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -14,13 +15,13 @@ use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use mlx_primitives::files;
 use mlx_primitives::tune::{Choices, with_choices};
-use serde_json::Value;
 
 use crate::kernels::Threads;
 use crate::model::{Packing, progress};
 use crate::{ops, output};
 use random::Random;
 use report::Report;
+use step::{Done, Found, Step};
 
 use parts::Selected;
 
@@ -82,33 +83,6 @@ fn share(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
     let share = numbers.filter(|&(i, n)| 0 < i && i <= n);
     share.ok_or_else(|| "expected I/N with numbers 1 <= I <= N".to_owned())
-}
-
-/// A step of the command: its part and name, and the function that runs it.
-struct Step {
-    part: &'static str,
-    name: String,
-    run: Box<dyn Fn() -> Result<Found>>,
-}
-
-/// The result of a step.
-#[derive(Default)]
-struct Found {
-    /// A summary in one line.
-    said: String,
-    /// Details, as lines in columns.
-    text: String,
-    failures: Vec<String>,
-    /// The details for programs.
-    json: Value,
-}
-
-/// A step that has run, and its result.
-struct Done {
-    part: &'static str,
-    name: String,
-    seconds: f64,
-    found: Found,
 }
 
 pub fn run(args: &Args) -> Result<()> {

@@ -13,7 +13,7 @@ use mlx_primitives_check::{Backend, Check, Conformance, Outcome, Share};
 use mlx_primitives_llama::{Checkpoint, Options};
 use serde_json::{Value, json};
 
-use super::{Found, Step};
+use super::step::{Found, Step};
 use crate::kernels::simulates;
 use crate::{info, ops};
 

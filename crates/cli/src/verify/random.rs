@@ -12,7 +12,7 @@ use mlx_primitives::{Dtype, files};
 use mlx_primitives_llama::{Config, Llama, Options, Quantization};
 use serde_json::json;
 
-use super::{Found, Step};
+use super::step::{Found, Step};
 
 /// The number of tokens in the prompt, which takes the kernels for many rows.
 const PROMPT: u32 = 20;

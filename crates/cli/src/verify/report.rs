@@ -6,7 +6,7 @@ use std::path::Path;
 use mlx_primitives::device::Device;
 use serde_json::{Value, json};
 
-use super::Done;
+use super::step::Done;
 use crate::kernels::simulates;
 
 pub struct Report {

@@ -17,6 +17,7 @@ use crate::build::build_with;
 use crate::compiler::Compiler;
 use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
+use crate::exec::abi;
 use crate::library::{Kernel, KernelInfo};
 use crate::module::{ArgumentKind, Module};
 use crate::rewrite::{self, Purpose, constant_prologue};
@@ -95,7 +96,7 @@ impl Library {
             text.push_str(&registration(name, signature, serial));
         }
         let library = build_with(&path, compiler, &head.folder, &text, &modules)?;
-        let module = Arc::new(Module::load(&library)?);
+        let module = Arc::new(Module::load(&library, &abi::TABLE)?);
         let mut kernels = BTreeMap::new();
         for (name, ..) in &self.kernels {
             let Some(index) = module.kernels.iter().position(|kernel| kernel.name == *name) else {

@@ -6,14 +6,6 @@ use std::ptr;
 
 use super::machine::Machine;
 
-/// `msl::Arguments` of registry.h.
-#[repr(C)]
-pub(crate) struct Arguments {
-    pub(crate) buffers: *const *mut c_void,
-    pub(crate) threadgroup: *const *mut c_void,
-    pub(crate) values: *const [u32; 4],
-}
-
 /// `Table` of runtime.cpp.
 #[repr(C)]
 pub(crate) struct Table {

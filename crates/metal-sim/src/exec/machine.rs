@@ -7,15 +7,12 @@ use std::sync::Arc;
 use super::arena::SLOTS;
 use super::faults::Faults;
 use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE, When};
-use super::scheduler::{Ready, Thread};
+use super::scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
 use super::shadow::Stamp;
-use super::sync::{Barrier, Simd};
 use crate::buffer::Access;
 use crate::module::Module;
 use crate::report::{FaultKind, Report, ThreadPlace};
 
-/// Lanes of a SIMD group on every Apple GPU.
-pub(super) const SIMD_WIDTH: usize = 32;
 /// Bytes of threadgroup memory that every Apple GPU has.
 pub(super) const THREADGROUP_LIMIT: usize = 32 << 10;
 /// Threadgroup variables come after bound threadgroup memory.

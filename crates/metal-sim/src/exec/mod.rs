@@ -10,50 +10,52 @@ mod setup;
 mod shadow;
 mod sync;
 
-use std::ffi::c_void;
 use std::ptr;
 
-use machine::{Machine, SIMD_WIDTH};
+use machine::Machine;
 use memory::THREADGROUP_SLOTS;
-use scheduler::{Ready, Thread};
-use sync::Simd;
+pub use scheduler::Schedule;
+use scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
+use setup::Tables;
 
 use crate::buffer::Access;
 use crate::dispatch::{Dispatch, Grid};
 use crate::error::{Error, Result};
+use crate::module::Arguments;
 use crate::report::{FaultKind, Report};
 use crate::rewrite::BUILTINS;
 
 type Values = [[u32; 4]; BUILTINS.len()];
 
-/// Addresses for the two argument tables of a kernel.
-struct Tables {
-    buffers: [*mut c_void; THREADGROUP_SLOTS],
-    threadgroup: [*mut c_void; THREADGROUP_SLOTS],
-}
-
-pub(crate) fn run(mut dispatch: Dispatch<'_>) -> Result<Report> {
-    let module = dispatch.kernel.module.clone();
-    let ready = Ready::new(dispatch.schedule);
-    let mut machine = Machine::new(ready, module.image.clone()).map_err(Error::Memory)?;
-    machine.module = Some(module.clone());
-    let tables = setup::bind(&mut machine, &mut dispatch).map_err(Error::Memory)?;
-    let runnable = setup::grid_is_possible(&mut machine, &dispatch) && machine.faults.is_empty();
-    if runnable {
-        let result = abi::with_machine(&raw mut machine, || {
-            // SAFETY: the machine is only reached through this pointer until the run ends.
-            unsafe { run_groups(&raw mut machine, &dispatch, &tables) }
-        });
-        machine.threads.clear();
-        result.map_err(Error::Memory)?;
-        if !machine.stopped {
-            unwritten(&mut machine);
+impl Dispatch<'_> {
+    /// Runs the kernel. Faults are in the report; an error means that it could not run.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
+    pub fn run(mut self) -> Result<Report> {
+        let module = self.kernel.module.clone();
+        let ready = Ready::new(self.schedule);
+        let mut machine = Machine::new(ready, module.image.clone()).map_err(Error::Memory)?;
+        machine.module = Some(module.clone());
+        let tables = setup::bind(&mut machine, &mut self).map_err(Error::Memory)?;
+        let runnable = setup::grid_is_possible(&mut machine, &self) && machine.faults.is_empty();
+        if runnable {
+            let result = abi::with_machine(&raw mut machine, || {
+                // SAFETY: the machine is only reached through this pointer until the run ends.
+                unsafe { run_groups(&raw mut machine, &self, &tables) }
+            });
+            machine.threads.clear();
+            result.map_err(Error::Memory)?;
+            if !machine.stopped {
+                unwritten(&mut machine);
+            }
         }
+        setup::finish(&mut machine, &mut self);
+        let mut report = std::mem::take(&mut machine.report);
+        report.faults = std::mem::take(&mut machine.faults).finish(&module);
+        Ok(report)
     }
-    setup::finish(&mut machine, &mut dispatch);
-    let mut report = std::mem::take(&mut machine.report);
-    report.faults = std::mem::take(&mut machine.faults).finish(&module);
-    Ok(report)
 }
 
 /// # Safety
@@ -84,16 +86,16 @@ unsafe fn run_groups(
             (*machine).group = number;
             (*machine).group_position = position;
             (*machine).epochs = [0; 2];
-            (*machine).barrier = sync::Barrier::default();
+            (*machine).barrier = Barrier::default();
             (*machine).live = threads;
             (*machine).simds = (0..threads.div_ceil(SIMD_WIDTH))
                 .map(|simd| Simd::new((threads - simd * SIMD_WIDTH).min(SIMD_WIDTH) as u32))
                 .collect();
             (*machine).reset_threadgroup_memory();
             let values: Vec<Values> = (0..threads as u32).map(|i| shape.values(i)).collect();
-            let arguments: Vec<abi::Arguments> = values
+            let arguments: Vec<Arguments> = values
                 .iter()
-                .map(|values| abi::Arguments {
+                .map(|values| Arguments {
                     buffers: tables.buffers.as_ptr(),
                     threadgroup: tables.threadgroup.as_ptr(),
                     values: values.as_ptr(),

@@ -1,26 +1,23 @@
-//! One fiber for each thread of a threadgroup, resumed in the order of the schedule.
+//! The threads of a threadgroup, each a fiber, the order of their turns, and what they wait for.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use corosensei::stack::{DefaultStack, Stack};
-use corosensei::{Coroutine, CoroutineResult, Yielder};
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, Yielder};
 
-use super::abi;
-use super::machine::Machine;
 use super::shadow::Loads;
-use crate::dispatch::Schedule;
-use crate::module::Call;
 
-/// Bytes of a fiber's stack: a thread's private memory on a GPU is far smaller.
-const STACK_BYTES: usize = 256 << 10;
+/// Lanes of a SIMD group on every Apple GPU.
+pub(super) const SIMD_WIDTH: usize = 32;
+/// Bytes of a value that lanes exchange.
+pub(super) const SLOT_BYTES: usize = 32;
 
 /// Of the process: of each thread, those of threads at rest would add up to all the mappings that
 /// Linux allows.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
-fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
+pub(super) fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -44,38 +41,8 @@ pub(super) struct Thread {
     pub(super) state: State,
     pub(super) stack: std::ops::Range<usize>,
     pub(super) loads: Loads,
-    fiber: Option<Coroutine<(), (), (), DefaultStack>>,
-    yielder: *const Yielder<(), ()>,
-}
-
-impl Thread {
-    /// A thread that will call the kernel. `arguments` must outlive it.
-    pub(super) fn new(
-        machine: *mut Machine,
-        index: usize,
-        call: Call,
-        arguments: *const abi::Arguments,
-    ) -> io::Result<Self> {
-        let kept = stacks().pop();
-        let stack = match kept {
-            Some(stack) => stack,
-            None => DefaultStack::new(STACK_BYTES)?,
-        };
-        let range = stack.limit().get()..stack.base().get();
-        let fiber = Coroutine::with_stack(stack, move |yielder, ()| {
-            // SAFETY: the machine outlives its threads, and nothing else borrows it now.
-            unsafe { (&mut (*machine).threads)[index].yielder = yielder };
-            // SAFETY: arguments match the kernel's parameters, as the registry lists them.
-            unsafe { call(arguments) };
-        });
-        Ok(Thread {
-            state: State::Ready,
-            stack: range,
-            loads: Loads::default(),
-            fiber: Some(fiber),
-            yielder: std::ptr::null(),
-        })
-    }
+    pub(super) fiber: Option<Coroutine<(), (), (), DefaultStack>>,
+    pub(super) yielder: *const Yielder<(), ()>,
 }
 
 impl Drop for Thread {
@@ -90,9 +57,26 @@ impl Drop for Thread {
     }
 }
 
+/// The order in which runnable threads, and the threadgroups of the grid, take their turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// First to last.
+    #[default]
+    Forward,
+    /// Last to first.
+    Reversed,
+    /// A random order, the same for the same seed.
+    Shuffled(u64),
+}
+
+impl Schedule {
+    /// An order of each kind, in all of which a kernel should run.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
+}
+
 /// The threads that can continue.
 pub(super) struct Ready {
-    queue: VecDeque<usize>,
+    pub(super) queue: VecDeque<usize>,
     schedule: Schedule,
     random: u64,
 }
@@ -112,11 +96,11 @@ impl Ready {
         ((bits ^ bits >> 31) % bound as u64) as usize
     }
 
-    fn push(&mut self, thread: usize) {
+    pub(super) fn push(&mut self, thread: usize) {
         self.queue.push_back(thread);
     }
 
-    fn pop(&mut self) -> Option<usize> {
+    pub(super) fn pop(&mut self) -> Option<usize> {
         match self.schedule {
             Schedule::Forward => self.queue.pop_front(),
             Schedule::Reversed => self.queue.pop_back(),
@@ -145,51 +129,53 @@ impl Ready {
     }
 }
 
-impl Machine {
-    pub(super) fn wake(&mut self, thread: usize) {
-        self.threads[thread].state = State::Ready;
-        self.ready.push(thread);
-    }
+/// The threads of a group that have arrived at a threadgroup barrier.
+#[derive(Default)]
+pub(super) struct Barrier {
+    pub(super) arrived: usize,
+    pub(super) flags: u32,
+    pub(super) site: usize,
+}
 
-    /// Leaves the current fiber until it is resumed.
-    ///
-    /// # Safety
-    /// Must be called on a fiber of `machine`, with no reference to it alive.
-    pub(super) unsafe fn suspend(machine: *mut Machine) {
-        // SAFETY: the yielder was set when the fiber started, and lives as long as it.
-        unsafe {
-            let threads = &(*machine).threads;
-            let yielder = threads[(*machine).current].yielder;
-            (*yielder).suspend(());
-        }
-    }
+/// Successive exchanges use different rounds, since a lane may publish its next value before all
+/// others have read the last one. A matrix product uses two rounds at a time.
+pub(super) const ROUNDS: usize = 4;
 
-    /// Runs the threads of a group until they have returned or cannot continue.
-    ///
-    /// # Safety
-    /// `machine` must be valid, with threads made for it, and no reference to it alive.
-    pub(super) unsafe fn run_group(machine: *mut Machine) {
-        // SAFETY: every borrow of the machine ends before a fiber is resumed.
-        unsafe {
-            (*machine).ready.queue.clear();
-            for thread in 0..(*machine).threads.len() {
-                (*machine).ready.push(thread);
-            }
-            while (*machine).live > 0 && !(*machine).stopped {
-                let Some(next) = (*machine).ready.pop() else {
-                    (*machine).stuck();
-                    break;
-                };
-                (*machine).current = next;
-                let Some(mut fiber) = (&mut (*machine).threads)[next].fiber.take() else { break };
-                let result = fiber.resume(());
-                let thread = &mut (&mut (*machine).threads)[next];
-                thread.fiber = Some(fiber);
-                if let CoroutineResult::Return(()) = result {
-                    thread.state = State::Done;
-                    (*machine).leave();
-                }
-            }
+/// The values that lanes exchange.
+#[derive(Clone)]
+pub(super) struct Round {
+    pub(super) slots: [u8; SIMD_WIDTH * SLOT_BYTES],
+    pub(super) mask: u32,
+}
+
+/// A SIMD group.
+#[derive(Clone)]
+pub(super) struct Simd {
+    /// SIMD-group barriers passed, for device and for threadgroup memory.
+    pub(super) epochs: [u32; 2],
+    pub(super) live: u32,
+    pub(super) lanes: u32,
+    pub(super) arrived: u32,
+    pub(super) round: usize,
+    pub(super) rounds: [Round; ROUNDS],
+    pub(super) site: usize,
+    pub(super) flags: u32,
+    pub(super) bytes: usize,
+}
+
+impl Simd {
+    pub(super) fn new(live: u32) -> Self {
+        let round = Round { slots: [0; SIMD_WIDTH * SLOT_BYTES], mask: 0 };
+        Simd {
+            epochs: [0; 2],
+            live,
+            lanes: live,
+            arrived: 0,
+            round: 0,
+            rounds: std::array::from_fn(|_| round.clone()),
+            site: 0,
+            flags: 0,
+            bytes: 0,
         }
     }
 }

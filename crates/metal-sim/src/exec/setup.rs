@@ -1,8 +1,8 @@
 //! The work before and after the threads: checks and binds arguments, copies results back.
 
+use std::ffi::c_void;
 use std::io;
 
-use super::Tables;
 use super::machine::Machine;
 use super::memory::THREADGROUP_SLOTS;
 use crate::buffer::{Access, Memory};
@@ -17,6 +17,12 @@ impl Machine {
     fn argument_fault(&mut self, kind: FaultKind, index: u32, message: String) {
         self.faults.add(kind, 0, index, None, || message);
     }
+}
+
+/// Addresses for the two argument tables of a kernel.
+pub(super) struct Tables {
+    pub(super) buffers: [*mut c_void; THREADGROUP_SLOTS],
+    pub(super) threadgroup: [*mut c_void; THREADGROUP_SLOTS],
 }
 
 /// Buffers that overlap in the caller's memory.

@@ -1,70 +1,105 @@
-//! Where threads wait for each other: barriers and SIMD-group exchanges.
+//! Runs the threads of a group, which wait for each other at barriers and SIMD-group exchanges.
 
-use super::machine::{Machine, SIMD_WIDTH};
-use super::scheduler::State;
+use std::io;
+
+use corosensei::stack::{DefaultStack, Stack};
+use corosensei::{Coroutine, CoroutineResult};
+
+use super::machine::Machine;
+use super::scheduler::{Barrier, ROUNDS, SIMD_WIDTH, SLOT_BYTES, State, Thread, stacks};
+use super::shadow::Loads;
+use crate::module::{Arguments, Call};
 use crate::report::FaultKind;
 
-const SLOT_BYTES: usize = 32;
+/// Bytes of a fiber's stack: a thread's private memory on a GPU is far smaller.
+const STACK_BYTES: usize = 256 << 10;
+
 const MEM_DEVICE: u32 = 1;
 const MEM_THREADGROUP: u32 = 2;
-
-/// The threads of a group that have arrived at a threadgroup barrier.
-#[derive(Default)]
-pub(super) struct Barrier {
-    arrived: usize,
-    flags: u32,
-    site: usize,
-}
-
-/// Successive exchanges use different rounds, since a lane may publish its next value before all
-/// others have read the last one. A matrix product uses two rounds at a time.
-const ROUNDS: usize = 4;
-
-/// The values that lanes exchange.
-#[derive(Clone)]
-struct Round {
-    slots: [u8; SIMD_WIDTH * SLOT_BYTES],
-    mask: u32,
-}
-
-/// A SIMD group.
-#[derive(Clone)]
-pub(super) struct Simd {
-    /// SIMD-group barriers passed, for device and for threadgroup memory.
-    pub(super) epochs: [u32; 2],
-    pub(super) live: u32,
-    lanes: u32,
-    arrived: u32,
-    round: usize,
-    rounds: [Round; ROUNDS],
-    site: usize,
-    flags: u32,
-    bytes: usize,
-}
-
-impl Simd {
-    pub(super) fn new(live: u32) -> Self {
-        let round = Round { slots: [0; SIMD_WIDTH * SLOT_BYTES], mask: 0 };
-        Simd {
-            epochs: [0; 2],
-            live,
-            lanes: live,
-            arrived: 0,
-            round: 0,
-            rounds: std::array::from_fn(|_| round.clone()),
-            site: 0,
-            flags: 0,
-            bytes: 0,
-        }
-    }
-}
 
 fn advance(epochs: &mut [u32; 2], flags: u32) {
     epochs[0] += u32::from(flags & MEM_DEVICE != 0);
     epochs[1] += u32::from(flags & MEM_THREADGROUP != 0);
 }
 
+impl Thread {
+    /// A thread that will call the kernel. `arguments` must outlive it.
+    pub(super) fn new(
+        machine: *mut Machine,
+        index: usize,
+        call: Call,
+        arguments: *const Arguments,
+    ) -> io::Result<Self> {
+        let kept = stacks().pop();
+        let stack = match kept {
+            Some(stack) => stack,
+            None => DefaultStack::new(STACK_BYTES)?,
+        };
+        let range = stack.limit().get()..stack.base().get();
+        let fiber = Coroutine::with_stack(stack, move |yielder, ()| {
+            // SAFETY: the machine outlives its threads, and nothing else borrows it now.
+            unsafe { (&mut (*machine).threads)[index].yielder = yielder };
+            // SAFETY: arguments match the kernel's parameters, as the registry lists them.
+            unsafe { call(arguments) };
+        });
+        Ok(Thread {
+            state: State::Ready,
+            stack: range,
+            loads: Loads::default(),
+            fiber: Some(fiber),
+            yielder: std::ptr::null(),
+        })
+    }
+}
+
 impl Machine {
+    pub(super) fn wake(&mut self, thread: usize) {
+        self.threads[thread].state = State::Ready;
+        self.ready.push(thread);
+    }
+
+    /// Leaves the current fiber until it is resumed.
+    ///
+    /// # Safety
+    /// Must be called on a fiber of `machine`, with no reference to it alive.
+    pub(super) unsafe fn suspend(machine: *mut Machine) {
+        // SAFETY: the yielder was set when the fiber started, and lives as long as it.
+        unsafe {
+            let threads = &(*machine).threads;
+            let yielder = threads[(*machine).current].yielder;
+            (*yielder).suspend(());
+        }
+    }
+
+    /// Runs the threads of a group until they have returned or cannot continue.
+    ///
+    /// # Safety
+    /// `machine` must be valid, with threads made for it, and no reference to it alive.
+    pub(super) unsafe fn run_group(machine: *mut Machine) {
+        // SAFETY: every borrow of the machine ends before a fiber is resumed.
+        unsafe {
+            (*machine).ready.queue.clear();
+            for thread in 0..(*machine).threads.len() {
+                (*machine).ready.push(thread);
+            }
+            while (*machine).live > 0 && !(*machine).stopped {
+                let Some(next) = (*machine).ready.pop() else {
+                    (*machine).stuck();
+                    break;
+                };
+                (*machine).current = next;
+                let Some(mut fiber) = (&mut (*machine).threads)[next].fiber.take() else { break };
+                let result = fiber.resume(());
+                let thread = &mut (&mut (*machine).threads)[next];
+                thread.fiber = Some(fiber);
+                if let CoroutineResult::Return(()) = result {
+                    thread.state = State::Done;
+                    (*machine).leave();
+                }
+            }
+        }
+    }
+
     pub(super) fn lane(&self) -> u32 {
         (self.current % SIMD_WIDTH) as u32
     }

@@ -6,18 +6,7 @@ use std::fmt::Write;
 
 use mlx_primitives_build::front;
 
-use super::{Purpose, Rewriter};
-
-/// A function constant that a library declares.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Constant {
-    /// The `n` of `[[function_constant(n)]]`.
-    pub index: u32,
-    /// Its name in the source.
-    pub name: String,
-    /// Whether the source asks `is_function_constant_defined`, so that it may be left out.
-    pub optional: bool,
-}
+use super::{Constant, Purpose, Rewriter};
 
 /// The table of values, as the head of a rewritten source.
 pub(crate) fn prologue(values: &BTreeMap<u32, u64>) -> String {

@@ -9,7 +9,6 @@ mod storage;
 
 use std::path::Path;
 
-pub use constants::Constant;
 pub(crate) use constants::prologue as constant_prologue;
 pub(crate) use mlx_primitives_build::front::{self, SPACES, Tokens, VALUES as BUILTINS};
 
@@ -22,6 +21,17 @@ pub(crate) enum Purpose {
     Check,
     /// To become a GPU's machine code, by way of clang's SPIR-V target.
     Gpu,
+}
+
+/// A function constant that a library declares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constant {
+    /// The `n` of `[[function_constant(n)]]`.
+    pub index: u32,
+    /// Its name in the source.
+    pub name: String,
+    /// Whether the source asks `is_function_constant_defined`, so that it may be left out.
+    pub optional: bool,
 }
 
 /// Something in a source that Metal does not allow.

@@ -1,0 +1,68 @@
+//! A request to the rewriter, and the faults that prevent it.
+
+use std::fmt;
+
+/// One kernel of a source, and how it is launched.
+#[derive(Clone, Debug, Default)]
+pub struct Request<'a> {
+    /// The Metal source, with everything that it includes in quotation marks.
+    pub source: &'a str,
+    /// The name of the kernel: of the function, or the `host_name` of an instantiation.
+    pub kernel: &'a str,
+    /// The buffer indices that the launch binds.
+    pub bound: &'a [Bound],
+    /// The values of the function constants.
+    pub constants: &'a [Constant],
+    /// Whether the launch counts threads in place of threadgroups, so that the threadgroups at
+    /// the end of the grid may be smaller.
+    pub counts_threads: bool,
+}
+
+/// A buffer index that a launch binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The index.
+    pub index: u32,
+    /// The length of the contents if they are passed by value, 0 for an array.
+    pub bytes: u32,
+}
+
+impl Bound {
+    /// Bytes for a reference, an array for a pointer.
+    pub const fn as_declared(index: u32) -> Self {
+        Self { index, bytes: u32::MAX }
+    }
+}
+
+/// The value of a function constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Constant {
+    /// The index in `[[function_constant(index)]]`.
+    pub index: u32,
+    /// The number of Metal's `MTLDataType`.
+    pub data_type: u32,
+    /// The value in the low bytes.
+    pub bits: u64,
+}
+
+/// A fault of Metal source that prevents the rewriting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The file, as a `#line` directive names it; empty if there is none.
+    pub file: String,
+    /// The line in the file, 0 if the fault has none.
+    pub line: u32,
+    /// The reason.
+    pub text: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => f.write_str(&self.text),
+            line => write!(f, "{}:{line}: {}", self.file, self.text),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

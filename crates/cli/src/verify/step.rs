@@ -1,0 +1,31 @@
+//! The steps of `verify`, and their results.
+
+use anyhow::Result;
+use serde_json::Value;
+
+/// A step of the command: its part and name, and the function that runs it.
+pub struct Step {
+    pub part: &'static str,
+    pub name: String,
+    pub run: Box<dyn Fn() -> Result<Found>>,
+}
+
+/// The result of a step.
+#[derive(Default)]
+pub struct Found {
+    /// A summary in one line.
+    pub said: String,
+    /// Details, as lines in columns.
+    pub text: String,
+    pub failures: Vec<String>,
+    /// The details for programs.
+    pub json: Value,
+}
+
+/// A step that has run, and its result.
+pub struct Done {
+    pub part: &'static str,
+    pub name: String,
+    pub seconds: f64,
+    pub found: Found,
+}

@@ -1,0 +1,226 @@
+//! A dispatch before it runs in the simulator, and the record of one that ran.
+
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::planted::{self, Change, Planted};
+use crate::error::{Error, Result};
+use crate::simulator::{Schedule, chosen_schedule};
+
+#[derive(Clone)]
+pub(super) struct Bound {
+    pub index: u32,
+    pub at: usize,
+    pub bytes: usize,
+    pub writable: bool,
+    pub constant: bool,
+}
+
+/// One dispatch, and its traffic to and from the arrays bound to it, without parameters.
+#[derive(Clone, Debug)]
+pub struct Dispatched {
+    /// The name of the kernel.
+    pub kernel: String,
+    /// The bytes of all loads and of all stores, and the distinct bytes among the loads, for each
+    /// array in the order of its buffer index. A byte that several lanes of a SIMD group load with
+    /// the same instruction counts once among the loads.
+    pub arrays: Vec<[u64; 3]>,
+    /// The counts of the kernel's work: loads and stores of each buffer, barriers, exchanges.
+    pub report: metal_sim::Report,
+    /// The data that the kernel was dispatched with.
+    pub encoded: Encoded,
+}
+
+impl Dispatched {
+    /// The bytes of all loads.
+    pub fn read(&self) -> u64 {
+        self.arrays.iter().map(|array| array[0]).sum()
+    }
+
+    /// The bytes of all stores.
+    pub fn written(&self) -> u64 {
+        self.arrays.iter().map(|array| array[1]).sum()
+    }
+}
+
+type Journal = Arc<Mutex<Vec<Dispatched>>>;
+
+thread_local! {
+    // The journal of the thread that evaluates. The tasks of its stream run on another thread.
+    static JOURNAL: Journal = Journal::default();
+}
+
+/// Returns the dispatches of this thread's evaluations since the last call.
+pub fn dispatched() -> Vec<Dispatched> {
+    JOURNAL.with(|journal| {
+        std::mem::take(&mut *journal.lock().unwrap_or_else(PoisonError::into_inner))
+    })
+}
+
+/// A dispatch before it runs.
+#[derive(Clone)]
+pub(crate) struct SimulatedDispatch {
+    pub(super) grid: [u32; 3],
+    pub(super) group: [u32; 3],
+    pub(super) grid_is_threads: bool,
+    pub(super) buffers: Vec<Bound>,
+    pub(super) threadgroup: Vec<(u32, usize)>,
+    pub(super) journal: Journal,
+    pub(super) chosen: Option<Schedule>,
+    pub(super) planted: Option<Planted>,
+}
+
+pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch> {
+    Box::new(SimulatedDispatch {
+        grid,
+        group,
+        grid_is_threads: false,
+        buffers: Vec::new(),
+        threadgroup: Vec::new(),
+        // A thread that ends may have dropped its value already. Nobody can ask for it then.
+        journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
+        chosen: chosen_schedule(),
+        planted: planted::next(),
+    })
+}
+
+impl SimulatedDispatch {
+    /// Makes the grid one of threads instead of threadgroups.
+    pub(crate) fn count_threads(&mut self) {
+        self.grid_is_threads = true;
+    }
+
+    /// Binds memory to `[[buffer(index)]]`. An address that is bound twice is written in place.
+    pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
+        self.buffers.push(Bound { index, at, bytes, writable, constant: false });
+    }
+
+    /// Binds parameters, which the encoder copied.
+    pub(crate) fn bind_constant(&mut self, index: u32, at: usize, bytes: usize) {
+        self.buffers.push(Bound { index, at, bytes, writable: false, constant: true });
+    }
+
+    /// Sets the size of `[[threadgroup(index)]]`.
+    pub(crate) fn reserve(&mut self, index: u32, bytes: usize) {
+        self.threadgroup.push((index, bytes));
+    }
+
+    fn bound(&mut self, index: u32) -> Option<&mut Bound> {
+        self.buffers.iter_mut().find(|bound| bound.index == index)
+    }
+}
+
+pub(super) fn failed(error: impl Display) -> Error {
+    Error::mlx(&format!("[simulate] {error}"))
+}
+
+/// The data of a dispatch, as it was encoded.
+#[derive(Clone, Debug, Default)]
+pub struct Encoded {
+    /// The number of threadgroups, or of threads, along each axis.
+    pub grid: [u32; 3],
+    /// The number of threads of a threadgroup along each axis.
+    pub group: [u32; 3],
+    /// The index and the bytes of each threadgroup memory.
+    pub memory: Vec<(u32, usize)>,
+    /// The index and the bytes of each array, and whether it is written.
+    pub arrays: Vec<(u32, usize, bool)>,
+    /// The index and the words of each block of parameters.
+    pub parameters: Vec<(u32, Vec<u32>)>,
+}
+
+impl Encoded {
+    /// # Safety
+    /// The parameters bound to `dispatch` must be valid to read.
+    pub(super) unsafe fn of(dispatch: &SimulatedDispatch) -> Self {
+        let mut encoded = Self {
+            grid: dispatch.grid,
+            group: dispatch.group,
+            memory: dispatch.threadgroup.clone(),
+            ..Self::default()
+        };
+        for bound in &dispatch.buffers {
+            if bound.constant {
+                // SAFETY: the caller promises this.
+                let words = unsafe { words(bound) };
+                encoded.parameters.push((bound.index, words));
+            } else {
+                encoded.arrays.push((bound.index, bound.bytes, bound.writable));
+            }
+        }
+        encoded.memory.sort_unstable();
+        encoded.arrays.sort_unstable();
+        encoded.parameters.sort_unstable();
+        encoded
+    }
+}
+
+/// # Safety
+/// The memory that is bound must be valid to read.
+unsafe fn words(bound: &Bound) -> Vec<u32> {
+    let at = std::ptr::with_exposed_provenance::<u8>(bound.at);
+    // SAFETY: the caller promises this. The encoder copied these bytes for this dispatch.
+    let bytes = unsafe { std::slice::from_raw_parts(at, bound.bytes) };
+    bytes
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+        .collect()
+}
+
+/// A word of parameters with `by` added: as a float if it looks like one, otherwise as an integer.
+fn moved(word: u32, by: i32) -> u32 {
+    let float = f32::from_bits(word);
+    if float.is_normal() && (1e-9..1e9).contains(&float.abs()) {
+        (float + by as f32).to_bits()
+    } else {
+        word.wrapping_add_signed(by)
+    }
+}
+
+/// The dispatch with the change. Changed parameters are stored in `kept`.
+///
+/// # Safety
+/// The memory that is bound to `dispatch` must be valid to read.
+pub(super) unsafe fn changed(
+    dispatch: &SimulatedDispatch,
+    change: Change,
+    kept: &mut Vec<u32>,
+) -> Result<SimulatedDispatch> {
+    let mut wrong = dispatch.clone();
+    match change {
+        Change::Grid(axis, by) => wrong.grid[axis] = wrong.grid[axis].wrapping_add_signed(by),
+        Change::Group(axis, by) => wrong.group[axis] = wrong.group[axis].saturating_add_signed(by),
+        Change::Memory(index, by) => {
+            let memory = wrong.threadgroup.iter_mut().find(|(at, _)| *at == index);
+            let (_, bytes) = memory.ok_or_else(|| missing(change))?;
+            *bytes = bytes.saturating_add_signed(by as isize);
+        }
+        Change::Swapped(a, b) => {
+            for bound in wrong.buffers.iter_mut().filter(|bound| [a, b].contains(&bound.index)) {
+                bound.index = a + b - bound.index;
+            }
+        }
+        Change::Word(index, word, by) => {
+            let bound = wrong.bound(index).ok_or_else(|| missing(change))?;
+            // SAFETY: the caller promises this.
+            *kept = unsafe { words(bound) };
+            let number = kept.get_mut(word).ok_or_else(|| missing(change))?;
+            *number = moved(*number, by);
+            bound.at = kept.as_ptr().expose_provenance();
+        }
+        Change::Offset(index, bytes) => {
+            let bound = wrong.bound(index).ok_or_else(|| missing(change))?;
+            (bound.at, bound.bytes) = (bound.at + bytes, bound.bytes.saturating_sub(bytes));
+        }
+    }
+    // The encoder refuses such dispatches before they are run.
+    let threads: u64 = wrong.group.iter().map(|extent| u64::from(*extent)).product();
+    if threads > 1024 || wrong.grid.iter().chain(&wrong.group).any(|extent| *extent == 0) {
+        return Err(failed(format_args!("{:?} groups of {:?}", wrong.grid, wrong.group)));
+    }
+    Ok(wrong)
+}
+
+fn missing(change: Change) -> Error {
+    failed(format_args!("a dispatch has nothing that {change:?} could change"))
+}
