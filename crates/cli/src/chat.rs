@@ -39,7 +39,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    args.text.ranks.join()?;
+    args.text.start()?;
     let session = Session::load(&args.text)?;
     let answering = Arc::new(AtomicBool::new(false));
     let (flag, busy) = (Arc::clone(&session.stop), Arc::clone(&answering));

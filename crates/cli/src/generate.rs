@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.prompt_cache_file {
         PromptCache::check_path(path)?; // fails now rather than after the text
     }
-    args.text.ranks.join()?;
+    args.text.start()?;
     let prompt_text = ranks::from_first(|| prompt_text(args))?;
     let interrupted = interrupt::handle()?;
     let mut session = Session::load(&args.text)?;

@@ -165,9 +165,16 @@ pub struct Session {
     caches: RefCell<Resident>,
 }
 
+impl TextArgs {
+    /// Chooses the threads, which cannot change once ranks have exchanged arrays, and joins them.
+    pub fn start(&self) -> Result<()> {
+        self.kernels.set()?;
+        self.ranks.join()
+    }
+}
+
 impl Session {
     pub fn load(args: &TextArgs) -> Result<Self> {
-        args.kernels.set()?;
         let activations = args.kernels.activations();
         let checkpoint = args.source.load()?.with_activations(activations);
         let template = match &args.source.model {

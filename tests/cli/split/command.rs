@@ -40,6 +40,9 @@ fn alone(arguments: &[&str]) -> Checked<String> {
 fn rank_0_prints_what_one_process_prints() -> Checked {
     let generate = ["generate", "Once upon a time", "-m", "24"];
     assert_eq!(printed(&generate)?, alone(&generate)?);
+    // The variable of these ranks says one thread, and connecting runs kernels.
+    let threads = [&generate[..], &["--threads", "2"]].concat();
+    assert_eq!(printed(&threads)?, alone(&generate)?);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../LICENSE-MIT");
     let perplexity = ["perplexity", "--file", file];
     assert_eq!(printed(&perplexity)?, alone(&perplexity)?);
