@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::element::{Element, Float, with_element};
 use super::math::{erf_of_mlx, sigmoid, tanh};
@@ -12,7 +13,10 @@ pub mod affine;
 mod table;
 
 pub use affine::{AffineShape, affine};
-use table::table;
+use table::{ALL, Table};
+
+/// The fewest elements for which a table is worth making.
+const ENOUGH: usize = ALL;
 
 /// A function applied to each element. The numbers are those of C++, where 0 stands for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,6 +226,34 @@ pub unsafe fn combination_on<T: Float>(
             Combination::MulRelu => map::<T, MulRelu>(machine, a, b, out, size, 1),
         }
     }
+}
+
+/// The table of `F` for `T`, if the type has sixteen bits and there are enough elements.
+fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
+    static TABLES: [[OnceLock<Box<Table>>; 2]; 3] = [const { [const { OnceLock::new() }; 2] }; 3];
+    if size_of::<T>() != size_of::<u16>() || size < ENOUGH {
+        return None;
+    }
+    let of_type = TABLES.get(F::TABLE?)?;
+    Some(of_type[usize::from(T::IS_BF16)].get_or_init(|| make::<T, F>(machine)))
+}
+
+fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
+    let mut values: Box<Table> = vec![0; ALL].try_into().unwrap_or_else(|_| Box::new([0; ALL]));
+    for (pattern, value) in values.iter_mut().enumerate() {
+        *value = pattern as u16;
+    }
+    let place = values.as_mut_ptr().cast::<T>();
+    let kernel = Mapped {
+        a: place,
+        b: place,
+        out: Output::near(place),
+        range: 0..ALL,
+        map: PhantomData::<Alone<F>>,
+    };
+    // SAFETY: as many elements as the range says; a map may work in place.
+    unsafe { machine.level.run(kernel) };
+    values
 }
 
 unsafe fn alone<T: Float, F: Function>(

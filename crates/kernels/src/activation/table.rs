@@ -1,50 +1,18 @@
 //! Functions of 16-bit elements as tables of all their values: a lookup takes a tenth of the time.
 
 use std::ops::Range;
-use std::sync::OnceLock;
 
-use super::{Function, Mapped};
 use crate::Machine;
 use crate::element::Float;
 use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 
 /// The number of 16-bit patterns.
-const ALL: usize = 1 << 16;
-/// The fewest elements for which a table is worth making.
-const ENOUGH: usize = ALL;
+pub const ALL: usize = 1 << 16;
 /// Elements that are looked up at a time.
 const BATCH: usize = 512;
 
-type Table = [u16; ALL];
-
-/// The table of `F` for `T`, if the type has sixteen bits and there are enough elements.
-pub fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
-    static TABLES: [[OnceLock<Box<Table>>; 2]; 3] = [const { [const { OnceLock::new() }; 2] }; 3];
-    if size_of::<T>() != size_of::<u16>() || size < ENOUGH {
-        return None;
-    }
-    let of_type = TABLES.get(F::TABLE?)?;
-    Some(of_type[usize::from(T::IS_BF16)].get_or_init(|| make::<T, F>(machine)))
-}
-
-fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
-    let mut values: Box<Table> = vec![0; ALL].try_into().unwrap_or_else(|_| Box::new([0; ALL]));
-    for (pattern, value) in values.iter_mut().enumerate() {
-        *value = pattern as u16;
-    }
-    let place = values.as_mut_ptr().cast::<T>();
-    let kernel = Mapped {
-        a: place,
-        b: place,
-        out: Output::near(place),
-        range: 0..ALL,
-        map: std::marker::PhantomData::<super::Alone<F>>,
-    };
-    // SAFETY: as many elements as the range says; a map may work in place.
-    unsafe { machine.level.run(kernel) };
-    values
-}
+pub type Table = [u16; ALL];
 
 /// `out[i] = table[x[i]]`.
 ///

@@ -2,7 +2,7 @@
 //! group multiplies its part of a score, or the weight of its values. Its bias multiplies the sum
 //! of the query's features, or the weight alone.
 
-use super::source::{QuantizedRows, Rows, load_strided};
+use super::source::{QuantizedRows, Rows, codes, load_strided};
 use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
@@ -238,14 +238,4 @@ unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, co
             }
         }
     }
-}
-
-/// Converts sixteen codes to floats.
-///
-/// # Safety
-/// `2 * BITS` bytes are readable.
-#[inline(always)]
-pub unsafe fn codes<V: F32x16, const BITS: usize>(from: *const u8) -> V {
-    // SAFETY: the caller's contract.
-    unsafe { if BITS == 4 { V::from_nibbles(from) } else { V::from_bytes(from) } }
 }

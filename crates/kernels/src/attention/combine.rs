@@ -1,12 +1,43 @@
-//! Combines the partial results of the chunks of a head's keys into its output.
+//! The chunks of a head's keys, and the combination of their partial results into its output.
 
 use std::ops::Range;
 
-use super::decode::Split;
 use super::scores::factor;
-use super::{Attention, MAX_DIM};
+use super::{Attention, MAX_DIM, Mask};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
+
+/// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
+pub const CHUNK: usize = 256;
+
+/// How a call is split into chunks, and the layout of a chunk's partial results.
+#[derive(Clone, Copy)]
+pub struct Split {
+    pub first: usize,
+    pub end: usize,
+    pub chunks: usize,
+    /// Floats of a row's output.
+    pub pitch: usize,
+    /// Floats of a query.
+    pub q_pitch: usize,
+}
+
+impl Split {
+    pub fn of(call: &Attention) -> Self {
+        let (first, end) = match call.mask {
+            Mask::None => call.span(0, call.queries - 1),
+            // A row whose keys are all masked weighs all of them equally.
+            _ => (0, call.keys),
+        };
+        let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
+        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch, q_pitch }
+    }
+
+    /// Floats of a chunk's results: outputs, then maxima, then sums.
+    pub fn floats(&self, rows: usize) -> usize {
+        (rows * (self.pitch + 2)).next_multiple_of(LANES)
+    }
+}
 
 /// Combines the chunks of each head's rows.
 pub struct Combine<'a, T> {

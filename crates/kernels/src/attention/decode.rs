@@ -5,19 +5,16 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::combine::Combine;
+use super::combine::{CHUNK, Combine, Split};
 use super::source::{Load, Rows, load_query};
 use super::tile::{
     CodedQueries, CodedScores, CodedValues, PlainScores, PlainValues, State, Tile, Weigh,
 };
-use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Mask, Source, TILE, with_scratch};
+use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Source, TILE, with_scratch};
 use super::{coded, pairs};
 use crate::element::Float;
-use crate::simd::{F32x16, Kernel, LANES};
+use crate::simd::{F32x16, Kernel};
 use crate::{Machine, Shared};
-
-/// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
-const CHUNK: usize = 256;
 
 /// The time of the first key and value of a chunk in tenths of a nanosecond. Most often they come
 /// from memory, and from pages that no core has looked up lately. Between products that fill the
@@ -26,35 +23,6 @@ const FIRST: usize = 10_000;
 
 /// Batch and key-value head, and first key.
 type Start = ((usize, usize), usize);
-
-/// How a call is split into chunks, and the layout of a chunk's partial results.
-#[derive(Clone, Copy)]
-pub struct Split {
-    first: usize,
-    end: usize,
-    pub chunks: usize,
-    /// Floats of a row's output.
-    pub pitch: usize,
-    /// Floats of a query.
-    q_pitch: usize,
-}
-
-impl Split {
-    fn of(call: &Attention) -> Self {
-        let (first, end) = match call.mask {
-            Mask::None => call.span(0, call.queries - 1),
-            // A row whose keys are all masked weighs all of them equally.
-            _ => (0, call.keys),
-        };
-        let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
-        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch, q_pitch }
-    }
-
-    /// Floats of a chunk's results: outputs, then maxima, then sums.
-    pub fn floats(&self, rows: usize) -> usize {
-        (rows * (self.pitch + 2)).next_multiple_of(LANES)
-    }
-}
 
 /// # Safety
 /// The contract of [`super::attention`].

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 
-use super::coded::codes;
 use super::{Source, View};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch};
@@ -240,4 +239,14 @@ pub unsafe fn load_query<V: F32x16, T: Float>(
     unsafe {
         load_row::<V, T>(view.at(batch, head, query), view.strides[3], dim, scale, out);
     }
+}
+
+/// Converts sixteen codes to floats.
+///
+/// # Safety
+/// `2 * BITS` bytes are readable.
+#[inline(always)]
+pub unsafe fn codes<V: F32x16, const BITS: usize>(from: *const u8) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { if BITS == 4 { V::from_nibbles(from) } else { V::from_bytes(from) } }
 }

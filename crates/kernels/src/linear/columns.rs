@@ -8,10 +8,9 @@ use std::ops::Range;
 use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::super::{Machine, Shared};
-use super::FEW_ROWS;
 use super::arithmetic::{Arithmetic, InF32};
 use super::gemm::{Epilogue, Extents};
-use super::gemv::with_floats;
+use super::gemv::{FEW_ROWS, with_floats};
 
 /// The most columns of a strip, whose sums stay in the nearest cache.
 const STRIP: usize = 1024;

@@ -15,17 +15,12 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
-use super::sums::{Finish, TileSums, tile_products};
+use super::sums::{BLOCK_ROWS, Finish, TileSums, tile_products};
+pub use super::sums::{EXTRA, Epilogue, Pass, STRIDE, SUMS};
 
 /// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
 const TILE: usize = 12;
-/// Words after a row of a tile, for the scales and biases of its weights.
-pub const EXTRA: usize = 128;
-/// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
-/// over the cache sets.
-pub const STRIDE: usize = WORDS + EXTRA + LANES;
-/// Rows of x in a block, and of weights.
-const BLOCK_ROWS: usize = 256;
+/// Rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
 /// Rows of weights in a block of tiles, if x exceeds the second-level cache: it is read from the
@@ -33,8 +28,6 @@ const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
 const FAR_COLUMNS: usize = 8 * TILE_ROWS;
 /// The most columns of a block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
 const MOST_COLUMNS: usize = if cfg!(target_arch = "x86_64") { FAR_COLUMNS } else { BLOCK_COLUMNS };
-/// Words from the sums of one column of a block to the next: an odd number of cache lines too.
-pub const SUMS: usize = BLOCK_ROWS + LANES;
 /// Words that a product of tiles takes at a time, so that its weights stay in the level-one cache.
 const TILE_WORDS: usize = 128;
 
@@ -101,27 +94,6 @@ pub trait Weights<A: Arithmetic>: Sync {
         // SAFETY: the caller's contract.
         unsafe { tile_products::<V, A>(pass, tile, sums) }
     }
-}
-
-/// Panels of x, and the range of their words that a tile multiplies.
-#[derive(Clone, Copy)]
-pub struct Pass<const PANELS: usize> {
-    pub x: [*const f32; PANELS],
-    /// The index of the first panel.
-    pub panel: usize,
-    /// The first word within a row.
-    pub at: usize,
-    pub words: usize,
-}
-
-/// Finishes the sums and writes the outputs.
-pub trait Epilogue: Sync {
-    /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
-    /// is finished once, by one thread.
-    ///
-    /// # Safety
-    /// The outputs exist.
-    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
 }
 
 /// The extents of a product.

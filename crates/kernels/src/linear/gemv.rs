@@ -8,10 +8,12 @@ use std::ops::Range;
 use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
 use super::super::{Machine, Shared};
-use super::FEW_ROWS;
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::gemm::{Epilogue, Extents};
 use super::workspace;
+
+/// The most rows of x that are multiplied by dot products with the rows of w.
+pub(super) const FEW_ROWS: usize = 8;
 
 /// Independent sums of each dot product: they hide the latency of a multiply-add.
 const SUMS: usize = 4;

@@ -16,9 +16,7 @@ use super::simd::Level;
 use arithmetic::{InBf16, InF32};
 use dense::{Dense, Finish};
 use gemm::{Extents, gemm};
-
-/// The most rows of x that are multiplied by dot products with the rows of w.
-const FEW_ROWS: usize = 8;
+use gemv::FEW_ROWS;
 
 /// A call of [`linear`], on row-major buffers of one element type.
 pub struct LinearCall {

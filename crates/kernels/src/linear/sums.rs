@@ -5,8 +5,38 @@ use std::marker::PhantomData;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
-use super::gemm::{Epilogue, Pass, STRIDE, SUMS};
 use super::interleaved::WORDS;
+
+/// Words after a row of a tile, for the scales and biases of its weights.
+pub const EXTRA: usize = 128;
+/// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
+/// over the cache sets.
+pub const STRIDE: usize = WORDS + EXTRA + LANES;
+/// Rows of x in a block.
+pub(super) const BLOCK_ROWS: usize = 256;
+/// Words from the sums of one column of a block to the next: an odd number of cache lines too.
+pub const SUMS: usize = BLOCK_ROWS + LANES;
+
+/// Panels of x, and the range of their words that a tile multiplies.
+#[derive(Clone, Copy)]
+pub struct Pass<const PANELS: usize> {
+    pub x: [*const f32; PANELS],
+    /// The index of the first panel.
+    pub panel: usize,
+    /// The first word within a row.
+    pub at: usize,
+    pub words: usize,
+}
+
+/// Finishes the sums and writes the outputs.
+pub trait Epilogue: Sync {
+    /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
+    /// is finished once, by one thread.
+    ///
+    /// # Safety
+    /// The outputs exist.
+    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
+}
 
 /// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
 /// around it, the compiler kept some of them in memory, and prompts took 1.6 times as long.

@@ -169,3 +169,49 @@ pub(super) unsafe fn load_first<V: F32x16, T: Float>(from: *const T, count: usiz
     // SAFETY: the caller's contract.
     unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
 }
+
+/// Runs `$run` with the format of a call; does nothing if there is no such format.
+macro_rules! with_format {
+    ($call:expr, $format:ident => $run:expr) => {
+        match ($call.mode, $call.bits) {
+            (Mode::Affine, 2) => {
+                type $format = Affine<2>;
+                $run
+            }
+            (Mode::Affine, 3) => {
+                type $format = Affine<3>;
+                $run
+            }
+            (Mode::Affine, 4) => {
+                type $format = Affine<4>;
+                $run
+            }
+            (Mode::Affine, 5) => {
+                type $format = Affine<5>;
+                $run
+            }
+            (Mode::Affine, 6) => {
+                type $format = Affine<6>;
+                $run
+            }
+            (Mode::Affine, 8) => {
+                type $format = Affine<8>;
+                $run
+            }
+            (Mode::Mxfp4, _) => {
+                type $format = Floats<4, false>;
+                $run
+            }
+            (Mode::Mxfp8, _) => {
+                type $format = Floats<8, false>;
+                $run
+            }
+            (Mode::Nvfp4, _) => {
+                type $format = Floats<4, true>;
+                $run
+            }
+            _ => {}
+        }
+    };
+}
+pub(super) use with_format;

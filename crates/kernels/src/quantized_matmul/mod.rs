@@ -4,6 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod call;
 mod columns;
 mod digits;
 mod dot;
@@ -20,107 +21,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Machine;
-use super::element::{Element, Float, with_element};
+use super::element::{Float, with_element};
 use super::simd::{F32x16, Kernel, LANES};
+use call::Order;
+pub use call::{Call, FEW_ROWS, Join, LowRank, Mode, Norm, Weights};
 use columns::Columns;
 use finish::Finish;
-use format::{Affine, Floats, Format};
-
-/// How weights are packed, like MLX's `mode`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Mode {
-    /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
-    Affine,
-    /// `2^(e - 127) * q`, with q a 4-bit float.
-    Mxfp4,
-    /// `2^(e - 127) * q`, with q an 8-bit float.
-    Mxfp8,
-    /// `s * q` with a 4-bit float q and an 8-bit float s.
-    Nvfp4,
-    /// Not packed: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
-    /// plain weights, with one matrix and no norm.
-    Plain,
-}
-
-/// One packed matrix: `columns` rows of weights, each a column of the result.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct Weights {
-    /// `axis * bits / 8` bytes for each row.
-    pub packed: *const u8,
-    /// One scale for each group, of the element type or one byte.
-    pub scales: *const u8,
-    /// One bias for each group, of the element type; null if the mode has no biases.
-    pub biases: *const u8,
-    pub columns: usize,
-}
-
-/// RMS normalization of x before the product.
-#[derive(Clone, Copy)]
-pub struct Norm {
-    pub weight: *const u8,
-    pub eps: f32,
-}
-
-/// A low-rank correction of the product, `scale * (x · Aᵀ) · Bᵀ`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct LowRank {
-    /// `[rank, axis]`.
-    pub a: *const u8,
-    /// `[columns, rank]`.
-    pub b: *const u8,
-    pub rank: usize,
-    /// Already rounded to the element type.
-    pub scale: f32,
-}
-
-/// How the columns of the products form the result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Join {
-    /// One after the other.
-    Concatenate,
-    /// `silu(first) * second`: both have the same number of columns.
-    Swiglu,
-}
-
-/// One call. Buffers hold elements of `element` and are aligned to them.
-pub struct Call<'a> {
-    pub element: Element,
-    pub mode: Mode,
-    pub bits: u32,
-    pub group: usize,
-    /// `[rows, axis]`; `axis` is a multiple of `group`, and of 32.
-    pub x: *const u8,
-    pub rows: usize,
-    pub axis: usize,
-    pub norm: Option<Norm>,
-    pub weights: &'a [Weights],
-    pub join: Join,
-    /// `[columns of the result]`, or null.
-    pub bias: *const u8,
-    /// `[rows, columns of the result]`, or null; may be `out`.
-    pub residual: *const u8,
-    pub low_rank: Option<LowRank>,
-    /// Whether many rows of x may be rounded to eight bits, on machines where this is faster.
-    pub int8: bool,
-    pub out: *mut u8,
-}
-
-// SAFETY: the buffers belong to one call: its threads read the same inputs and write columns that
-// they divide among themselves.
-unsafe impl Sync for Call<'_> {}
-
-impl Call<'_> {
-    /// Columns of the result.
-    pub fn columns(&self) -> usize {
-        match self.join {
-            Join::Concatenate => self.weights.iter().map(|weights| weights.columns).sum(),
-            Join::Swiglu => self.weights.first().map_or(0, |weights| weights.columns),
-        }
-    }
-}
+use format::{Affine, Floats, Format, with_format};
 
 /// Products accumulate in f32. Results are rounded to the element type where MLX's composition
 /// rounds: the normalized x, the product, and each step after it.
@@ -132,52 +39,6 @@ pub unsafe fn quantized_matmul(call: &Call) {
     // SAFETY: as the caller promises; the kernel runs on this machine.
     unsafe { quantized_matmul_on(Machine::current(), call) }
 }
-
-/// Runs `$run` with the format of a call; does nothing if there is no such format.
-macro_rules! with_format {
-    ($call:expr, $format:ident => $run:expr) => {
-        match ($call.mode, $call.bits) {
-            (Mode::Affine, 2) => {
-                type $format = Affine<2>;
-                $run
-            }
-            (Mode::Affine, 3) => {
-                type $format = Affine<3>;
-                $run
-            }
-            (Mode::Affine, 4) => {
-                type $format = Affine<4>;
-                $run
-            }
-            (Mode::Affine, 5) => {
-                type $format = Affine<5>;
-                $run
-            }
-            (Mode::Affine, 6) => {
-                type $format = Affine<6>;
-                $run
-            }
-            (Mode::Affine, 8) => {
-                type $format = Affine<8>;
-                $run
-            }
-            (Mode::Mxfp4, _) => {
-                type $format = Floats<4, false>;
-                $run
-            }
-            (Mode::Mxfp8, _) => {
-                type $format = Floats<8, false>;
-                $run
-            }
-            (Mode::Nvfp4, _) => {
-                type $format = Floats<4, true>;
-                $run
-            }
-            _ => {}
-        }
-    };
-}
-use with_format;
 
 pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     if call.axis == 0 || call.rows == 0 {
@@ -202,26 +63,6 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
         }
     })
 }
-
-/// The order of prepared inputs: that in which the lanes of a chunk yield their weights, the first
-/// of every lane, then the second, and so on.
-#[derive(Clone, Copy)]
-struct Order {
-    lanes: usize,
-    /// 4, 8 or 16, or half as many if `half`.
-    per_lane: usize,
-    /// bf16 patterns instead of f32.
-    half: bool,
-}
-
-impl Order {
-    fn element_bytes(self) -> usize {
-        if self.half { 2 } else { 4 }
-    }
-}
-
-/// The most rows of x that are multiplied by dot products with the rows of weights.
-pub const FEW_ROWS: usize = 8;
 
 unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.

@@ -1,0 +1,119 @@
+//! The arguments of a call, and the order in which its inputs are prepared.
+
+use crate::element::Element;
+
+/// How weights are packed, like MLX's `mode`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Mode {
+    /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
+    Affine,
+    /// `2^(e - 127) * q`, with q a 4-bit float.
+    Mxfp4,
+    /// `2^(e - 127) * q`, with q an 8-bit float.
+    Mxfp8,
+    /// `s * q` with a 4-bit float q and an 8-bit float s.
+    Nvfp4,
+    /// Not packed: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
+    /// plain weights, with one matrix and no norm.
+    Plain,
+}
+
+/// One packed matrix: `columns` rows of weights, each a column of the result.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Weights {
+    /// `axis * bits / 8` bytes for each row.
+    pub packed: *const u8,
+    /// One scale for each group, of the element type or one byte.
+    pub scales: *const u8,
+    /// One bias for each group, of the element type; null if the mode has no biases.
+    pub biases: *const u8,
+    pub columns: usize,
+}
+
+/// RMS normalization of x before the product.
+#[derive(Clone, Copy)]
+pub struct Norm {
+    pub weight: *const u8,
+    pub eps: f32,
+}
+
+/// A low-rank correction of the product, `scale * (x · Aᵀ) · Bᵀ`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LowRank {
+    /// `[rank, axis]`.
+    pub a: *const u8,
+    /// `[columns, rank]`.
+    pub b: *const u8,
+    pub rank: usize,
+    /// Already rounded to the element type.
+    pub scale: f32,
+}
+
+/// How the columns of the products form the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Join {
+    /// One after the other.
+    Concatenate,
+    /// `silu(first) * second`: both have the same number of columns.
+    Swiglu,
+}
+
+/// One call. Buffers hold elements of `element` and are aligned to them.
+pub struct Call<'a> {
+    pub element: Element,
+    pub mode: Mode,
+    pub bits: u32,
+    pub group: usize,
+    /// `[rows, axis]`; `axis` is a multiple of `group`, and of 32.
+    pub x: *const u8,
+    pub rows: usize,
+    pub axis: usize,
+    pub norm: Option<Norm>,
+    pub weights: &'a [Weights],
+    pub join: Join,
+    /// `[columns of the result]`, or null.
+    pub bias: *const u8,
+    /// `[rows, columns of the result]`, or null; may be `out`.
+    pub residual: *const u8,
+    pub low_rank: Option<LowRank>,
+    /// Whether many rows of x may be rounded to eight bits, on machines where this is faster.
+    pub int8: bool,
+    pub out: *mut u8,
+}
+
+// SAFETY: the buffers belong to one call: its threads read the same inputs and write columns that
+// they divide among themselves.
+unsafe impl Sync for Call<'_> {}
+
+impl Call<'_> {
+    /// Columns of the result.
+    pub fn columns(&self) -> usize {
+        match self.join {
+            Join::Concatenate => self.weights.iter().map(|weights| weights.columns).sum(),
+            Join::Swiglu => self.weights.first().map_or(0, |weights| weights.columns),
+        }
+    }
+}
+
+/// The order of prepared inputs: that in which the lanes of a chunk yield their weights, the first
+/// of every lane, then the second, and so on.
+#[derive(Clone, Copy)]
+pub(super) struct Order {
+    pub lanes: usize,
+    /// 4, 8 or 16, or half as many if `half`.
+    pub per_lane: usize,
+    /// bf16 patterns instead of f32.
+    pub half: bool,
+}
+
+impl Order {
+    pub fn element_bytes(self) -> usize {
+        if self.half { 2 } else { 4 }
+    }
+}
+
+/// The most rows of x that are multiplied by dot products with the rows of weights.
+pub const FEW_ROWS: usize = 8;
