@@ -52,7 +52,6 @@ fn crates_depend_one_way() -> Checked {
 /// the file that defines the name. A file does not import what it only re-exports from its modules.
 ///
 /// Imports by a room's `bridge.rs` do not count: it names the functions of the room that C++ calls.
-/// Nor do those within the kernels' `simd/`, whose traits of vectors and kernels name each other.
 #[test(simulated = never)]
 fn files_import_each_other_one_way() -> Checked {
     let crates = fs::read_dir(root().join("crates"))?;
@@ -63,10 +62,8 @@ fn files_import_each_other_one_way() -> Checked {
             let file = path.strip_prefix(&source)?.to_string_lossy();
             library.add_file(&file, &fs::read_to_string(&path)?);
         }
-        let mut imports = library.imports();
+        let imports = library.imports();
         assert!(imports.len() > 2, "{}: {imports:?}", show(&source));
-        let of_vectors = |file: &str| file.starts_with("crate::simd");
-        imports.retain(|(from, to)| !of_vectors(from) || !of_vectors(to));
         let circles = circles(imports);
         assert!(circles.is_empty(), "{} has a circle among {circles:#?}", show(&source));
     }

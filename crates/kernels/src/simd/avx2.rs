@@ -3,12 +3,10 @@
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, LANES, stream::Places, tiles::Tiles};
+use super::registers::Avx2;
+use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
 
 mod tree;
-
-#[derive(Clone, Copy)]
-pub struct Avx2(__m256, __m256);
 
 /// Lane numbers for `keep_first`.
 const INDEX: [i32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -70,7 +68,7 @@ impl Div for Avx2 {
 
 impl Tiles for Avx2 {}
 
-impl F32x16 for Avx2 {
+impl Lanes for Avx2 {
     type Int = (__m256i, __m256i);
     type Half = (__m128i, __m128i);
 
@@ -172,10 +170,6 @@ impl F32x16 for Avx2 {
         })
     }
     #[inline(always)]
-    fn reduce_add_each(b: [Self; LANES]) -> Self {
-        lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
-    }
-    #[inline(always)]
     fn any_above(self, limit: f32) -> bool {
         lanes!({
             let limit = _mm256_set1_ps(limit);
@@ -264,6 +258,38 @@ impl F32x16 for Avx2 {
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
         lanes!((_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))))
     }
+
+    #[inline(always)]
+    fn from_f16(half: Self::Half) -> Self {
+        floats(both!(_mm256_cvtph_ps(half)))
+    }
+    #[inline(always)]
+    fn to_f16(self) -> Self::Half {
+        lanes!((
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
+        ))
+    }
+    #[inline(always)]
+    fn widen(half: Self::Half) -> Self::Int {
+        both!(_mm256_cvtepu16_epi32(half))
+    }
+    #[inline(always)]
+    fn narrow(a: Self::Int) -> Self::Half {
+        lanes!({
+            // The pack works within 128-bit lanes; the permute puts its quarters in order.
+            let packed = _mm256_packus_epi32(a.0, a.1);
+            let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            (_mm256_castsi256_si128(ordered), _mm256_extracti128_si256::<1>(ordered))
+        })
+    }
+}
+
+impl F32x16 for Avx2 {
+    #[inline(always)]
+    fn reduce_add_each(b: [Self; LANES]) -> Self {
+        lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
+    }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
         // SAFETY: the four loads of sixteen bytes lie within the numbers, since the last one begins
@@ -330,30 +356,5 @@ impl F32x16 for Avx2 {
             })
         };
         Self(decode(a.0), decode(a.1))
-    }
-
-    #[inline(always)]
-    fn from_f16(half: Self::Half) -> Self {
-        floats(both!(_mm256_cvtph_ps(half)))
-    }
-    #[inline(always)]
-    fn to_f16(self) -> Self::Half {
-        lanes!((
-            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
-            _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
-        ))
-    }
-    #[inline(always)]
-    fn widen(half: Self::Half) -> Self::Int {
-        both!(_mm256_cvtepu16_epi32(half))
-    }
-    #[inline(always)]
-    fn narrow(a: Self::Int) -> Self::Half {
-        lanes!({
-            // The pack works within 128-bit lanes; the permute puts its quarters in order.
-            let packed = _mm256_packus_epi32(a.0, a.1);
-            let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
-            (_mm256_castsi256_si128(ordered), _mm256_extracti128_si256::<1>(ordered))
-        })
     }
 }

@@ -4,18 +4,15 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
+use super::registers::Avx512;
 use super::stream::Places;
 use super::transpose::transpose;
-use super::{F32x16, LANES, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
+use super::{F32x16, LANES, Lanes};
 
 pub(super) mod amx;
 mod pairs;
 mod whole;
-
-/// With `BF16` the machine also has AVX512_BF16, AVX512_VNNI and GFNI.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct Avx512<const BF16: bool>(__m512);
 
 /// An intrinsic call without memory access.
 macro_rules! lanes {
@@ -69,7 +66,7 @@ impl<const BF16: bool> Div for Avx512<BF16> {
     }
 }
 
-impl<const BF16: bool> F32x16 for Avx512<BF16> {
+impl<const BF16: bool> Lanes for Avx512<BF16> {
     type Int = __m512i;
     type Half = __m256i;
 
@@ -134,49 +131,10 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(lanes!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
     }
-    const DOTS_BF16: bool = BF16;
-    /// Subnormal numbers count as zero where this is one instruction.
-    #[inline(always)]
-    fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
-        if BF16 {
-            // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
-            let pairs = |x| unsafe { transmute::<__m512i, __m512bh>(x) };
-            return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
-        }
-        dot_bf16_by_halves(self, a, b)
-    }
-    #[inline(always)]
-    fn zip_words(a: __m512i, b: __m512i) -> [__m512i; 2] {
-        [lanes!(_mm512_unpacklo_epi64(a, b)), lanes!(_mm512_unpackhi_epi64(a, b))]
-    }
-    #[inline(always)]
-    fn byte_fields(a: __m512i, at: u32, bits: u32) -> __m512i {
-        if !BF16 || at == 0 {
-            return byte_fields_by_shifts::<Self>(a, at, bits);
-        }
-        lanes!(pairs::fields_of_bytes(a, at, bits))
-    }
-    #[inline(always)]
-    fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        if BF16 {
-            lanes!(_mm512_dpbusd_epi32(sum, a, b))
-        } else {
-            dot_bytes_in_turn::<Self>(sum, a, b)
-        }
-    }
     #[inline(always)]
     unsafe fn store_bytes(a: __m512i, to: *mut u8) {
         // SAFETY: sixteen bytes are writable; no alignment is needed.
         unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(a)) }
-    }
-    #[inline(always)]
-    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
-        unsafe { pairs::spread_nibbles(from, to) }
-    }
-    #[inline(always)]
-    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
@@ -208,22 +166,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     const BLOCKS: usize = 32;
     #[inline(always)]
-    fn reduce_add_each(blocks: [Self; LANES]) -> Self {
-        Self(lanes!(whole::tree::<false>(registers(blocks))))
-    }
-    #[inline(always)]
-    fn reduce_max_each(blocks: [Self; LANES]) -> Self {
-        Self(lanes!(whole::tree::<true>(registers(blocks))))
-    }
-    #[inline(always)]
-    fn quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::quarters::<false>([a.0, b.0, c.0, d.0])))
-    }
-    #[inline(always)]
-    fn within_quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::within_quarters::<false>([a.0, b.0, c.0, d.0])))
-    }
-    #[inline(always)]
     unsafe fn from_bytes(from: *const u8) -> Self {
         // SAFETY: sixteen bytes are readable; no alignment is needed.
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
@@ -243,10 +185,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
             let low = _mm512_castps256_ps512(_mm256_loadu_ps(low));
             Self(_mm512_insertf32x8::<1>(low, _mm256_loadu_ps(high)))
         }
-    }
-    #[inline(always)]
-    fn nibble_pairs(words: __m512i) -> [__m512i; 4] {
-        lanes!(pairs::of_nibbles(words))
     }
     #[inline(always)]
     fn any_above(self, limit: f32) -> bool {
@@ -343,6 +281,88 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         // SAFETY: sixteen bytes are readable; no alignment is needed.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
     }
+    /// Up to four bits index a table of sixteen, which is one instruction.
+    #[inline(always)]
+    fn low_bits<const BITS: u32>(a: __m512i) -> Self {
+        if BITS > 4 {
+            return Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)));
+        }
+        let number = |i: u32| (i & ((1 << BITS) - 1)) as f32;
+        let table: [f32; 16] = std::array::from_fn(|i| number(i as u32));
+        // SAFETY: the table holds sixteen floats.
+        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
+    }
+    /// One instruction here, and rounded once as well.
+    #[inline(always)]
+    fn scale_by_power(self, n: Self) -> Self {
+        Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
+    }
+}
+
+impl<const BF16: bool> F32x16 for Avx512<BF16> {
+    const DOTS_BF16: bool = BF16;
+    /// Subnormal numbers count as zero where this is one instruction.
+    #[inline(always)]
+    fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
+        if BF16 {
+            // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
+            let pairs = |x| unsafe { transmute::<__m512i, __m512bh>(x) };
+            return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
+        }
+        dot_bf16_by_halves(self, a, b)
+    }
+    #[inline(always)]
+    fn zip_words(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        [lanes!(_mm512_unpacklo_epi64(a, b)), lanes!(_mm512_unpackhi_epi64(a, b))]
+    }
+    #[inline(always)]
+    fn byte_fields(a: __m512i, at: u32, bits: u32) -> __m512i {
+        if !BF16 || at == 0 {
+            return byte_fields_by_shifts::<Self>(a, at, bits);
+        }
+        lanes!(pairs::fields_of_bytes(a, at, bits))
+    }
+    #[inline(always)]
+    fn dot_bytes(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        if BF16 {
+            lanes!(_mm512_dpbusd_epi32(sum, a, b))
+        } else {
+            dot_bytes_in_turn::<Self>(sum, a, b)
+        }
+    }
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
+        unsafe { pairs::spread_nibbles(from, to) }
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
+    }
+    #[inline(always)]
+    fn reduce_add_each(blocks: [Self; LANES]) -> Self {
+        Self(lanes!(whole::tree::<false>(registers(blocks))))
+    }
+    #[inline(always)]
+    fn reduce_max_each(blocks: [Self; LANES]) -> Self {
+        Self(lanes!(whole::tree::<true>(registers(blocks))))
+    }
+    #[inline(always)]
+    fn quarters([a, b, c, d]: [Self; 4]) -> Self {
+        Self(lanes!(whole::quarters::<false>([a.0, b.0, c.0, d.0])))
+    }
+    #[inline(always)]
+    fn within_quarters([a, b, c, d]: [Self; 4]) -> Self {
+        Self(lanes!(whole::within_quarters::<false>([a.0, b.0, c.0, d.0])))
+    }
+    #[inline(always)]
+    fn nibble_pairs(words: __m512i) -> [__m512i; 4] {
+        lanes!(pairs::of_nibbles(words))
+    }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
         // SAFETY: the caller's contract.
@@ -369,17 +389,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     fn permute(self, index: __m512i) -> Self {
         Self(lanes!(_mm512_permutexvar_ps(index, self.0)))
     }
-    /// Up to four bits index a table of sixteen, which is one instruction.
-    #[inline(always)]
-    fn low_bits<const BITS: u32>(a: __m512i) -> Self {
-        if BITS > 4 {
-            return Self::from_int(Self::and_int(a, Self::splat_int((1 << BITS) - 1)));
-        }
-        let number = |i: u32| (i & ((1 << BITS) - 1)) as f32;
-        let table: [f32; 16] = std::array::from_fn(|i| number(i as u32));
-        // SAFETY: the table holds sixteen floats.
-        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
-    }
     #[inline(always)]
     fn low_fp4(a: __m512i) -> Self {
         let table = [
@@ -387,14 +396,5 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         ];
         // SAFETY: the table holds sixteen floats.
         Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
-    }
-    #[inline(always)]
-    fn round(self) -> Self {
-        Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
-    }
-    /// One instruction here, and rounded once as well.
-    #[inline(always)]
-    fn scale_by_power(self, n: Self) -> Self {
-        Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
     }
 }

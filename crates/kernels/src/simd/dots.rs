@@ -1,26 +1,26 @@
 //! Dot products within a lane and their operands, for levels without instructions for them.
 
-use super::{F32x16, LANES};
+use super::lanes::{LANES, Lanes};
 
-/// [`F32x16::dot_bf16`] without an instruction for it.
+/// [`F32x16::dot_bf16`](super::F32x16::dot_bf16) without an instruction for it.
 #[inline(always)]
-pub fn dot_bf16_by_halves<V: F32x16>(sum: V, a: V::Int, b: V::Int) -> V {
+pub fn dot_bf16_by_halves<V: Lanes>(sum: V, a: V::Int, b: V::Int) -> V {
     lower::<V>(a).mul_add(lower(b), upper::<V>(a).mul_add(upper(b), sum))
 }
 
 #[inline(always)]
-fn upper<V: F32x16>(pair: V::Int) -> V {
+fn upper<V: Lanes>(pair: V::Int) -> V {
     V::from_bits(V::and_int(pair, V::splat_int(!0xffff)))
 }
 
 #[inline(always)]
-fn lower<V: F32x16>(pair: V::Int) -> V {
+fn lower<V: Lanes>(pair: V::Int) -> V {
     V::from_bits(V::shift_left::<16>(pair))
 }
 
-/// [`F32x16::nibble_pairs`] without a lookup instruction.
+/// [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs) without a lookup instruction.
 #[inline(always)]
-pub fn nibble_pairs<V: F32x16>(words: V::Int) -> [V::Int; 4] {
+pub fn nibble_pairs<V: Lanes>(words: V::Int) -> [V::Int; 4] {
     [
         pair::<V>(words, V::shift_right::<16>(words)),
         pair::<V>(V::shift_right::<4>(words), V::shift_right::<20>(words)),
@@ -31,14 +31,14 @@ pub fn nibble_pairs<V: F32x16>(words: V::Int) -> [V::Int; 4] {
 
 /// The low four bits of each as numbers, whose bf16 are the upper halves of the floats.
 #[inline(always)]
-fn pair<V: F32x16>(low: V::Int, high: V::Int) -> V::Int {
+fn pair<V: Lanes>(low: V::Int, high: V::Int) -> V::Int {
     let low = V::shift_right::<16>(V::low_bits::<4>(low).to_bits());
     V::low_bits::<4>(high).xor_bits(low).to_bits()
 }
 
-/// [`F32x16::dot_bytes`] without an instruction for it.
+/// [`F32x16::dot_bytes`](super::F32x16::dot_bytes) without an instruction for it.
 #[inline(always)]
-pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
+pub fn dot_bytes_in_turn<V: Lanes>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
     let mut words = [[0.0f32; LANES]; 3];
     // SAFETY: each array holds sixteen words; `load` takes any bits as they are.
     unsafe {
@@ -55,9 +55,9 @@ pub fn dot_bytes_in_turn<V: F32x16>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int
     }
 }
 
-/// [`F32x16::zip_words`] without an instruction for it.
+/// [`F32x16::zip_words`](super::F32x16::zip_words) without an instruction for it.
 #[inline(always)]
-pub fn zip_words_in_memory<V: F32x16>(a: V::Int, b: V::Int) -> [V::Int; 2] {
+pub fn zip_words_in_memory<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     let mut words = [[0u64; LANES / 2]; 2];
     // SAFETY: each array holds eight words; `load` takes any bits as they are.
     unsafe {
@@ -70,9 +70,9 @@ pub fn zip_words_in_memory<V: F32x16>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     }
 }
 
-/// [`F32x16::byte_fields`] without an instruction for it.
+/// [`F32x16::byte_fields`](super::F32x16::byte_fields) without an instruction for it.
 #[inline(always)]
-pub fn byte_fields_by_shifts<V: F32x16>(a: V::Int, at: u32, bits: u32) -> V::Int {
+pub fn byte_fields_by_shifts<V: Lanes>(a: V::Int, at: u32, bits: u32) -> V::Int {
     let mask = V::splat_int(((1 << bits) - 1) * 0x0101_0101);
     match at {
         0 => V::and_int(a, mask),

@@ -1,17 +1,17 @@
 //! Converts floats of four and eight bits without a table.
 
-use super::F32x16;
+use super::lanes::Lanes;
 
 /// The bits that a mask selects.
 #[inline(always)]
-fn bits<V: F32x16>(a: V::Int, mask: i32) -> V::Int {
+fn bits<V: Lanes>(a: V::Int, mask: i32) -> V::Int {
     V::and_int(a, V::splat_int(mask))
 }
 
 /// The low `BITS` bits of each lane as a float: sign, two or four bits of exponent, one or three of
 /// mantissa. There are no infinities; with eight bits, all ones below the sign are NaN.
 #[inline(always)]
-pub fn low<V: F32x16, const BITS: u32>(a: V::Int) -> V {
+pub fn low<V: Lanes, const BITS: u32>(a: V::Int) -> V {
     // `magnitude` has exponent and mantissa in place, with an exponent that is too small by the
     // difference of the biases. If the exponent is zero, the mantissa alone is the number.
     let (sign, magnitude, exponent, mantissa, bias, step) = match BITS {

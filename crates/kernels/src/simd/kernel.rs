@@ -1,10 +1,128 @@
-//! Kernels, and the functions that compile their bodies for the instruction sets.
+//! Kernels, the vectors that their bodies are written over, and the functions that compile the
+//! bodies for the instruction sets.
 
-#[cfg(target_arch = "aarch64")]
-use super::neon::{DOTPROD, I8MM, NO_DOTS, Neon};
-use super::{F32x16, scalar::Scalar};
+use super::dots::{
+    self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn, zip_words_in_memory,
+};
+use super::lanes::{LANES, Lanes};
+use super::registers::Scalar;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
+use super::registers::{Avx2, Avx512};
+#[cfg(target_arch = "aarch64")]
+use super::registers::{DOTPROD, I8MM, NO_DOTS, Neon};
+use super::{floats, stream, tiles, transpose};
+
+/// [`Lanes`] with operations that have code for levels without instructions for them.
+pub trait F32x16: Lanes + tiles::Tiles + Parts {
+    /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
+    const DOTS_BF16: bool = false;
+    /// Adds to each lane the products of two bf16 pairs: first the product of their upper halves.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
+        dot_bf16_by_halves(self, a, b)
+    }
+    /// Transposes a square of sixteen rows.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        transpose::by_memory(rows)
+    }
+    /// Lane i is `blocks[i].reduce_add()`.
+    #[inline(always)]
+    fn reduce_add_each(blocks: [Self; LANES]) -> Self {
+        transpose::reduce_each::<Self, false>(blocks)
+    }
+    /// Lane `4 r + i` is the sum of lanes i, i + 4, i + 8 and i + 12 of `blocks[r]`.
+    #[inline(always)]
+    fn quarters(blocks: [Self; 4]) -> Self {
+        let lanes = blocks.map(transpose::lanes);
+        transpose::from_lanes(|at| (0..4).map(|k| lanes[at / 4][at % 4 + 4 * k]).sum())
+    }
+    /// Lane `4 r + i` is the sum of lanes `4 r` to `4 r + 3` of `blocks[i]`.
+    #[inline(always)]
+    fn within_quarters(blocks: [Self; 4]) -> Self {
+        let lanes = blocks.map(transpose::lanes);
+        transpose::from_lanes(|at| lanes[at % 4][at / 4 * 4..][..4].iter().sum())
+    }
+    /// Lane i is `blocks[i].reduce_max()`.
+    #[inline(always)]
+    fn reduce_max_each(blocks: [Self; LANES]) -> Self {
+        transpose::reduce_each::<Self, true>(blocks)
+    }
+    /// [`load_stream`](Self::load_stream) for numbers of 20 or 24 bits.
+    /// # Safety
+    /// `from` is readable for `2 * BITS` bytes.
+    #[inline(always)]
+    unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
+        // SAFETY: the caller's contract.
+        unsafe { stream::lanes::<Self, BITS>(from) }
+    }
+    /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; the
+    /// bits above are unspecified.
+    /// # Safety
+    /// `from` is readable for `2 * BITS <= 16` bytes.
+    #[inline(always)]
+    unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
+        // SAFETY: the caller's contract.
+        unsafe { stream::load::<Self, BITS>(from) }
+    }
+    /// Thirty-two 4-bit numbers as bytes, the low one of each byte first.
+    /// # Safety
+    /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe { stream::spread_nibbles(from, to) }
+    }
+    /// The even words of eight bytes of both vectors in turn, and the odd ones.
+    #[inline(always)]
+    fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        zip_words_in_memory::<Self>(a, b)
+    }
+    /// The `bits` bits of each byte from bit `at` on, which is even, as the byte's low bits.
+    #[inline(always)]
+    fn byte_fields(a: Self::Int, at: u32, bits: u32) -> Self::Int {
+        byte_fields_by_shifts::<Self>(a, at, bits)
+    }
+    /// Adds to each lane the products of its four bytes, unsigned in `a` and signed in `b`.
+    #[inline(always)]
+    fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        dot_bytes_in_turn::<Self>(sum, a, b)
+    }
+    /// [`dot_bytes`](Self::dot_bytes) of bytes below 128 in `a`.
+    #[inline(always)]
+    fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        Self::dot_bytes(sum, a, b)
+    }
+    /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
+    /// # Safety
+    /// `to` is writable for `2 * BITS <= 16` bytes.
+    #[inline(always)]
+    unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe { stream::store::<Self, BITS>(a, to) }
+    }
+    /// The n-th and the (n + 4)-th of the eight 4-bit numbers in each lane, as bf16 pairs.
+    #[inline(always)]
+    fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
+        dots::nibble_pairs::<Self>(words)
+    }
+    /// Lane i of the result is lane `index[i]`, which is below sixteen.
+    #[inline(always)]
+    fn permute(self, index: Self::Int) -> Self {
+        let (lanes, index) = (transpose::lanes(self), transpose::lanes(Self::from_bits(index)));
+        transpose::from_lanes(|i| lanes[index[i].to_bits() as usize % LANES])
+    }
+    /// The low four bits of each lane as a float: sign, two bits of exponent, one of mantissa.
+    #[inline(always)]
+    fn low_fp4(a: Self::Int) -> Self {
+        floats::low::<Self, 4>(a)
+    }
+    /// The low eight bits of each lane as a float: sign, four bits of exponent, three of mantissa.
+    #[inline(always)]
+    fn low_fp8(a: Self::Int) -> Self {
+        floats::low::<Self, 8>(a)
+    }
+}
 
 /// A kernel body written once over the vector type.
 ///

@@ -58,7 +58,7 @@ pub fn prefetch_block<T>(from: *const T) {
     prefetch(from.cast(), LANES * size_of::<T>());
 }
 
-/// Ends a run of [`F32x16::stream`](super::F32x16::stream) stores: they become visible before any
+/// Ends a run of [`Lanes::stream`](super::Lanes::stream) stores: they become visible before any
 /// later store.
 #[inline(always)]
 pub fn fence() {

@@ -4,18 +4,9 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{F32x16, LANES, dot_bytes_in_turn, stream::Places, tiles::Tiles};
-
-/// `DOTS` is what the processor has for products of bytes.
-#[derive(Clone, Copy)]
-pub struct Neon<const DOTS: u8>([float32x4_t; 4]);
-
-/// No instruction.
-pub const NO_DOTS: u8 = 0;
-/// FEAT_DotProd: signed with signed bytes.
-pub const DOTPROD: u8 = 1;
-/// FEAT_I8MM: unsigned with signed bytes too.
-pub const I8MM: u8 = 2;
+use super::dots::dot_bytes_in_turn;
+use super::registers::{DOTPROD, I8MM, Neon};
+use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
 
 const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
@@ -137,7 +128,7 @@ impl<const DOTS: u8> Div for Neon<DOTS> {
 
 impl<const DOTS: u8> Tiles for Neon<DOTS> {}
 
-impl<const DOTS: u8> F32x16 for Neon<DOTS> {
+impl<const DOTS: u8> Lanes for Neon<DOTS> {
     type Int = [uint32x4_t; 4];
     type Half = [uint16x4_t; 4];
 
@@ -296,6 +287,9 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
             vst1q_u8(to, vmovn_high_u16(vmovn_u16(low), high));
         });
     }
+}
+
+impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
         // Each lane takes the two bytes around its number.

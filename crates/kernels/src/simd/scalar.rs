@@ -7,11 +7,10 @@
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::dots::{self, dot_bf16_by_halves, dot_bytes_in_turn};
+use super::registers::Scalar;
 use super::tiles::Tiles;
-use super::{F32x16, LANES, dot_bf16_by_halves, dot_bytes_in_turn, dots, stream};
-
-#[derive(Clone, Copy)]
-pub struct Scalar([f32; LANES]);
+use super::{F32x16, LANES, Lanes, stream};
 
 /// Halves an array by `combine(i, i + half)` until one value is left.
 #[inline(always)]
@@ -97,7 +96,7 @@ impl Div for Scalar {
 
 impl Tiles for Scalar {}
 
-impl F32x16 for Scalar {
+impl Lanes for Scalar {
     type Int = [u32; LANES];
     type Half = [u16; LANES];
 
@@ -239,33 +238,8 @@ impl F32x16 for Scalar {
         ))
     }
     #[inline(never)]
-    fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
-        dot_bf16_by_halves(self, a, b)
-    }
-    #[inline(never)]
-    fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
-        dot_bytes_in_turn::<Self>(sum, a, b)
-    }
-    #[inline(never)]
-    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        from_fn(|i| Self(from_fn(|j| rows[j].0[i])))
-    }
-    #[inline(never)]
-    fn permute(self, index: Self::Int) -> Self {
-        Self(index.map(|index| self.0[index as usize % LANES]))
-    }
-    #[inline(never)]
     fn low_bits<const BITS: u32>(a: Self::Int) -> Self {
         Self(a.map(|lane| (lane & ((1 << BITS) - 1)) as f32))
-    }
-    #[inline(never)]
-    fn low_fp4(a: Self::Int) -> Self {
-        const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-        let number = |lane: u32| {
-            let magnitude = MAGNITUDES[(lane & 7) as usize];
-            if lane & 8 == 0 { magnitude } else { -magnitude }
-        };
-        Self(a.map(number))
     }
     #[inline(never)]
     fn from_bf16(half: Self::Half) -> Self {
@@ -295,6 +269,34 @@ impl F32x16 for Scalar {
     unsafe fn load_bytes(from: *const u8) -> Self::Int {
         // SAFETY: sixteen bytes are readable.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(u32::from)
+    }
+}
+
+impl F32x16 for Scalar {
+    #[inline(never)]
+    fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
+        dot_bf16_by_halves(self, a, b)
+    }
+    #[inline(never)]
+    fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        dot_bytes_in_turn::<Self>(sum, a, b)
+    }
+    #[inline(never)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        from_fn(|i| Self(from_fn(|j| rows[j].0[i])))
+    }
+    #[inline(never)]
+    fn permute(self, index: Self::Int) -> Self {
+        Self(index.map(|index| self.0[index as usize % LANES]))
+    }
+    #[inline(never)]
+    fn low_fp4(a: Self::Int) -> Self {
+        const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let number = |lane: u32| {
+            let magnitude = MAGNITUDES[(lane & 7) as usize];
+            if lane & 8 == 0 { magnitude } else { -magnitude }
+        };
+        Self(a.map(number))
     }
     #[inline(never)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {

@@ -1,7 +1,7 @@
 //! Loads and stores contiguous numbers of a few bits or bytes, for levels without an instruction
 //! that spreads or joins them.
 
-use super::{F32x16, LANES};
+use super::lanes::{LANES, Lanes};
 
 /// The places of sixteen numbers of `BITS` bits in a stream, as constants: computed at run time,
 /// they took longer than what uses them.
@@ -35,12 +35,12 @@ impl<const BITS: usize> Places<BITS> {
     };
 }
 
-/// Implements [`F32x16::load_stream`].
+/// Implements [`F32x16::load_stream`](super::F32x16::load_stream).
 ///
 /// # Safety
 /// The contract of that method.
 #[inline(always)]
-pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
+pub unsafe fn load<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
     // SAFETY: the array is sixteen words long, which `load` takes as they are; the second byte of a
     // number is read only if it has one.
     unsafe {
@@ -55,12 +55,12 @@ pub unsafe fn load<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     }
 }
 
-/// Implements [`F32x16::load_lanes`].
+/// Implements [`F32x16::load_lanes`](super::F32x16::load_lanes).
 ///
 /// # Safety
 /// The contract of that method.
 #[inline(always)]
-pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
+pub unsafe fn lanes<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
     // SAFETY: a number is within three bytes; the array is sixteen words long; `load` takes any
     // bits as they are.
     unsafe {
@@ -72,12 +72,12 @@ pub unsafe fn lanes<V: F32x16, const BITS: usize>(from: *const u8) -> V::Int {
     }
 }
 
-/// Implements [`F32x16::store_stream`].
+/// Implements [`F32x16::store_stream`](super::F32x16::store_stream).
 ///
 /// # Safety
 /// The contract of that method.
 #[inline(always)]
-pub unsafe fn store<V: F32x16, const BITS: usize>(a: V::Int, to: *mut u8) {
+pub unsafe fn store<V: Lanes, const BITS: usize>(a: V::Int, to: *mut u8) {
     let mut lanes = [0.0f32; LANES];
     // SAFETY: the array holds sixteen floats, and a half of them fills `BITS` bytes.
     unsafe {
@@ -90,7 +90,7 @@ pub unsafe fn store<V: F32x16, const BITS: usize>(a: V::Int, to: *mut u8) {
     }
 }
 
-/// Implements [`F32x16::spread_nibbles`].
+/// Implements [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
 ///
 /// # Safety
 /// The contract of that method.

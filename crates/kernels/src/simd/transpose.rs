@@ -3,11 +3,11 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::{F32x16, LANES};
+use super::lanes::{LANES, Lanes};
 
 /// The lanes of a block.
 #[inline(always)]
-pub fn lanes<V: F32x16>(block: V) -> [f32; LANES] {
+pub fn lanes<V: Lanes>(block: V) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     // SAFETY: the array holds sixteen floats.
     unsafe { block.store(lanes.as_mut_ptr()) };
@@ -16,7 +16,7 @@ pub fn lanes<V: F32x16>(block: V) -> [f32; LANES] {
 
 /// The block with these lanes.
 #[inline(always)]
-pub fn from_lanes<V: F32x16>(lane: impl FnMut(usize) -> f32) -> V {
+pub fn from_lanes<V: Lanes>(lane: impl FnMut(usize) -> f32) -> V {
     let lanes: [f32; LANES] = std::array::from_fn(lane);
     // SAFETY: the array holds sixteen floats.
     unsafe { V::load(lanes.as_ptr()) }
@@ -24,13 +24,13 @@ pub fn from_lanes<V: F32x16>(lane: impl FnMut(usize) -> f32) -> V {
 
 /// A small number for each lane.
 #[inline(always)]
-pub fn numbers<V: F32x16>(of_lane: impl Fn(usize) -> usize) -> V::Int {
+pub fn numbers<V: Lanes>(of_lane: impl Fn(usize) -> usize) -> V::Int {
     from_lanes::<V>(|lane| f32::from_bits(of_lane(lane) as u32)).to_bits()
 }
 
 /// Lane i is the sum of `blocks[i]`, or its largest lane with `MAX`.
 #[inline(always)]
-pub fn reduce_each<V: F32x16, const MAX: bool>(blocks: [V; LANES]) -> V {
+pub fn reduce_each<V: Lanes, const MAX: bool>(blocks: [V; LANES]) -> V {
     let mut lanes = [0.0; LANES];
     for (lane, block) in lanes.iter_mut().zip(blocks) {
         *lane = if MAX { block.reduce_max() } else { block.reduce_add() };
@@ -39,9 +39,10 @@ pub fn reduce_each<V: F32x16, const MAX: bool>(blocks: [V; LANES]) -> V {
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-/// [`F32x16::transpose`] through memory, for levels without shuffles for it.
+/// [`F32x16::transpose`](super::F32x16::transpose) through memory, for levels without shuffles for
+/// it.
 #[inline(always)]
-pub fn by_memory<V: F32x16>(rows: [V; LANES]) -> [V; LANES] {
+pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
     let mut square = [0.0f32; LANES * LANES];
     let mut column = [0.0f32; LANES];
     // SAFETY: every row and column is sixteen floats of these arrays.

@@ -5,7 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, LANES};
+use super::super::LANES;
+use super::super::registers::Avx2;
 
 /// Lane i is the sum of block `from + i`.
 #[inline(always)]

@@ -5,8 +5,8 @@ use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 use super::super::LANES;
+use super::super::registers::Avx512;
 use super::super::tiles::{TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
-use super::Avx512;
 
 /// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
 /// use them. It asks the kernel once.
