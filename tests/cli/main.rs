@@ -17,6 +17,7 @@ mod gguf_models;
 mod hub;
 mod latencies;
 mod long_texts;
+mod lora;
 mod metallib;
 mod options;
 mod quoting;

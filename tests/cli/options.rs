@@ -24,7 +24,7 @@ fn with_input(arguments: &[&str], input: &str) -> Checked<Output> {
 #[test]
 fn options_of_kernels_are_those_of_commands_that_run_them() {
     let model = ["generate", "chat", "perplexity", "bench"];
-    let ops = ["ops", "tune", "verify"];
+    let ops = ["ops", "lora", "tune", "verify"];
     let others = ["quantize", "fuse", "info", "completions", "man"];
     for name in model.iter().chain(&ops).chain(&others) {
         let help = stdout(&run(&[name, "--help"]));
@@ -160,7 +160,9 @@ fn shells_complete_every_command() -> Checked {
 fn every_command_has_a_page() {
     let page = stdout(&run(&["man"]));
     assert!(page.contains(".TH mlx-primitives 1") && page.contains("generate"), "{page}");
-    for name in ["generate", "chat", "ops", "perplexity", "bench", "quantize", "fuse", "tune"] {
+    for name in
+        ["generate", "chat", "ops", "perplexity", "bench", "quantize", "lora", "fuse", "tune"]
+    {
         let output = run(&["man", name]);
         let page = stdout(&output);
         assert!(output.status.success(), "{}", stderr(&output));

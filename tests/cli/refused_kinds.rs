@@ -134,12 +134,16 @@ fn adapters_of_other_kinds() -> Checked {
     for (what, config, file, tensors, part) in cases {
         let folder = written(&config, file, &tensors)?;
         let arguments = ["--model", DEMO, "--adapter-path", text_of(folder.path())];
-        refused(
-            what,
-            &["generate", "chat", "perplexity", "bench", "fuse"],
-            &arguments,
-            &["adapter", part],
-        )?;
+        let commands = ["generate", "chat", "perplexity", "bench", "fuse"];
+        // `fuse` takes all weights.
+        let commands = if part == "\"full\"" { &commands[..4] } else { &commands };
+        refused(what, commands, &arguments, &["adapter", part])?;
+    }
+    for (name, shape) in [(format!("{PROJECTION}.weight"), vec![1, 2]), ("a".into(), vec![1])] {
+        let part = format!("got {name}");
+        let folder = written(&mlx("full", Value::Null), "adapters.safetensors", &[(name, shape)])?;
+        let arguments = ["--model", DEMO, "--adapter-path", text_of(folder.path())];
+        refused("other weights", &["fuse"], &arguments, &["adapters.safetensors", &part])?;
     }
     Ok(())
 }

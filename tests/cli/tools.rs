@@ -22,7 +22,7 @@ fn object(arguments: &[&str]) -> Value {
 
 #[test(simulated = once)]
 fn every_command_explains_itself_with_examples() {
-    for name in ["perplexity", "bench", "quantize", "fuse", "info", "verify", "tune"] {
+    for name in ["perplexity", "bench", "quantize", "lora", "fuse", "info", "verify", "tune"] {
         let output = run(&[name, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{name}");
         let help = stdout(&output);

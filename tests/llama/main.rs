@@ -22,6 +22,7 @@ mod llama_cpp;
 mod memory;
 mod no_numbers;
 mod one_stream;
+mod optimizers;
 mod peft;
 mod random_weights;
 mod reference;
@@ -32,6 +33,7 @@ mod simulated;
 mod small_llama;
 mod special_tokens;
 mod tokenizer;
+mod training;
 mod tune;
 
 use harness::{support, table};

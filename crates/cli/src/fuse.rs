@@ -1,4 +1,5 @@
-//! `mlx-primitives fuse`: a checkpoint with low-rank adapters added to its weights.
+//! `mlx-primitives fuse`: a checkpoint with low-rank adapters added to its weights, or with the
+//! weights of a full fine-tune.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
 Writes the same tensors as `mlx_lm.fuse`, bit for bit. Packed weights are packed again, which rounds the sum of \
-weights and adapters.
+weights and adapters. Of a full fine-tune, the weights take the place of the checkpoint's.
 
 Examples:
   mlx-primitives fuse --model Llama-3.2-1B-4bit --adapter-path adapters --save-path fused
@@ -41,8 +42,15 @@ pub fn run(args: &Args) -> Result<()> {
     ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
     interrupt::end_at_once()?;
     ModelFiles::check_path(&args.save_path)?; // fails now rather than after the work
-    let files = ModelFiles::open(&args.model)?;
-    let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
+    let mut files = ModelFiles::open(&args.model)?;
+    let (adapters, changed) = match files.tuned(&args.adapter_path)? {
+        Some(weights) => (Adapters::default(), format!("{weights} weights replaced")),
+        None => {
+            let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
+            let count = adapters.len();
+            (adapters, format!("{count} projections fused"))
+        }
+    };
     let bar = progress(0)?.with_message("tensors");
     let fused = files.fused(&adapters, args.dequantize, |done, total| {
         bar.set_length(total as u64);
@@ -59,9 +67,8 @@ pub fn run(args: &Args) -> Result<()> {
         output::println(object)?;
     } else {
         output::println(format_args!(
-            "{}: {} projections fused, {}",
+            "{}: {changed}, {}",
             args.save_path.display(),
-            adapters.len(),
             bytes(weight_bytes)
         ))?;
     }

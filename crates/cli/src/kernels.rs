@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use mlx_primitives::device;
 use mlx_primitives::ops::CpuActivations;
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[command(next_help_heading = "Speed and memory")]
 pub struct Threads {
     /// Threads of the CPU kernels [default: the number of cores].

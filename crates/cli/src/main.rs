@@ -11,6 +11,7 @@ mod interrupt;
 mod joined;
 mod kernels;
 mod loading;
+mod lora;
 mod model;
 mod ops;
 #[cfg(unix)]
@@ -60,6 +61,8 @@ enum Command {
     Bench(bench::Args),
     /// Pack the weights of a float checkpoint in MLX's layout.
     Quantize(quantize::Args),
+    /// Fine-tune a model on texts, as mlx_lm.lora does.
+    Lora(Box<lora::Args>),
     /// Add low-rank adapters to the weights of a checkpoint.
     Fuse(fuse::Args),
     /// Choose between our kernels and MLX's ops by measuring both on this machine.
@@ -85,7 +88,8 @@ impl Command {
             Self::Info(args) => args.source.models(),
             Self::Quantize(args) => vec![&mut args.model],
             Self::Fuse(args) => vec![&mut args.model, &mut args.adapter_path],
-            Self::Ops(_) | Self::Tune(_) | Self::Verify(_) => Vec::new(),
+            // `lora` may find its model in a configuration.
+            Self::Ops(_) | Self::Tune(_) | Self::Verify(_) | Self::Lora(_) => Vec::new(),
             Self::Completions(_) | Self::Man(_) => Vec::new(),
         }
     }
@@ -157,6 +161,7 @@ fn run(mut cli: Cli) -> anyhow::Result<()> {
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Lora(args) => lora::run(*args),
         Command::Fuse(args) => fuse::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Verify(args) => verify::run(&args),

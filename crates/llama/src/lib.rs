@@ -28,6 +28,7 @@ pub mod decode;
 mod files;
 pub mod model;
 pub mod text;
+pub mod train;
 
 #[doc(inline)]
 pub use base::{Config, Quantization};

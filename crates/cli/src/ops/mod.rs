@@ -13,7 +13,7 @@ mod tuning;
 mod workloads;
 
 use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -87,10 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.threads.set()?;
     let device = device(args.device.as_deref())?;
     if let Some(path) = &args.plot {
-        // Found out now rather than after a minute of measurements.
-        files::check_replaceable(path)?;
-        let opened = OpenOptions::new().create(true).append(true).open(path);
-        opened.with_context(|| format!("cannot write {}", path.display()))?;
+        check_plot(path)?; // fails now rather than after a minute of measurements
     }
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     output::eprintln(machine(device)?);
@@ -152,6 +149,13 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Checks that a chart can be written to that file, which is created if there is none.
+pub fn check_plot(path: &Path) -> Result<()> {
+    files::check_replaceable(path)?;
+    let opened = OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The device with this name, or the default one.

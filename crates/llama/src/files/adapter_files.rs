@@ -14,7 +14,7 @@ use crate::base::{cut, parse_object, short};
 use crate::model::{Adapters, Llama};
 
 const CONFIG: &str = "adapter_config.json";
-const TENSORS: &str = "adapters.safetensors";
+pub(crate) const ADAPTERS: &str = "adapters.safetensors";
 
 /// The fields of mlx-lm's `adapter_config.json` that are not only for training.
 #[derive(Deserialize)]
@@ -42,7 +42,7 @@ impl AdapterConfig {
         let unlike = |kind: &&Value| !kind.is_null() && **kind != "lora";
         if let Some(kind) = value.get("fine_tune_type").filter(unlike) {
             let hint = match kind.as_str() {
-                Some("full") => ": mlx_lm.fuse writes a whole model of these weights",
+                Some("full") => ": mlx-primitives fuse writes a whole model of these weights",
                 Some("dora") => ": mlx_lm.fuse adds DoRA updates to a model's weights",
                 _ => "",
             };
@@ -119,7 +119,7 @@ impl Adapters {
             return peft_adapters::load(directory.as_ref(), &path, &config, llama);
         }
         let config = AdapterConfig::parse(config).map_err(|reason| Error::file(&path, reason))?;
-        let path = directory.as_ref().join(TENSORS);
+        let path = directory.as_ref().join(ADAPTERS);
         let tensors = io::load_safetensors(&path)?.arrays;
         config
             .assembled(tensors, llama)
@@ -171,17 +171,33 @@ impl Adapters {
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
         let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
-        write_pair(directory, &format!("{config:#}\n"), &tensors)?;
+        write_adapters(directory, &format!("{config:#}\n"), &tensors)?;
         folders.keep();
         Ok(())
     }
 }
 
+/// The weights of a full fine-tune of mlx-lm in this directory, by name; `None` if its
+/// configuration says that it has updates.
+pub(crate) fn whole_weights(directory: &Path) -> Result<Option<HashMap<String, Array>>> {
+    let path = directory.join(CONFIG);
+    let text = files::read_to_string(&path)?;
+    let config = parse_object(&text).map_err(|e| Error::file(&path, e))?;
+    match config.get("fine_tune_type").and_then(Value::as_str) {
+        Some("full") => Ok(Some(io::load_safetensors(directory.join(ADAPTERS))?.arrays)),
+        _ => Ok(None),
+    }
+}
+
 /// Writes both files. If that fails, the previous ones stay whole.
-fn write_pair(directory: &Path, config: &str, tensors: &BTreeMap<String, Array>) -> Result<()> {
+pub(crate) fn write_adapters(
+    directory: &Path,
+    config: &str,
+    tensors: &BTreeMap<String, Array>,
+) -> Result<()> {
     let configured = Replacement::of(&directory.join(CONFIG))?;
     configured.write(|path| fs::write(path, config).map_err(|e| Error::io(path, e)))?;
-    let stored = Replacement::of(&directory.join(TENSORS))?;
+    let stored = Replacement::of(&directory.join(ADAPTERS))?;
     let named = tensors.iter().map(|(name, array)| (name.as_str(), array));
     stored.write(|path| io::save_safetensors(path, named, []))?;
     stored.commit()?;

@@ -11,5 +11,6 @@ mod model_path;
 mod peft_adapters;
 mod save;
 
+pub(crate) use adapter_files::{ADAPTERS, write_adapters};
 pub use checkpoint::Checkpoint;
 pub use model_files::ModelFiles;

@@ -7,6 +7,7 @@ use mlx_primitives::ops::{LinearWeight, Lora, QuantizedWeight};
 use mlx_primitives::support::files;
 use mlx_primitives::{Array, Dtype, Error, Result, eval, io};
 
+use super::adapter_files::{ADAPTERS, whole_weights};
 use super::gguf;
 use super::load::safetensors_files;
 use super::model_path;
@@ -224,6 +225,34 @@ impl ModelFiles {
             self.config.remove("quantization_config");
         }
         Ok(Self { tensors, ..self })
+    }
+
+    /// Puts the weights of a full fine-tune, in the files of mlx_lm.lora, in the place of those of
+    /// the same names, and returns how many there are; `None` if the directory has low-rank
+    /// updates.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file if it cannot be read, or has a tensor that the
+    /// checkpoint does not have or has in another shape.
+    pub fn tuned(&mut self, directory: impl AsRef<Path>) -> Result<Option<usize>> {
+        let directory = directory.as_ref();
+        let Some(weights) = whole_weights(directory)? else { return Ok(None) };
+        let count = weights.len();
+        for (name, weight) in weights {
+            match self.tensors.get_mut(&name) {
+                Some(own) if own.shape() == weight.shape() && weight.dtype().is_floating() => {
+                    *own = weight;
+                }
+                own => {
+                    let own = own.map(|own| own.shape().to_vec());
+                    let got = format_args!("{name:.120} {:?}, which is {own:?}", weight.shape());
+                    let expected = format_args!("expected weights of the model, got {got} there");
+                    return Err(Error::file(directory.join(ADAPTERS), expected));
+                }
+            }
+        }
+        Ok(Some(count))
     }
 
     pub(crate) fn parsed(&self) -> Result<Config> {

@@ -224,6 +224,11 @@ impl DecoderLayer {
         norms.chain(self.projections.iter().map(Module::Linear))
     }
 
+    pub fn norms_mut(&mut self) -> impl Iterator<Item = &mut Norm> {
+        let norms = [&mut self.input_layernorm, &mut self.post_attention_layernorm].into_iter();
+        norms.chain(self.head_norms.iter_mut().flatten())
+    }
+
     /// All arrays to evaluate before the layer runs.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let joined = self.qkv_rows.iter().chain(&self.qkv_biases);

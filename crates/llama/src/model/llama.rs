@@ -263,7 +263,12 @@ impl Llama {
         if self.embed_tokens.part.exchanges() {
             return self.decoded_of_part(tokens, cache);
         }
-        self.through_layers(self.scaled(self.embedding_rows(tokens)?)?, cache)
+        self.through_layers(self.embedded(tokens)?, cache)
+    }
+
+    /// The input of the first layer, in a process that holds the whole model.
+    pub(super) fn embedded(&self, tokens: &Array) -> Result<Array> {
+        self.scaled(self.embedding_rows(tokens)?)
     }
 
     /// [`decoded`](Self::decoded) in a process that holds a part of the model.

@@ -12,6 +12,7 @@ mod matrix;
 mod new_cache;
 mod part;
 mod random_weights;
+mod trained;
 
 pub use adapters::Adapters;
 pub use estimate::{Estimate, estimate};

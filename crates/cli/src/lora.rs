@@ -1,0 +1,197 @@
+//! `mlx-primitives lora`: fine-tunes a model by low-rank updates, or its last layers as a whole.
+
+mod plot;
+mod settings;
+mod yaml;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use mlx_primitives::memory;
+use mlx_primitives_llama::train::{Dataset, Trainable, Trainer, evaluate};
+use mlx_primitives_llama::{Adapters, ChatTemplate, Checkpoint, ModelFiles};
+use serde_json::{Value, json};
+
+use crate::model::progress;
+use crate::wired::Resident;
+use crate::{interrupt, output};
+pub use settings::Args;
+use settings::Run;
+
+pub fn run(args: Args) -> Result<()> {
+    let run = args.into_run()?;
+    if let Some(path) = &run.plot {
+        crate::ops::check_plot(path)?; // fails now rather than after the work
+    }
+    if run.train {
+        Trainer::check_path(&run.adapter_path)?;
+    }
+    let (checkpoint, template) = match &run.model {
+        Some(path) => (crate::loading::load(path, None)?, ChatTemplate::load(path)?),
+        None => (Checkpoint::demo()?, None),
+    };
+    let _resident = Resident::with_slack(checkpoint.llama.nbytes());
+    let read = |name: &str| -> Result<Option<Dataset>> {
+        let path = run.data.join(name);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let data = Dataset::load(&path, &checkpoint, template.as_ref(), run.mask_prompt)?;
+        Ok((!data.is_empty()).then_some(data))
+    };
+    let missing = |name: &str| format!("{}: there are no texts in {name}", run.data.display());
+    let test = match run.test {
+        true => Some(read("test.jsonl")?.with_context(|| missing("test.jsonl"))?),
+        false => None,
+    };
+    let Checkpoint { llama, .. } = &checkpoint;
+    let tested = if run.train {
+        let data = read("train.jsonl")?.with_context(|| missing("train.jsonl"))?;
+        let valid = read("valid.jsonl")?;
+        if valid.is_none() {
+            output::eprintln(format_args!("note: {}", missing("valid.jsonl")));
+        }
+        let layers = run.layers(llama.config().num_hidden_layers);
+        let trainable = Trainable::new(llama, run.kind.clone(), layers)?;
+        let mut trainer = Trainer::new(llama, &data, trainable, run.settings.clone())?;
+        if let Some(path) = &run.resume_adapter_file {
+            trainer.load_adapters(path)?;
+        }
+        if run.resume && trainer.resume(&run.adapter_path)? {
+            output::eprintln(format_args!("continuing after step {}", trainer.steps()));
+        }
+        let trained: usize = trainer.parameters().values().map(|array| array.size()).sum();
+        let (trained, all) = (trained as f64 / 1e6, llama.parameters() as f64 / 1e6);
+        let share = 100.0 * trained / all;
+        output::eprintln(format_args!(
+            "Trainable parameters: {share:.3}% ({trained:.3}M/{all:.3}M)"
+        ));
+        train(&run, &mut trainer, valid.as_ref())?;
+        trainer.model()?
+    } else if !run.adapter_path.join("adapter_config.json").exists() {
+        checkpoint.llama
+    } else {
+        let mut files = run.model.as_ref().map(ModelFiles::open).transpose()?;
+        let tuned = files.as_mut().map(|files| files.tuned(&run.adapter_path)).transpose()?;
+        match files.filter(|_| tuned.flatten().is_some()) {
+            Some(files) => files.llama()?,
+            None => {
+                let adapters = Adapters::load(&run.adapter_path, llama)?;
+                checkpoint.llama.adapted(&adapters)?
+            }
+        }
+    };
+    let Some(test) = test else { return Ok(()) };
+    let (loss, _) = run.evaluate(&tested, &test, run.test_batches, &progress(0)?)?;
+    let text = format!("Test loss {loss:.3}, Test ppl {:.3}.", loss.exp());
+    run.report(None, &text, json!({"test_loss": loss, "test_ppl": loss.exp()}))
+}
+
+/// Trains to the last step or until Ctrl-C, with reports and saved states in between.
+fn train(run: &Run, trainer: &mut Trainer, valid: Option<&Dataset>) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    interrupt::on_ctrl_c(move || {
+        if stopped.swap(true, Ordering::SeqCst) {
+            interrupt::end(interrupt::INTERRUPTED);
+        }
+    })?;
+    let bar = progress(run.iters)?;
+    let mut judged = Vec::new();
+    let (mut spent, mut steps, mut tokens) = (Duration::ZERO, 0u32, 0);
+    while trainer.steps() < run.iters && !stop.load(Ordering::SeqCst) {
+        let step = trainer.steps() + 1;
+        bar.set_position(step);
+        let last = step == run.iters;
+        if let Some(valid) = valid
+            && (step == 1 || step.is_multiple_of(run.steps_per_eval) || last)
+        {
+            let model = trainer.model()?;
+            let (loss, took) = run.evaluate(&model, valid, run.val_batches, &bar)?;
+            judged.push((step - 1, loss));
+            let text = format!("Iter {step}: Val loss {loss:.3}, Val took {took:.3}s");
+            let object = json!({"iteration": step - 1, "val_loss": loss, "val_time": took});
+            run.report(Some(&bar), &text, object)?;
+        }
+        let start = Instant::now();
+        let done = trainer.step()?;
+        spent += start.elapsed();
+        steps += 1;
+        tokens += done.tokens;
+        if (step.is_multiple_of(run.steps_per_report) || last)
+            && let Some(loss) = trainer.report()
+        {
+            let seconds = spent.as_secs_f64().max(1e-9);
+            let speeds = [f64::from(steps) / seconds, tokens as f64 / seconds];
+            let ([steps_sec, tokens_sec], all) = (speeds, trainer.trained_tokens());
+            let peak = memory::peak_memory() as f64 / 1e9;
+            let text = format!(
+                "Iter {step}: Train loss {loss:.3}, Learning Rate {:.3e}, It/sec {steps_sec:.3}, \
+                 Tokens/sec {tokens_sec:.3}, Trained Tokens {all}, Peak mem {peak:.3} GB",
+                done.rate
+            );
+            let object = json!({
+                "iteration": step,
+                "train_loss": loss,
+                "learning_rate": done.rate,
+                "iterations_per_second": steps_sec,
+                "tokens_per_second": tokens_sec,
+                "trained_tokens": all,
+                "peak_memory": peak,
+            });
+            run.report(Some(&bar), &text, object)?;
+            (spent, steps, tokens) = (Duration::ZERO, 0, 0);
+        }
+        if step.is_multiple_of(run.save_every) {
+            trainer.save(&run.adapter_path, true)?;
+            let folder = run.adapter_path.display();
+            let said = format!("Iter {step}: Saved adapter weights to {folder}.");
+            bar.suspend(|| output::eprintln(said));
+        }
+    }
+    trainer.save(&run.adapter_path, false)?;
+    bar.finish_and_clear();
+    if let Some(path) = &run.plot {
+        let svg = plot::svg(trainer.curve(), &judged)?;
+        std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if stop.load(Ordering::SeqCst) {
+        let (done, all) = (trainer.steps(), run.iters);
+        output::eprintln(format_args!(
+            "interrupted after step {done} of {all}; --resume continues"
+        ));
+        interrupt::end(interrupt::INTERRUPTED);
+    }
+    Ok(())
+}
+
+impl Run {
+    /// The mean loss of texts, and the seconds that it took.
+    fn evaluate(
+        &self,
+        llama: &mlx_primitives_llama::Llama,
+        data: &Dataset,
+        batches: Option<usize>,
+        bar: &ProgressBar,
+    ) -> Result<(f64, f64)> {
+        let start = Instant::now();
+        let settings = &self.settings;
+        let (rows, longest) = (settings.batch_size, settings.max_length);
+        bar.set_message("evaluating");
+        let loss = evaluate(llama, data, rows, longest, batches, || bar.tick())?;
+        bar.set_message("");
+        Ok((loss, start.elapsed().as_secs_f64()))
+    }
+
+    /// Prints a line or, with --json, an object.
+    fn report(&self, bar: Option<&ProgressBar>, text: &str, object: Value) -> Result<()> {
+        let print = || match self.json {
+            true => output::println(&object),
+            false => output::println(text),
+        };
+        Ok(bar.map_or_else(print, |bar| bar.suspend(print))?)
+    }
+}

@@ -1,0 +1,127 @@
+//! The forward pass in training, in which some of the model's numbers are arguments.
+
+use std::collections::BTreeMap;
+
+use mlx_primitives::ops::{self, CrossEntropy, LinearCrossEntropy, LinearWeight, Lora};
+use mlx_primitives::{Array, Dtype, Error, Result, transforms};
+
+use super::layer::DecoderLayer;
+use super::linear::Linear;
+use super::llama::Llama;
+use crate::cache::AttentionMask;
+
+/// The logits that exist at a time before they are computed in chunks, and again in the backward
+/// pass.
+const LOGITS: usize = 1 << 24;
+
+/// Trained arrays by their names: `P.lora_a` `[rank, inputs]` and `P.lora_b` `[outputs, rank]` of a
+/// projection P, and the names of weights.
+type Arrays = BTreeMap<String, Array>;
+
+impl Llama {
+    /// The model with updates and weights of these arrays in its place, in its types.
+    pub(crate) fn trained(&self, arrays: &Arrays, scale: f32) -> Result<Self> {
+        let mut model = self.map(&mut |_| Ok(()))?;
+        let dtype = self.dtype();
+        for layer in &mut model.layers {
+            *layer = layer.trained(arrays, scale, dtype)?;
+        }
+        if let Some(head) = &mut model.lm_head {
+            head.train(arrays, scale, dtype)?;
+        }
+        Ok(model)
+    }
+
+    /// The loss of each target, `[rows, length]`, and 0 where the target is -1. With `recompute`
+    /// each layer runs again in the backward pass.
+    pub(crate) fn losses(
+        &self,
+        arrays: &Arrays,
+        scale: f32,
+        [inputs, targets]: [&Array; 2],
+        recompute: bool,
+    ) -> Result<Array> {
+        if !self.share().is_whole() {
+            return Err(Error::argument("training", "a model that one process holds"));
+        }
+        let h = match recompute {
+            false => {
+                let model = self.trained(arrays, scale)?;
+                model.decoded(inputs, &mut model.new_cache())?
+            }
+            true => self.recomputed(arrays, scale, inputs)?,
+        };
+        let mut head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).clone();
+        head.train(arrays, scale, self.dtype())?;
+        let cross_entropy = CrossEntropy { ignore_index: Some(-1), ..Default::default() };
+        if head.update.is_none() && inputs.size().saturating_mul(self.vocab()) > LOGITS {
+            let h = self.norm.forward(&h)?;
+            let bias = head.bias.as_ref();
+            let options = LinearCrossEntropy { bias, cross_entropy, ..Default::default() };
+            return ops::linear_cross_entropy(&h, head.matrix, targets, options);
+        }
+        let logits = head.forward(&h, Some(&self.norm), None)?;
+        ops::cross_entropy(&logits, targets, cross_entropy)
+    }
+
+    /// The output of the last layer, of which the backward pass runs each layer again.
+    fn recomputed(&self, arrays: &Arrays, scale: f32, tokens: &Array) -> Result<Array> {
+        let mut h = self.embedded(tokens)?;
+        let caches = self.new_cache().layers;
+        for (at, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
+            let own = format!("model.layers.{at}.");
+            let own = arrays.iter().filter(|(name, _)| name.starts_with(&own));
+            let (names, own): (Vec<String>, Vec<Array>) =
+                own.map(|(name, array)| (name.clone(), array.clone())).unzip();
+            let (layer, dtype) = (layer.clone(), self.dtype());
+            let mask: AttentionMask = cache.mask(h.dim(1)?)?;
+            let run = move |mut inputs: Vec<Array>| {
+                let h = inputs.pop();
+                let h = h.ok_or_else(|| Error::argument("training", "hidden states"))?;
+                let own: Arrays = names.iter().cloned().zip(inputs).collect();
+                layer.trained(&own, scale, dtype)?.forward(&h, &mask, &mut cache.clone())
+            };
+            let inputs: Vec<Array> = own.into_iter().chain([h]).collect();
+            h = transforms::checkpoint(run, &inputs)?;
+        }
+        Ok(h)
+    }
+}
+
+impl DecoderLayer {
+    fn trained(&self, arrays: &Arrays, scale: f32, dtype: Dtype) -> Result<Self> {
+        let mut layer = self.clone();
+        for norm in layer.norms_mut() {
+            if let Some(weight) = arrays.get(&format!("{}.weight", norm.path)) {
+                norm.weight = weight.astype(norm.weight.dtype())?;
+            }
+        }
+        let mut joined = false;
+        for (at, projection) in layer.projections.iter_mut().enumerate() {
+            joined |= projection.train(arrays, scale, dtype)? && at < 3;
+        }
+        if joined {
+            layer.join()?;
+        }
+        Ok(layer)
+    }
+}
+
+impl Linear {
+    /// Takes the arrays of this projection, and returns whether its matrix or its bias is one.
+    fn train(&mut self, arrays: &Arrays, scale: f32, dtype: Dtype) -> Result<bool> {
+        let of = |part: &str| arrays.get(&format!("{}.{part}", self.path));
+        let update = of("lora_a").zip(of("lora_b"));
+        let (weight, bias) = (of("weight"), of("bias"));
+        if let Some((a, b)) = update {
+            self.update = Some(Lora::new(a.astype(dtype)?, b.astype(dtype)?, scale)?);
+        }
+        if let Some(weight) = weight {
+            self.matrix = LinearWeight::Plain(weight.astype(self.matrix.dtype())?);
+        }
+        if let (Some(new), Some(bias)) = (bias, &mut self.bias) {
+            *bias = new.astype(bias.dtype())?;
+        }
+        Ok(weight.is_some() || bias.is_some())
+    }
+}

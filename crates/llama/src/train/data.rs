@@ -1,0 +1,276 @@
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use mlx_primitives::support::{Fnv, files};
+use mlx_primitives::{Array, Error, Result};
+
+use crate::base::{parse_object, short};
+use crate::files::Checkpoint;
+use crate::text::{ChatOptions, ChatTemplate, message};
+
+/// The most bytes of a line, and the most tokens of a file.
+const LINE: u64 = 1 << 24;
+const TOKENS: usize = 1 << 30;
+
+/// Rows are padded to one more than a multiple of this length, since a row of n tokens has n - 1
+/// targets.
+const PAD: usize = 32;
+
+/// A text as tokens, of which those before `from` are no targets.
+struct Example {
+    tokens: Vec<u32>,
+    from: usize,
+}
+
+/// The texts of a JSONL file as tokens, ordered by length.
+pub struct Dataset {
+    examples: Vec<Example>,
+    hash: u64,
+}
+
+/// Rows of tokens of one length, and the token after each.
+pub struct Batch {
+    /// uint32 `[rows, length]`.
+    pub inputs: Array,
+    /// int32 `[rows, length]`, -1 where the token after is no target.
+    pub targets: Array,
+    /// The number of targets.
+    pub tokens: usize,
+    /// Whether a text was longer than the rows may be.
+    pub truncated: bool,
+}
+
+impl Dataset {
+    /// Reads a file of a JSON object in each line, all in the layout of the first:
+    ///
+    /// - `{"text": …}`: the tokens of the text and the end token;
+    /// - `{"prompt": …, "completion": …}`: a message of the user and one of the assistant by the
+    ///   chat template or, in a model without one, the tokens of both and the end token;
+    /// - `{"messages": […], "tools": […]}`: a conversation by the chat template.
+    ///
+    /// With `mask_prompt` only the completion, or the last message, is learned.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file and the line if one is no such object, has more than
+    /// 16 MiB or no tokens, or cannot be rendered; for messages without a template, and for texts
+    /// with `mask_prompt`.
+    pub fn load(
+        path: &Path,
+        checkpoint: &Checkpoint,
+        template: Option<&ChatTemplate>,
+        mask_prompt: bool,
+    ) -> Result<Self> {
+        let mut file = BufReader::new(files::open(path).map_err(|e| Error::io(path, e))?);
+        let reader = Reader { checkpoint, template, mask_prompt };
+        let (mut examples, mut layout, mut all) = (Vec::new(), None, 0);
+        let (mut line, mut hash) = (String::new(), Fnv::default());
+        for number in 1.. {
+            let refuse = |reason: &dyn std::fmt::Display| {
+                Error::file(path, format_args!("line {number}: {reason}"))
+            };
+            line.clear();
+            if (&mut file).take(LINE).read_line(&mut line).map_err(|e| refuse(&e))? == 0 {
+                break;
+            }
+            if line.len() as u64 == LINE {
+                return Err(refuse(&"expected a line of less than 16 MiB"));
+            }
+            let object = parse_object(line.trim_end()).map_err(|e| refuse(&e))?;
+            let layout = *layout.get_or_insert_with(|| Layout::of(&object));
+            let example = reader.example(layout, &object).map_err(|e| refuse(&e))?;
+            hash.add(format!("{} {:?}", example.from, example.tokens).as_bytes());
+            all += example.tokens.len();
+            if all > TOKENS {
+                return Err(refuse(&"expected a file of at most 2^30 tokens"));
+            }
+            examples.push(example);
+        }
+        examples.sort_by_key(|example| example.tokens.len());
+        Ok(Self { examples, hash: hash.0 })
+    }
+
+    /// The number of texts.
+    pub fn len(&self) -> usize {
+        self.examples.len()
+    }
+
+    /// Whether there are no texts.
+    pub fn is_empty(&self) -> bool {
+        self.examples.is_empty()
+    }
+
+    /// A hash of all tokens.
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The order of the batches of `rows` texts in a pass: a permutation of their numbers. Texts
+    /// beyond the last whole batch are left out.
+    pub fn order(&self, rows: usize, seed: u64, pass: u64) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.len() / rows.max(1)).collect();
+        // SplitMix64 and Fisher-Yates: the order of a pass follows from its number alone, so that a
+        // resumed run has it again.
+        let mut state = seed.wrapping_add(pass.wrapping_mul(0xd134_2543_de82_ef95));
+        for last in (1..order.len()).rev() {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            order.swap(last, ((bits ^ (bits >> 31)) % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+
+    /// The batch of that number among those of `rows` texts in the order of their lengths, each cut
+    /// to `longest` tokens and padded with the token 0. As in mlx-lm, the first 0 is a target.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such batch, or `longest` is below 2.
+    pub fn batch(&self, number: usize, rows: usize, longest: usize) -> Result<Batch> {
+        let start = number.saturating_mul(rows);
+        let examples = self.examples.get(start..start.saturating_add(rows)).unwrap_or_default();
+        let most = examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0);
+        let length = (1 + most.div_ceil(PAD) * PAD).min(longest);
+        if examples.is_empty() || length < 2 {
+            return Err(Error::argument("dataset", "a batch of texts of at least 2 tokens"));
+        }
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for Example { tokens, from } in examples {
+            let token = |at: usize| tokens.get(at).copied().unwrap_or(0);
+            inputs.extend((0..length - 1).map(token));
+            let targeted = |at: &usize| (*from..=tokens.len()).contains(at);
+            let target = |at: usize| if targeted(&at) { token(at) as i32 } else { -1 };
+            targets.extend((1..length).map(target));
+        }
+        let shape = [rows as i32, length as i32 - 1];
+        Ok(Batch {
+            tokens: targets.iter().filter(|&&target| target >= 0).count(),
+            inputs: Array::from_slice(&inputs, shape)?,
+            targets: Array::from_slice(&targets, shape)?,
+            truncated: most > longest,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Layout {
+    Completion,
+    Messages,
+    Text,
+}
+
+impl Layout {
+    fn of(object: &Map<String, Value>) -> Self {
+        let has = |key| object.contains_key(key);
+        match () {
+            () if has("prompt") && has("completion") => Self::Completion,
+            () if has("messages") => Self::Messages,
+            () => Self::Text,
+        }
+    }
+}
+
+struct Reader<'a> {
+    checkpoint: &'a Checkpoint,
+    template: Option<&'a ChatTemplate>,
+    mask_prompt: bool,
+}
+
+impl Reader<'_> {
+    fn example(&self, layout: Layout, object: &Map<String, Value>) -> Result<Example> {
+        let tokenizer = &self.checkpoint.tokenizer;
+        let refuse = |expected: &str, got: &Value| {
+            Err(Error::argument("data", format_args!("{expected}, got {}", short(got))))
+        };
+        let text = |key: &str| match object.get(key) {
+            Some(Value::String(text)) => Ok(text),
+            other => {
+                let got = other.map_or_else(|| short(&Value::Object(object.clone())), short);
+                let kinds = "text, or prompt and completion, or messages, as in the first line";
+                let expected = format_args!("a string {key:?} ({kinds}), got {got}");
+                Err(Error::argument("data", expected))
+            }
+        };
+        let example = match layout {
+            Layout::Text if self.mask_prompt => {
+                return refuse("prompts to mask", &Value::String("text".to_owned()));
+            }
+            Layout::Text => {
+                let tokens = self.ended(tokenizer.encode(text("text")?)?);
+                Example { tokens, from: 0 }
+            }
+            Layout::Completion => {
+                let (prompt, completion) = (text("prompt")?, text("completion")?);
+                let messages = [message("user", prompt), message("assistant", completion)];
+                match self.template {
+                    Some(template) => self.rendered(template, &messages, object, true)?,
+                    None => {
+                        let mut tokens = tokenizer.encode(prompt)?;
+                        let from = tokens.len();
+                        tokens.extend(tokenizer.encode_verbatim(completion)?);
+                        Example { tokens: self.ended(tokens), from }
+                    }
+                }
+            }
+            Layout::Messages => {
+                let messages = object.get("messages").unwrap_or(&Value::Null);
+                let role = |message: &Value| message.get("role").is_some_and(Value::is_string);
+                match (messages.as_array(), self.template) {
+                    (Some(all), Some(template)) if !all.is_empty() && all.iter().all(role) => {
+                        let answer = all.last().is_some_and(|last| last["role"] == "assistant");
+                        self.rendered(template, all, object, answer)?
+                    }
+                    (_, None) => {
+                        return refuse("a model with a chat template for messages", messages);
+                    }
+                    _ => return refuse("a list of messages, each with a role", messages),
+                }
+            }
+        };
+        let known = self.checkpoint.llama.vocab();
+        match example.tokens.iter().find(|&&token| token as usize >= known) {
+            _ if example.tokens.is_empty() => refuse("a text of at least one token", &"".into()),
+            Some(&token) => refuse("tokens of the model's vocabulary", &token.into()),
+            None if self.mask_prompt => Ok(example),
+            None => Ok(Example { from: 0, ..example }),
+        }
+    }
+
+    /// The tokens with the end token after them.
+    fn ended(&self, mut tokens: Vec<u32>) -> Vec<u32> {
+        let end = self.checkpoint.tokenizer.eos().or(self.checkpoint.eos.first().copied());
+        tokens.extend(end.filter(|end| tokens.last() != Some(end)));
+        tokens
+    }
+
+    /// A conversation, of which the last message is learned.
+    fn rendered(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Value],
+        object: &Map<String, Value>,
+        answer: bool,
+    ) -> Result<Example> {
+        let tools = match object.get("tools") {
+            None | Some(Value::Null) => None,
+            Some(Value::Array(tools)) => Some(tools.clone()),
+            Some(other) => {
+                let expected = format_args!("a list of tools, got {}", short(other));
+                return Err(Error::argument("data", expected));
+            }
+        };
+        let tokens = |messages: &[Value], add_generation_prompt: bool| {
+            let tools = tools.clone();
+            let options = ChatOptions { add_generation_prompt, tools, ..Default::default() };
+            self.checkpoint.tokenizer.encode_verbatim(&template.render(messages, &options)?)
+        };
+        let from = match messages.split_last() {
+            Some((_, before)) if self.mask_prompt => tokens(before, answer)?.len(),
+            _ => 0,
+        };
+        Ok(Example { tokens: tokens(messages, false)?, from })
+    }
+}

@@ -1,0 +1,61 @@
+/// A learning rate for each update of an optimizer, by the formulas of `mlx.optimizers.schedulers`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Schedule {
+    /// One rate for all updates.
+    Constant(f64),
+    /// From one rate to another in equal steps, and then that one: a warm-up.
+    Linear {
+        /// The rate of the first update.
+        from: f64,
+        /// The rate after `steps` updates.
+        to: f64,
+        /// The number of updates in between.
+        steps: u64,
+    },
+    /// Half a cosine from one rate to another, and then that one.
+    Cosine {
+        /// The rate of the first update.
+        from: f64,
+        /// The rate after `steps` updates.
+        to: f64,
+        /// The number of updates in between.
+        steps: u64,
+    },
+    /// A schedule before the update of that number, and another one that begins there.
+    Joined(Box<Schedule>, u64, Box<Schedule>),
+}
+
+impl Schedule {
+    /// This schedule after a linear warm-up from the rate `from` in `steps` updates, as mlx-lm
+    /// joins them: the update after the last one of the warm-up has its rate once more.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::train::Schedule;
+    ///
+    /// let cosine = Schedule::Cosine { from: 1.0, to: 0.0, steps: 10 }.after_warmup(0.0, 4);
+    /// let rates: Vec<f64> = [0, 2, 4, 5, 10, 15].map(|update| cosine.rate(update)).into();
+    /// assert_eq!(rates, [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]);
+    /// ```
+    #[must_use]
+    pub fn after_warmup(self, from: f64, steps: u64) -> Self {
+        let warmup = Self::Linear { from, to: self.rate(0), steps };
+        Self::Joined(Box::new(warmup), steps.saturating_add(1), Box::new(self))
+    }
+
+    /// The rate of the update of that number; the first one is 0.
+    pub fn rate(&self, update: u64) -> f64 {
+        let part = |steps: u64| update.min(steps) as f64 / steps.max(1) as f64;
+        match self {
+            Self::Constant(rate) => *rate,
+            Self::Linear { from, to, steps } => from + part(*steps) * (to - from),
+            Self::Cosine { from, to, steps } => {
+                let decay = 0.5 * (1.0 + (std::f64::consts::PI * part(*steps)).cos());
+                to + decay * (from - to)
+            }
+            Self::Joined(first, boundary, second) => match update.checked_sub(*boundary) {
+                None => first.rate(update),
+                Some(update) => second.rate(update),
+            },
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The files of a run: the adapters for other programs, and the state that resumes it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use mlx_primitives::support::files::{self, NewFolders, Replacement};
+use mlx_primitives::{Array, Dtype, Error, Result, eval, io};
+
+use super::optimizer::Parameters;
+use super::trainable::Kind;
+use super::trainer::Trainer;
+use crate::files::{ADAPTERS, write_adapters};
+
+const FORMAT: &str = "mlx-primitives training 1";
+const STATE: &str = "training_state.safetensors";
+
+impl Trainer<'_> {
+    /// Writes the state of the run as one file, `training_state.safetensors`, which replaces an
+    /// earlier one when it is whole; then `adapter_config.json` and `adapters.safetensors` of
+    /// mlx-lm, and with `numbered` a copy of the latter whose name begins with the number of steps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file that cannot be written.
+    pub fn save(&self, directory: impl AsRef<Path>, numbered: bool) -> Result<()> {
+        let directory = directory.as_ref();
+        let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
+        let metadata = json!({
+            "run": self.run()?,
+            "steps": self.steps,
+            "updates": self.optimizer.updates,
+            "trained_tokens": self.trained_tokens,
+            "recent": self.recent,
+            "curve": self.curve,
+        });
+        let metadata = metadata.to_string();
+        let file = Replacement::of(&directory.join(STATE))?;
+        let arrays = self.arrays();
+        let named = arrays.iter().map(|(name, array)| (name.as_str(), *array));
+        let metadata = [("format", FORMAT), ("state", &metadata)];
+        file.write(|partial| io::save_safetensors(partial, named, metadata))?;
+        file.commit()?;
+        folders.keep();
+        match self.trainable.kind {
+            Kind::Lora { .. } => self.adapters()?.save(directory, self.llama)?,
+            Kind::Full => self.save_weights(directory)?,
+        }
+        if numbered {
+            let from = directory.join(ADAPTERS);
+            let to = directory.join(format!("{:07}_{ADAPTERS}", self.steps));
+            let copy = Replacement::of(&to)?;
+            copy.write(|to| fs::copy(&from, to).map(drop).map_err(|e| Error::io(&from, e)))?;
+            copy.commit()?;
+        }
+        Ok(())
+    }
+
+    fn save_weights(&self, directory: &Path) -> Result<()> {
+        let weights = self.model()?.weights();
+        let from_one = self.llama.config().kind()?.norms_from_one();
+        let mut tensors = BTreeMap::new();
+        for name in self.parameters.keys() {
+            let arrays = weights.get(name).into_iter().flat_map(|weight| weight.arrays());
+            for array in arrays {
+                let shifted = from_one && name.ends_with("norm.weight");
+                let stored = if shifted { array.subtract(1.0)? } else { array.contiguous()? };
+                tensors.insert(name.clone(), stored);
+            }
+        }
+        eval(tensors.values())?;
+        let config = json!({
+            "fine_tune_type": "full",
+            "num_layers": self.trainable.layers,
+            "lora_parameters": null,
+        });
+        write_adapters(directory, &format!("{config:#}\n"), &tensors)
+    }
+
+    /// All arrays of the state by the names that they have in the file.
+    fn arrays(&self) -> BTreeMap<String, &Array> {
+        let named = |kind: &'static str, arrays| {
+            let arrays: &Parameters = arrays;
+            arrays.iter().map(move |(name, array)| (format!("{kind}:{name}"), array))
+        };
+        let parameters = named("parameter", &self.parameters);
+        let optimizer = named("optimizer", &self.optimizer.arrays);
+        parameters.chain(optimizer).chain(named("gradient", &self.gradients)).collect()
+    }
+
+    /// The model, the data and the settings, which a run shares with the one that it resumes.
+    fn run(&self) -> Result<String> {
+        let (model, data) = (self.llama.fingerprint()?, self.data.hash());
+        let (trainable, settings) = (&self.trainable, &self.settings);
+        Ok(format!("model {model}, data {data:016x}, {trainable:?}, {settings:?}"))
+    }
+
+    /// Continues the run whose state [`save`](Self::save) wrote to a folder, and returns whether
+    /// there was one. The next steps have the bits that they would have had in that run.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file if it is damaged, or was written by a run of another
+    /// model, other data or other settings.
+    pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<bool> {
+        let path = directory.as_ref().join(STATE);
+        if !path.exists() {
+            return Ok(false);
+        }
+        let restored = self.restore(&path);
+        restored.map(|()| true).map_err(|error| match error.path() {
+            Some(_) => error,
+            None => Error::file(&path, error),
+        })
+    }
+
+    fn restore(&mut self, path: &Path) -> Result<()> {
+        let refuse = |expected: &str, got: &str| {
+            Error::file(path, format_args!("expected {expected}, got {got:.400}"))
+        };
+        let mut file = io::load_safetensors(path)?;
+        let text = |name: &str| file.metadata.get(name).map(String::as_str).unwrap_or_default();
+        if text("format") != FORMAT {
+            return Err(refuse(&format!("a file of format {FORMAT:?}"), text("format")));
+        }
+        let state: serde_json::Value = serde_json::from_str(text("state"))
+            .map_err(|e| refuse("a state in JSON", &e.to_string()))?;
+        let (run, saved) = (self.run()?, state["run"].as_str().unwrap_or_default());
+        if saved != run {
+            return Err(refuse(&format!("a run of {run}"), saved));
+        }
+        let count = |key: &str| {
+            let number = state[key].as_u64().filter(|&count| count < 1 << 53);
+            number.ok_or_else(|| refuse(key, &state[key].to_string()))
+        };
+        let (steps, updates) = (count("steps")?, count("updates")?);
+        let trained_tokens = count("trained_tokens")?;
+        let numbers = |e: serde_json::Error| refuse("lists of losses", &e.to_string());
+        let recent = serde_json::from_value(state["recent"].clone()).map_err(numbers)?;
+        let curve = serde_json::from_value(state["curve"].clone()).map_err(numbers)?;
+        if !steps.is_multiple_of(self.settings.accumulation) {
+            self.gradients = self.parameters.clone(); // of the shapes that the file has to have
+        }
+        let mut arrays = Vec::new();
+        for (name, own) in self.arrays() {
+            let array = file
+                .arrays
+                .remove(&name)
+                .filter(|array| array.shape() == own.shape() && array.dtype() == Dtype::Float32);
+            arrays.push(array.ok_or_else(|| refuse(&name, "none of its shape"))?);
+        }
+        if let Some(name) = file.arrays.keys().next() {
+            return Err(refuse("only arrays of this run", name));
+        }
+        eval(&arrays)?;
+        // In the order of the names in `arrays`.
+        let mut arrays = arrays.into_iter();
+        for kind in [&mut self.gradients, &mut self.optimizer.arrays, &mut self.parameters] {
+            kind.values_mut().zip(&mut arrays).for_each(|(own, array)| *own = array);
+        }
+        (self.steps, self.optimizer.updates) = (steps, updates);
+        (self.trained_tokens, self.recent, self.curve) = (trained_tokens, recent, curve);
+        Ok(())
+    }
+
+    /// Takes the parameters of an `adapters.safetensors` that [`save`](Self::save) or mlx-lm wrote,
+    /// with a new optimizer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the file if its tensors are not those that are trained.
+    pub fn load_adapters(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let mut file: HashMap<String, Array> = io::load_safetensors(path)?.arrays;
+        let from_one = self.llama.config().kind()?.norms_from_one();
+        let mut loaded = Parameters::new();
+        for (name, own) in &self.parameters {
+            let is_update = name.ends_with(".lora_a") || name.ends_with(".lora_b");
+            let stored = file.remove(name).and_then(|array| match is_update {
+                true => array.t().and_then(|array| array.contiguous()).ok(),
+                false => Some(array),
+            });
+            let stored = stored.filter(|it| it.shape() == own.shape() && it.dtype().is_floating());
+            let Some(mut array) = stored else {
+                let expected = format_args!("expected {name} of the trained shape, got none");
+                return Err(Error::file(path, expected));
+            };
+            if from_one && !is_update && name.ends_with("norm.weight") {
+                array = array.add(1.0)?;
+            }
+            loaded.insert(name.clone(), array.astype(Dtype::Float32)?);
+        }
+        if let Some(name) = file.keys().min() {
+            let expected = format_args!("expected only tensors that are trained, got {name:.120}");
+            return Err(Error::file(path, expected));
+        }
+        eval(loaded.values())?;
+        self.parameters = loaded;
+        Ok(())
+    }
+
+    /// Checks whether [`save`](Self::save) could write to that folder now.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error that it would return for the folder's name or permissions.
+    pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
+        let directory = directory.as_ref();
+        let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
+        let checked = files::check_replaceable(&directory.join(STATE));
+        Replacement::of(&directory.join(STATE)).and(checked)?;
+        drop(folders);
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+use std::collections::BTreeSet;
+
+use mlx_primitives::ops::{LinearWeight, Lora};
+use mlx_primitives::{Array, Dtype, Error, Result, eval, random};
+
+use super::optimizer::Parameters;
+use crate::base::layer_of;
+use crate::model::{Adapters, Llama};
+
+/// The parts of a model that can be trained.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// Low-rank updates beside the weights, which may be packed.
+    Lora {
+        /// The rank of each update, at least 1.
+        rank: i32,
+        /// The factor of each update.
+        scale: f32,
+        /// The paths of the updated projections within a layer, such as `self_attn.q_proj`, or
+        /// `lm_head`; all projections of the layers if `None`.
+        keys: Option<Vec<String>>,
+    },
+    /// All weights of the layers, which must not be packed.
+    Full,
+}
+
+/// The trained part of a model.
+#[derive(Clone, Debug)]
+pub struct Trainable {
+    pub(super) kind: Kind,
+    /// The number of last layers that are trained.
+    pub(super) layers: i32,
+    /// The projections with updates, or the trained weights.
+    names: Vec<String>,
+}
+
+impl Trainable {
+    /// Chooses a part of the last `layers` layers of a model, or of all of them if it is 0 or less.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for more layers than the model has, a key that none of its projections has,
+    /// a rank below 1 or above the extents of a projection, a scale that is not finite, and whole
+    /// layers that are packed.
+    pub fn new(llama: &Llama, kind: Kind, layers: i32) -> Result<Self> {
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("training", expected));
+        let all = llama.config().num_hidden_layers;
+        if layers > all {
+            return refuse(format_args!("at most {all} layers, got {layers}"));
+        }
+        let layers = if layers <= 0 { all } else { layers };
+        let trained = |name: &str| layer_of(name).is_some_and(|layer| layer >= all - layers);
+        let weights = llama.weights();
+        let mut names: Vec<String> = Vec::new();
+        match &kind {
+            Kind::Full => {
+                for (name, weight) in weights.iter().filter(|(name, _)| trained(name)) {
+                    if matches!(weight, LinearWeight::Quantized(_)) {
+                        return refuse(format_args!(
+                            "float weights to train whole, got a packed {name}: train low-rank updates"
+                        ));
+                    }
+                    names.push(name.clone());
+                }
+            }
+            Kind::Lora { rank, scale, keys } => {
+                let mut found = BTreeSet::new();
+                let paths = weights.keys().filter_map(|name| name.strip_suffix(".weight"));
+                for path in paths {
+                    let Ok(shape) = llama.projection_shape(path) else { continue };
+                    let key = match path.strip_prefix("model.layers.") {
+                        Some(_) if !trained(path) => continue,
+                        Some(rest) => rest.split_once('.').map_or(rest, |(_, key)| key),
+                        None => path,
+                    };
+                    let in_layer = key != path;
+                    if keys.as_ref().map_or(in_layer, |keys| keys.iter().any(|it| it == key)) {
+                        let most = shape[0].min(shape[1]);
+                        if !(1..=most).contains(rank) {
+                            return refuse(format_args!("a rank of 1 to {most}, got {rank}"));
+                        }
+                        found.insert(key);
+                        names.push(path.to_owned());
+                    }
+                }
+                if !scale.is_finite() {
+                    return refuse(format_args!("a finite scale, got {scale}"));
+                }
+                let unknown = |key: &&String| !found.contains(key.as_str());
+                if let Some(key) = keys.iter().flatten().find(unknown) {
+                    return refuse(format_args!(
+                        "keys of projections of the model, got {key:.120}"
+                    ));
+                }
+            }
+        }
+        if names.is_empty() {
+            return refuse(format_args!("something to train, got no projection"));
+        }
+        Ok(Self { kind, layers, names })
+    }
+
+    /// The parameters before the first update, float32: updates that change nothing yet, drawn by
+    /// the seed, or the model's weights.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no memory for them.
+    pub fn initial(&self, llama: &Llama, seed: u64) -> Result<Parameters> {
+        let mut parameters = Parameters::new();
+        match self.kind {
+            Kind::Lora { rank, scale, .. } => {
+                random::seed(seed)?;
+                for name in &self.names {
+                    let update = Lora::initial(llama.projection_shape(name)?, rank, scale)?;
+                    parameters.insert(format!("{name}.lora_a"), update.a().clone());
+                    parameters.insert(format!("{name}.lora_b"), update.b().clone());
+                }
+            }
+            Kind::Full => {
+                let mut weights = llama.weights();
+                for name in &self.names {
+                    if let Some(LinearWeight::Plain(weight)) = weights.remove(name) {
+                        let weight = weight.astype(Dtype::Float32)?.contiguous()?;
+                        parameters.insert(name.clone(), weight);
+                    }
+                }
+            }
+        }
+        eval(parameters.values())?;
+        Ok(parameters)
+    }
+
+    /// The model with these parameters, in its types.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the parameters are of another model.
+    pub fn model(&self, llama: &Llama, parameters: &Parameters) -> Result<Llama> {
+        llama.trained(parameters, self.scale())
+    }
+
+    /// The updates of these parameters; none where whole layers are trained.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for parameters that are no matrices of one rank.
+    pub fn adapters(&self, parameters: &Parameters) -> Result<Adapters> {
+        let half = |name: &str, half: &str| parameters.get(&format!("{name}.{half}")).cloned();
+        let update = |name: &String| {
+            let (a, b) = half(name, "lora_a").zip(half(name, "lora_b"))?;
+            Some(Lora::new(a, b, self.scale()).map(|update| (name.clone(), update)))
+        };
+        self.names.iter().filter_map(update).collect()
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        match self.kind {
+            Kind::Lora { scale, .. } => scale,
+            Kind::Full => 1.0,
+        }
+    }
+
+    /// The sum of the losses of each target of a batch.
+    pub(super) fn loss(
+        &self,
+        llama: &Llama,
+        parameters: &Parameters,
+        batch: [&Array; 2],
+        recompute: bool,
+    ) -> Result<Array> {
+        let losses = llama.losses(parameters, self.scale(), batch, recompute)?;
+        losses.astype(Dtype::Float32)?.sum(..)
+    }
+}

@@ -1,0 +1,249 @@
+use mlx_primitives::{Array, Error, Result, eval, transforms};
+
+use super::data::Dataset;
+use super::optimizer::{Optimizer, OptimizerState, Parameters, clip};
+use super::schedule::Schedule;
+use super::trainable::Trainable;
+use crate::model::{Adapters, Llama};
+
+/// The options of a run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The optimizer of the parameters.
+    pub optimizer: Optimizer,
+    /// The learning rate of each update.
+    pub schedule: Schedule,
+    /// The number of texts in a batch.
+    pub batch_size: usize,
+    /// The number of batches whose mean gradient makes an update.
+    pub accumulation: u64,
+    /// The number of tokens at which texts are cut.
+    pub max_length: usize,
+    /// The norm to which longer gradients are reduced.
+    pub max_norm: Option<f64>,
+    /// Whether the backward pass runs each layer again instead of keeping its results.
+    pub recompute: bool,
+    /// The seed of the first parameters and of the order of the batches.
+    pub seed: u64,
+}
+
+/// The result of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The mean loss of the batch's targets before the step, in nats.
+    pub loss: f32,
+    /// The number of targets.
+    pub tokens: usize,
+    /// The learning rate of the last update.
+    pub rate: f64,
+}
+
+/// A run of training: parameters, the optimizer's state, and the place in the texts.
+pub struct Trainer<'a> {
+    pub(super) llama: &'a Llama,
+    pub(super) data: &'a Dataset,
+    pub(super) trainable: Trainable,
+    pub(super) settings: Settings,
+    pub(super) parameters: Parameters,
+    pub(super) optimizer: OptimizerState,
+    /// The sum of the gradients since the last update.
+    pub(super) gradients: Parameters,
+    pub(super) steps: u64,
+    pub(super) trained_tokens: u64,
+    /// The losses since the last report, and the means of earlier ones by their steps.
+    pub(super) recent: Vec<f32>,
+    pub(super) curve: Vec<(u64, f64)>,
+    pass: Option<(u64, Vec<usize>)>,
+}
+
+impl<'a> Trainer<'a> {
+    /// A run that begins.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a batch of no texts or of more than the data have, for options that the
+    /// optimizer does not take, and if there is no memory for the parameters.
+    pub fn new(
+        llama: &'a Llama,
+        data: &'a Dataset,
+        trainable: Trainable,
+        settings: Settings,
+    ) -> Result<Self> {
+        let refuse = |expected: std::fmt::Arguments| Err(Error::argument("training", expected));
+        let Settings { batch_size, accumulation, max_length, .. } = settings;
+        if batch_size == 0 || batch_size > data.len() {
+            let texts = data.len();
+            return refuse(format_args!("a batch of 1 to {texts} texts, got {batch_size}"));
+        }
+        if accumulation == 0 || max_length < 2 {
+            return refuse(format_args!("at least 1 batch an update and 2 tokens a text"));
+        }
+        let parameters = trainable.initial(llama, settings.seed)?;
+        let optimizer = settings.optimizer.state(&parameters)?;
+        eval(optimizer.arrays.values())?;
+        Ok(Self {
+            llama,
+            data,
+            trainable,
+            settings,
+            parameters,
+            optimizer,
+            gradients: Parameters::new(),
+            steps: 0,
+            trained_tokens: 0,
+            recent: Vec::new(),
+            curve: Vec::new(),
+            pass: None,
+        })
+    }
+
+    /// The trained arrays by name: `P.lora_a` `[rank, inputs]` and `P.lora_b` `[outputs, rank]` of
+    /// a projection P, or weights.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// The number of steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The number of targets of all steps so far.
+    pub fn trained_tokens(&self) -> u64 {
+        self.trained_tokens
+    }
+
+    /// The updates so far; none where whole layers are trained.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no memory for them.
+    pub fn adapters(&self) -> Result<Adapters> {
+        self.trainable.adapters(&self.parameters)
+    }
+
+    /// The model as it is trained so far.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no memory for it.
+    pub fn model(&self) -> Result<Llama> {
+        self.trainable.model(self.llama, &self.parameters)
+    }
+
+    /// Trains on the next batch.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if memory is short, or if the loss is no number.
+    pub fn step(&mut self) -> Result<Step> {
+        let Settings { batch_size, accumulation, max_length, recompute, seed, .. } = self.settings;
+        let batches = (self.data.len() / batch_size) as u64;
+        let (pass, at) = (self.steps / batches, (self.steps % batches) as usize);
+        if self.pass.as_ref().is_none_or(|(of, _)| *of != pass) {
+            self.pass = Some((pass, self.data.order(batch_size, seed, pass)));
+        }
+        let number = self.pass.as_ref().and_then(|(_, order)| order.get(at)).copied().unwrap_or(0);
+        let batch = self.data.batch(number, batch_size, max_length)?;
+
+        let names: Vec<String> = self.parameters.keys().cloned().collect();
+        let arrays: Vec<Array> = self.parameters.values().cloned().collect();
+        let (llama, trainable) = (self.llama, &self.trainable);
+        let targets = batch.tokens.max(1) as f32;
+        let mean = |arrays: Vec<Array>| {
+            let parameters = names.iter().cloned().zip(arrays).collect();
+            let pair = [&batch.inputs, &batch.targets];
+            trainable.loss(llama, &parameters, pair, recompute)?.divide(targets)
+        };
+        let (loss, gradients) = transforms::value_and_grad(mean, &arrays)?;
+        // Sums follow the order in memory, in which a resumed run has the arrays of the file.
+        let gradients = gradients.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
+        let mut gradients: Parameters = names.iter().cloned().zip(gradients).collect();
+        for (name, sum) in &self.gradients {
+            if let Some(gradient) = gradients.get_mut(name) {
+                *gradient = gradient.add(sum)?;
+            }
+        }
+        self.gradients = gradients;
+        if (self.steps + 1).is_multiple_of(accumulation) {
+            self.update(accumulation)?;
+        }
+        let new = self.parameters.values().chain(self.optimizer.arrays.values());
+        eval(new.chain(self.gradients.values()).chain([&loss]))?;
+        let loss = loss.item::<f32>()?;
+        self.steps += 1;
+        if !loss.is_finite() {
+            let (step, expected) = (self.steps, "a loss that is a number");
+            let hint = "a smaller learning rate may help";
+            let reason = format_args!("{expected}, got {loss} in step {step}: {hint}");
+            return Err(Error::argument("training", reason));
+        }
+        self.trained_tokens += batch.tokens as u64;
+        self.recent.push(loss);
+        let rate = self.settings.schedule.rate(self.optimizer.updates.saturating_sub(1));
+        Ok(Step { loss, tokens: batch.tokens, rate })
+    }
+
+    /// Makes an update of the mean of the summed gradients.
+    fn update(&mut self, batches: u64) -> Result<()> {
+        let mut gradients = std::mem::take(&mut self.gradients);
+        if batches > 1 {
+            for gradient in gradients.values_mut() {
+                *gradient = gradient.divide(batches as f32)?;
+            }
+        }
+        if let Some(most) = self.settings.max_norm {
+            gradients = clip(&gradients, most)?.0;
+        }
+        let rate = self.settings.schedule.rate(self.optimizer.updates);
+        let Settings { optimizer, .. } = &self.settings;
+        optimizer.update(&mut self.parameters, &gradients, &mut self.optimizer, rate)
+    }
+
+    /// The mean of the losses since the last report, which becomes a point of the curve; `None` if
+    /// there was no step.
+    pub fn report(&mut self) -> Option<f64> {
+        let recent = std::mem::take(&mut self.recent);
+        let sum: f64 = recent.iter().map(|&loss| f64::from(loss)).sum();
+        let mean = (!recent.is_empty()).then(|| sum / recent.len() as f64);
+        self.curve.extend(mean.map(|mean| (self.steps, mean)));
+        mean
+    }
+
+    /// The reported means of the losses by their steps.
+    pub fn curve(&self) -> &[(u64, f64)] {
+        &self.curve
+    }
+}
+
+/// The mean loss of all targets of up to `most` batches of `rows` texts, each cut to `longest`
+/// tokens, in the order of the seed 0. `progress` is called after each batch.
+///
+/// # Errors
+///
+/// Returns an error if there is no whole batch, or if memory is short.
+pub fn evaluate(
+    llama: &Llama,
+    data: &Dataset,
+    rows: usize,
+    longest: usize,
+    most: Option<usize>,
+    mut progress: impl FnMut(),
+) -> Result<f64> {
+    let order = data.order(rows, 0, 0);
+    if order.is_empty() || rows == 0 || most == Some(0) {
+        let texts = data.len();
+        let expected = format_args!("a batch of 1 to {texts} texts, got {rows}");
+        return Err(Error::argument("evaluation", expected));
+    }
+    let (mut sum, mut tokens) = (0.0, 0);
+    for number in order.into_iter().take(most.unwrap_or(usize::MAX)) {
+        let batch = data.batch(number, rows, longest)?;
+        let pair = [&batch.inputs, &batch.targets];
+        let losses = llama.losses(&Parameters::new(), 1.0, pair, false)?;
+        sum += f64::from(losses.astype(mlx_primitives::Dtype::Float32)?.sum(..)?.item::<f32>()?);
+        tokens += batch.tokens;
+        progress();
+    }
+    Ok(sum / tokens.max(1) as f64)
+}
