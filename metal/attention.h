@@ -13,6 +13,7 @@ enum : unsigned {
   ATTENTION_MATRIX_SIMDS = 4, // SIMD groups of the matrix kernel, each with eight rows
   ATTENTION_BEGINS = 6 + ATTENTION_MATRIX_SIMDS * ATTENTION_FRAGMENT, // of arrays, of a mask's rows
   ATTENTION_COMBINED_ROWS = 8, // rows that a threadgroup of the combining kernel combines
+  ATTENTION_STATS = 3,         // floats of a row that the backward pass keeps
 };
 
 enum : unsigned {
@@ -57,6 +58,43 @@ struct AttentionParams {
   unsigned has_sinks;
   float scale;
   float soft_cap; // 0 if none
+};
+
+/** What a kernel of the backward pass differentiates in. */
+enum : unsigned {
+  ATTENTION_QUERIES = 0,
+  ATTENTION_KEYS = 1,
+  ATTENTION_VALUES = 2,
+};
+
+/** SIMD groups of a threadgroup of the backward pass, and fragments of a tile: their rows of
+ * queries and cotangents, or of keys and values, and the tile fit in 32 KB of threadgroup memory.
+ */
+constexpr unsigned attention_grad_simds(unsigned row_bytes) {
+  return row_bytes > 512 ? 1 : row_bytes > 256 ? 2 : ATTENTION_MATRIX_SIMDS;
+}
+
+/** The backward pass over plain keys and values; names as in AttentionParams. */
+struct AttentionGradParams {
+  AttentionView q;
+  AttentionView k;
+  AttentionView v;
+  AttentionView g; // the cotangent of the result
+  AttentionView mask;
+  unsigned batch;
+  unsigned heads;
+  unsigned kv_heads;
+  unsigned group;
+  unsigned queries;
+  unsigned keys;
+  unsigned dim;
+  unsigned value_dim;
+  unsigned window;
+  unsigned causal;
+  unsigned mask_kind;
+  unsigned has_sinks;
+  float scale;
+  float soft_cap;
 };
 
 } // namespace mlx_primitives

@@ -12,6 +12,17 @@ METAL_FUNC float larger_score(float a, float b) {
   return a < b ? b : a;
 }
 
+/** Combines the four lanes that hold a row of a matrix. */
+METAL_FUNC float row_max(float value) {
+  value = larger_score(value, simd_shuffle_xor(value, ushort(1)));
+  return larger_score(value, simd_shuffle_xor(value, ushort(8)));
+}
+
+METAL_FUNC float row_sum(float value) {
+  value += simd_shuffle_xor(value, ushort(1));
+  return value + simd_shuffle_xor(value, ushort(8));
+}
+
 template <typename T>
 METAL_FUNC const device T* row_of(
     const device T* data, constant AttentionView& view, uint batch, uint head, uint row) {
@@ -26,7 +37,8 @@ struct KeySpan {
 };
 
 /** The keys that a query sees by the causal rule and the window, possibly none. */
-METAL_FUNC KeySpan visible_keys(constant AttentionParams& params, uint query) {
+template <typename Params>
+METAL_FUNC KeySpan visible_keys(constant Params& params, uint query) {
   const int after = int(params.keys) - int(params.queries) + int(query) + 1;
   KeySpan span = {0, params.keys};
   if (params.window > 0) {
@@ -39,7 +51,8 @@ METAL_FUNC KeySpan visible_keys(constant AttentionParams& params, uint query) {
 }
 
 /** The keys that rows of these queries process: all keys if one of them sees none. */
-METAL_FUNC KeySpan spanned_keys(constant AttentionParams& params, uint query, uint last) {
+template <typename Params>
+METAL_FUNC KeySpan spanned_keys(constant Params& params, uint query, uint last) {
   const KeySpan head = visible_keys(params, query);
   if (head.first >= head.end) {
     return {0, params.keys};
@@ -52,16 +65,17 @@ METAL_FUNC float capped_score(float score, float cap) {
 }
 
 /** The position of the mask's element for a row's first key. */
-METAL_FUNC long mask_of_row(constant AttentionParams& params, uint batch, uint head, uint query) {
+template <typename Params>
+METAL_FUNC long mask_of_row(constant Params& params, uint batch, uint head, uint query) {
   constant AttentionView& view = params.mask;
   return view.start + long(batch) * view.strides[0] + long(head) * view.strides[1] +
          long(query) * view.strides[2];
 }
 
 /** Adds an additive mask's element to a score, or hides the score if a bool mask says so. */
-template <typename T>
+template <typename T, typename Params>
 METAL_FUNC float masked_score(
-    float score, const device uchar* mask, constant AttentionParams& params, long at) {
+    float score, const device uchar* mask, constant Params& params, long at) {
   if (params.mask_kind == ATTENTION_BOOL_MASK) {
     return mask[at] != 0 ? score : MASKED_SCORE;
   }

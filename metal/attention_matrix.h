@@ -2,17 +2,6 @@
 
 #include "attention_tile.h"
 
-/** Combines the four lanes that hold a row of a matrix. */
-METAL_FUNC float row_max(float value) {
-  value = larger_score(value, simd_shuffle_xor(value, ushort(1)));
-  return larger_score(value, simd_shuffle_xor(value, ushort(8)));
-}
-
-METAL_FUNC float row_sum(float value) {
-  value += simd_shuffle_xor(value, ushort(1));
-  return value + simd_shuffle_xor(value, ushort(8));
-}
-
 /**
  * Eight rows for each SIMD group, up to FEATURES features. Queries are in threadgroup memory, and
  * tiles of keys, then of values, pass through it; scores and outputs stay in registers. A lane

@@ -212,6 +212,18 @@ void Attention::lay_out(mx::array& out) const {
   }
 }
 
+Arrays joined_to_batch(
+    const Arrays& inputs, const std::vector<int>& axes, int count, int size, mx::Stream s) {
+  int batch = batch_first(inputs[0], axes[0], size, s).shape(1);
+  Arrays all;
+  for (int i = 0; i < count; ++i) {
+    // A view if the batch size is 1 or the axis is in front.
+    auto x = batch_first(inputs[i], axes[i], size, s);
+    all.push_back(batch == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s));
+  }
+  return all;
+}
+
 std::pair<Arrays, std::vector<int>> Attention::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   if (sinks_ && axes[sinks()] >= 0) {
@@ -220,15 +232,7 @@ std::pair<Arrays, std::vector<int>> Attention::vmap(
   auto s = stream();
   int size = batch_size(inputs, axes);
   int batch = batch_first(inputs[0], axes[0], size, s).shape(1);
-  // The new axis joins the batch: a view if the batch size is 1 or the axis is in front.
-  auto folded = [&](int i) {
-    auto x = batch_first(inputs[i], axes[i], size, s);
-    return x.shape(1) == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s);
-  };
-  Arrays all;
-  for (int i = 0; i < sinks(); ++i) {
-    all.push_back(folded(i));
-  }
+  auto all = joined_to_batch(inputs, axes, sinks(), size, s);
   if (sinks_) {
     all.push_back(inputs[sinks()]);
   }

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "../../metal/attention.h"
+#include "runtime/kernels.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -68,6 +69,10 @@ void push_mask_and_sinks(
     mx::Dtype dtype,
     mx::Stream s);
 
+/** The first `count` inputs, whose mapped axes join the batch; others are repeated. */
+Arrays joined_to_batch(
+    const Arrays& inputs, const std::vector<int>& axes, int count, int size, mx::Stream s);
+
 /**
  * Inputs: q; k and v, each one array or three (packed, scales and biases); the mask; the sinks
  * (row-contiguous). All others may have any strides, because the kernels read them in place.
@@ -98,14 +103,19 @@ class Attention : public ComposedPrimitive {
     return !sinks_ || static_cast<int>(input) != sinks();
   }
 
+  VJP_METHOD
   VMAP_METHOD
 
   /** Quantized keys and values are dequantized first, or multiplied as they are. */
   Arrays composition(const Arrays& inputs, bool dequantizes);
 
  private:
+  friend class AttentionGrad;
+
   /** Extents, rules and splits; the strides are known only at evaluation. */
   AttentionParams params(const Arrays& inputs) const;
+  /** The call of the CPU kernel, but for the result. */
+  cpu::AttentionCall call(const Arrays& inputs) const;
 
   /** The number of features of the keys or values that begin at this input. */
   int dim(const Arrays& inputs, int at) const {
@@ -131,6 +141,36 @@ class Attention : public ComposedPrimitive {
   bool sinks_;
   int bits_; // 0 for plain keys and values
   int group_size_;
+};
+
+/**
+ * The derivatives in q, k, v and the sinks, if present, of an Attention over plain keys and values.
+ * Inputs: those of the Attention, then the cotangent of its result, with any strides. Those in q, k
+ * and v lie in memory as the result does.
+ */
+class AttentionGrad : public ComposedPrimitive {
+ public:
+  AttentionGrad(mx::Stream stream, std::shared_ptr<Attention> attention)
+      : ComposedPrimitive(stream), attention_(std::move(attention)) {}
+
+  COMPOSED_METHODS(AttentionGrad)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool lays_out(const mx::array& out) const override {
+    return out.ndim() == 4 && attention_->lays_out(out);
+  }
+  void lay_out(mx::array& out) const override {
+    if (lays_out(out)) {
+      attention_->lay_out(out);
+    }
+  }
+  bool takes_strides(size_t input) const override {
+    return attention_->takes_strides(input);
+  }
+
+  VMAP_METHOD
+
+ private:
+  std::shared_ptr<Attention> attention_;
 };
 
 } // namespace mlx_primitives

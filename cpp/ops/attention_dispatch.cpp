@@ -219,10 +219,10 @@ std::vector<Dispatch> Attention::dispatches(
       {op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
 }
 
-CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+cpu::AttentionCall Attention::call(const Arrays& inputs) const {
   auto& q = inputs[0];
   bool quantized = bits_ > 0;
-  cpu::AttentionCall call{
+  return {
       .element = element_of(q),
       .causal = rules_.causal,
       .bool_mask = masked_ && inputs[mask()].dtype() == mx::bool_,
@@ -247,8 +247,94 @@ CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .v_biases = view(inputs, values() + 2, quantized),
       .mask = view(inputs, mask(), masked_),
       .sinks = sinks_ ? bytes(inputs[sinks()]) : nullptr,
-      .out = bytes(outputs[0])};
+      .out = nullptr};
+}
+
+CpuCall Attention::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto call = this->call(inputs);
+  call.out = bytes(outputs[0]);
   return [call] { cpu::mlxp_cpu_attention(call); };
+}
+
+std::vector<Dispatch> AttentionGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  constexpr auto stem = "attention_grad";
+  auto& q = inputs[0];
+  auto of = attention_->params(inputs);
+  AttentionGradParams params{};
+  params.batch = of.batch;
+  params.heads = q.shape(1);
+  params.kv_heads = of.kv_heads;
+  params.group = of.group;
+  params.queries = of.queries;
+  params.keys = of.keys;
+  params.dim = of.dim;
+  params.value_dim = of.value_dim;
+  params.window = of.window;
+  params.causal = of.causal;
+  params.mask_kind = of.mask_kind;
+  params.has_sinks = of.has_sinks;
+  params.scale = of.scale;
+  params.soft_cap = of.soft_cap;
+  Arrays bound = {
+      reached(q, params.q),
+      reached(inputs[1], params.k),
+      reached(inputs[2], params.v),
+      reached(inputs.back(), params.g)};
+  bool masked = params.mask_kind != ATTENTION_NO_MASK;
+  bound.push_back(masked ? reached(inputs[attention_->mask()], params.mask) : bound[0]);
+  auto with = [&](const mx::array& last) {
+    auto arrays = bound;
+    arrays.push_back(last);
+    return arrays;
+  };
+
+  auto type = type_suffix(q);
+  auto itemsize = static_cast<uint32_t>(q.itemsize());
+  uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
+  uint32_t most = attention_grad_simds(features * itemsize);
+  uint32_t simds = std::min(most, whole_simds(op, max_threads) / SIMD_WIDTH);
+  auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
+  // A threadgroup keeps its rows of `arrays`; the others pass through a tile.
+  auto launch = [&](const char* kind, uint32_t count, uint32_t arrays) -> Launch {
+    uint32_t held = (most + arrays * simds) * ATTENTION_FRAGMENT;
+    return {
+        "mlxp_attention_grad_" + std::string(kind) + "_" + std::to_string(features) + type,
+        {static_cast<uint32_t>(ceil_div(count, simds * ATTENTION_FRAGMENT)),
+         params.kv_heads,
+         params.batch},
+        {simds * SIMD_WIDTH, 1, 1},
+        held * (features * itemsize + 16)};
+  };
+  auto all_rows =
+      grid_count(op, "rows of all heads", uint64_t{params.batch} * params.kv_heads * rows);
+  auto stats = temporary({static_cast<int>(all_rows), ATTENTION_STATS}, mx::float32);
+  bool has_sinks = params.has_sinks != 0;
+  auto sinks = has_sinks ? inputs[attention_->sinks()] : bound[0];
+  std::vector<Dispatch> result = {
+      {stem, launch("stats", rows, 2), with(sinks), {stats}, params},
+      {stem, launch("queries", rows, 2), with(stats), {outputs[0]}, params},
+      {stem, launch("keys", params.keys, 2), with(stats), {outputs[1]}, params},
+      {stem, launch("values", params.keys, 1), with(stats), {outputs[2]}, params}};
+  if (has_sinks) {
+    Launch of_heads{
+        "mlxp_attention_grad_sinks" + type,
+        {static_cast<uint32_t>(q.shape(1)), 1, 1},
+        {SIMD_WIDTH, 1, 1}};
+    result.push_back({stem, of_heads, {sinks, stats}, {outputs[3]}, params});
+  }
+  return result;
+}
+
+CpuCall AttentionGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  cpu::AttentionGradCall call{
+      .forward = attention_->call(inputs),
+      .cotangent = view(inputs, static_cast<int>(inputs.size()) - 1),
+      .dq = bytes(outputs[0]),
+      .dk = bytes(outputs[1]),
+      .dv = bytes(outputs[2]),
+      .dsinks = outputs.size() > 3 ? bytes(outputs[3]) : nullptr};
+  return [call] { cpu::mlxp_cpu_attention_grad(call); };
 }
 
 } // namespace mlx_primitives

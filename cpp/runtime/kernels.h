@@ -55,6 +55,15 @@ struct AttentionCall {
   uint8_t* out;
 };
 
+struct AttentionGradCall {
+  AttentionCall forward; // without `out`
+  View cotangent;
+  uint8_t* dq;
+  uint8_t* dk;
+  uint8_t* dv;
+  uint8_t* dsinks;
+};
+
 struct CrossEntropyCall {
   Element element;
   bool ignores; // whether rows with the target `ignored` cost nothing
@@ -237,6 +246,10 @@ OFFSET(AttentionCall, batch, 16);
 OFFSET(AttentionCall, q, 96);
 OFFSET(AttentionCall, mask, 376);
 OFFSET(AttentionCall, out, 424);
+static_assert(sizeof(AttentionGradCall) == 504);
+OFFSET(AttentionGradCall, cotangent, 432);
+OFFSET(AttentionGradCall, dq, 472);
+OFFSET(AttentionGradCall, dsinks, 496);
 static_assert(sizeof(CrossEntropyCall) == 72 && sizeof(LinearCall) == 80);
 OFFSET(CrossEntropyCall, ignored, 4);
 OFFSET(CrossEntropyCall, smoothing, 8);
@@ -288,6 +301,7 @@ void mlxp_cpu_activation(Element, uint8_t kind, Bytes x, uint8_t* out, size_t si
 void mlxp_cpu_combination(Element, uint8_t kind, Bytes a, Bytes b, uint8_t* out, size_t size);
 void mlxp_cpu_affine(Element, Bytes x, Bytes scale, Bytes shift, uint8_t* out, const AffineShape&);
 void mlxp_cpu_attention(const AttentionCall&);
+void mlxp_cpu_attention_grad(const AttentionGradCall&);
 void mlxp_cpu_copy(
     Bytes x, uint8_t* out, const int32_t* shape, const int64_t* strides, size_t dims, size_t bytes);
 void mlxp_cpu_cross_entropy(const CrossEntropyCall&);

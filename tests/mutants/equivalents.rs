@@ -65,6 +65,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("rope_append_interleaved_base", "swapped 2 3", "one array stands in for what is not there"),
     ("rope_append_interleaved_base", "swapped 3 4", "one array stands in for what is not there"),
     ("linear_columns", "swapped 2 3", "these products have neither bias nor residual"),
+    ("attention_grad_", "memory 0 -16", "the last staged row ends in padding"),
     ("attention_", "swapped 1 2", "plain keys have no scales"),
     ("attention_", "swapped 2 3", "plain keys have no scales and no biases"),
     ("attention_", "swapped 4 5", "plain values have no scales"),

@@ -7,7 +7,7 @@
 use std::mem::{offset_of, size_of};
 use std::slice::from_raw_parts;
 
-use crate::attention::{self, Attention, Source, View};
+use crate::attention::{AttentionCall, AttentionGradCall, View};
 use crate::masked_softmax::Mask;
 use crate::quantized_matmul::{Call, Join, Mode, Norm, Weights};
 use crate::{
@@ -36,57 +36,9 @@ macro_rules! entries {
     };
 }
 
-#[repr(C)]
-pub struct AttentionCall {
-    element: Element,
-    causal: bool,
-    /// Whether the mask holds bools; otherwise elements, which are added.
-    bool_mask: bool,
-    scale: f32,
-    soft_cap: f32,
-    batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    queries: usize,
-    keys: usize,
-    dim: usize,
-    value_dim: usize,
-    window: usize,
-    /// 0 for plain keys and values, which have neither scales nor biases.
-    bits: usize,
-    group: usize,
-    q: View,
-    k: View,
-    k_scales: View,
-    k_biases: View,
-    v: View,
-    v_scales: View,
-    v_biases: View,
-    /// Without data if there is no mask.
-    mask: View,
-    /// Null, or an element for each head.
-    sinks: *const u8,
-    out: *mut u8,
-}
 layout!(View, 40, strides 8);
 layout!(AttentionCall, 432, scale 4, batch 16, q 96, mask 376, out 424);
-
-impl AttentionCall {
-    fn source(&self, data: View, scales: View, biases: View) -> Source {
-        match self.bits {
-            0 => Source::Plain(data),
-            bits => Source::Quantized { packed: data, scales, biases, bits, group: self.group },
-        }
-    }
-
-    fn mask(&self) -> attention::Mask {
-        match (self.mask.data.is_null(), self.bool_mask) {
-            (true, _) => attention::Mask::None,
-            (_, true) => attention::Mask::Bool(self.mask),
-            (_, false) => attention::Mask::Additive(self.mask),
-        }
-    }
-}
+layout!(AttentionGradCall, 504, cotangent 432, dq 472, dsinks 496);
 
 #[repr(C)]
 pub struct CrossEntropyCall {
@@ -283,16 +235,10 @@ entries! {
         shape: &AffineShape,
     ) { crate::affine(element, x, scale, shift, out, shape) }
     "mlxp_cpu_attention" attention(call: &AttentionCall) {
-        let AttentionCall { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = *call;
-        let AttentionCall { scale, soft_cap, causal, window, q, sinks, .. } = *call;
-        let k = call.source(call.k, call.k_scales, call.k_biases);
-        let v = call.source(call.v, call.v_scales, call.v_biases);
-        let mask = call.mask();
-        let attention = Attention {
-            batch, heads, kv_heads, queries, keys, dim, value_dim, scale, soft_cap, causal, window,
-            q, k, v, mask, sinks,
-        };
-        crate::attention(call.element, &attention, call.out)
+        crate::attention(call.element, &call.attention(), call.out)
+    }
+    "mlxp_cpu_attention_grad" attention_grad(call: &AttentionGradCall) {
+        crate::attention_grad(call.forward.element, &call.backward())
     }
     "mlxp_cpu_copy" copy(
         x: *const u8, out: *mut u8, shape: *const i32, strides: *const i64, dims: usize,

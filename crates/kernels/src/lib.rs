@@ -58,7 +58,10 @@ pub mod simd;
 pub mod softmax;
 
 pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
-pub use attention::{Attention, Mask as AttentionMask, Source, View, attention};
+pub use attention::{
+    Attention, Backward as AttentionBackward, Mask as AttentionMask, Source, View, attention,
+    attention_grad,
+};
 pub use copy::{CopyCall, copy};
 pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;

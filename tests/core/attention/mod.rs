@@ -1,5 +1,6 @@
 //! `attention`: caches, queries that see no keys, extremes, refusals. `table` tests its values.
 
+mod gradients;
 mod moves;
 mod quantized;
 

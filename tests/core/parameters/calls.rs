@@ -35,6 +35,10 @@ pub fn attention(p: &[Array], options: Attention<'_>) -> Result<Array> {
     ops::attention(&p[0], &p[1], &p[2], options)
 }
 
+pub fn attention_grad(p: &[Array], options: Attention<'_>) -> Result<Array> {
+    Ok(vjp(|q| ops::attention(&q, &p[1], &p[2], options), &p[0], &p[1])?.1)
+}
+
 pub fn masked(x: &Array, options: MaskedSoftmax<'_>) -> Result<Array> {
     ops::masked_softmax(x, options)
 }

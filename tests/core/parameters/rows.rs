@@ -10,8 +10,8 @@ use mlx_primitives::{Array, Dtype, Result};
 use super::calls::Row::{self, Apart, Fixed};
 use super::calls::{
     CAPTURED, LAYOUT, OTHER_LAYOUT, QKV, SCORES, STEP, Shapes, Variants, WITH_VECTOR, X, append,
-    attended, attention, cross_entropy, cross_entropy_grad, dequantized, masked, masks, normed_or,
-    offset, quantized, rotations, usual,
+    attended, attention, attention_grad, cross_entropy, cross_entropy_grad, dequantized, masked,
+    masks, normed_or, offset, quantized, rotations, usual,
 };
 
 type One = fn(&Array) -> Result<Array>;
@@ -55,6 +55,14 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             ])
         }),
         fixed("Attention::bits_, ::group_size_", SHAPES_SAY),
+        apart("AttentionGrad::attention_", QKV, |p| {
+            Ok(vec![
+                attention_grad(p, Attention::default())?,
+                attention_grad(p, Attention { scale: Some(0.7), ..Default::default() })?,
+                attention_grad(p, Attention { causal: true, ..Default::default() })?,
+                attention_grad(p, Attention { soft_cap: Some(0.5), ..Default::default() })?,
+            ])
+        }),
         apart("CrossEntropy::targets_.smoothing, .ignored", X, |p| {
             Ok(vec![
                 cross_entropy(p, 0.0, None)?,

@@ -4,13 +4,14 @@ use mlx_primitives::ops::{
     self, Activation, Attention, Linear, LinearWeight, QuantizedLinear, QuantizedMode,
     QuantizedRows, QuantizedWeight,
 };
+use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Result};
 
 use super::inputs::wave;
 use super::{Case, Cases};
 
 pub fn all() -> Vec<Case> {
-    let parts = [linear(), lora(), quantize(), quantized(), attention()];
+    let parts = [linear(), lora(), quantize(), quantized(), attention(), attention_grad()];
     parts.into_iter().flat_map(|cases| cases.all).collect()
 }
 
@@ -166,23 +167,50 @@ struct Attended {
 }
 
 impl Attended {
-    fn call(&self) -> Result<Vec<Array>> {
-        let &Self { heads: [heads, kv_heads], queries, keys, dim, bits, rules } = self;
-        let q = wave(&[2, heads, queries, dim], 1)?;
-        let mask = match rules % 3 {
+    fn mask(&self) -> Result<Option<Array>> {
+        let &Self { heads: [heads, _], queries, keys, rules, .. } = self;
+        Ok(match rules % 3 {
             1 => Some(wave(&[heads, queries, keys], 2)?.greater(-1.2)?),
             2 => Some(wave(&[2, 1, queries, keys], 2)?),
             _ => None,
-        };
-        let sinks = wave(&[heads], 3)?;
-        let options = Attention {
+        })
+    }
+
+    fn options<'a>(&self, mask: Option<&'a Array>, sinks: &'a Array) -> Attention<'a> {
+        let &Self { keys, dim, rules, .. } = self;
+        Attention {
             scale: Some((dim as f32).sqrt().recip()),
             causal: rules % 2 == 0,
             window: (rules % 4 == 0).then_some(keys / 2 + 1),
-            mask: mask.as_ref(),
+            mask,
             soft_cap: (rules % 5 == 1).then_some(3.0),
-            sinks: (rules % 3 != 0 || rules % 2 != 0).then_some(&sinks),
+            sinks: (rules % 3 != 0 || rules % 2 != 0).then_some(sinks),
+        }
+    }
+
+    /// The derivatives over plain keys and values, in sinks too if there are any.
+    fn gradients(&self) -> Result<Vec<Array>> {
+        let &Self { heads: [heads, kv_heads], queries, keys, dim, .. } = self;
+        let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
+        let options = self.options(mask.as_ref(), &sinks);
+        // Heads that are not contiguous in memory, so that the kernels must follow strides.
+        let of = |heads: i32, rows: i32, dim: i32, seed: usize| {
+            wave(&[2, rows, heads, dim], seed)?.transpose([0, 2, 1, 3])
         };
+        let (q, k) = (of(heads, queries, dim, 1)?, of(kv_heads, keys, dim, 4)?);
+        let (v, cotangent) = (of(kv_heads, keys, dim - 3, 5)?, of(heads, queries, dim - 3, 6)?);
+        let inputs: Vec<&Array> = [&q, &k, &v].into_iter().chain(options.sinks).collect();
+        let attended = |x: Vec<Array>| {
+            ops::attention(&x[0], &x[1], &x[2], Attention { sinks: x.get(3), ..options })
+        };
+        Ok(vjp(attended, &inputs, &[&cotangent])?.1)
+    }
+
+    fn call(&self) -> Result<Vec<Array>> {
+        let &Self { heads: [heads, kv_heads], queries, keys, dim, bits, .. } = self;
+        let q = wave(&[2, heads, queries, dim], 1)?;
+        let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
+        let options = self.options(mask.as_ref(), &sinks);
         let (k, v) = ([2, kv_heads, keys, dim], [2, kv_heads, keys, dim]);
         if bits == 0 {
             // Heads that are not contiguous in memory, so that the kernels must follow strides.
@@ -236,5 +264,25 @@ fn attention() -> Cases {
     // Spans of keys under a mask: the threads of a group agree whether to process every key.
     add([2, 1], 40, 90, 24, 0, 4);
     add([2, 1], 9, 1050, 16, 0, 3);
+    cases
+}
+
+fn attention_grad() -> Cases {
+    let mut cases = Cases::of("attention_grad");
+    let mut add = |heads, queries, keys, dim, rules| {
+        let name = format!("{heads:?} {queries} x {keys} x {dim}, {rules}");
+        let attended = Attended { heads, queries, keys, dim, bits: 0, rules };
+        cases.add(name, move || attended.gradients());
+    };
+    for (at, dim) in [20, 100, 200].into_iter().enumerate() {
+        let more = 5 * at as i32;
+        for rules in [0, 1, 2, 3] {
+            add([4, 2], 9, 21 + more, dim, rules + 4 * at as i32);
+        }
+        // Queries that see no keys.
+        add([2, 1], 19, 9 + more, dim, 6);
+    }
+    add([2, 1], 40, 90, 24, 0);
+    add([2, 2], 1, 70, 33, 21);
     cases
 }

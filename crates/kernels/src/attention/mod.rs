@@ -6,6 +6,12 @@
 //! takes calls with few rows and splits the keys; `prefill` takes calls with more rows and splits
 //! the rows. Both hold the scores of only one tile of keys at a time.
 
+mod backward;
+mod backward_plan;
+mod backward_rows;
+mod backward_space;
+mod block;
+mod c_call;
 mod call;
 mod coded;
 mod combine;
@@ -20,6 +26,8 @@ mod tile;
 
 use super::element::{Element, Float, with_element};
 use super::{Machine, Shared};
+pub use backward::{Backward, attention_grad, attention_grad_on};
+pub use c_call::{AttentionCall, AttentionGradCall};
 pub use call::{Attention, Mask, Source, View};
 use call::{DECODE_ROWS, MASKED, MAX_DIM, TILE, with_scratch};
 

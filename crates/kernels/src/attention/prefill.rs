@@ -5,6 +5,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::block::{Block, ROWS};
 use super::product::{Left, Right, product};
 use super::scores::{cap, exponential};
 use super::source::{Load, Rows, load_query};
@@ -12,9 +13,6 @@ use super::{Attention, MASKED, Mask, Source, TILE, with_scratch};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
-
-/// Rows of a block: six vectors, and a multiple of the tiles of [`product`].
-const ROWS: usize = 96;
 
 /// # Safety
 /// The contract of [`super::attention`].
@@ -109,16 +107,6 @@ struct Blocks<'a, T> {
     space: Space<*mut f32>,
 }
 
-/// A block's rows of one key-value head.
-struct Block {
-    batch: usize,
-    kv_head: usize,
-    first: usize,
-    rows: usize,
-    /// Rows rounded up to whole vectors.
-    lanes: usize,
-}
-
 impl<T: Float> Kernel for Blocks<'_, T> {
     const BF16: bool = T::IS_BF16;
 
@@ -128,23 +116,14 @@ impl<T: Float> Kernel for Blocks<'_, T> {
         for item in self.items.clone() {
             let head = item / self.blocks;
             // Under the causal rule the last rows take longest, so they come first.
-            let first = (self.blocks - 1 - item % self.blocks) * ROWS;
-            let rows = ROWS.min(call.rows() - first);
-            let block = Block {
-                batch: head / call.kv_heads,
-                kv_head: head % call.kv_heads,
-                first,
-                rows,
-                lanes: rows.next_multiple_of(LANES),
-            };
+            let block = Block::new(call, head, self.blocks - 1 - item % self.blocks);
             // SAFETY: the caller's contract.
             unsafe {
                 self.load_queries::<V>(&block);
-                let query = |row: usize| (first + row) / call.group();
-                let mut span = call.span(query(0), query(rows - 1));
+                let mut span = block.span(call);
                 loop {
                     self.go_through::<V>(&block, span);
-                    let max = std::slice::from_raw_parts(self.space.max, rows);
+                    let max = std::slice::from_raw_parts(self.space.max, block.rows);
                     let whole = span == (0, call.keys) || matches!(call.mask, Mask::None);
                     if whole || !max.contains(&MASKED) {
                         break;
@@ -168,8 +147,7 @@ impl<T: Float> Blocks<'_, T> {
             // SAFETY: the caller's contract; the space holds `ROWS` rows.
             unsafe {
                 if row < block.rows {
-                    let (head, query) = call.place(block.kv_head, block.first + row);
-                    let (to, place) = (row_floats.as_mut_ptr(), (block.batch, head, query));
+                    let (to, place) = (row_floats.as_mut_ptr(), block.place(call, row));
                     load_query::<V, T>(&call.q, place, call.dim, call.scale, to);
                 } else {
                     row_floats.fill(0.0);
@@ -188,7 +166,7 @@ impl<T: Float> Blocks<'_, T> {
         // SAFETY: the caller's contract; every place is within the space.
         unsafe {
             for row in 0..block.lanes {
-                let (head, _) = call.place(block.kv_head, block.first + row.min(block.rows - 1));
+                let (_, head, _) = block.place(call, row.min(block.rows - 1));
                 (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
             }
             std::ptr::write_bytes(space.out, 0, ROWS * space.pitch);
@@ -248,7 +226,11 @@ impl<T: Float> Blocks<'_, T> {
         let (space, lanes) = (&self.space, block.lanes);
         // SAFETY: the caller's contract.
         unsafe {
-            self.mask::<V>(block, (first, count));
+            let call = self.call;
+            if call.soft_cap > 0.0 {
+                cap::<V>(space.scores, count * lanes, call.soft_cap);
+            }
+            call.mask_block::<T>(space.scores, block, (first, count));
             let mut grown = false;
             for lane in (0..lanes).step_by(LANES) {
                 let score = |key: usize| space.scores.add(key * lanes + lane);
@@ -285,44 +267,6 @@ impl<T: Float> Blocks<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn mask<V: F32x16>(&self, block: &Block, (first, count): (usize, usize)) {
-        let (call, space, lanes) = (self.call, &self.space, block.lanes);
-        let query = |row: usize| (block.first + row.min(block.rows - 1)) / call.group();
-        // SAFETY: the caller's contract.
-        unsafe {
-            if call.soft_cap > 0.0 {
-                cap::<V>(space.scores, count * lanes, call.soft_cap);
-            }
-            if !matches!(call.mask, Mask::None) {
-                for row in 0..block.rows {
-                    let (head, query) = call.place(block.kv_head, block.first + row);
-                    let (scores, place) = (space.scores.add(row), (block.batch, head, query));
-                    call.mask_row::<T>(scores, place, (first, count), lanes);
-                }
-            }
-            // The first row's keys end first; the last row's keys begin last.
-            let (_, end) = call.visible(query(0));
-            let (start, _) = call.visible(query(block.rows - 1));
-            if start <= first && first + count <= end {
-                return;
-            }
-            let mut seen = [(0u32, 0u32); ROWS];
-            for (row, seen) in seen.iter_mut().enumerate().take(lanes) {
-                let (start, end) = call.visible(query(row));
-                let clamp = |key: usize| key.clamp(first, first + count) - first;
-                *seen = (clamp(start) as u32, clamp(end) as u32);
-            }
-            for key in 0..count {
-                let scores = std::slice::from_raw_parts_mut(space.scores.add(key * lanes), lanes);
-                for (score, (start, end)) in scores.iter_mut().zip(seen) {
-                    let hidden = (key as u32) < start || (key as u32) >= end;
-                    *score = if hidden { MASKED } else { *score };
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
     unsafe fn add_values<V: F32x16>(&self, block: &Block, v: &Rows<f32>, count: usize) {
         let space = &self.space;
         let left = Left { data: space.scores, row: 1, depth: block.lanes as isize };
@@ -345,8 +289,8 @@ impl<T: Float> Blocks<'_, T> {
     unsafe fn store<V: F32x16>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
         for row in 0..block.rows {
-            let (head, query) = call.place(block.kv_head, block.first + row);
-            let at = call.result(block.batch, head, query);
+            let (batch, head, query) = block.place(call, row);
+            let at = call.result(batch, head, query);
             // SAFETY: the caller's contract.
             unsafe {
                 let scale = V::splat(1.0 / *space.sum.add(row));

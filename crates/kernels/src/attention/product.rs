@@ -1,6 +1,6 @@
 //! A matrix product that keeps its tiles in registers.
 
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, Kernel, LANES};
 
 /// The left factor, with its strides in floats from row to row and along the depth.
 #[derive(Clone, Copy)]
@@ -90,6 +90,66 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
         for (m, sums) in sums.into_iter().enumerate() {
             for (n, sum) in sums.into_iter().enumerate() {
                 sum.store(at(m, n));
+            }
+        }
+    }
+}
+
+/// The factors and the result of a product whose tiles fit any level: `rows` is rounded up to a
+/// multiple of [`rows_of_tile`].
+pub struct Product {
+    pub left: Left,
+    pub right: Right,
+    pub to: (*mut f32, usize),
+    /// Rows, blocks of columns, and depth.
+    pub extents: (usize, usize, usize),
+}
+
+/// [`product`] as a part: alone in a function, its sums stay in registers.
+pub struct Set(pub Product);
+
+/// The most rows of a tile of [`Set`].
+pub const SET_ROWS: usize = 8;
+
+impl Kernel for Set {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Product { left, right, to, extents: (rows, blocks, depth) } = self.0;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if V::BLOCKS >= 32 {
+                let extents = (rows.next_multiple_of(SET_ROWS), blocks, depth);
+                product::<V, SET_ROWS, 3, false>(left, right, to, extents);
+            } else {
+                let extents = (rows.next_multiple_of(4), blocks, depth);
+                product::<V, 4, 1, false>(left, right, to, extents);
+            }
+        }
+    }
+}
+
+/// [`Set`], added to the result.
+pub struct Add(pub Product);
+
+/// The most rows of a tile of [`Add`].
+pub const ADD_ROWS: usize = 6;
+
+impl Kernel for Add {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Product { left, right, to, extents: (rows, blocks, depth) } = self.0;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if V::BLOCKS >= 32 {
+                let extents = (rows.next_multiple_of(ADD_ROWS), blocks, depth);
+                product::<V, ADD_ROWS, 4, true>(left, right, to, extents);
+            } else {
+                let extents = (rows.next_multiple_of(4), blocks, depth);
+                product::<V, 4, 1, true>(left, right, to, extents);
             }
         }
     }

@@ -1,3 +1,4 @@
+mod gradients;
 mod strides;
 
 use crate::testing::*;
@@ -120,70 +121,79 @@ impl<T: Sample> Case<T> {
         self.reference_of(&self.ready())
     }
 
+    /// The features of a key or a value.
+    fn row(source: &Source, dim: usize, (b, h, r): Three) -> Vec<f64> {
+        match source {
+            Source::Plain(view) => element_row::<T>(view, b, h, r, dim),
+            Source::Quantized { packed, scales, biases, bits, group } => {
+                let words = dim * bits / 32;
+                let each = 32 / bits;
+                let scale = element_row::<T>(scales, b, h, r, dim / group);
+                let bias = element_row::<T>(biases, b, h, r, dim / group);
+                // SAFETY: the test's own vectors, of whole rows.
+                let word = |i: usize| unsafe { *packed.at::<u32>(b, h, r).add(i) };
+                assert!(packed.strides[3] == 1 && words * each == dim);
+                (0..dim)
+                    .map(|d| {
+                        let code = word(d / each) >> (d % each * bits) & ((1 << bits) - 1);
+                        scale[d / group] * f64::from(code) + bias[d / group]
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// The weight of each key in a row, and how its score grows with the scaled dot product; then
+    /// the weight of the sink, if there is one.
+    fn weights(&self, call: &Attention, (b, h, t): Three) -> Vec<(f64, f64)> {
+        let kv = h / (call.heads / call.kv_heads);
+        let q = element_row::<T>(&call.q, b, h, t, call.dim);
+        let position = (call.keys + t) as i64 - call.queries as i64;
+        let mut scores: Vec<(f64, f64)> = (0..call.keys)
+            .map(|s| {
+                let k = Self::row(&call.k, call.dim, (b, kv, s));
+                let dot: f64 = q.iter().zip(&k).map(|(q, k)| q * k).sum();
+                let (mut score, mut slope) = (dot * f64::from(call.scale), 1.0);
+                if call.soft_cap > 0.0 {
+                    let cap = f64::from(call.soft_cap);
+                    let tanh = (score / cap).tanh();
+                    (score, slope) = (cap * tanh, 1.0 - tanh * tanh);
+                }
+                let at = ((b * call.heads + h) * call.queries + t) * call.keys + s;
+                let hidden = (-1e300, 0.0);
+                match call.mask {
+                    Mask::None => {}
+                    Mask::Bool(_) if self.bools[at] == 0 => (score, slope) = hidden,
+                    Mask::Bool(_) => {}
+                    Mask::Additive(_) => score += f64::from(self.mask[at].to_f32()),
+                }
+                let late = call.causal && s as i64 > position;
+                let early = call.window > 0 && s as i64 <= position - call.window as i64;
+                if late || early { hidden } else { (score, slope) }
+            })
+            .collect();
+        if !call.sinks.is_null() {
+            scores.push((f64::from(self.sinks[h].to_f32()), 0.0));
+        }
+        let max = scores.iter().map(|(s, _)| *s).fold(f64::NEG_INFINITY, f64::max);
+        scores.iter_mut().for_each(|(score, _)| *score = (*score - max).exp());
+        let sum: f64 = scores.iter().map(|(weight, _)| weight).sum();
+        scores.iter_mut().for_each(|(weight, _)| *weight /= sum);
+        scores
+    }
+
     /// The reference of a call whose views have addresses.
     fn reference_of(&self, call: &Attention) -> Vec<f64> {
-        let row = |source: &Source, dim: usize, b, h, r| -> Vec<f64> {
-            match source {
-                Source::Plain(view) => element_row::<T>(view, b, h, r, dim),
-                Source::Quantized { packed, scales, biases, bits, group } => {
-                    let words = dim * bits / 32;
-                    let each = 32 / bits;
-                    let scale = element_row::<T>(scales, b, h, r, dim / group);
-                    let bias = element_row::<T>(biases, b, h, r, dim / group);
-                    // SAFETY: the test's own vectors, of whole rows.
-                    let word = |i: usize| unsafe { *packed.at::<u32>(b, h, r).add(i) };
-                    assert!(packed.strides[3] == 1 && words * each == dim);
-                    (0..dim)
-                        .map(|d| {
-                            let code = word(d / each) >> (d % each * bits) & ((1 << bits) - 1);
-                            scale[d / group] * f64::from(code) + bias[d / group]
-                        })
-                        .collect()
-                }
-            }
-        };
         let mut out = Vec::new();
         for b in 0..call.batch {
             for t in 0..call.queries {
                 for h in 0..call.heads {
                     let kv = h / (call.heads / call.kv_heads);
-                    let q = element_row::<T>(&call.q, b, h, t, call.dim);
-                    let position = (call.keys + t) as i64 - call.queries as i64;
-                    let mut scores: Vec<f64> = (0..call.keys)
-                        .map(|s| {
-                            let k = row(&call.k, call.dim, b, kv, s);
-                            let dot: f64 = q.iter().zip(&k).map(|(q, k)| q * k).sum();
-                            let mut score = dot * f64::from(call.scale);
-                            if call.soft_cap > 0.0 {
-                                let cap = f64::from(call.soft_cap);
-                                score = cap * (score / cap).tanh();
-                            }
-                            let at = ((b * call.heads + h) * call.queries + t) * call.keys + s;
-                            match call.mask {
-                                Mask::None => {}
-                                Mask::Bool(_) if self.bools[at] == 0 => score = -1e300,
-                                Mask::Bool(_) => {}
-                                Mask::Additive(_) => score += f64::from(self.mask[at].to_f32()),
-                            }
-                            let late = call.causal && s as i64 > position;
-                            let early =
-                                call.window > 0 && s as i64 <= position - call.window as i64;
-                            if late || early { -1e300 } else { score }
-                        })
-                        .collect();
-                    if !call.sinks.is_null() {
-                        scores.push(f64::from(self.sinks[h].to_f32()));
-                    }
-                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-                    let sum: f64 = weights.iter().sum();
+                    let weights = self.weights(call, (b, h, t));
                     let mut total = vec![0.0; call.value_dim];
-                    for (s, weight) in weights.iter().enumerate().take(call.keys) {
-                        for (total, v) in
-                            total.iter_mut().zip(row(&call.v, call.value_dim, b, kv, s))
-                        {
-                            *total += weight * v / sum;
-                        }
+                    for (s, (weight, _)) in weights.iter().enumerate().take(call.keys) {
+                        let v = Self::row(&call.v, call.value_dim, (b, kv, s));
+                        total.iter_mut().zip(v).for_each(|(total, v)| *total += weight * v);
                     }
                     out.extend(total);
                 }

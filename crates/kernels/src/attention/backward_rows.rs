@@ -1,0 +1,366 @@
+//! The derivatives that one job adds up, block by block of its rows.
+//!
+//! A block keeps its scores and the derivatives in its weights for all keys that it sees, as
+//! `prefill` does for a tile: a lane for each row. The weights are not divided by their sum; the
+//! rows of the cotangent are, and the derivatives in the scores.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::backward_plan::{Backward, Plan, put};
+use super::backward_space::{KEYS, Space};
+use super::block::{Block, ROWS};
+use super::product::{ADD_ROWS, Add, Left, Product, Right, SET_ROWS, Set};
+use super::scores::{cap, exponential, factor};
+use super::source::{Load, load_query};
+use super::{MASKED, Mask, Source};
+use crate::element::Float;
+use crate::simd::{F32x16, Kernel, LANES, prefetch};
+
+/// An item is a part of the rows of a key-value head.
+pub struct Jobs<'a, T> {
+    pub call: &'a Backward,
+    pub plan: Plan,
+    pub sums: *mut f32,
+    pub items: Range<usize>,
+    pub space: Space,
+    pub element: PhantomData<T>,
+}
+
+/// The keys of a tile, and where their scores begin among those of all keys of a block.
+#[derive(Clone, Copy)]
+struct Tile {
+    first: usize,
+    count: usize,
+    at: usize,
+}
+
+/// The tiles of the keys `first..end`.
+fn tiles(block: &Block, (first, end): (usize, usize)) -> impl Iterator<Item = Tile> {
+    let lanes = block.lanes;
+    (first..end).step_by(KEYS).map(move |at| Tile {
+        first: at,
+        count: KEYS.min(end - at),
+        at: (at - first) * lanes,
+    })
+}
+
+impl<T: Float> Kernel for Jobs<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let (call, plan) = (&self.call.forward, self.plan);
+        for item in self.items.clone() {
+            let (head, part) = (item / plan.parts, item % plan.parts);
+            let sums = self.sums.wrapping_add(item * plan.floats);
+            // SAFETY: the caller's contract.
+            unsafe {
+                sums.write_bytes(0, plan.floats);
+                for index in (part..plan.blocks).step_by(plan.parts) {
+                    let block = Block::new(call, head, index);
+                    self.load::<V>(&block);
+                    let mut span = block.span(call);
+                    loop {
+                        self.score::<V>(&block, span);
+                        let max = std::slice::from_raw_parts(self.space.max, block.rows);
+                        let whole = span == (0, call.keys) || matches!(call.mask, Mask::None);
+                        if whole || !max.contains(&MASKED) {
+                            break;
+                        }
+                        // A row whose keys are all masked weighs all of them equally.
+                        span = (0, call.keys);
+                    }
+                    self.weigh::<V>(&block, span);
+                    self.divide::<V>(&block, sums.add(plan.sinks));
+                    self.add::<V>(&block, span, sums);
+                    self.store::<V>(&block);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Float> Jobs<'_, T> {
+    /// Loads the queries and the cotangents, both as they are and transposed; rows that do not
+    /// exist are zeros.
+    #[inline(always)]
+    unsafe fn load<V: F32x16>(&self, block: &Block) {
+        let (call, space) = (&self.call.forward, &self.space);
+        for (view, scale, dim, (to, turned), pitch) in [
+            (&call.q, call.scale, call.dim, (space.q, space.turned_q), space.key_pitch),
+            (&self.call.cotangent, 1.0, call.value_dim, (space.g, space.turned_g), space.pitch),
+        ] {
+            // SAFETY: the caller's contract; the space holds `ROWS` rows.
+            unsafe {
+                for row in 0..block.rows {
+                    let (to, place) = (to.add(row * pitch), block.place(call, row));
+                    load_query::<V, T>(view, place, dim, scale, to);
+                }
+                to.add(block.rows * pitch).write_bytes(0, (block.lanes - block.rows) * pitch);
+                let blocks = dim.div_ceil(LANES);
+                V::part(Turn { from: to, pitch, blocks, to: turned, lanes: block.lanes });
+            }
+        }
+    }
+
+    /// Loads the keys or values of a tile, and zeros in place of others that a product reads.
+    #[inline(always)]
+    unsafe fn load_tile<V: F32x16>(&self, block: &Block, tile: Tile, values: bool) {
+        let (call, space) = (&self.call.forward, &self.space);
+        let (source, dim, pitch): (&Source, _, _) = match values {
+            false => (&call.k, call.dim, space.key_pitch),
+            true => (&call.v, call.value_dim, space.pitch),
+        };
+        let Tile { first, count, .. } = tile;
+        let (place, out) = ((block.batch, block.kv_head), space.tile);
+        // SAFETY: the caller's contract; the space holds `KEYS` rows.
+        unsafe {
+            let element = PhantomData::<T>;
+            V::part(Load { source, place, first, count, dim, out, pitch, element });
+            let read = count.next_multiple_of(SET_ROWS);
+            out.add(count * pitch).write_bytes(0, (read - count) * pitch);
+        }
+    }
+
+    /// Computes the scores and their maxima.
+    #[inline(always)]
+    unsafe fn score<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
+        let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
+        // SAFETY: the caller's contract; every place is within the space.
+        unsafe {
+            for row in 0..lanes {
+                let (_, head, _) = block.place(call, row.min(block.rows - 1));
+                *space.max.add(row) = call.start::<T>(head).0;
+            }
+            for tile in tiles(block, span) {
+                let Tile { first, count, at } = tile;
+                let scores = space.scores.add(at);
+                self.load_tile::<V>(block, tile, false);
+                V::part(Set(Product {
+                    left: Left { data: space.tile, row: space.key_pitch as isize, depth: 1 },
+                    right: Right { data: space.turned_q, pitch: lanes as isize },
+                    to: (scores, lanes),
+                    extents: (count, lanes / LANES, call.dim),
+                }));
+                if call.soft_cap > 0.0 {
+                    cap::<V>(scores, count * lanes, call.soft_cap);
+                    let inverse = V::splat(1.0 / call.soft_cap);
+                    for at in (at..at + count * lanes).step_by(LANES) {
+                        let tanh = V::load(space.scores.add(at)) * inverse;
+                        (V::splat(1.0) - tanh * tanh).store(space.slopes.add(at));
+                    }
+                }
+                call.mask_block::<T>(scores, block, (first, count));
+                for lane in (0..lanes).step_by(LANES) {
+                    let mut largest = [V::load(space.max.add(lane)); 2];
+                    for key in 0..count {
+                        let score = V::load(scores.add(key * lanes + lane));
+                        largest[key % 2] = score.max(largest[key % 2]);
+                    }
+                    largest[0].max(largest[1]).store(space.max.add(lane));
+                }
+            }
+        }
+    }
+
+    /// Turns scores into weights, computes the derivatives in them, and adds up both.
+    #[inline(always)]
+    unsafe fn weigh<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
+        let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
+        // SAFETY: the caller's contract; every place is within the space.
+        unsafe {
+            space.sum.write_bytes(0, lanes);
+            space.delta.write_bytes(0, lanes);
+            for tile in tiles(block, span) {
+                let Tile { count, at, .. } = tile;
+                let (scores, grads) = (space.scores.add(at), space.grads.add(at));
+                self.load_tile::<V>(block, tile, true);
+                V::part(Set(Product {
+                    left: Left { data: space.tile, row: space.pitch as isize, depth: 1 },
+                    right: Right { data: space.turned_g, pitch: lanes as isize },
+                    to: (grads, lanes),
+                    extents: (count, lanes / LANES, call.value_dim),
+                }));
+                for lane in (0..lanes).step_by(LANES) {
+                    let largest = V::load(space.max.add(lane));
+                    let mut sums = [V::splat(0.0); 2];
+                    let mut deltas = [V::splat(0.0); 2];
+                    for key in 0..count {
+                        let at = key * lanes + lane;
+                        let score = V::load(scores.add(at));
+                        let weight = exponential::<V, T>(score - largest);
+                        weight.store(scores.add(at));
+                        sums[key % 2] = sums[key % 2] + weight;
+                        let grad = V::load(grads.add(at));
+                        deltas[key % 2] = weight.mul_add(grad, deltas[key % 2]);
+                    }
+                    let (sum, delta) = (space.sum.add(lane), space.delta.add(lane));
+                    (V::load(sum) + (sums[0] + sums[1])).store(sum);
+                    (V::load(delta) + (deltas[0] + deltas[1])).store(delta);
+                }
+            }
+        }
+    }
+
+    /// Divides what was added up, and the cotangents, by the sums of the weights. Adds the
+    /// derivatives in the sinks.
+    #[inline(always)]
+    unsafe fn divide<V: F32x16>(&self, block: &Block, sinks: *mut f32) {
+        let (call, space) = (&self.call.forward, &self.space);
+        // SAFETY: the caller's contract; every place is within the space.
+        unsafe {
+            for row in 0..block.rows {
+                let (_, head, _) = block.place(call, row);
+                let (max, weight) = call.start::<T>(head);
+                let sink = weight * factor::<V, T>(max - *space.max.add(row));
+                // A row whose scores are all -inf divides 0 by 0, as MLX does.
+                let inverse = 1.0 / (*space.sum.add(row) + sink);
+                *space.sum.add(row) = inverse;
+                *space.delta.add(row) *= inverse;
+                if !call.sinks.is_null() {
+                    *sinks.add(head % call.group()) -= sink * inverse * *space.delta.add(row);
+                }
+                for at in (0..call.value_dim).step_by(LANES) {
+                    let at = space.g.add(row * space.pitch + at);
+                    (V::load(at) * V::splat(inverse)).store(at);
+                }
+            }
+        }
+    }
+
+    /// Turns derivatives in weights into those in scores, and multiplies them.
+    #[inline(always)]
+    unsafe fn add<V: F32x16>(&self, block: &Block, span: (usize, usize), sums: *mut f32) {
+        let (call, space, plan, lanes) = (&self.call.forward, &self.space, &self.plan, block.lanes);
+        // SAFETY: the caller's contract; every place is within the space or the job's sums.
+        unsafe {
+            let max = std::slice::from_raw_parts(space.max, block.rows);
+            let blind = max.contains(&MASKED);
+            space.dq.write_bytes(0, ROWS * space.key_pitch);
+            for tile in tiles(block, span) {
+                let Tile { first, count, at } = tile;
+                let (weights, grads) = (space.scores.add(at), space.grads.add(at));
+                let of_keys = sums.add(first * plan.key_pitch);
+                let of_values = sums.add(plan.values + first * plan.pitch);
+                // The products load a few rows of these sums at a time, and wait for them.
+                prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
+                prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
+                for lane in (0..lanes).step_by(LANES) {
+                    let inverse = V::load(space.sum.add(lane));
+                    let delta = V::load(space.delta.add(lane));
+                    for key in 0..count {
+                        let at = key * lanes + lane;
+                        let grad = (V::load(grads.add(at)) - delta) * inverse;
+                        (V::load(weights.add(at)) * grad).store(grads.add(at));
+                    }
+                }
+                if call.soft_cap > 0.0 {
+                    for i in (0..count * lanes).step_by(LANES) {
+                        let slope = V::load(space.slopes.add(at + i));
+                        (V::load(grads.add(i)) * slope).store(grads.add(i));
+                    }
+                }
+                if blind {
+                    self.skip_hidden(block, tile);
+                }
+                // The products below add these keys too.
+                let unused = (count.next_multiple_of(ADD_ROWS).min(KEYS) - count) * lanes;
+                weights.add(count * lanes).write_bytes(0, unused);
+                grads.add(count * lanes).write_bytes(0, unused);
+
+                self.load_tile::<V>(block, tile, false);
+                let blocks = call.dim.div_ceil(LANES);
+                V::part(Add(Product {
+                    left: Left { data: grads, row: 1, depth: lanes as isize },
+                    right: Right { data: space.tile, pitch: space.key_pitch as isize },
+                    to: (space.dq, space.key_pitch),
+                    extents: (block.rows, blocks, count),
+                }));
+                V::part(Add(Product {
+                    left: Left { data: grads, row: lanes as isize, depth: 1 },
+                    right: Right { data: space.q, pitch: space.key_pitch as isize },
+                    to: (of_keys, plan.key_pitch),
+                    extents: (count, blocks, block.rows),
+                }));
+                V::part(Add(Product {
+                    left: Left { data: weights, row: lanes as isize, depth: 1 },
+                    right: Right { data: space.g, pitch: space.pitch as isize },
+                    to: (of_values, plan.pitch),
+                    extents: (count, call.value_dim.div_ceil(LANES), block.rows),
+                }));
+            }
+        }
+    }
+
+    /// Clears the derivatives in hidden scores of rows that see no key: such a row weighs all keys,
+    /// but by no score.
+    #[inline(never)]
+    unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, at }: Tile) {
+        let (call, space) = (&self.call.forward, &self.space);
+        for row in 0..block.rows {
+            // SAFETY: the caller's contract; every place is within the space.
+            unsafe {
+                if *space.max.add(row) != MASKED {
+                    continue;
+                }
+                let place = block.place(call, row);
+                for key in 0..count {
+                    if call.hides(place, first + key) {
+                        *space.grads.add(at + key * block.lanes + row) = 0.0;
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: F32x16>(&self, block: &Block) {
+        let (call, space) = (&self.call.forward, &self.space);
+        for row in 0..block.rows {
+            let (batch, head, query) = block.place(call, row);
+            let at = ((batch * call.queries + query) * call.heads + head) * call.dim;
+            let to = self.call.dq.cast::<T>().wrapping_add(at);
+            for at in (0..call.dim).step_by(LANES) {
+                // SAFETY: the caller's contract; every place is within the space.
+                unsafe {
+                    let lanes = V::load(space.dq.add(row * space.key_pitch + at));
+                    let count = LANES.min(call.dim - at);
+                    put::<V, T>(lanes * V::splat(call.scale), to.add(at), count);
+                }
+            }
+        }
+    }
+}
+
+/// Transposes `lanes` rows of `blocks` blocks of features, a multiple of sixteen rows.
+struct Turn {
+    from: *const f32,
+    pitch: usize,
+    blocks: usize,
+    to: *mut f32,
+    lanes: usize,
+}
+
+impl Kernel for Turn {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { from, pitch, blocks, to, lanes } = self;
+        for row in (0..lanes).step_by(LANES) {
+            for feature in (0..blocks * LANES).step_by(LANES) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let mut square = [V::splat(0.0); LANES];
+                    for (i, lanes) in square.iter_mut().enumerate() {
+                        *lanes = V::load(from.add((row + i) * pitch + feature));
+                    }
+                    for (i, turned) in V::transpose(square).into_iter().enumerate() {
+                        turned.store(to.add((feature + i) * lanes + row));
+                    }
+                }
+            }
+        }
+    }
+}

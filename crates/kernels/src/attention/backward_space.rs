@@ -1,0 +1,75 @@
+//! The buffers of a job of the backward pass.
+
+use super::Attention;
+use super::block::ROWS;
+use super::product::{ADD_ROWS, SET_ROWS};
+use crate::simd::LANES;
+
+/// Keys of a tile: a multiple of the rows of all tiles of a product.
+pub const KEYS: usize = 48;
+const _: () = assert!(KEYS.is_multiple_of(SET_ROWS) && KEYS.is_multiple_of(ADD_ROWS));
+
+/// A job's buffers.
+#[derive(Clone, Copy)]
+pub struct Space {
+    /// The scaled queries, and the cotangents: rows by features.
+    pub q: *mut f32,
+    pub g: *mut f32,
+    /// Both by features, then by rows.
+    pub turned_q: *mut f32,
+    pub turned_g: *mut f32,
+    /// Derivatives in the queries, before their scale.
+    pub dq: *mut f32,
+    /// Keys or values of a tile.
+    pub tile: *mut f32,
+    /// Keys by rows: scores and then weights; derivatives in weights and then in scores; and those
+    /// of the soft cap, where there is one.
+    pub scores: *mut f32,
+    pub grads: *mut f32,
+    pub slopes: *mut f32,
+    /// Of each row: the largest score; the sum of its weights, which becomes its inverse; and the
+    /// sum of the weights times their derivatives.
+    pub max: *mut f32,
+    pub sum: *mut f32,
+    pub delta: *mut f32,
+    end: *mut f32,
+    pub key_pitch: usize,
+    pub pitch: usize,
+}
+
+impl Space {
+    /// The buffers in memory from `base` on.
+    pub fn at(call: &Attention, base: *mut f32) -> Self {
+        // With an odd number of cache lines, rows spread over the sets of a cache.
+        let (key_pitch, pitch) = (call.query_pitch() | LANES, call.value_pitch() | LANES);
+        let mut end = base;
+        let mut take = |floats: usize| {
+            let start = end;
+            end = end.wrapping_add(floats);
+            start
+        };
+        // The products may read a few rows past the last.
+        let strip = call.keys.next_multiple_of(KEYS) * ROWS + LANES;
+        Self {
+            q: take(ROWS * key_pitch),
+            g: take(ROWS * pitch),
+            turned_q: take(ROWS * key_pitch),
+            turned_g: take(ROWS * pitch),
+            dq: take(ROWS * key_pitch),
+            tile: take(KEYS * key_pitch.max(pitch)),
+            scores: take(strip),
+            grads: take(strip),
+            slopes: take(if call.soft_cap > 0.0 { strip } else { 0 }),
+            max: take(ROWS),
+            sum: take(ROWS),
+            delta: take(ROWS),
+            end: take(0),
+            key_pitch,
+            pitch,
+        }
+    }
+
+    pub fn floats(call: &Attention) -> usize {
+        Self::at(call, std::ptr::null_mut()).end.addr() / size_of::<f32>()
+    }
+}

@@ -1,0 +1,110 @@
+//! The rows that are processed together where there are many, and the masks of their scores.
+
+use super::{Attention, MASKED, Mask};
+use crate::element::Float;
+use crate::simd::LANES;
+
+/// Rows of a block: six vectors, and a multiple of the tiles of [`product`](super::product).
+pub const ROWS: usize = 96;
+
+/// A block's rows of one key-value head.
+pub struct Block {
+    pub batch: usize,
+    pub kv_head: usize,
+    pub first: usize,
+    pub rows: usize,
+    /// Rows rounded up to whole vectors.
+    pub lanes: usize,
+}
+
+impl Block {
+    /// The block `index` of a key-value head, which is counted over the batch.
+    pub fn new(call: &Attention, head: usize, index: usize) -> Self {
+        let first = index * ROWS;
+        let rows = ROWS.min(call.rows() - first);
+        Self {
+            batch: head / call.kv_heads,
+            kv_head: head % call.kv_heads,
+            first,
+            rows,
+            lanes: rows.next_multiple_of(LANES),
+        }
+    }
+
+    /// The position of a row; beyond the last row, that of the last.
+    fn query(&self, call: &Attention, row: usize) -> usize {
+        (self.first + row.min(self.rows - 1)) / call.group()
+    }
+
+    /// The keys that its rows have to process, unless a mask hides all of them from a row.
+    pub fn span(&self, call: &Attention) -> (usize, usize) {
+        call.span(self.query(call, 0), self.query(call, self.rows - 1))
+    }
+
+    /// Batch, head and position of a row.
+    pub fn place(&self, call: &Attention, row: usize) -> (usize, usize, usize) {
+        let (head, query) = call.place(self.kv_head, self.first + row);
+        (self.batch, head, query)
+    }
+}
+
+impl Attention {
+    /// Masks the scores of a block with keys `first..first + count`, which lie keys by rows.
+    ///
+    /// # Safety
+    /// `scores` holds `count * block.lanes` floats; the mask covers the call.
+    #[inline(always)]
+    pub(super) unsafe fn mask_block<T: Float>(
+        &self,
+        scores: *mut f32,
+        block: &Block,
+        (first, count): (usize, usize),
+    ) {
+        let lanes = block.lanes;
+        // SAFETY: the caller's contract.
+        unsafe {
+            if !matches!(self.mask, Mask::None) {
+                for row in 0..block.rows {
+                    let place = block.place(self, row);
+                    self.mask_row::<T>(scores.add(row), place, (first, count), lanes);
+                }
+            }
+            // The first row's keys end first; the last row's keys begin last.
+            let (_, end) = self.visible(block.query(self, 0));
+            let (start, _) = self.visible(block.query(self, block.rows - 1));
+            if start <= first && first + count <= end {
+                return;
+            }
+            let mut seen = [(0u32, 0u32); ROWS];
+            for (row, seen) in seen.iter_mut().enumerate().take(lanes) {
+                let (start, end) = self.visible(block.query(self, row));
+                let clamp = |key: usize| key.clamp(first, first + count) - first;
+                *seen = (clamp(start) as u32, clamp(end) as u32);
+            }
+            for key in 0..count {
+                let scores = std::slice::from_raw_parts_mut(scores.add(key * lanes), lanes);
+                for (score, (start, end)) in scores.iter_mut().zip(seen) {
+                    let hidden = (key as u32) < start || (key as u32) >= end;
+                    *score = if hidden { MASKED } else { *score };
+                }
+            }
+        }
+    }
+
+    /// Whether a row must not see a key by a boolean mask, the causal rule or the window.
+    ///
+    /// # Safety
+    /// The mask covers the call.
+    pub(super) unsafe fn hides(
+        &self,
+        (batch, head, query): (usize, usize, usize),
+        key: usize,
+    ) -> bool {
+        let (start, end) = self.visible(query);
+        let Mask::Bool(view) = &self.mask else { return key < start || key >= end };
+        let row = view.at::<u8>(batch, head, query);
+        // SAFETY: the caller's contract.
+        let masked = unsafe { *row.wrapping_offset(key as isize * view.strides[3]) } == 0;
+        masked || key < start || key >= end
+    }
+}

@@ -1,0 +1,100 @@
+//! The calls of attention and of its derivatives from C++, whose functions `c_api` declares.
+
+use super::backward_plan::Backward;
+use super::{Attention, Mask, Source, View};
+use crate::element::Element;
+
+#[repr(C)]
+pub struct AttentionCall {
+    pub element: Element,
+    pub causal: bool,
+    /// Whether the mask holds bools; otherwise elements, which are added.
+    pub bool_mask: bool,
+    pub scale: f32,
+    pub soft_cap: f32,
+    pub batch: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub dim: usize,
+    pub value_dim: usize,
+    pub window: usize,
+    /// 0 for plain keys and values, which have neither scales nor biases.
+    pub bits: usize,
+    pub group: usize,
+    pub q: View,
+    pub k: View,
+    pub k_scales: View,
+    pub k_biases: View,
+    pub v: View,
+    pub v_scales: View,
+    pub v_biases: View,
+    /// Without data if there is no mask.
+    pub mask: View,
+    /// Null, or an element for each head.
+    pub sinks: *const u8,
+    pub out: *mut u8,
+}
+
+/// The derivatives of a call over plain keys and values, whose `out` is not used.
+#[repr(C)]
+pub struct AttentionGradCall {
+    pub forward: AttentionCall,
+    pub cotangent: View,
+    pub dq: *mut u8,
+    pub dk: *mut u8,
+    pub dv: *mut u8,
+    /// Null if there are no sinks.
+    pub dsinks: *mut u8,
+}
+
+impl AttentionCall {
+    fn source(&self, data: View, scales: View, biases: View) -> Source {
+        match self.bits {
+            0 => Source::Plain(data),
+            bits => Source::Quantized { packed: data, scales, biases, bits, group: self.group },
+        }
+    }
+
+    fn mask(&self) -> Mask {
+        match (self.mask.data.is_null(), self.bool_mask) {
+            (true, _) => Mask::None,
+            (_, true) => Mask::Bool(self.mask),
+            (_, false) => Mask::Additive(self.mask),
+        }
+    }
+
+    pub fn attention(&self) -> Attention {
+        let Self { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = *self;
+        let Self { scale, soft_cap, causal, window, q, sinks, .. } = *self;
+        let k = self.source(self.k, self.k_scales, self.k_biases);
+        let v = self.source(self.v, self.v_scales, self.v_biases);
+        let mask = self.mask();
+        Attention {
+            batch,
+            heads,
+            kv_heads,
+            queries,
+            keys,
+            dim,
+            value_dim,
+            scale,
+            soft_cap,
+            causal,
+            window,
+            q,
+            k,
+            v,
+            mask,
+            sinks,
+        }
+    }
+}
+
+impl AttentionGradCall {
+    pub fn backward(&self) -> Backward {
+        let Self { ref forward, cotangent, dq, dk, dv, dsinks } = *self;
+        Backward { forward: forward.attention(), cotangent, dq, dk, dv, dsinks }
+    }
+}

@@ -1,0 +1,188 @@
+//! The derivatives of attention, beside those in f64.
+
+use super::*;
+
+/// The derivatives in queries, keys, values and sinks, [batch, position, head, feature].
+type Gradients<T> = [Vec<T>; 4];
+
+/// A cotangent, [batch, heads, queries, value_dim], whose rows are padded by one.
+fn cotangent<T: Sample>(call: &Attention) -> (Vec<T>, [isize; 4]) {
+    let at = strides(call.heads, call.queries, call.value_dim, 1, 1);
+    (values::<T>(call.batch * at[0] as usize + 2, 1.0), at)
+}
+
+impl<T: Sample> Case<T> {
+    fn gradients(&self, machine: Machine) -> Gradients<T> {
+        let forward = self.ready();
+        let (g, at) = cotangent::<T>(&forward);
+        let Attention { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = forward;
+        let room = |count: usize| vec![T::default(); count];
+        let mut all = [
+            room(batch * heads * queries * dim),
+            room(batch * kv_heads * keys * dim),
+            room(batch * kv_heads * keys * value_dim),
+            room(if forward.sinks.is_null() { 0 } else { heads }),
+        ];
+        let [dq, dk, dv, dsinks] = all.each_mut().map(|x| match x.is_empty() {
+            true => std::ptr::null_mut(),
+            false => x.as_mut_ptr().cast(),
+        });
+        let cotangent = View { data: g.as_ptr().cast(), strides: at };
+        let call = Backward { forward, cotangent, dq, dk, dv, dsinks };
+        // SAFETY: the views cover their vectors, and the derivatives have room.
+        unsafe { attention_grad_on::<T>(machine, &call) };
+        all
+    }
+
+    fn exact_gradients(&self) -> [Vec<f64>; 4] {
+        let call = self.ready();
+        let (g, at) = cotangent::<T>(&call);
+        let g = View { data: g.as_ptr().cast(), strides: at };
+        let Attention { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = call;
+        let scale = f64::from(call.scale);
+        let mut dq = vec![0.0; batch * queries * heads * dim];
+        let mut dk = vec![0.0; batch * keys * kv_heads * dim];
+        let mut dv = vec![0.0; batch * keys * kv_heads * value_dim];
+        let mut dsinks = vec![0.0; if call.sinks.is_null() { 0 } else { heads }];
+        for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+            let kv = h / (heads / kv_heads);
+            for t in 0..queries {
+                let weights = self.weights(&call, (b, h, t));
+                let q = element_row::<T>(&call.q, b, h, t, dim);
+                let g = element_row::<T>(&g, b, h, t, value_dim);
+                let row = |s| Self::row(&call.v, value_dim, (b, kv, s));
+                let grads: Vec<f64> = (0..keys)
+                    .map(|s| row(s).iter().zip(&g).map(|(v, g)| v * g).sum::<f64>())
+                    .collect();
+                let delta: f64 = weights.iter().zip(&grads).map(|((w, _), grad)| w * grad).sum();
+                for (s, grad) in grads.into_iter().enumerate() {
+                    let (weight, slope) = weights[s];
+                    let grad = scale * weight * (grad - delta) * slope;
+                    let k = Self::row(&call.k, dim, (b, kv, s));
+                    let (query, key) = ((b * queries + t) * heads + h, (b * keys + s) * kv_heads);
+                    for d in 0..dim {
+                        dq[query * dim + d] += grad * k[d];
+                        dk[(key + kv) * dim + d] += grad * q[d];
+                    }
+                    for (d, g) in g.iter().enumerate() {
+                        dv[(key + kv) * value_dim + d] += weight * g;
+                    }
+                }
+                if let Some((weight, _)) = weights.get(keys) {
+                    dsinks[h] -= weight * delta;
+                }
+            }
+        }
+        [dq, dk, dv, dsinks]
+    }
+
+    /// On every level and number of threads: close to f64; the same for any number of threads.
+    fn check_gradients(&self, what: &str) {
+        let expected = self.exact_gradients();
+        // Sums of products of up to 4 in f32, each of which has a weight's error; the rounding.
+        let relative = f64::from(T::EPSILON) / 2.0 + 1e-4;
+        let absolute = 1e-5 * (self.call.queries as f64).sqrt() + f64::from(T::EPSILON) / 64.0;
+        let mut of_level: Option<(Level, Gradients<T>)> = None;
+        for machine in machines() {
+            let got = self.gradients(machine);
+            for (name, (got, expected)) in
+                ["queries", "keys", "values", "sinks"].iter().zip(got.iter().zip(&expected))
+            {
+                let what = format!("{what}, {name} on {:?}", machine.level);
+                assert_close(got, expected, relative, absolute, &what);
+            }
+            match &of_level {
+                Some((level, before)) if *level == machine.level => {
+                    let pairs = got.iter().zip(before);
+                    pairs.for_each(|(got, before)| assert_same(got, before, what));
+                }
+                _ => of_level = Some((machine.level, got)),
+            }
+        }
+    }
+}
+
+/// More rows than a block and fewer, more keys than a tile and fewer, unusual numbers of features,
+/// queries that see no key, and parts of several blocks.
+const EXTENTS: [(Three, Three); 14] = [
+    ((1, 1, 1), (1, 1, 1)),
+    ((1, 4, 1), (1, 7, 64)),
+    ((2, 6, 2), (1, 65, 32)),
+    ((1, 2, 2), (3, 131, 80)),
+    ((1, 2, 1), (3, 2, 128)),
+    ((1, 1, 1), (16, 70, 256)),
+    ((2, 4, 2), (33, 65, 64)),
+    ((1, 3, 1), (40, 50, 80)),
+    ((1, 2, 2), (97, 97, 33)),
+    ((1, 5, 1), (20, 64, 7)),
+    ((1, 2, 1), (30, 20, 256)),
+    ((2, 1, 1), (100, 48, 128)),
+    ((17, 2, 2), (5, 3, 16)),
+    ((9, 2, 1), (250, 9, 8)),
+];
+
+fn gradients<T: Sample>() {
+    for (heads, extents) in EXTENTS {
+        for causal in [false, true] {
+            let mut case = case::<T>(heads, extents, (1, 0));
+            case.call.causal = causal;
+            case.check_gradients(&format!("{heads:?} {extents:?} causal {causal}"));
+        }
+    }
+}
+
+each_type!(gradients);
+
+#[test]
+fn of_values_of_other_sizes() {
+    for (heads, extents) in [((1, 2, 1), (3, 70, 33)), ((2, 2, 2), (60, 61, 64))] {
+        for value_dim in [1, 17, 80, 128, 256] {
+            let what = format!("{heads:?} {extents:?} values of {value_dim}");
+            case::<f32>(heads, extents, (1, 0)).with_values(value_dim).check_gradients(&what);
+            case::<F16>(heads, extents, (1, 0)).with_values(value_dim).check_gradients(&what);
+        }
+    }
+}
+
+/// With strides between features too.
+#[test]
+fn of_rules_masks_and_sinks() {
+    for (extents, step) in [((2, 100, 32), 1), ((30, 110, 24), 2), ((50, 20, 16), 3)] {
+        for masked in [Masked::No, Masked::Bool, Masked::Additive, Masked::Nothing] {
+            for (sinks, causal, window, soft_cap) in [
+                (true, false, 0, 0.0),
+                (false, true, 0, 1.5),
+                (false, true, 5, 0.0),
+                (true, true, 60, 30.0),
+                (false, false, 3, 0.0),
+            ] {
+                let mut case = case::<f32>((2, 4, 2), extents, (step, 2)).with(masked, sinks);
+                (case.call.causal, case.call.window) = (causal, window);
+                case.call.soft_cap = soft_cap;
+                let rules = format!("{sinks} {causal} {window} {soft_cap}");
+                case.check_gradients(&format!("{extents:?} {masked:?} {rules}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn of_extremes_as_mlx() {
+    for machine in machines() {
+        let with = |change: fn(&mut Case<f32>)| {
+            let mut case = case::<f32>((1, 1, 1), (40, 70, 16), (1, 0));
+            change(&mut case);
+            case.with(Masked::Additive, false).gradients(machine)
+        };
+        let all_nan = |x: &[f32]| x.iter().all(|v| v.is_nan());
+        let [dq, dk, dv, _] = with(|case| case.mask.fill(f32::NEG_INFINITY));
+        assert!(all_nan(&dq) && all_nan(&dk) && all_nan(&dv), "all scores -inf");
+        let [dq, dk, dv, _] = with(|case| case.k[5 * 16] = f32::NAN);
+        assert!(all_nan(&dq) && all_nan(&dk) && all_nan(&dv), "a NaN among the keys");
+        let [dq, dk, dv, _] = with(|case| case.v[5 * 16] = f32::NAN);
+        assert!(all_nan(&dq) && all_nan(&dk), "a NaN among the values");
+        assert!(dv.iter().all(|v| v.is_finite()), "a NaN among the values");
+        let [dq, dk, _, _] = with(|case| case.mask.iter_mut().step_by(70).for_each(|m| *m = 1e38));
+        assert!(dq.iter().chain(&dk).all(|v| *v == 0.0), "all weight on the first key");
+    }
+}

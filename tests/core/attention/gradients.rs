@@ -1,0 +1,257 @@
+//! The kernels of the backward pass of `attention`, beside the gradients of MLX's ops.
+
+use mlx_primitives::ops::{self, Attention};
+use mlx_primitives::transforms::{vjp, vmap};
+use mlx_primitives::{Array, Dtype, Result, builtin, stack};
+
+use crate::support::compare::{assert_close, assert_same, numbers, ulp};
+use crate::support::input::{FLOATS, random};
+use crate::support::{Checked, each_device, refs};
+
+/// The rules of a call; `mask` is of every score, boolean or additive.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rules {
+    causal: bool,
+    window: Option<i32>,
+    soft_cap: Option<f32>,
+    mask: Option<Dtype>,
+    sinks: bool,
+}
+
+/// A call and the cotangent of its result.
+struct Call {
+    rules: Rules,
+    /// Queries, keys, values, and sinks if there are any.
+    inputs: Vec<Array>,
+    mask: Option<Array>,
+    cotangent: Array,
+}
+
+impl Call {
+    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim, value_dim].
+    fn new(rules: Rules, heads: [i32; 3], extents: [i32; 4], dtype: Dtype) -> Result<Self> {
+        let ([batch, heads, kv_heads], [queries, keys, dim, value_dim]) = (heads, extents);
+        let mut inputs = vec![
+            random(&[batch, heads, queries, dim], dtype, 1)?,
+            random(&[batch, kv_heads, keys, dim], dtype, 2)?,
+            random(&[batch, kv_heads, keys, value_dim], dtype, 3)?,
+        ];
+        if rules.sinks {
+            inputs.push(random(&[heads], dtype, 4)?);
+        }
+        let shape = [batch, heads, queries, keys];
+        let mask = match rules.mask {
+            None => None,
+            Some(Dtype::Bool) => {
+                // The second query sees nothing.
+                let shown = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?.not_equal(1)?;
+                let some = random(&shape, Dtype::Float32, 5)?.greater(-1.5)?;
+                Some(some.logical_and(&shown.reshape([queries, 1])?)?)
+            }
+            Some(_) => Some(random(&shape, dtype, 5)?),
+        };
+        let cotangent = random(&[batch, heads, queries, value_dim], dtype, 6)?;
+        Ok(Self { rules, inputs, mask, cotangent })
+    }
+
+    fn result(&self, x: &[Array]) -> Result<Array> {
+        let Rules { causal, window, soft_cap, .. } = self.rules;
+        let options = Attention {
+            scale: None,
+            causal,
+            window,
+            soft_cap,
+            mask: self.mask.as_ref(),
+            sinks: x.get(3),
+        };
+        ops::attention(&x[0], &x[1], &x[2], options)
+    }
+
+    fn gradients_in(&self, x: &[Array]) -> Result<Vec<Array>> {
+        Ok(vjp(|p: Vec<Array>| self.result(&p), &refs(x), &[&self.cotangent])?.1)
+    }
+
+    fn gradients(&self) -> Result<Vec<Array>> {
+        let all = self.gradients_in(&self.inputs)?;
+        assert!(all.iter().all(|x| x.primitive().as_deref() == Some("AttentionGrad")));
+        Ok(all)
+    }
+
+    /// Its numbers as float32.
+    fn widened(&self) -> Result<Self> {
+        let wide = |x: &Array| x.astype(Dtype::Float32);
+        let mask = match &self.mask {
+            Some(mask) if mask.dtype() != Dtype::Bool => Some(wide(mask)?),
+            mask => mask.clone(),
+        };
+        Ok(Self {
+            rules: self.rules,
+            inputs: self.inputs.iter().map(wide).collect::<Result<_>>()?,
+            mask,
+            cotangent: wide(&self.cotangent)?,
+        })
+    }
+
+    /// Compares the gradients with those of MLX's ops in float32.
+    fn check(&self, what: &str) -> Checked {
+        let ours = self.gradients()?;
+        let theirs = builtin::composition(&self.widened()?.gradients()?[0])?;
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+        for (number, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            let input = &self.inputs[number];
+            assert_eq!((ours.shape(), ours.dtype()), (input.shape(), input.dtype()), "{what}");
+            let (got, want) = (numbers(ours)?, numbers(theirs)?);
+            let largest = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                // Both add up hundreds of products in float32, whose weights have errors of scores
+                // up to 12; ours is then rounded.
+                let allowed = 6e-5 * largest + 0.51 * ulp(*want, ours.dtype());
+                let near = (got - want).abs() <= allowed;
+                assert!(near, "{what}, input {number}: {got:e} at {i}, expected {want:e}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every kernel: features of each number, each mask, queries that see no key by a rule or a mask,
+/// and more rows and keys than a tile has.
+const CALLS: [([i32; 3], [i32; 4], Rules); 6] = {
+    let none = Rules { causal: false, window: None, soft_cap: None, mask: None, sinks: false };
+    let causal = Rules { causal: true, ..none };
+    let (some, window) = (Some(Dtype::Bool), Some(5));
+    [
+        ([2, 4, 2], [9, 21, 40, 24], Rules { sinks: true, ..causal }),
+        ([1, 2, 1], [30, 13, 100, 33], causal),
+        ([1, 3, 3], [17, 40, 64, 200], Rules { window, soft_cap: Some(3.0), ..causal }),
+        ([1, 2, 2], [6, 70, 8, 8], Rules { mask: some, sinks: true, ..none }),
+        ([2, 2, 1], [7, 37, 20, 16], Rules { mask: some, window, ..none }),
+        ([1, 2, 1], [60, 50, 16, 16], Rules { mask: Some(Dtype::Float32), ..causal }),
+    ]
+};
+
+#[test]
+fn gradients_are_those_of_mlx() -> Checked {
+    each_device(|_| {
+        for dtype in FLOATS {
+            for (heads, extents, rules) in CALLS {
+                let what = format!("{dtype:?} {heads:?} {extents:?} {rules:?}");
+                Call::new(rules, heads, extents, dtype)?.check(&what)?;
+            }
+            // One query, which sees all keys or none.
+            for keys in [1, 100] {
+                let call = Call::new(Rules::default(), [1, 4, 2], [1, keys, 32, 32], dtype)?;
+                call.check(&format!("{dtype:?}, one query of {keys} keys"))?;
+            }
+            let wide = Call::new(CALLS[1].2, [1, 1, 1], [9, 20, 256, 256], dtype)?;
+            wide.check(&format!("{dtype:?}, 256 features"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Keys and queries that are parts of caches, or repeat, are read in place.
+#[test]
+fn gradients_of_views() -> Checked {
+    each_device(|_| {
+        let part = |seed| random(&[1, 4, 90, 32], Dtype::Float32, seed)?.slice_axis(2, 7..47);
+        let repeated = random(&[1, 1, 40, 32], Dtype::Float32, 9)?.broadcast_to([1, 4, 40, 32])?;
+        let turned = random(&[1, 4, 32, 40], Dtype::Float32, 8)?.transpose([0, 1, 3, 2])?;
+        let call = Call {
+            rules: Rules { causal: true, ..Rules::default() },
+            inputs: vec![part(1)?, turned, part(2)?],
+            mask: None,
+            cotangent: repeated,
+        };
+        call.check("views")
+    })
+}
+
+/// A derivative in a mask needs the derivatives in all scores, which MLX's ops keep.
+#[test]
+fn gradients_in_an_additive_mask() -> Checked {
+    each_device(|_| {
+        let rules = Rules { mask: Some(Dtype::Float32), ..Rules::default() };
+        let call = Call::new(rules, [1, 2, 1], [5, 9, 8, 8], Dtype::Float32)?;
+        let mask = call.mask.clone().expect("a mask");
+        let of = |options: Attention<'_>| {
+            ops::attention(&call.inputs[0], &call.inputs[1], &call.inputs[2], options)
+        };
+        let (_, got) = vjp(
+            |p: Vec<Array>| of(Attention { mask: Some(&p[0]), ..Attention::default() }),
+            &[&mask],
+            &[&call.cotangent],
+        )?;
+        let softmax = |mask: &Array| -> Result<Array> {
+            let groups = |x: &Array| x.broadcast_to([1, 2, 9, 8]);
+            let (k, v) = (groups(&call.inputs[1])?, groups(&call.inputs[2])?);
+            let scores =
+                call.inputs[0].matmul(&k.transpose([0, 1, 3, 2])?)?.multiply(8.0f32.powf(-0.5))?;
+            ops::softmax(&scores.add(mask)?)?.matmul(&v)
+        };
+        let (_, want) = vjp(|p: Vec<Array>| softmax(&p[0]), &[&mask], &[&call.cotangent])?;
+        assert_close(&numbers(&got[0])?, &numbers(&want[0])?, 1e-4, "the mask");
+        Ok(())
+    })
+}
+
+/// Gradients are differentiated, mapped and joined as MLX's are.
+#[test]
+fn gradients_transform() -> Checked {
+    each_device(|_| {
+        for (heads, extents, rules) in [CALLS[0], CALLS[2], CALLS[4]] {
+            let what = format!("{heads:?} {extents:?} {rules:?}");
+            let call = Call::new(rules, heads, extents, Dtype::Float32)?;
+            let twice = |theirs: bool| -> Result<Vec<Array>> {
+                let first = |p: Vec<Array>| -> Result<Vec<Array>> {
+                    let ours = call.gradients_in(&p)?;
+                    Ok(if theirs { builtin::composition(&ours[0])? } else { ours })
+                };
+                let inputs = refs(&call.inputs);
+                Ok(vjp(first, &inputs, &inputs)?.1)
+            };
+            for (ours, theirs) in twice(false)?.iter().zip(&twice(true)?) {
+                let (got, want) = (numbers(ours)?, numbers(theirs)?);
+                assert_close(&got, &want, 1e-3, &format!("{what}, second derivatives"));
+            }
+
+            let pair = |x: &Array| stack(&[x, &x.multiply(0.5)?], 0);
+            let stacked = call.inputs.iter().map(pair).collect::<Result<Vec<_>>>()?;
+            let mut axes = vec![Some(0); stacked.len()];
+            axes[1] = None;
+            let inputs = [&stacked[0], &call.inputs[1]].into_iter().chain(&stacked[2..]);
+            let inputs: Vec<&Array> = inputs.collect();
+            let mapped = vmap(|p: Vec<Array>| call.gradients_in(&p), &inputs, axes, 0)?;
+            for entry in 0..2 {
+                let mut own = stacked
+                    .iter()
+                    .map(|x| x.slice_axis(0, entry..entry + 1)?.squeeze(0))
+                    .collect::<Result<Vec<_>>>()?;
+                own[1] = call.inputs[1].clone();
+                for (mapped, alone) in mapped.iter().zip(call.gradients_in(&own)?) {
+                    let mapped = mapped.slice_axis(0, entry..entry + 1)?.squeeze(0)?;
+                    let (got, want) = (numbers(&mapped)?, numbers(&alone)?);
+                    assert_close(&got, &want, 1e-4, &format!("{what}, mapped"));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The heads of a position are adjacent in memory, so that a projection's gradient copies nothing.
+#[test]
+fn gradients_lie_position_by_position() -> Checked {
+    each_device(|_| {
+        let call = Call::new(CALLS[0].2, [1, 4, 2], [9, 21, 16, 8], Dtype::Float32)?;
+        for x in &call.gradients()?[..3] {
+            let joined = x.transpose([0, 2, 1, 3])?;
+            joined.eval()?;
+            assert!(joined.is_row_contiguous() && !x.is_row_contiguous());
+            // An op that needs contiguous rows gets a copy.
+            let rows = ops::softmax(x)?;
+            assert_same(&rows, &ops::softmax(&x.contiguous()?)?, "rows")?;
+        }
+        Ok(())
+    })
+}
