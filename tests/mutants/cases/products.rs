@@ -192,7 +192,9 @@ impl Attended {
     fn gradients(&self) -> Result<Vec<Array>> {
         let &Self { heads: [heads, kv_heads], queries, keys, dim, .. } = self;
         let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
-        let options = self.options(mask.as_ref(), &sinks);
+        // Weights of about one size: where one is nearly 1, the terms of its derivatives cancel.
+        let scale = Some((dim as f32).recip());
+        let options = Attention { scale, ..self.options(mask.as_ref(), &sinks) };
         // Heads that are not contiguous in memory, so that the kernels must follow strides.
         let of = |heads: i32, rows: i32, dim: i32, seed: usize| {
             wave(&[2, rows, heads, dim], seed)?.transpose([0, 2, 1, 3])
