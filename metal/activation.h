@@ -21,6 +21,10 @@ enum ActivationKind : unsigned {
   ACTIVATION_GEGLU_TANH,
   ACTIVATION_ADD_RELU,
   ACTIVATION_MUL_RELU,
+  ACTIVATION_RELU_SLOPE, // derivatives at the first input, times the second
+  ACTIVATION_GELU_SLOPE,
+  ACTIVATION_GELU_TANH_SLOPE,
+  ACTIVATION_SILU_SLOPE,
 };
 
 struct ActivationParams {

@@ -68,6 +68,42 @@ METAL_FUNC T gelu_tanh(T x_) {
   return T(float(T(0.5f * x)) * float(outer));
 }
 
+METAL_FUNC float silu_slope(float x) {
+  const float s = sigmoid_of(x);
+  return s * fma(x, 1.0f - s, 1.0f);
+}
+
+METAL_FUNC float gelu_slope(float x) {
+  const float below = fma(0.5f, error_function(x * M_SQRT1_2_F), 0.5f);
+  return fma(x, precise::exp(-0.5f * x * x) * 0.3989423f, below);
+}
+
+METAL_FUNC float gelu_tanh_slope(float x) {
+  const float square = x * x;
+  const float v = 1.5957691f * x * fma(square, 0.044715f, 1.0f);
+  const float slope = 1.5957691f * fma(square, 3.0f * 0.044715f, 1.0f);
+  const float e = precise::exp(-fabs(v));
+  const float larger = 1.0f / (1.0f + e); // of the logistic function of v and its complement
+  const float smaller = e * larger;
+  return fma(x * (smaller * larger), slope, x < 0.0f ? smaller : larger);
+}
+
+/** The derivative of an activation of one input, rounded to T. */
+template <typename T, ActivationKind KIND>
+METAL_FUNC float slope_of(T x_) {
+  const float x = float(x_);
+  switch (KIND) {
+    case ACTIVATION_GELU:
+      return float(T(gelu_slope(x)));
+    case ACTIVATION_GELU_TANH:
+      return float(T(gelu_tanh_slope(x)));
+    case ACTIVATION_SILU:
+      return float(T(silu_slope(x)));
+    default:
+      return x > 0.0f ? 1.0f : 0.0f;
+  }
+}
+
 /** `kind` is the same for all threads, so this branches as one. */
 template <typename T>
 METAL_FUNC T activated(uint kind, T x) {
@@ -96,7 +132,43 @@ METAL_FUNC T combined(T a, T b) {
       return T(float(gelu_tanh(a)) * float(b));
     case ACTIVATION_ADD_RELU:
       return relu(T(float(a) + float(b)));
-    default: // ACTIVATION_MUL_RELU
+    case ACTIVATION_MUL_RELU:
       return relu(T(float(a) * float(b)));
+    case ACTIVATION_GELU_SLOPE:
+      return T(slope_of<T, ACTIVATION_GELU>(a) * float(b));
+    case ACTIVATION_GELU_TANH_SLOPE:
+      return T(slope_of<T, ACTIVATION_GELU_TANH>(a) * float(b));
+    case ACTIVATION_SILU_SLOPE:
+      return T(slope_of<T, ACTIVATION_SILU>(a) * float(b));
+    default: // ACTIVATION_RELU_SLOPE
+      return T(slope_of<T, ACTIVATION_RELU>(a) * float(b));
+  }
+}
+
+/** The gradients of `combined` for a and b, given that of the result. */
+template <typename T, ActivationKind KIND>
+METAL_FUNC void combined_gradients(T a, T b, float g, thread T& of_a, thread T& of_b) {
+  switch (KIND) {
+    case ACTIVATION_SWIGLU:
+      of_a = T(slope_of<T, ACTIVATION_SILU>(a) * (float(b) * g));
+      of_b = T(float(silu(a)) * g);
+      return;
+    case ACTIVATION_GEGLU:
+      of_a = T(slope_of<T, ACTIVATION_GELU>(a) * (float(b) * g));
+      of_b = T(float(gelu(a)) * g);
+      return;
+    case ACTIVATION_GEGLU_TANH:
+      of_a = T(slope_of<T, ACTIVATION_GELU_TANH>(a) * (float(b) * g));
+      of_b = T(float(gelu_tanh(a)) * g);
+      return;
+    case ACTIVATION_ADD_RELU:
+      of_a = T(slope_of<T, ACTIVATION_RELU>(T(float(a) + float(b))) * g);
+      of_b = of_a;
+      return;
+    default: { // ACTIVATION_MUL_RELU
+      const float kept = slope_of<T, ACTIVATION_RELU>(T(float(a) * float(b))) * g;
+      of_a = T(kept * float(b));
+      of_b = T(kept * float(a));
+    }
   }
 }

@@ -103,13 +103,60 @@ template <typename T, uint QUADS, bool SUBTRACT>
   write_log<SUBTRACT>(x, out, params.axis, row, Quads<QUADS>());
 }
 
-#define LOGSUMEXP_KERNELS(DTYPE, T)                                               \
-  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)             \
-  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_row<T, 0, false>)         \
-  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>)   \
-  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1, true>)  \
-  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2, true>) \
-  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4, true>) \
-  MLXP_KERNEL("mlxp_logsumexp_looped_subtracted_" DTYPE, logsumexp_row<T, 0, true>)
+/**
+ * The gradient of logsumexp, softmax(x) * g with one g a row; or of log-softmax,
+ * g - softmax(x) * sum(g). Rows have any length.
+ */
+template <typename T, bool SUBTRACT>
+[[kernel]] void logsumexp_grad(
+    const device T* x [[buffer(0)]],
+    const device T* g [[buffer(1)]],
+    device T* out [[buffer(2)]],
+    constant LogSumExpParams& params [[buffer(3)]],
+    MLXP_GROUP_ROW) {
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
+  const uint axis = params.axis;
+  x += size_t(group) * axis;
+  g += SUBTRACT ? size_t(group) * axis : group;
+  out += size_t(group) * axis;
+  float values[READS];
+  float gradients[READS];
+  RowStats stats = no_stats();
+  float total = 0.0f;
+  for (uint at = row.at(0); at < axis; at += row.stride()) {
+    load_row4(values, x, at, axis);
+    stats = with4(stats, values);
+    if (SUBTRACT) {
+      const packed4<T> quad = load4(g, at, axis, T(0.0f));
+      for (uint i = 0; i < READS; i++) {
+        total += float(quad[i]);
+      }
+    }
+  }
+  stats = group_stats(stats, row.slots, row.place);
+  total = SUBTRACT ? row.sum(total, 2) : float(*g);
+  const float factor = total / stats.sum;
+  for (uint at = row.at(0); at < axis; at += row.stride()) {
+    load_row4(values, x, at, axis);
+    exp4(0.0f, values, stats.maximum);
+    const packed4<T> quad = SUBTRACT ? load4(g, at, axis, T(0.0f)) : packed4<T>();
+    for (uint i = 0; i < READS; i++) {
+      const float share = values[i] * factor;
+      gradients[i] = SUBTRACT ? float(quad[i]) - share : share;
+    }
+    store4(out, at, axis, rounded<T>(gradients));
+  }
+}
+
+#define LOGSUMEXP_KERNELS(DTYPE, T)                                                 \
+  MLXP_KERNEL("mlxp_logsumexp_simd_" DTYPE, logsumexp_simd<T, false>)               \
+  MLXP_KERNEL("mlxp_logsumexp_looped_" DTYPE, logsumexp_row<T, 0, false>)           \
+  MLXP_KERNEL("mlxp_logsumexp_simd_subtracted_" DTYPE, logsumexp_simd<T, true>)     \
+  MLXP_KERNEL("mlxp_logsumexp_row_subtracted_" DTYPE, logsumexp_row<T, 1, true>)    \
+  MLXP_KERNEL("mlxp_logsumexp_row2_subtracted_" DTYPE, logsumexp_row<T, 2, true>)   \
+  MLXP_KERNEL("mlxp_logsumexp_row4_subtracted_" DTYPE, logsumexp_row<T, 4, true>)   \
+  MLXP_KERNEL("mlxp_logsumexp_looped_subtracted_" DTYPE, logsumexp_row<T, 0, true>) \
+  MLXP_KERNEL("mlxp_logsumexp_grad_" DTYPE, logsumexp_grad<T, false>)               \
+  MLXP_KERNEL("mlxp_logsumexp_grad_subtracted_" DTYPE, logsumexp_grad<T, true>)
 
 MLXP_EACH_DTYPE(LOGSUMEXP_KERNELS)

@@ -45,4 +45,12 @@ struct QuantizedMatmulParams {
   float eps;
 };
 
+struct QuantizedTransposedParams {
+  unsigned rows;    // of x
+  unsigned columns; // of x, each with a row of the weights
+  unsigned axis;    // of the result, a multiple of 32
+  unsigned group_shift;
+  unsigned added; // a residual follows
+};
+
 } // namespace mlx_primitives

@@ -36,6 +36,15 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
+/// `mlx.matmul`, whose arguments are those of [`Array::matmul`].
+///
+/// # Errors
+///
+/// Returns an error for what [`Array::matmul`] refuses.
+pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
+    Array::from_bridge(ffi::bridge::binary(ffi::bridge::BinaryOp::Matmul, a.raw(), b.raw()))
+}
+
 /// `mlx.softmax` over the last axis with `precise` accumulation in float32:
 /// [`ops::softmax`](crate::ops::softmax) by MLX.
 ///

@@ -131,6 +131,10 @@ Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed) {
   return handle(mlx_primitives::matmul(a, b, transposed, here()));
 }
 
+Handle product(const MlxArray& a, const MlxArray& b) {
+  return handle(mlx_primitives::product(a, b, false, here()));
+}
+
 Handle logsumexp(const MlxArray& x, bool keepdims) {
   return handle(mlx_primitives::logsumexp(x, keepdims, here()));
 }

@@ -47,6 +47,7 @@ Handle linear(
     ActivationKind activation,
     const MlxArray* residual);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);
+Handle product(const MlxArray& a, const MlxArray& b);
 Handle logsumexp(const MlxArray& x, bool keepdims);
 Handle log_softmax(const MlxArray& x);
 Handle lora_linear(

@@ -31,6 +31,14 @@ constexpr std::string_view activation_name(ActivationKind kind) {
       return "add_relu";
     case ACTIVATION_MUL_RELU:
       return "mul_relu";
+    case ACTIVATION_RELU_SLOPE:
+      return "relu_slope";
+    case ACTIVATION_GELU_SLOPE:
+      return "gelu_slope";
+    case ACTIVATION_GELU_TANH_SLOPE:
+      return "gelu_tanh_slope";
+    case ACTIVATION_SILU_SLOPE:
+      return "silu_slope";
   }
   return "";
 }
@@ -45,15 +53,36 @@ mx::Dtype floating(const char* op, mx::Dtype dtype) {
   return kernel;
 }
 
-/** The activation of the first of two inputs, before the product. */
+/** The activation of the first of two inputs, before the product, or whose slope is taken. */
 ActivationKind gate(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_SWIGLU:
+    case ACTIVATION_SILU_SLOPE:
       return ACTIVATION_SILU;
     case ACTIVATION_GEGLU:
+    case ACTIVATION_GELU_SLOPE:
       return ACTIVATION_GELU;
     case ACTIVATION_GEGLU_TANH:
+    case ACTIVATION_GELU_TANH_SLOPE:
       return ACTIVATION_GELU_TANH;
+    case ACTIVATION_RELU_SLOPE:
+      return ACTIVATION_RELU;
+    default:
+      return ACTIVATION_NONE;
+  }
+}
+
+/** The derivative of an activation of one input, as one of two; none for none. */
+ActivationKind slope(ActivationKind kind) {
+  switch (kind) {
+    case ACTIVATION_SILU:
+      return ACTIVATION_SILU_SLOPE;
+    case ACTIVATION_GELU:
+      return ACTIVATION_GELU_SLOPE;
+    case ACTIVATION_GELU_TANH:
+      return ACTIVATION_GELU_TANH_SLOPE;
+    case ACTIVATION_RELU:
+      return ACTIVATION_RELU_SLOPE;
     default:
       return ACTIVATION_NONE;
   }
@@ -81,6 +110,29 @@ mx::array activation(
   }
   auto shape = inputs[0].shape();
   return mx::array(shape, dtype, std::make_shared<Activation>(s, kind), std::move(inputs));
+}
+
+mx::array activation_gradient(
+    ActivationKind kind, const mx::array& x, const mx::array& g, mx::StreamOrDevice s) {
+  return kind == ACTIVATION_NONE ? g : activation(slope(kind), x, g, s);
+}
+
+Arrays activation_gradients(
+    ActivationKind kind,
+    const mx::array& a,
+    const mx::array& b,
+    const mx::array& g,
+    mx::StreamOrDevice s_) {
+  auto s = mx::to_stream(s_);
+  Arrays inputs = {a, b, g};
+  for (auto& input : inputs) {
+    input = row_contiguous(convert(input, g.dtype(), s), s);
+  }
+  return mx::array::make_arrays(
+      {g.shape(), g.shape()},
+      {g.dtype(), g.dtype()},
+      std::make_shared<ActivationGrad>(s, kind),
+      std::move(inputs));
 }
 
 mx::array composed_activation(ActivationKind kind, const mx::array& x, mx::Stream s) {
@@ -118,9 +170,56 @@ Arrays Activation::compose(const Arrays& inputs) {
     case ACTIVATION_GEGLU:
     case ACTIVATION_GEGLU_TANH:
       return {mx::multiply(composed_activation(gate(kind_), x, s), inputs[1], s)};
+    case ACTIVATION_RELU_SLOPE:
+    case ACTIVATION_GELU_SLOPE:
+    case ACTIVATION_GELU_TANH_SLOPE:
+    case ACTIVATION_SILU_SLOPE: {
+      auto of_one = [&](const Arrays& x) {
+        return Arrays{composed_activation(gate(kind_), x[0], s)};
+      };
+      return mx::vjp(of_one, {x}, {inputs[1]}).second;
+    }
     default:
       return {composed_activation(kind_, x, s)};
   }
+}
+
+Arrays Activation::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  if (slope(gate(kind_)) == kind_) {
+    return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
+  auto& g = cotangents[0];
+  if (primals.size() == 1) {
+    return {activation_gradient(kind_, primals[0], g, stream())};
+  }
+  auto both = activation_gradients(kind_, primals[0], primals[1], g, stream());
+  Arrays gradients;
+  for (int argnum : argnums) {
+    gradients.push_back(both[argnum]);
+  }
+  return gradients;
+}
+
+Arrays ActivationGrad::compose(const Arrays& inputs) {
+  Activation forward(stream(), kind_);
+  auto function = [&](const Arrays& x) { return forward.compose(x); };
+  return mx::vjp(function, {inputs[0], inputs[1]}, {inputs[2]}).second;
+}
+
+std::pair<Arrays, std::vector<int>> ActivationGrad::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto mapped = [&](int i) { return batch_first(inputs[i], axes[i], size, s); };
+  return {activation_gradients(kind_, mapped(0), mapped(1), mapped(2), s), {0, 0}};
+}
+
+bool ActivationGrad::is_equivalent(const mx::Primitive& other) const {
+  return kind_ == static_cast<const ActivationGrad&>(other).kind_;
 }
 
 std::pair<Arrays, std::vector<int>> Activation::vmap(
@@ -176,17 +275,42 @@ bool Affine::is_equivalent(const mx::Primitive&) const {
   return true;
 }
 
-std::vector<Dispatch> Activation::dispatches(
-    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  // One quad of the flat array for each thread.
+namespace {
+/** One quad of the flat arrays for each thread. */
+std::vector<Dispatch> flat(
+    const std::string& name, const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& out = outputs[0];
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);
   auto groups = ceil_div(out.size(), uint64_t{threads} * READS);
   Launch launch{
-      "mlxp_activation_" + op_name(kind_) + type_suffix(out),
+      "mlxp_activation_" + name + type_suffix(out),
       {grid_count("activation", "threadgroups", groups), 1, 1},
       {threads, 1, 1}};
   return {{"activation", launch, inputs, outputs, ActivationParams{out.size()}}};
+}
+} // namespace
+
+std::vector<Dispatch> Activation::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return flat(op_name(kind_), inputs, outputs, max_threads);
+}
+
+std::vector<Dispatch> ActivationGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  return flat(op_name(kind_) + "_grad", inputs, outputs, max_threads);
+}
+
+CpuCall ActivationGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  return [element = element_of(outputs[0]),
+          kind = static_cast<uint8_t>(kind_),
+          a = bytes(inputs[0]),
+          b = bytes(inputs[1]),
+          g = bytes(inputs[2]),
+          of_a = bytes(outputs[0]),
+          of_b = bytes(outputs[1]),
+          size = outputs[0].size()] {
+    cpu::mlxp_cpu_combination_grad(element, kind, a, b, g, of_a, of_b, size);
+  };
 }
 
 CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {

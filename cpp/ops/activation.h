@@ -14,6 +14,18 @@ mx::array activation(
 mx::array affine(
     const mx::array& x, const mx::array& scale, const mx::array& shift, mx::StreamOrDevice s = {});
 
+/** The gradient of an activation of one input, none included, for x, given that of the result. */
+mx::array activation_gradient(
+    ActivationKind kind, const mx::array& x, const mx::array& g, mx::StreamOrDevice s = {});
+
+/** The gradients of an activation of two inputs, which have the shape of its result. */
+Arrays activation_gradients(
+    ActivationKind kind,
+    const mx::array& a,
+    const mx::array& b,
+    const mx::array& g,
+    mx::StreamOrDevice s = {});
+
 /** The activation of one input as a graph of MLX's ops, with the roundings of mlx.nn. */
 mx::array composed_activation(ActivationKind kind, const mx::array& x, mx::Stream s);
 
@@ -25,6 +37,25 @@ class Activation : public ComposedPrimitive {
   COMPOSED_METHODS(Activation)
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return inputs.size() > 1 ? std::vector<size_t>{0, 1} : std::vector<size_t>{0};
+  }
+  VJP_METHOD
+  VMAP_METHOD
+
+ private:
+  ActivationKind kind_;
+};
+
+/** Inputs: those of an Activation of two, and the gradient of its result. */
+class ActivationGrad : public ComposedPrimitive {
+ public:
+  ActivationGrad(mx::Stream stream, ActivationKind kind) : ComposedPrimitive(stream), kind_(kind) {}
+
+  COMPOSED_METHODS(ActivationGrad)
+  std::vector<size_t> donors(const Arrays&) const override {
+    return {0, 1, 2};
+  }
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return {inputs[0].shape(), inputs[0].shape()};
   }
   VMAP_METHOD
 

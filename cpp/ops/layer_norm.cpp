@@ -1,6 +1,7 @@
 #include "ops/layer_norm.h"
 
 #include "../../metal/layer_norm.h"
+#include "ops/norm_grad.h"
 #include "runtime/encoder.h"
 #include "runtime/kernels.h"
 
@@ -103,6 +104,15 @@ mx::array composed_layer_norm(
 Arrays LayerNorm::compose(const Arrays& inputs) {
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   return {composed_layer_norm(inputs[0], affine, eps_, stream())};
+}
+
+Arrays LayerNorm::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays&) {
+  auto affine = NormAffine::of(primals, 1, weighted_, biased_);
+  return norm_vjp(true, primals[0], affine, eps_, cotangents[0], {}, argnums, 1, stream());
 }
 
 std::pair<Arrays, std::vector<int>> LayerNorm::vmap(

@@ -53,6 +53,7 @@ class LayerNorm : public ComposedPrimitive {
 
   COMPOSED_METHODS(LayerNorm)
   DONATES(0)
+  VJP_METHOD
   VMAP_METHOD
 
  private:

@@ -49,8 +49,48 @@ mx::array linear(
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
 }
 
-mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s_) {
+namespace {
+
+/** Whether a view of MLX only exchanges the last two axes of its input. */
+bool exchanges(const mx::array& x) {
+  // Never destroyed: threads may build graphs while the process ends.
+  static const auto& sample = *new mx::array(
+      mx::swapaxes(mx::array({1, 2}, mx::float32, nullptr, {}), 0, 1, mx::Device::cpu));
+  if (!x.has_primitive() || std::string_view(x.primitive().name()) != sample.primitive().name()) {
+    return false;
+  }
+  auto axes = static_cast<mx::Transpose&>(x.primitive()).state();
+  if (axes.size() < 2) {
+    return false;
+  }
+  std::swap(axes.end()[-1], axes.end()[-2]);
+  return std::is_sorted(axes.begin(), axes.end());
+}
+
+/** Whether x lies in memory as rows of its last axis but one. */
+bool lies_in_columns(const mx::array& x) {
+  if (x.has_primitive() || !x.data_shared_ptr()) {
+    return false;
+  }
+  auto [rows, columns] = std::pair(x.shape(-2), x.shape(-1));
+  int64_t each = int64_t{rows} * columns;
+  bool turned = x.strides(-2) == 1 && x.strides(-1) == rows && rows > 1 && columns > 1;
+  for (int axis = static_cast<int>(x.ndim()) - 3; axis >= 0; --axis) {
+    turned = turned && x.strides(axis) == each;
+    each *= x.shape(axis);
+  }
+  return turned;
+}
+
+} // namespace
+
+mx::array matmul(const mx::array& a, const mx::array& b_, bool transposed, mx::StreamOrDevice s_) {
   constexpr auto op = "matmul";
+  auto b = b_;
+  if (b.ndim() >= 2 && !transposed && (exchanges(b) || lies_in_columns(b))) {
+    b = exchanges(b) ? b.inputs()[0] : mx::swapaxes(b, -1, -2, s_); // read where it lies
+    transposed = true;
+  }
   if (a.ndim() < 2 || b.ndim() < 2 || a.shape(-1) != b.shape(transposed ? -1 : -2)) {
     const char* wanted = transposed ? "b [..., n, k]" : "b [..., k, n]";
     refuse(op, "expected a [..., m, k] and ", wanted, ", got ", a.shape(), " and ", b.shape());
@@ -76,6 +116,39 @@ mx::array matmul(const mx::array& a, const mx::array& b, bool transposed, mx::St
   shape.back() = b.shape(transposed ? -2 : -1);
   Linear::State state{!transposed, false, false, ACTIVATION_NONE};
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
+}
+
+mx::array product(const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s_) {
+  auto s = mx::to_stream(s_);
+  auto dtype = mx::result_type(a, b);
+  bool typed = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+  // With a GPU, MLX's products on the CPU are those of the system, such as Apple's Accelerate.
+  bool ours = s.device == mx::Device::cpu && !simulating() && !mx::is_available(mx::Device::gpu) &&
+              typed && a.ndim() >= 1 && b.ndim() >= 1;
+  if (ours && a.ndim() == 1 && b.ndim() > 1) {
+    return mx::squeeze(product(mx::expand_dims(a, 0, s), b, transposed, s), -2, s);
+  }
+  if (ours && b.ndim() == 1) {
+    return mx::squeeze(product(a, mx::expand_dims(b, 0, s), true, s), -1, s);
+  }
+  if (!ours || a.shape(-1) != b.shape(transposed ? -1 : -2)) {
+    return mx::matmul(a, transposed ? mx::swapaxes(b, -1, -2, s) : b, s);
+  }
+  return matmul(a, b, transposed, s);
+}
+
+mx::array rows_of(const mx::array& x, mx::Stream s) {
+  int count = 1;
+  for (size_t axis = 0; axis + 1 < x.ndim(); ++axis) {
+    count *= x.shape(axis);
+  }
+  return mx::reshape(x, {count, x.shape(-1)}, s);
+}
+
+mx::array sum_of_rows(const mx::array& x, mx::Stream s) {
+  auto rows = rows_of(x, s);
+  auto ones = mx::ones({1, rows.shape(0)}, x.dtype(), s);
+  return mx::reshape(product(ones, rows, false, s), {x.shape(-1)}, s);
 }
 
 const mx::array* Linear::bias(const Arrays& inputs) const {
@@ -118,6 +191,39 @@ Arrays Linear::compose(const Arrays& inputs) {
     y = mx::add(y, *added, s);
   }
   return {y};
+}
+
+Arrays Linear::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays&) {
+  auto s = stream();
+  auto& x = primals[0];
+  auto& w = primals[1];
+  auto g = cotangents[0];
+  if (state_.activation != ACTIVATION_NONE) {
+    auto before = linear(
+        x, w, state_.biased ? std::optional(primals[2]) : std::nullopt, ACTIVATION_NONE, {}, s);
+    g = activation_gradient(state_.activation, before, g, s);
+  }
+  Arrays gradients;
+  for (int argnum : argnums) {
+    if (argnum == 0) {
+      gradients.push_back(product(g, w, state_.columns, s));
+    } else if (argnum == 1) {
+      // One product of all rows, unless each batch entry has separate weights.
+      bool shared = w.ndim() == 2;
+      auto rows = [&](const mx::array& x) { return shared ? rows_of(x, s) : x; };
+      auto turned = mx::swapaxes(rows(state_.columns ? x : g), -1, -2, s);
+      gradients.push_back(product(turned, rows(state_.columns ? g : x), false, s));
+    } else if (state_.biased && argnum == 2) {
+      gradients.push_back(sum_of_rows(g, s));
+    } else {
+      gradients.push_back(cotangents[0]);
+    }
+  }
+  return gradients;
 }
 
 std::pair<Arrays, std::vector<int>> Linear::vmap(

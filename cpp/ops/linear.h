@@ -30,6 +30,19 @@ mx::array matmul(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
 
 /**
+ * MLX's matmul of a and b, or of a and b with its last two axes exchanged: our kernels on a CPU,
+ * MLX's on a GPU and where MLX's CPU products are those of a GPU's system.
+ */
+mx::array product(
+    const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
+
+/** x as a matrix of all its rows. */
+mx::array rows_of(const mx::array& x, mx::Stream s);
+
+/** The sums of x over all axes but the last, in float32 and rounded once. */
+mx::array sum_of_rows(const mx::array& x, mx::Stream s);
+
+/**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
  * residual if present. If w has more axes, x is [..., m, k] with the same leading axes.
  */
@@ -51,6 +64,7 @@ class Linear : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
+  VJP_METHOD
   VMAP_METHOD
 
  private:

@@ -27,6 +27,13 @@ mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
 }
 
+/** The gradient for x of its logsumexp, or of its log-softmax. */
+mx::array gradient(const mx::array& x, const mx::array& g, bool subtracted, mx::Stream s) {
+  Arrays inputs = {row_contiguous(x, s), row_contiguous(g, s)};
+  return mx::array(
+      x.shape(), x.dtype(), std::make_shared<LogSumExpGrad>(s, subtracted), std::move(inputs));
+}
+
 /** The mean of `weights` over each row, weighted by the softmax of x, in float32. */
 mx::array mean(const mx::array& x, const mx::array& weights, mx::Stream s) {
   auto shares = softmax(wide(x, s), s);
@@ -53,8 +60,7 @@ Arrays LogSumExp::compose(const Arrays& inputs) {
 
 Arrays LogSumExp::vjp(
     const Arrays& primals, const Arrays& cotangents, const std::vector<int>&, const Arrays&) {
-  auto s = stream();
-  return {mx::multiply(cotangents[0], softmax(primals[0], s), s)};
+  return {gradient(primals[0], cotangents[0], false, stream())};
 }
 
 Arrays LogSumExp::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {
@@ -84,11 +90,7 @@ Arrays LogSoftmax::compose(const Arrays& inputs) {
 
 Arrays LogSoftmax::vjp(
     const Arrays& primals, const Arrays& cotangents, const std::vector<int>&, const Arrays&) {
-  auto s = stream();
-  auto g = wide(cotangents[0], s);
-  auto shares = softmax(wide(primals[0], s), s);
-  auto result = mx::subtract(g, mx::multiply(shares, mx::sum(g, -1, true, s), s), s);
-  return {mx::astype(result, primals[0].dtype(), s)};
+  return {gradient(primals[0], cotangents[0], true, stream())};
 }
 
 Arrays LogSoftmax::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {
@@ -105,6 +107,53 @@ std::pair<Arrays, std::vector<int>> LogSoftmax::vmap(
 
 bool LogSoftmax::is_equivalent(const mx::Primitive&) const {
   return true;
+}
+
+Arrays LogSumExpGrad::compose(const Arrays& inputs) {
+  auto s = stream();
+  auto shares = mx::softmax(wide(inputs[0], s), -1, true, s);
+  auto g = wide(inputs[1], s);
+  auto result = subtracted_ ? mx::subtract(g, mx::multiply(shares, mx::sum(g, -1, true, s), s), s)
+                            : mx::multiply(shares, g, s);
+  return {mx::astype(result, inputs[0].dtype(), s)};
+}
+
+std::pair<Arrays, std::vector<int>> LogSumExpGrad::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto mapped = [&](int i) { return batch_first(inputs[i], axes[i], size, s); };
+  return {{gradient(mapped(0), mapped(1), subtracted_, s)}, {0}};
+}
+
+bool LogSumExpGrad::is_equivalent(const mx::Primitive& other) const {
+  return subtracted_ == static_cast<const LogSumExpGrad&>(other).subtracted_;
+}
+
+std::vector<Dispatch> LogSumExpGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& x = inputs[0];
+  Rows rows(x);
+  auto quads = static_cast<uint32_t>(ceil_div(rows.axis, READS));
+  auto threads = std::min(whole_simds("logsumexp", max_threads), round_up(quads, SIMD_WIDTH));
+  uint32_t bytes = LOGSUMEXP_GRAD_SLOTS * threads / SIMD_WIDTH * uint32_t{sizeof(float)};
+  Launch launch{
+      std::string("mlxp_logsumexp_grad") + (subtracted_ ? "_subtracted" : "") + type_suffix(x),
+      {grid_count("logsumexp", "rows", rows.count), 1, 1},
+      {threads, 1, 1},
+      round_up(bytes, 16)};
+  return {{"logsumexp", launch, inputs, outputs, LogSumExpParams{rows.narrow(), rows.axis}}};
+}
+
+CpuCall LogSumExpGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  return [subtracted = subtracted_,
+          element = element_of(outputs[0]),
+          x = bytes(inputs[0]),
+          g = bytes(inputs[1]),
+          to = bytes(outputs[0]),
+          rows = Rows(inputs[0])] {
+    cpu::mlxp_cpu_logsumexp_grad(element, x, g, to, rows.count, rows.axis, subtracted);
+  };
 }
 
 namespace {

@@ -28,4 +28,18 @@ class LogSoftmax : public FusedPrimitive {
   DONATES(0)
 };
 
+/** Inputs: x and the gradient of its logsumexp or, if `subtracted`, of its log-softmax. */
+class LogSumExpGrad : public ComposedPrimitive {
+ public:
+  LogSumExpGrad(mx::Stream stream, bool subtracted)
+      : ComposedPrimitive(stream), subtracted_(subtracted) {}
+
+  COMPOSED_METHODS(LogSumExpGrad)
+  DONATES(0)
+  VMAP_METHOD
+
+ private:
+  bool subtracted_;
+};
+
 } // namespace mlx_primitives

@@ -2,6 +2,7 @@
 
 #include "../../metal/lora.h"
 #include "ops/linear.h"
+#include "ops/quantized_transposed.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
@@ -13,11 +14,6 @@ constexpr size_t BASE = 3; // the first input of the base
 QuantizedWeight packed(const Arrays& arrays, size_t at) {
   auto biases = arrays.size() > at + 2 ? std::optional(arrays[at + 2]) : std::nullopt;
   return {arrays[at], arrays[at + 1], biases};
-}
-
-/** x as a matrix of all its rows. */
-mx::array rows_of(const mx::array& x, mx::Stream s) {
-  return mx::reshape(x, {-1, x.shape(-1)}, s);
 }
 } // namespace
 
@@ -107,31 +103,27 @@ Arrays LoraLinear::vjp(
   auto s = stream();
   auto& a = primals[1];
   auto& b = primals[2];
-  // Two products with the small matrices serve all three gradients; no product has the base's
-  // shape.
+  // Two products with the small matrices serve all three gradients; only the one through the base
+  // has its shape.
   auto g = rows_of(cotangents[0], s);
   auto x = rows_of(primals[0], s);
-  auto scaled = mx::multiply(scale(x), g, s);
-  auto pulled = matmul(scaled, b, false, s);
+  auto scaled = [&](const mx::array& low) { return mx::multiply(scale(x), low, s); };
+  auto pulled = scaled(product(g, b, false, s));
   Arrays gradients;
   for (int argnum : argnums) {
     if (argnum == 0) {
-      auto through_base = [&] {
-        if (!format_) {
-          return matmul(g, primals[BASE], false, s);
-        }
-        auto w = packed(primals, BASE);
-        auto& [group, bits, mode] = *format_;
-        return mx::quantized_matmul(
-            g, w.packed, w.scales, w.biases, false, group, bits, format_->name(), s);
-      };
-      auto of_x = mx::add(through_base(), matmul(pulled, a, false, s), s);
+      auto of_x = product(pulled, a, false, s);
+      if (format_) {
+        of_x = quantized_transposed(g, packed(primals, BASE), *format_, of_x, s);
+      } else {
+        of_x = mx::add(product(g, primals[BASE], false, s), of_x, s);
+      }
       gradients.push_back(mx::reshape(of_x, primals[0].shape(), s));
     } else if (argnum == 1) {
-      gradients.push_back(matmul(mx::transpose(pulled, s), x, false, s));
+      gradients.push_back(product(mx::transpose(pulled, s), x, false, s));
     } else {
-      auto low = matmul(x, a, true, s);
-      gradients.push_back(matmul(mx::transpose(scaled, s), low, false, s));
+      auto low = scaled(product(x, a, true, s));
+      gradients.push_back(product(mx::transpose(g, s), low, false, s));
     }
   }
   return gradients;

@@ -202,6 +202,15 @@ bool MaskedSoftmax::is_equivalent(const mx::Primitive& other) const {
   return masking_ == static_cast<const MaskedSoftmax&>(other).masking_;
 }
 
+mx::array softmax_gradient(const mx::array& y, const mx::array& g, mx::Stream s) {
+  Arrays inputs = {y, g};
+  for (auto& input : inputs) {
+    input = row_contiguous(input.ndim() > 1 ? input : mx::expand_dims(input, 0, s), s);
+  }
+  auto gradient = node<MaskedSoftmaxGrad>(inputs, {}, s);
+  return y.ndim() > 1 ? gradient : mx::squeeze(gradient, 0, s);
+}
+
 Arrays MaskedSoftmaxGrad::compose(const Arrays& inputs) {
   auto s = stream();
   auto y = mx::astype(inputs[0], mx::float32, s);

@@ -29,6 +29,9 @@ mx::array masked_softmax(
     std::optional<int> window,
     mx::StreamOrDevice s = {});
 
+/** y * (g - sum(y * g)) over the last axis: the gradient of a softmax y, given that of y. */
+mx::array softmax_gradient(const mx::array& y, const mx::array& g, mx::Stream s);
+
 /** Inputs: x (row-contiguous, floating, rank >= 2) and perhaps a mask, in any layout. */
 class MaskedSoftmax : public ComposedPrimitive {
  public:

@@ -87,6 +87,7 @@ class QuantizedMatmul : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return kind_.added ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
+  VJP_METHOD
   VMAP_METHOD
 
  private:

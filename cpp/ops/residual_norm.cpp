@@ -2,7 +2,7 @@
 
 #include "../../metal/layer_norm.h"
 #include "../../metal/residual_norm.h"
-#include "ops/layer_norm.h"
+#include "ops/norm_grad.h"
 #include "ops/rms_norm.h"
 #include "runtime/kernels.h"
 
@@ -79,6 +79,17 @@ Arrays ResidualNorm::compose(const Arrays& inputs) {
       sum,
       centered_ ? composed_layer_norm(sum, affine, eps_, s)
                 : mx::fast::rms_norm(sum, affine.weight, eps_, s)};
+}
+
+Arrays ResidualNorm::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  auto affine = NormAffine::of(primals, 2, weighted_, biased_);
+  auto& of_sum = cotangents[0];
+  auto& of_norm = cotangents[1];
+  return norm_vjp(centered_, outputs[0], affine, eps_, of_norm, of_sum, argnums, 2, stream());
 }
 
 std::pair<Arrays, std::vector<int>> ResidualNorm::vmap(

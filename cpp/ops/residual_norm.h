@@ -38,6 +38,7 @@ class ResidualNorm : public ComposedPrimitive {
 
   COMPOSED_METHODS(ResidualNorm)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  VJP_METHOD
   VMAP_METHOD
 
  private:

@@ -1,8 +1,7 @@
 #include "ops/rms_norm.h"
 
-#include <numeric>
-
 #include "../../metal/rms_norm.h"
+#include "ops/norm_grad.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
@@ -10,7 +9,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto op = "rms_norm";
 
-/** The values that the derivatives share: x in float32 and its reciprocal root mean square. */
+/** x in float32 and its reciprocal root mean square, for derivatives along a direction. */
 struct Normalizer {
   mx::array x;
   mx::array inverse;
@@ -20,7 +19,7 @@ struct Normalizer {
         inverse(mx::rsqrt(mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {
   }
 
-  /** d(x * inverse) along t; the map is symmetric, so this serves vjp and jvp alike. */
+  /** d(x * inverse) along t. */
   mx::array project(const mx::array& t, mx::Stream s) const {
     auto along = mx::mean(mx::multiply(x, t, s), -1, true, s);
     auto cube = mx::multiply(inverse, mx::square(inverse, s), s);
@@ -57,25 +56,8 @@ Arrays RmsNorm::vjp(
     const Arrays& cotangents,
     const std::vector<int>& argnums,
     const Arrays&) {
-  auto s = stream();
-  auto dtype = primals[0].dtype();
-  Normalizer n(primals[0], eps_, s);
-  auto g = mx::astype(cotangents[0], mx::float32, s);
-
-  Arrays gradients;
-  for (auto argnum : argnums) {
-    if (argnum == 0) {
-      auto gw = primals.size() > 1 ? mx::multiply(g, mx::astype(primals[1], mx::float32, s), s) : g;
-      gradients.push_back(mx::astype(n.project(gw, s), dtype, s));
-    } else {
-      std::vector<int> rows(primals[0].ndim() - 1);
-      std::iota(rows.begin(), rows.end(), 0);
-      auto normed = mx::multiply(n.x, n.inverse, s);
-      auto gradient = mx::sum(mx::multiply(g, normed, s), rows, false, s);
-      gradients.push_back(mx::astype(gradient, dtype, s));
-    }
-  }
-  return gradients;
+  auto affine = NormAffine::of(primals, 1, primals.size() > 1, false);
+  return norm_vjp(false, primals[0], affine, eps_, cotangents[0], {}, argnums, 1, stream());
 }
 
 Arrays RmsNorm::jvp(

@@ -1,6 +1,7 @@
 #include "ops/softmax.h"
 
 #include "../../metal/softmax.h"
+#include "ops/masked_softmax.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
@@ -8,7 +9,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto op = "softmax";
 
-/** y * (t - sum(y * t)): the Jacobian of softmax is symmetric, so it serves vjp and jvp. */
+/** y * (t - sum(y * t)) */
 mx::array project(const mx::array& y_, const mx::array& t_, mx::Stream s) {
   auto y = mx::astype(y_, mx::float32, s);
   auto yt = mx::multiply(y, mx::astype(t_, mx::float32, s), s);
@@ -32,7 +33,7 @@ Arrays Softmax::compose(const Arrays& inputs) {
 
 Arrays Softmax::vjp(
     const Arrays&, const Arrays& cotangents, const std::vector<int>&, const Arrays& outputs) {
-  return {project(outputs[0], cotangents[0], stream())};
+  return {softmax_gradient(outputs[0], cotangents[0], stream())};
 }
 
 Arrays Softmax::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) {

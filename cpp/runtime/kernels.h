@@ -145,6 +145,20 @@ struct MaskedSoftmaxCall {
   uint8_t* out;
 };
 
+struct NormGrad {
+  Bytes x;
+  Bytes weight;
+  Bytes g;
+  Bytes added;
+  uint8_t* of_x;
+  uint8_t* of_weight;
+  uint8_t* of_bias;
+  size_t rows;
+  size_t axis;
+  float eps;
+  bool centered; // layer normalization; otherwise RMS normalization
+};
+
 struct QuantizeShape {
   size_t groups;
   size_t group_size;
@@ -174,6 +188,19 @@ struct QuantizedMatmulCall {
   Bytes residual;
   const Weights* weights;
   size_t weight_count;
+  uint8_t* out;
+};
+
+struct QuantizedTransposedCall {
+  Element element;
+  Mode mode;
+  uint32_t bits;
+  size_t group;
+  Bytes x;
+  size_t rows;
+  size_t axis;
+  Weights weights;
+  Bytes residual;
   uint8_t* out;
 };
 
@@ -272,12 +299,19 @@ OFFSET(MaskedSoftmaxCall, shape, 8);
 OFFSET(MaskedSoftmaxCall, mask_strides, 64);
 OFFSET(MaskedSoftmaxCall, mask_shape, 128);
 OFFSET(MaskedSoftmaxCall, out, 184);
+static_assert(sizeof(NormGrad) == 80);
+OFFSET(NormGrad, rows, 56);
+OFFSET(NormGrad, centered, 76);
 static_assert(sizeof(QuantizeShape) == 24 && sizeof(TakenRows) == 24);
 static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(ResidualNorm) == 72);
 OFFSET(QuantizedMatmulCall, bits, 4);
 OFFSET(QuantizedMatmulCall, group, 16);
 OFFSET(QuantizedMatmulCall, x, 40);
 OFFSET(QuantizedMatmulCall, out, 88);
+static_assert(sizeof(QuantizedTransposedCall) == 88);
+OFFSET(QuantizedTransposedCall, bits, 4);
+OFFSET(QuantizedTransposedCall, weights, 40);
+OFFSET(QuantizedTransposedCall, out, 80);
 OFFSET(ResidualNorm, rows, 48);
 OFFSET(ResidualNorm, eps, 64);
 OFFSET(ResidualNorm, centered, 68);
@@ -299,6 +333,8 @@ OFFSET(RopeAppendCall, out, 136);
 extern "C" {
 void mlxp_cpu_activation(Element, uint8_t kind, Bytes x, uint8_t* out, size_t size);
 void mlxp_cpu_combination(Element, uint8_t kind, Bytes a, Bytes b, uint8_t* out, size_t size);
+void mlxp_cpu_combination_grad(
+    Element, uint8_t kind, Bytes a, Bytes b, Bytes g, uint8_t* of_a, uint8_t* of_b, size_t size);
 void mlxp_cpu_affine(Element, Bytes x, Bytes scale, Bytes shift, uint8_t* out, const AffineShape&);
 void mlxp_cpu_attention(const AttentionCall&);
 void mlxp_cpu_attention_grad(const AttentionGradCall&);
@@ -311,9 +347,12 @@ void mlxp_cpu_layer_norm(
 void mlxp_cpu_linear(const LinearCall&);
 void mlxp_cpu_logsumexp(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_log_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_logsumexp_grad(
+    Element, Bytes x, Bytes g, uint8_t* out, size_t rows, size_t axis, bool subtracted);
 void mlxp_cpu_lora(const LoraCall&);
 void mlxp_cpu_masked_softmax(const MaskedSoftmaxCall&);
 void mlxp_cpu_masked_softmax_grad(const MaskedSoftmaxCall&);
+void mlxp_cpu_norm_grad(Element, const NormGrad&);
 void mlxp_cpu_quantize(
     Element, Bytes x, uint32_t* packed, uint8_t* scales, uint8_t* biases, const QuantizeShape&);
 void mlxp_cpu_dequantize(
@@ -322,6 +361,7 @@ void mlxp_cpu_dequantize_rows(
     Element, const uint32_t* packed, Bytes scales, Bytes biases, const TakenRows&, uint8_t* out,
     const QuantizeShape&);
 void mlxp_cpu_quantized_matmul(const QuantizedMatmulCall&);
+void mlxp_cpu_quantized_transposed(const QuantizedTransposedCall&);
 void mlxp_cpu_reduce(Element, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_residual_norm(Element, const ResidualNorm&);
 void mlxp_cpu_rms_norm(

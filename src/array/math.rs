@@ -1,6 +1,6 @@
 use super::{Array, IntoAxes};
 use crate::error::Result;
-use crate::ffi::bridge::{self as ffi, BinaryOp, ReduceOp, UnaryOp};
+use crate::ffi::bridge::{self as ffi, ReduceOp, UnaryOp};
 
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident => $op:ident $(, $refused:literal)?;)*) => {
@@ -218,8 +218,9 @@ impl Array {
 
     /// The product of matrices: `[..., m, k]` times `[..., k, n]` is `[..., m, n]`, of the type
     /// that both promote to; leading axes broadcast. A vector on the left is a row, one on the
-    /// right a column, and the result does not have that axis. [`ops::matmul`](crate::ops::matmul)
-    /// is our kernel.
+    /// right a column, and the result does not have that axis. On a CPU this runs the kernel of
+    /// [`ops::matmul`](crate::ops::matmul), unless MLX multiplies by the system's library, as on
+    /// macOS; on a GPU it is MLX's product.
     ///
     /// # Errors
     ///
@@ -234,7 +235,7 @@ impl Array {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn matmul(&self, right: &Array) -> Result<Array> {
-        Array::from_bridge(ffi::binary(BinaryOp::Matmul, self.raw(), right.raw()))
+        Array::from_bridge(crate::ffi::ops::bridge::product(self.raw(), right.raw()))
     }
 
     /// The indices, uint32, of the greatest elements along `axis`, which the result does not have:

@@ -143,6 +143,7 @@ pub(crate) mod bridge {
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
         fn matmul(a: &MlxArray, b: &MlxArray, transposed: bool) -> Result<UniquePtr<MlxArray>>;
+        fn product(a: &MlxArray, b: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn logsumexp(x: &MlxArray, keepdims: bool) -> Result<UniquePtr<MlxArray>>;
         fn log_softmax(x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         unsafe fn lora_linear(

@@ -364,10 +364,11 @@ fn kernels_are_those_that_exist_and_all_are_used() -> Checked {
     for dtype in FLOATS {
         for axis in AXES {
             let x = lazy(&[3, axis], dtype)?;
-            let all = of_rows(3, axis, dtype)?
-                .into_iter()
-                .map(|(y, _)| y)
-                .chain([cross_entropy_gradient(&x)?]);
+            let all = of_rows(3, axis, dtype)?.into_iter().map(|(y, _)| y).chain([
+                cross_entropy_gradient(&x)?,
+                gradient(&x, |x| Ok(vec![ops::log_softmax(&x[0])?]))?,
+                gradient(&x, |x| Ok(vec![ops::logsumexp(&x[0])?]))?,
+            ]);
             for y in all {
                 used.extend(one(&y, MAX_THREADS)?.map(|plan| plan.kernel));
             }

@@ -13,7 +13,7 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
 /// Files of `metal/`, and the stems of the kernels that show their mutants.
-const FILES: [(&str, &[&str]); 14] = [
+const FILES: [(&str, &[&str]); 15] = [
     ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
     ("layer_norm_rows.h", &["rms_norm", "layer_norm"]),
@@ -28,10 +28,11 @@ const FILES: [(&str, &[&str]); 14] = [
     ("reduce.metal", &["reduce"]),
     ("lora.metal", &["lora"]),
     ("activation.metal", &["activation"]),
+    ("norm_grad.metal", &["norm_grad"]),
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
-const LONGER: [(&str, &[&str]); 11] = [
+const LONGER: [(&str, &[&str]); 12] = [
     ("attention_matrix.h", &["attention"]),
     ("attention_tile.h", &["attention"]),
     ("attention_vector.h", &["attention"]),
@@ -43,14 +44,19 @@ const LONGER: [(&str, &[&str]); 11] = [
     ("quantized_matmul.metal", &["quantized_matmul"]),
     ("quantized_matmul_stage.h", &["quantized_matmul"]),
     ("quantized_matmul_tile.h", &["quantized_matmul"]),
+    ("quantized_transposed.metal", &["quantized_transposed"]),
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
 /// Instances that mutants are compiled without; others of the same template remain.
-const LEFT_OUT: [(&str, &[&str]); 2] = [
+const LEFT_OUT: [(&str, &[&str]); 3] = [
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
     (
         "quantized_matmul",
+        &["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\""],
+    ),
+    (
+        "quantized_transposed",
         &["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\""],
     ),
 ];

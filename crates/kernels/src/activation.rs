@@ -10,9 +10,13 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 pub mod affine;
+mod gradient;
+mod slopes;
 mod table;
 
 pub use affine::{AffineShape, affine};
+pub use gradient::{combination_grad, combination_grad_on};
+use slopes::{gelu_slope, gelu_tanh_slope, relu_slope, silu_slope};
 use table::{ALL, Table};
 
 /// The fewest elements for which a table is worth making.
@@ -37,6 +41,11 @@ pub enum Combination {
     GegluTanh,
     AddRelu,
     MulRelu,
+    /// The derivative of an [`Activation`] at the first element, times the second.
+    ReluSlope,
+    GeluSlope,
+    GeluTanhSlope,
+    SiluSlope,
 }
 
 impl Activation {
@@ -100,6 +109,10 @@ struct Relu;
 struct Gelu;
 struct GeluTanh;
 struct Silu;
+struct ReluSlope;
+struct GeluSlope;
+struct GeluTanhSlope;
+struct SiluSlope;
 
 macro_rules! functions {
     ($($name:ident, $table:expr, $x:ident => $call:expr;)*) => {$(
@@ -118,6 +131,10 @@ functions! {
     Gelu, Some(0), x => gelu::<V, T>(x);
     GeluTanh, Some(1), x => gelu_tanh::<V, T>(x);
     Silu, Some(2), x => silu::<V, T>(x);
+    ReluSlope, None, x => relu_slope(x);
+    GeluSlope, Some(3), x => T::round(gelu_slope(x));
+    GeluTanhSlope, Some(4), x => T::round(gelu_tanh_slope(x));
+    SiluSlope, Some(5), x => T::round(silu_slope(x));
 }
 
 /// Applies the function to the first element and ignores the second.
@@ -224,13 +241,17 @@ pub unsafe fn combination_on<T: Float>(
             Combination::GegluTanh => gated::<T, GeluTanh>(machine, a, b, out, size, 5),
             Combination::AddRelu => map::<T, AddRelu>(machine, a, b, out, size, 1),
             Combination::MulRelu => map::<T, MulRelu>(machine, a, b, out, size, 1),
+            Combination::ReluSlope => gated::<T, ReluSlope>(machine, a, b, out, size, 1),
+            Combination::GeluSlope => gated::<T, GeluSlope>(machine, a, b, out, size, 6),
+            Combination::GeluTanhSlope => gated::<T, GeluTanhSlope>(machine, a, b, out, size, 6),
+            Combination::SiluSlope => gated::<T, SiluSlope>(machine, a, b, out, size, 3),
         }
     }
 }
 
 /// The table of `F` for `T`, if the type has sixteen bits and there are enough elements.
 fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
-    static TABLES: [[OnceLock<Box<Table>>; 2]; 3] = [const { [const { OnceLock::new() }; 2] }; 3];
+    static TABLES: [[OnceLock<Box<Table>>; 2]; 6] = [const { [const { OnceLock::new() }; 2] }; 6];
     if size_of::<T>() != size_of::<u16>() || size < ENOUGH {
         return None;
     }

@@ -4,15 +4,22 @@
 //! Enumerations hold one of their values, pointers may be null only where a field says so, and the
 //! buffers hold what the Rust function of the same name requires.
 
+mod linear;
+
 use std::mem::{offset_of, size_of};
 use std::slice::from_raw_parts;
 
+use linear::LinearCall;
+
 use crate::attention::{AttentionCall, AttentionGradCall, View};
 use crate::masked_softmax::Mask;
-use crate::quantized_matmul::{Call, Join, Mode, Norm, Weights};
+use crate::quantized_matmul::{
+    Call, Join, Mode, Norm, QuantizedTransposedCall, Weights, quantized_transposed,
+};
 use crate::{
     Activation, AffineShape, AppendShape, Combination, CopyCall, Element, Frequencies, LoraCall,
-    MaskedSoftmaxShape, QuantizeShape, Reduction, ResidualNorm, RopeShape, TakenRows, Targets,
+    MaskedSoftmaxShape, NormGrad, QuantizeShape, Reduction, ResidualNorm, RopeShape, TakenRows,
+    Targets,
 };
 
 /// Asserts the size of a struct and the offsets of fields, as `kernels.h` does.
@@ -70,55 +77,6 @@ impl CrossEntropyCall {
     }
 }
 
-/// `batch` products of one shape, whose buffers follow each other.
-#[repr(C)]
-pub struct LinearCall {
-    element: Element,
-    /// Whether each product has a separate `w`.
-    w_batched: bool,
-    columns: bool,
-    /// 0, or the number of an [`Activation`].
-    activation: u8,
-    batch: usize,
-    m: usize,
-    n: usize,
-    k: usize,
-    x: *const u8,
-    w: *const u8,
-    bias: *const u8,
-    residual: *const u8,
-    out: *mut u8,
-}
-layout!(LinearCall, 80, activation 3, batch 8, x 40, out 72);
-
-impl LinearCall {
-    /// The product at an index of the batch.
-    fn at(&self, entry: usize) -> crate::LinearCall {
-        let Self { m, n, k, columns, bias, residual, .. } = *self;
-        let start = |elements: usize| entry * elements * self.element.bytes();
-        let activation = match self.activation {
-            1 => Some(Activation::Relu),
-            2 => Some(Activation::Gelu),
-            3 => Some(Activation::GeluTanh),
-            4 => Some(Activation::Silu),
-            _ => None,
-        };
-        let skipped = if residual.is_null() { 0 } else { start(m * n) };
-        crate::LinearCall {
-            m,
-            n,
-            k,
-            x: self.x.wrapping_add(start(m * k)),
-            w: self.w.wrapping_add(if self.w_batched { start(n * k) } else { 0 }),
-            columns,
-            bias,
-            activation,
-            residual: residual.wrapping_add(skipped),
-            out: self.out.wrapping_add(start(m * n)),
-        }
-    }
-}
-
 #[repr(C)]
 pub struct MaskedSoftmaxCall {
     element: Element,
@@ -173,8 +131,10 @@ pub struct QuantizedMatmulCall {
     weight_count: usize,
     out: *mut u8,
 }
+layout!(LinearCall, 80, activation 3, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
 layout!(QuantizedMatmulCall, 96, mode 1, bits 4, group 16, x 40, out 88);
+layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);
 layout!(LoraCall, 112, mode 1, bits 4, x 16, weights 40, low 72, out 104);
 
 #[repr(C)]
@@ -209,6 +169,7 @@ pub struct RopeAppendCall {
 layout!(AppendShape, 72, traditional 56, multiplier 64);
 layout!(RopeAppendCall, 144, shape 8, freqs 80, slots 104, out 136);
 layout!(ResidualNorm, 72, rows 48, eps 64, centered 68);
+layout!(NormGrad, 80, rows 56, centered 76);
 layout!(AffineShape, 32);
 layout!(QuantizeShape, 24);
 layout!(TakenRows, 24);
@@ -230,6 +191,10 @@ entries! {
     "mlxp_cpu_combination" combination(
         element: Element, kind: Combination, a: *const u8, b: *const u8, out: *mut u8, size: usize,
     ) { crate::combination(element, kind, a, b, out, size) }
+    "mlxp_cpu_combination_grad" combination_grad(
+        element: Element, kind: Combination, a: *const u8, b: *const u8, g: *const u8,
+        of_a: *mut u8, of_b: *mut u8, size: usize,
+    ) { crate::combination_grad(element, kind, [a, b, g], [of_a, of_b], size) }
     "mlxp_cpu_affine" affine(
         element: Element, x: *const u8, scale: *const u8, shift: *const u8, out: *mut u8,
         shape: &AffineShape,
@@ -273,6 +238,10 @@ entries! {
     "mlxp_cpu_log_softmax" log_softmax(
         element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
     ) { crate::log_softmax(element, x, out, rows, axis) }
+    "mlxp_cpu_logsumexp_grad" logsumexp_grad(
+        element: Element, x: *const u8, g: *const u8, out: *mut u8, rows: usize, axis: usize,
+        subtracted: bool,
+    ) { crate::logsumexp_grad(element, [x, g], out, [rows, axis], subtracted) }
     "mlxp_cpu_lora" lora(call: &LoraCall) { crate::lora(call) }
     "mlxp_cpu_masked_softmax" masked_softmax(call: &MaskedSoftmaxCall) {
         let MaskedSoftmaxCall { element, x, out, ref shape, scale, .. } = *call;
@@ -282,6 +251,7 @@ entries! {
         let MaskedSoftmaxCall { element, x, g, out, ref shape, scale, .. } = *call;
         crate::masked_softmax_grad(element, [x, g], call.mask(), out, shape, scale)
     }
+    "mlxp_cpu_norm_grad" norm_grad(of: Element, call: &NormGrad) { crate::norm_grad(of, *call) }
     "mlxp_cpu_quantize" quantize(
         element: Element, x: *const u8, packed: *mut u32, scales: *mut u8, biases: *mut u8,
         shape: &QuantizeShape,
@@ -305,11 +275,14 @@ entries! {
             low_rank: None, int8: call.int8, out,
         })
     }
+    "mlxp_cpu_quantized_transposed" transposed(call: &QuantizedTransposedCall) {
+        quantized_transposed(call)
+    }
     "mlxp_cpu_reduce" reduce(
         element: Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
     ) { crate::reduce(element, kind, x, out, rows, axis) }
-    "mlxp_cpu_residual_norm" residual_norm(element: Element, call: &ResidualNorm) {
-        crate::residual_norm(element, *call)
+    "mlxp_cpu_residual_norm" residual_norm(of: Element, call: &ResidualNorm) {
+        crate::residual_norm(of, *call)
     }
     "mlxp_cpu_rms_norm" rms_norm(
         element: Element, x: *const u8, weight: *const u8, out: *mut u8, rows: usize, axis: usize,

@@ -34,6 +34,8 @@ pub mod masked_softmax;
 #[doc(hidden)]
 pub mod math;
 #[doc(hidden)]
+pub mod norm_grad;
+#[doc(hidden)]
 pub mod output;
 #[doc(hidden)]
 pub mod pool;
@@ -57,7 +59,9 @@ pub mod simd;
 #[doc(hidden)]
 pub mod softmax;
 
-pub use activation::{Activation, AffineShape, Combination, activation, affine, combination};
+pub use activation::{
+    Activation, AffineShape, Combination, activation, affine, combination, combination_grad,
+};
 pub use attention::{
     Attention, Backward as AttentionBackward, Mask as AttentionMask, Source, View, attention,
     attention_grad,
@@ -67,9 +71,10 @@ pub use cross_entropy::{Targets, cross_entropy, cross_entropy_grad};
 pub use element::Element;
 pub use layer_norm::layer_norm;
 pub use linear::{LinearCall, linear};
-pub use logsumexp::{log_softmax, logsumexp};
+pub use logsumexp::{log_softmax, logsumexp, logsumexp_grad};
 pub use lora::{LoraCall, lora};
 pub use masked_softmax::{Mask, MaskedSoftmaxShape, masked_softmax, masked_softmax_grad};
+pub use norm_grad::{NormGrad, norm_grad};
 pub use quantize::{QuantizeShape, TakenRows, dequantize, dequantize_rows, quantize};
 pub use quantized_matmul::{
     Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul,

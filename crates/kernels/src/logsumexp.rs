@@ -3,6 +3,8 @@
 //! A row is processed in chunks that fit the nearest cache, so it is read from memory once. Chunks
 //! are combined in order, so results do not depend on the threads.
 
+mod gradient;
+
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
@@ -10,6 +12,8 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::softmax::exponential;
 use super::{Machine, Shared};
+
+pub use gradient::{grad_on, logsumexp_grad};
 
 /// Elements whose maximum and sum are computed at a time.
 pub(super) const CHUNK: usize = 4096;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
 mod masks;
@@ -285,6 +285,8 @@ impl<T: Float> Grad<'_, T> {
                 let along = V::splat(dot::<V, T>(y, g, count));
                 let mut i = 0;
                 while i + LANES <= count {
+                    prefetch_block(y.wrapping_add(keys + i)); // the next row
+                    prefetch_block(g.wrapping_add(keys + i));
                     let (y, g): (V, V) = (T::load(y.add(i)), T::load(g.add(i)));
                     let lanes = mask.keep(y * (g - along) * scale, i, LANES);
                     visible.put(lanes, i);

@@ -39,6 +39,19 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 [ops::swiglu, ops::geglu, ops::geglu_tanh, ops::add_relu, ops::mul_relu];
             all.iter().map(|op| op(&p[0], &p[1])).collect()
         }),
+        apart("Activation::kind_ of a slope", &[&[4, 8], &[4, 8]], |p| {
+            let all: [One; 4] = [ops::relu, ops::silu, ops::gelu, ops::gelu_tanh];
+            all.iter().map(|op| Ok(vjp(|x: Array| op(&x), &p[0], &p[1])?.1)).collect()
+        }),
+        apart("ActivationGrad::kind_", &[&[4, 8], &[4, 8], &[4, 8]], |p| {
+            let all: [Two; 5] =
+                [ops::swiglu, ops::geglu, ops::geglu_tanh, ops::add_relu, ops::mul_relu];
+            let of = |op: &Two| {
+                let function = |(a, b): (Array, Array)| op(&a, &b);
+                Ok(vjp(function, (&p[0], &p[1]), &p[2])?.1.0)
+            };
+            all.iter().map(of).collect()
+        }),
         apart("Attention::rules_.scale, .causal, .window, .soft_cap", QKV, |p| {
             Ok(vec![
                 attention(p, Attention::default())?,
@@ -106,6 +119,10 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             let residual = Linear { bias: None, activation, residual: Some(&p[2]) };
             Ok(vec![ops::linear(&p[0], &p[1], bias)?, ops::linear(&p[0], &p[1], residual)?])
         }),
+        apart("LogSumExpGrad::subtracted_", &[&[4, 1], &[4, 1]], |p| {
+            let all: [One; 2] = [ops::logsumexp_keepdims, ops::log_softmax];
+            all.iter().map(|op| Ok(vjp(|x: Array| op(&x), &p[0], &p[1])?.1)).collect()
+        }),
         apart("LoraLinear::scale_", &[&[4, 8], &[6, 8], &[2, 8], &[6, 2]], |p| {
             let of =
                 |scale| ops::lora_linear(&p[0], &LinearWeight::from(&p[1]), &p[2], &p[3], scale);
@@ -133,6 +150,36 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         fixed(
             "MaskedSoftmaxGrad::masking_.causal, .window",
             "the result, which is an input, differs",
+        ),
+        apart("NormGrad::kind_.centered, .eps", &[&[4, 8], &[4, 8]], |p| {
+            Ok(vec![
+                vjp(|x: Array| ops::rms_norm(&x, None, 1e-5), &p[0], &p[1])?.1,
+                vjp(|x: Array| ops::rms_norm(&x, None, 1.0), &p[0], &p[1])?.1,
+                vjp(|x: Array| ops::layer_norm(&x, None, None, 1e-5), &p[0], &p[1])?.1,
+            ])
+        }),
+        // A vector as long as the only row is a weight, or the gradient of a norm whose sum has
+        // another one.
+        apart("NormGrad::kind_.weighted, .added", &[&[8], &[8], &[8], &[8]], |p| {
+            let (sum, _) = ops::rms_norm_residual(&p[0], &p[1], None, 1e-5)?;
+            let with_sum = |x: Array| ops::rms_norm_residual(&x, &p[1], None, 1e-5);
+            Ok(vec![
+                vjp(|x: Array| ops::rms_norm(&x, Some(&p[2]), 1e-5), &sum, &p[3])?.1,
+                vjp(with_sum, &p[0], (&p[3], &p[2]))?.1,
+            ])
+        }),
+        apart("NormGrad::kind_.of_weight, .of_bias", &[&[4, 8], &[8], &[8], &[4, 8]], |p| {
+            let norm = |weight: &Array, bias: &Array| {
+                ops::layer_norm(&p[0], Some(weight), Some(bias), 1e-5)
+            };
+            Ok(vec![
+                vjp(|weight: Array| norm(&weight, &p[2]), &p[1], &p[3])?.1,
+                vjp(|bias: Array| norm(&p[1], &bias), &p[2], &p[3])?.1,
+            ])
+        }),
+        fixed(
+            "QuantizedTransposed::format_, ::added_",
+            "the number and the shapes of the inputs determine it",
         ),
         apart("Quantize::group_size_, ::bits_", &[&[4, 128]], |p| {
             let of = |group, bits| ops::quantize(&p[0], group, bits)?.0.astype(Dtype::Float32);

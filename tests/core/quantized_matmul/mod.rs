@@ -4,6 +4,7 @@
 mod weights;
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
+use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Dtype, Result, concatenate};
 
 use crate::support::compare::{assert_close, assert_same, is_nvidia, numbers, ulp};
@@ -60,6 +61,29 @@ fn check(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> any
 
 fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
     ops::quantized_linear(x, w, QuantizedLinear::default())
+}
+
+/// The gradient of x is a product with the weights as they are, which are always decoded.
+#[test]
+fn gradients_of_x() -> Checked {
+    let (n, k) = (45, 256);
+    each_device(|_| {
+        for format in FORMATS {
+            for dtype in FLOATS {
+                let w = weight(format, n, k, dtype, 3)?;
+                let numbers_of_w = decoded(&w, dtype)?;
+                let columns = |column: usize| numbers_of_w.iter().skip(column).step_by(k as usize);
+                let turned: Vec<f64> = (0..k as usize).flat_map(columns).copied().collect();
+                for rows in [2, 37] {
+                    let (x, g) = (random(&[rows, k], dtype, 4)?, random(&[rows, n], dtype, 5)?);
+                    let gradient = vjp(|x: Array| linear(&x, &w), &x, &g)?.1;
+                    let (want, reach) = product(&numbers(&g)?, &turned, n as usize);
+                    check(&gradient, &want, &reach, 9, &format!("{format:?} {dtype} {rows}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
 }
 
 #[test]

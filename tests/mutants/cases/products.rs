@@ -11,8 +11,8 @@ use super::inputs::wave;
 use super::{Case, Cases};
 
 pub fn all() -> Vec<Case> {
-    let parts = [linear(), lora(), quantize(), quantized(), attention(), attention_grad()];
-    parts.into_iter().flat_map(|cases| cases.all).collect()
+    let parts = [linear(), lora(), quantize(), attention(), attention_grad()];
+    parts.into_iter().chain(quantized()).flat_map(|cases| cases.all).collect()
 }
 
 fn linear() -> Cases {
@@ -103,8 +103,9 @@ fn quantize() -> Cases {
     cases
 }
 
-fn quantized() -> Cases {
+fn quantized() -> [Cases; 2] {
     let mut cases = Cases::of("quantized_matmul");
+    let mut transposed = Cases::of("quantized_transposed");
     let formats = [
         (QuantizedMode::Affine, 2, 32),
         (QuantizedMode::Affine, 3, 64),
@@ -133,6 +134,14 @@ fn quantized() -> Cases {
                     Ok(weight)
                 })
             };
+            // The second product adds the first one's result.
+            transposed.add(&name, move || {
+                let (x, w, second) = (wave(&[rows, k], 1)?, weight(n, 2)?, weight(n + 3, 8)?);
+                let g = wave(&[rows, 2 * n + 3], 6)?;
+                let both =
+                    |x: Vec<Array>| Ok(vec![ops::quantized_linears(&x[0], &[&w, &second], None)?]);
+                Ok(vjp(both, &[&x], &[&g])?.1)
+            });
             cases.add(&name, move || {
                 let (x, w) = (wave(&[rows, k], 1)?, weight(n, 2)?);
                 let (bias, residual) = (wave(&[n], 3)?, wave(&[rows, n], 4)?);
@@ -153,7 +162,7 @@ fn quantized() -> Cases {
             });
         }
     }
-    cases
+    [cases, transposed]
 }
 
 /// Queries, keys, the size of a head, the bits of keys and values, and the rules of a call.

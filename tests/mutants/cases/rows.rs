@@ -39,6 +39,13 @@ fn softmaxes() -> Vec<Cases> {
         let mut cases = Cases::of(op.stem);
         for shape in ROWS {
             cases.add(format_args!("{} {shape:?}", op.name), move || (op.run)(&[logits(&shape)?]));
+            if op.stem == "logsumexp" {
+                cases.add(format_args!("gradient of {} {shape:?}", op.name), move || {
+                    let x = logits(&shape)?;
+                    let g = wave((op.run)(&[&x].map(Array::clone))?[0].shape(), 4)?;
+                    Ok(vjp(|x: Vec<Array>| (op.run)(&x), &[&x], &[&g])?.1)
+                });
+            }
         }
         cases
     };
@@ -79,7 +86,34 @@ fn norms() -> Vec<Cases> {
         x[16_384..].fill(100.0);
         Ok(vec![ops::layer_norm(&Array::from_slice(&x, [1, 16_387])?, None, None, EPS)?])
     });
-    vec![rms, layer, residual]
+    vec![rms, layer, residual, norm_gradients()]
+}
+
+fn norm_gradients() -> Cases {
+    let mut cases = Cases::of("norm_grad");
+    for shape in ROWS.into_iter().chain([[70, 5], [130, 33]]) {
+        cases.add(format_args!("{shape:?}"), move || {
+            let vector = |seed| wave(&shape[1..], seed)?.subtract(1.5);
+            let (x, g, weight, bias) =
+                (wave(&shape, 0)?.add(0.5)?, wave(&shape, 2)?, vector(5)?, vector(6)?);
+            let mut all = Vec::new();
+            let rms = |p: Vec<Array>| Ok(vec![ops::rms_norm(&p[0], Some(&p[1]), EPS)?]);
+            all.extend(vjp(rms, &[&x, &weight], &[&g])?.1);
+            let layer =
+                |p: Vec<Array>| Ok(vec![ops::layer_norm(&p[0], Some(&p[1]), Some(&p[2]), EPS)?]);
+            all.extend(vjp(layer, &[&x, &weight, &bias], &[&g])?.1);
+            let bare = |p: Vec<Array>| Ok(vec![ops::layer_norm(&p[0], None, None, EPS)?]);
+            all.extend(vjp(bare, &[&x], &[&g])?.1);
+            let (residual, of_sum) = (wave(&shape, 3)?, wave(&shape, 7)?);
+            let sum = |p: Vec<Array>| {
+                let (sum, norm) = ops::rms_norm_residual(&p[0], &residual, Some(&weight), EPS)?;
+                Ok(vec![sum, norm])
+            };
+            all.extend(vjp(sum, &[&x], &[&of_sum, &g])?.1);
+            Ok(all)
+        });
+    }
+    cases
 }
 
 /// Every second gradient is of a softmax whose mask is added.
@@ -175,6 +209,16 @@ fn elements() -> Vec<Cases> {
                 of_elements(count).map(move |op| Ok((op.run)(inputs)?.swap_remove(0)))
             };
             of(1).chain(of(2)).collect()
+        });
+        cases.add(format_args!("gradients of [{count}]"), move || {
+            let (x, y, g) = (wave(&[count], 0)?, wave(&[count], 3)?, wave(&[count], 5)?);
+            let mut all = Vec::new();
+            for (inputs, number) in [(vec![&x], 1), (vec![&x, &y], 2)] {
+                for op in of_elements(number) {
+                    all.extend(vjp(|p: Vec<Array>| (op.run)(&p), &inputs[..], &[&g])?.1);
+                }
+            }
+            Ok(all)
         });
     }
     for shape in [[1, 1], [9, 31], [13, 128], [3, 1030]] {

@@ -114,7 +114,7 @@ impl BuiltIns<'_> {
 
     fn product(&self, x: &Array, path: &str) -> Result<Array> {
         let y = match self.weight(path)? {
-            LinearWeight::Plain(rows) => x.matmul(&rows.t()?)?,
+            LinearWeight::Plain(rows) => builtin::matmul(x, &rows.t()?)?,
             LinearWeight::Quantized(rows) => {
                 let ours = ops::quantized_linear(x, rows, QuantizedLinear::default())?;
                 builtin::composition(&ours)?.remove(0)

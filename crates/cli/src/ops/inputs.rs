@@ -268,7 +268,7 @@ pub fn linear(case: &Case) -> Result<Inputs> {
         ops::linear(x, &o[0], options)
     };
     let builtin = move |x: &Array, o: &[Array]| {
-        let y = x.matmul(&o[1])?;
+        let y = builtin::matmul(x, &o[1])?;
         if !full {
             return Ok(y);
         }
@@ -285,7 +285,7 @@ pub fn matmul(case: &Case) -> Result<Inputs> {
     let x = case.ready(case.workload.shape, -1.0..1.0)?;
     let w = case.ready(&[K, n], -0.035..0.035)?;
     let inputs = Inputs::new(x, [w], |x, o| ops::matmul(x, &o[0]));
-    Ok(product(inputs.against(|x, o| x.matmul(&o[0])), n))
+    Ok(product(inputs.against(|x, o| builtin::matmul(x, &o[0])), n))
 }
 
 /// Name, group size, bits, mode.

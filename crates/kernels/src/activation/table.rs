@@ -10,7 +10,7 @@ use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 /// The number of 16-bit patterns.
 pub const ALL: usize = 1 << 16;
 /// Elements that are looked up at a time.
-const BATCH: usize = 512;
+pub const BATCH: usize = 512;
 
 pub type Table = [u16; ALL];
 
@@ -42,7 +42,7 @@ pub unsafe fn map<T: Float>(
 ///
 /// # Safety
 /// `x` holds `values.len()` elements.
-unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
+pub(super) unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     let mut blocks = values.chunks_exact_mut(LANES);
     let mut from = x;
     // SAFETY: the caller's contract; a prefetch may be of any address.

@@ -86,3 +86,10 @@ impl Arithmetic for InBf16 {
         }
     }
 }
+
+/// Words of sixteen factors and of those that follow them in k.
+#[inline(always)]
+pub fn paired<V: F32x16>(factors: V::Half, next: V::Half) -> V {
+    let high = V::shift_left::<16>(V::widen(next));
+    V::from_bits(V::add_int(V::widen(factors), high))
+}

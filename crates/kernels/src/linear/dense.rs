@@ -3,7 +3,7 @@
 use super::super::activation::Activation;
 use super::super::element::{Bf16, Float};
 use super::super::simd::{F32x16, LANES, prefetch};
-use super::arithmetic::{Arithmetic, InBf16, InF32};
+use super::arithmetic::{Arithmetic, InBf16, InF32, paired};
 use super::gemm::{Epilogue, Extents, Weights};
 
 /// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
@@ -104,14 +104,33 @@ impl Weights<InBf16> for Dense<Bf16> {
         // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
         unsafe {
             if self.columns {
+                // Two rows of w at a time make words, which are then exchanged with columns.
                 let wide = if row + LANES <= n { LANES } else { rows };
-                for at in (0..len).step_by(LANES) {
-                    let count = LANES.min(len - at);
-                    let from = w.add((k + at) * n + row).cast::<Bf16>();
-                    let turned = turned::<V, Bf16>(from, n, wide, count);
-                    for (i, lanes) in turned.into_iter().enumerate().take(rows) {
-                        let to = out.add(i * stride + at).cast::<Bf16>();
-                        Bf16::store_first(lanes, to, count);
+                for at in (0..len).step_by(2 * LANES) {
+                    let count = (2 * LANES).min(len - at);
+                    let first = w.wrapping_add((k + at) * n + row);
+                    let mut square = [V::splat(0.0); LANES];
+                    for (i, words) in square.iter_mut().enumerate().take(count.div_ceil(2)) {
+                        let from = first.wrapping_add(2 * i * n);
+                        let last = 2 * i + 1 == count;
+                        let next = if last { from } else { from.wrapping_add(n) };
+                        // No prefetcher follows such strides.
+                        prefetch(from.wrapping_add(2 * LANES * n).cast(), 2 * wide);
+                        prefetch(next.wrapping_add(2 * LANES * n).cast(), 2 * wide);
+                        let (low, high) = match wide {
+                            LANES => (V::load_half(from), V::load_half(next)),
+                            _ => (V::load_half_first(from, wide), V::load_half_first(next, wide)),
+                        };
+                        let high = if last { V::narrow(V::splat_int(0)) } else { high };
+                        *words = paired(low, high);
+                    }
+                    let square = V::transpose(square);
+                    for (i, words) in square.into_iter().enumerate().take(rows) {
+                        let to = out.add(i * stride + at).cast();
+                        match count.div_ceil(2) {
+                            LANES => words.store(to),
+                            words_left => words.store_first(to, words_left),
+                        }
                     }
                 }
                 return;

@@ -14,6 +14,7 @@ pub mod int8;
 mod order;
 mod prefill;
 mod prepare;
+mod transposed;
 #[cfg(target_arch = "x86_64")]
 mod unpack;
 
@@ -28,6 +29,7 @@ pub use call::{Call, FEW_ROWS, Join, LowRank, Mode, Norm, Weights};
 use columns::Columns;
 use finish::Finish;
 use format::{Affine, Floats, Format, with_format};
+pub use transposed::{QuantizedTransposedCall, quantized_transposed, quantized_transposed_on};
 
 /// Products accumulate in f32. Results are rounded to the element type where MLX's composition
 /// rounds: the normalized x, the product, and each step after it.

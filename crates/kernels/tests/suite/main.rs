@@ -19,6 +19,7 @@ mod copy;
 mod cross_entropy;
 mod element;
 mod ggml_blocks;
+mod gradients;
 mod layer_norm;
 mod level;
 mod linear;

@@ -5,6 +5,7 @@ use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
 
 mod extremes;
+mod transposed;
 
 const FORMATS: [(Mode, u32); 9] = [
     (Mode::Affine, 2),

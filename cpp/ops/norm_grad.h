@@ -1,0 +1,66 @@
+#pragma once
+
+#include "ops/layer_norm.h"
+
+namespace mlx_primitives {
+
+/** Which normalization, and which of its gradients. */
+struct NormGradKind {
+  bool centered; // layer normalization; otherwise RMS normalization
+  bool weighted;
+  bool added; // to the gradient of x
+  bool of_weight;
+  bool of_bias;
+  float eps;
+
+  bool operator==(const NormGradKind&) const = default;
+};
+
+/**
+ * The gradients of a normalization of x, given that of its result: for x, to which `added` is
+ * added, then for the weight and for the bias, as far as the kind wants them.
+ */
+Arrays norm_gradients(
+    const NormGradKind& kind,
+    const mx::array& x,
+    const std::optional<mx::array>& weight,
+    const mx::array& g,
+    const std::optional<mx::array>& added,
+    mx::Stream s);
+
+/**
+ * The gradients that `argnums` names, of a normalization of x whose weight and bias are the inputs
+ * `first` and later.
+ */
+Arrays norm_vjp(
+    bool centered,
+    const mx::array& x,
+    const NormAffine& affine,
+    float eps,
+    const mx::array& g,
+    const std::optional<mx::array>& added,
+    const std::vector<int>& argnums,
+    int first,
+    mx::Stream s);
+
+/** Inputs: x, perhaps the weight, g, and perhaps what is added; row-contiguous, of one type. */
+class NormGrad : public ComposedPrimitive {
+ public:
+  NormGrad(mx::Stream stream, NormGradKind kind) : ComposedPrimitive(stream), kind_(kind) {}
+
+  COMPOSED_METHODS(NormGrad)
+  std::vector<size_t> donors(const Arrays& inputs) const override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  VMAP_METHOD
+
+ private:
+  std::optional<mx::array> weight(const Arrays& inputs) const;
+  std::optional<mx::array> added(const Arrays& inputs) const;
+  const mx::array& g(const Arrays& inputs) const {
+    return inputs[kind_.weighted ? 2 : 1];
+  }
+
+  NormGradKind kind_;
+};
+
+} // namespace mlx_primitives

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "ops/quantized_matmul.h"
+
+namespace mlx_primitives {
+
+/**
+ * x * W + residual, x [..., columns] and W a packed matrix [columns, axis]: what derivatives of
+ * x * W^T need. W is decoded tile by tile, and never as a whole.
+ */
+mx::array quantized_transposed(
+    const mx::array& x,
+    const QuantizedWeight& weight,
+    const QuantizedFormat& format,
+    const std::optional<mx::array>& residual,
+    mx::StreamOrDevice s = {});
+
+/** Inputs: x, the arrays of the weight, and perhaps the residual; row-contiguous, of one type. */
+class QuantizedTransposed : public ComposedPrimitive {
+ public:
+  QuantizedTransposed(mx::Stream stream, const QuantizedFormat& format, bool added)
+      : ComposedPrimitive(stream), format_(format), added_(added) {}
+
+  COMPOSED_METHODS(QuantizedTransposed)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  std::vector<size_t> donors(const Arrays& inputs) const override {
+    return added_ ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
+  }
+  VJP_METHOD
+  VMAP_METHOD
+
+ private:
+  QuantizedWeight weight(const Arrays& inputs) const {
+    auto biases = format_.affine() ? std::optional(inputs[3]) : std::nullopt;
+    return {inputs[1], inputs[2], biases};
+  }
+  /** The number of x and the weight's arrays. */
+  size_t arrays() const {
+    return format_.affine() ? 4 : 3;
+  }
+
+  QuantizedFormat format_;
+  bool added_;
+};
+
+} // namespace mlx_primitives
