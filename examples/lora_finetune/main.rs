@@ -1,67 +1,82 @@
-//! Teaches the demo model a new kind of text by low-rank updates of its projections, through the
-//! primitives' derivatives, and plots the falling loss.
+//! Teaches the demo model a new kind of text by low-rank updates of its projections, and shows the
+//! falling loss.
 //!
 //! ```text
-//! cargo run --release --example lora_finetune [-- STEPS [CURVE.svg [ADAPTERS]]]
+//! cargo run --release --example lora_finetune [-- STEPS [FOLDER]]
 //! ```
 //!
-//! With a directory ADAPTERS, the updates are saved there in mlx-lm's format, for `--adapter-path`.
+//! The texts, the updates in mlx-lm's format and the state of the run are written to the folder, by
+//! default `lora_finetune`: `mlx-primitives lora --train --data FOLDER` trains on the same texts.
 
-mod plot;
 mod text;
-mod train;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use mlx_primitives::random;
+use mlx_primitives_llama::train::{
+    Adam, Dataset, Kind, Optimizer, Schedule, Settings, Trainable, Trainer, evaluate,
+};
 use mlx_primitives_llama::{Checkpoint, Options};
 
-use train::Trainer;
-
-const STEPS: usize = 200;
-/// Steps between evaluations on the held-out text.
-const LOOK: usize = 20;
-const RANK: i32 = 8;
+/// Steps between evaluations on the held-out texts.
+const LOOK: u64 = 20;
+const BATCH: usize = 8;
+/// The number of tokens at which texts are cut.
+const LONGEST: usize = 128;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let steps = arguments.next().map_or(Ok(STEPS), |steps| steps.parse())?;
-    let curve = arguments.next().unwrap_or_else(|| "lora_finetune.svg".to_owned());
-    let adapters_path = arguments.next();
-    random::seed(1)?;
-
+    let steps = arguments.next().map_or(Ok(200), |steps| steps.parse())?;
+    let folder = PathBuf::from(arguments.next().unwrap_or_else(|| "lora_finetune".to_owned()));
+    std::fs::create_dir_all(&folder)?;
     let checkpoint = Checkpoint::demo()?;
+    let llama = &checkpoint.llama;
     let (train, held_out) = text::entries(320, 32);
-    let mut trainer = Trainer::new(&checkpoint, &train, &held_out, RANK)?;
-    println!("{} trained numbers beside {} fixed ones", trainer.trained(), trainer.fixed());
+    let train = written(&folder.join("train.jsonl"), &train, &checkpoint)?;
+    let held_out = written(&folder.join("valid.jsonl"), &held_out, &checkpoint)?;
 
-    let mut points = vec![(0, trainer.held_out_loss()?)];
-    println!("step    0  held-out loss {:.3}", points[0].1);
-    for step in 1..=steps {
-        let loss = trainer.step()?;
-        if step % LOOK == 0 || step == steps {
-            points.push((step, trainer.held_out_loss()?));
-            println!(
-                "step {step:4}  loss {loss:.3}  held-out loss {:.3}",
-                points[points.len() - 1].1
-            );
+    let settings = Settings {
+        optimizer: Optimizer::Adam(Adam { bias_correction: true, ..Adam::default() }),
+        schedule: Schedule::Constant(1e-3),
+        batch_size: BATCH,
+        accumulation: 1,
+        max_length: LONGEST,
+        max_norm: None,
+        recompute: false,
+        seed: 1,
+    };
+    let trainable = Trainable::new(llama, Kind::Lora { rank: 8, scale: 2.0, keys: None }, -1)?;
+    let mut trainer = Trainer::new(llama, &train, trainable, settings)?;
+    let trained: usize = trainer.parameters().values().map(|array| array.size()).sum();
+    println!("{trained} trained numbers beside {} fixed ones", llama.parameters());
+
+    let first = evaluate(llama, &held_out, BATCH, LONGEST, None, || {})?;
+    println!("step    0  held-out loss {first:.3}");
+    let mut last = first;
+    while trainer.steps() < steps {
+        let loss = trainer.step()?.loss;
+        let step = trainer.steps();
+        if step.is_multiple_of(LOOK) || step == steps {
+            last = evaluate(&trainer.model()?, &held_out, BATCH, LONGEST, None, || {})?;
+            println!("step {step:4}  loss {loss:.3}  held-out loss {last:.3}");
         }
     }
-    plot::draw(&curve, &points)?;
-    println!("wrote {curve}");
-
-    let (first, last) = (points[0].1, points[points.len() - 1].1);
     ensure!(last < first, "the held-out loss went from {first:.3} to {last:.3}");
+    trainer.save(folder.join("adapters"), false)?;
+    println!("wrote {}", folder.display());
 
     // The updates are merged into the weights, so that the model alone writes log entries.
-    let adapters = trainer.adapters()?;
-    if let Some(path) = &adapters_path {
-        adapters.save(path, &checkpoint.llama)?;
-        println!("wrote {path}");
-    }
-    let merged = checkpoint.llama.merged(&adapters)?;
+    let merged = llama.merged(&trainer.adapters()?)?;
     let prompt = checkpoint.tokenizer.encode("Log of the")?;
     let options = Options { max_tokens: 60, ..Options::default() };
     let tokens = merged.generate(&prompt, &options)?.collect::<mlx_primitives::Result<Vec<_>>>()?;
     println!("Log of the{}", checkpoint.tokenizer.decode(&tokens)?);
     Ok(())
+}
+
+/// Writes texts to a file of JSON lines, and reads their tokens.
+fn written(path: &Path, texts: &[String], checkpoint: &Checkpoint) -> Result<Dataset> {
+    let line = |text: &String| format!("{}\n", serde_json::json!({"text": text}));
+    std::fs::write(path, texts.iter().map(line).collect::<String>())?;
+    Ok(Dataset::load(path, checkpoint, None, false)?)
 }

@@ -10,9 +10,10 @@ use crate::base::{parse_object, short};
 use crate::files::Checkpoint;
 use crate::text::{ChatOptions, ChatTemplate, message};
 
-/// The most bytes of a line, and the most tokens of a file.
+/// The most bytes of a line, and the most tokens of a file and of a batch.
 const LINE: u64 = 1 << 24;
 const TOKENS: usize = 1 << 30;
+const BATCH: usize = 1 << 28;
 
 /// Rows are padded to one more than a multiple of this length, since a row of n tokens has n - 1
 /// targets.
@@ -128,7 +129,8 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such batch, or `longest` is below 2.
+    /// Returns an error if there is no such batch, if `longest` is below 2, and for more than 2^28
+    /// tokens.
     pub fn batch(&self, number: usize, rows: usize, longest: usize) -> Result<Batch> {
         let start = number.saturating_mul(rows);
         let examples = self.examples.get(start..start.saturating_add(rows)).unwrap_or_default();
@@ -136,6 +138,10 @@ impl Dataset {
         let length = (1 + most.div_ceil(PAD) * PAD).min(longest);
         if examples.is_empty() || length < 2 {
             return Err(Error::argument("dataset", "a batch of texts of at least 2 tokens"));
+        }
+        if rows.saturating_mul(length) > BATCH {
+            let got = format_args!("at most 2^28 tokens in a batch, got {rows} rows of {length}");
+            return Err(Error::argument("dataset", got));
         }
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for Example { tokens, from } in examples {

@@ -208,7 +208,7 @@ impl Optimizer {
         state: &mut OptimizerState,
         rate: f64,
     ) -> Result<()> {
-        state.updates += 1;
+        state.updates = state.updates.saturating_add(1);
         for (name, parameter) in parameters {
             let missing = |what: &str| {
                 Error::argument("optimizer", format_args!("{what} of {name}, got none"))

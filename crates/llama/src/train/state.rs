@@ -33,8 +33,10 @@ impl Trainer<'_> {
             "steps": self.steps,
             "updates": self.optimizer.updates,
             "trained_tokens": self.trained_tokens,
-            "recent": self.recent,
-            "curve": self.curve,
+            // As bits, since JSON's decimals may be read as neighbors.
+            "recent_sum": self.recent.0.to_bits(),
+            "recent_count": self.recent.1,
+            "curve": self.curve.iter().map(|(at, loss)| [*at, loss.to_bits()]).collect::<Vec<_>>(),
         });
         let metadata = metadata.to_string();
         let file = Replacement::of(&directory.join(STATE))?;
@@ -131,15 +133,13 @@ impl Trainer<'_> {
         if saved != run {
             return Err(refuse(&format!("a run of {run}"), saved));
         }
-        let count = |key: &str| {
-            let number = state[key].as_u64().filter(|&count| count < 1 << 53);
-            number.ok_or_else(|| refuse(key, &state[key].to_string()))
-        };
+        let count =
+            |key: &str| state[key].as_u64().ok_or_else(|| refuse(key, &state[key].to_string()));
         let (steps, updates) = (count("steps")?, count("updates")?);
         let trained_tokens = count("trained_tokens")?;
-        let numbers = |e: serde_json::Error| refuse("lists of losses", &e.to_string());
-        let recent = serde_json::from_value(state["recent"].clone()).map_err(numbers)?;
-        let curve = serde_json::from_value(state["curve"].clone()).map_err(numbers)?;
+        let curve: Vec<[u64; 2]> = serde_json::from_value(state["curve"].clone())
+            .map_err(|e| refuse("pairs of steps and losses", &e.to_string()))?;
+        let recent = (f64::from_bits(count("recent_sum")?), count("recent_count")?);
         if !steps.is_multiple_of(self.settings.accumulation) {
             self.gradients = self.parameters.clone(); // of the shapes that the file has to have
         }
@@ -161,7 +161,8 @@ impl Trainer<'_> {
             kind.values_mut().zip(&mut arrays).for_each(|(own, array)| *own = array);
         }
         (self.steps, self.optimizer.updates) = (steps, updates);
-        (self.trained_tokens, self.recent, self.curve) = (trained_tokens, recent, curve);
+        (self.trained_tokens, self.recent) = (trained_tokens, recent);
+        self.curve = curve.iter().map(|[at, loss]| (*at, f64::from_bits(*loss))).collect();
         Ok(())
     }
 

@@ -6,6 +6,9 @@ use super::schedule::Schedule;
 use super::trainable::Trainable;
 use crate::model::{Adapters, Llama};
 
+/// The most points of a curve.
+const POINTS: usize = 4096;
+
 /// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -50,8 +53,9 @@ pub struct Trainer<'a> {
     pub(super) gradients: Parameters,
     pub(super) steps: u64,
     pub(super) trained_tokens: u64,
-    /// The losses since the last report, and the means of earlier ones by their steps.
-    pub(super) recent: Vec<f32>,
+    /// The sum and the number of the losses since the last report, and the means of earlier ones
+    /// by their steps.
+    pub(super) recent: (f64, u64),
     pub(super) curve: Vec<(u64, f64)>,
     pass: Option<(u64, Vec<usize>)>,
 }
@@ -91,7 +95,7 @@ impl<'a> Trainer<'a> {
             gradients: Parameters::new(),
             steps: 0,
             trained_tokens: 0,
-            recent: Vec::new(),
+            recent: (0.0, 0),
             curve: Vec::new(),
             pass: None,
         })
@@ -165,21 +169,21 @@ impl<'a> Trainer<'a> {
             }
         }
         self.gradients = gradients;
-        if (self.steps + 1).is_multiple_of(accumulation) {
+        if self.steps.saturating_add(1).is_multiple_of(accumulation) {
             self.update(accumulation)?;
         }
         let new = self.parameters.values().chain(self.optimizer.arrays.values());
         eval(new.chain(self.gradients.values()).chain([&loss]))?;
         let loss = loss.item::<f32>()?;
-        self.steps += 1;
+        self.steps = self.steps.saturating_add(1);
         if !loss.is_finite() {
             let (step, expected) = (self.steps, "a loss that is a number");
             let hint = "a smaller learning rate may help";
             let reason = format_args!("{expected}, got {loss} in step {step}: {hint}");
             return Err(Error::argument("training", reason));
         }
-        self.trained_tokens += batch.tokens as u64;
-        self.recent.push(loss);
+        self.trained_tokens = self.trained_tokens.saturating_add(batch.tokens as u64);
+        self.recent = (self.recent.0 + f64::from(loss), self.recent.1.saturating_add(1));
         let rate = self.settings.schedule.rate(self.optimizer.updates.saturating_sub(1));
         Ok(Step { loss, tokens: batch.tokens, rate })
     }
@@ -203,14 +207,17 @@ impl<'a> Trainer<'a> {
     /// The mean of the losses since the last report, which becomes a point of the curve; `None` if
     /// there was no step.
     pub fn report(&mut self) -> Option<f64> {
-        let recent = std::mem::take(&mut self.recent);
-        let sum: f64 = recent.iter().map(|&loss| f64::from(loss)).sum();
-        let mean = (!recent.is_empty()).then(|| sum / recent.len() as f64);
+        let (sum, count) = std::mem::take(&mut self.recent);
+        let mean = (count > 0).then(|| sum / count as f64);
+        if self.curve.len() >= POINTS {
+            let mut points = 0..;
+            self.curve.retain(|_| points.next().is_some_and(|at: usize| at % 2 == 1));
+        }
         self.curve.extend(mean.map(|mean| (self.steps, mean)));
         mean
     }
 
-    /// The reported means of the losses by their steps.
+    /// The reported means of the losses by their steps. Of 4096, every second one is kept.
     pub fn curve(&self) -> &[(u64, f64)] {
         &self.curve
     }
