@@ -355,6 +355,19 @@ fn malformed_lines_are_refused_by_their_numbers() -> Checked {
         let error = message(Dataset::load(&path, &demo, template, masks).map(drop));
         assert!(error.contains("data.jsonl: line ") && error.contains(expected), "{error}");
     }
+    let mut random = fastrand::Rng::with_seed(5);
+    for round in 0..200 {
+        let mut bytes = format!("{}\n{}\n", good[round % 3], good[round % 3]).into_bytes();
+        let at = random.usize(..bytes.len());
+        match round % 2 {
+            0 => bytes[at] = random.u8(..),
+            _ => drop(bytes.splice(at.., random.choose_multiple(bytes.clone(), 9))),
+        }
+        fs::write(&path, &bytes)?;
+        if let Err(error) = Dataset::load(&path, &demo, template.as_ref(), false) {
+            assert!(error.to_string().contains("data.jsonl: line "), "{error}");
+        }
+    }
     fs::write(&path, b"{\"text\": \"\xff\"}\n")?;
     assert!(message(Dataset::load(&path, &demo, None, false).map(drop)).contains("line 1: "));
     fs::write(&path, "")?;
