@@ -29,7 +29,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SEAS = ["calm", "rough", "heavy"]
-BOUND = 0.01
+# Losses may differ by this share. In bfloat16, mlx-lm's differ by 2.3 % from its own in float32.
+BOUNDS = {"float32": 0.01, "packed": 0.01, "bfloat16": 0.03}
 # The rate at which mlx-lm's own losses do not depend on how sums are rounded.
 COMMON = {
     "train": True, "iters": 20, "num_layers": 4, "learning_rate": 1e-4, "steps_per_report": 1,
@@ -122,7 +123,7 @@ def compare(binary, folder, number, base, layout, options):
 
     args = {**lora.CONFIG_DEFAULTS, **config, "resume_adapter_file": str(adapters), "data": str(data)}
     args["adapter_path"], losses = str(folder / f"theirs{number}"), Losses()
-    args = types.SimpleNamespace(**{name: value for name, value in args.items()})
+    args = types.SimpleNamespace(**args)
     model, tokenizer = load(str(base))
     train, valid, test = load_dataset(args, tokenizer)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -131,7 +132,7 @@ def compare(binary, folder, number, base, layout, options):
         judged = evaluate(judge, CacheDataset(test), args.batch_size, -1, args.max_seq_length)
     pairs = [*zip(found, losses.found), (tested["test_loss"], judged)]
     worst = max(abs(a - b) / abs(b) for a, b in pairs)
-    ok = worst < BOUND and len(found) == len(losses.found) and found[-1] < found[0]
+    ok = worst < BOUNDS[base.name] and len(found) == len(losses.found) and found[-1] < found[0]
     print(f"{base.name}, {layout}, {options}: {found[0]:.4f} to {found[-1]:.4f}, {worst:.1e} apart")
     return ok
 
