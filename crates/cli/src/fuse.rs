@@ -33,7 +33,8 @@ pub struct Args {
     /// Write float weights where the checkpoint has packed ones.
     #[arg(long)]
     dequantize: bool,
-    /// Print one JSON object: fused (projections), weight_bytes, parameters.
+    /// Print one JSON object: fused (projections, or weights of a full fine-tune), weight_bytes,
+    /// parameters.
     #[arg(long)]
     json: bool,
 }
@@ -43,12 +44,12 @@ pub fn run(args: &Args) -> Result<()> {
     interrupt::end_at_once()?;
     ModelFiles::check_path(&args.save_path)?; // fails now rather than after the work
     let mut files = ModelFiles::open(&args.model)?;
-    let (adapters, changed) = match files.tuned(&args.adapter_path)? {
-        Some(weights) => (Adapters::default(), format!("{weights} weights replaced")),
+    let (adapters, count, changed) = match files.tuned(&args.adapter_path)? {
+        Some(weights) => (Adapters::default(), weights, "weights replaced"),
         None => {
             let adapters = Adapters::load(&args.adapter_path, &files.llama()?)?;
             let count = adapters.len();
-            (adapters, format!("{count} projections fused"))
+            (adapters, count, "projections fused")
         }
     };
     let bar = progress(0)?.with_message("tensors");
@@ -62,12 +63,12 @@ pub fn run(args: &Args) -> Result<()> {
     bar.finish_and_clear();
     if args.json {
         let object = json!({
-            "fused": adapters.len(), "weight_bytes": weight_bytes, "parameters": parameters,
+            "fused": count, "weight_bytes": weight_bytes, "parameters": parameters,
         });
         output::println(object)?;
     } else {
         output::println(format_args!(
-            "{}: {changed}, {}",
+            "{}: {count} {changed}, {}",
             args.save_path.display(),
             bytes(weight_bytes)
         ))?;

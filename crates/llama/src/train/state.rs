@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use mlx_primitives::support::files::{self, NewFolders, Replacement};
+use mlx_primitives::support::files::{NewFolders, Replacement};
 use mlx_primitives::{Array, Dtype, Error, Result, eval, io};
 
 use super::optimizer::Parameters;
@@ -210,9 +210,8 @@ impl Trainer<'_> {
     pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
         let directory = directory.as_ref();
         let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;
-        let checked = files::check_replaceable(&directory.join(STATE));
-        Replacement::of(&directory.join(STATE)).and(checked)?;
+        let checked = Replacement::of(&directory.join(STATE)).map(drop);
         drop(folders);
-        Ok(())
+        checked
     }
 }
