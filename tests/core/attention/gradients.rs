@@ -1,5 +1,6 @@
 //! The kernels of the backward pass of `attention`, beside the gradients of MLX's ops.
 
+use mlx_primitives::graph::dispatches;
 use mlx_primitives::ops::{self, Attention};
 use mlx_primitives::transforms::{vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result, builtin, stack};
@@ -254,4 +255,26 @@ fn gradients_lie_position_by_position() -> Checked {
         }
         Ok(())
     })
+}
+
+#[test(simulated = never)]
+fn gradients_within_limits() -> Checked {
+    for dim in [1, 64, 65, 128, 129, 256] {
+        for dtype in FLOATS {
+            let call = Call::new(CALLS[0].2, [1, 4, 2], [40, 70, dim, dim], dtype)?;
+            let gradient = &call.gradients()?[0];
+            for max_threads in [32, 64, 96, 448, 1024] {
+                let plans = dispatches(gradient, max_threads)?;
+                assert_eq!(plans.len(), 5);
+                for plan in &plans {
+                    let threads: u32 = plan.group.iter().product();
+                    let (bytes, what) = (plan.threadgroup_bytes, format!("{plan:?}"));
+                    assert!(threads <= max_threads && threads.is_multiple_of(32), "{what}");
+                    assert!(bytes <= 32 << 10 && bytes.is_multiple_of(16), "{what}");
+                }
+            }
+            assert!(dispatches(gradient, 31).is_err());
+        }
+    }
+    Ok(())
 }

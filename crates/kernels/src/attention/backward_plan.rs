@@ -6,8 +6,12 @@ use super::{Attention, View};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// The fewest jobs of a call, if its heads have as many blocks of rows.
+/// The fewest jobs of a call, if its heads have enough rows, and memory for their sums is enough.
 const JOBS: usize = 32;
+/// Blocks of rows of a part that are worth the time which its sums take.
+const BLOCKS: usize = 8;
+/// The most floats of the sums of all jobs, unless those of one part of each head are more.
+const SUMS: usize = 24 << 20;
 
 /// The arguments of [`attention_grad`].
 #[derive(Clone, Copy)]
@@ -52,7 +56,8 @@ impl Plan {
         let keys = call.keys + ADD_ROWS;
         let (values, sinks) = (keys * key_pitch, keys * (key_pitch + pitch));
         let floats = (sinks + call.group()).next_multiple_of(LANES);
-        let parts = JOBS.div_ceil(heads).min(blocks);
+        let room = (SUMS / (heads * floats)).max(1);
+        let parts = JOBS.div_ceil(heads).min(blocks.div_ceil(BLOCKS)).min(room);
         Self { blocks, parts, key_pitch, pitch, values, sinks, floats }
     }
 }

@@ -71,7 +71,6 @@ impl<T: Float> Kernel for Jobs<'_, T> {
                         // A row whose keys are all masked weighs all of them equally.
                         span = (0, call.keys);
                     }
-                    self.weigh::<V>(&block, span);
                     self.divide::<V>(&block, sums.add(plan.sinks));
                     self.add::<V>(&block, span, sums);
                     self.store::<V>(&block);
@@ -123,7 +122,8 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Computes the scores and their maxima.
+    /// Computes the scores and the derivatives in the weights. Adds up the weights, and the weights
+    /// times their derivatives, relative to the largest score so far.
     #[inline(always)]
     unsafe fn score<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
         let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
@@ -133,9 +133,11 @@ impl<T: Float> Jobs<'_, T> {
                 let (_, head, _) = block.place(call, row.min(block.rows - 1));
                 *space.max.add(row) = call.start::<T>(head).0;
             }
+            space.sum.write_bytes(0, lanes);
+            space.delta.write_bytes(0, lanes);
             for tile in tiles(block, span) {
                 let Tile { first, count, at } = tile;
-                let scores = space.scores.add(at);
+                let (scores, grads) = (space.scores.add(at), space.grads.add(at));
                 self.load_tile::<V>(block, tile, false);
                 V::part(Set(Product {
                     left: Left { data: space.tile, row: space.key_pitch as isize, depth: 1 },
@@ -152,29 +154,6 @@ impl<T: Float> Jobs<'_, T> {
                     }
                 }
                 call.mask_block::<T>(scores, block, (first, count));
-                for lane in (0..lanes).step_by(LANES) {
-                    let mut largest = [V::load(space.max.add(lane)); 2];
-                    for key in 0..count {
-                        let score = V::load(scores.add(key * lanes + lane));
-                        largest[key % 2] = score.max(largest[key % 2]);
-                    }
-                    largest[0].max(largest[1]).store(space.max.add(lane));
-                }
-            }
-        }
-    }
-
-    /// Turns scores into weights, computes the derivatives in them, and adds up both.
-    #[inline(always)]
-    unsafe fn weigh<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
-        let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
-        // SAFETY: the caller's contract; every place is within the space.
-        unsafe {
-            space.sum.write_bytes(0, lanes);
-            space.delta.write_bytes(0, lanes);
-            for tile in tiles(block, span) {
-                let Tile { count, at, .. } = tile;
-                let (scores, grads) = (space.scores.add(at), space.grads.add(at));
                 self.load_tile::<V>(block, tile, true);
                 V::part(Set(Product {
                     left: Left { data: space.tile, row: space.pitch as isize, depth: 1 },
@@ -183,21 +162,29 @@ impl<T: Float> Jobs<'_, T> {
                     extents: (count, lanes / LANES, call.value_dim),
                 }));
                 for lane in (0..lanes).step_by(LANES) {
-                    let largest = V::load(space.max.add(lane));
+                    let (max, sum) = (space.max.add(lane), space.sum.add(lane));
+                    let delta = space.delta.add(lane);
+                    let before = V::load(max);
+                    let mut largest = [before; 2];
+                    for key in 0..count {
+                        let score = V::load(scores.add(key * lanes + lane));
+                        largest[key % 2] = score.max(largest[key % 2]);
+                    }
+                    let largest = largest[0].max(largest[1]);
                     let mut sums = [V::splat(0.0); 2];
                     let mut deltas = [V::splat(0.0); 2];
                     for key in 0..count {
                         let at = key * lanes + lane;
                         let score = V::load(scores.add(at));
                         let weight = exponential::<V, T>(score - largest);
-                        weight.store(scores.add(at));
                         sums[key % 2] = sums[key % 2] + weight;
                         let grad = V::load(grads.add(at));
                         deltas[key % 2] = weight.mul_add(grad, deltas[key % 2]);
                     }
-                    let (sum, delta) = (space.sum.add(lane), space.delta.add(lane));
-                    (V::load(sum) + (sums[0] + sums[1])).store(sum);
-                    (V::load(delta) + (deltas[0] + deltas[1])).store(delta);
+                    let factor = exponential::<V, T>(before - largest);
+                    V::load(sum).mul_add(factor, sums[0] + sums[1]).store(sum);
+                    V::load(delta).mul_add(factor, deltas[0] + deltas[1]).store(delta);
+                    largest.store(max);
                 }
             }
         }
@@ -240,19 +227,23 @@ impl<T: Float> Jobs<'_, T> {
             space.dq.write_bytes(0, ROWS * space.key_pitch);
             for tile in tiles(block, span) {
                 let Tile { first, count, at } = tile;
-                let (weights, grads) = (space.scores.add(at), space.grads.add(at));
+                let (weights, grads) = (space.weights, space.of_scores);
                 let of_keys = sums.add(first * plan.key_pitch);
                 let of_values = sums.add(plan.values + first * plan.pitch);
                 // The products load a few rows of these sums at a time, and wait for them.
                 prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
                 prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
                 for lane in (0..lanes).step_by(LANES) {
+                    let largest = V::load(space.max.add(lane));
                     let inverse = V::load(space.sum.add(lane));
                     let delta = V::load(space.delta.add(lane));
                     for key in 0..count {
-                        let at = key * lanes + lane;
-                        let grad = (V::load(grads.add(at)) - delta) * inverse;
-                        (V::load(weights.add(at)) * grad).store(grads.add(at));
+                        let i = key * lanes + lane;
+                        let score = V::load(space.scores.add(at + i));
+                        let weight = exponential::<V, T>(score - largest);
+                        weight.store(weights.add(i));
+                        let grad = (V::load(space.grads.add(at + i)) - delta) * inverse;
+                        (weight * grad).store(grads.add(i));
                     }
                 }
                 if call.soft_cap > 0.0 {
@@ -264,8 +255,8 @@ impl<T: Float> Jobs<'_, T> {
                 if blind {
                     self.skip_hidden(block, tile);
                 }
-                // The products below add these keys too.
-                let unused = (count.next_multiple_of(ADD_ROWS).min(KEYS) - count) * lanes;
+                // The products below add these keys too: their tiles have four rows or `ADD_ROWS`.
+                let unused = (count.next_multiple_of(2 * ADD_ROWS) - count) * lanes;
                 weights.add(count * lanes).write_bytes(0, unused);
                 grads.add(count * lanes).write_bytes(0, unused);
 
@@ -296,7 +287,7 @@ impl<T: Float> Jobs<'_, T> {
     /// Clears the derivatives in hidden scores of rows that see no key: such a row weighs all keys,
     /// but by no score.
     #[inline(never)]
-    unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, at }: Tile) {
+    unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, .. }: Tile) {
         let (call, space) = (&self.call.forward, &self.space);
         for row in 0..block.rows {
             // SAFETY: the caller's contract; every place is within the space.
@@ -307,7 +298,7 @@ impl<T: Float> Jobs<'_, T> {
                 let place = block.place(call, row);
                 for key in 0..count {
                     if call.hides(place, first + key) {
-                        *space.grads.add(at + key * block.lanes + row) = 0.0;
+                        *space.of_scores.add(key * block.lanes + row) = 0.0;
                     }
                 }
             }

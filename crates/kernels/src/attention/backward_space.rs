@@ -7,7 +7,7 @@ use crate::simd::LANES;
 
 /// Keys of a tile: a multiple of the rows of all tiles of a product.
 pub const KEYS: usize = 48;
-const _: () = assert!(KEYS.is_multiple_of(SET_ROWS) && KEYS.is_multiple_of(ADD_ROWS));
+const _: () = assert!(KEYS.is_multiple_of(SET_ROWS) && KEYS.is_multiple_of(2 * ADD_ROWS));
 
 /// A job's buffers.
 #[derive(Clone, Copy)]
@@ -22,11 +22,13 @@ pub struct Space {
     pub dq: *mut f32,
     /// Keys or values of a tile.
     pub tile: *mut f32,
-    /// Keys by rows: scores and then weights; derivatives in weights and then in scores; and those
-    /// of the soft cap, where there is one.
+    /// Keys by rows: scores, derivatives in weights, and those of the soft cap, if there is one.
     pub scores: *mut f32,
     pub grads: *mut f32,
     pub slopes: *mut f32,
+    /// Of a tile, keys by rows: weights, and derivatives in scores.
+    pub weights: *mut f32,
+    pub of_scores: *mut f32,
     /// Of each row: the largest score; the sum of its weights, which becomes its inverse; and the
     /// sum of the weights times their derivatives.
     pub max: *mut f32,
@@ -48,8 +50,9 @@ impl Space {
             end = end.wrapping_add(floats);
             start
         };
+        let strip = call.keys.next_multiple_of(KEYS) * ROWS;
         // The products may read a few rows past the last.
-        let strip = call.keys.next_multiple_of(KEYS) * ROWS + LANES;
+        let of_tile = KEYS * ROWS + LANES;
         Self {
             q: take(ROWS * key_pitch),
             g: take(ROWS * pitch),
@@ -60,6 +63,8 @@ impl Space {
             scores: take(strip),
             grads: take(strip),
             slopes: take(if call.soft_cap > 0.0 { strip } else { 0 }),
+            weights: take(of_tile),
+            of_scores: take(of_tile),
             max: take(ROWS),
             sum: take(ROWS),
             delta: take(ROWS),

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 /// The most floats that are kept in all buffers.
-const KEPT: usize = 16 << 20;
+const KEPT: usize = 32 << 20;
 /// The most buffers that are kept.
 const BUFFERS: usize = 4;
 
