@@ -8,7 +8,8 @@ use std::rc::Rc;
 use anyhow::ensure;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
-use mlx_primitives::{Array, Dtype, Result, builtin};
+use mlx_primitives::transforms::vjp;
+use mlx_primitives::{Array, Dtype, Result, builtin, eval};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
@@ -20,6 +21,8 @@ pub enum Kind {
     /// Several ops in one graph, each of which takes the previous result; the time is that of one
     /// op.
     Chain = 64,
+    /// Evaluates the gradients of the arrays that are trained, given that of the result.
+    Backward = 0,
 }
 
 impl Kind {
@@ -79,6 +82,8 @@ pub struct Inputs {
     /// The floating-point operations of matrix products, and the type of their factors; `None` for
     /// other ops.
     pub products: Option<(f64, Dtype)>,
+    /// How many of the last of the others are not trained, besides those of integers.
+    pub frozen: usize,
 }
 
 impl Inputs {
@@ -92,9 +97,44 @@ impl Inputs {
         let (others, ours): (_, Function) = (others.into(), Rc::new(ours));
         let (written, peer) = (x.nbytes(), ours.clone());
         let read = written + others.iter().map(Array::nbytes).sum::<usize>();
-        let inputs = Self { x, others, ours, builtin: None, read, written, products: None };
+        let inputs =
+            Self { x, others, ours, builtin: None, read, written, products: None, frozen: 0 };
         // The peer builds our op first, which takes about a microsecond.
         inputs.against(move |x, others| Ok(builtin::composition(&peer(x, others)?)?.swap_remove(0)))
+    }
+
+    /// The gradients of x and of the others that are trained.
+    fn backward(self) -> Result<Self> {
+        let trained = &self.others[..self.others.len() - self.frozen];
+        let places: Vec<_> =
+            (0..trained.len()).filter(|&i| trained[i].dtype().is_floating()).collect();
+        let g = (self.ours)(&self.x, &self.others)?;
+        g.eval()?;
+        let written = self.x.nbytes() + places.iter().map(|&i| trained[i].nbytes()).sum::<usize>();
+        let read = self.read + g.nbytes();
+        // A product for each factor that is trained.
+        let products = self.products.map(|(flops, dtype)| {
+            (if self.frozen > 0 { flops } else { flops * (1 + places.len()) as f64 }, dtype)
+        });
+        let of = |f: Function| -> Function {
+            let (g, places) = (g.clone(), places.clone());
+            Rc::new(move |x, others| {
+                let function = |p: Vec<Array>| {
+                    let mut all = others.to_vec();
+                    for (&place, array) in places.iter().zip(&p[1..]) {
+                        all[place] = array.clone();
+                    }
+                    Ok(vec![f(&p[0], &all)?])
+                };
+                let primals: Vec<_> =
+                    std::iter::once(x).chain(places.iter().map(|&i| &others[i])).collect();
+                let mut gradients = vjp(function, &primals[..], &[&g])?.1;
+                eval(&gradients)?;
+                Ok(gradients.swap_remove(0))
+            })
+        };
+        let (ours, builtin) = (of(self.ours.clone()), self.builtin.clone().map(of));
+        Ok(Self { ours, builtin, read, written, products, ..self })
     }
 
     pub fn against(self, builtin: impl Fn(&Array, &[Array]) -> Result<Array> + 'static) -> Self {
@@ -118,6 +158,9 @@ impl Case<'_> {
         ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
         if self.workload.size == Size::Large && inputs.products.is_some() {
             inputs.builtin = None; // MLX's takes seconds
+        }
+        if self.kind == Kind::Backward {
+            return Ok(inputs.backward()?);
         }
         Ok(inputs)
     }
@@ -190,6 +233,7 @@ pub fn select<'a>(
             for (index, &dtype) in types.iter().enumerate() {
                 let wanted = match kind {
                     Kind::Single => !quick || !wide || index == 0,
+                    Kind::Backward => false,
                     Kind::Chain => !wide && (!quick || workload.size == Size::Decode),
                 };
                 cases.extend(wanted.then_some(Case { workload, dtype, kind }));
@@ -197,4 +241,18 @@ pub fn select<'a>(
         }
     }
     cases
+}
+
+/// Ops without gradients to compare: state, packed results, or a gradient already.
+const NO_GRADIENTS: [&str; 3] = ["quantize", "rope_append", "cross_entropy"];
+
+/// The cases of prompts, each with that of its gradients.
+pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
+    let prompt = |case: &Case| {
+        let Workload { op, variant, size, .. } = case.workload;
+        let differs = !NO_GRADIENTS.contains(op) && !variant.contains("bits");
+        case.kind == Kind::Single && differs && matches!(size, Size::Prefill | Size::Wide)
+    };
+    let both = |case: Case<'a>| [case, Case { kind: Kind::Backward, ..case }];
+    cases.into_iter().filter(prompt).flat_map(both).collect()
 }

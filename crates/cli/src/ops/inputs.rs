@@ -319,7 +319,8 @@ pub fn quantized_linear(case: &Case) -> Result<Inputs> {
     let (w, parts) = packed(case, n, K)?;
     let ours =
         move |x: &Array, _: &[Array]| ops::quantized_linear(x, &w, QuantizedLinear::default());
-    Ok(product(Inputs::new(x, parts, ours), n))
+    let frozen = parts.len();
+    Ok(Inputs { frozen, ..product(Inputs::new(x, parts, ours), n) })
 }
 
 pub fn quantized_swiglu(case: &Case) -> Result<Inputs> {
@@ -331,7 +332,8 @@ pub fn quantized_swiglu(case: &Case) -> Result<Inputs> {
         move |x: &Array, _: &[Array]| ops::quantized_swiglu(x, &gate, &up, Some((&gain, EPS)));
     let inputs = product(Inputs::new(x, [gate_parts, up_parts].concat(), ours), n);
     let flops = 4.0 * f64::from(n) * f64::from(K);
-    Ok(Inputs { products: Some((flops, case.dtype)), ..inputs })
+    let frozen = inputs.others.len();
+    Ok(Inputs { products: Some((flops, case.dtype)), frozen, ..inputs })
 }
 
 pub fn lora_linear(case: &Case) -> Result<Inputs> {
@@ -348,10 +350,10 @@ pub fn lora_linear(case: &Case) -> Result<Inputs> {
         (w.into(), parts)
     };
     let flops = 2.0 * x.size() as f64 * f64::from(k + 2 * RANK);
-    let base = w.clone();
+    let (base, frozen) = (w.clone(), parts.len());
     let ours = move |x: &Array, o: &[Array]| ops::lora_linear(x, &w, &o[0], &o[1], 2.0);
     let inputs = Inputs::new(x, [vec![a, b], parts].concat(), ours);
-    let inputs = Inputs { products: Some((flops, case.dtype)), ..inputs };
+    let inputs = Inputs { products: Some((flops, case.dtype)), frozen, ..inputs };
     if !variant.ends_with("ops") {
         return Ok(inputs);
     }

@@ -153,7 +153,7 @@ fn later(memory: f64, compute: f64) -> (&'static str, f64) {
 /// The number of calls in a run: fewer in a chain if the built-in takes long.
 pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     const CHAIN_SECONDS: f64 = 0.1;
-    if kind == Kind::Single {
+    if kind != Kind::Chain {
         return Ok(1);
     }
     let slowest = inputs.builtin.as_ref().unwrap_or(&inputs.ours);

@@ -40,8 +40,8 @@ const CACHE_LIMIT: usize = 2 << 30;
 /// Shown below the options of `--help`.
 const COLUMNS: &str = "\
 Each call is timed in turn with the built-in's, in this process. `single` builds one op, evaluates \
-it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last. Times are medians ± half \
-the interquartile range. The choice is the implementation that programs run: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
+it and waits; `chain` is one of up to 64 ops in a graph, each fed by the last; `backward` evaluates \
+gradients. Times are medians ± half the interquartile range. The choice is the implementation that programs run: see `mlx-primitives tune`. GB/s counts the bytes that must be read and written, once. The limit is the time that the CPU kernels' \
 threads take to copy, read or fill as many bytes, or to do as many multiplications in registers, \
 whichever is longer; on a GPU that of MLX's `negative` for as many bytes.
 
@@ -64,6 +64,10 @@ pub struct Args {
     /// shapes only. A slow built-in runs once; a slow machine leaves out large shapes and types.
     #[arg(long)]
     quick: bool,
+    /// Compare the gradients of prompts as well, each below its op: of x, and of the weights unless
+    /// they are packed.
+    #[arg(long, conflicts_with_all = ["large", "table"])]
+    backward: bool,
     /// Only shapes larger than the caches, and MLX's built-ins only where they take less than
     /// seconds.
     #[arg(long)]
@@ -96,7 +100,10 @@ pub fn run(args: &Args) -> Result<()> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
     let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
-    let cases = cases::select(&workloads, &args.op, &types, args.quick, args.large);
+    let mut cases = cases::select(&workloads, &args.op, &types, args.quick, args.large);
+    if args.backward {
+        cases = cases::with_gradients(cases);
+    }
     let effort = match (args.quick, args.large) {
         (true, _) => Effort::QUICK,
         (false, true) => Effort::LARGE,
