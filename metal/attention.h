@@ -71,7 +71,8 @@ enum : unsigned {
  * queries and cotangents, or of keys and values, and the tile fit in 32 KB of threadgroup memory.
  */
 constexpr unsigned attention_grad_simds(unsigned row_bytes) {
-  return row_bytes > 512 ? 1 : row_bytes > 256 ? 2 : ATTENTION_MATRIX_SIMDS;
+  const unsigned most = ATTENTION_MATRIX_SIMDS;
+  return row_bytes > 512 ? 1 : row_bytes > 256 ? 2 : most;
 }
 
 /** The backward pass over plain keys and values; names as in AttentionParams. */

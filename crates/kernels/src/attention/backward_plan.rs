@@ -13,7 +13,7 @@ const BLOCKS: usize = 8;
 /// The most floats of the sums of all jobs, unless those of one part of each head are more.
 const SUMS: usize = 24 << 20;
 
-/// The arguments of [`attention_grad`].
+/// The arguments of [`attention_grad`](crate::attention_grad).
 #[derive(Clone, Copy)]
 pub struct Backward {
     /// The call whose result is differentiated; its keys and values are plain.
