@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use mlx_primitives::ops::{LinearWeight, Lora, QuantizedWeight};
 use mlx_primitives::support::files;
-use mlx_primitives::{Array, Dtype, Error, Result, eval, io};
+use mlx_primitives::{Array, Dtype, Error, Result, builtin, eval, io};
 
 use super::adapter_files::{ADAPTERS, whole_weights};
 use super::gguf;
@@ -282,7 +282,8 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     };
     let [a, b] = update.to_mlx_lm()?;
     let scale = Array::scalar(update.scale())?.astype(b.dtype())?;
-    let delta = b.t()?.multiply(scale)?.matmul(&a.t()?)?;
+    // By MLX, as in mlx-lm, so that both write the same bits.
+    let delta = builtin::matmul(&b.t()?.multiply(scale)?, &a.t()?)?;
     let sum = plain.add(delta.astype(plain.dtype())?)?;
     Ok(match matrix {
         LinearWeight::Plain(_) => sum.into(),

@@ -264,8 +264,8 @@ impl Reader<'_> {
             None | Some(Value::Null) => None,
             Some(Value::Array(tools)) => Some(tools.clone()),
             Some(other) => {
-                let expected = format_args!("a list of tools, got {}", short(other));
-                return Err(Error::argument("data", expected));
+                let got = short(other);
+                return Err(Error::argument("data", format_args!("a list of tools, got {got}")));
             }
         };
         let tokens = |messages: &[Value], add_generation_prompt: bool| {
