@@ -112,10 +112,9 @@ impl Inputs {
         g.eval()?;
         let written = self.x.nbytes() + places.iter().map(|&i| trained[i].nbytes()).sum::<usize>();
         let read = self.read + g.nbytes();
-        // A product for each factor that is trained.
-        let products = self.products.map(|(flops, dtype)| {
-            (if self.frozen > 0 { flops } else { flops * (1 + places.len()) as f64 }, dtype)
-        });
+        // A product more for each trained matrix that is no smaller than x.
+        let matrices = places.iter().filter(|&&i| trained[i].size() >= self.x.size()).count();
+        let products = self.products.map(|(flops, dtype)| (flops * (1 + matrices) as f64, dtype));
         let of = |f: Function| -> Function {
             let (g, places) = (g.clone(), places.clone());
             Rc::new(move |x, others| {

@@ -262,21 +262,22 @@ pub fn linear(case: &Case) -> Result<Inputs> {
     let ours = move |x: &Array, o: &[Array]| {
         let mut options = Linear::default();
         if full {
-            (options.bias, options.residual) = (Some(&o[2]), Some(&o[3]));
+            (options.bias, options.residual) = (Some(&o[1]), Some(&o[2]));
             options.activation = Some(Activation::Silu);
         }
         ops::linear(x, &o[0], options)
     };
     let builtin = move |x: &Array, o: &[Array]| {
-        let y = builtin::matmul(x, &o[1])?;
+        let y = builtin::matmul(x, &o[0].t()?)?;
         if !full {
             return Ok(y);
         }
-        let y = y.add(&o[2])?;
-        y.multiply(&y.sigmoid()?)?.add(&o[3])
+        let y = y.add(&o[1])?;
+        y.multiply(&y.sigmoid()?)?.add(&o[2])
     };
-    let others = [w.clone(), w.t()?, bias, residual];
-    let inputs = Inputs { read, ..Inputs::new(x, others, ours).against(builtin) };
+    let others = [w, bias, residual];
+    // Only the matrix is trained.
+    let inputs = Inputs { read, frozen: 2, ..Inputs::new(x, others, ours).against(builtin) };
     Ok(product(inputs, n))
 }
 
