@@ -15,7 +15,7 @@ use crate::conversions::{assert_logits, digests, last_logits};
 use crate::support::models::{DEMO, conversions as fixture};
 use crate::support::{Checked, message, simulated};
 
-const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
+pub const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
 #[test(simulated = once)]
 fn adapted_logits_equal_mlx_lms() -> Checked {

@@ -101,9 +101,9 @@ fn quantized_batches_decode_near_their_rows() -> Checked {
     Ok(())
 }
 
-/// Frequencies that depend on the length of the text rule out padding.
+/// Frequencies depend on the length of each text.
 #[test(simulated = once)]
-fn dynamic_rope_runs_each_by_itself() -> Checked {
+fn dynamic_rope_is_of_each_text() -> Checked {
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(64);

@@ -1,6 +1,7 @@
 //! Generation in all its modes: none changes a greedy token of the plain one.
 
 mod batch;
+mod engine;
 mod processors;
 mod prompt_cache;
 mod speculative;

@@ -170,7 +170,9 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
 /// next one, as a decoder does, so that it is written in place.
 pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let layout = KvLayout { capacity: 16, ..LAYOUT };
-    let state = RefCell::new(layout.zeros(case.dim(0), case.dtype)?);
+    let zeros = layout.zeros(case.dim(0), case.dtype)?;
+    zeros.eval()?;
+    let state = RefCell::new(zeros);
     let inputs = Inputs::new(case.x()?, [], move |step, _| {
         let next = ops::rope_append(&state.borrow(), step, layout, turning(0))?;
         let _ = state.replace(next.clone());

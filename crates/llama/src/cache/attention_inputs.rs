@@ -56,8 +56,7 @@ pub enum AttentionMask {
     All,
     /// The keys up to the position of the query. The last query is at the position of the last key.
     Causal,
-    /// The keys for which these bools are true: `[time, seen]`, or `[batch, 1, time, seen]` for a
-    /// batch with padding.
+    /// The keys for which these bools are true: `[time, seen]`.
     Mask(Array),
 }
 

@@ -1,8 +1,7 @@
-//! Operations on a cache other than appending: removing positions, selecting texts, hiding padding.
+//! Operations on a cache other than appending.
 
-use mlx_primitives::{Array, Error, Result};
+use mlx_primitives::{Error, Result};
 
-use super::attention_inputs::AttentionMask;
 use super::kind::CacheKind;
 use super::layer::{LayerCache, Storage};
 use super::layers::Cache;
@@ -35,37 +34,6 @@ impl LayerCache {
             Storage::Rotating(cache) => cache.trim(count),
         }
     }
-
-    fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
-        let index = Array::from_slice(rows, [i32::try_from(rows.len()).unwrap_or(i32::MAX)])?;
-        if !self.padding.is_empty() {
-            let padding = |row: &i32| self.padding.get(row.unsigned_abs() as usize).copied();
-            self.padding = rows.iter().filter_map(padding).collect();
-        }
-        match &mut self.storage {
-            Storage::Plain(cache) => cache.select_rows(&index),
-            Storage::Quantized(cache) => cache.select_rows(&index),
-            Storage::Rotating(cache) => cache.select_rows(&index),
-        }
-    }
-
-    /// The causal mask of the next `time` queries without the padding of each text.
-    pub(super) fn beside_padding(&self, time: i32) -> Result<AttentionMask> {
-        if matches!(self.storage, Storage::Rotating(_)) {
-            return Err(Error::argument("cache", "padding in a cache that shows all positions"));
-        }
-        let start = self.len();
-        let end = start.saturating_add(time);
-        let batch = i32::try_from(self.padding.len()).unwrap_or(i32::MAX);
-        let queries = Array::arange::<i32>(f64::from(start), f64::from(end), 1.0)?;
-        let queries = queries.reshape([1, 1, time, 1])?;
-        let keys = Array::arange::<i32>(0.0, f64::from(end), 1.0)?.reshape([1, 1, 1, end])?;
-        let first = Array::from_slice(&self.padding, [batch, 1, 1, 1])?;
-        // Padding sees itself, so that its results, which nothing uses, are not NaN.
-        let first = first.minimum(&queries)?;
-        let seen = keys.less_equal(&queries)?.logical_and(keys.greater_equal(&first)?)?;
-        Ok(AttentionMask::Mask(seen))
-    }
 }
 
 impl Cache {
@@ -79,6 +47,12 @@ impl Cache {
     pub(crate) fn emptied(&self) -> Result<Self> {
         let layers = self.layers.iter().map(LayerCache::emptied);
         Ok(Self { layers: layers.collect::<Result<_>>()? })
+    }
+
+    /// Whether the layers of both caches are of the same kinds.
+    pub(crate) fn has_kinds_of(&self, other: &Self) -> bool {
+        let kinds = |cache: &Self| cache.layers.iter().map(LayerCache::kind).collect::<Vec<_>>();
+        kinds(self) == kinds(other)
     }
 
     /// Whether [`trim`](Self::trim) can remove the last `count` positions: the cache has that
@@ -132,16 +106,5 @@ impl Cache {
     /// The length of the text that the positions were rotated for.
     pub(crate) fn text_len(&self) -> i32 {
         self.layers.first().map_or(0, |layer| layer.text_len.max(layer.len()))
-    }
-
-    /// Declares the first `padding[i]` positions of text `i` as padding, which no later position
-    /// sees. Call this before the first step of a batch whose texts end together.
-    pub(crate) fn set_padding(&mut self, padding: &[i32]) {
-        self.layers.iter_mut().for_each(|layer| layer.padding = padding.to_vec());
-    }
-
-    /// Keeps the texts of a batch at the indices `rows`, in that order.
-    pub(crate) fn select_rows(&mut self, rows: &[i32]) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows))
     }
 }

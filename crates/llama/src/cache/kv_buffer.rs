@@ -67,10 +67,4 @@ impl KvBuffer {
     pub fn keys_and_values(&self, len: i32) -> Result<[Array; 2]> {
         self.layout.keys_and_values(&self.array, len)
     }
-
-    /// Keeps the texts of the batch at the indices `rows`.
-    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.array = self.array.take(rows, 0)?;
-        Ok(())
-    }
 }

@@ -13,9 +13,6 @@ use crate::base::{Heads, RopeFrequencies};
 #[derive(Clone)]
 pub struct LayerCache {
     pub(super) storage: Storage,
-    /// The number of padding positions before each text of a batch; empty for a batch without
-    /// padding.
-    pub(super) padding: Vec<i32>,
     /// The length of the text of which the positions are a part, if that is known and longer, else
     /// 0.
     pub(super) text_len: i32,
@@ -161,9 +158,6 @@ impl LayerCache {
     ///
     /// Returns an error if there is no memory for the mask.
     pub fn mask(&self, time: i32) -> Result<AttentionMask> {
-        if self.padding.iter().any(|padding| *padding > 0) {
-            return self.beside_padding(time);
-        }
         if time == 1 {
             return Ok(AttentionMask::All);
         }
@@ -217,7 +211,7 @@ impl Default for LayerCache {
 
 impl From<Storage> for LayerCache {
     fn from(storage: Storage) -> Self {
-        Self { storage, padding: Vec::new(), text_len: 0 }
+        Self { storage, text_len: 0 }
     }
 }
 
@@ -251,10 +245,6 @@ impl Plain {
 
     pub fn trim(&mut self, count: i32) {
         self.len -= count;
-    }
-
-    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
     }
 
     /// The keys and values of all positions, `[batch, kv_heads, len, head_dim]`.

@@ -35,13 +35,6 @@ impl Quantized {
         self.len -= count;
     }
 
-    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        for buffer in self.buffers.iter_mut().flatten() {
-            *buffer = buffer.take(rows, 0)?;
-        }
-        Ok(())
-    }
-
     /// The codes, scales and biases of all positions.
     pub fn parts(&self) -> Result<Option<[Array; 3]>> {
         let Some([packed, scales, biases]) = &self.buffers else { return Ok(None) };

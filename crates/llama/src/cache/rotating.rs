@@ -45,10 +45,6 @@ impl Rotating {
         self.next = self.len;
     }
 
-    pub fn select_rows(&mut self, rows: &Array) -> Result<()> {
-        self.buffer.as_mut().map_or(Ok(()), |buffer| buffer.select_rows(rows))
-    }
-
     /// The keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
     pub fn keys_and_values(&self) -> Result<Option<([Array; 2], i32)>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };

@@ -2,6 +2,7 @@ use std::ops::ControlFlow;
 
 use mlx_primitives::{Array, Result};
 
+use super::engine::Generated;
 use super::generate::Generation;
 use super::options::{FinishReason, Options, Statistics, Token};
 use super::prompt_cache::PromptCache;
@@ -19,6 +20,39 @@ pub struct Piece {
     pub text: String,
     /// Why the text ended, in the closing piece.
     pub finish_reason: Option<FinishReason>,
+}
+
+/// Tokens of a text, as they are generated.
+pub trait Tokens {
+    /// The next token, or `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a step of the model fails.
+    fn next_token(&mut self) -> Result<Option<Token>>;
+
+    /// Why the text ended, or `None` while it goes on.
+    fn finish_reason(&self) -> Option<FinishReason>;
+}
+
+impl Tokens for Generation<'_> {
+    fn next_token(&mut self) -> Result<Option<Token>> {
+        Generation::next_token(self)
+    }
+
+    fn finish_reason(&self) -> Option<FinishReason> {
+        Generation::finish_reason(self)
+    }
+}
+
+impl Tokens for Generated {
+    fn next_token(&mut self) -> Result<Option<Token>> {
+        self.next().transpose()
+    }
+
+    fn finish_reason(&self) -> Option<FinishReason> {
+        Generated::finish_reason(self)
+    }
 }
 
 /// An iterator over a text as it is generated: a piece for each token, then a closing one with the
@@ -41,8 +75,8 @@ pub struct Piece {
 /// assert_eq!(text, ", there was a little ");
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
-pub struct TextGeneration<'a> {
-    generation: Generation<'a>,
+pub struct TextGeneration<'a, G = Generation<'a>> {
+    generation: G,
     tokenizer: &'a Tokenizer,
     stream: TextStream<'a>,
     stop: StopStrings,
@@ -76,21 +110,6 @@ impl Checkpoint {
 }
 
 impl<'a> TextGeneration<'a> {
-    /// The text of a generation, up to one of the stop strings.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for a stop string that is empty.
-    pub fn new(
-        generation: Generation<'a>,
-        tokenizer: &'a Tokenizer,
-        stop: &[String],
-    ) -> Result<Self> {
-        let stop = StopStrings::new(stop)?;
-        let stream = tokenizer.stream();
-        Ok(Self { generation, tokenizer, stream, stop, finish: None, ended: false })
-    }
-
     /// Starts from a cached beginning of the prompt; see [`Generation::with_cache`].
     ///
     /// # Errors
@@ -135,11 +154,6 @@ impl<'a> TextGeneration<'a> {
         self.generation.prefill(progress)
     }
 
-    /// Why the text ended, or `None` while it goes on.
-    pub fn finish_reason(&self) -> Option<FinishReason> {
-        self.finish
-    }
-
     /// Counts and times of the generation up to now.
     pub fn statistics(&self) -> Statistics {
         self.generation.statistics()
@@ -158,6 +172,24 @@ impl<'a> TextGeneration<'a> {
     /// rotating caches lead to.
     pub fn into_prompt_cache(self) -> Result<PromptCache> {
         self.generation.into_prompt_cache()
+    }
+}
+
+impl<'a, G: Tokens> TextGeneration<'a, G> {
+    /// The text of a generation, up to one of the stop strings.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a stop string that is empty.
+    pub fn new(generation: G, tokenizer: &'a Tokenizer, stop: &[String]) -> Result<Self> {
+        let stop = StopStrings::new(stop)?;
+        let stream = tokenizer.stream();
+        Ok(Self { generation, tokenizer, stream, stop, finish: None, ended: false })
+    }
+
+    /// Why the text ended, or `None` while it goes on.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
     }
 
     /// Adds a token. Returns the text that can be shown, and whether a stop string was found.
@@ -196,7 +228,7 @@ impl<'a> TextGeneration<'a> {
     }
 }
 
-impl Iterator for TextGeneration<'_> {
+impl<G: Tokens> Iterator for TextGeneration<'_, G> {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Self::Item> {

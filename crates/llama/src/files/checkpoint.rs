@@ -17,35 +17,8 @@ use crate::text::Tokenizer;
 /// A model and its tokenizer, as in a directory of Hugging Face or mlx-lm.
 ///
 /// It stays on the thread that loaded it, as its arrays do: neither `Arc` nor `RwLock` lets another
-/// thread use it. A server loads it on one thread, which takes requests from a channel and sends
-/// tokens back:
-///
-/// ```
-/// use std::sync::mpsc;
-/// use mlx_primitives_llama::{Checkpoint, Options};
-///
-/// let (ask, asked) = mpsc::channel::<(String, mpsc::Sender<String>)>();
-/// let engine = std::thread::spawn(move || -> mlx_primitives::Result<()> {
-///     let checkpoint = Checkpoint::demo()?;
-///     for (prompt, answer) in asked {
-///         let prompt = checkpoint.tokenizer.encode(&prompt)?;
-///         let options = Options { max_tokens: 4, ..Options::default() };
-///         for piece in checkpoint.generate_text(&prompt, &options)? {
-///             if answer.send(piece?.text).is_err() {
-///                 break; // nobody waits for the rest
-///             }
-///         }
-///     }
-///     Ok(())
-/// });
-/// let (answer, pieces) = mpsc::channel();
-/// ask.send(("Once upon a time".to_owned(), answer)).expect("the engine runs");
-/// let text: String = pieces.into_iter().collect();
-/// drop(ask);
-/// engine.join().expect("no panic")?;
-/// assert!(!text.is_empty());
-/// # Ok::<(), mlx_primitives::Error>(())
-/// ```
+/// thread use it. A server starts an [`Engine`](crate::decode::Engine), a thread that loads it and
+/// continues the texts of all other threads.
 pub struct Checkpoint {
     /// The model.
     pub llama: Llama,

@@ -52,6 +52,11 @@ impl Llama {
     ///
     /// Returns an error if an update names no projection, or is of another shape.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
+        self.with_updates(adapters)
+    }
+
+    /// The model with the updates attached, which shares its weights with this one.
+    pub(crate) fn with_updates(&self, adapters: &Adapters) -> Result<Self> {
         self.exchange().agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
         let mut updates = BTreeMap::new();
         for (name, update) in adapters.iter() {

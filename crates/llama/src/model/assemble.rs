@@ -85,6 +85,6 @@ impl Llama {
     /// them.
     fn dtype_after(&self, dtype: Dtype) -> Result<Dtype> {
         let h = Array::zeros_of([1, 1, self.config.hidden_size], dtype)?;
-        Ok(self.through_layers(h, &mut self.new_cache())?.dtype())
+        Ok(self.through_layers(h, &mut (&mut self.new_cache()).into())?.dtype())
     }
 }

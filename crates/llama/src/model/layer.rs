@@ -71,13 +71,12 @@ impl DecoderLayer {
         Ok(layer)
     }
 
-    /// Runs the layer on `x`, `[batch, time, hidden]`, and appends its keys and values to the
-    /// cache.
+    /// Runs the layer on `x`, `[batch, time, hidden]`. `attend` returns the attention of a fused
+    /// projection of queries, keys and values.
     pub fn forward(
         &self,
         x: &Array,
-        mask: &AttentionMask,
-        cache: &mut LayerCache,
+        attend: impl FnOnce(&Array) -> Result<Array>,
     ) -> Result<Array> {
         use LinearWeight::Quantized;
         let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = &self.projections;
@@ -110,12 +109,7 @@ impl DecoderLayer {
             None => qkv,
         };
 
-        // Rotates queries and keys, appends keys and values to the cache, and attends to all of it.
-        let attended = match self.absent {
-            None => cache.attend(&qkv, self.heads, &self.rope, mask)?,
-            Some(absent) => self.attend_beside(absent, &qkv, mask, cache)?,
-        };
-        let h = o_proj.forward(&attended, None, Some(x))?;
+        let h = o_proj.forward(&attend(&qkv)?, None, Some(x))?;
 
         let norm = &self.post_attention_layernorm;
         let plain = |part: &Linear| part.bias.is_none() && part.update.is_none();
@@ -131,6 +125,19 @@ impl DecoderLayer {
             }
         };
         down_proj.forward(&inner, None, Some(&h))
+    }
+
+    /// Rotates queries and keys, appends keys and values to the cache, and attends to all of it.
+    pub fn attend(
+        &self,
+        qkv: &Array,
+        mask: &AttentionMask,
+        cache: &mut LayerCache,
+    ) -> Result<Array> {
+        match self.absent {
+            None => cache.attend(qkv, self.heads, &self.rope, mask),
+            Some(absent) => self.attend_beside(absent, qkv, mask, cache),
+        }
     }
 
     /// Normalizes each head's queries and keys in a projection `[batch, time, features]`.

@@ -8,8 +8,9 @@ use super::adapters::Adapters;
 use super::layer::DecoderLayer;
 use super::linear::{Linear, Module, Norm};
 use super::matrix;
+use super::texts::Texts;
 use crate::base::{Config, Exchange, Quantization, RopeFrequencies, Share, Weights};
-use crate::cache::{AttentionMask, Cache};
+use crate::cache::Cache;
 
 /// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
 /// [`Checkpoint`](crate::Checkpoint) does.
@@ -201,7 +202,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.head().forward(&self.decoded(tokens, cache)?, Some(&self.norm), None)
+        self.logits(&self.decoded(tokens, &mut cache.into())?)
     }
 
     /// Hidden states `[batch, time, hidden]` of `tokens` (integers `[batch, time]`) after the final
@@ -230,7 +231,7 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn hidden(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        self.norm.forward(&self.decoded(tokens, cache)?)
+        self.norm.forward(&self.decoded(tokens, &mut cache.into())?)
     }
 
     /// Logits `[..., vocab]` of hidden states `[..., hidden]`, which [`hidden`](Self::hidden)
@@ -249,9 +250,14 @@ impl Llama {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 
+    /// The logits of the output of the last layer.
+    pub(super) fn logits(&self, h: &Array) -> Result<Array> {
+        self.head().forward(h, Some(&self.norm), None)
+    }
+
     /// The output of the last layer, `[batch, time, hidden]`.
-    pub(super) fn decoded(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        if tokens.ndim() != 2 || cache.layers.len() != self.layers.len() {
+    pub(super) fn decoded(&self, tokens: &Array, texts: &mut Texts) -> Result<Array> {
+        if tokens.ndim() != 2 || !texts.have_layers(self.layers.len()) {
             return Err(Error::argument(
                 "llama",
                 format_args!(
@@ -261,9 +267,9 @@ impl Llama {
             ));
         }
         if self.embed_tokens.part.exchanges() {
-            return self.decoded_of_part(tokens, cache);
+            return self.decoded_of_part(tokens, texts);
         }
-        self.through_layers(self.embedded(tokens)?, cache)
+        self.through_layers(self.embedded(tokens)?, texts)
     }
 
     /// The input of the first layer, in a process that holds the whole model.
@@ -272,15 +278,15 @@ impl Llama {
     }
 
     /// [`decoded`](Self::decoded) in a process that holds a part of the model.
-    fn decoded_of_part(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
+    fn decoded_of_part(&self, tokens: &Array, texts: &mut Texts) -> Result<Array> {
         let (exchange, hidden) = (self.exchange(), self.config.hidden_size);
         let mut embed = || {
             let rows = exchange.embedding(tokens, &mut |ids| self.embedding_rows(ids))?;
             self.scaled(rows)
         };
         let h = exchange.input(tokens, hidden, &mut embed)?;
-        let h = self.through_layers(h, cache)?;
-        exchange.output(h, &cache.arrays().collect::<Vec<_>>())
+        let h = self.through_layers(h, texts)?;
+        exchange.output(h, &texts.arrays())
     }
 
     /// The part of the model that this process holds, and its exchanges with the others.
@@ -312,17 +318,9 @@ impl Llama {
     }
 
     /// The output of the last layer that this process holds.
-    pub(super) fn through_layers(&self, mut h: Array, cache: &mut Cache) -> Result<Array> {
-        let time = h.dim(1)?;
-        // Layers of full attention share a mask, and so do layers of sliding attention.
-        let mut masks: [Option<AttentionMask>; 2] = [None, None];
-        for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
-            let shared = &mut masks[usize::from(layer.window.is_some())];
-            let mask = match shared {
-                Some(mask) => mask,
-                None => shared.insert(cache.mask(time)?),
-            };
-            h = layer.forward(&h, mask, cache)?;
+    pub(super) fn through_layers(&self, mut h: Array, texts: &mut Texts) -> Result<Array> {
+        for (index, layer) in self.layers.iter().enumerate() {
+            h = layer.forward(&h, |qkv| texts.attend(layer, index, qkv))?;
         }
         Ok(h)
     }
@@ -346,11 +344,11 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn forward_last(&self, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-        let mut h = self.decoded(tokens, cache)?;
+        let mut h = self.decoded(tokens, &mut cache.into())?;
         if h.dim(1)? > 1 {
             h = h.slice_axis(1, -1..)?;
         }
-        self.head().forward(&h, Some(&self.norm), None)
+        self.logits(&h)
     }
 
     /// The rotation of positions; `None` in a process without layers.

@@ -5,6 +5,7 @@ mod adapters;
 mod assemble;
 mod estimate;
 mod fingerprint;
+mod forward_texts;
 mod layer;
 mod linear;
 mod llama;
@@ -12,8 +13,10 @@ mod matrix;
 mod new_cache;
 mod part;
 mod random_weights;
+mod texts;
 mod trained;
 
 pub use adapters::Adapters;
 pub use estimate::{Estimate, estimate};
+pub(crate) use forward_texts::Step;
 pub use llama::Llama;

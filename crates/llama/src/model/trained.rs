@@ -47,7 +47,7 @@ impl Llama {
         let h = match recompute {
             false => {
                 let model = self.trained(arrays, scale)?;
-                model.decoded(inputs, &mut model.new_cache())?
+                model.decoded(inputs, &mut (&mut model.new_cache()).into())?
             }
             true => self.recomputed(arrays, scale, inputs)?,
         };
@@ -79,7 +79,8 @@ impl Llama {
                 let h = inputs.pop();
                 let h = h.ok_or_else(|| Error::argument("training", "hidden states"))?;
                 let own: Arrays = names.iter().cloned().zip(inputs).collect();
-                layer.trained(&own, scale, dtype)?.forward(&h, &mask, &mut cache.clone())
+                let layer = layer.trained(&own, scale, dtype)?;
+                layer.forward(&h, |qkv| layer.attend(qkv, &mask, &mut cache.clone()))
             };
             let inputs: Vec<Array> = own.into_iter().chain([h]).collect();
             h = transforms::checkpoint(run, &inputs)?;

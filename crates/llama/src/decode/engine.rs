@@ -1,0 +1,355 @@
+//! A thread that owns a model and continues the texts of many callers together.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_channel::{Receiver, Sender};
+use mlx_primitives::{Error, Result};
+
+use super::options::{FinishReason, Options, Token};
+use super::scheduler::{Event, Scheduler, Text};
+use crate::cache::CacheKind;
+use crate::files::Checkpoint;
+use crate::model::{Adapters, Llama, estimate};
+use crate::text::Tokenizer;
+
+/// The limits of an [`Engine`], and the adapters that its texts may name.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// The most texts that run at a time.
+    pub texts: usize,
+    /// The most texts that wait. Further ones are refused.
+    pub waiting: usize,
+    /// The most tokens of prompts that are read between two tokens of the other texts.
+    pub prompt_step: usize,
+    /// The bytes of keys and values: of all texts, and of some that ended, for texts that begin
+    /// like them. A text waits until it fits, and is refused if it would not fit alone. Weights,
+    /// logits and intermediate results come on top.
+    pub cache_bytes: usize,
+    /// Names of adapters, with their files as [`Adapters::load`] reads them.
+    pub adapters: Vec<(String, PathBuf)>,
+}
+
+impl Default for EngineOptions {
+    /// 32 texts at a time, 1,024 that wait, 512 tokens of prompts at a time, 4 GiB of keys and
+    /// values, and no adapters.
+    fn default() -> Self {
+        Self {
+            texts: 32,
+            waiting: 1024,
+            prompt_step: 512,
+            cache_bytes: usize::try_from(4u64 << 30).unwrap_or(usize::MAX),
+            adapters: Vec::new(),
+        }
+    }
+}
+
+/// A thread that owns a model and continues the texts of all callers together, and a handle to it
+/// that can be cloned and sent to other threads.
+///
+/// Texts join and leave between steps. Each text has its own options, adapters and random numbers.
+/// A step draws a token for every text whose prompt was read, and reads some of the prompts that
+/// wait, in turn. Texts that begin alike read their beginning once. Each text is the one that
+/// [`Checkpoint::generate`] makes of the same prompt and options.
+///
+/// The thread ends once all handles are dropped and all texts have ended.
+///
+/// ```
+/// use mlx_primitives_llama::{Checkpoint, Options, decode::Engine};
+///
+/// let engine = Engine::start(Checkpoint::demo, Default::default())?;
+/// let texts: Vec<_> = ["Once upon a time", "One day"]
+///     .map(|prompt| {
+///         let engine = engine.clone();
+///         std::thread::spawn(move || {
+///             let prompt = engine.tokenizer().encode(prompt)?;
+///             let options = Options { max_tokens: 8, ..Options::default() };
+///             engine.generate(&prompt, &options, None).collect::<Result<Vec<_>, _>>()
+///         })
+///     })
+///     .into();
+/// for text in texts {
+///     let tokens = text.join().expect("no panic")?;
+///     assert_eq!(tokens.len(), 8);
+/// }
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Engine {
+    requests: Sender<Request>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+/// A text that a caller wants.
+struct Request {
+    prompt: Vec<u32>,
+    options: Options,
+    adapter: Option<String>,
+    events: Sender<Event>,
+}
+
+impl Engine {
+    /// Starts a thread, which loads a model by `load` and keeps it, and waits until it is loaded.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `load`, an error for adapters that cannot be loaded or do not fit the
+    /// model, and one if the system refuses a thread.
+    pub fn start(
+        load: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
+        options: EngineOptions,
+    ) -> Result<Self> {
+        let (requests, waiting) = async_channel::unbounded();
+        let (loaded, tokenizer) = async_channel::bounded(1);
+        let run = move || {
+            let result = load().and_then(|checkpoint| {
+                let Checkpoint { llama, tokenizer, eos } = checkpoint;
+                Ok((Models::load(llama, &options.adapters)?, tokenizer, eos))
+            });
+            match result {
+                Ok((models, tokenizer, eos)) => {
+                    let _ = loaded.try_send(Ok(tokenizer));
+                    Work::new(&models, eos, options).serve(&waiting);
+                }
+                Err(error) => drop(loaded.try_send(Err(error))),
+            }
+        };
+        let thread = std::thread::Builder::new().name("engine".to_owned());
+        thread.spawn(run).map_err(|error| {
+            Error::argument("engine", format_args!("a thread for the model, got {error}"))
+        })?;
+        let tokenizer = tokenizer.recv_blocking().map_err(|_| stopped())??;
+        Ok(Self { requests, tokenizer: Arc::new(tokenizer) })
+    }
+
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Continues the tokens of a prompt, up to an end token of the checkpoint or of the options,
+    /// with the adapters of that name beside the weights. It returns at once. An error, as for a
+    /// prompt that [`Llama::generate`] refuses or an unknown name, comes in the place of a token.
+    pub fn generate(&self, prompt: &[u32], options: &Options, adapter: Option<&str>) -> Generated {
+        let (events, received) = async_channel::unbounded();
+        let (prompt, options) = (prompt.to_vec(), options.clone());
+        let adapter = adapter.map(str::to_owned);
+        // Without a thread the channel of events closes, which `received` says.
+        let _ = self.requests.try_send(Request { prompt, options, adapter, events });
+        Generated { events: Box::pin(received), finish: None, cached_tokens: 0, ended: false }
+    }
+}
+
+/// The tokens of a text that an [`Engine`] continues: an iterator that blocks, and a
+/// [`Stream`](futures_core::Stream) for asynchronous callers. Drop it to end the text.
+pub struct Generated {
+    events: Pin<Box<Receiver<Event>>>,
+    finish: Option<FinishReason>,
+    cached_tokens: usize,
+    ended: bool,
+}
+
+impl Generated {
+    /// The number of tokens of the prompt that were read for another text; 0 before the end.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
+    }
+
+    /// Why the text ended, or `None` while it goes on and after an error.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// The item of an event; `None` for an engine that stopped.
+    fn item(&mut self, event: Option<Event>) -> Option<Result<Token>> {
+        let item = match event {
+            Some(Event::Token(token)) => return Some(Ok(token)),
+            Some(Event::End { reason, cached_tokens }) => {
+                (self.finish, self.cached_tokens) = (Some(reason), cached_tokens);
+                None
+            }
+            Some(Event::Failed(error)) => Some(Err(error)),
+            None => Some(Err(stopped())),
+        };
+        self.ended = true;
+        item
+    }
+}
+
+impl Iterator for Generated {
+    type Item = Result<Token>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv_blocking().ok();
+        self.item(event)
+    }
+}
+
+impl futures_core::Stream for Generated {
+    type Item = Result<Token>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        match futures_core::Stream::poll_next(self.events.as_mut(), context) {
+            Poll::Ready(event) => Poll::Ready(self.item(event)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+fn stopped() -> Error {
+    Error::argument("engine", "a thread that runs the model, which has ended")
+}
+
+/// A model, and the same model with each of the adapters.
+struct Models {
+    plain: Llama,
+    adapted: HashMap<String, Llama>,
+}
+
+impl Models {
+    fn load(plain: Llama, adapters: &[(String, PathBuf)]) -> Result<Self> {
+        let mut adapted = HashMap::new();
+        for (name, path) in adapters {
+            let adapters = Adapters::load(path, &plain)?;
+            adapted.insert(name.clone(), plain.with_updates(&adapters)?);
+        }
+        Ok(Self { plain, adapted })
+    }
+
+    fn named(&self, adapter: Option<&str>) -> Result<&Llama> {
+        let Some(name) = adapter else { return Ok(&self.plain) };
+        self.adapted.get(name).ok_or_else(|| {
+            let mut names: Vec<&str> = self.adapted.keys().map(String::as_str).collect();
+            names.sort_unstable();
+            Error::argument("engine", format_args!("adapters of {names:?}, got {name:?}"))
+        })
+    }
+}
+
+/// A text with the bytes that its cache has at its end.
+struct Waiting<'a> {
+    text: Text<'a>,
+    bytes: usize,
+    events: Sender<Event>,
+}
+
+struct Work<'a> {
+    models: &'a Models,
+    eos: Vec<u32>,
+    options: EngineOptions,
+    scheduler: Scheduler<'a>,
+    waiting: VecDeque<Waiting<'a>>,
+    /// The bytes and the caller of each text that runs.
+    running: HashMap<usize, (usize, Sender<Event>)>,
+}
+
+impl<'a> Work<'a> {
+    fn new(models: &'a Models, eos: Vec<u32>, options: EngineOptions) -> Self {
+        let scheduler = Scheduler::new(options.prompt_step);
+        let (waiting, running) = (VecDeque::new(), HashMap::new());
+        Self { models, eos, options, scheduler, waiting, running }
+    }
+
+    /// Runs texts until all handles are dropped and all texts have ended.
+    fn serve(mut self, requests: &Receiver<Request>) {
+        loop {
+            if self.running.is_empty() && self.waiting.is_empty() {
+                match requests.recv_blocking() {
+                    Ok(request) => self.accept(request),
+                    Err(_) => return,
+                }
+            }
+            while let Ok(request) = requests.try_recv() {
+                self.accept(request);
+            }
+            self.drop_canceled();
+            self.start_waiting();
+            while self.used() > self.options.cache_bytes && self.scheduler.forget() {}
+            for (id, event) in self.scheduler.step() {
+                let last = !matches!(event, Event::Token(_));
+                if let Some((_, events)) = self.running.get(&id) {
+                    let _ = events.try_send(event); // who hung up is found before the next step
+                }
+                if last {
+                    self.running.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// Lets a text wait, or refuses it.
+    fn accept(&mut self, request: Request) {
+        let events = request.events.clone();
+        match self.checked(request) {
+            Ok(waiting) => self.waiting.push_back(waiting),
+            Err(error) => drop(events.try_send(Event::Failed(error))),
+        }
+    }
+
+    fn checked(&self, request: Request) -> Result<Waiting<'a>> {
+        let Request { prompt, mut options, adapter, events } = request;
+        let EngineOptions { waiting: most, cache_bytes, .. } = self.options;
+        if self.waiting.len() >= most {
+            let expected = format_args!("at most {most} texts that wait, got one more");
+            return Err(Error::argument("engine", expected));
+        }
+        options.eos.extend(&self.eos);
+        let model = self.models.named(adapter.as_deref())?;
+        let text = Text::new(model, &prompt, &options)?;
+        let bytes = bytes_of(model, options.cache, text.positions())?;
+        if bytes > cache_bytes {
+            return Err(Error::argument(
+                "engine",
+                format_args!(
+                    "a text whose keys and values take at most {cache_bytes} bytes, got {} positions, \
+                     which take {bytes}: shorten the prompt or max_tokens",
+                    text.positions()
+                ),
+            ));
+        }
+        Ok(Waiting { text, bytes, events })
+    }
+
+    /// Drops the texts whose callers hung up.
+    fn drop_canceled(&mut self) {
+        self.waiting.retain(|waiting| !waiting.events.is_closed());
+        self.running.retain(|_, (_, events)| !events.is_closed());
+        self.scheduler.retain(|id| self.running.contains_key(&id));
+    }
+
+    /// Starts texts in the order in which they came, as long as the next one fits.
+    fn start_waiting(&mut self) {
+        while let Some(next) = self.waiting.pop_front() {
+            let running: usize = self.running.values().map(|(bytes, _)| bytes).sum();
+            let fits = running.saturating_add(next.bytes) <= self.options.cache_bytes;
+            if !fits || self.running.len() >= self.options.texts.max(1) {
+                self.waiting.push_front(next);
+                return;
+            }
+            let id = self.scheduler.add(next.text);
+            self.running.insert(id, (next.bytes, next.events));
+        }
+    }
+
+    /// The bytes of texts that run, at their ends, and of those that ended and are kept.
+    fn used(&self) -> usize {
+        let running = self.running.values().map(|(bytes, _)| bytes).sum::<usize>();
+        running.saturating_add(self.scheduler.kept())
+    }
+}
+
+/// The bytes of the cache of a text.
+fn bytes_of(model: &Llama, kind: CacheKind, positions: usize) -> Result<usize> {
+    let positions = u32::try_from(positions).unwrap_or(u32::MAX);
+    let bytes = estimate(model.config(), model.dtype(), None, kind, 1, positions)?.cache;
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+}

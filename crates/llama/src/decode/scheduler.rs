@@ -1,0 +1,309 @@
+//! Texts that a model continues together. In each step every text whose prompt was read gets a
+//! token, and some tokens of the other prompts are read.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use mlx_primitives::{Error, Result, eval};
+
+use super::draw::Draw;
+use super::options::{FinishReason, Options, Token};
+use crate::cache::Cache;
+use crate::model::{Llama, Step};
+
+/// The most texts of a pass.
+const WIDEST: usize = 256;
+/// The fewest positions that are worth copying from the cache of another text.
+const SHARED: usize = 16;
+/// The most texts that are kept after their ends.
+const KEPT: usize = 64;
+
+/// An outcome for a text.
+pub(super) enum Event {
+    Token(Token),
+    /// The text's last event.
+    End {
+        reason: FinishReason,
+        /// The tokens of the prompt that were read for another text.
+        cached_tokens: usize,
+    },
+    /// The text's last event.
+    Failed(Error),
+}
+
+pub(super) struct Text<'a> {
+    model: &'a Llama,
+    /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
+    tokens: Vec<u32>,
+    prompt: usize,
+    cache: Cache,
+    pub draw: Draw<'a>,
+    eos: Vec<u32>,
+    left: usize,
+    prefill_step: usize,
+    cached_tokens: usize,
+}
+
+impl<'a> Text<'a> {
+    pub fn new(model: &'a Llama, prompt: &[u32], options: &Options) -> Result<Self> {
+        let left = model.check_prompt(prompt, options)?;
+        let mut cache = model.new_cache_for(options.cache, prompt.len().saturating_add(left))?;
+        cache.set_text_len(prompt.len());
+        Ok(Self {
+            model,
+            tokens: prompt.to_vec(),
+            prompt: prompt.len(),
+            cache,
+            draw: Draw::new(options, model.vocab())?,
+            eos: options.eos.clone(),
+            left,
+            prefill_step: options.prefill_step,
+            cached_tokens: 0,
+        })
+    }
+
+    fn end(&self, reason: FinishReason) -> Event {
+        Event::End { reason, cached_tokens: self.cached_tokens }
+    }
+
+    /// The number of positions that the text has at its end.
+    pub fn positions(&self) -> usize {
+        self.prompt.saturating_add(self.left)
+    }
+
+    /// The number of tokens whose keys and values are in the cache.
+    fn seen(&self) -> usize {
+        self.cache.len().unsigned_abs() as usize
+    }
+
+    /// The number of tokens of the prompt that the model has not read.
+    fn unread(&self) -> usize {
+        self.prompt.saturating_sub(self.seen())
+    }
+
+    /// Adds a token. Returns whether it belongs to the text, and why the text ends with it.
+    fn add(&mut self, token: u32) -> (bool, Option<FinishReason>) {
+        self.left = self.left.saturating_sub(1);
+        if self.eos.contains(&token) {
+            return (false, Some(FinishReason::Stop));
+        }
+        self.tokens.push(token);
+        (true, (self.left == 0).then_some(FinishReason::Length))
+    }
+
+    /// The cache's first positions that this text and `other` have in common, if they are more
+    /// than those that `other` has, and were read as a prompt in both.
+    fn beginning_for(&self, other: &Self) -> Option<Cache> {
+        let pairs = self.tokens.iter().zip(&other.tokens);
+        let same = pairs.take_while(|(a, b)| a == b).count();
+        let common = same.min(self.prompt).min(self.seen()).min(other.prompt - 1);
+        let alike = std::ptr::eq(self.model, other.model)
+            && self.cache.has_kinds_of(&other.cache)
+            && self.model.keeps_keys(self.cache.text_len(), other.tokens.len());
+        if !alike || common < other.seen() + SHARED {
+            return None;
+        }
+        let mut cache = self.cache.clone();
+        cache.trim(i32::try_from(self.seen() - common).ok()?).ok()?;
+        cache.set_text_len(other.tokens.len());
+        Some(cache)
+    }
+}
+
+/// A text of a pass, with its number and the number of tokens that the pass runs.
+type Part<'a> = (usize, usize, Text<'a>);
+
+pub(super) struct Scheduler<'a> {
+    /// The texts that go on, by their numbers.
+    texts: BTreeMap<usize, Text<'a>>,
+    /// The numbers of texts whose prompts are being read, in turn.
+    reading: VecDeque<usize>,
+    /// Texts that ended, for those that begin like them.
+    ended: VecDeque<Text<'a>>,
+    /// The most tokens of prompts that a step reads.
+    budget: usize,
+    next: usize,
+}
+
+impl<'a> Scheduler<'a> {
+    pub fn new(budget: usize) -> Self {
+        Self {
+            texts: BTreeMap::new(),
+            reading: VecDeque::new(),
+            ended: VecDeque::new(),
+            budget: budget.max(1),
+            next: 0,
+        }
+    }
+
+    /// Adds a text and returns its number. Numbers count from 0.
+    pub fn add(&mut self, text: Text<'a>) -> usize {
+        let id = self.next;
+        self.next += 1;
+        self.texts.insert(id, text);
+        self.reading.push_back(id);
+        id
+    }
+
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    pub fn texts_mut(&mut self) -> impl Iterator<Item = (usize, &mut Text<'a>)> {
+        self.texts.iter_mut().map(|(&id, text)| (id, text))
+    }
+
+    /// Drops the texts whose numbers `goes_on` refuses.
+    pub fn retain(&mut self, mut goes_on: impl FnMut(usize) -> bool) {
+        self.texts.retain(|&id, _| goes_on(id));
+    }
+
+    /// The bytes of the caches of texts that ended.
+    pub fn kept(&self) -> usize {
+        self.ended.iter().map(|text| text.cache.nbytes()).sum()
+    }
+
+    /// Drops the text that ended first. Returns whether there was one.
+    pub fn forget(&mut self) -> bool {
+        self.ended.pop_front().is_some()
+    }
+
+    /// A token for each text whose prompt was read, then the next part of the other prompts.
+    pub fn step(&mut self) -> Vec<(usize, Event)> {
+        let mut events = Vec::new();
+        for (id, text) in self.take(|text| text.left == 0) {
+            events.push((id, text.end(FinishReason::Length)));
+        }
+        let ready = self.take(|text| text.unread() == 0);
+        for parts in apart(ready.into_iter().map(|(id, text)| (id, 1, text))) {
+            self.pass(parts, &mut events);
+        }
+        for parts in apart(self.next_of_prompts().into_iter()) {
+            self.pass(parts, &mut events);
+        }
+        events
+    }
+
+    /// Takes the texts for which `taken` returns true.
+    fn take(&mut self, taken: impl Fn(&Text) -> bool) -> Vec<(usize, Text<'a>)> {
+        let of = self.texts.iter().filter(|(_, text)| taken(text));
+        let ids: Vec<usize> = of.map(|(&id, _)| id).collect();
+        ids.into_iter().filter_map(|id| Some((id, self.texts.remove(&id)?))).collect()
+    }
+
+    /// Takes the texts whose prompts are read next.
+    fn next_of_prompts(&mut self) -> Vec<Part<'a>> {
+        let (mut parts, mut left) = (Vec::new(), self.budget);
+        for _ in 0..self.reading.len() {
+            let Some(id) = self.reading.pop_front() else { break };
+            let Some(mut text) = self.texts.remove(&id) else { continue };
+            let others = self.texts.values().chain(parts.iter().map(|(_, _, text)| text));
+            let known = others.chain(&self.ended).filter_map(|other| other.beginning_for(&text));
+            if let Some(cache) = known.max_by_key(Cache::len) {
+                text.cached_tokens += cache.len().unsigned_abs() as usize - text.seen();
+                text.cache = cache;
+            }
+            let count = text.unread().min(text.prefill_step).min(left);
+            left -= count;
+            parts.push((id, count, text));
+            if left == 0 {
+                break;
+            }
+        }
+        parts
+    }
+
+    /// Runs texts of one model, and keeps those that go on.
+    fn pass(&mut self, mut parts: Vec<Part<'a>>, events: &mut Vec<(usize, Event)>) {
+        let drawn = match run(&mut parts) {
+            Ok(drawn) => drawn,
+            Err(error) => {
+                let message = error.to_string();
+                let again = || Error::Mlx { op: None, message: message.clone() };
+                events.extend(parts.iter().map(|&(id, ..)| (id, Event::Failed(again()))));
+                if let Some((_, first)) = events.iter_mut().rev().nth(parts.len() - 1) {
+                    *first = Event::Failed(error);
+                }
+                return;
+            }
+        };
+        for ((id, _, mut text), token) in parts.into_iter().zip(drawn) {
+            let end = match token {
+                None => {
+                    self.reading.push_back(id);
+                    None
+                }
+                Some(Err(error)) => Some(Event::Failed(error)),
+                Some(Ok(token)) => {
+                    let (belongs, end) = text.add(token.id);
+                    if belongs {
+                        events.push((id, Event::Token(token)));
+                    }
+                    end.map(|reason| text.end(reason))
+                }
+            };
+            match end {
+                None => drop(self.texts.insert(id, text)),
+                Some(event) => {
+                    if matches!(event, Event::End { .. }) {
+                        self.ended.push_back(text);
+                    }
+                    if self.ended.len() > KEPT {
+                        self.forget();
+                    }
+                    events.push((id, event));
+                }
+            }
+        }
+    }
+}
+
+/// Parts of one model each, and not too wide.
+fn apart<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Vec<Part<'a>>> {
+    let mut groups: Vec<Vec<Part<'a>>> = Vec::new();
+    for part in parts {
+        let fits = |group: &&mut Vec<Part<'a>>| {
+            group.len() < WIDEST
+                && group.first().is_none_or(|(_, _, text)| std::ptr::eq(text.model, part.2.model))
+        };
+        match groups.iter_mut().find(fits) {
+            Some(group) => group.push(part),
+            None => groups.push(vec![part]),
+        }
+    }
+    groups
+}
+
+/// Runs the next tokens of texts in one pass, and draws a token for each text of which the model
+/// has then seen all tokens.
+fn run(parts: &mut [Part<'_>]) -> Result<Vec<Option<Result<Token>>>> {
+    let Some(model) = parts.first().map(|(_, _, text)| text.model) else { return Ok(Vec::new()) };
+    for (_, _, text) in parts.iter_mut().filter(|(_, _, text)| text.unread() == 0) {
+        model.renew(&mut text.cache, &text.tokens, text.prefill_step)?;
+    }
+    let mut steps = Vec::with_capacity(parts.len());
+    for (_, count, text) in parts.iter_mut() {
+        let start = text.seen();
+        let tokens = text.tokens.get(start..start + *count).unwrap_or_default();
+        let logits = start + *count == text.tokens.len();
+        steps.push(Step { tokens, cache: &mut text.cache, logits });
+    }
+    let wanted: Vec<bool> = steps.iter().map(|step| step.logits).collect();
+    let logits = model.forward_texts(&mut steps)?;
+    let (mut drawn, mut row) = (Vec::with_capacity(parts.len()), 0);
+    for ((_, _, text), wanted) in parts.iter_mut().zip(wanted) {
+        drawn.push(match logits.as_ref().filter(|_| wanted) {
+            None => None,
+            Some(logits) => {
+                let logits = logits.slice_axis(0, row..row + 1)?;
+                row += 1;
+                Some(text.draw.draw(&text.tokens, &logits))
+            }
+        });
+    }
+    // The keys and values of a text are computed for its token.
+    let unfinished = parts.iter().zip(&drawn).filter(|(_, drawn)| drawn.is_none());
+    let caches = unfinished.flat_map(|((_, _, text), _)| text.cache.arrays());
+    let tokens = drawn.iter().flatten().flatten().flat_map(|drawn| drawn.arrays());
+    eval(caches.chain(tokens))?;
+    Ok(drawn.into_iter().map(|drawn| Some(drawn?.and_then(|drawn| drawn.read()))).collect())
+}
