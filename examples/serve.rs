@@ -2,7 +2,7 @@
 //! clients together: what to start a server from.
 //!
 //! ```sh
-//! cargo run --release -p mlx-primitives-llama --example serve -- [MODEL] [ADDRESS]
+//! cargo run --release -p mlx-primitives-llama --example serve -- [ADDRESS [MODEL]]
 //! curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
 //! ```
 //!
@@ -70,15 +70,16 @@ struct StreamOptions {
 /// The messages of a text while it is written.
 enum Part {
     Text(String),
-    End(FinishReason),
+    /// OpenAI's name of the reason.
+    End(&'static str),
     Usage(Value),
     Failed(String),
 }
 
 fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
-    let model = args.next();
     let address = args.next().unwrap_or_else(|| "127.0.0.1:8080".to_owned());
+    let model = args.next();
     let template = model.as_ref().map(ChatTemplate::load).transpose()?.flatten();
     let path = model.clone();
     let load = move || path.map_or_else(Checkpoint::demo, Checkpoint::load);
@@ -142,7 +143,7 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
             };
             Some(match part {
                 Part::Text(text) => chunk(json!({"role": "assistant", "content": text}), None),
-                Part::End(reason) => chunk(json!({}), Some(name(reason))),
+                Part::End(reason) => chunk(json!({}), Some(reason)),
                 Part::Usage(_) if !usage_wanted => return None,
                 Part::Usage(usage) => answer(".chunk", json!([]), &usage),
                 Part::Failed(reason) => error(&reason),
@@ -157,7 +158,7 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
     while let Some(part) = parts.next().await {
         match part {
             Part::Text(more) => text += &more,
-            Part::End(reason) => ended = Some(name(reason)),
+            Part::End(reason) => ended = Some(reason),
             Part::Failed(reason) => return refused(&reason),
             Part::Usage(usage) => {
                 let message = json!({"role": "assistant", "content": text});
@@ -206,7 +207,10 @@ fn write(
     for piece in text.by_ref() {
         let piece = piece?;
         count += usize::from(piece.token.is_some());
-        let end = piece.finish_reason.map(Part::End);
+        let end = piece.finish_reason.map(|reason| match reason {
+            FinishReason::Length => Part::End("length"),
+            _ => Part::End("stop"),
+        });
         for part in [Part::Text(piece.text)].into_iter().chain(end) {
             if parts.blocking_send(part).is_err() {
                 return Ok(()); // the client hung up
@@ -217,14 +221,6 @@ fn write(
                        "total_tokens": prompt.len() + count});
     let _ = parts.blocking_send(Part::Usage(usage));
     Ok(())
-}
-
-/// OpenAI's name of a reason.
-fn name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Length => "length",
-        FinishReason::Stop | FinishReason::StopString => "stop",
-    }
 }
 
 fn error(reason: &str) -> Value {

@@ -30,6 +30,8 @@ mod rope_scaling;
 mod sampling;
 #[cfg(target_os = "linux")]
 mod simulated;
+#[cfg(unix)]
+mod serve;
 mod small_llama;
 mod special_tokens;
 mod tokenizer;
