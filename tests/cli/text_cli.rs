@@ -51,6 +51,7 @@ fn caches_and_drafts_change_no_token() -> Checked {
         &["--kv-bits", "8", "--kv-group-size", "32"],
         &["--prefill-step-size", "1"],
         &["--draft-model", model, "--num-draft-tokens", "4"],
+        &["--prompt-lookup", "--num-draft-tokens", "8"],
     ] {
         let object = json_of(&[&[PROMPT][..], arguments].concat());
         assert_eq!(object["token_ids"], plain["token_ids"], "{arguments:?}");

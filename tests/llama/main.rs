@@ -28,10 +28,10 @@ mod random_weights;
 mod reference;
 mod rope_scaling;
 mod sampling;
-#[cfg(target_os = "linux")]
-mod simulated;
 #[cfg(unix)]
 mod serve;
+#[cfg(target_os = "linux")]
+mod simulated;
 mod small_llama;
 mod special_tokens;
 mod tokenizer;

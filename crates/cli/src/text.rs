@@ -55,7 +55,11 @@ pub struct TextArgs {
     /// A smaller model of the same vocabulary that proposes tokens: the same text, sooner.
     #[arg(long, value_name = "MODEL", help_heading = "Speed and memory")]
     draft_model: Option<PathBuf>,
-    /// Tokens that the draft model proposes at a time.
+    /// Propose tokens that followed the same ones earlier in the text: the same text, sooner where
+    /// it repeats its prompt.
+    #[arg(long, conflicts_with = "draft_model", help_heading = "Speed and memory")]
+    prompt_lookup: bool,
+    /// Tokens that are proposed at a time.
     #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
     num_draft_tokens: usize,
     #[command(flatten)]
@@ -118,7 +122,7 @@ struct SamplingArgs {
 #[command(next_help_heading = "Speed and memory")]
 struct CacheArgs {
     /// Keep keys and values of only this number of positions: the first four and the latest.
-    #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model", "prompt_lookup"])]
     max_kv_size: Option<i32>,
     /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
     #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
@@ -158,6 +162,7 @@ pub struct Session {
     pub chat: ChatOptions,
     pub options: Options,
     draft_tokens: usize,
+    prompt_lookup: bool,
     /// Set by Ctrl-C; the text then ends.
     pub stop: Arc<AtomicBool>,
     _weights: Resident,
@@ -224,6 +229,7 @@ impl Session {
             chat,
             options,
             draft_tokens,
+            prompt_lookup: args.prompt_lookup,
             stop,
             _weights,
             caches,
@@ -276,6 +282,9 @@ impl Session {
         }
         if let Some(draft) = &self.draft {
             generation = generation.with_draft(&draft.llama, self.draft_tokens)?;
+        }
+        if self.prompt_lookup {
+            generation = generation.with_prompt_lookup(self.draft_tokens)?;
         }
         if self.options.max_tokens == 0 {
             return Ok(generation);

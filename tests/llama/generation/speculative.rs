@@ -31,6 +31,34 @@ fn drafts(checkpoint: &Checkpoint) -> anyhow::Result<Vec<(&'static str, Llama)>>
 }
 
 #[test(simulated = once)]
+fn proposals_from_the_text_change_no_token() -> Checked {
+    let checkpoint = Checkpoint::demo()?;
+    let counts: &[usize] = if simulated() { &[3] } else { &[1, 3, 8, 64] };
+    let mut prompts: Vec<Vec<u32>> =
+        PROMPTS.iter().map(|text| encoded(&checkpoint, text)).collect();
+    prompts.push([long_prompt(&checkpoint), prompts[0].clone()].concat());
+    let mut accepted = 0;
+    for prompt in prompts {
+        let expected = plain(&checkpoint, &prompt);
+        for &count in counts {
+            let generation = checkpoint.generate(&prompt, &options())?.with_prompt_lookup(count)?;
+            let mut generation = generation;
+            assert_eq!(ids(&mut generation), expected, "{count} at a time, {prompt:?}");
+            accepted += generation.statistics().accepted_tokens;
+        }
+    }
+    assert!(simulated() || accepted > 0);
+    let refused =
+        |count| message(checkpoint.generate(&[1], &options()).unwrap().with_prompt_lookup(count));
+    assert!(refused(0).contains("1 to 64 draft tokens, got 0"));
+    let rotating = CacheKind::Rotating { max_size: 8, keep: 0 };
+    let rotating = Options { cache: rotating, ..options() };
+    let refused = message(checkpoint.generate(&[1], &rotating)?.with_prompt_lookup(3));
+    assert!(refused.contains("got a rotating one"), "{refused}");
+    Ok(())
+}
+
+#[test(simulated = once)]
 fn drafts_change_no_token() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let counts: &[usize] = if simulated() { &[3] } else { &[1, 2, 3, 8, 64] };

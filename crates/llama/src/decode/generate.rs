@@ -130,12 +130,42 @@ impl<'a> Generation<'a> {
     /// assert!(generation.statistics().accepted_tokens > 0);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
-    pub fn with_draft(mut self, draft: &'a Llama, count: usize) -> Result<Self> {
+    pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
+        self.with_proposals(|positions| Draft::new(draft, count, positions))
+    }
+
+    /// Proposes up to `count` tokens at a time without a draft model: those that followed the same
+    /// last tokens earlier in the prompt or the text. It saves time where a text repeats much, as
+    /// when it edits or quotes its prompt, and is otherwise as [`with_draft`](Self::with_draft).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a count that is not within 1 to 64, for a rotating cache, or if the
+    /// generation has started.
+    ///
+    /// ```
+    /// use mlx_primitives_llama::{Checkpoint, Options};
+    ///
+    /// let checkpoint = Checkpoint::demo()?;
+    /// let prompt = checkpoint.tokenizer.encode("The cat sat. The cat sat. The cat")?;
+    /// let options = Options { max_tokens: 12, ..Options::default() };
+    /// let plain: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
+    /// let mut generation = checkpoint.generate(&prompt, &options)?.with_prompt_lookup(3)?;
+    /// assert_eq!(generation.by_ref().collect::<Result<Vec<_>, _>>()?, plain);
+    /// assert!(generation.statistics().draft_tokens > 0);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn with_prompt_lookup(self, count: usize) -> Result<Self> {
+        self.with_proposals(|_| Draft::of_text(count))
+    }
+
+    /// Lets a draft propose tokens, given the number of positions.
+    fn with_proposals(mut self, draft: impl FnOnce(usize) -> Result<Draft<'a>>) -> Result<Self> {
         if self.cache.len() as usize > self.statistics.cached_tokens {
-            return Err(Error::argument("speculative", "this before the first token is asked for"));
+            return Err(started());
         }
         let positions = self.tokens.len().saturating_add(self.max_tokens).saturating_sub(1);
-        let draft = Draft::new(draft, count, positions)?;
+        let draft = draft(positions)?;
         draft.check(&self.cache)?;
         self.draft = Some(draft);
         Ok(self)

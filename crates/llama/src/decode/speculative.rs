@@ -6,11 +6,17 @@ use super::prompt::row;
 use crate::cache::{Cache, CacheKind};
 use crate::model::Llama;
 
-/// A smaller model that proposes tokens.
+/// Proposes tokens, a number of them at a time.
 pub(crate) struct Draft<'a> {
-    model: &'a Llama,
-    cache: Cache,
+    source: Source<'a>,
     count: usize,
+}
+
+enum Source<'a> {
+    /// A smaller model.
+    Model { model: &'a Llama, cache: Cache },
+    /// The tokens that followed the same ones earlier in the text.
+    Text,
 }
 
 /// The tokens that a model drew in one pass over proposals.
@@ -27,13 +33,14 @@ const MOST: usize = 64;
 /// The number of tokens of a cached prompt that the draft runs at a time.
 const STEP: usize = 512;
 
+/// The numbers of last tokens that are looked for earlier in the text, one after the other.
+const ALIKE: [usize; 3] = [4, 3, 2];
+
 impl<'a> Draft<'a> {
     /// A draft that proposes `count` tokens at a time, for texts of `positions` tokens.
     pub fn new(model: &'a Llama, count: usize, positions: usize) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("speculative", expected));
-        if !(1..=MOST).contains(&count) {
-            return refuse(format_args!("1 to {MOST} draft tokens, got {count}"));
-        }
+        check_count(count)?;
         if let Some(limit) = model.config().max_position_embeddings
             && positions > limit as usize
         {
@@ -47,7 +54,13 @@ impl<'a> Draft<'a> {
                 "a draft model whose windows hide none of {positions} positions"
             ));
         }
-        Ok(Self { model, cache, count })
+        Ok(Self { source: Source::Model { model, cache }, count })
+    }
+
+    /// A draft that proposes `count` tokens at a time from the text itself.
+    pub fn of_text(count: usize) -> Result<Self> {
+        check_count(count)?;
+        Ok(Self { source: Source::Text, count })
     }
 
     /// Returns an error for a cache whose last positions cannot be removed.
@@ -63,7 +76,10 @@ impl<'a> Draft<'a> {
 
     /// Runs the tokens of `tokens[..end]` that the draft has not run yet.
     pub fn catch_up(&mut self, tokens: &[u32], end: usize, step: usize) -> Result<()> {
-        self.model.prefill(tokens, end, step, &mut self.cache)
+        match &mut self.source {
+            Source::Model { model, cache } => model.prefill(tokens, end, step, cache),
+            Source::Text => Ok(()),
+        }
     }
 
     /// Proposes tokens after `tokens`, runs `model` on them in one pass, and draws from its logits
@@ -124,16 +140,19 @@ impl<'a> Draft<'a> {
         if count == 0 {
             return Ok(Vec::new());
         }
+        let Source::Model { model, cache } = &mut self.source else {
+            let one = |token: &u32| Array::from_slice(&[*token], [1]);
+            return followers(tokens, count).iter().map(one).collect();
+        };
         // A prompt whose beginning was cached is new to the draft.
-        let behind = tokens.len() - self.cache.len() as usize;
-        if behind > MOST {
-            self.catch_up(tokens, tokens.len() - 1, STEP)?;
+        if tokens.len() - cache.len() as usize > MOST {
+            model.prefill(tokens, tokens.len() - 1, STEP, cache)?;
         }
-        let rest = tokens.get(self.cache.len() as usize..).unwrap_or_default();
+        let rest = tokens.get(cache.len() as usize..).unwrap_or_default();
         let mut input = row(rest)?;
         let mut proposals = Vec::with_capacity(count);
         for _ in 0..count {
-            let logits = self.model.forward(&input, &mut self.cache)?;
+            let logits = model.forward(&input, cache)?;
             let best = logits.slice_axis(1, -1..)?.argmax(-1)?; // [1, 1]
             proposals.push(best.squeeze([0])?);
             input = best;
@@ -143,7 +162,34 @@ impl<'a> Draft<'a> {
 
     /// Removes the positions after the first `len`.
     fn keep(&mut self, len: usize) -> Result<()> {
-        let extra = (self.cache.len() as usize).saturating_sub(len);
-        self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))
+        let Source::Model { cache, .. } = &mut self.source else { return Ok(()) };
+        let extra = (cache.len() as usize).saturating_sub(len);
+        cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))
     }
+}
+
+fn check_count(count: usize) -> Result<()> {
+    match (1..=MOST).contains(&count) {
+        true => Ok(()),
+        false => {
+            let expected = format_args!("1 to {MOST} draft tokens, got {count}");
+            Err(Error::argument("speculative", expected))
+        }
+    }
+}
+
+/// Up to `count` tokens behind the latest earlier place of the last tokens.
+fn followers(tokens: &[u32], count: usize) -> &[u32] {
+    let Some((_, before)) = tokens.split_last() else { return &[] };
+    for alike in ALIKE {
+        let Some(last) = tokens.len().checked_sub(alike).and_then(|at| tokens.get(at..)) else {
+            continue;
+        };
+        if let Some(at) = before.windows(alike).rposition(|window| window == last) {
+            let start = at + alike;
+            let end = tokens.len().min(start.saturating_add(count));
+            return tokens.get(start..end).unwrap_or_default();
+        }
+    }
+    &[]
 }

@@ -129,6 +129,17 @@ impl<'a> TextGeneration<'a> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
     }
 
+    /// Proposes `count` tokens at a time from the text itself; see
+    /// [`Generation::with_prompt_lookup`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for counts and caches that [`Generation::with_prompt_lookup`] refuses, or
+    /// if the first token was asked for already.
+    pub fn with_prompt_lookup(self, count: usize) -> Result<Self> {
+        Ok(Self { generation: self.generation.with_prompt_lookup(count)?, ..self })
+    }
+
     /// Lets `processor` change the logits before each token is drawn; see
     /// [`Generation::with_logits_processor`].
     ///
