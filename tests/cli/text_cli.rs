@@ -290,6 +290,7 @@ fn help_names_every_flag() {
             "--kv-group-size",
             "--draft-model",
             "--num-draft-tokens",
+            "--prompt-lookup",
             "--stop",
             "--logit-bias",
         ];

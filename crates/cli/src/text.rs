@@ -55,8 +55,7 @@ pub struct TextArgs {
     /// A smaller model of the same vocabulary that proposes tokens: the same text, sooner.
     #[arg(long, value_name = "MODEL", help_heading = "Speed and memory")]
     draft_model: Option<PathBuf>,
-    /// Propose tokens that followed the same ones earlier in the text: the same text, sooner where
-    /// it repeats its prompt.
+    /// Propose tokens that followed the same ones earlier: the same text, sooner if it repeats.
     #[arg(long, conflicts_with = "draft_model", help_heading = "Speed and memory")]
     prompt_lookup: bool,
     /// Tokens that are proposed at a time.
