@@ -1,6 +1,6 @@
 """Compares the losses of `mlx-primitives lora` with those of mlx_lm.lora on the same texts, from the
-same first adapters: with float and packed bases, layouts, optimizers and schedules. mlx-lm then
-judges the adapters that the command wrote.
+same first adapters: with float and packed bases, LoRA, DoRA and whole layers, layouts, optimizers
+and schedules. Then each judges the adapters that the other wrote.
 
 pip install "mlx[cpu]" mlx-lm
 cargo build --release && python scripts/compare_training.py [--model DIR] [--binary FILE]
@@ -55,6 +55,10 @@ CASES = [
     ("float32", "text", {"max_seq_length": 40}),
     ("float32", "text", {"fine_tune_type": "full", "num_layers": 2}),
     ("float32", "text", {"lora_parameters": KEYS}),
+    ("float32", "text", {"fine_tune_type": "dora"}),
+    ("packed", "text", {"fine_tune_type": "dora"}),
+    ("bfloat16", "text", {"fine_tune_type": "dora"}),
+    ("float32", "text", {"fine_tune_type": "dora", "lora_parameters": KEYS, "grad_checkpoint": True}),
 ]
 
 
@@ -130,7 +134,10 @@ def compare(binary, folder, number, base, layout, options):
         lora.train_model(args, model, train, valid, losses)
         judge, _ = load(str(base), adapter_path=str(mine))
         judged = evaluate(judge, CacheDataset(test), args.batch_size, -1, args.max_seq_length)
+        theirs = evaluate(model, CacheDataset(test), args.batch_size, -1, args.max_seq_length)
     pairs = [*zip(found, losses.found), (tested["test_loss"], judged)]
+    (tested,) = ours(binary, base, data, {**config, "train": False}, args.adapter_path, "--test")
+    pairs.append((tested["test_loss"], theirs))
     worst = max(abs(a - b) / abs(b) for a, b in pairs)
     ok = worst < BOUNDS[base.name] and len(found) == len(losses.found) and found[-1] < found[0]
     print(f"{base.name}, {layout}, {options}: {found[0]:.4f} to {found[-1]:.4f}, {worst:.1e} apart")

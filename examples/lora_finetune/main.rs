@@ -45,7 +45,8 @@ fn main() -> Result<()> {
         recompute: false,
         seed: 1,
     };
-    let trainable = Trainable::new(llama, Kind::Lora { rank: 8, scale: 2.0, keys: None }, -1)?;
+    let kind = Kind::Lora { rank: 8, scale: 2.0, keys: None, dropout: 0.0, dora: false };
+    let trainable = Trainable::new(llama, kind, -1)?;
     let mut trainer = Trainer::new(llama, &train, trainable, settings)?;
     let trained: usize = trainer.parameters().values().map(|array| array.size()).sum();
     println!("{trained} trained numbers beside {} fixed ones", llama.parameters());

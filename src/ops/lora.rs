@@ -1,4 +1,5 @@
-use super::{QuantizedMode, QuantizedWeight, matmul};
+use super::{Linear, QuantizedLinear, QuantizedMode, QuantizedWeight};
+use super::{linear, matmul, matmul_nt, quantized_linear, sum_of_squares};
 use crate::array::{Array, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
@@ -78,6 +79,35 @@ impl LinearWeight {
             Self::Quantized(_) => Dtype::Bfloat16,
         }
     }
+
+    /// The product `x · Wᵀ`, `[..., n]`, of `x` `[..., k]`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for what [`linear`] or [`quantized_linear`] refuses.
+    pub fn apply(&self, x: &Array) -> Result<Array> {
+        match self {
+            Self::Plain(rows) => linear(x, rows, Linear::default()),
+            Self::Quantized(rows) => quantized_linear(x, rows, QuantizedLinear::default()),
+        }
+    }
+
+    /// The sum of the squares of each row, `[n]`, float32.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a plain weight is no matrix of a floating type.
+    pub fn row_squares(&self) -> Result<Array> {
+        sum_of_squares(&self.rows()?.astype(Dtype::Float32)?, -1)
+    }
+
+    /// The matrix `[n, k]`, unpacked.
+    fn rows(&self) -> Result<Array> {
+        match self {
+            Self::Plain(rows) => Ok(rows.clone()),
+            Self::Quantized(rows) => rows.dequantize(),
+        }
+    }
 }
 
 /// A linear layer with a low-rank update ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)):
@@ -127,12 +157,15 @@ pub fn lora_linear(
     }
 }
 
-/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer.
+/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer, perhaps with the
+/// norms that the rows of the sum are scaled to (DoRA,
+/// [Liu et al. 2024](https://arxiv.org/abs/2402.09353)).
 #[derive(Clone, Debug)]
 pub struct Lora {
     a: Array,
     b: Array,
     scale: f32,
+    magnitude: Option<Array>,
 }
 
 impl Lora {
@@ -143,12 +176,26 @@ impl Lora {
     /// Returns an error if `a` or `b` is no matrix, or their ranks differ.
     pub fn new(a: Array, b: Array, scale: f32) -> Result<Self> {
         match (a.shape(), b.shape()) {
-            (&[rank, _], &[_, same]) if rank == same => Ok(Self { a, b, scale }),
+            (&[rank, _], &[_, same]) if rank == same => Ok(Self { a, b, scale, magnitude: None }),
             (of_a, of_b) => Err(Error::argument(
                 "lora",
                 format_args!("a of shape [rank, k] and b of [n, rank], got {of_a:?} and {of_b:?}"),
             )),
         }
+    }
+
+    /// The update with the norms `[n]` that the rows of `W + scale · B · A` are scaled to.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for another shape.
+    pub fn with_magnitude(self, magnitude: Array) -> Result<Self> {
+        if magnitude.shape() != &self.b.shape()[..1] {
+            let got = (magnitude.shape(), self.b.shape());
+            let expected = format_args!("a magnitude [n] beside b [n, rank], got {got:?}");
+            return Err(Error::argument("lora", expected));
+        }
+        Ok(Self { magnitude: Some(magnitude), ..self })
     }
 
     /// An update from `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store
@@ -194,6 +241,11 @@ impl Lora {
         self.scale
     }
 
+    /// The norms `[n]` of the rows, in an update of [`with_magnitude`](Self::with_magnitude).
+    pub fn magnitude(&self) -> Option<&Array> {
+        self.magnitude.as_ref()
+    }
+
     /// `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store them.
     ///
     /// # Errors
@@ -211,21 +263,68 @@ impl Lora {
     ///
     /// Returns an error if MLX does not convert the matrices to `dtype`.
     pub fn astype(&self, dtype: Dtype) -> Result<Self> {
-        Self::new(self.a.astype(dtype)?, self.b.astype(dtype)?, self.scale)
+        let magnitude = self.magnitude.clone();
+        Ok(Self {
+            magnitude,
+            ..Self::new(self.a.astype(dtype)?, self.b.astype(dtype)?, self.scale)?
+        })
     }
 
-    /// [`lora_linear`] with this update.
+    /// [`lora_linear`] with this update, times [`row_factors`](Self::row_factors).
     ///
     /// # Errors
     ///
     /// Returns an error for what [`lora_linear`] refuses, that is, if `x`, `base` and the update do
     /// not fit together.
     pub fn apply(&self, x: &Array, base: &LinearWeight) -> Result<Array> {
-        lora_linear(x, base, &self.a, &self.b, self.scale)
+        let y = lora_linear(x, base, &self.a, &self.b, self.scale)?;
+        match self.row_factors(base, None)? {
+            Some(factors) => y.multiply(factors.astype(y.dtype())?),
+            None => Ok(y),
+        }
     }
 
-    /// `W + scale · B · A`, of the type and format of W; a packed W is quantized again, which
-    /// rounds the sum.
+    /// The factors `[n]` by which the rows of `W + scale · B · A` are multiplied, or `None` without
+    /// magnitudes: the magnitudes over the norms of these rows, which are constants to derivatives.
+    /// `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they are known.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the update has other extents than `base`.
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives::ops::{LinearWeight, Lora};
+    ///
+    /// let base = LinearWeight::from(Array::from_slice(&[3.0f32, 0.0, 0.0, 1.0], &[2, 2])?);
+    /// let [a, b] = [Array::from_slice(&[0.0f32, 2.0], &[1, 2])?, Array::ones::<f32>(&[2, 1])?];
+    /// let lora = Lora::new(a, b, 2.0)?.with_magnitude(Array::from_slice(&[10.0f32, 1.0], &[2])?)?;
+    /// assert_eq!(lora.row_factors(&base, None)?.unwrap().to_vec::<f32>()?, [2.0, 0.2]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn row_factors(
+        &self,
+        base: &LinearWeight,
+        squares: Option<&Array>,
+    ) -> Result<Option<Array>> {
+        let Some(magnitude) = &self.magnitude else { return Ok(None) };
+        let squares = squares.map_or_else(|| base.row_squares(), |it| Ok(it.clone()))?;
+        // |w + s·b·A|² is |w|² + s·b·(2·A·w + s·A·Aᵀ·b): only A's rows meet the base.
+        let met = match base {
+            LinearWeight::Plain(w) => base.apply(&self.a.astype(w.dtype())?)?,
+            LinearWeight::Quantized(_) => base.apply(&self.a)?,
+        };
+        let met = met.astype(Dtype::Float32)?;
+        let [a, b] = [self.a.astype(Dtype::Float32)?, self.b.astype(Dtype::Float32)?];
+        let among = matmul(&b, &matmul_nt(&a, &a)?)?.multiply(self.scale)?;
+        let changed = b.multiply(met.t()?.multiply(2.0)?.add(among)?)?.sum(-1)?;
+        // Rows of zeros get a factor of zero.
+        let norms = squares.add(changed.multiply(self.scale)?)?.maximum(1e-30)?.sqrt()?;
+        magnitude.divide(norms.stop_gradient()?).map(Some)
+    }
+
+    /// `W + scale · B · A`, its rows scaled to the magnitudes if there are some, of the type and
+    /// format of W; a packed W is quantized again, which rounds the sum.
     ///
     /// # Errors
     ///
@@ -239,20 +338,25 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if the update has other extents than `base`, or `base` cannot be quantized
-    /// again.
+    /// Returns an error if the update has other extents than `base`, if it has magnitudes, by which
+    /// the rows' norms are lost, or if `base` cannot be quantized again.
     pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
-        self.moved(base, -self.scale)
+        match self.magnitude {
+            Some(_) => Err(Error::argument("lora", "an update without magnitudes to undo")),
+            None => self.moved(base, -self.scale),
+        }
     }
 
     fn moved(&self, base: &LinearWeight, scale: f32) -> Result<LinearWeight> {
-        let plain = match base {
-            LinearWeight::Plain(weight) => weight.clone(),
-            LinearWeight::Quantized(weight) => weight.dequantize()?,
-        };
+        let plain = base.rows()?;
         let scaled = self.b.multiply(Array::scalar(scale)?.astype(self.b.dtype())?)?;
         let update = matmul(&scaled, &self.a)?.astype(plain.dtype())?;
-        let merged = plain.add(&update)?;
+        let mut merged = plain.add(&update)?;
+        if let Some(magnitude) = &self.magnitude {
+            let squares = LinearWeight::from(&merged).row_squares()?;
+            let factors = magnitude.divide(squares.maximum(1e-30)?.sqrt()?)?.expand_dims(-1)?;
+            merged = merged.multiply(factors)?.astype(plain.dtype())?;
+        }
         Ok(match base {
             LinearWeight::Plain(_) => LinearWeight::Plain(merged),
             LinearWeight::Quantized(weight) => {

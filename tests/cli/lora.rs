@@ -100,7 +100,8 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
         recompute: false,
         seed: 3,
     };
-    let trainable = Trainable::new(&demo.llama, Kind::Lora { rank: 4, scale: 10.0, keys }, 2)?;
+    let kind = Kind::Lora { rank: 4, scale: 10.0, keys, dropout: 0.0, dora: false };
+    let trainable = Trainable::new(&demo.llama, kind, 2)?;
     let mut trainer = Trainer::new(&demo.llama, &train, trainable, settings)?;
     let mut expected = Vec::new();
     for step in 1..=6 {
@@ -265,6 +266,36 @@ fn whole_layers_are_trained_fused_and_tested() -> Checked {
 }
 
 #[test(simulated = never)]
+fn magnitudes_are_trained_tested_and_fused() -> Checked {
+    let data = texts()?;
+    let [saved, fused, config] = ["dora", "fused", "c.yaml"].map(|name| data.path().join(name));
+    fs::write(&config, "lora_parameters:\n  rank: 4\n  scale: 10.0\n  dropout: 0.1\n")?;
+    let common = ["--test", "--json", "--data", text_of(data.path()), "--adapter-path"];
+    let common = [&common[..], &[text_of(&saved), "--model", DEMO]].concat();
+    let train = ["lora", "--train", "-c", text_of(&config), "--fine-tune-type", "dora"];
+    let rest = ["--num-layers", "1", "--iters", "3", "--learning-rate", "1e-3"];
+    let loss = |arguments: &[&str]| -> Checked<f64> {
+        let output = run(&[arguments, &common].concat());
+        let last = stdout(&output).lines().last().unwrap_or_default().to_owned();
+        let object: Value =
+            serde_json::from_str(&last).map_err(|_| anyhow::anyhow!(stderr(&output)))?;
+        Ok(object["test_loss"].as_f64().unwrap())
+    };
+    let trained = loss(&[&train[..], &rest].concat())?;
+    assert_eq!(loss(&["lora"])?, trained);
+    let config: Value = serde_json::from_slice(&fs::read(saved.join("adapter_config.json"))?)?;
+    assert_eq!(config["fine_tune_type"], "dora");
+    let fuse = ["fuse", "--model", DEMO, "--adapter-path", text_of(&saved), "--save-path"];
+    let output = run(&[&fuse[..], &[text_of(&fused)]].concat());
+    assert!(stdout(&output).contains(": 7 projections fused, "), "{}", stderr(&output));
+    let merged = Checkpoint::load(&fused)?;
+    let test = Dataset::load(&data.path().join("test.jsonl"), &merged, None, false)?;
+    let loss = evaluate(&merged.llama, &test, 4, 2048, None, || {})?;
+    assert!((loss - trained).abs() < 1e-4, "{loss} {trained}");
+    Ok(())
+}
+
+#[test(simulated = never)]
 fn what_cannot_be_run_is_refused() -> Checked {
     let data = texts()?;
     let here = text_of(data.path());
@@ -277,7 +308,6 @@ fn what_cannot_be_run_is_refused() -> Checked {
     for (arguments, part) in [
         (&["lora"][..], "--train or --test"),
         (&["lora", "--train"], "--data"),
-        (&[&train[..], &["--fine-tune-type", "dora"]].concat(), "got dora"),
         (&[&train[..], &["--optimizer", "muon"]].concat(), "--optimizer"),
         (&[&train[..], &["--batch-size", "0"]].concat(), "--batch-size of 1 to 65536, got 0"),
         (&[&train[..], &["--iters", "0"]].concat(), "--iters"),
@@ -303,7 +333,7 @@ fn what_cannot_be_run_is_refused() -> Checked {
         (&(0..20).map(|at| " ".repeat(at) + "a:\n").collect::<String>(), 1, "less deep"),
         ("lora_parameters: {rank: 8}\n", 1, "line 1: expected lists and"),
         ("lora_parameters: {\"rank\": 8}\n", 1, "missing field `scale`"),
-        ("lora_parameters:\n  rank: 8\n  scale: 1.0\n  dropout: 0.1\n", 2, "dropout of 0.0"),
+        ("lora_parameters:\n  rank: 8\n  scale: 1.0\n  dropout: 1\n", 2, "dropout of 0 to"),
         ("lr_schedule:\n  name: step_decay\n  arguments: [1, 2, 3]\n", 2, "got step_decay"),
         ("optimizer_config:\n  adam:\n    beta: 1\n", 2, "options of adam"),
     ] {

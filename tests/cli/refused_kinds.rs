@@ -81,11 +81,11 @@ fn adapters_of_other_kinds() -> Checked {
     let embedding = in_peft("model.embed_tokens", "lora_embedding_A", "lora_embedding_B", vocab);
     let cases = [
         (
-            "DoRA of mlx-lm",
+            "DoRA of mlx-lm without its magnitudes",
             mlx("dora", q.clone()),
             "adapters.safetensors",
-            mlx_dora.concat(),
-            "\"dora\"",
+            low_rank(PROJECTION, hidden),
+            "model.layers.3.self_attn.q_proj.m, got none",
         ),
         (
             "all weights of mlx-lm",

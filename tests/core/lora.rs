@@ -2,7 +2,7 @@
 //! `table` tests their values.
 
 use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
-use mlx_primitives::{Array, Dtype, Result, builtin};
+use mlx_primitives::{Array, Dtype, Result, builtin, transforms};
 
 use crate::quantized_matmul::product;
 use crate::support::compare::{assert_close, assert_same, numbers, ulp};
@@ -76,6 +76,35 @@ fn merging_gives_the_same_layer() -> Checked {
         let want: Vec<f64> = pairs.map(|(w, u)| w + f64::from(SCALE) * u).collect();
         assert_close(&values(&merged)?, &want, step, "merged");
         assert_close(&values(&lora.unmerge(&merged)?)?, &dense, 2.0 * step, "unmerged");
+
+        // With magnitudes, the rows of the sum have these norms.
+        let magnitude = random32(&[12], 73)?.abs()?.add(0.5)?;
+        let scaled = lora.clone().with_magnitude(magnitude.clone())?;
+        let (factors, wide) = (numbers(&magnitude)?, 64);
+        let rows = want.chunks(wide).zip(&factors).map(|(row, m)| {
+            let norm = row.iter().map(|w| w * w).sum::<f64>().sqrt();
+            row.iter().map(move |w| w * m / norm)
+        });
+        let want: Vec<f64> = rows.flatten().collect();
+        assert_close(&values(&scaled.merge(&base)?)?, &want, step, "merged magnitudes");
+        let (y, _) = product(&numbers(&x)?, &want, wide);
+        assert_close(&numbers(&scaled.apply(&x, &base)?)?, &y, 1e-4, "magnitudes");
+        assert!(scaled.unmerge(&base).is_err());
+        assert!(scaled.clone().with_magnitude(random32(&[11], 74)?).is_err());
+        // The norms are constants to the derivatives of the sum of all outputs.
+        let sum = |(m, b): (Array, Array)| {
+            Lora::new(a.clone(), b, SCALE)?.with_magnitude(m)?.apply(&x, &base)?.sum(..)
+        };
+        let (of_m, of_b) = transforms::grad(sum, (&magnitude, &b))?;
+        let column = |at: usize| y.iter().skip(at).step_by(12).sum::<f64>();
+        let slopes: Vec<f64> = factors.iter().zip(0..).map(|(m, at)| column(at) / m).collect();
+        assert_close(&numbers(&of_m)?, &slopes, 1e-4, "slopes of magnitudes");
+        let (low, _) = product(&numbers(&x)?, &numbers(&a)?, wide);
+        let factors = numbers(&scaled.row_factors(&base, None)?.expect("magnitudes"))?;
+        let slope = |at: usize| low.iter().skip(at).step_by(4).sum::<f64>() * f64::from(SCALE);
+        let slopes: Vec<f64> =
+            factors.iter().flat_map(|f| (0..4).map(move |at| f * slope(at))).collect();
+        assert_close(&numbers(&of_b)?, &slopes, 1e-4, "slopes of B");
     }
     Ok(())
 }

@@ -25,7 +25,9 @@ const PATHS: [&str; 4] = [
 fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let llama = model(Dtype::Float32)?;
     let updates = PATHS.map(|path| {
-        let update = Lora::initial(llama.projection_shape(path)?, 2, 3.0)?;
+        let shape = llama.projection_shape(path)?;
+        let update = Lora::initial(shape, 2, 3.0)?;
+        let update = update.with_magnitude(Array::ones::<f32>([shape[0]])?)?;
         Ok((path.to_owned(), update))
     });
     let adapters: Adapters = updates.into_iter().collect::<mlx_primitives::Result<_>>()?;
@@ -44,7 +46,8 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
         "use_dora": false, "init_lora_weights": true,
     });
     let stored = io::load_safetensors(&tensors)?.arrays;
-    let renamed = stored.iter().map(|(name, array)| {
+    let of_lora = stored.iter().filter(|(name, _)| !name.ends_with(".m"));
+    let renamed = of_lora.map(|(name, array)| {
         let name = name.replace(".lora_a", ".lora_A.weight").replace(".lora_b", ".lora_B.weight");
         Ok((format!("base_model.model.{name}"), array.t()?.contiguous()?))
     });

@@ -169,7 +169,12 @@ fn saved_adapters_load_as_they_were() -> Checked {
 
     assert!(message(Adapters::default().save(directory.path(), &llama)).contains("got none"));
     let mixed: Adapters = [update(names[0], 1.0)?, update(names[1], 2.0)?].into_iter().collect();
-    assert!(message(mixed.save(directory.path(), &llama)).contains("one rank and scale"));
+    assert!(message(mixed.save(directory.path(), &llama)).contains("one rank, scale and kind"));
+    let outputs = llama.projection_shape(names[0])?[0];
+    let scaled = update(names[0], 1.0)?.1.with_magnitude(Array::ones::<f32>([outputs])?)?;
+    let scaled: Adapters =
+        [(names[0].to_owned(), scaled), update(names[1], 1.0)?].into_iter().collect();
+    assert!(message(scaled.save(directory.path(), &llama)).contains("one rank, scale and kind"));
     let unknown: Adapters =
         [("model.norm".to_owned(), Lora::initial([8, 8], 2, 1.0)?)].into_iter().collect();
     assert!(message(unknown.save(directory.path(), &llama)).contains("model.norm"));
@@ -201,7 +206,7 @@ fn adapters_that_do_not_fit_are_refused_by_file_and_tensor() -> Checked {
     let q = "model.layers.3.self_attn.q_proj";
 
     for (key, value, part) in [
-        ("fine_tune_type", json!("dora"), "fine_tune_type lora, got \"dora\""),
+        ("fine_tune_type", json!("dora"), "a tensor model.layers.2.mlp.down_proj.m, got none"),
         ("fine_tune_type", json!("full"), "got \"full\""),
         ("fine_tune_type", json!(3), "got 3"),
         ("peft_type", json!("IA3"), "peft_type LORA"),
@@ -218,7 +223,7 @@ fn adapters_that_do_not_fit_are_refused_by_file_and_tensor() -> Checked {
     ] {
         let directory = edited(|config| config[key] = value.clone(), |_| {});
         let error = error(directory.path());
-        let file = if part.contains("model.layers") || part.contains("shape") {
+        let file = if part.contains("model.layers.") || part.contains("shape") {
             "adapters.safetensors: [adapters] expected"
         } else {
             "adapter_config.json: [adapters] expected"

@@ -36,6 +36,7 @@ mod small_llama;
 mod special_tokens;
 mod tokenizer;
 mod training;
+mod training_data;
 mod tune;
 
 use harness::{support, table};

@@ -1,14 +1,15 @@
-//! Fine-tunes of the demo model: their data, their losses, and how they end and go on.
+//! Fine-tunes of the demo model: their losses, and how they end and go on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mlx_primitives::ops::{self, CrossEntropy, Lora};
+use mlx_primitives::ops::{self, CrossEntropy, LinearWeight, Lora};
 use mlx_primitives::{Array, transforms};
 use mlx_primitives_llama::train::{
-    Adam, Dataset, Kind, Optimizer, Parameters, Schedule, Settings, Trainable, Trainer, evaluate,
+    Adam, Dataset, Kind, Optimizer, Parameters, Schedule, Settings, Sgd, Trainable, Trainer,
+    evaluate,
 };
-use mlx_primitives_llama::{Adapters, ChatTemplate, Checkpoint, Llama, Quantization};
+use mlx_primitives_llama::{Adapters, Checkpoint, Llama, Quantization};
 use tempfile::TempDir;
 
 use crate::support::compare::numbers;
@@ -44,7 +45,13 @@ fn settings() -> Settings {
 
 fn lora() -> Kind {
     let keys = Some(KEYS.map(str::to_owned).to_vec());
-    Kind::Lora { rank: 4, scale: 4.0, keys }
+    Kind::Lora { rank: 4, scale: 4.0, keys, dropout: 0.0, dora: false }
+}
+
+/// Updates with magnitudes, whose inputs are zero now and then.
+fn dora() -> Kind {
+    let keys = Some(KEYS.map(str::to_owned).to_vec());
+    Kind::Lora { rank: 4, scale: 4.0, keys, dropout: 0.25, dora: true }
 }
 
 fn losses(trainer: &mut Trainer, steps: usize) -> mlx_primitives::Result<Vec<f32>> {
@@ -119,10 +126,14 @@ fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
     let data = Dataset::load(&texts(folder.path())?, &demo, None, false)?;
     let packed = demo.llama.quantized(Quantization::affine(32, 4))?;
     let options = Settings { accumulation: 2, max_norm: Some(0.5), ..settings() };
-    for (at, (llama, kind, recompute)) in
-        [(&demo.llama, lora(), true), (&packed, lora(), false), (&demo.llama, Kind::Full, true)]
-            .into_iter()
-            .enumerate()
+    for (at, (llama, kind, recompute)) in [
+        (&demo.llama, lora(), true),
+        (&packed, lora(), false),
+        (&demo.llama, Kind::Full, true),
+        (&packed, dora(), true),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let trainable = Trainable::new(llama, kind, 2)?;
         let new = |recompute| {
@@ -173,6 +184,90 @@ fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
     Ok(())
 }
 
+/// With magnitudes, the weights of a model are its rows scaled to them; without, they start as the
+/// norms of the rows. A share of zeros changes the losses of a step and no evaluation.
+#[test(simulated = never)]
+fn magnitudes_are_norms_and_zeros_are_drawn_in_steps_alone() -> Checked {
+    let folder = TempDir::new()?;
+    let demo = Checkpoint::demo()?;
+    let data = Dataset::load(&texts(folder.path())?, &demo, None, false)?;
+    let keys = Some(vec!["mlp.down_proj".to_owned()]);
+    let new = |dropout, seed, optimizer| {
+        let kind = Kind::Lora { rank: 4, scale: 4.0, keys: keys.clone(), dropout, dora: true };
+        let options = Settings { batch_size: 12, seed, optimizer, ..settings() };
+        Trainer::new(&demo.llama, &data, Trainable::new(&demo.llama, kind, 1)?, options)
+    };
+    let run = |dropout, seed| {
+        let mut trainer = new(dropout, seed, settings().optimizer)?;
+        let losses = losses(&mut trainer, 5)?;
+        anyhow::Ok((losses, trainer))
+    };
+    let ((plain, trainer), (dropped, other)) = (run(0.0, 1)?, run(0.5, 1)?);
+    // B is zero in the first step, and the rows have their own norms.
+    let first = evaluate(&demo.llama, &data, 12, 64, None, || {})? as f32;
+    for loss in [plain[0], dropped[0]] {
+        assert!((loss - first).abs() < 1e-4, "{loss} {first}");
+    }
+    let apart = |a: f32, b: f32| (a - b).abs();
+    assert!(
+        plain[4] < plain[0] - 0.1 && apart(plain[4], dropped[4]) > 1e-5,
+        "{plain:?} {dropped:?}"
+    );
+    assert!(apart(plain[4], dropped[4]) < 0.1, "{plain:?} {dropped:?}");
+    assert_eq!(run(0.5, 1)?.0, dropped);
+    // The mean of B's first gradients is the gradient without zeros.
+    let sgd = Optimizer::Sgd(Sgd::default());
+    let start = folder.path().join("start");
+    new(0.0, 1, sgd)?.save(&start, false)?;
+    let first = |dropout, seed| {
+        let mut trainer = new(dropout, seed, sgd)?;
+        trainer.load_adapters(start.join("adapters.safetensors"))?;
+        trainer.step()?;
+        numbers(&trainer.parameters()["model.layers.3.mlp.down_proj.lora_b"])
+    };
+    let expected = first(0.0, 0)?;
+    let dot = |a: &[f64]| a.iter().zip(&expected).map(|(a, b)| a * b).sum::<f64>();
+    let shares = (0..24).map(|seed| Ok(dot(&first(0.5, seed)?) / dot(&expected)));
+    let shares = shares.collect::<anyhow::Result<Vec<f64>>>()?;
+    let mean = shares.iter().sum::<f64>() / 24.0;
+    assert!((mean - 1.0).abs() < 0.1 && shares[0] != shares[1], "{shares:?}");
+    let model = other.model()?;
+    let judge = || evaluate(&model, &data, 4, 64, None, || {});
+    assert_eq!(judge()?, judge()?);
+
+    // The weights by the definition, from the saved files.
+    trainer.save(folder.path(), false)?;
+    let adapters = Adapters::load(folder.path(), &demo.llama)?;
+    let name = "model.layers.3.mlp.down_proj";
+    let (update, weights) = (adapters.get(name).unwrap(), demo.llama.weights());
+    let magnitude = update.magnitude().unwrap();
+    assert_eq!(
+        bits(trainer.parameters())?[2],
+        bits(&[("m".to_owned(), magnitude.clone())].into())?[0]
+    );
+    let LinearWeight::Plain(w) = &weights[&format!("{name}.weight")] else { panic!("packed") };
+    let (rank, [n, k]) = (4, [128, 352]);
+    let [a, b, w, m] = [update.a(), update.b(), w, magnitude].map(numbers);
+    let (a, b, w, m) = (a?, b?, w?, m?);
+    let mut expected = Vec::new();
+    for row in 0..n {
+        let delta = |at: usize| (0..rank).map(|r| b[row * rank + r] * a[r * k + at]).sum::<f64>();
+        let moved: Vec<f64> = (0..k).map(|at| w[row * k + at] + 4.0 * delta(at)).collect();
+        let norm = moved.iter().map(|x| x * x).sum::<f64>().sqrt();
+        expected.extend(moved.into_iter().map(|x| x * m[row] / norm));
+    }
+    let merged = demo.llama.merged(&adapters)?;
+    let LinearWeight::Plain(w) = &merged.weights()[&format!("{name}.weight")] else { panic!() };
+    for (got, want) in numbers(w)?.iter().zip(&expected) {
+        assert!((got - want).abs() < 1e-5, "{got} {want}");
+    }
+    let trained = evaluate(&trainer.model()?, &data, 4, 64, None, || {})?;
+    assert!((evaluate(&merged, &data, 4, 64, None, || {})? - trained).abs() < 1e-4);
+    let beside = Checkpoint::demo()?.llama.adapted(&adapters)?;
+    assert!((evaluate(&beside, &data, 4, 64, None, || {})? - trained).abs() < 1e-5);
+    Ok(())
+}
+
 #[test(simulated = never)]
 fn states_of_other_runs_and_damaged_ones_are_refused() -> Checked {
     let folder = TempDir::new()?;
@@ -220,12 +315,14 @@ fn what_cannot_be_trained_is_refused() -> Checked {
     let part = |llama: &Llama, kind, layers| message(Trainable::new(llama, kind, layers));
     let with = |rank, keys: &[&str]| {
         let keys = Some(keys.iter().map(|&key| key.to_owned()).collect());
-        Kind::Lora { rank, scale: 1.0, keys }
+        Kind::Lora { rank, scale: 1.0, keys, dropout: 0.0, dora: false }
     };
     assert!(part(&packed, Kind::Full, 1).contains("got a packed model.layers.3"));
     assert!(part(&demo.llama, lora(), 5).contains("at most 4 layers, got 5"));
     assert!(part(&demo.llama, with(0, &KEYS), 1).contains("a rank of 1 to 128, got 0"));
     assert!(part(&demo.llama, with(129, &KEYS), 1).contains("got 129"));
+    let all = Kind::Lora { rank: 1, scale: 1.0, keys: None, dropout: 1.0, dora: true };
+    assert!(part(&demo.llama, all, 1).contains("a dropout of 0 to below 1, got 1"));
     assert!(part(&demo.llama, with(1, &["self_attn.r_proj"]), 1).contains("got self_attn.r_proj"));
     for (settings, expected) in [
         (Settings { batch_size: 13, ..settings() }, "a batch of 1 to 12 texts, got 13"),
@@ -243,136 +340,5 @@ fn what_cannot_be_trained_is_refused() -> Checked {
     let mut trainer = Trainer::new(&demo.llama, &data, trainable, settings)?;
     let error = message(losses(&mut trainer, 3));
     assert!(error.contains("a loss that is a number"), "{error}");
-    Ok(())
-}
-
-const TEMPLATE: &str = r#"{"chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{% if tools %}{{ tools | length }} tools{% endif %}"}"#;
-
-#[test(simulated = never)]
-fn layouts_become_tokens() -> Checked {
-    let folder = TempDir::new()?;
-    let demo = Checkpoint::demo()?;
-    let template = ChatTemplate::parse(TEMPLATE)?;
-    let chat = "<user>Hello\n<assistant>Hi there\n";
-    let messages = r#"{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi there"}]"#;
-    let completion = r#"{"prompt": "Hello", "completion": "Hi there", "text": "not read"}"#;
-    let end = demo.eos[0];
-    let plain =
-        [demo.tokenizer.encode("Hello")?, demo.tokenizer.encode_verbatim("Hi there")?, vec![end]];
-    let text = [demo.tokenizer.encode("Hello you")?, vec![end]].concat();
-    let conversation = demo.tokenizer.encode_verbatim(chat)?;
-    let tools = demo.tokenizer.encode_verbatim(&format!("{chat}2 tools"))?;
-    let prompt = demo.tokenizer.encode_verbatim("<user>Hello\n<assistant>")?.len();
-    let path = folder.path().join("data.jsonl");
-    for (line, templated, masks, tokens, from) in [
-        (r#"{"text": "Hello you"}"#.to_owned(), true, false, text, 0),
-        (completion.to_owned(), false, false, plain.concat(), 0),
-        (completion.to_owned(), false, true, plain.concat(), plain[0].len()),
-        (completion.to_owned(), true, true, conversation.clone(), prompt),
-        (format!("{messages}}}"), true, false, conversation.clone(), 0),
-        (format!("{messages}, \"tools\": null}}"), true, true, conversation, prompt),
-        (format!("{messages}, \"tools\": [1, 2]}}"), true, false, tools, 0),
-    ] {
-        fs::write(&path, &line)?;
-        let template = template.as_ref().filter(|_| templated);
-        let data = Dataset::load(&path, &demo, template, masks)?;
-        let batch = data.batch(0, 1, 100)?;
-        let length = (tokens.len().div_ceil(32) * 32) as i32;
-        assert_eq!(
-            (batch.inputs.shape(), batch.targets.shape()),
-            (&[1, length][..], &[1, length][..])
-        );
-        let padded = |at: usize| tokens.get(at).copied().unwrap_or(0);
-        let inputs: Vec<u32> = (0..length as usize).map(padded).collect();
-        assert_eq!(batch.inputs.to_vec::<u32>()?, inputs, "{line}");
-        let wanted = |at: usize| (at >= from && at <= tokens.len()).then(|| padded(at) as i32);
-        let targets: Vec<i32> = (1..=length as usize).map(|at| wanted(at).unwrap_or(-1)).collect();
-        assert_eq!(batch.targets.to_vec::<i32>()?, targets, "{line}");
-        assert_eq!(batch.tokens, targets.iter().filter(|&&target| target >= 0).count());
-        let cut = data.batch(0, 1, 4)?;
-        assert_eq!(
-            (cut.inputs.shape(), cut.truncated, batch.truncated),
-            (&[1, 3][..], true, false)
-        );
-        assert!(data.batch(1, 1, 100).is_err() && data.batch(usize::MAX, 2, 100).is_err());
-    }
-    // Each batch comes once in a pass, and passes differ.
-    let data = Dataset::load(&texts(folder.path())?, &demo, None, false)?;
-    let orders: Vec<_> = (0..4).map(|pass| data.order(1, 5, pass)).collect();
-    for order in &orders {
-        let mut sorted = order.clone();
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..12).collect::<Vec<_>>());
-    }
-    assert!(orders[0] != orders[1] && orders[1] != orders[2]);
-    assert_eq!(data.order(5, 0, 0).len(), 2);
-    let widths = (0..12).map(|number| Ok(data.batch(number, 1, 99)?.tokens));
-    assert!(widths.collect::<anyhow::Result<Vec<_>>>()?.is_sorted());
-    Ok(())
-}
-
-#[test(simulated = never)]
-fn malformed_lines_are_refused_by_their_numbers() -> Checked {
-    let folder = TempDir::new()?;
-    let demo = Checkpoint::demo()?;
-    let template = ChatTemplate::parse(TEMPLATE)?;
-    let path = folder.path().join("data.jsonl");
-    let good = [
-        r#"{"text": "a"}"#,
-        r#"{"messages": [{"role": "user", "content": "a"}]}"#,
-        r#"{"prompt": "a", "completion": "b"}"#,
-    ];
-    let long = format!(r#"{{"text": "{}"}}"#, "a".repeat(17 << 20));
-    for (first, second, templated, masks, expected) in [
-        (good[0], "", true, false, "line 2: [config] expected a JSON object"),
-        (good[0], "[1]", true, false, "line 2: [config] expected a JSON object"),
-        (good[0], r#"{"text": 1}"#, true, false, r#"line 2: [data] expected a string "text""#),
-        (good[0], good[1], true, false, r#"line 2: [data] expected a string "text""#),
-        (good[0], &long, true, false, "line 2: expected a line of less than 16 MiB"),
-        (good[0], "\u{0}", true, false, "line 2: "),
-        (good[1], r#"{"messages": []}"#, true, false, "line 2: [data] expected a list of messages"),
-        (good[1], r#"{"messages": [{"role": 1}]}"#, true, false, "each with a role"),
-        (
-            good[1],
-            r#"{"messages": [{"role": "user"}], "tools": 3}"#,
-            true,
-            false,
-            "a list of tools",
-        ),
-        (good[1], good[1], false, false, "line 1: [data] expected a model with a chat template"),
-        (good[2], r#"{"prompt": "a"}"#, true, false, r#"a string "completion""#),
-        (good[0], good[0], true, true, "line 1: [data] expected prompts to mask"),
-        (
-            r#"{"x": "a"}"#,
-            good[0],
-            true,
-            false,
-            "line 1: [data] expected a string \"text\" (text, or prompt",
-        ),
-    ] {
-        fs::write(&path, format!("{first}\n{second}\n"))?;
-        let template = template.as_ref().filter(|_| templated);
-        let error = message(Dataset::load(&path, &demo, template, masks).map(drop));
-        assert!(error.contains("data.jsonl: line ") && error.contains(expected), "{error}");
-    }
-    let mut random = fastrand::Rng::with_seed(5);
-    for round in 0..200 {
-        let mut bytes = format!("{}\n{}\n", good[round % 3], good[round % 3]).into_bytes();
-        let at = random.usize(..bytes.len());
-        match round % 2 {
-            0 => bytes[at] = random.u8(..),
-            _ => drop(bytes.splice(at.., random.choose_multiple(bytes.clone(), 9))),
-        }
-        fs::write(&path, &bytes)?;
-        if let Err(error) = Dataset::load(&path, &demo, template.as_ref(), false) {
-            assert!(error.to_string().contains("data.jsonl: line "), "{error}");
-        }
-    }
-    fs::write(&path, b"{\"text\": \"\xff\"}\n")?;
-    assert!(message(Dataset::load(&path, &demo, None, false).map(drop)).contains("line 1: "));
-    fs::write(&path, "")?;
-    let empty = Dataset::load(&path, &demo, None, false)?;
-    assert!(empty.is_empty() && empty.batch(0, 1, 9).is_err());
-    assert!(evaluate(&demo.llama, &empty, 1, 9, None, || {}).is_err());
     Ok(())
 }

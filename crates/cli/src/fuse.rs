@@ -11,7 +11,7 @@ use crate::model::{bytes, progress};
 use crate::{interrupt, output};
 
 const EXAMPLES: &str = "\
-Writes the same tensors as `mlx_lm.fuse`, bit for bit. Packed weights are packed again, which rounds the sum of \
+Writes the same tensors as `mlx_lm.fuse`, bit for bit (of DoRA in the checkpoint's type). Packed weights are packed again, which rounds the sum of \
 weights and adapters. Of a full fine-tune, the weights take the place of the checkpoint's.
 
 Examples:

@@ -56,7 +56,7 @@ pub struct Args {
     /// Texts in a batch [default: 4].
     #[arg(long, value_name = "N", help_heading = "Texts")]
     batch_size: Option<u64>,
-    /// Train low-rank updates, or whole layers [default: lora].
+    /// Train low-rank updates, these and the norms of rows, or whole layers [default: lora].
     #[arg(long, value_enum, value_name = "TYPE")]
     fine_tune_type: Option<FineTune>,
     /// Train this many last layers; -1 for all [default: 16, or all of fewer].
@@ -157,7 +157,7 @@ struct LoraParameters {
     rank: i32,
     scale: f32,
     #[serde(default)]
-    dropout: f64,
+    dropout: f32,
     keys: Option<Vec<String>>,
 }
 
@@ -297,22 +297,17 @@ impl Args {
     }
 
     fn kind(&self) -> Result<Kind> {
-        match self.fine_tune_type {
-            Some(FineTune::Full) => return Ok(Kind::Full),
-            Some(FineTune::Dora) => {
-                return usage(
-                    "expected --fine-tune-type lora or full, got dora: mlx_lm.lora has it",
-                );
-            }
-            Some(FineTune::Lora) | None => {}
+        if self.fine_tune_type == Some(FineTune::Full) {
+            return Ok(Kind::Full);
         }
+        let dora = self.fine_tune_type == Some(FineTune::Dora);
         let Some(LoraParameters { rank, scale, dropout, keys }) = &self.lora_parameters else {
-            return Ok(Kind::Lora { rank: 8, scale: 20.0, keys: None });
+            return Ok(Kind::Lora { rank: 8, scale: 20.0, keys: None, dropout: 0.0, dora });
         };
-        if *dropout != 0.0 {
-            return usage(format_args!("expected a dropout of 0.0, got {dropout}"));
+        if !(0.0..1.0).contains(dropout) {
+            return usage(format_args!("expected a dropout of 0 to below 1, got {dropout}"));
         }
-        Ok(Kind::Lora { rank: *rank, scale: *scale, keys: keys.clone() })
+        Ok(Kind::Lora { rank: *rank, scale: *scale, keys: keys.clone(), dropout: *dropout, dora })
     }
 
     fn schedule(&self) -> Result<Schedule> {

@@ -22,6 +22,9 @@ struct AdapterConfig {
     /// The number of last layers with updates; all layers if it is 0 or less.
     num_layers: i64,
     lora_parameters: LoraParameters,
+    /// Whether each update has a magnitude.
+    #[serde(skip)]
+    dora: bool,
 }
 
 #[derive(Deserialize)]
@@ -39,21 +42,22 @@ impl AdapterConfig {
             Err(format!("[adapters] expected {expected}, got {got}"))
         };
         // The kind is checked first, since other kinds have other fields.
-        let unlike = |kind: &&Value| !kind.is_null() && **kind != "lora";
-        if let Some(kind) = value.get("fine_tune_type").filter(unlike) {
+        let kind = value.get("fine_tune_type").filter(|kind| !kind.is_null());
+        let dora = kind.is_some_and(|kind| kind == "dora");
+        if let Some(kind) = kind.filter(|kind| !dora && **kind != "lora") {
             let hint = match kind.as_str() {
                 Some("full") => ": mlx-primitives fuse writes a whole model of these weights",
-                Some("dora") => ": mlx_lm.fuse adds DoRA updates to a model's weights",
                 _ => "",
             };
-            return refuse("fine_tune_type lora", &format_args!("{}{hint}", short(kind)));
+            return refuse("fine_tune_type lora or dora", &format_args!("{}{hint}", short(kind)));
         }
-        let config: Self = serde_json::from_value(Value::Object(value)).map_err(|e| {
+        let mut config: Self = serde_json::from_value(Value::Object(value)).map_err(|e| {
             format!(
                 "[adapters] expected num_layers and lora_parameters of mlx-lm, got {}",
                 cut(&e.to_string())
             )
         })?;
+        config.dora = dora;
         let LoraParameters { rank, scale, .. } = &config.lora_parameters;
         if *rank < 1 {
             return refuse("a rank above 0", rank);
@@ -92,10 +96,11 @@ impl Adapters {
     ///
     /// # Errors
     ///
-    /// Returns an error for a `fine_tune_type` other than lora, for a `peft_type` other than LORA,
-    /// for what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a tensor of
-    /// a projection that the configuration does not name, for a wrong shape or type, and for a
-    /// tensor without its other half. The error names the file, and the tensor where there is one.
+    /// Returns an error for a `fine_tune_type` other than lora and dora, for a `peft_type` other
+    /// than LORA, for what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a
+    /// tensor of a projection that the configuration does not name, for a wrong shape or type, and
+    /// for a tensor without its other half. The error names the file, and the tensor where there is
+    /// one.
     ///
     /// ```
     /// use mlx_primitives_llama::{Adapters, Checkpoint};
@@ -132,8 +137,9 @@ impl Adapters {
     ///
     /// # Errors
     ///
-    /// Returns an error if there are no updates, if their ranks or scales differ, which the format
-    /// cannot express, if a name is no projection, or if the directory cannot be written.
+    /// Returns an error if there are no updates, if their ranks or scales differ or not all of them
+    /// have magnitudes, which the format cannot express, if a name is no projection, or if the
+    /// directory cannot be written.
     pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
         let directory = directory.as_ref();
         let mut tensors = BTreeMap::new();
@@ -141,11 +147,11 @@ impl Adapters {
         let mut common = None;
         for (name, update) in self.iter() {
             llama.projection_shape(name)?;
-            let own = (update.a().dim(0)?, update.scale());
+            let own = (update.a().dim(0)?, update.scale(), update.magnitude().is_some());
             if *common.get_or_insert(own) != own {
                 return Err(Error::argument(
                     "adapters",
-                    format_args!("updates of one rank and scale, got {common:?} and {own:?}"),
+                    format_args!("updates of one rank, scale and kind, got {common:?} and {own:?}"),
                 ));
             }
             match split_layer(name) {
@@ -160,12 +166,13 @@ impl Adapters {
             let [a, b] = update.to_mlx_lm()?;
             tensors.insert(format!("{name}.lora_a"), a);
             tensors.insert(format!("{name}.lora_b"), b);
+            tensors.extend(update.magnitude().map(|m| (format!("{name}.m"), m.clone())));
         }
-        let Some((rank, scale)) = common else {
+        let Some((rank, scale, dora)) = common else {
             return Err(Error::argument("adapters", "updates to save, got none"));
         };
         let config = json!({
-            "fine_tune_type": "lora",
+            "fine_tune_type": if dora { "dora" } else { "lora" },
             // 0 would stand for all layers.
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
@@ -213,11 +220,12 @@ impl AdapterConfig {
     ) -> std::result::Result<Adapters, String> {
         let layers = llama.config().num_hidden_layers;
         let rank = self.lora_parameters.rank;
-        let mut halves: BTreeMap<String, [Option<Array>; 2]> = BTreeMap::new();
+        let mut parts: BTreeMap<String, [Option<Array>; 3]> = BTreeMap::new();
         for (name, tensor) in tensors {
-            let (path, half) = match name.rsplit_once('.') {
+            let (path, part) = match name.rsplit_once('.') {
                 Some((path, "lora_a")) => (path, 0),
                 Some((path, "lora_b")) => (path, 1),
+                Some((path, "m")) if self.dora => (path, 2),
                 _ => return Err(format!("only tensors lora_a and lora_b, got {name}")),
             };
             let shape = llama.projection_shape(path).ok();
@@ -231,7 +239,7 @@ impl AdapterConfig {
                     self.num_layers
                 ));
             };
-            let shape = [[inputs, rank], [rank, outputs]][half];
+            let shape = [vec![inputs, rank], vec![rank, outputs], vec![outputs]][part].clone();
             if tensor.shape() != shape || !tensor.dtype().is_floating() {
                 return Err(format!(
                     "{name} of shape {shape:?} and a floating type, got {:?} of {}",
@@ -239,17 +247,21 @@ impl AdapterConfig {
                     tensor.dtype()
                 ));
             }
-            halves.entry(path.to_owned()).or_default()[half] = Some(tensor);
+            parts.entry(path.to_owned()).or_default()[part] = Some(tensor);
         }
         let scale = self.lora_parameters.scale;
-        let update = |(path, [a, b]): (String, [Option<Array>; 2])| match (a, b) {
-            (Some(a), Some(b)) => match Lora::from_mlx_lm(&a, &b, scale) {
-                Ok(update) => Ok((path, update)),
-                Err(error) => Err(format!("{path} to be an update: {error}")),
-            },
-            (None, _) => Err(format!("a tensor {path}.lora_a, got none")),
-            (_, None) => Err(format!("a tensor {path}.lora_b, got none")),
+        let update = |(path, parts): (String, [Option<Array>; 3])| {
+            let [a, b, magnitude] = parts;
+            let missing = |part| format!("a tensor {path}.{part}, got none");
+            let (a, b) = (a.ok_or_else(|| missing("lora_a"))?, b.ok_or_else(|| missing("lora_b"))?);
+            let mut update = Lora::from_mlx_lm(&a, &b, scale);
+            if self.dora {
+                let magnitude = magnitude.ok_or_else(|| missing("m"))?;
+                update = update.and_then(|update| update.with_magnitude(magnitude));
+            }
+            let update = update.map_err(|error| format!("{path} to be an update: {error}"))?;
+            Ok((path, update))
         };
-        halves.into_iter().map(update).collect()
+        parts.into_iter().map(update).collect()
     }
 }

@@ -284,7 +284,11 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     let scale = Array::scalar(update.scale())?.astype(b.dtype())?;
     // By MLX, as in mlx-lm, so that both write the same bits.
     let delta = builtin::matmul(&b.t()?.multiply(scale)?, &a.t()?)?;
-    let sum = plain.add(delta.astype(plain.dtype())?)?;
+    let mut sum = plain.add(delta.astype(plain.dtype())?)?;
+    if let Some(magnitude) = update.magnitude() {
+        let factors = magnitude.divide(sum.square()?.sum(-1)?.sqrt()?)?.expand_dims(-1)?;
+        sum = factors.multiply(&sum)?.astype(plain.dtype())?;
+    }
     Ok(match matrix {
         LinearWeight::Plain(_) => sum.into(),
         LinearWeight::Quantized(packed) => {

@@ -7,6 +7,7 @@ use mlx_primitives::{Array, Error, Result};
 use super::adapters::Adapters;
 use super::linear::Module;
 use super::llama::Llama;
+use super::update::Update;
 use crate::base::layer_of;
 use crate::cache::Cache;
 
@@ -95,7 +96,9 @@ impl Llama {
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
         let mut model = self.map(&mut |linear| {
             let update = adapters.and_then(|adapters| adapters.get(&linear.path));
-            linear.update = update.map(|update| linear.own_part(update)).transpose()?;
+            let own = update.map(|update| linear.own_part(update)).transpose()?;
+            let own = own.map(|own| Update::new(own, &linear.matrix, None));
+            linear.update = own.transpose()?;
             Ok(())
         })?;
         model.adapters = adapters.cloned().unwrap_or_default();

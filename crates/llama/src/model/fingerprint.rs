@@ -76,6 +76,9 @@ impl Adapters {
             let name = format!("{name} {}", update.scale());
             sum.add(&format!("{name}.a"), update.a(), 0, 0)?;
             sum.add(&format!("{name}.b"), update.b(), 0, 0)?;
+            if let Some(magnitude) = update.magnitude() {
+                sum.add_vector(&format!("{name}.m"), magnitude, 0)?;
+            }
         }
         Ok(sum.0)
     }

@@ -5,6 +5,7 @@ use mlx_primitives::{Array, Result};
 
 use super::matrix;
 use super::part::Part;
+use super::update::Update;
 use crate::base::{Config, Weights};
 
 /// The weight of an RMS normalization.
@@ -47,7 +48,7 @@ pub(super) struct Linear {
     pub outputs: i32,
     pub inputs: i32,
     /// The low-rank update that runs beside the matrix in every pass.
-    pub update: Option<Lora>,
+    pub update: Option<Update>,
     pub part: Part,
 }
 
@@ -100,11 +101,15 @@ impl Linear {
 
     /// The part of a low-rank update of the whole matrix that concerns this one.
     pub fn own_part(&self, update: &Lora) -> Result<Lora> {
-        let (a, mut b) = (update.a().clone(), update.b().clone());
-        if self.rows != (0..self.outputs) {
-            b = b.i(self.rows.clone())?.contiguous()?;
+        let own = |array: &Array| match self.rows == (0..self.outputs) {
+            true => Ok(array.clone()),
+            false => array.i(self.rows.clone())?.contiguous(),
+        };
+        let part = Lora::new(update.a().clone(), own(update.b())?, update.scale())?;
+        match update.magnitude() {
+            Some(magnitude) => part.with_magnitude(own(magnitude)?),
+            None => Ok(part),
         }
-        Lora::new(a, b, update.scale())
     }
 
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {

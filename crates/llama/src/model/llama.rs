@@ -9,6 +9,7 @@ use super::layer::DecoderLayer;
 use super::linear::{Linear, Module, Norm};
 use super::matrix;
 use super::texts::Texts;
+use super::update::Update;
 use crate::base::{Config, Exchange, Quantization, RopeFrequencies, Share, Weights};
 use crate::cache::Cache;
 
@@ -113,6 +114,9 @@ impl Llama {
         to.check()?;
         let packed = self.map(&mut |linear| {
             linear.matrix = matrix::quantized(&linear.matrix, to)?;
+            if let Some(Update { lora, .. }) = linear.update.take() {
+                linear.update = Some(Update::new(lora, &linear.matrix, None)?);
+            }
             Ok(())
         });
         packed?.joined()

@@ -15,8 +15,10 @@ mod part;
 mod random_weights;
 mod texts;
 mod trained;
+mod update;
 
 pub use adapters::Adapters;
 pub use estimate::{Estimate, estimate};
 pub(crate) use forward_texts::Step;
 pub use llama::Llama;
+pub(crate) use trained::Trained;

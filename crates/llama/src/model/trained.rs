@@ -3,31 +3,46 @@
 use std::collections::BTreeMap;
 
 use mlx_primitives::ops::{self, CrossEntropy, LinearCrossEntropy, LinearWeight, Lora};
-use mlx_primitives::{Array, Dtype, Error, Result, transforms};
+use mlx_primitives::support::Fnv;
+use mlx_primitives::{Array, Dtype, Error, Result, random, transforms};
 
 use super::layer::DecoderLayer;
 use super::linear::Linear;
 use super::llama::Llama;
+use super::update::Update;
 use crate::cache::AttentionMask;
 
 /// The logits that exist at a time before they are computed in chunks, and again in the backward
 /// pass.
 const LOGITS: usize = 1 << 24;
 
-/// Trained arrays by their names: `P.lora_a` `[rank, inputs]` and `P.lora_b` `[outputs, rank]` of a
-/// projection P, and the names of weights.
 type Arrays = BTreeMap<String, Array>;
+
+/// The numbers that take the place of a model's in training.
+#[derive(Clone, Default)]
+pub(crate) struct Trained {
+    /// Trained arrays by their names: `P.lora_a` `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and
+    /// perhaps `P.m` `[outputs]` of a projection P, and the names of weights.
+    pub arrays: Arrays,
+    /// The factor of the updates.
+    pub scale: f32,
+    /// The sums of the squares of the rows of projections P with a `P.m`, unless they are to be
+    /// computed.
+    pub squares: Arrays,
+    /// The share of the inputs of each update that are zero, and the seed that draws them.
+    pub dropout: Option<(f32, u64)>,
+}
 
 impl Llama {
     /// The model with updates and weights of these arrays in its place, in its types.
-    pub(crate) fn trained(&self, arrays: &Arrays, scale: f32) -> Result<Self> {
+    pub(crate) fn trained(&self, trained: &Trained) -> Result<Self> {
         let mut model = self.map(&mut |_| Ok(()))?;
         let dtype = self.dtype();
         for layer in &mut model.layers {
-            *layer = layer.trained(arrays, scale, dtype)?;
+            *layer = layer.trained(trained, dtype)?;
         }
         if let Some(head) = &mut model.lm_head {
-            head.train(arrays, scale, dtype)?;
+            head.train(trained, dtype)?;
         }
         Ok(model)
     }
@@ -36,8 +51,7 @@ impl Llama {
     /// each layer runs again in the backward pass.
     pub(crate) fn losses(
         &self,
-        arrays: &Arrays,
-        scale: f32,
+        trained: &Trained,
         [inputs, targets]: [&Array; 2],
         recompute: bool,
     ) -> Result<Array> {
@@ -46,13 +60,13 @@ impl Llama {
         }
         let h = match recompute {
             false => {
-                let model = self.trained(arrays, scale)?;
+                let model = self.trained(trained)?;
                 model.decoded(inputs, &mut (&mut model.new_cache()).into())?
             }
-            true => self.recomputed(arrays, scale, inputs)?,
+            true => self.recomputed(trained, inputs)?,
         };
         let mut head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).clone();
-        head.train(arrays, scale, self.dtype())?;
+        head.train(trained, self.dtype())?;
         let cross_entropy = CrossEntropy { ignore_index: Some(-1), ..Default::default() };
         if head.update.is_none() && inputs.size().saturating_mul(self.vocab()) > LOGITS {
             let h = self.norm.forward(&h)?;
@@ -65,21 +79,22 @@ impl Llama {
     }
 
     /// The output of the last layer, of which the backward pass runs each layer again.
-    fn recomputed(&self, arrays: &Arrays, scale: f32, tokens: &Array) -> Result<Array> {
+    fn recomputed(&self, trained: &Trained, tokens: &Array) -> Result<Array> {
         let mut h = self.embedded(tokens)?;
         let caches = self.new_cache().layers;
         for (at, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
             let own = format!("model.layers.{at}.");
-            let own = arrays.iter().filter(|(name, _)| name.starts_with(&own));
+            let own = trained.arrays.iter().filter(|(name, _)| name.starts_with(&own));
             let (names, own): (Vec<String>, Vec<Array>) =
                 own.map(|(name, array)| (name.clone(), array.clone())).unzip();
             let (layer, dtype) = (layer.clone(), self.dtype());
+            let rest = Trained { arrays: Arrays::new(), ..trained.clone() };
             let mask: AttentionMask = cache.mask(h.dim(1)?)?;
             let run = move |mut inputs: Vec<Array>| {
                 let h = inputs.pop();
                 let h = h.ok_or_else(|| Error::argument("training", "hidden states"))?;
-                let own: Arrays = names.iter().cloned().zip(inputs).collect();
-                let layer = layer.trained(&own, scale, dtype)?;
+                let arrays = names.iter().cloned().zip(inputs).collect();
+                let layer = layer.trained(&Trained { arrays, ..rest.clone() }, dtype)?;
                 layer.forward(&h, |qkv| layer.attend(qkv, &mask, &mut cache.clone()))
             };
             let inputs: Vec<Array> = own.into_iter().chain([h]).collect();
@@ -90,16 +105,16 @@ impl Llama {
 }
 
 impl DecoderLayer {
-    fn trained(&self, arrays: &Arrays, scale: f32, dtype: Dtype) -> Result<Self> {
+    fn trained(&self, trained: &Trained, dtype: Dtype) -> Result<Self> {
         let mut layer = self.clone();
         for norm in layer.norms_mut() {
-            if let Some(weight) = arrays.get(&format!("{}.weight", norm.path)) {
+            if let Some(weight) = trained.arrays.get(&format!("{}.weight", norm.path)) {
                 norm.weight = weight.astype(norm.weight.dtype())?;
             }
         }
         let mut joined = false;
         for (at, projection) in layer.projections.iter_mut().enumerate() {
-            joined |= projection.train(arrays, scale, dtype)? && at < 3;
+            joined |= projection.train(trained, dtype)? && at < 3;
         }
         if joined {
             layer.join()?;
@@ -110,12 +125,22 @@ impl DecoderLayer {
 
 impl Linear {
     /// Takes the arrays of this projection, and returns whether its matrix or its bias is one.
-    fn train(&mut self, arrays: &Arrays, scale: f32, dtype: Dtype) -> Result<bool> {
-        let of = |part: &str| arrays.get(&format!("{}.{part}", self.path));
+    fn train(&mut self, trained: &Trained, dtype: Dtype) -> Result<bool> {
+        let of = |part: &str| trained.arrays.get(&format!("{}.{part}", self.path));
         let update = of("lora_a").zip(of("lora_b"));
         let (weight, bias) = (of("weight"), of("bias"));
         if let Some((a, b)) = update {
-            self.update = Some(Lora::new(a.astype(dtype)?, b.astype(dtype)?, scale)?);
+            let mut lora = Lora::new(a.astype(dtype)?, b.astype(dtype)?, trained.scale)?;
+            if let Some(magnitude) = of("m") {
+                lora = lora.with_magnitude(magnitude.clone())?;
+            }
+            let mut update = Update::new(lora, &self.matrix, trained.squares.get(&self.path))?;
+            if let Some((rate, seed)) = trained.dropout {
+                let mut hash = Fnv::default();
+                hash.add(format!("{seed} {}", self.path).as_bytes());
+                update.dropout = Some((rate, random::key(hash.0)?));
+            }
+            self.update = Some(update);
         }
         if let Some(weight) = weight {
             self.matrix = LinearWeight::Plain(weight.astype(self.matrix.dtype())?);

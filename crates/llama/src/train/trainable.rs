@@ -1,11 +1,12 @@
 use std::collections::BTreeSet;
 
 use mlx_primitives::ops::{LinearWeight, Lora};
+use mlx_primitives::support::Fnv;
 use mlx_primitives::{Array, Dtype, Error, Result, eval, random};
 
 use super::optimizer::Parameters;
 use crate::base::layer_of;
-use crate::model::{Adapters, Llama};
+use crate::model::{Adapters, Llama, Trained};
 
 /// The parts of a model that can be trained.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,10 @@ pub enum Kind {
         /// The paths of the updated projections within a layer, such as `self_attn.q_proj`, or
         /// `lm_head`; all projections of the layers if `None`.
         keys: Option<Vec<String>>,
+        /// The share of each update's inputs that are zero in a step, at least 0 and below 1.
+        dropout: f32,
+        /// Whether the norms of the updated rows are trained too (DoRA).
+        dora: bool,
     },
     /// All weights of the layers, which must not be packed.
     Full,
@@ -40,8 +45,8 @@ impl Trainable {
     /// # Errors
     ///
     /// Returns an error for more layers than the model has, a key that none of its projections has,
-    /// a rank below 1 or above the extents of a projection, a scale that is not finite, and whole
-    /// layers that are packed.
+    /// a rank below 1 or above the extents of a projection, a scale that is not finite, a dropout
+    /// of 1 or more, and whole layers that are packed.
     pub fn new(llama: &Llama, kind: Kind, layers: i32) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("training", expected));
         let all = llama.config().num_hidden_layers;
@@ -63,7 +68,7 @@ impl Trainable {
                     names.push(name.clone());
                 }
             }
-            Kind::Lora { rank, scale, keys } => {
+            Kind::Lora { rank, scale, keys, dropout, .. } => {
                 let mut found = BTreeSet::new();
                 let paths = weights.keys().filter_map(|name| name.strip_suffix(".weight"));
                 for path in paths {
@@ -85,6 +90,9 @@ impl Trainable {
                 }
                 if !scale.is_finite() {
                     return refuse(format_args!("a finite scale, got {scale}"));
+                }
+                if !(0.0..1.0).contains(dropout) {
+                    return refuse(format_args!("a dropout of 0 to below 1, got {dropout}"));
                 }
                 let unknown = |key: &&String| !found.contains(key.as_str());
                 if let Some(key) = keys.iter().flatten().find(unknown) {
@@ -109,12 +117,17 @@ impl Trainable {
     pub fn initial(&self, llama: &Llama, seed: u64) -> Result<Parameters> {
         let mut parameters = Parameters::new();
         match self.kind {
-            Kind::Lora { rank, scale, .. } => {
+            Kind::Lora { rank, scale, dora, .. } => {
                 random::seed(seed)?;
+                let weights = llama.weights();
                 for name in &self.names {
                     let update = Lora::initial(llama.projection_shape(name)?, rank, scale)?;
                     parameters.insert(format!("{name}.lora_a"), update.a().clone());
                     parameters.insert(format!("{name}.lora_b"), update.b().clone());
+                    if let Some(weight) = weights.get(&format!("{name}.weight")).filter(|_| dora) {
+                        let norms = weight.row_squares()?.sqrt()?;
+                        parameters.insert(format!("{name}.m"), norms);
+                    }
                 }
             }
             Kind::Full => {
@@ -137,7 +150,7 @@ impl Trainable {
     ///
     /// Returns an error if the parameters are of another model.
     pub fn model(&self, llama: &Llama, parameters: &Parameters) -> Result<Llama> {
-        llama.trained(parameters, self.scale())
+        llama.trained(&self.trained(parameters))
     }
 
     /// The updates of these parameters; none where whole layers are trained.
@@ -149,27 +162,46 @@ impl Trainable {
         let half = |name: &str, half: &str| parameters.get(&format!("{name}.{half}")).cloned();
         let update = |name: &String| {
             let (a, b) = half(name, "lora_a").zip(half(name, "lora_b"))?;
-            Some(Lora::new(a, b, self.scale()).map(|update| (name.clone(), update)))
+            let mut update = Lora::new(a, b, self.scale());
+            if let Some(magnitude) = half(name, "m") {
+                update = update.and_then(|update| update.with_magnitude(magnitude));
+            }
+            Some(update.map(|update| (name.clone(), update)))
         };
         self.names.iter().filter_map(update).collect()
     }
 
-    pub(super) fn scale(&self) -> f32 {
+    fn scale(&self) -> f32 {
         match self.kind {
             Kind::Lora { scale, .. } => scale,
             Kind::Full => 1.0,
         }
     }
 
-    /// The sum of the losses of each target of a batch.
+    /// The numbers that take the place of a model's.
+    fn trained(&self, parameters: &Parameters) -> Trained {
+        Trained { arrays: parameters.clone(), scale: self.scale(), ..Trained::default() }
+    }
+
+    /// The sum of the losses of each target of a batch, in the step of that number of a run.
     pub(super) fn loss(
         &self,
         llama: &Llama,
         parameters: &Parameters,
+        squares: &Parameters,
         batch: [&Array; 2],
         recompute: bool,
+        step: [u64; 2],
     ) -> Result<Array> {
-        let losses = llama.losses(parameters, self.scale(), batch, recompute)?;
+        let mut trained = Trained { squares: squares.clone(), ..self.trained(parameters) };
+        if let Kind::Lora { dropout, .. } = self.kind
+            && dropout > 0.0
+        {
+            let mut hash = Fnv::default();
+            hash.add(format!("{step:?}").as_bytes());
+            trained.dropout = Some((dropout, hash.0));
+        }
+        let losses = llama.losses(&trained, batch, recompute)?;
         losses.astype(Dtype::Float32)?.sum(..)
     }
 }

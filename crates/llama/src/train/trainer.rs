@@ -4,7 +4,7 @@ use super::data::Dataset;
 use super::optimizer::{Optimizer, OptimizerState, Parameters, clip};
 use super::schedule::Schedule;
 use super::trainable::Trainable;
-use crate::model::{Adapters, Llama};
+use crate::model::{Adapters, Llama, Trained};
 
 /// The most points of a curve.
 const POINTS: usize = 4096;
@@ -48,6 +48,8 @@ pub struct Trainer<'a> {
     pub(super) trainable: Trainable,
     pub(super) settings: Settings,
     pub(super) parameters: Parameters,
+    /// The sums of the squares of the rows of DoRA's projections.
+    squares: Parameters,
     pub(super) optimizer: OptimizerState,
     /// The sum of the gradients since the last update.
     pub(super) gradients: Parameters,
@@ -84,13 +86,20 @@ impl<'a> Trainer<'a> {
         }
         let parameters = trainable.initial(llama, settings.seed)?;
         let optimizer = settings.optimizer.state(&parameters)?;
-        eval(optimizer.arrays.values())?;
+        // The first magnitudes are the norms of the rows.
+        let squares = parameters.iter().filter_map(|(name, norms)| {
+            let path = name.strip_suffix(".m")?.to_owned();
+            Some(norms.square().map(|squares| (path, squares)))
+        });
+        let squares = squares.collect::<Result<Parameters>>()?;
+        eval(optimizer.arrays.values().chain(squares.values()))?;
         Ok(Self {
             llama,
             data,
             trainable,
             settings,
             parameters,
+            squares,
             optimizer,
             gradients: Parameters::new(),
             steps: 0,
@@ -101,8 +110,8 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// The trained arrays by name: `P.lora_a` `[rank, inputs]` and `P.lora_b` `[outputs, rank]` of
-    /// a projection P, or weights.
+    /// The trained arrays by name: `P.lora_a` `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and,
+    /// in DoRA, `P.m` `[outputs]` of a projection P, or weights.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -152,12 +161,13 @@ impl<'a> Trainer<'a> {
 
         let names: Vec<String> = self.parameters.keys().cloned().collect();
         let arrays: Vec<Array> = self.parameters.values().cloned().collect();
-        let (llama, trainable) = (self.llama, &self.trainable);
+        let (llama, trainable, step) = (self.llama, &self.trainable, [seed, self.steps]);
         let targets = batch.tokens.max(1) as f32;
         let mean = |arrays: Vec<Array>| {
             let parameters = names.iter().cloned().zip(arrays).collect();
             let pair = [&batch.inputs, &batch.targets];
-            trainable.loss(llama, &parameters, pair, recompute)?.divide(targets)
+            let sum = trainable.loss(llama, &parameters, &self.squares, pair, recompute, step)?;
+            sum.divide(targets)
         };
         let (loss, gradients) = transforms::value_and_grad(mean, &arrays)?;
         // Sums follow the order in memory, in which a resumed run has the arrays of the file.
@@ -247,7 +257,7 @@ pub fn evaluate(
     for number in order.into_iter().take(most.unwrap_or(usize::MAX)) {
         let batch = data.batch(number, rows, longest)?;
         let pair = [&batch.inputs, &batch.targets];
-        let losses = llama.losses(&Parameters::new(), 1.0, pair, false)?;
+        let losses = llama.losses(&Trained::default(), pair, false)?;
         sum += f64::from(losses.astype(mlx_primitives::Dtype::Float32)?.sum(..)?.item::<f32>()?);
         tokens += batch.tokens;
         progress();
