@@ -37,6 +37,7 @@ mod special_tokens;
 mod tokenizer;
 mod training;
 mod training_data;
+mod training_memory;
 mod tune;
 
 use harness::{support, table};

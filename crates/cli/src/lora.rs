@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use indicatif::ProgressBar;
 use mlx_primitives::memory;
-use mlx_primitives_llama::train::{Dataset, Trainable, Trainer, evaluate};
+use mlx_primitives_llama::train::{Dataset, Trainable, Trainer, TrainingEstimate, evaluate};
 use mlx_primitives_llama::{Adapters, ChatTemplate, Checkpoint, ModelFiles};
 use serde_json::{Value, json};
 
-use crate::model::progress;
+use crate::model::{bytes, progress};
 use crate::wired::Resident;
 use crate::{interrupt, output};
 pub use settings::Args;
@@ -56,6 +56,9 @@ pub fn run(args: Args) -> Result<()> {
         }
         let layers = run.layers(llama.config().num_hidden_layers);
         let trainable = Trainable::new(llama, run.kind.clone(), layers)?;
+        let length = data.columns(run.settings.batch_size, run.settings.max_length);
+        let peak = trainable.estimate(llama, &run.settings, length)?;
+        output::eprintln(fits(&peak, memory::memory_limit() as u64, run.settings.recompute)?);
         let mut trainer = Trainer::new(llama, &data, trainable, run.settings.clone())?;
         if let Some(path) = &run.resume_adapter_file {
             trainer.load_adapters(path)?;
@@ -88,6 +91,20 @@ pub fn run(args: Args) -> Result<()> {
     let (loss, _) = run.evaluate(&tested, &test, run.test_batches, &progress(0)?)?;
     let text = format!("Test loss {loss:.3}, Test ppl {:.3}.", loss.exp());
     run.report(None, &text, json!({"test_loss": loss, "test_ppl": loss.exp()}))
+}
+
+/// A line about the memory of a run, or an error if that is more than the machine has for arrays.
+fn fits(peak: &TrainingEstimate, limit: u64, recompute: bool) -> Result<String> {
+    let total = bytes(peak.total());
+    let more = if recompute { "" } else { "--grad-checkpoint, " };
+    ensure!(
+        peak.total() <= limit,
+        "training takes about {total}, of which this machine has {}: {more}a smaller --batch-size, \
+         --max-seq-length or --num-layers takes less",
+        bytes(limit)
+    );
+    let [weights, state, step] = [peak.weights, peak.state, peak.step].map(bytes);
+    Ok(format!("Peak memory: about {total} (weights {weights}, state {state}, step {step})"))
 }
 
 /// Trains to the last step or until Ctrl-C, with reports and saved states in between.
@@ -193,5 +210,22 @@ impl Run {
             false => output::println(text),
         };
         Ok(bar.map_or_else(print, |bar| bar.suspend(print))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_do_not_fit_are_refused_with_a_cure() -> Result<()> {
+        let peak = TrainingEstimate { weights: 1_000_000, state: 2_000, step: 3_000_000 };
+        let line = fits(&peak, peak.total(), false)?;
+        assert!(line.contains("4.00 MB (weights 1.00 MB, state 2.00 kB, step 3.00 MB)"), "{line}");
+        for (recompute, cure) in [(false, ": --grad-checkpoint, a"), (true, "4.00 MB: a smaller")] {
+            let said = fits(&peak, peak.total() - 1, recompute).unwrap_err().to_string();
+            assert!(said.contains("about 4.00 MB, of which") && said.contains(cure), "{said}");
+        }
+        Ok(())
     }
 }

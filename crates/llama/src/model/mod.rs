@@ -21,4 +21,4 @@ pub use adapters::Adapters;
 pub use estimate::{Estimate, estimate};
 pub(crate) use forward_texts::Step;
 pub use llama::Llama;
-pub(crate) use trained::Trained;
+pub(crate) use trained::{LOGITS, Trained};

@@ -14,7 +14,7 @@ use crate::cache::AttentionMask;
 
 /// The logits that exist at a time before they are computed in chunks, and again in the backward
 /// pass.
-const LOGITS: usize = 1 << 24;
+pub(crate) const LOGITS: usize = 1 << 24;
 
 type Arrays = BTreeMap<String, Array>;
 
@@ -45,6 +45,12 @@ impl Llama {
             head.train(trained, dtype)?;
         }
         Ok(model)
+    }
+
+    /// Whether the matrix that makes logits is plain.
+    pub(crate) fn plain_head(&self) -> bool {
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens);
+        matches!(head.matrix, LinearWeight::Plain(_))
     }
 
     /// The loss of each target, `[rows, length]`, and 0 where the target is -1. With `recompute`

@@ -124,6 +124,13 @@ impl Dataset {
         order
     }
 
+    /// The most columns of a batch of `rows` texts, each cut to `longest` tokens.
+    pub fn columns(&self, rows: usize, longest: usize) -> usize {
+        let whole = self.examples.len() / rows.max(1) * rows;
+        let most = whole.checked_sub(1).and_then(|last| self.examples.get(last));
+        padded(most.map_or(0, |example| example.tokens.len())).min(longest).saturating_sub(1)
+    }
+
     /// The batch of that number among those of `rows` texts in the order of their lengths, each cut
     /// to `longest` tokens and padded with the token 0. As in mlx-lm, the first 0 is a target.
     ///
@@ -134,8 +141,8 @@ impl Dataset {
     pub fn batch(&self, number: usize, rows: usize, longest: usize) -> Result<Batch> {
         let start = number.saturating_mul(rows);
         let examples = self.examples.get(start..start.saturating_add(rows)).unwrap_or_default();
-        let most = examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0);
-        let length = (1 + most.div_ceil(PAD) * PAD).min(longest);
+        let most = examples.last().map_or(0, |example| example.tokens.len());
+        let length = padded(most).min(longest);
         if examples.is_empty() || length < 2 {
             return Err(Error::argument("dataset", "a batch of texts of at least 2 tokens"));
         }
@@ -159,6 +166,11 @@ impl Dataset {
             truncated: most > longest,
         })
     }
+}
+
+/// The tokens of a row whose longest text has this number of them.
+fn padded(tokens: usize) -> usize {
+    1 + tokens.div_ceil(PAD) * PAD
 }
 
 #[derive(Clone, Copy)]

@@ -2,6 +2,7 @@
 //! updates or of whole layers whose state can be saved and resumed.
 
 mod data;
+mod estimate;
 mod optimizer;
 mod schedule;
 mod state;
@@ -9,6 +10,7 @@ mod trainable;
 mod trainer;
 
 pub use data::{Batch, Dataset};
+pub use estimate::TrainingEstimate;
 pub use optimizer::{Adafactor, Adam, Optimizer, OptimizerState, Parameters, Sgd, clip};
 pub use schedule::Schedule;
 pub use trainable::{Kind, Trainable};

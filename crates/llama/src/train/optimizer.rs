@@ -140,7 +140,7 @@ impl Optimizer {
     }
 
     /// The names and shapes of the arrays that are kept for a parameter of that shape.
-    fn parts(&self, shape: &[i32]) -> Vec<(&'static str, Vec<i32>)> {
+    pub(super) fn parts(&self, shape: &[i32]) -> Vec<(&'static str, Vec<i32>)> {
         let whole = shape.to_vec();
         match self {
             Self::Adam(_) => vec![("m", whole.clone()), ("v", whole)],

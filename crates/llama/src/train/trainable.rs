@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mlx_primitives::ops::{LinearWeight, Lora};
 use mlx_primitives::support::Fnv;
@@ -106,6 +106,27 @@ impl Trainable {
             return refuse(format_args!("something to train, got no projection"));
         }
         Ok(Self { kind, layers, names })
+    }
+
+    /// The shapes of the trained arrays by their names.
+    pub(super) fn shapes(&self, llama: &Llama) -> Result<BTreeMap<String, Vec<i32>>> {
+        let mut shapes = BTreeMap::new();
+        let weights = llama.weights();
+        for name in &self.names {
+            match self.kind {
+                Kind::Lora { rank, dora, .. } => {
+                    let [outputs, inputs] = llama.projection_shape(name)?;
+                    shapes.insert(format!("{name}.lora_a"), vec![rank, inputs]);
+                    shapes.insert(format!("{name}.lora_b"), vec![outputs, rank]);
+                    shapes.extend(dora.then(|| (format!("{name}.m"), vec![outputs])));
+                }
+                Kind::Full => {
+                    let arrays = weights.get(name).into_iter().flat_map(LinearWeight::arrays);
+                    shapes.extend(arrays.map(|array| (name.clone(), array.shape().to_vec())));
+                }
+            }
+        }
+        Ok(shapes)
     }
 
     /// The parameters before the first update, float32: updates that change nothing yet, drawn by
