@@ -127,6 +127,10 @@ Handle linear(
   return handle(mlx_primitives::linear(x, w, optional(bias), kind, optional(residual), here()));
 }
 
+uint8_t set_row_order(uint8_t order) {
+  return static_cast<uint8_t>(std::exchange(row_order(), static_cast<RowOrder>(order)));
+}
+
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed) {
   return handle(mlx_primitives::matmul(a, b, transposed, here()));
 }

@@ -46,6 +46,8 @@ Handle linear(
     const MlxArray* bias,
     ActivationKind activation,
     const MlxArray* residual);
+/** Sets the order of rows of the ops that this thread builds, and returns the one before. */
+uint8_t set_row_order(uint8_t order);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);
 Handle product(const MlxArray& a, const MlxArray& b);
 Handle logsumexp(const MlxArray& x, bool keepdims);

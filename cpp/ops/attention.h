@@ -5,6 +5,7 @@
 #include "../../metal/attention.h"
 #include "runtime/kernels.h"
 #include "runtime/primitive.h"
+#include "runtime/row_order.h"
 
 namespace mlx_primitives {
 
@@ -13,6 +14,7 @@ struct AttentionRules {
   bool causal;
   int window;     // how many positions a query sees, up to its own; 0 if unlimited
   float soft_cap; // 0 if none
+  RowOrder order = row_order();
 
   bool operator==(const AttentionRules&) const = default;
 };

@@ -226,6 +226,7 @@ cpu::AttentionCall Attention::call(const Arrays& inputs) const {
       .element = element_of(q),
       .causal = rules_.causal,
       .bool_mask = masked_ && inputs[mask()].dtype() == mx::bool_,
+      .order = rules_.order,
       .scale = rules_.scale,
       .soft_cap = rules_.soft_cap,
       .batch = static_cast<size_t>(q.shape(0)),

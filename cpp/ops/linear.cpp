@@ -228,6 +228,7 @@ Arrays Linear::vjp(
 
 std::pair<Arrays, std::vector<int>> Linear::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
+  WithRowOrder same(state_.order);
   auto s = stream();
   int size = batch_size(inputs, axes);
   auto& w = inputs[1];
@@ -331,6 +332,7 @@ CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .w_batched = w.ndim() > 2,
       .columns = extents.columns,
       .activation = static_cast<uint8_t>(state_.activation),
+      .order = state_.order,
       .batch = extents.batch,
       .m = extents.m,
       .n = extents.n,

@@ -4,6 +4,7 @@
 
 #include "../../metal/activation.h"
 #include "runtime/primitive.h"
+#include "runtime/row_order.h"
 
 namespace mlx_primitives {
 
@@ -53,6 +54,7 @@ class Linear : public ComposedPrimitive {
     bool biased;
     bool residual;
     ActivationKind activation;
+    RowOrder order = row_order();
 
     bool operator==(const State&) const = default;
   };

@@ -131,6 +131,7 @@ Arrays LoraLinear::vjp(
 
 std::pair<Arrays, std::vector<int>> LoraLinear::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
+  WithRowOrder same(order_);
   auto s = stream();
   int size = batch_size(inputs, axes);
   auto run = [&](const Arrays& inputs) {
@@ -151,7 +152,7 @@ std::pair<Arrays, std::vector<int>> LoraLinear::vmap(
 
 bool LoraLinear::is_equivalent(const mx::Primitive& other) const {
   auto& lora = static_cast<const LoraLinear&>(other);
-  return format_ == lora.format_ && scale_ == lora.scale_;
+  return format_ == lora.format_ && scale_ == lora.scale_ && order_ == lora.order_;
 }
 
 std::vector<mx::Shape> LoraLinear::output_shapes(const Arrays& inputs) {
@@ -167,11 +168,11 @@ std::vector<Dispatch> LoraLinear::dispatches(
   auto& out = outputs[0];
   Arrays of_base = {x};
   of_base.insert(of_base.end(), inputs.begin() + BASE, inputs.end());
-  Linear plain(stream(), {false, false, false, ACTIVATION_NONE});
-  auto all = format_
-                 ? QuantizedMatmul(stream(), {*format_, 1, false, false, 0, false, false, false})
-                       .dispatches(of_base, outputs, max_threads)
-                 : plain.dispatches(of_base, outputs, max_threads);
+  Linear plain(stream(), {false, false, false, ACTIVATION_NONE, order_});
+  auto all = format_ ? QuantizedMatmul(
+                           stream(), {*format_, 1, false, false, 0, false, false, false, order_})
+                           .dispatches(of_base, outputs, max_threads)
+                     : plain.dispatches(of_base, outputs, max_threads);
   if (b.shape(1) == 0) {
     return all;
   }
@@ -204,6 +205,7 @@ CpuCall LoraLinear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   cpu::LoraCall call{
       .element = element_of(x),
       .mode = format_ ? static_cast<cpu::Mode>(format_->mode) : cpu::Mode::plain,
+      .order = order_,
       .bits = format_ ? static_cast<uint32_t>(format_->bits) : 0,
       .group = format_ ? static_cast<size_t>(format_->group_size) : 0,
       .x = bytes(x),

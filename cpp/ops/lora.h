@@ -25,7 +25,7 @@ mx::array lora_linear(
 class LoraLinear : public ComposedPrimitive {
  public:
   LoraLinear(mx::Stream stream, std::optional<QuantizedFormat> format, float scale)
-      : ComposedPrimitive(stream), format_(format), scale_(scale) {}
+      : ComposedPrimitive(stream), format_(format), scale_(scale), order_(row_order()) {}
 
   COMPOSED_METHODS(LoraLinear)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
@@ -39,6 +39,7 @@ class LoraLinear : public ComposedPrimitive {
 
   std::optional<QuantizedFormat> format_;
   float scale_;
+  RowOrder order_;
 };
 
 } // namespace mlx_primitives

@@ -109,7 +109,8 @@ mx::array quantized_matmul(
       extras.eps,
       extras.bias.has_value(),
       extras.residual.has_value(),
-      extras.int8};
+      extras.int8,
+      extras.order};
   return mx::array(
       std::move(shape), dtype, std::make_shared<QuantizedMatmul>(s, kind), std::move(inputs));
 }
@@ -127,6 +128,7 @@ QuantizedExtras QuantizedMatmul::extras(const Arrays& inputs) const {
   extras.eps = kind_.eps;
   extras.swiglu = kind_.swiglu;
   extras.int8 = kind_.int8;
+  extras.order = kind_.order;
   extras.norm = next(kind_.normed);
   extras.bias = next(kind_.biased);
   extras.residual = next(kind_.added);
@@ -334,6 +336,7 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .int8 = kind_.int8,
       .bits = static_cast<uint32_t>(kind_.format.bits),
       .eps = kind_.eps,
+      .order = kind_.order,
       .group = static_cast<size_t>(kind_.format.group_size),
       .rows = rows.count,
       .axis = rows.axis,

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "runtime/primitive.h"
+#include "runtime/row_order.h"
 
 namespace mlx_primitives {
 
@@ -49,7 +50,8 @@ struct QuantizedExtras {
   std::optional<mx::array> bias;     // [columns of the result]
   std::optional<mx::array> residual; // of the result's shape
   bool swiglu = false;               // silu(first) * second instead of joining them
-  bool int8 = false;                 // CPU kernels may round many rows of x to eight bits
+  bool int8 = false;                 // CPU kernels may round rows of prompts to eight bits
+  RowOrder order = row_order();
 };
 
 /** x * W^T for up to three W of one format, joined along the last axis. */
@@ -76,6 +78,7 @@ class QuantizedMatmul : public ComposedPrimitive {
     bool biased;
     bool added;
     bool int8;
+    RowOrder order;
 
     bool operator==(const Kind&) const = default;
   };

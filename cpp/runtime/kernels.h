@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "runtime/primitive.h"
+#include "runtime/row_order.h"
 
 namespace mlx_primitives::cpu {
 
@@ -31,6 +32,7 @@ struct AttentionCall {
   Element element;
   bool causal;
   bool bool_mask;
+  RowOrder order;
   float scale;
   float soft_cap;
   size_t batch;
@@ -84,6 +86,7 @@ struct LinearCall {
   bool w_batched;
   bool columns;
   uint8_t activation; // as in metal/activation.h
+  RowOrder order;
   size_t batch;
   size_t m;
   size_t n;
@@ -112,6 +115,7 @@ struct LowRank {
 struct LoraCall {
   Element element;
   Mode mode;
+  RowOrder order;
   uint32_t bits;
   size_t group;
   Bytes x;
@@ -179,6 +183,7 @@ struct QuantizedMatmulCall {
   bool int8;
   uint32_t bits;
   float eps;
+  RowOrder order;
   size_t group;
   size_t rows;
   size_t axis;
@@ -268,6 +273,7 @@ struct RopeAppendCall {
 
 #define OFFSET(TYPE, FIELD, BYTES) static_assert(offsetof(TYPE, FIELD) == (BYTES))
 static_assert(sizeof(AffineShape) == 32 && sizeof(View) == 40 && sizeof(AttentionCall) == 432);
+OFFSET(AttentionCall, order, 3);
 OFFSET(AttentionCall, scale, 4);
 OFFSET(AttentionCall, batch, 16);
 OFFSET(AttentionCall, q, 96);
@@ -284,10 +290,12 @@ OFFSET(CrossEntropyCall, rows, 16);
 OFFSET(CrossEntropyCall, x, 32);
 OFFSET(CrossEntropyCall, out, 64);
 OFFSET(LinearCall, activation, 3);
+OFFSET(LinearCall, order, 4);
 OFFSET(LinearCall, batch, 8);
 OFFSET(LinearCall, x, 40);
 OFFSET(LinearCall, out, 72);
 static_assert(sizeof(Weights) == 32 && sizeof(LoraCall) == 112);
+OFFSET(LoraCall, order, 2);
 OFFSET(LoraCall, bits, 4);
 OFFSET(LoraCall, weights, 40);
 OFFSET(LoraCall, low, 72);
@@ -305,6 +313,7 @@ OFFSET(NormGrad, centered, 76);
 static_assert(sizeof(QuantizeShape) == 24 && sizeof(TakenRows) == 24);
 static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(ResidualNorm) == 72);
 OFFSET(QuantizedMatmulCall, bits, 4);
+OFFSET(QuantizedMatmulCall, order, 12);
 OFFSET(QuantizedMatmulCall, group, 16);
 OFFSET(QuantizedMatmulCall, x, 40);
 OFFSET(QuantizedMatmulCall, out, 88);

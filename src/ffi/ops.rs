@@ -142,6 +142,7 @@ pub(crate) mod bridge {
             activation: ActivationKind,
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
+        fn set_row_order(order: u8) -> u8;
         fn matmul(a: &MlxArray, b: &MlxArray, transposed: bool) -> Result<UniquePtr<MlxArray>>;
         fn product(a: &MlxArray, b: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn logsumexp(x: &MlxArray, keepdims: bool) -> Result<UniquePtr<MlxArray>>;

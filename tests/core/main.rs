@@ -63,6 +63,7 @@ mod tidy;
 #[cfg(target_os = "linux")]
 mod traffic;
 mod tune;
+mod widths;
 
 use harness::{support, table};
 

@@ -18,8 +18,8 @@ use crate::quantized_matmul::{
 };
 use crate::{
     Activation, AffineShape, AppendShape, Combination, CopyCall, Element, Frequencies, LoraCall,
-    MaskedSoftmaxShape, NormGrad, QuantizeShape, Reduction, ResidualNorm, RopeShape, TakenRows,
-    Targets,
+    MaskedSoftmaxShape, NormGrad, QuantizeShape, Reduction, ResidualNorm, RopeShape, RowOrder,
+    TakenRows, Targets,
 };
 
 /// Asserts the size of a struct and the offsets of fields, as `kernels.h` does.
@@ -44,7 +44,7 @@ macro_rules! entries {
 }
 
 layout!(View, 40, strides 8);
-layout!(AttentionCall, 432, scale 4, batch 16, q 96, mask 376, out 424);
+layout!(AttentionCall, 432, order 3, scale 4, batch 16, q 96, mask 376, out 424);
 layout!(AttentionGradCall, 504, cotangent 432, dq 472, dsinks 496);
 
 #[repr(C)]
@@ -119,6 +119,7 @@ pub struct QuantizedMatmulCall {
     int8: bool,
     bits: u32,
     eps: f32,
+    order: RowOrder,
     group: usize,
     rows: usize,
     axis: usize,
@@ -131,11 +132,11 @@ pub struct QuantizedMatmulCall {
     weight_count: usize,
     out: *mut u8,
 }
-layout!(LinearCall, 80, activation 3, batch 8, x 40, out 72);
+layout!(LinearCall, 80, activation 3, order 4, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
-layout!(QuantizedMatmulCall, 96, mode 1, bits 4, group 16, x 40, out 88);
+layout!(QuantizedMatmulCall, 96, mode 1, bits 4, order 12, group 16, x 40, out 88);
 layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);
-layout!(LoraCall, 112, mode 1, bits 4, x 16, weights 40, low 72, out 104);
+layout!(LoraCall, 112, mode 1, order 2, bits 4, x 16, weights 40, low 72, out 104);
 
 #[repr(C)]
 pub struct RopeCall {
@@ -266,13 +267,13 @@ entries! {
     ) { crate::dequantize_rows(element, packed, scales, biases, *taken, out, shape) }
     "mlxp_cpu_quantized_matmul" quantized_matmul(call: &QuantizedMatmulCall) {
         let QuantizedMatmulCall { element, mode, bits, group, x, rows, axis, .. } = *call;
-        let QuantizedMatmulCall { norm, eps, bias, residual, out, .. } = *call;
+        let QuantizedMatmulCall { norm, eps, bias, residual, order, out, .. } = *call;
         let norm = (!norm.is_null()).then_some(Norm { weight: norm, eps });
         let join = if call.swiglu { Join::Swiglu } else { Join::Concatenate };
         let weights = from_raw_parts(call.weights, call.weight_count);
         crate::quantized_matmul(&Call {
             element, mode, bits, group, x, rows, axis, norm, weights, join, bias, residual,
-            low_rank: None, int8: call.int8, out,
+            low_rank: None, int8: call.int8, order, out,
         })
     }
     "mlxp_cpu_quantized_transposed" transposed(call: &QuantizedTransposedCall) {

@@ -54,6 +54,7 @@ pub mod roofline;
 pub mod rope;
 #[doc(hidden)]
 pub mod rope_append;
+mod row_order;
 #[doc(hidden)]
 pub mod simd;
 #[doc(hidden)]
@@ -84,6 +85,7 @@ pub use residual_norm::{ResidualNorm, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
+pub use row_order::{FEW_ROWS, RowOrder};
 pub use softmax::softmax;
 
 pub use pool::MAX_THREADS;

@@ -2,12 +2,14 @@
 
 use super::element::Element;
 use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matmul};
+use super::row_order::RowOrder;
 
 /// One call. Buffers hold elements of `element` and are aligned to them.
 #[repr(C)]
 pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,
+    pub order: RowOrder,
     /// Bits of a packed weight.
     pub bits: u32,
     pub group: usize,
@@ -43,6 +45,7 @@ pub unsafe fn lora(call: &LoraCall) {
         residual: std::ptr::null(),
         low_rank: Some(call.low),
         int8: false,
+        order: call.order,
         out: call.out,
     };
     // SAFETY: the caller's contract.

@@ -8,6 +8,7 @@ pub mod inputs;
 pub mod ops;
 pub mod reference;
 pub mod reference_loops;
+pub mod widths;
 
 use mlx_primitives::simulator::Schedule;
 use mlx_primitives::{Array, Dtype, Result, builtin};

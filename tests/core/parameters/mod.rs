@@ -7,7 +7,10 @@ mod rows;
 
 use std::collections::BTreeSet;
 
-use mlx_primitives::ops::{self, CpuActivations, QuantizedLinear, QuantizedMode, QuantizedWeight};
+use mlx_primitives::ops::{
+    self, CpuActivations, LinearWeight, QuantizedLinear, QuantizedMode, QuantizedWeight, RowOrder,
+    with_row_order,
+};
 use mlx_primitives::transforms::compile;
 use mlx_primitives::{Array, Result, graph};
 use regex::Regex;
@@ -84,6 +87,42 @@ fn products_that_round_stay_apart() -> Checked {
         let nodes = graph::nodes(&outputs)?;
         let found = nodes.iter().filter(|node| node.name == "QuantizedMatmul").count();
         assert_eq!(found, products, "{roundings:?}: {nodes:?}");
+    }
+    Ok(())
+}
+
+/// The numbers may be the same, so the nodes are counted.
+#[test]
+fn orders_of_rows_stay_apart() -> Checked {
+    use RowOrder::{Prompt, Tokens};
+    let x = random32(&[1, 1, 2, 32], 40)?;
+    let w = random32(&[8, 32], 41)?;
+    let packed = QuantizedWeight::quantize(&w, 32, 4, QuantizedMode::Affine)?;
+    let base = LinearWeight::from(&w);
+    type Built<'a> = Box<dyn Fn(&Array) -> Result<Array> + 'a>;
+    for (orders, count) in [([Tokens, Prompt], 2), ([Tokens, Tokens], 1)] {
+        let (w, packed, base) = (w.clone(), packed.clone(), base.clone());
+        let outputs = compile::<Vec<Array>>(
+            move |p: &[Array]| {
+                let ops: [Built<'_>; 4] = [
+                    Box::new(|x| ops::attention(x, x, x, ops::Attention::default())),
+                    Box::new(|x| ops::linear(x, &w, ops::Linear::default())),
+                    Box::new(|x| ops::quantized_linear(x, &packed, QuantizedLinear::default())),
+                    Box::new(|x| ops::lora_linear(x, &base, &w, &w.i((.., ..8))?, 1.0)),
+                ];
+                let built = ops.iter().flat_map(|op| {
+                    orders.map(|order| with_row_order(order, || op(&p[0]))?.negative())
+                });
+                built.collect()
+            },
+            false,
+        )?
+        .call(&[&x])?;
+        let nodes = graph::nodes(&outputs)?;
+        for name in ["Attention", "Linear", "QuantizedMatmul", "LoraLinear"] {
+            let found = nodes.iter().filter(|node| node.name == name).count();
+            assert_eq!(found, count, "{name} in {orders:?}: {nodes:?}");
+        }
     }
     Ok(())
 }

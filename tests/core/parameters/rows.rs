@@ -188,6 +188,11 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("Dequantize::group_size_, ::bits_", &[&[32, 1], &[32, 1]], |p| {
             [(32, 4), (64, 2)].map(|format| dequantized(p, format)).into_iter().collect()
         }),
+        fixed(
+            "Attention::rules_.order, Linear::state_.order, LoraLinear::order_, \
+             QuantizedMatmul::kind_.order",
+            "it changes numbers of some calls alone; `orders_of_rows_stay_apart` tests it",
+        ),
         fixed("QuantizedMatmul::kind_.format", SHAPES_SAY),
         fixed("QuantizedMatmul::kind_.parts", "the number of inputs determines it"),
         fixed(

@@ -5,6 +5,7 @@ mod parts;
 mod random;
 mod report;
 mod step;
+mod widths;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -41,7 +42,8 @@ Examples:
   mlx-primitives verify --quick --output report.md
   mlx-primitives verify --only softmax attention --json
   mlx-primitives verify --config config.json --bits 4 --only decode
-  mlx-primitives verify --only quantized --share 2/8 --output part2.md";
+  mlx-primitives verify --only quantized --share 2/8 --output part2.md
+  mlx-primitives verify --widths";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -68,6 +70,10 @@ pub struct Args {
     config: Option<PathBuf>,
     #[command(flatten)]
     packing: Packing,
+    /// Only check that the bits of a row are the same whatever runs beside it. Prints for each op in
+    /// how many cases they are, for tokens at 1 to 256 rows and for prompts in steps of 1 to 512.
+    #[arg(long, conflicts_with_all = ["only", "share", "config", "without_peers"])]
+    widths: bool,
     /// The device to check; the GPU where there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
@@ -88,6 +94,9 @@ fn share(text: &str) -> Result<(usize, usize), String> {
 pub fn run(args: &Args) -> Result<()> {
     args.threads.set()?;
     let device = ops::device(args.device.as_deref())?;
+    if args.widths {
+        return widths::run(device, args.quick, args.json);
+    }
     files::check_replaceable(&args.output)?;
     let quantization = args.packing.quantization()?;
     ensure!(

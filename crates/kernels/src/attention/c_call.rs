@@ -3,6 +3,7 @@
 use super::backward_plan::Backward;
 use super::{Attention, Mask, Source, View};
 use crate::element::Element;
+use crate::row_order::RowOrder;
 
 #[repr(C)]
 pub struct AttentionCall {
@@ -10,6 +11,7 @@ pub struct AttentionCall {
     pub causal: bool,
     /// Whether the mask holds bools; otherwise elements, which are added.
     pub bool_mask: bool,
+    pub order: RowOrder,
     pub scale: f32,
     pub soft_cap: f32,
     pub batch: usize,
@@ -67,7 +69,7 @@ impl AttentionCall {
 
     pub fn attention(&self) -> Attention {
         let Self { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = *self;
-        let Self { scale, soft_cap, causal, window, q, sinks, .. } = *self;
+        let Self { scale, soft_cap, causal, window, q, sinks, order, .. } = *self;
         let k = self.source(self.k, self.k_scales, self.k_biases);
         let v = self.source(self.v, self.v_scales, self.v_biases);
         let mask = self.mask();
@@ -88,6 +90,7 @@ impl AttentionCall {
             v,
             mask,
             sinks,
+            order,
         }
     }
 }

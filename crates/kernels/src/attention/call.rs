@@ -1,9 +1,10 @@
 //! The arguments of a call, and memory for it.
 
 use crate::element::Float;
+use crate::row_order::RowOrder;
 use crate::simd::LANES;
 
-/// The largest number of rows for which the keys are split instead of the rows.
+/// Rows of a key-value head that `decode` processes together.
 pub(super) const DECODE_ROWS: usize = 16;
 /// The largest head dimension, rounded up to whole blocks.
 pub(super) const MAX_DIM: usize = 256;
@@ -71,6 +72,7 @@ pub struct Attention {
     pub mask: Mask,
     /// A logit for each head, of the call's type; null if there are no sinks.
     pub sinks: *const u8,
+    pub order: RowOrder,
 }
 
 // SAFETY: addresses of buffers that are only read; the entry's contract covers them.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::scores::factor;
-use super::{Attention, MAX_DIM, Mask};
+use super::{Attention, MAX_DIM, Mask, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
@@ -13,8 +13,9 @@ pub const CHUNK: usize = 256;
 /// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
-    pub first: usize,
-    pub end: usize,
+    /// The keys from the first tile that a row sees to the last key.
+    first: usize,
+    end: usize,
     pub chunks: usize,
     /// Floats of a row's output.
     pub pitch: usize,
@@ -30,7 +31,14 @@ impl Split {
             _ => (0, call.keys),
         };
         let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
-        Self { first, end, chunks: (end - first).div_ceil(CHUNK), pitch, q_pitch }
+        let first = first / TILE * TILE;
+        Self { first, end, chunks: end.div_ceil(CHUNK) - first / CHUNK, pitch, q_pitch }
+    }
+
+    /// The keys of a chunk. All but the first begin at multiples of [`CHUNK`].
+    pub fn keys(&self, chunk: usize) -> Range<usize> {
+        let start = (self.first / CHUNK + chunk) * CHUNK;
+        self.first.max(start)..self.end.min(start + CHUNK)
     }
 
     /// Floats of a chunk's results: outputs, then maxima, then sums.

@@ -1,6 +1,5 @@
-//! Attention with few rows: the keys are split into chunks of a fixed length, so that the result
-//! does not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its
-//! rows.
+//! Attention of tokens: the keys are split into chunks of a fixed length, so that the result does
+//! not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its rows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -103,42 +102,46 @@ impl<T: Float> Chunks<'_, T> {
     fn start(&self, item: usize) -> Start {
         let Self { call, split, .. } = self;
         let (head, chunk) = (item / split.chunks, item % split.chunks);
-        ((head / call.kv_heads, head % call.kv_heads), split.first + chunk * CHUNK)
+        ((head / call.kv_heads, head % call.kv_heads), split.keys(chunk).start)
     }
 
     #[inline(always)]
     unsafe fn chunk<V: F32x16>(&self, item: usize, q: *mut f32, scores: *mut f32) {
-        let (call, split, rows) = (self.call, self.split, self.call.rows());
+        let (call, split, all) = (self.call, self.split, self.call.rows());
         let (place, first) = self.start(item);
-        let keys = first..split.end.min(first + CHUNK);
-        let next = self.start((item + 1).min(self.items.end - 1));
         // SAFETY: the caller's contract.
         unsafe {
-            let out = self.partials.add(item * split.floats(rows));
-            let max = out.add(rows * split.pitch);
-            let state = State { out, pitch: split.pitch, max, sum: max.add(rows) };
-            std::ptr::write_bytes(out, 0, rows * (split.pitch + 2));
-            for row in 0..rows {
-                *max.add(row) = MASKED;
-                let (head, query) = call.place(place.1, row);
-                let to = q.add(row * split.q_pitch);
-                load_query::<V, T>(&call.q, (place.0, head, query), call.dim, call.scale, to);
-            }
-            let q_pitch = split.q_pitch;
-            let tiles = Tiles {
-                tile: Tile { call, place, first, count: 0, q, q_pitch, scores, state },
-                keys,
-                next,
-                element: PhantomData::<T>,
-            };
-            let contiguous = |source: &Source| source.rows::<T>(place.0, place.1).is_some();
-            if contiguous(&call.k) && contiguous(&call.v) {
-                return tiles.plain::<V>();
-            }
-            match (call.k.coded::<T>(place, 0), call.v.coded::<T>(place, 0)) {
-                (Some((_, 4)), Some((_, 4))) => tiles.coded::<V, 4>(),
-                (Some((_, 8)), Some((_, 8))) => tiles.coded::<V, 8>(),
-                _ => tiles.loaded::<V>(),
+            let out = self.partials.add(item * split.floats(all));
+            let max = out.add(all * split.pitch);
+            std::ptr::write_bytes(out, 0, all * (split.pitch + 2));
+            // While one block of rows after the other is computed, the chunk stays in a cache.
+            for top in (0..all).step_by(DECODE_ROWS) {
+                let rows = top..all.min(top + DECODE_ROWS);
+                let max = max.add(top);
+                let state = State {
+                    out: out.add(top * split.pitch),
+                    pitch: split.pitch,
+                    max,
+                    sum: max.add(all),
+                };
+                for (i, row) in rows.clone().enumerate() {
+                    *max.add(i) = MASKED;
+                    let (head, query) = call.place(place.1, row);
+                    let to = q.add(i * split.q_pitch);
+                    load_query::<V, T>(&call.q, (place.0, head, query), call.dim, call.scale, to);
+                }
+                let next = match rows.end == all {
+                    true => self.start((item + 1).min(self.items.end - 1)),
+                    false => (place, first),
+                };
+                let (q_pitch, rows) = (split.q_pitch, [top, rows.len()]);
+                Tiles {
+                    tile: Tile { call, place, rows, first, count: 0, q, q_pitch, scores, state },
+                    keys: split.keys(item % split.chunks),
+                    next,
+                    element: PhantomData::<T>,
+                }
+                .add::<V>();
             }
         }
     }
@@ -154,6 +157,23 @@ struct Tiles<'a, T> {
 }
 
 impl<'a, T: Float> Tiles<'a, T> {
+    #[inline(always)]
+    unsafe fn add<V: F32x16>(&self) {
+        let Tile { call, place, .. } = self.tile;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let contiguous = |source: &Source| source.rows::<T>(place.0, place.1).is_some();
+            if contiguous(&call.k) && contiguous(&call.v) {
+                return self.plain::<V>();
+            }
+            match (call.k.coded::<T>(place, 0), call.v.coded::<T>(place, 0)) {
+                (Some((_, 4)), Some((_, 4))) => self.coded::<V, 4>(),
+                (Some((_, 8)), Some((_, 8))) => self.coded::<V, 8>(),
+                _ => self.loaded::<V>(),
+            }
+        }
+    }
+
     fn each(&self) -> impl Iterator<Item = Tile<'a>> + use<'a, T> {
         let (tile, end) = (self.tile, self.keys.end);
         let starts = self.keys.clone().step_by(TILE);
@@ -205,11 +225,11 @@ impl<'a, T: Float> Tiles<'a, T> {
             // SAFETY: the caller's contract; both arrays have room for all rows.
             unsafe {
                 if tile.first == self.keys.start {
-                    for row in 0..call.rows() {
+                    for row in 0..tile.rows[1] {
                         let to = sums.add(row * coded::GROUPS);
                         coded::sums::<V>(tile.q(row), call.dim, k.group, to);
                         if BITS == 4 && pairs::exact::<V, T>(call.dim) {
-                            let (head, query) = call.place(place.1, row);
+                            let (head, query) = tile.place_of(row);
                             let q = call.q.at(place.0, head, query);
                             let to = pairs.add(row * pairs::PAIRS);
                             pairs::pair_query::<T>(q, call.q.strides[3], call.dim, to);

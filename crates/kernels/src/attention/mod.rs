@@ -3,8 +3,12 @@
 //!
 //! A row is one query of one head. The rows of a key-value head are processed together, ordered by
 //! position and then by head, so that its keys and values are read once for all of them. `decode`
-//! takes calls with few rows and splits the keys; `prefill` takes calls with more rows and splits
-//! the rows. Both hold the scores of only one tile of keys at a time.
+//! takes tokens and splits the keys; `prefill` takes prompts and splits the rows. Both hold the
+//! scores of only one tile of keys at a time.
+//!
+//! A row adds up its keys in an order that depends on their positions alone: tiles and chunks begin
+//! at multiples of their length. Keys that a row does not see change none of its bits, once it has
+//! seen one: they weigh exactly 0, and factors for their sums are 0.
 
 mod backward;
 mod backward_plan;
@@ -47,7 +51,7 @@ pub unsafe fn attention_on<T: Float>(machine: Machine, call: &Attention, out: *m
     let out = Shared(out);
     // SAFETY: the caller's contract.
     unsafe {
-        if call.rows() <= DECODE_ROWS {
+        if call.order.is_of_tokens(call.queries) {
             decode::run(machine, call, out);
         } else {
             prefill::run(machine, call, out);

@@ -1,4 +1,4 @@
-//! Attention with many rows: each block of rows processes the keys tile by tile. Scores are stored
+//! Attention of prompts: each block of rows processes the keys tile by tile. Scores are stored
 //! transposed, with a lane for each row, so that the softmax needs no sum across lanes and its
 //! weights are the left factor of the second product without a copy.
 
@@ -170,7 +170,7 @@ impl<T: Float> Blocks<'_, T> {
                 (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
             }
             std::ptr::write_bytes(space.out, 0, ROWS * space.pitch);
-            for at in (first..end).step_by(TILE) {
+            for at in (first / TILE * TILE..end).step_by(TILE) {
                 let count = TILE.min(end - at);
                 let place = (block.batch, block.kv_head);
                 let load = |source, dim, out, pitch| Load::<T> {

@@ -15,6 +15,8 @@ pub struct Tile<'a> {
     pub call: &'a Attention,
     /// Batch and key-value head.
     pub place: (usize, usize),
+    /// The first row and the number of rows, at most [`DECODE_ROWS`].
+    pub rows: [usize; 2],
     /// The first key and the number of keys, at most [`TILE`].
     pub first: usize,
     pub count: usize,
@@ -36,6 +38,11 @@ pub struct State {
 }
 
 impl Tile<'_> {
+    /// Head and position of a row.
+    pub fn place_of(&self, row: usize) -> (usize, usize) {
+        self.call.place(self.place.1, self.rows[0] + row)
+    }
+
     pub fn q(&self, row: usize) -> *const f32 {
         self.q.wrapping_add(row * self.q_pitch)
     }
@@ -62,7 +69,7 @@ impl<E: Float> Kernel for PlainScores<'_, E> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { tile, k, v } = self;
-        let (rows, dim, pitch) = (tile.call.rows(), tile.call.dim, tile.q_pitch);
+        let (rows, dim, pitch) = (tile.rows[1], tile.call.dim, tile.q_pitch);
         let mut row = 0;
         while row < rows {
             let (q, to) = (tile.q(row), tile.scores(row));
@@ -96,7 +103,7 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { tile, next, v } = self;
-        let (rows, dim, pitch) = (tile.call.rows(), tile.call.value_dim, tile.state.pitch);
+        let (rows, dim, pitch) = (tile.rows[1], tile.call.value_dim, tile.state.pitch);
         let mut row = 0;
         while row < rows {
             let (p, out) = (tile.scores(row).cast_const(), tile.out(row));
@@ -139,7 +146,7 @@ impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { tile, k, v, queries } = self;
-        let (rows, dim, count) = (tile.call.rows(), tile.call.dim, tile.count);
+        let (rows, dim, count) = (tile.rows[1], tile.call.dim, tile.count);
         let kv = [&k, &v];
         let mut row = 0;
         while row < rows {
@@ -187,7 +194,7 @@ impl<T: Float, const BITS: usize> Kernel for CodedValues<'_, T, BITS> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { tile, next, v } = self;
-        let (rows, dim, count) = (tile.call.rows(), tile.call.value_dim, tile.count);
+        let (rows, dim, count) = (tile.rows[1], tile.call.value_dim, tile.count);
         let next_and_v = [&next, &v];
         let mut row = 0;
         while row < rows {
@@ -220,15 +227,15 @@ impl<T: Float> Kernel for Weigh<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Tile { call, place: (batch, kv_head), first, count, state, .. } = self.tile;
-        let (rows, blocks) = (call.rows(), count.div_ceil(LANES));
+        let Tile { call, place: (batch, _), rows: [_, rows], first, count, state, .. } = self.tile;
+        let blocks = count.div_ceil(LANES);
         let mut maxima = [0.0f32; DECODE_ROWS];
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
             // Compute all maxima first, since the exponentials of a row wait for its maximum.
             for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
                 let scores = self.tile.scores(row);
-                let (head, query) = call.place(kv_head, row);
+                let (head, query) = self.tile.place_of(row);
                 call.finish::<V, T>(scores, (batch, head, query), (first, count));
                 // Lanes past the last key get no weight.
                 let last = scores.add((blocks - 1) * LANES);

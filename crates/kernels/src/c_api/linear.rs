@@ -1,6 +1,6 @@
 //! Products of a batch.
 
-use crate::{Activation, Element};
+use crate::{Activation, Element, RowOrder};
 
 /// `batch` products of one shape, whose buffers follow each other.
 #[repr(C)]
@@ -11,6 +11,7 @@ pub struct LinearCall {
     pub columns: bool,
     /// 0, or the number of an [`Activation`].
     pub activation: u8,
+    pub order: RowOrder,
     pub batch: usize,
     pub m: usize,
     pub n: usize,
@@ -25,7 +26,7 @@ pub struct LinearCall {
 impl LinearCall {
     /// The product at an index of the batch.
     pub fn at(&self, entry: usize) -> crate::LinearCall {
-        let Self { m, n, k, columns, bias, residual, .. } = *self;
+        let Self { m, n, k, columns, bias, residual, order, .. } = *self;
         let start = |elements: usize| entry * elements * self.element.bytes();
         let activation = match self.activation {
             1 => Some(Activation::Relu),
@@ -45,6 +46,7 @@ impl LinearCall {
             bias,
             activation,
             residual: residual.wrapping_add(skipped),
+            order,
             out: self.out.wrapping_add(start(m * n)),
         }
     }

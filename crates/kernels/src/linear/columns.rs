@@ -6,11 +6,12 @@
 use std::ops::Range;
 
 use super::super::element::Float;
+use super::super::row_order::FEW_ROWS;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::super::{Machine, Shared};
 use super::arithmetic::{Arithmetic, InF32};
 use super::gemm::{Epilogue, Extents};
-use super::gemv::{FEW_ROWS, with_floats};
+use super::gemv::with_floats;
 
 /// The most columns of a strip, whose sums stay in the nearest cache.
 const STRIP: usize = 1024;
@@ -20,7 +21,7 @@ const DEPTH: usize = 8;
 const TOGETHER: usize = 4;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[k, n]`; the epilogue takes `[m, n]`.
+/// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[k, n]`; the epilogue takes `[m, n]`.
 pub unsafe fn columns<T: Float>(
     machine: Machine,
     extents: Extents,

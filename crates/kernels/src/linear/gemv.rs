@@ -1,4 +1,5 @@
-//! Products with a few rows of x: each row of w is read once, in order, and dotted with all rows.
+//! Products with rows of x that are tokens: each row of w is read once, in order, and dotted with
+//! all rows of x.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
@@ -6,14 +7,12 @@
 use std::ops::Range;
 
 use super::super::element::Float;
+use super::super::row_order::FEW_ROWS;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
 use super::super::{Machine, Shared};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::gemm::{Epilogue, Extents};
 use super::workspace;
-
-/// The most rows of x that are multiplied by dot products with the rows of w.
-pub(super) const FEW_ROWS: usize = 8;
 
 /// Independent sums of each dot product: they hide the latency of a multiply-add.
 const SUMS: usize = 4;
@@ -27,7 +26,7 @@ const TOGETHER: usize = 4;
 const STREAMS: usize = 4;
 
 /// # Safety
-/// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
+/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
 pub unsafe fn gemv<T: Float>(
     machine: Machine,
     extents: Extents,
@@ -138,43 +137,55 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let _ = self.arithmetic;
-        let Extents { m, n, k } = self.extents;
-        for block in self.blocks {
+        let Extents { m, n, .. } = self.extents;
+        for block in self.blocks.clone() {
             let column = block * LANES;
             let count = LANES.min(n - column);
-            let mut sums = [[0.0f32; LANES]; FEW_ROWS];
-            let mut first = 0;
-            if A::PAIRS && self.streams && m == 1 {
-                while first + STREAMS <= count {
-                    // SAFETY: these rows of w and the row of x exist.
-                    unsafe {
-                        let w = self.w.add((column + first) * k);
-                        dots::<V, X, T, A, 1, STREAMS>(self.x, w, k, &mut sums, first);
-                    }
-                    first += STREAMS;
-                }
+            for top in (0..m).step_by(FEW_ROWS) {
+                // SAFETY: the caller's contract.
+                unsafe { self.band::<V>(column, count, top, FEW_ROWS.min(m - top)) };
             }
-            for i in first..count {
-                // SAFETY: the row of w and the rows of x exist.
+        }
+    }
+}
+
+impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
+    /// Computes `count` columns of `m` rows from `top` on.
+    #[inline(always)]
+    unsafe fn band<V: F32x16>(&self, column: usize, count: usize, top: usize, m: usize) {
+        let k = self.extents.k;
+        let mut sums = [[0.0f32; LANES]; FEW_ROWS];
+        let mut first = 0;
+        if A::PAIRS && self.streams && m == 1 {
+            while first + STREAMS <= count {
+                // SAFETY: these rows of w and the row of x exist.
                 unsafe {
-                    let w = self.w.add((column + i) * k);
-                    let mut row = 0;
-                    while row < m {
-                        let x = self.x.add(row * k);
-                        let to = &mut sums[row..];
-                        row += match m - row {
-                            2 | 3 if !V::SMALL => dots::<V, X, T, A, 2, 1>(x, w, k, to, i),
-                            4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER, 1>(x, w, k, to, i),
-                            _ => dots::<V, X, T, A, 1, 1>(x, w, k, to, i),
-                        };
-                    }
+                    let (x, w) = (self.x.add(top * k), self.w.add((column + first) * k));
+                    dots::<V, X, T, A, 1, STREAMS>(x, w, k, &mut sums, first);
+                }
+                first += STREAMS;
+            }
+        }
+        for i in first..count {
+            // SAFETY: the row of w and the rows of x exist.
+            unsafe {
+                let w = self.w.add((column + i) * k);
+                let mut row = 0;
+                while row < m {
+                    let x = self.x.add((top + row) * k);
+                    let to = &mut sums[row..];
+                    row += match m - row {
+                        2 | 3 if !V::SMALL => dots::<V, X, T, A, 2, 1>(x, w, k, to, i),
+                        4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER, 1>(x, w, k, to, i),
+                        _ => dots::<V, X, T, A, 1, 1>(x, w, k, to, i),
+                    };
                 }
             }
-            // SAFETY: the outputs exist.
-            unsafe {
-                let (sums, epilogue) = (&sums[..m], self.epilogue);
-                V::part(Finish { sums, column, count, epilogue });
-            }
+        }
+        // SAFETY: the outputs exist.
+        unsafe {
+            let (sums, epilogue) = (&sums[..m], self.epilogue);
+            V::part(Finish { sums, top, column, count, epilogue });
         }
     }
 }
@@ -182,6 +193,8 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
 /// Finishes a block of columns.
 struct Finish<'a, E> {
     sums: &'a [[f32; LANES]],
+    /// The first row.
+    top: usize,
     column: usize,
     count: usize,
     epilogue: &'a E,
@@ -196,7 +209,7 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
             // SAFETY: the outputs exist.
             unsafe {
                 let sums = V::load(sums.as_ptr());
-                self.epilogue.finish(sums, row, self.column, self.count);
+                self.epilogue.finish(sums, self.top + row, self.column, self.count);
             }
         }
     }

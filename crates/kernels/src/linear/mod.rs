@@ -1,4 +1,4 @@
-//! `act(x · wᵀ + bias) + residual`: dot products for a few rows of x, tiles for many.
+//! `act(x · wᵀ + bias) + residual`: dot products in the order of tokens, tiles in that of prompts.
 
 pub mod arithmetic;
 mod columns;
@@ -12,11 +12,11 @@ pub mod workspace;
 use super::Machine;
 use super::activation::Activation;
 use super::element::{Bf16, Element, Float, with_element};
+use super::row_order::{FEW_ROWS, RowOrder};
 use super::simd::Level;
 use arithmetic::{InBf16, InF32};
 use dense::{Dense, Finish};
 use gemm::{Extents, gemm};
-use gemv::FEW_ROWS;
 
 /// A call of [`linear`], on row-major buffers of one element type.
 pub struct LinearCall {
@@ -33,6 +33,7 @@ pub struct LinearCall {
     pub activation: Option<Activation>,
     /// `[m, n]`, or null; may be `out`
     pub residual: *const u8,
+    pub order: RowOrder,
     /// `[m, n]`
     pub out: *mut u8,
 }
@@ -63,14 +64,16 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
     let x = call.x.cast::<T>();
     // SAFETY: the caller's contract.
     unsafe {
-        if call.m <= FEW_ROWS {
-            let w = call.w.cast::<T>();
-            if call.columns {
-                return columns::columns(machine, extents, x, w, &finish);
-            }
+        let tokens = call.order.is_of_tokens(call.m);
+        let w = call.w.cast::<T>();
+        if tokens && !call.columns {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        if T::IS_BF16 && machine.level.packs_bf16() {
+        // Tiles of f32 have the same order.
+        if tokens && call.m <= FEW_ROWS {
+            return columns::columns(machine, extents, x, w, &finish);
+        }
+        if !tokens && T::IS_BF16 && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
             return gemm::<InBf16, T>(machine, extents, x, &weights, &finish);
         }

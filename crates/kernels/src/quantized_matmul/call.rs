@@ -1,6 +1,7 @@
 //! The arguments of a call, and the order in which its inputs are prepared.
 
 use crate::element::Element;
+use crate::row_order::RowOrder;
 
 /// How weights are packed, like MLX's `mode`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,8 +80,9 @@ pub struct Call<'a> {
     /// `[rows, columns of the result]`, or null; may be `out`.
     pub residual: *const u8,
     pub low_rank: Option<LowRank>,
-    /// Whether many rows of x may be rounded to eight bits, on machines where this is faster.
+    /// Whether rows of a prompt may be rounded to eight bits, on machines where this is faster.
     pub int8: bool,
+    pub order: RowOrder,
     pub out: *mut u8,
 }
 
@@ -89,6 +91,11 @@ pub struct Call<'a> {
 unsafe impl Sync for Call<'_> {}
 
 impl Call<'_> {
+    /// Whether the rows of x have the order of tokens.
+    pub(super) fn of_tokens(&self) -> bool {
+        self.order.is_of_tokens(self.rows)
+    }
+
     /// Columns of the result.
     pub fn columns(&self) -> usize {
         match self.join {
@@ -114,6 +121,3 @@ impl Order {
         if self.half { 2 } else { 4 }
     }
 }
-
-/// The most rows of x that are multiplied by dot products with the rows of weights.
-pub const FEW_ROWS: usize = 8;

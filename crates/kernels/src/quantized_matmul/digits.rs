@@ -1,4 +1,4 @@
-//! Products of a few rows of 16-bit x with weights of two, four or eight bits, in integers.
+//! Products of tokens of 16-bit x with weights of two, four or eight bits, in integers.
 //!
 //! Within a group of weights, x is `unit * (65536 a + 256 b + c)` with signed bytes a, b and c, and
 //! a power of two that suits the group's largest element. bf16 elements down to 2^-14 of it are
@@ -9,9 +9,9 @@ mod split;
 
 use std::marker::PhantomData;
 
+use super::Call;
 use super::columns::{Dots, Operands};
 use super::format::Format;
-use super::{Call, FEW_ROWS};
 use crate::Machine;
 use crate::element::Float;
 use crate::simd::transpose::numbers;
@@ -31,7 +31,7 @@ const SHORT: usize = 1024;
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
     // Both words of eight bytes that add up in the same lanes are of one group.
     let whole = call.group * call.bits as usize >= 2 * 64;
-    machine.level.adds_digits() && call.rows <= FEW_ROWS && whole
+    machine.level.adds_digits() && whole
 }
 
 /// Whether these products support the types.

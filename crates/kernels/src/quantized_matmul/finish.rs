@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::format::load_first;
-use super::{Call, FEW_ROWS, LowRank};
+use super::{Call, LowRank};
 use crate::element::Float;
 use crate::linear::arithmetic::Arithmetic;
 use crate::linear::dense::Dense;
@@ -40,11 +40,11 @@ impl<'a, T: Float> Finish<'a, T> {
         }
     }
 
-    /// Prepares the steps for many rows of x, which are interleaved.
+    /// Prepares the steps for the rows of a prompt, which are interleaved.
     ///
     /// # Safety
     /// The contract of [`new`](Self::new); `x` is the call's.
-    pub unsafe fn of_many<A>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
+    pub unsafe fn of_prompt<A>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
     where
         A: Arithmetic,
         Dense<T>: Weights<A>,
@@ -123,7 +123,7 @@ struct Correction {
     low: LowRank,
     /// `x · Aᵀ` rounded to the element type, each row padded with zeros to whole vectors.
     projected: Vec<f32>,
-    /// Bᵀ, each row padded to whole vectors, or empty if there are only a few rows of x.
+    /// Bᵀ, each row padded to whole vectors, or empty if the rows of x are tokens.
     transposed: Vec<f32>,
 }
 
@@ -141,7 +141,7 @@ impl Correction {
         let rows = Rows::<T> { to: projected.as_mut_ptr(), padded, element: PhantomData };
         project(low, &rows);
         let mut transposed = Vec::new();
-        if call.rows > FEW_ROWS {
+        if !call.of_tokens() {
             let columns = call.columns();
             let width = columns.next_multiple_of(LANES);
             transposed.resize(low.rank * width, 0.0);

@@ -25,7 +25,7 @@ use super::Machine;
 use super::element::{Float, with_element};
 use super::simd::{F32x16, Kernel, LANES};
 use call::Order;
-pub use call::{Call, FEW_ROWS, Join, LowRank, Mode, Norm, Weights};
+pub use call::{Call, Join, LowRank, Mode, Norm, Weights};
 use columns::Columns;
 use finish::Finish;
 use format::{Affine, Floats, Format, with_format};
@@ -47,7 +47,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
         return;
     }
     with_element!(call.element, T => {
-        if call.rows > FEW_ROWS {
+        if !call.of_tokens() {
             let int8 = call.int8 && int8::takes::<T>(machine, call);
             // SAFETY: the caller's contract.
             unsafe {
@@ -58,7 +58,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
             }
         } else if call.mode == Mode::Plain {
             // SAFETY: as above.
-            unsafe { prefill::run_few_plain::<T>(machine, call) }
+            unsafe { prefill::run_plain_tokens::<T>(machine, call) }
         } else {
             // SAFETY: as above.
             with_format!(call, F => unsafe { run::<T, F>(machine, call) })

@@ -1,4 +1,4 @@
-//! Products with many rows of x: weights are decoded tile by tile for the GEMM of `linear`.
+//! Products with the rows of a prompt: weights are decoded tile by tile for the GEMM of `linear`.
 
 use std::marker::PhantomData;
 
@@ -42,7 +42,7 @@ where
     unsafe {
         normalized::<T>(machine, call, &|x| {
             interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
-                let finish = Finish::<T>::of_many(machine, call, x);
+                let finish = Finish::<T>::of_prompt(machine, call, x);
                 each_product(call, &finish, |weights, epilogue| {
                     let n = weights.columns;
                     if call.mode == Mode::Plain {
@@ -94,11 +94,11 @@ pub(super) fn each_product<T: Float>(
     }
 }
 
-/// Multiplies few rows of x with one plain matrix.
+/// Multiplies tokens with one plain matrix.
 ///
 /// # Safety
 /// The contract of [`run`]; the mode is plain.
-pub(super) unsafe fn run_few_plain<T: Float>(machine: Machine, call: &Call) {
+pub(super) unsafe fn run_plain_tokens<T: Float>(machine: Machine, call: &Call) {
     let Some(weights) = call.weights.first() else { return };
     let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
     // SAFETY: the caller's contract.

@@ -2,6 +2,7 @@ mod gradients;
 mod strides;
 
 use crate::testing::*;
+use mlx_primitives_kernels::RowOrder;
 use mlx_primitives_kernels::attention::*;
 use mlx_primitives_kernels::simd::Level;
 
@@ -51,6 +52,7 @@ fn case<T: Sample>(
         v: Source::Plain(View { strides: strides(kv_heads, keys, dim, step, gap), ..nowhere }),
         mask: Mask::None,
         sinks: std::ptr::null(),
+        order: RowOrder::ByCount,
     };
     let mask = values::<T>(batch * heads * queries * keys, 1.0);
     let bools = (0..batch * heads * queries * keys).map(|i| u8::from(i * 7 % 11 > 3)).collect();

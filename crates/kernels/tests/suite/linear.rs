@@ -1,7 +1,7 @@
 use crate::reference_loops::dot;
 use crate::testing::*;
-use mlx_primitives_kernels::Activation;
 use mlx_primitives_kernels::linear::*;
+use mlx_primitives_kernels::{Activation, RowOrder};
 
 struct Case {
     m: usize,
@@ -11,14 +11,25 @@ struct Case {
     activation: Option<Activation>,
     /// Bias and residual.
     added: bool,
+    order: RowOrder,
 }
+
+const PLAIN: Case = Case {
+    m: 0,
+    n: 0,
+    k: 0,
+    columns: false,
+    activation: None,
+    added: false,
+    order: RowOrder::ByCount,
+};
 
 fn transposed<T: Copy>(w: &[T], n: usize, k: usize) -> Vec<T> {
     (0..k * n).map(|i| w[i % n * k + i / n]).collect()
 }
 
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
-    let &Case { m, n, k, columns, activation, added } = case;
+    let &Case { m, n, k, columns, activation, added, order } = case;
     // A guard behind the output shows stray writes.
     let mut out = vec![T::from_f32(7.0); m * n + 32];
     let null = std::ptr::null();
@@ -32,6 +43,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         bias: if added { extra.as_ptr().cast() } else { null },
         activation,
         residual: if added { extra.as_ptr().cast() } else { null },
+        order,
         out: out.as_mut_ptr().cast(),
     };
     // SAFETY: all buffers are as long as the call says.
@@ -105,7 +117,7 @@ fn shapes<T: Sample>() {
         for (columns, added, activation) in
             [(false, false, None), (true, false, None), (false, true, Some(Activation::Relu))]
         {
-            let case = Case { m, n, k, columns, activation, added };
+            let case = Case { m, n, k, columns, activation, added, ..PLAIN };
             let what = format!("{m}x{n}x{k} columns {columns} added {added}");
             let (expected, bound) = reference(&case, &x, &w, &extra);
             let w = if columns { &columns_of_w } else { &w };
@@ -128,26 +140,35 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
-#[test]
-fn a_row_does_not_depend_on_its_batch() {
-    let (n, k) = (40, 300);
-    for machine in machines() {
-        let (x, w) = (values::<Bf16>(8 * k, 2.0), values::<Bf16>(n * k, 2.0));
-        let case = |m| Case { m, n, k, columns: false, activation: None, added: false };
-        let all = run(machine, &case(8), &x, &w, &[]);
-        for m in 1..8 {
-            let some = run(machine, &case(m), &x[..m * k], &w, &[]);
-            assert_same(&some, &all[..m * n], "fewer rows");
+fn rows_have_one_order_at_any_width<T: Sample>() {
+    let (m, n, k) = (40, 21, 1030);
+    let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
+    for machine in machines_and_tiles() {
+        for (columns, order) in [
+            (false, RowOrder::Tokens),
+            (false, RowOrder::Prompt),
+            (true, RowOrder::Tokens),
+            (true, RowOrder::Prompt),
+        ] {
+            let case = |m| Case { m, n, k, columns, order, ..PLAIN };
+            let all = run(machine, &case(m), &x, &w, &[]);
+            for rows in [0..1, 3..4, 1..6, 0..8, 2..11, 5..38] {
+                let some = run(machine, &case(rows.len()), &x[rows.start * k..], &w, &[]);
+                let what = format!("{rows:?}, {order:?}, columns {columns}, {:?}", machine.level);
+                assert_same(&some, &all[rows.start * n..rows.end * n], &what);
+            }
         }
     }
 }
+
+each_type!(rows_have_one_order_at_any_width);
 
 #[test]
 fn blocks_of_an_x_beyond_the_second_cache() {
     // x has more than 1 MB, and the outputs more columns than the largest block.
     let (m, n, k) = (260, 300, 2060);
     let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
-    let case = |m| Case { m, n, k, columns: false, activation: None, added: false };
+    let case = |m| Case { m, n, k, ..PLAIN };
     for machine in machines_and_tiles() {
         if machine.level.multiplies_tiles() {
             let all = run(machine, &case(m), &x, &w, &[]);
@@ -164,7 +185,7 @@ fn each_step_is_rounded() {
     let (m, n, k) = (2, 20, 64);
     let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
     let extra = values::<Bf16>(m * n, 3.0);
-    let case = |activation, added| Case { m, n, k, columns: false, activation, added };
+    let case = |activation, added| Case { m, n, k, columns: false, activation, added, ..PLAIN };
     let bare = run(Machine::current(), &case(None, false), &x, &w, &extra);
     let full = run(Machine::current(), &case(Some(Activation::Relu), true), &x, &w, &extra);
     for i in 0..m * n {
@@ -185,7 +206,7 @@ fn infinities_and_nan_stay_in_their_rows() {
             if m > 1 {
                 x[k + 5] = f32::NAN;
             }
-            let case = Case { m, n, k, columns: false, activation: None, added: false };
+            let case = Case { m, n, k, ..PLAIN };
             let out = run(machine, &case, &x, &w, &[]);
             assert!(out[..n].iter().all(|&v| v == f32::INFINITY));
             for (i, v) in out.iter().enumerate().skip(n) {

@@ -3,6 +3,7 @@ use crate::testing::*;
 use mlx_primitives_kernels::pool::Pool;
 use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
+use mlx_primitives_kernels::{FEW_ROWS, RowOrder};
 
 mod extremes;
 mod transposed;
@@ -143,6 +144,7 @@ fn plain<'a, T: Sample>(
         residual: std::ptr::null(),
         low_rank: None,
         int8: false,
+        order: RowOrder::ByCount,
         out: out.as_mut_ptr().cast(),
     }
 }
@@ -210,6 +212,38 @@ fn products<T: Sample>() {
 }
 
 each_type!(products);
+
+fn rows_have_one_order_at_any_width<T: Sample>() {
+    let (m, axis, rank) = (40, 1152, 9);
+    let x: Vec<T> = values(m * axis, 2.0);
+    let (a, b) = (values::<T>(rank * axis, 0.1), values::<T>(22 * rank, 0.1));
+    let low = LowRank { a: a.as_ptr().cast(), b: b.as_ptr().cast(), rank, scale: 0.5 };
+    for format in FORMATS {
+        let group = if format.0 == Mode::Nvfp4 { 16 } else { 32 };
+        let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+        let weights = matrices.each_ref().map(Matrix::weights);
+        for machine in machines_and_tiles() {
+            for order in [RowOrder::Tokens, RowOrder::Prompt] {
+                let of = |rows: std::ops::Range<usize>| {
+                    let mut out = vec![T::default(); rows.len() * 22];
+                    let x = &x[rows.start * axis..rows.end * axis];
+                    let call = plain(format, group, x, axis, &weights, &mut out);
+                    let call = Call { order, low_rank: Some(low), ..call };
+                    // SAFETY: the buffers above.
+                    unsafe { quantized_matmul_on(machine, &call) };
+                    out
+                };
+                let all = of(0..m);
+                for rows in [0..1, 1..6, 2..11, 5..38] {
+                    let what = format!("{format:?}, {rows:?}, {order:?}, {:?}", machine.level);
+                    assert_same(&of(rows.clone()), &all[rows.start * 22..rows.end * 22], &what);
+                }
+            }
+        }
+    }
+}
+
+each_type!(rows_have_one_order_at_any_width);
 
 /// Rows of the identity times each of the 256 floats of eight bits.
 fn floats_of_eight_bits<T: Sample>() {

@@ -1,0 +1,33 @@
+// The orders in which rows of products and attention add up their terms, as `RowOrder` of
+// crates/kernels/src/row_order.rs describes them.
+#pragma once
+
+#include <cstdint>
+
+namespace mlx_primitives {
+
+enum class RowOrder : uint8_t { by_count, tokens, prompt };
+
+/** The order of the ops that this thread builds. */
+inline RowOrder& row_order() {
+  thread_local RowOrder order = RowOrder::by_count;
+  return order;
+}
+
+/** Sets the order for ops that are built while it lives. */
+class WithRowOrder {
+ public:
+  explicit WithRowOrder(RowOrder order) : before_(row_order()) {
+    row_order() = order;
+  }
+  ~WithRowOrder() {
+    row_order() = before_;
+  }
+  WithRowOrder(const WithRowOrder&) = delete;
+  WithRowOrder& operator=(const WithRowOrder&) = delete;
+
+ private:
+  RowOrder before_;
+};
+
+} // namespace mlx_primitives

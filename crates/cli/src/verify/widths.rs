@@ -1,0 +1,57 @@
+//! `mlx-primitives verify --widths`: whether rows have the same bits at any width.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use mlx_primitives::device::{Device, with_device};
+use mlx_primitives::ops::RowOrder;
+use mlx_primitives_catalog::widths;
+use serde_json::json;
+
+use crate::model::progress;
+use crate::output;
+
+const ORDERS: [RowOrder; 2] = [RowOrder::Tokens, RowOrder::Prompt];
+
+/// The comparisons of an op in one type: for each order, those that were made and those with other
+/// bits.
+type Counts = [[usize; 2]; 2];
+
+/// Compares every op, and prints a line for each with the numbers of its cases that are equal.
+pub fn run(device: Device, quick: bool, machine: bool) -> Result<()> {
+    let rows = with_device(device, || widths::all(quick))?;
+    let bar = progress(rows.len() as u64)?;
+    let (mut table, mut differ) = (BTreeMap::<_, Counts>::new(), Vec::new());
+    for rows in rows {
+        let op = rows.name.split(',').next().unwrap_or_default().to_owned();
+        bar.set_message(rows.name.clone());
+        let counts = table.entry((op, rows.dtype.to_string())).or_default();
+        for (order, counts) in ORDERS.into_iter().zip(counts) {
+            let width = with_device(device, || rows.compare(order))?;
+            counts[0] += 1;
+            if !width.differ.is_empty() {
+                counts[1] += 1;
+                differ.push(width.to_string());
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if machine {
+        let lines = table.iter().map(|((op, dtype), [tokens, prompts])| {
+            json!({"op": op, "dtype": dtype, "tokens": tokens, "prompts": prompts})
+        });
+        output::println(json!({"ops": lines.collect::<Vec<_>>(), "differ": differ}))?;
+    } else {
+        let equal = |[all, differ]: [usize; 2]| format!("{} of {all}", all - differ);
+        let mut text = format!("{:<26}{:<10}{:>12}{:>12}\n", "op", "type", "tokens", "prompts");
+        for ((op, dtype), [tokens, prompts]) in &table {
+            let [tokens, prompts] = [tokens, prompts].map(|counts| equal(*counts));
+            text += &format!("{op:<26}{dtype:<10}{tokens:>12}{prompts:>12}\n");
+        }
+        differ.iter().for_each(|line| text += &format!("{line}\n"));
+        output::println(text.trim_end())?;
+    }
+    ensure!(differ.is_empty(), "{} comparisons found other bits", differ.len());
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! The orders in which products and attention add up the terms of a row.
+
+/// The most rows that count as tokens where nothing else is said.
+pub const FEW_ROWS: usize = 8;
+
+/// The order of additions of a call's rows. Each order depends on the row and what it is multiplied
+/// with alone, and not on the other rows of the call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RowOrder {
+    /// [`Tokens`](Self::Tokens) for up to [`FEW_ROWS`] rows, and [`Prompt`](Self::Prompt) for more.
+    #[default]
+    ByCount,
+    /// The order of one row: lanes run along the row.
+    Tokens,
+    /// The order of tiles: lanes run across rows.
+    Prompt,
+}
+
+impl RowOrder {
+    /// Whether `rows` rows have the order of tokens.
+    pub fn is_of_tokens(self, rows: usize) -> bool {
+        match self {
+            Self::ByCount => rows <= FEW_ROWS,
+            Self::Tokens => true,
+            Self::Prompt => false,
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Whether the bits of a row depend on the rows that are computed with it.
+
+use std::fmt;
+
+use mlx_primitives::ops::{
+    self, Activation, Attention, CpuActivations, Linear, LinearWeight, QuantizedLinear,
+    QuantizedRows, QuantizedWeight, RowOrder, with_row_order,
+};
+use mlx_primitives::{Array, Dtype, Result};
+
+use crate::inputs::{FORMATS, random, small, weight};
+use crate::ops::OPS;
+
+const DTYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+/// The lengths of the parts in which a prompt is read.
+const STEPS: [usize; 5] = [1, 7, 64, 100, 512];
+
+type Run = dyn Fn(&[i32]) -> Result<Array>;
+
+/// Rows of an op, any of which can be computed together.
+pub struct Rows {
+    pub name: String,
+    pub dtype: Dtype,
+    count: usize,
+    /// Whether rows are positions of a text, of which only neighbors are computed together.
+    text: bool,
+    /// The results of the rows at these indices, the first axis being that of rows.
+    run: Box<Run>,
+}
+
+/// The numbers of rows that were computed together, and those at which the bits of a row were not
+/// those of the row alone, or in a prompt those of the prompt in one step.
+pub struct Width {
+    pub name: String,
+    pub dtype: Dtype,
+    pub order: RowOrder,
+    pub widths: usize,
+    pub differ: Vec<usize>,
+}
+
+impl fmt::Display for Width {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, dtype, order, widths, differ } = self;
+        write!(f, "{name}, {dtype}, {order:?}: ")?;
+        let (Some(first), Some(last)) = (differ.first(), differ.last()) else {
+            return write!(f, "equal at {widths} widths");
+        };
+        write!(f, "other bits at {} of {widths} widths, {first} to {last}", differ.len())
+    }
+}
+
+impl Rows {
+    fn new(
+        name: impl Into<String>,
+        dtype: Dtype,
+        count: usize,
+        run: impl Fn(&[i32]) -> Result<Array> + 'static,
+    ) -> Self {
+        Self { name: name.into(), dtype, count, text: false, run: Box::new(run) }
+    }
+
+    /// The bits of each of these rows.
+    fn bits(&self, rows: &[i32]) -> Result<Vec<Vec<u32>>> {
+        let all = (self.run)(rows)?.astype(Dtype::Float32)?.to_vec::<f32>()?;
+        let each = all.len() / rows.len();
+        let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect();
+        Ok(all.chunks(each.max(1)).map(bits).collect())
+    }
+
+    /// The sets of rows that are computed together.
+    fn sets(&self, order: RowOrder) -> Vec<Vec<i32>> {
+        let count = self.count;
+        let part = |from: usize, to: usize| (from as i32..to as i32).collect::<Vec<_>>();
+        let mut sets = Vec::new();
+        if order == RowOrder::Prompt {
+            for step in STEPS.into_iter().filter(|&step| step <= 2 * count) {
+                // Cuts at multiples of the step, and the same ones after an odd beginning.
+                for begin in [0, 5] {
+                    let cuts = (begin..count).step_by(step);
+                    sets.extend(cuts.map(|from| part(from, count.min(from + step))));
+                }
+            }
+        } else {
+            for width in (1..=33).chain([64, 256]).filter(|&width| width <= count) {
+                let from = 7 * width % (count - width + 1);
+                sets.push(part(from, from + width));
+            }
+        }
+        if !self.text {
+            for width in [2, 8, 13, 33].into_iter().filter(|&width| width <= count) {
+                let place = |i: usize| ((i * 29 + width) % count) as i32; // 29 divides no count
+                sets.push((0..width).rev().map(place).collect());
+            }
+        }
+        sets
+    }
+
+    /// Compares the bits of rows in sets of every width.
+    ///
+    /// # Errors
+    ///
+    /// The error of the op.
+    pub fn compare(&self, order: RowOrder) -> Result<Width> {
+        with_row_order(order, || {
+            let all: Vec<i32> = (0..self.count as i32).collect();
+            let expected: Vec<Vec<u32>> = match order {
+                RowOrder::Prompt => self.bits(&all)?,
+                _ => {
+                    let alone = all.iter().map(|&row| Ok(self.bits(&[row])?.swap_remove(0)));
+                    alone.collect::<Result<_>>()?
+                }
+            };
+            let (mut widths, mut differ) = (Vec::new(), Vec::new());
+            for set in self.sets(order) {
+                let equal = self
+                    .bits(&set)?
+                    .iter()
+                    .zip(&set)
+                    .all(|(bits, &row)| *bits == expected[row as usize]);
+                widths.push(set.len());
+                differ.extend((!equal).then_some(set.len()));
+            }
+            for list in [&mut widths, &mut differ] {
+                list.sort_unstable();
+                list.dedup();
+            }
+            let (name, dtype) = (self.name.clone(), self.dtype);
+            Ok(Width { name, dtype, order, widths: widths.len(), differ })
+        })
+    }
+}
+
+/// The rows of x at these indices.
+fn taken(x: &Array, rows: &[i32]) -> Result<Array> {
+    x.take(&Array::from_slice(rows, [rows.len() as i32])?, 0)
+}
+
+/// Every op of the catalog whose inputs and results have rows, with `x` as long as a layer's rows.
+fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
+    // The others have separate cases, and sum_of_squares adds up all rows.
+    let others = ["attention", "linear", "lora_linear", "sum_of_squares"];
+    for op in OPS.iter().filter(|op| !others.contains(&op.name)) {
+        const COUNT: i32 = 66;
+        let shapes = op.shapes(COUNT, 129).into_iter().zip(1..);
+        let inputs: Vec<Array> = shapes
+            .map(|(shape, seed)| random(&shape, Dtype::Float32, seed))
+            .collect::<Result<_>>()?;
+        for dtype in DTYPES {
+            let inputs: Vec<Array> =
+                inputs.iter().map(|x| x.astype(dtype)).collect::<Result<_>>()?;
+            let run = move |rows: &[i32]| {
+                let part = |x: &Array| match x.shape().first() {
+                    Some(&COUNT) => taken(x, rows),
+                    _ => Ok(x.clone()),
+                };
+                let x: Vec<Array> = inputs.iter().map(part).collect::<Result<_>>()?;
+                let mut results = (op.run)(&x)?;
+                let last = results.pop().unwrap_or_else(|| x[0].clone());
+                results.into_iter().try_fold(last, |all, y| all.add(&y))
+            };
+            all.push(Rows::new(op.name, dtype, COUNT as usize, run));
+        }
+    }
+    Ok(())
+}
+
+/// Products with plain weights; k is no multiple of a vector, or longer than a block.
+fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
+    for (n, k) in [(37, 1029), (100, 64)] {
+        let count = if k == 64 { 256 } else { 66 };
+        let (x, w) = (random(&[count, k], dtype, 1)?, small(&[n, k], dtype, 2)?);
+        let (bias, residual) = (random(&[n], dtype, 3)?, random(&[count, n], dtype, 4)?);
+        let count = count as usize;
+        let (turned, of) = (w.t()?.contiguous()?, x.clone());
+        all.push(Rows::new(format!("matmul, k {k}"), dtype, count, move |rows| {
+            ops::matmul(&taken(&of, rows)?, &turned)
+        }));
+        let (of, plain) = (x.clone(), w.clone());
+        all.push(Rows::new(format!("linear, k {k}"), dtype, count, move |rows| {
+            let residual = taken(&residual, rows)?;
+            let activation = Some(Activation::Silu);
+            let options = Linear { bias: Some(&bias), activation, residual: Some(&residual) };
+            ops::linear(&taken(&of, rows)?, &plain, options)
+        }));
+        let lora = ops::Lora::new(small(&[9, k], dtype, 5)?, small(&[n, 9], dtype, 6)?, 1.5)?;
+        let base = LinearWeight::from(w);
+        all.push(Rows::new(format!("lora_linear, k {k}"), dtype, count, move |rows| {
+            lora.apply(&taken(&x, rows)?, &base)
+        }));
+    }
+    Ok(())
+}
+
+/// Products with packed weights, of whole chunks or with a rest.
+fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
+    for format in FORMATS {
+        let (group, bits, mode) = format;
+        let name = format!("{} {bits} bits, groups of {group}", mode.name());
+        for k in [1152, 128] {
+            let (n, count) = (37, if k == 128 { 256 } else { 66 });
+            let x = random(&[count, k], dtype, 1)?;
+            let w: Vec<QuantizedWeight> =
+                (2..5).map(|seed| weight(format, n, k, dtype, seed)).collect::<Result<_>>()?;
+            let (norm, bias) = (random(&[k], dtype, 7)?, random(&[n], dtype, 8)?);
+            let residual = random(&[count, n], dtype, 9)?;
+            let low = ops::Lora::new(small(&[9, k], dtype, 5)?, small(&[n, 9], dtype, 6)?, 1.5)?;
+            let mut add = |what: &str, run: Box<Run>| {
+                let name = format!("{what}, {name}, k {k}");
+                all.push(Rows { name, dtype, count: count as usize, text: false, run });
+            };
+            let (of, whole) = (x.clone(), w[0].clone());
+            let of_norm = norm.clone();
+            add(
+                "quantized_linear",
+                Box::new(move |rows| {
+                    let residual = taken(&residual, rows)?;
+                    let (bias, residual) = (Some(&bias), Some(&residual));
+                    let norm = Some((&of_norm, 1e-5));
+                    let options = QuantizedLinear { bias, residual, norm };
+                    ops::quantized_linear(&taken(&of, rows)?, &whole, options)
+                }),
+            );
+            if k == 128 {
+                continue;
+            }
+            let (of, parts, of_norm) = (x.clone(), w.clone(), norm.clone());
+            add(
+                "quantized_linears",
+                Box::new(move |rows| {
+                    let parts: Vec<&QuantizedWeight> = parts.iter().collect();
+                    ops::quantized_linears(&taken(&of, rows)?, &parts, Some((&of_norm, 1e-5)))
+                }),
+            );
+            let (of, parts) = (x.clone(), w.clone());
+            add(
+                "quantized_swiglu",
+                Box::new(move |rows| {
+                    ops::quantized_swiglu(&taken(&of, rows)?, &parts[0], &parts[1], None)
+                }),
+            );
+            let (of, base) = (x.clone(), LinearWeight::from(&w[0]));
+            add("lora_linear", Box::new(move |rows| low.apply(&taken(&of, rows)?, &base)));
+            let rounded = w[0].clone().with_activations(CpuActivations::Int8);
+            add(
+                "quantized_linear in int8",
+                Box::new(move |rows| {
+                    ops::quantized_linear(&taken(&x, rows)?, &rounded, Default::default())
+                }),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The steps of attention beside scaled dot products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rule {
+    Causal,
+    Window,
+    Bools,
+    Floats,
+    SinksAndCap,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug)]
+enum Stored {
+    Plain,
+    /// Features that are not adjacent.
+    Strided,
+    Bits(i32),
+}
+
+/// Keys or values `[batch, heads, keys, features]`, each form with its parts.
+fn stored(x: &Array, stored: Stored) -> Result<Vec<Array>> {
+    match stored {
+        Stored::Plain => Ok(vec![x.clone()]),
+        Stored::Strided => {
+            let turned = x.transpose([0, 1, 3, 2])?.contiguous()?;
+            Ok(vec![turned.transpose([0, 1, 3, 2])?])
+        }
+        Stored::Bits(bits) => {
+            let (packed, scales, biases) = ops::quantize(x, 64, bits)?;
+            Ok(vec![packed, scales, biases])
+        }
+    }
+}
+
+fn attend(q: &Array, [k, v]: [&[Array]; 2], options: Attention<'_>) -> Result<Array> {
+    if let ([k], [v]) = (k, v) {
+        return ops::attention(q, k, v, options)?.transpose([0, 2, 1, 3]);
+    }
+    let rows = |of: &'_ [Array]| -> [Array; 3] { [0, 1, 2].map(|part| of[part].clone()) };
+    let ([k, ks, kb], [v, vs, vb]) = (rows(k), rows(v));
+    let bits = if k.dim(3)? * 8 == q.dim(3)? { 4 } else { 8 };
+    let k = QuantizedRows { packed: &k, scales: &ks, biases: &kb };
+    let v = QuantizedRows { packed: &v, scales: &vs, biases: &vb };
+    ops::attention_quantized(q, k, v, bits, 64, options)?.transpose([0, 2, 1, 3])
+}
+
+/// The positions of a text after `past` others, and texts of one position each.
+fn attention(
+    all: &mut Vec<Rows>,
+    dtype: Dtype,
+    (group, dim, past, count): (i32, i32, i32, i32),
+    rule: Rule,
+    kind: Stored,
+) -> Result<()> {
+    let (heads, keys) = (2 * group, past + count);
+    let q = random(&[1, heads, count, dim], dtype, 1)?;
+    let kv = [2, 3].map(|seed| stored(&random(&[1, 2, keys, dim], dtype, seed)?, kind));
+    let [k, v] = kv;
+    let (k, v) = (k?, v?);
+    let sinks = random(&[heads], dtype, 4)?;
+    let position = Array::arange::<i32>(f64::from(past), f64::from(keys), 1.0)?;
+    let seen = Array::arange::<i32>(0.0, f64::from(keys), 1.0)?
+        .expand_dims([0])?
+        .less_equal(&position.expand_dims([1])?)?;
+    let noise = random(&[count, keys], dtype, 5)?;
+    let bools = seen.logical_and(&noise.less(2.0)?)?;
+    let hidden = Array::full([1, 1], f32::NEG_INFINITY)?.astype(dtype)?;
+    let floats = mlx_primitives::select(&bools, &noise, &hidden)?;
+    let name = format!("attention, {group} heads of {dim}, {kind:?}, {rule:?}, {keys} keys");
+    let of_text = move |rows: &[i32]| {
+        let (from, to) = (rows[0], rows[rows.len() - 1] + 1);
+        let [k, v] = [&k, &v].map(|parts| {
+            let upto = |part: &Array| part.slice_axis(2, ..past + to);
+            parts.iter().map(upto).collect::<Result<Vec<_>>>()
+        });
+        let mask = match rule {
+            Rule::Bools => Some(bools.i((from..to, ..past + to))?),
+            Rule::Floats => Some(floats.i((from..to, ..past + to))?),
+            _ => None,
+        };
+        let special = rule == Rule::SinksAndCap;
+        let options = Attention {
+            scale: None,
+            causal: mask.is_none(),
+            window: (rule == Rule::Window).then_some(100),
+            mask: mask.as_ref(),
+            soft_cap: special.then_some(5.0),
+            sinks: special.then_some(&sinks),
+        };
+        attend(&q.slice_axis(2, from..to)?, [&k?, &v?], options)?.squeeze([0])
+    };
+    all.push(Rows { text: true, ..Rows::new(&*name, dtype, count as usize, of_text) });
+
+    if rule == Rule::Bools {
+        let (count, keys) = (33, 70);
+        let q = random(&[count, heads, 1, dim], dtype, 6)?;
+        let [k, v] = [7, 8].map(|seed| stored(&random(&[count, 2, keys, dim], dtype, seed)?, kind));
+        let (k, v) = (k?, v?);
+        let mask = random(&[count, 1, 1, keys], dtype, 9)?.less(2.0)?;
+        let name = format!("attention, texts, {group} heads of {dim}, {kind:?}");
+        all.push(Rows::new(name, dtype, count as usize, move |rows| {
+            let [k, v] = [&k, &v].map(|parts| {
+                parts.iter().map(|part| taken(part, rows)).collect::<Result<Vec<_>>>()
+            });
+            let mask = taken(&mask, rows)?;
+            let options = Attention { mask: Some(&mask), ..Attention::default() };
+            attend(&taken(&q, rows)?, [&k?, &v?], options)
+        }));
+    }
+    Ok(())
+}
+
+/// The rows of every op in every type; fewer if `quick`.
+///
+/// # Errors
+///
+/// If MLX cannot make the inputs.
+pub fn all(quick: bool) -> Result<Vec<Rows>> {
+    let mut all = Vec::new();
+    for dtype in DTYPES {
+        products(&mut all, dtype)?;
+        packed(&mut all, dtype)?;
+        let of = |all: &mut _, extents, rule, kind| attention(all, dtype, extents, rule, kind);
+        for kind in [Stored::Plain, Stored::Strided, Stored::Bits(4), Stored::Bits(8)] {
+            for rule in [Rule::Causal, Rule::Window, Rule::Bools, Rule::Floats, Rule::SinksAndCap] {
+                of(&mut all, (4, 64, 230, 70), rule, kind)?;
+            }
+        }
+        for group in [1, 2, 5, 7, 8, 16] {
+            of(&mut all, (group, 80, 230, 70), Rule::Causal, Stored::Plain)?;
+            of(&mut all, (group, 128, 230, 70), Rule::Bools, Stored::Bits(8))?;
+        }
+        of(&mut all, (8, 64, 700, 256), Rule::Causal, Stored::Plain)?;
+        of(&mut all, (8, 64, 700, 256), Rule::Window, Stored::Bits(4))?;
+    }
+    row_wise(&mut all)?;
+    if quick {
+        let mut number = 0;
+        all.retain(|_| {
+            number += 1;
+            number % 7 == 0
+        });
+    }
+    Ok(all)
+}
