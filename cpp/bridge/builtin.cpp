@@ -165,6 +165,10 @@ Handle concatenate(const ArrayList& arrays, int32_t axis) {
   return handle(mx::concatenate(arrays, axis, here()));
 }
 
+ListHandle split_at(const MlxArray& a, int32_t place, int32_t axis) {
+  return handle(mx::split(a, mx::Shape{place}, axis, here()));
+}
+
 Handle stack(const ArrayList& arrays, int32_t axis) {
   return handle(mx::stack(arrays, axis, here()));
 }

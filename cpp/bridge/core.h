@@ -122,6 +122,7 @@ Handle squeeze(const MlxArray& a, Ints axes);
 Handle astype(const MlxArray& a, Dtype dtype);
 Handle contiguous(const MlxArray& a);
 Handle concatenate(const ArrayList& arrays, int32_t axis);
+ListHandle split_at(const MlxArray& a, int32_t place, int32_t axis);
 Handle stack(const ArrayList& arrays, int32_t axis);
 Handle take(const MlxArray& a, const MlxArray& indices, int32_t axis);
 Handle take_along_axis(const MlxArray& a, const MlxArray& indices, int32_t axis);

@@ -1,4 +1,4 @@
-use super::{Array, IntoAxes, IntoShape, require_addressable, to_list};
+use super::{Array, IntoAxes, IntoShape, from_list, require_addressable, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
@@ -249,6 +249,29 @@ impl Array {
     /// ```
     pub fn stop_gradient(&self) -> Result<Array> {
         Array::from_bridge(ffi::stop_gradient(self.raw()))
+    }
+
+    /// Views of the parts before and from a place along an axis. Their derivative is one
+    /// [`concatenate`], where slices would add an array of the whole shape for each.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an axis outside the rank, and for a place outside the axis.
+    ///
+    /// ```
+    /// # use mlx_primitives::Array;
+    /// let [before, after] = Array::from_slice(&[1, 2, 3, 4, 5], 5)?.split_at(2, 0)?;
+    /// assert_eq!(before.to_vec::<i32>()?, [1, 2]);
+    /// assert_eq!(after.to_vec::<i32>()?, [3, 4, 5]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn split_at(&self, place: i32, axis: i32) -> Result<[Array; 2]> {
+        let end = self.dim(axis)?;
+        let refuse = || Error::argument("split_at", format_args!("0 to {end}, got {place}"));
+        if !(0..=end).contains(&place) {
+            return Err(refuse());
+        }
+        from_list(&*ffi::split_at(self.raw(), place, axis)?).try_into().map_err(|_| refuse())
     }
 }
 

@@ -253,6 +253,7 @@ pub(crate) mod bridge {
         fn contiguous(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
         fn concatenate(arrays: &CxxVector<MlxArray>, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn stack(arrays: &CxxVector<MlxArray>, axis: i32) -> Result<UniquePtr<MlxArray>>;
+        fn split_at(a: &MlxArray, place: i32, axis: i32) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         fn take(a: &MlxArray, indices: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn take_along_axis(
             a: &MlxArray,

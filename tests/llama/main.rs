@@ -5,6 +5,7 @@
 extern crate harness;
 
 mod adapters;
+mod backward;
 mod cache;
 mod chat_template;
 mod checkpoints;

@@ -10,7 +10,8 @@ use super::layer::DecoderLayer;
 use super::linear::Linear;
 use super::llama::Llama;
 use super::update::Update;
-use crate::cache::AttentionMask;
+use crate::base::Heads;
+use crate::cache::{AttentionMask, join_heads};
 
 /// The logits that exist at a time before they are computed in chunks, and again in the backward
 /// pass.
@@ -64,13 +65,7 @@ impl Llama {
         if !self.share().is_whole() {
             return Err(Error::argument("training", "a model that one process holds"));
         }
-        let h = match recompute {
-            false => {
-                let model = self.trained(trained)?;
-                model.decoded(inputs, &mut (&mut model.new_cache()).into())?
-            }
-            true => self.recomputed(trained, inputs)?,
-        };
+        let h = self.through_trained(trained, inputs, recompute)?;
         let mut head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens).clone();
         head.train(trained, self.dtype())?;
         let cross_entropy = CrossEntropy { ignore_index: Some(-1), ..Default::default() };
@@ -84,8 +79,12 @@ impl Llama {
         ops::cross_entropy(&logits, targets, cross_entropy)
     }
 
-    /// The output of the last layer, of which the backward pass runs each layer again.
-    fn recomputed(&self, trained: &Trained, tokens: &Array) -> Result<Array> {
+    /// The output of the last layer. With `recompute` the backward pass runs each layer again.
+    fn through_trained(&self, trained: &Trained, tokens: &Array, recompute: bool) -> Result<Array> {
+        if tokens.ndim() != 2 {
+            let got = format_args!("tokens [batch, time], got {:?}", tokens.shape());
+            return Err(Error::argument("training", got));
+        }
         let mut h = self.embedded(tokens)?;
         let caches = self.new_cache().layers;
         for (at, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
@@ -101,16 +100,30 @@ impl Llama {
                 let h = h.ok_or_else(|| Error::argument("training", "hidden states"))?;
                 let arrays = names.iter().cloned().zip(inputs).collect();
                 let layer = layer.trained(&Trained { arrays, ..rest.clone() }, dtype)?;
-                layer.forward(&h, |qkv| layer.attend(qkv, &mask, &mut cache.clone()))
+                layer.forward(&h, |qkv| layer.attend_to_itself(qkv, &mask))
             };
             let inputs: Vec<Array> = own.into_iter().chain([h]).collect();
-            h = transforms::checkpoint(run, &inputs)?;
+            h = match recompute {
+                true => transforms::checkpoint(run, &inputs)?,
+                false => run(inputs)?,
+            };
         }
         Ok(h)
     }
 }
 
 impl DecoderLayer {
+    /// The attention of whole texts, which no cache keeps. Its derivative takes fewer dispatches
+    /// than that of the ops that append to a cache.
+    fn attend_to_itself(&self, qkv: &Array, mask: &AttentionMask) -> Result<Array> {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let (batch, time) = (qkv.dim(0)?, qkv.dim(1)?);
+        let all = qkv.reshape([batch, time, heads + 2 * kv_heads, head_dim])?;
+        let [turned, values] = all.transpose([0, 2, 1, 3])?.split_at(heads + kv_heads, 1)?;
+        let [queries, keys] = self.rope.rotate(&turned, 0)?.split_at(heads, 1)?;
+        join_heads(&ops::attention(&queries, &keys, &values, mask.rules())?)
+    }
+
     fn trained(&self, trained: &Trained, dtype: Dtype) -> Result<Self> {
         let mut layer = self.clone();
         for norm in layer.norms_mut() {

@@ -144,13 +144,11 @@ impl<'a> Trainer<'a> {
         self.trainable.model(self.llama, &self.parameters)
     }
 
-    /// Trains on the next batch.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if memory is short, or if the loss is no number.
-    pub fn step(&mut self) -> Result<Step> {
-        let Settings { batch_size, accumulation, max_length, recompute, seed, .. } = self.settings;
+    /// The mean loss of the next batch, its gradients, and the number of its targets. Nothing is
+    /// evaluated.
+    #[doc(hidden)]
+    pub fn gradients(&mut self) -> Result<(Array, Parameters, usize)> {
+        let Settings { batch_size, max_length, recompute, seed, .. } = self.settings;
         let batches = (self.data.len() / batch_size) as u64;
         let (pass, at) = (self.steps / batches, (self.steps % batches) as usize);
         if self.pass.as_ref().is_none_or(|(of, _)| *of != pass) {
@@ -172,7 +170,17 @@ impl<'a> Trainer<'a> {
         let (loss, gradients) = transforms::value_and_grad(mean, &arrays)?;
         // Sums follow the order in memory, in which a resumed run has the arrays of the file.
         let gradients = gradients.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
-        let mut gradients: Parameters = names.iter().cloned().zip(gradients).collect();
+        Ok((loss, names.iter().cloned().zip(gradients).collect(), batch.tokens))
+    }
+
+    /// Trains on the next batch.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if memory is short, or if the loss is no number.
+    pub fn step(&mut self) -> Result<Step> {
+        let (loss, mut gradients, tokens) = self.gradients()?;
+        let accumulation = self.settings.accumulation;
         for (name, sum) in &self.gradients {
             if let Some(gradient) = gradients.get_mut(name) {
                 *gradient = gradient.add(sum)?;
@@ -192,10 +200,10 @@ impl<'a> Trainer<'a> {
             let reason = format_args!("{expected}, got {loss} in step {step}: {hint}");
             return Err(Error::argument("training", reason));
         }
-        self.trained_tokens = self.trained_tokens.saturating_add(batch.tokens as u64);
+        self.trained_tokens = self.trained_tokens.saturating_add(tokens as u64);
         self.recent = (self.recent.0 + f64::from(loss), self.recent.1.saturating_add(1));
         let rate = self.settings.schedule.rate(self.optimizer.updates.saturating_sub(1));
-        Ok(Step { loss, tokens: batch.tokens, rate })
+        Ok(Step { loss, tokens, rate })
     }
 
     /// Makes an update of the mean of the summed gradients.

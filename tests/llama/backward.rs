@@ -1,0 +1,87 @@
+//! The dispatches of a decoder layer's backward pass.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use mlx_primitives::{Dtype, graph};
+use mlx_primitives_llama::train::{
+    Adam, Dataset, Kind, Optimizer, Schedule, Settings, Trainable, Trainer,
+};
+use mlx_primitives_llama::{Checkpoint, Config, Llama, Quantization};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::Checked;
+
+/// The dispatches by the names of nodes of a step of this number of layers, forward and backward.
+fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<[BTreeMap<String, i64>; 2]> {
+    let folder = TempDir::new()?;
+    let demo = Checkpoint::demo()?;
+    let path = folder.path().join("train.jsonl");
+    let line = format!("{{\"text\": \"{}\"}}\n", "The wind is north. ".repeat(99));
+    fs::write(&path, line.repeat(2))?;
+    let data = Dataset::load(&path, &demo, None, false)?;
+    let config = json!({
+        "model_type": "llama", "hidden_size": 256, "num_hidden_layers": layers,
+        "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5, "vocab_size": 512,
+    });
+    let to = (bits > 0).then(|| Quantization::affine(64, bits));
+    let llama = Llama::random(Config::parse(&config.to_string())?, dtype, to, 1)?;
+    let settings = Settings {
+        optimizer: Optimizer::Adam(Adam::default()),
+        schedule: Schedule::Constant(1e-4),
+        batch_size: 2,
+        accumulation: 1,
+        max_length: 129,
+        max_norm: None,
+        recompute: false,
+        seed: 1,
+    };
+    let trainable = Trainable::new(&llama, kind.clone(), -1)?;
+    let mut trainer = Trainer::new(&llama, &data, trainable, settings)?;
+    let (loss, gradients, _) = trainer.gradients()?;
+    let count = |nodes: Vec<graph::Node>| {
+        let mut all = BTreeMap::new();
+        for node in nodes.iter().filter(|node| node.dispatches > 0) {
+            let whose = if node.ours { "our " } else { "" };
+            *all.entry(format!("{whose}{}", node.name)).or_default() += i64::from(node.dispatches);
+        }
+        all
+    };
+    let forward = count(graph::nodes([&loss])?);
+    Ok([forward, count(graph::nodes([&loss].into_iter().chain(gradients.values()))?)])
+}
+
+/// On a GPU, where views are free. Beside each bound is the number of MLX 0.32.4's CPU graph of
+/// mlx-lm's layer, which has no fused norms and attention.
+#[test(simulated = once)]
+fn a_layer_takes_few_dispatches_backward() -> Checked {
+    let lora = |keys: Option<[&str; 2]>, dora| Kind::Lora {
+        rank: 8,
+        scale: 2.0,
+        keys: keys.map(|keys| keys.map(|key| format!("self_attn.{key}")).to_vec()),
+        dropout: 0.0,
+        dora,
+    };
+    let (all, two) = (lora(None, false), lora(Some(["q_proj", "v_proj"]), false));
+    for (kind, bits, dtype, most, of_mlx) in [
+        (&all, 4, Dtype::Bfloat16, 85, 139),
+        (&all, 0, Dtype::Bfloat16, 92, 139),
+        (&all, 0, Dtype::Float32, 78, 121),
+        (&two, 4, Dtype::Bfloat16, 44, 99),
+        (&lora(None, true), 4, Dtype::Bfloat16, 120, 174),
+        (&Kind::Full, 0, Dtype::Float32, 27, 90),
+        (&Kind::Full, 0, Dtype::Bfloat16, 36, 94),
+    ] {
+        let [[forward, both], [more_forward, more_both]] =
+            [nodes(2, bits, dtype, kind)?, nodes(3, bits, dtype, kind)?];
+        let sum = |nodes: &BTreeMap<String, i64>| nodes.values().sum::<i64>();
+        let layer = sum(&more_both) - sum(&both) - (sum(&more_forward) - sum(&forward));
+        assert!(
+            layer <= most && most < of_mlx,
+            "{kind:?}, {bits} bits, {dtype}: {layer}\n{both:?}"
+        );
+    }
+    Ok(())
+}
