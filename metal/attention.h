@@ -51,6 +51,7 @@ struct AttentionParams {
   unsigned end;       // the end of the keys that any row sees
   unsigned chunk;     // keys of a split
   unsigned splits;    // more than one write partial results
+  unsigned before;    // splits of the first SIMD_WIDTH ones that lie before `first`
   unsigned quantized_group;
   unsigned window; // positions that a query sees, back from its own; 0 if unlimited
   unsigned causal;

@@ -75,7 +75,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
-  uint first = max(seen.first, params.first);
+  // Tiles begin at multiples of their keys, for every block of rows.
+  uint first = max(seen.first / KEYS * KEYS, params.first);
   uint end = min(seen.end, params.end);
   if (params.splits > 1) {
     first = max(first, params.first + split * params.chunk);
@@ -308,12 +309,16 @@ template <typename T>
   if (params.has_sinks != 0) {
     weight = fast::exp(sink - maximum);
   }
-  for (uint base = 0; base < params.splits; base += SIMD_WIDTH) {
-    const uint count = min(uint(SIMD_WIDTH), params.splits - base);
+  // A split has the same lane for all rows, whichever split is a row's first.
+  const uint end = params.before + params.splits;
+  for (uint base = 0; base < end; base += SIMD_WIDTH) {
+    const uint head = base == 0 ? params.before : 0;
+    const uint tail = min(uint(SIMD_WIDTH), end - base);
     float split_maximum = MASKED_SCORE;
     float split_weight = 0.0f;
-    if (lane < count) {
-      const device float* kept = stats + 2 * (size_t(base + lane) * all_rows + row);
+    if (lane >= head && lane < tail) {
+      const size_t split = base + lane - params.before;
+      const device float* kept = stats + 2 * (split * all_rows + row);
       split_maximum = kept[0];
       split_weight = kept[1];
     }
@@ -325,9 +330,10 @@ template <typename T>
       sums[i] *= before;
     }
     maximum = grown;
-    for (uint s = 0; s < count; s++) {
+    for (uint s = head; s < tail; s++) {
       const float share = simd_shuffle(factor, ushort(s));
-      const device float* from = partials + (size_t(base + s) * all_rows + row) * params.value_dim;
+      const size_t split = base + s - params.before;
+      const device float* from = partials + (split * all_rows + row) * params.value_dim;
       for (uint i = 0; i < EACH; i++) {
         const uint d = i * SIMD_WIDTH + lane;
         if (d < params.value_dim) {

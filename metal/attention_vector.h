@@ -119,10 +119,10 @@ METAL_FUNC ushort lanes_apart(uint bit) {
 }
 
 /**
- * Computes up to ROWS rows of a key-value head with a split of its keys. The lanes of a SIMD group
- * share a key, with PART features each; every SIMD group keeps separate maxima and sums until the
- * end. Each key and value is read once for all rows. A row is computed in the same order for every
- * value of ROWS.
+ * Computes a block of up to ROWS rows of a key-value head with a split of its keys. The lanes of a
+ * SIMD group share a key, with PART features each; every SIMD group keeps separate maxima and sums
+ * until the end. Each key and value is read once for all rows. A row is computed in the same order
+ * for every value of ROWS.
  */
 template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(
@@ -149,8 +149,9 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   constexpr bool HELD = ROWS * PART <= 16; // whether registers hold the queries
   const uint threads = group_size.x;
   const uint kv_head = at.y;
-  const uint batch = at.z;
-  const uint rows = params.group * params.queries;
+  const uint batch = at.z % params.batch;
+  const uint top = at.z / params.batch * ROWS; // the first row of the block
+  const uint rows = min(params.group * params.queries - top, ROWS);
   const uint part = lane;
   const uint first = params.first + at.x * params.chunk;
   const uint end = min(params.end, first + params.chunk);
@@ -169,7 +170,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
 
   // Load the queries once for all workers; the scratch is reused only after a barrier.
   for (uint i = thread_index; i < ROWS * SIMD_WIDTH; i += threads) {
-    const uint r = min(i / SIMD_WIDTH, rows - 1);
+    const uint r = top + min(i / SIMD_WIDTH, rows - 1);
     const uint head = kv_head * params.group + r % params.group;
     const device T* row = row_of(q, params.q, batch, head, r / params.group);
     float features[PART];
@@ -197,7 +198,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   const uint own_row = part / OF_SLOT % ROWS;
   const uint own_turn = ROWS == 1 ? 0 : part % OF_SLOT;
   const uint own_key = (own_turn * TOGETHER + part / OF_SLOT / ROWS) * simds + simd;
-  const KeySpan span = visible_keys(params, min(own_row, rows - 1) / params.group);
+  const KeySpan span = visible_keys(params, (top + min(own_row, rows - 1)) / params.group);
   feature_t<T, BITS> features[PART]; // zeros where a row has none
   for (uint i = 0; i < PART; i++) {
     features[i] = feature_t<T, BITS>(0.0f);
@@ -253,8 +254,9 @@ template <typename T, uint BITS, uint ROWS, uint PART>
       }
       if (key < end && own_row < rows) {
         if (params.mask_kind != ATTENTION_NO_MASK) {
-          const uint head = kv_head * params.group + own_row % params.group;
-          const long at = mask_of_row(params, batch, head, own_row / params.group) +
+          const uint row = top + own_row;
+          const uint head = kv_head * params.group + row % params.group;
+          const long at = mask_of_row(params, batch, head, row / params.group) +
                           long(key) * params.mask.strides[3];
           scores[i] = masked_score<T>(scores[i], mask, params, at);
         }
@@ -346,8 +348,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint head = kv_head * params.group + r % params.group;
-    const size_t row = (size_t(batch) * params.queries + r / params.group) * heads + head;
+    const uint head = kv_head * params.group + (top + r) % params.group;
+    const size_t row = (size_t(batch) * params.queries + (top + r) / params.group) * heads + head;
     const size_t partial = at.x * all_rows + row;
     if (params.splits > 1 && thread_index == 0) {
       device float* kept = out + params.splits * all_rows * params.value_dim + 2 * partial;

@@ -74,6 +74,7 @@ template <typename T, uint ROWS>
   const size_t batch = group.z;
   x += batch * params.m * params.k;
   w += batch * params.w_batched * params.n * params.k;
+  const uint top = group.y * ROWS;
   const uint first = (group.x * simds + simd) * LINEAR_SIMD_ROWS;
 
   float sums[ROWS * LINEAR_SIMD_ROWS];
@@ -90,7 +91,7 @@ template <typename T, uint ROWS>
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (uint m = 0; m < ROWS; m++) {
-      const device T* row = x + size_t(min(m, params.m - 1)) * params.k + start;
+      const device T* row = x + size_t(min(top + m, params.m - 1)) * params.k + start;
       for (uint at = index * READS; at < length; at += threads.x * READS) {
         const packed4<T> values = load4(row, at, length, T(0.0f));
         for (uint i = 0; i < READS; i++) {
@@ -117,9 +118,9 @@ template <typename T, uint ROWS>
     const float sum = simd_sum(sums[i]);
     mine = lane == i ? sum : mine;
   }
-  const uint m = lane / LINEAR_SIMD_ROWS;
+  const uint m = top + lane / LINEAR_SIMD_ROWS;
   const uint column = first + lane % LINEAR_SIMD_ROWS;
-  if (m < params.m && m < ROWS && column < params.n) {
+  if (m < params.m && m < top + ROWS && column < params.n) {
     const size_t at = (batch * params.m + m) * params.n + column;
     out[at] = finished(mine, bias, residual, params, column, at);
   }

@@ -11,14 +11,18 @@ namespace {
 
 constexpr auto op = "attention";
 
-constexpr uint64_t ATTENTION_SPLIT_KEYS = 256;  // of a split of many, and the fewest that are split
-constexpr uint64_t ATTENTION_SPLITS = 8;        // the fewest splits of a vector's keys
-constexpr uint32_t ATTENTION_SHORT_KEYS = 1024; // keys of a matrix that one dispatch takes
-constexpr uint64_t ATTENTION_GROUPS = 128;      // threadgroups wanted for a key head of a text
+constexpr uint64_t ATTENTION_SPLIT_KEYS = 256; // of a split of many, and the fewest that are split
+constexpr uint64_t ATTENTION_SPLITS = 8;       // the fewest splits of a vector's keys
+constexpr uint32_t ATTENTION_PROMPT_KEYS = 2048; // of a split for queries in the order of prompts
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024;  // keys of a matrix that one dispatch takes
+constexpr uint64_t ATTENTION_GROUPS = 128;       // threadgroups wanted for a key head of a text
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 
-bool by_vector(const AttentionParams& params) {
+bool by_vector(const AttentionParams& params, RowOrder order) {
+  if (order != RowOrder::by_count) {
+    return order == RowOrder::tokens;
+  }
   return uint64_t{params.group} * params.queries <= ATTENTION_VECTOR_ROWS;
 }
 
@@ -49,12 +53,24 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
 /**
  * Sets how the keys from `first` to `end` are split. This does not depend on the number of key
  * heads or texts: a rank that holds some heads of a model then adds in the order of one that holds
- * all, and a text has the same bits alone and in a batch.
+ * all, and a text has the same bits alone and in a batch. In the orders of tokens and of prompts
+ * splits begin at multiples of their keys, whichever keys and queries there are.
  */
-void plan_splits(AttentionParams& params, uint32_t itemsize) {
+void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order) {
+  if (order != RowOrder::by_count) {
+    params.chunk = by_vector(params, order) ? static_cast<uint32_t>(ATTENTION_SPLIT_KEYS)
+                                            : ATTENTION_PROMPT_KEYS;
+    params.before = params.first / params.chunk % SIMD_WIDTH;
+    params.first = params.first / params.chunk * params.chunk;
+    auto keys = uint64_t{std::max(params.end, params.first + 1)} - params.first;
+    // Sinks are always added by the kernel that combines splits.
+    uint64_t least = params.has_sinks ? 2 : 1;
+    params.splits = static_cast<uint32_t>(std::max(ceil_div(keys, params.chunk), least));
+    return;
+  }
   uint32_t keys = params.end - params.first;
   uint64_t splits = 1;
-  if (by_vector(params)) {
+  if (by_vector(params, order)) {
     // A key head has one threadgroup for each split, so that a GPU's cores need several.
     if (keys >= ATTENTION_SPLIT_KEYS) {
       splits = std::clamp(
@@ -79,14 +95,16 @@ Launch plan_keys(
     bool quantized,
     const std::string& suffix,
     uint32_t itemsize,
-    uint32_t max_threads) {
+    uint32_t max_threads,
+    RowOrder order) {
   max_threads = whole_simds(op, max_threads);
   auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
   uint32_t depth =
       grid_count(op, "splits of all batch entries", uint64_t{params.batch} * params.splits);
   uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
-  if (by_vector(params)) {
-    uint32_t threads = params.splits > 1 ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
+  if (by_vector(params, order)) {
+    bool split = params.splits > 1 || order != RowOrder::by_count;
+    uint32_t threads = split ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
     // More SIMD groups than tiles of keys would be idle.
     uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * SIMD_WIDTH;
     threads =
@@ -99,13 +117,15 @@ Launch plan_keys(
     uint32_t together = rows <= 1   ? 1
                         : rows <= 4 ? 4u
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
+    auto blocks =
+        grid_count(op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
     // The queries at first; afterwards each SIMD group's maxima, sums and row.
     uint32_t floats =
         std::max(together * features, threads / SIMD_WIDTH * (2 * together + features));
     return {
         "mlxp_attention_vector_" + std::to_string(features) + "_" + std::to_string(together) +
             suffix,
-        {params.splits, params.kv_heads, params.batch},
+        {params.splits, params.kv_heads, blocks},
         {threads, 1, 1},
         round_up(floats * static_cast<uint32_t>(sizeof(float)), 16)};
   }
@@ -185,7 +205,7 @@ AttentionParams Attention::params(const Arrays& inputs) const {
   } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
     params.first = params.keys + 1 - params.queries - params.window; // the first query's first key
   }
-  plan_splits(params, static_cast<uint32_t>(q.itemsize()));
+  plan_splits(params, static_cast<uint32_t>(q.itemsize()), rules_.order);
   return params;
 }
 
@@ -206,8 +226,8 @@ std::vector<Dispatch> Attention::dispatches(
 
   auto type = type_suffix(out);
   auto suffix = (bits_ > 0 ? "_q" + std::to_string(bits_) : std::string()) + type;
-  auto launch =
-      plan_keys(all, bits_ > 0, suffix, static_cast<uint32_t>(out.itemsize()), max_threads);
+  auto itemsize = static_cast<uint32_t>(out.itemsize());
+  auto launch = plan_keys(all, bits_ > 0, suffix, itemsize, max_threads, rules_.order);
   if (all.splits == 1) {
     return {{op, launch, bound, outputs, all}};
   }

@@ -263,20 +263,22 @@ Launch plan(
     const LinearShape& shape,
     const std::string& suffix,
     uint32_t item_bytes,
-    uint32_t max_threads) {
+    uint32_t max_threads,
+    RowOrder order) {
   grid_count("linear", "elements of an axis", std::max({shape.m, shape.n, shape.k}));
   auto batch = grid_count("linear", "batch entries", shape.batch);
   const uint32_t simds = whole_simds("linear", max_threads) / SIMD_WIDTH;
   auto groups = [](uint64_t extent, uint32_t part) {
     return static_cast<uint32_t>(ceil_div(extent, part));
   };
-  if (!shape.columns && shape.m <= LINEAR_FEW_ROWS) {
+  bool few = order == RowOrder::by_count ? shape.m <= LINEAR_FEW_ROWS : order == RowOrder::tokens;
+  if (!shape.columns && few) {
     uint32_t together = std::min<uint32_t>(simds, LINEAR_SIMDS);
     together = std::clamp<uint32_t>(groups(shape.n, LINEAR_SIMD_ROWS), 1, together);
-    const char* rows = shape.m <= 1 ? "1" : shape.m <= 2 ? "2" : shape.m <= 4 ? "4" : "8";
+    const uint32_t rows = shape.m <= 1 ? 1 : shape.m <= 2 ? 2 : shape.m <= 4 ? 4 : LINEAR_FEW_ROWS;
     return {
-        "mlxp_linear_few" + std::string(rows) + suffix,
-        {groups(shape.n, together * LINEAR_SIMD_ROWS), 1, batch},
+        "mlxp_linear_few" + std::to_string(rows) + suffix,
+        {groups(shape.n, together * LINEAR_SIMD_ROWS), groups(shape.m, rows), batch},
         {together * SIMD_WIDTH, 1, 1},
         LINEAR_STAGED * sizeof(float)};
   }
@@ -306,7 +308,8 @@ std::vector<Dispatch> Linear::dispatches(
   auto& x = inputs[0];
   auto& w = inputs[1];
   auto extents = shape(inputs);
-  auto launch = plan(extents, type_suffix(x), static_cast<uint32_t>(x.itemsize()), max_threads);
+  auto launch =
+      plan(extents, type_suffix(x), static_cast<uint32_t>(x.itemsize()), max_threads, state_.order);
   LinearParams params{};
   params.m = static_cast<uint32_t>(extents.m);
   params.n = static_cast<uint32_t>(extents.n);

@@ -219,8 +219,9 @@ uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
 }
 
 /** Many rows use tiles, if a threadgroup can hold a tile's four SIMD groups. */
-bool takes_tiles(uint32_t rows, uint32_t max_threads) {
-  return rows > QUANTIZED_BAND && max_threads >= QUANTIZED_TILE_THREADS;
+bool takes_tiles(uint32_t rows, uint32_t max_threads, RowOrder order) {
+  bool many = order == RowOrder::by_count ? rows > QUANTIZED_BAND : order == RowOrder::prompt;
+  return many && max_threads >= QUANTIZED_TILE_THREADS;
 }
 
 /**
@@ -230,10 +231,11 @@ Launch plan(
     QuantizedMatmulParams& params,
     const std::string& suffix,
     uint32_t element_bytes,
-    uint32_t max_threads) {
+    uint32_t max_threads,
+    RowOrder order) {
   std::string form;
   uint32_t rows, columns, threads, bytes; // per threadgroup
-  if (takes_tiles(params.rows, max_threads)) {
+  if (takes_tiles(params.rows, max_threads, order)) {
     // A tile of 64 rows costs less per row than one of 32, unless many of its rows are padding.
     auto of_32 = ceil_div(params.rows, QUANTIZED_TILE);
     bool tall = ceil_div(of_32, 2) * 2 * 7 <= of_32 * 8;
@@ -291,11 +293,11 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
       "_" + (kind_.format.affine() ? "b" + std::to_string(kind_.format.bits) : kind_.format.name());
   auto bytes = static_cast<uint32_t>(x.itemsize());
   max_threads = whole_simds(op, max_threads);
-  auto launch = plan(params, format + type_suffix(x), bytes, max_threads);
+  auto launch = plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);
 
   auto more = extras(inputs);
   std::vector<Dispatch> all;
-  bool tiles = takes_tiles(params.rows, max_threads);
+  bool tiles = takes_tiles(params.rows, max_threads, kind_.order);
   if (tiles && more.norm) {
     auto normed = temporary(x.shape(), x.dtype());
     all = RmsNorm(stream(), kind_.eps).dispatches({x, *more.norm}, {normed}, max_threads);

@@ -3,6 +3,7 @@
 //! does, the command ends quietly with 0, since nobody reads an error.
 
 mod bench;
+mod cache_args;
 mod chat;
 mod fuse;
 mod generate;

@@ -17,10 +17,11 @@ use mlx_primitives_llama::{
 };
 use serde_json::Value;
 
+use crate::cache_args::CacheArgs;
 use crate::interrupt;
 use crate::joined;
 use crate::kernels::Kernels;
-use crate::model::{Source, check_kv, kv_bits, kv_group_size};
+use crate::model::{Source, check_kv};
 use crate::output;
 use crate::ranks::{self, Ranks};
 pub use crate::statistics::{report, speeds};
@@ -116,26 +117,6 @@ struct SamplingArgs {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
-
-#[derive(clap::Args)]
-#[command(next_help_heading = "Speed and memory")]
-struct CacheArgs {
-    /// Keep keys and values of only this number of positions: the first four and the latest.
-    #[arg(long, value_name = "N", conflicts_with_all = ["kv_bits", "draft_model", "prompt_lookup"])]
-    max_kv_size: Option<i32>,
-    /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8).
-    #[arg(long, value_name = "BITS", value_parser = kv_bits(), hide_possible_values = true, allow_negative_numbers = true)]
-    kv_bits: Option<i32>,
-    /// Numbers that share a scale with --kv-bits: 32, 64 or 128.
-    #[arg(long, value_name = "N", default_value = "64", value_parser = kv_group_size(), hide_possible_values = true, allow_negative_numbers = true)]
-    kv_group_size: i32,
-    /// Prompt tokens run at a time: fewer take less memory.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    prefill_step_size: usize,
-}
-
-/// The number of first positions that a rotating cache never replaces, as in mlx-lm.
-const KEPT: i32 = 4;
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let parts = text.split_once(':');
@@ -367,13 +348,6 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     }
     let mut xtc_spared = tokenizer.encode_verbatim("\n")?;
     xtc_spared.extend(checkpoint.eos.iter().chain(&eos));
-    let cache = match (c.max_kv_size, c.kv_bits) {
-        (Some(max_size), _) => {
-            CacheKind::Rotating { max_size, keep: KEPT.min(max_size - 1).max(0) }
-        }
-        (None, Some(bits)) => CacheKind::Quantized { group_size: c.kv_group_size, bits },
-        (None, None) => CacheKind::Plain,
-    };
     Ok(Options {
         max_tokens: args.max_tokens,
         sampling: Sampling {
@@ -398,7 +372,7 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
         xtc_spared,
         eos: eos.into_iter().collect(),
         stop: args.stop.clone(),
-        cache,
+        cache: c.kind(),
         prefill_step: c.prefill_step_size,
         logprobs: None,
     })

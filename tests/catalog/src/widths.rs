@@ -364,6 +364,43 @@ fn attention(
     Ok(())
 }
 
+/// A few short rows of each kernel, which a simulator can run: of products by bands and by tiles,
+/// and of attention over keys that the first split, or the first split of prompts, cannot hold.
+///
+/// # Errors
+///
+/// If MLX cannot make the inputs.
+pub fn few() -> Result<Vec<Rows>> {
+    let (mut all, dtype, count) = (Vec::new(), Dtype::Bfloat16, 17);
+    let (n, k) = (9, 192);
+    let x = random(&[count, k], dtype, 1)?;
+    let norm = random(&[k], dtype, 7)?;
+    let plain = small(&[n, k], dtype, 2)?;
+    let of = x.clone();
+    all.push(Rows::new("linear", dtype, count as usize, move |rows| {
+        ops::linear(&taken(&of, rows)?, &plain, Linear::default())
+    }));
+    for format in [FORMATS[0], FORMATS[FORMATS.len() - 1]] {
+        let (of, norm, w) = (x.clone(), norm.clone(), weight(format, n, k, dtype, 3)?);
+        let name = format!("quantized_linear, {} {} bits", format.2.name(), format.1);
+        all.push(Rows::new(name, dtype, count as usize, move |rows| {
+            let options = QuantizedLinear { norm: Some((&norm, 1e-5)), ..Default::default() };
+            ops::quantized_linear(&taken(&of, rows)?, &w, options)
+        }));
+    }
+    let low = ops::Lora::new(small(&[3, k], dtype, 5)?, small(&[n, 3], dtype, 6)?, 1.5)?;
+    let base = LinearWeight::from(weight(FORMATS[0], n, k, dtype, 4)?);
+    all.push(Rows::new("lora_linear", dtype, count as usize, move |rows| {
+        low.apply(&taken(&x, rows)?, &base)
+    }));
+    for rule in [Rule::Window, Rule::SinksAndCap] {
+        attention(&mut all, dtype, (4, 64, 252, 8), rule, Stored::Plain)?;
+    }
+    attention(&mut all, dtype, (3, 64, 252, 8), Rule::Bools, Stored::Bits(4))?;
+    attention(&mut all, dtype, (1, 64, 2045, 5), Rule::SinksAndCap, Stored::Plain)?;
+    Ok(all)
+}
+
 /// The rows of every op in every type; fewer if `quick`.
 ///
 /// # Errors
