@@ -120,9 +120,9 @@ fn variables_of_the_sources_are_known() -> Checked {
     Ok(())
 }
 
-/// Run alone by `programs_get_errors_of_their_ops`, in a process that has to fail.
+/// Has to fail.
 #[test]
-#[ignore]
+#[ignore = "run by programs_get_errors_of_their_ops"]
 fn ops_of_this_process() -> Checked {
     let x = random(&[2, 8], Dtype::Float32, 1)?;
     assert_eq!(numbers(&ops::softmax(&x)?)?.len(), 16);

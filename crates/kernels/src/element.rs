@@ -1,6 +1,6 @@
 //! The element types, which kernels load and store as `f32` lanes.
 
-use super::simd::F32x16;
+use super::simd::{F32x16, LANES};
 
 /// The element type of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +52,12 @@ pub trait Float: Copy + Send + Sync + 'static {
     }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
+    /// A whole block, or its first `count` elements and then zeros.
+    #[inline(always)]
+    unsafe fn load_block<V: F32x16>(from: *const Self, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { if count == LANES { Self::load(from) } else { Self::load_first(from, count) } }
+    }
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
     /// A store that bypasses the caches; `to` is aligned to the block.

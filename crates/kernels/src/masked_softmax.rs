@@ -196,11 +196,7 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
     unsafe fn block<V: F32x16>(&self, at: usize, count: usize) -> V {
         // SAFETY: the caller's contract.
         unsafe {
-            let mut lanes: V = if count == LANES {
-                T::load(self.x.add(at))
-            } else {
-                T::load_first(self.x.add(at), count)
-            };
+            let mut lanes: V = T::load_block(self.x.add(at), count);
             if SCALED {
                 lanes = T::round(lanes * V::splat(self.scale));
             }

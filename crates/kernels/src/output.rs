@@ -112,6 +112,22 @@ impl<T: Float> Output<T> {
         unsafe { T::store_first(lanes, self.to.add(at), count) };
     }
 
+    /// Stores a whole block, or its first `count` lanes, at element `at`, counted in whole blocks.
+    ///
+    /// # Safety
+    /// `count <= 16` elements are writable there.
+    #[inline(always)]
+    pub unsafe fn put_block<V: F32x16>(self, lanes: V, at: usize, count: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if count == LANES {
+                self.put(lanes, at);
+            } else {
+                self.put_first(lanes, at, count);
+            }
+        }
+    }
+
     /// Fills a range of elements with one block, repeated. The range may begin and end within
     /// blocks.
     ///
@@ -123,13 +139,7 @@ impl<T: Float> Output<T> {
         while at < range.end {
             let count = (LANES - at % LANES).min(range.end - at);
             // SAFETY: the caller's contract; only whole blocks are put.
-            unsafe {
-                if count == LANES {
-                    self.put(lanes, at);
-                } else {
-                    self.put_first(lanes, at, count);
-                }
-            }
+            unsafe { self.put_block(lanes, at, count) };
             at += count;
         }
     }

@@ -98,7 +98,7 @@ impl<T: Float> Kernel for Affine<T> {
                 let count = LANES.min(columns - at);
                 // SAFETY: within the row, and the read comes before the write to its place.
                 unsafe {
-                    let x: V = part::<V, T>(self.x.add(row * columns + at), count);
+                    let x: V = T::load_block(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
                     let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);
                     let y = T::round(x * scale) + shift;
@@ -124,15 +124,7 @@ impl<T: Float> Affine<T> {
                 T::load_first::<V>(of, 1).store(first.as_mut_ptr());
                 return V::splat(first[0]);
             }
-            part::<V, T>(of.add(at), count)
+            T::load_block(of.add(at), count)
         }
     }
-}
-
-/// # Safety
-/// `count <= 16` elements are readable.
-#[inline(always)]
-unsafe fn part<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller's contract.
-    unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
 }

@@ -155,10 +155,11 @@ impl<T: Float> Kernel for Products<T> {
                 prefetch_block(self.g.wrapping_add(at + BATCH));
                 let mut lanes = [V::splat(0.0); 4];
                 for (lanes, from) in lanes.iter_mut().zip(sources) {
-                    *lanes = load(from.add(at), count);
+                    *lanes = T::load_block(from.add(at), count);
                 }
                 let [slope, value, b, g] = lanes;
-                put(&self.outs, [slope * (b * g), value * g], at, count);
+                self.outs[0].put_block(slope * (b * g), at, count);
+                self.outs[1].put_block(value * g, at, count);
             }
         }
     }
@@ -203,34 +204,12 @@ impl<T: Float, P: Pair> Kernel for Mapped<T, P> {
             unsafe {
                 let mut lanes = [V::splat(0.0); 3];
                 for (lanes, from) in lanes.iter_mut().zip(self.inputs) {
-                    *lanes = load(from.add(at), count);
+                    *lanes = T::load_block(from.add(at), count);
                 }
                 let [a, b, g] = lanes;
-                put(&self.outs, P::of::<V, T>(a, b, g), at, count);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn load<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller has `count` elements.
-    unsafe {
-        match count {
-            LANES => T::load(from),
-            _ => T::load_first(from, count),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn put<V: F32x16, T: Float>(outs: &[Output<T>; 2], lanes: [V; 2], at: usize, count: usize) {
-    for (out, lanes) in outs.iter().zip(lanes) {
-        // SAFETY: the caller has `count` elements.
-        unsafe {
-            match count {
-                LANES => out.put(lanes, at),
-                _ => out.put_first(lanes, at, count),
+                let [of_a, of_b] = P::of::<V, T>(a, b, g);
+                self.outs[0].put_block(of_a, at, count);
+                self.outs[1].put_block(of_b, at, count);
             }
         }
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::backward_plan::{Backward, Plan, put};
 use super::backward_space::{KEYS, Space};
 use super::block::{Block, ROWS};
-use super::product::{ADD_ROWS, Add, Left, Product, Right, SET_ROWS, Set};
+use super::product::{ADD_ROWS, Left, Product, Right, SET_ROWS};
 use super::scores::{cap, exponential, factor};
 use super::source::{Load, load_query};
 use super::{MASKED, Mask, Source};
@@ -139,12 +139,12 @@ impl<T: Float> Jobs<'_, T> {
                 let Tile { first, count, at } = tile;
                 let (scores, grads) = (space.scores.add(at), space.grads.add(at));
                 self.load_tile::<V>(block, tile, false);
-                V::part(Set(Product {
+                V::part(Product::<false> {
                     left: Left { data: space.tile, row: space.key_pitch as isize, depth: 1 },
                     right: Right { data: space.turned_q, pitch: lanes as isize },
                     to: (scores, lanes),
                     extents: (count, lanes / LANES, call.dim),
-                }));
+                });
                 if call.soft_cap > 0.0 {
                     cap::<V>(scores, count * lanes, call.soft_cap);
                     let inverse = V::splat(1.0 / call.soft_cap);
@@ -155,12 +155,12 @@ impl<T: Float> Jobs<'_, T> {
                 }
                 call.mask_block::<T>(scores, block, (first, count));
                 self.load_tile::<V>(block, tile, true);
-                V::part(Set(Product {
+                V::part(Product::<false> {
                     left: Left { data: space.tile, row: space.pitch as isize, depth: 1 },
                     right: Right { data: space.turned_g, pitch: lanes as isize },
                     to: (grads, lanes),
                     extents: (count, lanes / LANES, call.value_dim),
-                }));
+                });
                 for lane in (0..lanes).step_by(LANES) {
                     let (max, sum) = (space.max.add(lane), space.sum.add(lane));
                     let delta = space.delta.add(lane);
@@ -262,24 +262,24 @@ impl<T: Float> Jobs<'_, T> {
 
                 self.load_tile::<V>(block, tile, false);
                 let blocks = call.dim.div_ceil(LANES);
-                V::part(Add(Product {
+                V::part(Product::<true> {
                     left: Left { data: grads, row: 1, depth: lanes as isize },
                     right: Right { data: space.tile, pitch: space.key_pitch as isize },
                     to: (space.dq, space.key_pitch),
                     extents: (block.rows, blocks, count),
-                }));
-                V::part(Add(Product {
+                });
+                V::part(Product::<true> {
                     left: Left { data: grads, row: lanes as isize, depth: 1 },
                     right: Right { data: space.q, pitch: space.key_pitch as isize },
                     to: (of_keys, plan.key_pitch),
                     extents: (count, blocks, block.rows),
-                }));
-                V::part(Add(Product {
+                });
+                V::part(Product::<true> {
                     left: Left { data: weights, row: lanes as isize, depth: 1 },
                     right: Right { data: space.g, pitch: space.pitch as isize },
                     to: (of_values, plan.pitch),
                     extents: (count, call.value_dim.div_ceil(LANES), block.rows),
-                }));
+                });
             }
         }
     }

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::block::{Block, ROWS};
-use super::product::{Left, Right, product};
+use super::product::{Left, Product, Right};
 use super::scores::{cap, exponential};
 use super::source::{Load, Rows, load_query};
 use super::{Attention, MASKED, Mask, Source, TILE, with_scratch};
@@ -210,14 +210,9 @@ impl<T: Float> Blocks<'_, T> {
         let right = Right { data: self.space.q, pitch: block.lanes as isize };
         let to = (self.space.scores, block.lanes);
         let (blocks, depth) = (block.lanes / LANES, self.call.dim);
+        let extents = (TILE, blocks, depth);
         // SAFETY: the caller's contract; the keys have room for a whole tile.
-        unsafe {
-            if V::BLOCKS >= 32 {
-                product::<V, 8, 3, false>(left, right, to, (TILE, blocks, depth));
-            } else {
-                product::<V, 4, 1, false>(left, right, to, (TILE, blocks, depth));
-            }
-        }
+        unsafe { Product::<false> { left, right, to, extents }.run::<V>() }
     }
 
     /// Turns scores into weights. Updates maxima and sums, and the outputs if a maximum has grown.
@@ -272,17 +267,9 @@ impl<T: Float> Blocks<'_, T> {
         let left = Left { data: space.scores, row: 1, depth: block.lanes as isize };
         let right = Right { data: v.data, pitch: v.stride };
         let to = (space.out, space.pitch);
-        let blocks = space.pitch / LANES;
+        let extents = (block.rows, space.pitch / LANES, count);
         // SAFETY: the caller's contract; rows past the last are not used.
-        unsafe {
-            if V::BLOCKS >= 32 {
-                let rows = block.rows.next_multiple_of(6);
-                product::<V, 6, 4, true>(left, right, to, (rows, blocks, count));
-            } else {
-                let rows = block.rows.next_multiple_of(4);
-                product::<V, 4, 1, true>(left, right, to, (rows, blocks, count));
-            }
-        }
+        unsafe { Product::<true> { left, right, to, extents }.run::<V>() }
     }
 
     #[inline(always)]

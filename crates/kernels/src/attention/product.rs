@@ -21,7 +21,7 @@ pub struct Right {
 /// multiple of `M`, and `blocks` blocks of sixteen columns. Tiles of `M` rows times `N` blocks stay
 /// in registers.
 #[inline(always)]
-pub unsafe fn product<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
+unsafe fn product<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     left: Left,
     right: Right,
     (to, pitch): (*mut f32, usize),
@@ -95,9 +95,9 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     }
 }
 
-/// The factors and the result of a product whose tiles fit any level: `rows` is rounded up to a
-/// multiple of [`rows_of_tile`].
-pub struct Product {
+/// [`product`] as a part, with tiles that fit the level: alone in a function, its sums stay in
+/// registers. `rows` is rounded up to a multiple of four, or of [`SET_ROWS`] or [`ADD_ROWS`].
+pub struct Product<const ADD: bool> {
     pub left: Left,
     pub right: Right,
     pub to: (*mut f32, usize),
@@ -105,51 +105,28 @@ pub struct Product {
     pub extents: (usize, usize, usize),
 }
 
-/// [`product`] as a part: alone in a function, its sums stay in registers.
-pub struct Set(pub Product);
-
-/// The most rows of a tile of [`Set`].
+/// The most rows of a tile of a [`Product`] that is not added.
 pub const SET_ROWS: usize = 8;
-
-impl Kernel for Set {
-    const BF16: bool = false;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Product { left, right, to, extents: (rows, blocks, depth) } = self.0;
-        // SAFETY: the caller's contract.
-        unsafe {
-            if V::BLOCKS >= 32 {
-                let extents = (rows.next_multiple_of(SET_ROWS), blocks, depth);
-                product::<V, SET_ROWS, 3, false>(left, right, to, extents);
-            } else {
-                let extents = (rows.next_multiple_of(4), blocks, depth);
-                product::<V, 4, 1, false>(left, right, to, extents);
-            }
-        }
-    }
-}
-
-/// [`Set`], added to the result.
-pub struct Add(pub Product);
-
-/// The most rows of a tile of [`Add`].
+/// The most rows of a tile of one that is added.
 pub const ADD_ROWS: usize = 6;
 
-impl Kernel for Add {
+impl<const ADD: bool> Kernel for Product<ADD> {
     const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Product { left, right, to, extents: (rows, blocks, depth) } = self.0;
+        let Self { left, right, to, extents: (rows, blocks, depth) } = self;
         // SAFETY: the caller's contract.
         unsafe {
-            if V::BLOCKS >= 32 {
-                let extents = (rows.next_multiple_of(ADD_ROWS), blocks, depth);
-                product::<V, ADD_ROWS, 4, true>(left, right, to, extents);
-            } else {
+            if V::BLOCKS < 32 {
                 let extents = (rows.next_multiple_of(4), blocks, depth);
-                product::<V, 4, 1, true>(left, right, to, extents);
+                product::<V, 4, 1, ADD>(left, right, to, extents);
+            } else if ADD {
+                let extents = (rows.next_multiple_of(ADD_ROWS), blocks, depth);
+                product::<V, ADD_ROWS, 4, ADD>(left, right, to, extents);
+            } else {
+                let extents = (rows.next_multiple_of(SET_ROWS), blocks, depth);
+                product::<V, SET_ROWS, 3, ADD>(left, right, to, extents);
             }
         }
     }

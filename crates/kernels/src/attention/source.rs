@@ -127,8 +127,7 @@ pub unsafe fn load_row<V: F32x16, T: Float>(
         // SAFETY: the caller's contract; a block ends where the row does.
         unsafe {
             let lanes: V = if step == 1 {
-                let from = from.add(at);
-                if count == LANES { T::load(from) } else { T::load_first(from, count) }
+                T::load_block(from.add(at), count)
             } else {
                 load_strided::<V, T>(from.wrapping_offset(at as isize * step), step, count)
             };

@@ -80,28 +80,14 @@ impl<T: Float, const SUBTRACT: bool> Kernel for Grad<T, SUBTRACT> {
                 let base = V::splat(stats.base());
                 for i in (0..axis).step_by(LANES) {
                     let count = LANES.min(axis - i);
-                    let mut y: V = exponential::<V, T>(row_block::<V, T>(x.add(i), count) - base);
+                    let mut y: V = exponential::<V, T>(T::load_block::<V>(x.add(i), count) - base);
                     y = y * factor;
                     if SUBTRACT {
-                        y = row_block::<V, T>(g.add(i), count) - y;
+                        y = T::load_block::<V>(g.add(i), count) - y;
                     }
-                    match count {
-                        LANES => out.put(y, i),
-                        _ => out.put_first(y, i, count),
-                    }
+                    out.put_block(y, i, count);
                 }
             }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn row_block<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller has `count` elements.
-    unsafe {
-        match count {
-            LANES => T::load(from),
-            _ => T::load_first(from, count),
         }
     }
 }

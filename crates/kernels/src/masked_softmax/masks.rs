@@ -121,13 +121,7 @@ impl<T: Float> RowMask<T> for Added<T> {
     #[inline(always)]
     unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V {
         // SAFETY: the trait's contract.
-        let mask: V = unsafe {
-            if count == LANES {
-                T::load(self.0.add(at))
-            } else {
-                T::load_first(self.0.add(at), count)
-            }
-        };
+        let mask: V = unsafe { T::load_block(self.0.add(at), count) };
         T::round(scores + mask)
     }
     #[inline(always)]

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::columns::{Dots, Operands, prefetch_weights};
-use super::format::{Format, load_first};
+use super::format::Format;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
@@ -45,7 +45,7 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
             unsafe {
                 let scales = F::scales::<V, T>(row.scales, at, count);
                 if F::AFFINE {
-                    let bias = load_first::<V, T>(row.biases.cast::<T>().add(at), count);
+                    let bias = T::load_block::<V>(row.biases.cast::<T>().add(at), count);
                     for m in 0..M {
                         let of_x = V::load(prepared.sums(rows[m]).add(at));
                         biases[m] = bias.mul_add(of_x, biases[m]);

@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::format::load_first;
 use super::{Call, LowRank};
 use crate::element::Float;
 use crate::linear::arithmetic::Arithmetic;
@@ -97,11 +96,11 @@ impl<'a, T: Float> Finish<'a, T> {
                 y = T::round(y + T::round(sum * V::splat(correction.low.scale)));
             }
             if !bias.is_null() {
-                y = T::round(y + load_first::<V, T>(bias.add(at), count));
+                y = T::round(y + T::load_block::<V>(bias.add(at), count));
             }
             if !residual.is_null() {
                 let residual = residual.add(m * self.columns + at);
-                y = T::round(y + load_first::<V, T>(residual, count));
+                y = T::round(y + T::load_block::<V>(residual, count));
             }
             if count == LANES {
                 T::store(y, self.place(m, at));
@@ -180,7 +179,7 @@ impl Correction {
                     let b = self.low.b.cast::<T>().add((at + column) * rank);
                     let mut sum = V::splat(0.0);
                     for i in (0..rank).step_by(LANES) {
-                        let b = load_first::<V, T>(b.add(i), LANES.min(rank - i));
+                        let b = T::load_block::<V>(b.add(i), LANES.min(rank - i));
                         sum = V::load(of_x.add(i)).mul_add(b, sum);
                     }
                     *product = sum.reduce_add();
@@ -191,7 +190,7 @@ impl Correction {
             let mut sum = V::splat(0.0);
             for i in 0..rank {
                 let of_b = self.transposed.as_ptr().add(i * width + at);
-                let of_b = load_first::<V, f32>(of_b, count);
+                let of_b = f32::load_block::<V>(of_b, count);
                 sum = of_b.mul_add(V::splat(*of_x.add(i)), sum);
             }
             T::round(sum)
@@ -238,7 +237,7 @@ impl<T: Float> Kernel for Transpose<T> {
                 // SAFETY: the contract stated where `Correction::new` runs this kernel.
                 unsafe {
                     let row = self.b.add(column * self.rank + i);
-                    load_first::<V, T>(row, count).store(lanes.as_mut_ptr());
+                    T::load_block::<V>(row, count).store(lanes.as_mut_ptr());
                     for (lane, value) in lanes.iter().enumerate().take(count) {
                         *self.to.add((i + lane) * self.width + column) = *value;
                     }

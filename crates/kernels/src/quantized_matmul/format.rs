@@ -111,7 +111,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
     #[inline(always)]
     unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V {
         // SAFETY: the caller's contract.
-        unsafe { load_first::<V, T>(scales.cast::<T>().add(at), count) }
+        unsafe { T::load_block(scales.cast::<T>().add(at), count) }
     }
 }
 
@@ -158,16 +158,6 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
         let least = V::from_bits(V::splat_int(0x0040_0000));
         T::round(V::select(bytes, scale, least)).keep_first(count, 0.0)
     }
-}
-
-/// Up to sixteen elements, then zeros.
-///
-/// # Safety
-/// `from` is readable for `count <= 16` elements.
-#[inline(always)]
-pub(super) unsafe fn load_first<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller's contract.
-    unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
 }
 
 /// Runs `$run` with the format of a call; does nothing if there is no such format.
