@@ -8,10 +8,10 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
+use super::fold::{Sum, fold_row};
 use super::linear::workspace;
 use super::output::Output;
-use super::rms_norm::inverse_rms;
-use super::simd::{F32x16, Kernel, LANES, prefetch_block};
+use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
 /// One call. Buffers hold elements of one type and are aligned to them.
@@ -42,7 +42,7 @@ pub struct NormGrad {
 /// The rows are summed in this many parts at most, and then the parts, so that the sums do not
 /// depend on the threads.
 const PARTS: usize = 64;
-/// The fewest rows of a part.
+/// The fewest rows of a part, which are computed together.
 const PART_ROWS: usize = 8;
 
 /// Computed in f32 and rounded once.
@@ -109,17 +109,6 @@ struct Rows<'a, T> {
     parts: Range<usize>,
 }
 
-#[inline(always)]
-unsafe fn load<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
-    // SAFETY: the caller has `count` elements.
-    unsafe {
-        match count {
-            LANES => T::load(from),
-            _ => T::load_first(from, count),
-        }
-    }
-}
-
 impl<T: Float> Kernel for Rows<'_, T> {
     const BF16: bool = T::IS_BF16;
 
@@ -133,115 +122,175 @@ impl<T: Float> Kernel for Rows<'_, T> {
                 for sums in sums.into_iter().flatten() {
                     sums.write_bytes(0, width);
                 }
-                for row in part * each..call.rows.min((part + 1) * each) {
+                let end = call.rows.min((part + 1) * each);
+                for row in (part * each..end).step_by(PART_ROWS) {
+                    let rows = row..end.min(row + PART_ROWS);
                     match (call.weight.is_null(), call.centered) {
-                        (false, false) => self.job.row::<V, true, false>(row, sums),
-                        (false, true) => self.job.row::<V, true, true>(row, sums),
-                        (true, false) => self.job.row::<V, false, false>(row, sums),
-                        (true, true) => self.job.row::<V, false, true>(row, sums),
+                        (false, false) => self.job.rows::<V, true, false>(rows, sums),
+                        (false, true) => self.job.rows::<V, true, true>(rows, sums),
+                        (true, false) => self.job.rows::<V, false, false>(rows, sums),
+                        (true, true) => self.job.rows::<V, false, true>(rows, sums),
                     }
                 }
             }
         }
     }
+}
+
+/// Columns of a few rows that are written together, so that their weights and sums stay in the
+/// nearest cache.
+const COLUMNS: usize = 16 * LANES;
+
+/// What the gradients of a row need of all its elements: `(x - middle) * scale` is the normalized
+/// x, and `height` and `slope` are the means of h and of h times that.
+#[derive(Clone, Copy, Default)]
+struct Stats {
+    middle: f32,
+    scale: f32,
+    height: f32,
+    slope: f32,
 }
 
 impl<T: Float> Job<T> {
+    /// At most [`PART_ROWS`] rows.
     #[inline(always)]
-    unsafe fn row<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+    unsafe fn rows<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
         &self,
-        row: usize,
-        [of_weight, of_bias]: [Option<*mut f32>; 2],
+        rows: Range<usize>,
+        sums: [Option<*mut f32>; 2],
     ) {
-        let call = &self.call;
-        let axis = call.axis;
-        let at = row * axis;
-        let reciprocal = (1.0 / axis as f64) as f32;
-        // SAFETY: the row lies within all buffers, and reads come before the write to their place.
+        let axis = self.call.axis;
+        let mut all = [Stats::default(); PART_ROWS];
+        // SAFETY: the rows lie within all buffers.
         unsafe {
-            let (x, g) = (call.x.cast::<T>().add(at), call.g.cast::<T>().add(at));
-            let weight = call.weight.cast::<T>();
-            let added = (!call.added.is_null()).then(|| call.added.cast::<T>().add(at));
-            let out = self.out.add(at);
-            let (mut mean, mut inverse) = (0.0, 0.0);
-            if CENTERED {
-                mean = sum_of::<V, T>(x, axis) * reciprocal;
-            } else {
-                inverse = inverse_rms::<V, T>(x, axis, call.eps);
+            for (row, stats) in rows.clone().zip(&mut all) {
+                *stats = self.stats::<V, WEIGHTED, CENTERED>(row);
             }
-            // Two blocks at a time hide the latency of the sums.
-            let middle = V::splat(mean);
-            let zero = V::splat(0.0);
-            let [mut squares, mut heights, mut along] = [[zero; 2]; 3];
-            for start in (0..axis).step_by(2 * LANES) {
-                for half in 0..2 {
-                    let i = start + half * LANES;
-                    if i >= axis {
-                        break;
+            for start in (0..axis).step_by(COLUMNS) {
+                let end = axis.min(start + COLUMNS);
+                for (row, stats) in rows.clone().zip(all) {
+                    let mut at = start;
+                    while at + LANES <= end {
+                        self.block::<V, WEIGHTED, CENTERED>(row, at, LANES, stats, sums);
+                        at += LANES;
                     }
-                    let count = LANES.min(axis - i);
-                    let mut h = load::<V, T>(g.add(i), count);
-                    if WEIGHTED {
-                        h = h * load(weight.add(i), count);
+                    if at < end {
+                        self.block::<V, WEIGHTED, CENTERED>(row, at, end - at, stats, sums);
                     }
-                    let mut d = load::<V, T>(x.add(i), count);
-                    if CENTERED {
-                        d = (d - middle).keep_first(count, 0.0);
-                        squares[half] = d.mul_add(d, squares[half]);
-                        heights[half] = heights[half] + h;
-                    }
-                    along[half] = d.mul_add(h, along[half]);
-                }
-            }
-            let total = |sums: [V; 2]| (sums[0] + sums[1]).reduce_add() * reciprocal;
-            let mut height = 0.0;
-            if CENTERED {
-                inverse = 1.0 / (total(squares) + call.eps).sqrt();
-                height = total(heights);
-            }
-            let slope = total(along) * inverse;
-            let (height, slope, scale) = (V::splat(height), V::splat(slope), V::splat(inverse));
-            for i in (0..axis).step_by(LANES) {
-                let count = LANES.min(axis - i);
-                prefetch_block(x.wrapping_add(axis + i)); // the next row
-                prefetch_block(g.wrapping_add(axis + i));
-                let gradient = load::<V, T>(g.add(i), count);
-                let mut h = gradient;
-                if WEIGHTED {
-                    h = h * load(weight.add(i), count);
-                }
-                let mut n = load::<V, T>(x.add(i), count);
-                if CENTERED {
-                    n = n - middle;
-                    h = h - height;
-                }
-                n = n * scale;
-                let mut y = (h - n * slope) * scale;
-                if let Some(added) = added {
-                    y = y + load(added.add(i), count);
-                }
-                if let Some(sums) = of_weight {
-                    let sums = sums.add(i);
-                    gradient.mul_add(n, V::load(sums)).keep_first(count, 0.0).store(sums);
-                }
-                if let Some(sums) = of_bias {
-                    let sums = sums.add(i);
-                    (V::load(sums) + gradient).store(sums);
-                }
-                match count {
-                    LANES => out.put(y, i),
-                    _ => out.put_first(y, i, count),
                 }
             }
         }
     }
-}
 
-#[inline(always)]
-unsafe fn sum_of<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
-    use super::fold::{Sum, fold_row};
-    // SAFETY: the caller's row.
-    unsafe { fold_row::<V, T, Sum>(Sum, x, axis) }
+    #[inline(always)]
+    unsafe fn stats<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+        &self,
+        row: usize,
+    ) -> Stats {
+        let axis = self.call.axis;
+        let reciprocal = (1.0 / axis as f64) as f32;
+        // SAFETY: the row lies within all buffers.
+        unsafe {
+            let mut middle = 0.0;
+            if CENTERED {
+                let x = self.call.x.cast::<T>().add(row * axis);
+                middle = fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal;
+            }
+            // Two blocks at a time hide the latency of the sums.
+            let mut sums = [[V::splat(0.0); 3]; 2];
+            let mut at = 0;
+            while at + 2 * LANES <= axis {
+                for (half, sums) in sums.iter_mut().enumerate() {
+                    let at = at + half * LANES;
+                    self.sum::<V, WEIGHTED, CENTERED>(row, at, LANES, middle, sums);
+                }
+                at += 2 * LANES;
+            }
+            while at < axis {
+                let count = LANES.min(axis - at);
+                self.sum::<V, WEIGHTED, CENTERED>(row, at, count, middle, &mut sums[0]);
+                at += LANES;
+            }
+            let [a, b] = sums;
+            let square = (a[0] + b[0]).reduce_add() * reciprocal;
+            let scale = 1.0 / (square + self.call.eps).sqrt();
+            let height = (a[1] + b[1]).reduce_add() * reciprocal;
+            let slope = (a[2] + b[2]).reduce_add() * reciprocal * scale;
+            Stats { middle, scale, height, slope }
+        }
+    }
+
+    /// Adds squares of `x - middle`, h, and their products, of `count` elements from `at` on.
+    #[inline(always)]
+    unsafe fn sum<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+        &self,
+        row: usize,
+        at: usize,
+        count: usize,
+        middle: f32,
+        [squares, heights, along]: &mut [V; 3],
+    ) {
+        let place = row * self.call.axis + at;
+        // SAFETY: the elements lie within all buffers.
+        unsafe {
+            let mut d: V = T::load_block(self.call.x.cast::<T>().add(place), count);
+            let mut h: V = T::load_block(self.call.g.cast::<T>().add(place), count);
+            if WEIGHTED {
+                h = h * T::load_block(self.call.weight.cast::<T>().add(at), count);
+            }
+            if CENTERED {
+                d = d - V::splat(middle);
+                if count < LANES {
+                    d = d.keep_first(count, 0.0);
+                }
+                *heights = *heights + h;
+            }
+            *squares = d.mul_add(d, *squares);
+            *along = d.mul_add(h, *along);
+        }
+    }
+
+    /// Writes the gradients of `count` elements from `at` on, and adds those of the vectors.
+    #[inline(always)]
+    unsafe fn block<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+        &self,
+        row: usize,
+        at: usize,
+        count: usize,
+        stats: Stats,
+        [of_weight, of_bias]: [Option<*mut f32>; 2],
+    ) {
+        let call = &self.call;
+        let place = row * call.axis + at;
+        // SAFETY: the elements lie within all buffers, the sums have whole blocks, and reads come
+        // before the write to their place.
+        unsafe {
+            let gradient: V = T::load_block(call.g.cast::<T>().add(place), count);
+            let mut n: V = T::load_block(call.x.cast::<T>().add(place), count);
+            let mut h = gradient;
+            if WEIGHTED {
+                h = h * T::load_block(call.weight.cast::<T>().add(at), count);
+            }
+            if CENTERED {
+                n = n - V::splat(stats.middle);
+                h = h - V::splat(stats.height);
+            }
+            n = n * V::splat(stats.scale);
+            let mut y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
+            if !call.added.is_null() {
+                y = y + T::load_block(call.added.cast::<T>().add(place), count);
+            }
+            if let Some(sums) = of_weight {
+                let sums = sums.add(at);
+                gradient.mul_add(n, V::load(sums)).store(sums);
+            }
+            if let Some(sums) = of_bias {
+                let sums = sums.add(at);
+                (V::load(sums) + gradient).store(sums);
+            }
+            self.out.add(row * call.axis).put_block(y, at, count);
+        }
+    }
 }
 
 /// Adds up the sums of the parts, for blocks of columns.

@@ -1,6 +1,6 @@
 //! Derivatives of the activations, in f32.
 
-use crate::math::{erf_of_mlx, exp_nonpositive, sigmoid};
+use crate::math::{erf_and_exp, exp_nonpositive, sigmoid};
 use crate::simd::F32x16;
 
 /// The derivative of relu: 1 above 0.
@@ -24,9 +24,9 @@ pub fn silu_slope<V: F32x16>(x: V) -> V {
 #[inline(always)]
 pub fn gelu_slope<V: F32x16>(x: V) -> V {
     let half = V::splat(0.5);
-    let below = half.mul_add(erf_of_mlx(x * V::splat(std::f32::consts::FRAC_1_SQRT_2)), half);
-    let density = exp_nonpositive(x * x * V::splat(-0.5)) * V::splat(0.398_942_3);
-    x.mul_add(density, below)
+    let (erf, exp) = erf_and_exp(x * V::splat(std::f32::consts::FRAC_1_SQRT_2));
+    let density = exp * V::splat(0.398_942_3);
+    x.mul_add(density, half.mul_add(erf, half))
 }
 
 /// The derivative of gelu with tanh, which is `x * s(v)` with the logistic function s and

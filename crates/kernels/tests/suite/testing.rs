@@ -102,13 +102,14 @@ pub fn go_past_the_caches() {
     BEYOND_CACHES.store(FEW_BYTES, Relaxed);
 }
 
-/// Every level this machine has, alone and with four threads.
+/// Every level this machine has, alone and with eight threads, and one with two.
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
-    static POOLS: std::sync::OnceLock<[&Pool; 2]> = std::sync::OnceLock::new();
-    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak_on(4, 4)]);
-    let with = |level| pools.map(|pool| Machine { level, pool });
-    Level::available().flat_map(with).collect()
+    static POOLS: std::sync::OnceLock<[&Pool; 3]> = std::sync::OnceLock::new();
+    let pools = POOLS.get_or_init(|| [Pool::leak(1), Pool::leak_on(8, 8), Pool::leak_on(2, 2)]);
+    let with = |level| [pools[0], pools[1]].map(|pool| Machine { level, pool });
+    let two = Machine { level: Level::current(), pool: pools[2] };
+    Level::available().flat_map(with).chain([two]).collect()
 }
 
 /// The machines of [`machines`], and the scalar ones with products of tiles as loops.
