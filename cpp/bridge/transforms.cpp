@@ -162,6 +162,7 @@ bool tracing() {
 
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents) {
   prepare();
+  Differentiating differentiating;
   return pair(mx::vjp(borrowed(f), primals, cotangents));
 }
 
@@ -172,6 +173,7 @@ ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangen
 
 ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs) {
   prepare();
+  Differentiating differentiating;
   return pair(mx::value_and_grad(borrowed(f), to_ints(argnums))(inputs));
 }
 
@@ -199,6 +201,7 @@ ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
     for (const auto& primal : primals) {
       late.push_back(mlx_primitives::after(primal, cotangents, here()));
     }
+    Differentiating differentiating;
     return mx::vjp(function, late, cotangents).second;
   };
   return handle(mx::custom_vjp(function, std::move(derivative))(inputs));

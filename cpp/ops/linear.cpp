@@ -35,6 +35,12 @@ mx::array linear(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
+  if (activation != ACTIVATION_NONE && Differentiating::now()) {
+    // The gradient needs the sum before the activation: kept, it is not computed again.
+    auto y = linear(convert(x, dtype, s), w, bias, ACTIVATION_NONE, {}, s);
+    y = mlx_primitives::activation(activation, y, s);
+    return residual ? mx::add(y, convert(*residual, dtype, s), s) : y;
+  }
   Arrays inputs = {x, w};
   if (bias) {
     inputs.push_back(*bias);
@@ -82,13 +88,24 @@ bool lies_in_columns(const mx::array& x) {
   return turned;
 }
 
+/** x with its last two axes exchanged, if that is what lies in memory as it is. */
+std::optional<mx::array> exchanged(const mx::array& x, mx::Stream s) {
+  if (exchanges(x)) {
+    return x.inputs()[0];
+  }
+  return lies_in_columns(x) ? std::optional(mx::swapaxes(x, -1, -2, s)) : std::nullopt;
+}
+
 } // namespace
 
-mx::array matmul(const mx::array& a, const mx::array& b_, bool transposed, mx::StreamOrDevice s_) {
+mx::array matmul(const mx::array& a_, const mx::array& b_, bool transposed, mx::StreamOrDevice s_) {
   constexpr auto op = "matmul";
+  auto s = mx::to_stream(s_);
+  auto a = a_;
   auto b = b_;
-  if (b.ndim() >= 2 && !transposed && (exchanges(b) || lies_in_columns(b))) {
-    b = exchanges(b) ? b.inputs()[0] : mx::swapaxes(b, -1, -2, s_); // read where it lies
+  auto lying = b.ndim() >= 2 && !transposed ? exchanged(b, s) : std::nullopt;
+  if (lying) {
+    b = *lying;
     transposed = true;
   }
   if (a.ndim() < 2 || b.ndim() < 2 || a.shape(-1) != b.shape(transposed ? -1 : -2)) {
@@ -97,7 +114,13 @@ mx::array matmul(const mx::array& a, const mx::array& b_, bool transposed, mx::S
   }
   auto dtype = mx::result_type(a, b);
   require_kernel_dtype(op, dtype);
-  auto s = mx::to_stream(s_);
+  bool turned = false;
+  bool able = s.device == mx::Device::cpu && !simulating() && row_order() != RowOrder::tokens;
+  if (able && a.shape(-2) > LINEAR_FEW_ROWS && (a.ndim() == 2 || b.ndim() > 2)) {
+    lying = exchanged(a, s);
+    turned = lying.has_value();
+    a = lying.value_or(a);
+  }
   Arrays inputs = {a, b};
   if (b.ndim() > 2) { // otherwise all rows of a use the same b
     mx::Shape leading = mx::broadcast_shapes(
@@ -113,8 +136,10 @@ mx::array matmul(const mx::array& a, const mx::array& b_, bool transposed, mx::S
     input = row_contiguous(convert(input, dtype, s), s);
   }
   auto shape = inputs[0].shape();
+  shape.end()[-2] = inputs[0].shape(turned ? -1 : -2);
   shape.back() = b.shape(transposed ? -2 : -1);
   Linear::State state{!transposed, false, false, ACTIVATION_NONE};
+  state.turned = turned;
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
 }
 
@@ -122,9 +147,9 @@ mx::array product(const mx::array& a, const mx::array& b, bool transposed, mx::S
   auto s = mx::to_stream(s_);
   auto dtype = mx::result_type(a, b);
   bool typed = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-  // With a GPU, MLX's products on the CPU are those of the system, such as Apple's Accelerate.
-  bool ours = s.device == mx::Device::cpu && !simulating() && !mx::is_available(mx::Device::gpu) &&
-              typed && a.ndim() >= 1 && b.ndim() >= 1;
+  // Where there is Metal, MLX's products on the CPU are those of Apple's Accelerate.
+  bool ours = s.device == mx::Device::cpu && !simulating() && !mx::metal::is_available() && typed &&
+              a.ndim() >= 1 && b.ndim() >= 1;
   if (ours && a.ndim() == 1 && b.ndim() > 1) {
     return mx::squeeze(product(mx::expand_dims(a, 0, s), b, transposed, s), -2, s);
   }
@@ -174,6 +199,10 @@ LinearShape Linear::shape(const Arrays& inputs) const {
   auto leading = w.size() > 2 ? x.end() - 2 : x.begin();
   shape.m = product(leading, x.end() - 1);
   shape.k = x.back();
+  if (state_.turned) {
+    shape.m = x.back();
+    shape.k = x.end()[-2];
+  }
   shape.n = w[w.size() - (state_.columns ? 1 : 2)];
   shape.columns = state_.columns;
   return shape;
@@ -182,7 +211,8 @@ LinearShape Linear::shape(const Arrays& inputs) const {
 Arrays Linear::compose(const Arrays& inputs) {
   auto s = stream();
   auto& w = inputs[1];
-  auto y = mx::matmul(inputs[0], state_.columns ? w : mx::swapaxes(w, -1, -2, s), s);
+  auto x = state_.turned ? mx::swapaxes(inputs[0], -1, -2, s) : inputs[0];
+  auto y = mx::matmul(x, state_.columns ? w : mx::swapaxes(w, -1, -2, s), s);
   if (auto* added = bias(inputs)) {
     y = mx::add(y, *added, s);
   }
@@ -207,16 +237,24 @@ Arrays Linear::vjp(
         x, w, state_.biased ? std::optional(primals[2]) : std::nullopt, ACTIVATION_NONE, {}, s);
     g = activation_gradient(state_.activation, before, g, s);
   }
+  // Products take x or w as it lies and as its exchange.
+  auto exchange = [&](const mx::array& x) { return mx::swapaxes(x, -1, -2, s); };
   Arrays gradients;
   for (int argnum : argnums) {
-    if (argnum == 0) {
+    if (argnum == 0 && state_.turned) {
+      gradients.push_back(product(state_.columns ? w : exchange(w), g, true, s));
+    } else if (argnum == 0) {
       gradients.push_back(product(g, w, state_.columns, s));
     } else if (argnum == 1) {
       // One product of all rows, unless each batch entry has separate weights.
       bool shared = w.ndim() == 2;
       auto rows = [&](const mx::array& x) { return shared ? rows_of(x, s) : x; };
-      auto turned = mx::swapaxes(rows(state_.columns ? x : g), -1, -2, s);
-      gradients.push_back(product(turned, rows(state_.columns ? g : x), false, s));
+      if (state_.columns) {
+        gradients.push_back(product(state_.turned ? x : exchange(rows(x)), rows(g), false, s));
+      } else {
+        gradients.push_back(
+            product(exchange(rows(g)), state_.turned ? x : rows(x), state_.turned, s));
+      }
     } else if (state_.biased && argnum == 2) {
       gradients.push_back(sum_of_rows(g, s));
     } else {
@@ -233,7 +271,7 @@ std::pair<Arrays, std::vector<int>> Linear::vmap(
   int size = batch_size(inputs, axes);
   auto& w = inputs[1];
   bool shared_bias = !state_.biased || axes[2] < 0;
-  if (!state_.columns && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
+  if (!state_.columns && !state_.turned && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
     // All entries share one layer, so the new axis joins the leading ones.
     auto x = batch_first(inputs[0], axes[0], size, s);
     std::optional<mx::array> added;
@@ -253,6 +291,9 @@ bool Linear::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<mx::Shape> Linear::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
+  if (state_.turned) {
+    shape.end()[-2] = shape.back();
+  }
   shape.back() = inputs[1].shape(state_.columns ? -1 : -2);
   return {shape};
 }
@@ -305,6 +346,9 @@ Launch plan(
 
 std::vector<Dispatch> Linear::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  if (state_.turned) {
+    refuse("matmul", "a product of a transposed matrix on a CPU does not run elsewhere");
+  }
   auto& x = inputs[0];
   auto& w = inputs[1];
   auto extents = shape(inputs);
@@ -334,6 +378,7 @@ CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .element = element_of(x),
       .w_batched = w.ndim() > 2,
       .columns = extents.columns,
+      .turned = state_.turned,
       .activation = static_cast<uint8_t>(state_.activation),
       .order = state_.order,
       .batch = extents.batch,

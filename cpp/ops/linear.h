@@ -32,7 +32,7 @@ mx::array matmul(
 
 /**
  * MLX's matmul of a and b, or of a and b with its last two axes exchanged: our kernels on a CPU,
- * MLX's on a GPU and where MLX's CPU products are those of a GPU's system.
+ * MLX's on a GPU and where there is Metal, whose systems multiply on the CPU by Accelerate.
  */
 mx::array product(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
@@ -45,7 +45,8 @@ mx::array sum_of_rows(const mx::array& x, mx::Stream s);
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
- * residual if present. If w has more axes, x is [..., m, k] with the same leading axes.
+ * residual if present. If w has more axes, x is [..., m, k] with the same leading axes. A turned x
+ * has them too, or is [k, m].
  */
 class Linear : public ComposedPrimitive {
  public:
@@ -55,6 +56,7 @@ class Linear : public ComposedPrimitive {
     bool residual;
     ActivationKind activation;
     RowOrder order = row_order();
+    bool turned = false; // x is [..., k, m], which only the CPU's kernel takes
 
     bool operator==(const State&) const = default;
   };

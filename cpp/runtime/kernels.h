@@ -80,11 +80,12 @@ struct CrossEntropyCall {
   uint8_t* out;
 };
 
-/** `batch` products `[m, k]` times `[n, k]`, or `[k, n]` if `columns`. */
+/** `batch` products `[m, k]`, or `[k, m]` if `turned`, times `[n, k]`, or `[k, n]` if `columns`. */
 struct LinearCall {
   Element element;
   bool w_batched;
   bool columns;
+  bool turned;
   uint8_t activation; // as in metal/activation.h
   RowOrder order;
   size_t batch;
@@ -289,8 +290,8 @@ OFFSET(CrossEntropyCall, smoothing, 8);
 OFFSET(CrossEntropyCall, rows, 16);
 OFFSET(CrossEntropyCall, x, 32);
 OFFSET(CrossEntropyCall, out, 64);
-OFFSET(LinearCall, activation, 3);
-OFFSET(LinearCall, order, 4);
+OFFSET(LinearCall, activation, 4);
+OFFSET(LinearCall, order, 5);
 OFFSET(LinearCall, batch, 8);
 OFFSET(LinearCall, x, 40);
 OFFSET(LinearCall, out, 72);

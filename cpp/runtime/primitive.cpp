@@ -14,11 +14,16 @@
 
 namespace mlx_primitives {
 
+thread_local int Differentiating::functions = 0;
+
 namespace {
 
+constexpr size_t line = 64;
 constexpr size_t page = 4096;
 constexpr uintptr_t large_page = 2 << 20;
-/** Arrays of at least this number of bytes get aligned buffers and large pages. */
+/** Arrays of at least this number of bytes begin with a cache line. */
+constexpr size_t aligned_array = 8 * page;
+/** Arrays of at least this number of bytes begin with a page, and get large ones. */
 constexpr size_t large_array = 4 * large_page;
 
 /**
@@ -234,16 +239,18 @@ Memory allocate(size_t bytes) {
 void allocate(mx::array& out) {
   // A GPU's buffers begin at a page boundary.
   static const bool for_gpu = mx::is_available(mx::Device::gpu);
-  if (for_gpu || out.nbytes() < large_array) {
+  if (for_gpu || out.nbytes() < aligned_array) {
     out.set_data(allocate(out.nbytes()));
     return;
   }
-  // MLX's large CPU buffers begin 24 bytes past a page boundary, where stores that bypass the cache
-  // are not aligned. In measurements, loads stalled if the output began further into its page than
-  // the inputs, most likely on earlier stores with the same offset within a page.
-  out.set_data(allocate(out.nbytes() + page));
-  auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % page;
-  auto elements = static_cast<int64_t>((page - beyond) % page / out.itemsize());
+  // MLX's CPU buffers begin 8 or 24 bytes past a cache line, where every load and store of a line
+  // takes two, and stores that bypass the cache are not possible. In measurements of large arrays,
+  // loads stalled if the output began further into its page than the inputs, most likely on earlier
+  // stores with the same offset within a page.
+  auto boundary = out.nbytes() < large_array ? line : page;
+  out.set_data(allocate(out.nbytes() + boundary));
+  auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % boundary;
+  auto elements = static_cast<int64_t>((boundary - beyond) % boundary / out.itemsize());
   mx::Strides strides = out.strides();
   out.copy_shared_buffer(out, strides, out.flags(), out.data_size(), elements);
 }

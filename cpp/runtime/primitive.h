@@ -17,6 +17,27 @@ namespace mlx_primitives {
 /** Whether eval_gpu runs in a simulator instead of on a GPU: only in tests, and only on request. */
 bool simulating();
 
+/** While it lives, this thread builds a graph whose gradients are taken. */
+class Differentiating {
+ public:
+  Differentiating() {
+    ++functions;
+  }
+  ~Differentiating() {
+    --functions;
+  }
+  Differentiating(const Differentiating&) = delete;
+  Differentiating& operator=(const Differentiating&) = delete;
+
+  /** Whether ops should build nodes whose results the gradients need too. */
+  static bool now() {
+    return functions > 0;
+  }
+
+ private:
+  static thread_local int functions;
+};
+
 /** The cost of an evaluation on a GPU. */
 struct Cost {
   uint32_t dispatches;

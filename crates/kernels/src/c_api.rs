@@ -132,7 +132,7 @@ pub struct QuantizedMatmulCall {
     weight_count: usize,
     out: *mut u8,
 }
-layout!(LinearCall, 80, activation 3, order 4, batch 8, x 40, out 72);
+layout!(LinearCall, 80, activation 4, order 5, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
 layout!(QuantizedMatmulCall, 96, mode 1, bits 4, order 12, group 16, x 40, out 88);
 layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);

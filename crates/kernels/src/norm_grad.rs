@@ -11,7 +11,7 @@ use super::element::{Element, Float, with_element};
 use super::fold::{Sum, fold_row};
 use super::linear::workspace;
 use super::output::Output;
-use super::simd::{F32x16, Kernel, LANES};
+use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
 /// One call. Buffers hold elements of one type and are aligned to them.
@@ -141,7 +141,7 @@ impl<T: Float> Kernel for Rows<'_, T> {
 /// nearest cache.
 const COLUMNS: usize = 16 * LANES;
 
-/// What the gradients of a row need of all its elements: `(x - middle) * scale` is the normalized
+/// The sums over a row that its gradients need: `(x - middle) * scale` is the normalized
 /// x, and `height` and `slope` are the means of h and of h times that.
 #[derive(Clone, Copy, Default)]
 struct Stats {
@@ -233,8 +233,10 @@ impl<T: Float> Job<T> {
         let place = row * self.call.axis + at;
         // SAFETY: the elements lie within all buffers.
         unsafe {
-            let mut d: V = T::load_block(self.call.x.cast::<T>().add(place), count);
-            let mut h: V = T::load_block(self.call.g.cast::<T>().add(place), count);
+            let (x, g) = (self.call.x.cast::<T>().add(place), self.call.g.cast::<T>().add(place));
+            prefetch_block(x.wrapping_add(self.call.axis)); // the next row
+            prefetch_block(g.wrapping_add(self.call.axis));
+            let (mut d, mut h): (V, V) = (T::load_block(x, count), T::load_block(g, count));
             if WEIGHTED {
                 h = h * T::load_block(self.call.weight.cast::<T>().add(at), count);
             }

@@ -108,6 +108,9 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("Linear::state_.columns", &[&[4, 8], &[8, 8]], |p| {
             Ok(vec![ops::matmul(&p[0], &p[1])?, ops::matmul_nt(&p[0], &p[1])?])
         }),
+        apart("Linear::state_.turned", &[&[16, 16], &[16, 8]], |p| {
+            Ok(vec![ops::matmul(&p[0], &p[1])?, ops::matmul(&p[0].t()?, &p[1])?])
+        }),
         apart("Linear::state_.activation", &[&[4, 8], &[8, 8]], |p| {
             let of =
                 |activation| ops::linear(&p[0], &p[1], Linear { activation, ..Default::default() });

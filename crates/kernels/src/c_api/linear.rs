@@ -9,6 +9,7 @@ pub struct LinearCall {
     /// Whether each product has a separate `w`.
     pub w_batched: bool,
     pub columns: bool,
+    pub turned: bool,
     /// 0, or the number of an [`Activation`].
     pub activation: u8,
     pub order: RowOrder,
@@ -26,7 +27,7 @@ pub struct LinearCall {
 impl LinearCall {
     /// The product at an index of the batch.
     pub fn at(&self, entry: usize) -> crate::LinearCall {
-        let Self { m, n, k, columns, bias, residual, order, .. } = *self;
+        let Self { m, n, k, columns, turned, bias, residual, order, .. } = *self;
         let start = |elements: usize| entry * elements * self.element.bytes();
         let activation = match self.activation {
             1 => Some(Activation::Relu),
@@ -42,6 +43,7 @@ impl LinearCall {
             k,
             x: self.x.wrapping_add(start(m * k)),
             w: self.w.wrapping_add(if self.w_batched { start(n * k) } else { 0 }),
+            turned,
             columns,
             bias,
             activation,

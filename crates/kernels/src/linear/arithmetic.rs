@@ -27,6 +27,13 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// # Safety
     /// `from` is readable for `count <= 16 * PER_WORD` elements.
     unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V;
+    /// Makes sixteen words of the first `count` elements of a row and, if words are pairs, of the
+    /// row that is next in k; if there is none, zeros.
+    ///
+    /// # Safety
+    /// Each row is readable for `count <= 16` elements, which are bf16 if factors are.
+    unsafe fn across<V: F32x16, T: Float>(row: *const T, next: Option<*const T>, count: usize)
+    -> V;
 }
 
 /// Factors and products in f32.
@@ -53,7 +60,12 @@ impl Arithmetic for InF32 {
     #[inline(always)]
     unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
         // SAFETY: the caller's contract.
-        unsafe { if count == LANES { T::load(from) } else { T::load_first(from, count) } }
+        unsafe { T::load_block(from, count) }
+    }
+    #[inline(always)]
+    unsafe fn across<V: F32x16, T: Float>(row: *const T, _: Option<*const T>, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { T::load_block(row, count) }
     }
 }
 
@@ -76,15 +88,40 @@ impl Arithmetic for InBf16 {
         let to = words.as_mut_ptr().cast::<u16>();
         // SAFETY: both halves of the words are written, from no more than `count` elements.
         unsafe {
-            let first = InF32::words::<V, T>(from, count.min(LANES));
+            let first = T::load_block::<V>(from, count.min(LANES));
             V::store_half(first.to_bf16(), to);
             let rest = count.saturating_sub(LANES);
             let second =
-                if rest > 0 { InF32::words::<V, T>(from.add(LANES), rest) } else { V::splat(0.0) };
+                if rest > 0 { T::load_block(from.add(LANES), rest) } else { V::splat(0.0) };
             V::store_half(second.to_bf16(), to.add(LANES));
             V::load(to.cast())
         }
     }
+    #[inline(always)]
+    unsafe fn across<V: F32x16, T: Float>(
+        row: *const T,
+        next: Option<*const T>,
+        count: usize,
+    ) -> V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let low = patterns::<V>(row.cast(), count);
+            match next {
+                Some(next) => paired(low, patterns::<V>(next.cast(), count)),
+                None => paired(low, V::narrow(V::splat_int(0))),
+            }
+        }
+    }
+}
+
+/// The first `count` of sixteen patterns, then zeros.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+pub unsafe fn patterns<V: F32x16>(from: *const u16, count: usize) -> V::Half {
+    // SAFETY: the caller's contract.
+    unsafe { if count == LANES { V::load_half(from) } else { V::load_half_first(from, count) } }
 }
 
 /// Words of sixteen factors and of those that follow them in k.

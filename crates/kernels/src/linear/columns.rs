@@ -9,7 +9,6 @@ use super::super::element::Float;
 use super::super::row_order::FEW_ROWS;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::super::{Machine, Shared};
-use super::arithmetic::{Arithmetic, InF32};
 use super::gemm::{Epilogue, Extents};
 use super::gemv::with_floats;
 
@@ -113,7 +112,7 @@ impl<T: Float, E: Epilogue> Columns<'_, T, E> {
                 for (i, weights) in weights.iter_mut().enumerate() {
                     let w = self.w.add((at + i) * n + column);
                     prefetch_block(w.wrapping_add(DEPTH * n)); // no prefetcher follows such strides
-                    *weights = InF32::words::<V, T>(w, count);
+                    *weights = T::load_block(w, count);
                 }
                 let sums = sums.add(column - columns.start);
                 let x = self.x.add(at);

@@ -3,8 +3,8 @@
 use super::super::activation::Activation;
 use super::super::element::{Bf16, Float};
 use super::super::simd::{F32x16, LANES, prefetch};
-use super::arithmetic::{Arithmetic, InBf16, InF32, paired};
-use super::gemm::{Epilogue, Extents, Weights};
+use super::arithmetic::{Arithmetic, InBf16, InF32};
+use super::gemm::{ACROSS, Epilogue, Extents, TILE, Weights};
 
 /// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
 pub struct Dense<T> {
@@ -16,32 +16,44 @@ pub struct Dense<T> {
 // SAFETY: only read.
 unsafe impl<T> Sync for Dense<T> {}
 
-/// Transposes `count` rows of `columns` elements each, `stride` apart.
-///
-/// # Safety
-/// The rows exist; `columns` and `count` are at most sixteen.
-#[inline(always)]
-unsafe fn turned<V: F32x16, T: Float>(
-    from: *const T,
-    stride: usize,
-    columns: usize,
-    count: usize,
-) -> [V; LANES] {
-    let mut square = [V::splat(0.0); LANES];
-    for (i, lanes) in square.iter_mut().enumerate().take(count) {
-        let row = from.wrapping_add(i * stride);
-        // No prefetcher follows such strides.
-        prefetch(row.wrapping_add(2 * LANES * stride).cast(), columns * size_of::<T>());
-        // SAFETY: the caller's contract.
-        *lanes = unsafe {
-            match columns {
-                LANES => T::load(row),
-                _ => T::load_first(row, columns),
+impl<T: Float> Dense<T> {
+    /// Implements [`Weights::unpack_across`] for columns.
+    ///
+    /// # Safety
+    /// As for that.
+    #[inline(always)]
+    unsafe fn across<V: F32x16, A: Arithmetic>(
+        &self,
+        [row, rows]: [usize; 2],
+        [k, len]: [usize; 2],
+        out: *mut f32,
+    ) {
+        let n = self.extents.n;
+        for word in 0..len.div_ceil(A::PER_WORD) {
+            let at = word * A::PER_WORD;
+            let from = self.w.wrapping_add((k + at) * n + row);
+            // No prefetcher follows such strides.
+            for at in 0..A::PER_WORD {
+                let ahead = from.wrapping_add((AHEAD * A::PER_WORD + at) * n);
+                prefetch(ahead.cast(), rows * size_of::<T>());
             }
-        };
+            for first in (0..rows).step_by(TILE) {
+                let from = from.wrapping_add(first);
+                let next = (at + 1 < len).then_some(from.wrapping_add(n));
+                let count = LANES.min(n - row - first);
+                // SAFETY: the caller's contract; the row may continue beyond the tile, and the
+                // lanes after it are the next word's, which follows.
+                unsafe {
+                    let words = A::across::<V, T>(from, next, count);
+                    words.store(out.add(first / TILE * ACROSS + word * TILE));
+                }
+            }
+        }
     }
-    V::transpose(square)
 }
+
+/// How many words ahead the rows of columns are prefetched.
+const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {
     #[inline(always)]
@@ -54,25 +66,9 @@ impl<T: Float> Weights<InF32> for Dense<T> {
         out: *mut f32,
         stride: usize,
     ) {
-        let Extents { n, k: depth, .. } = self.extents;
+        let depth = self.extents.k;
         // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
         unsafe {
-            if self.columns {
-                // The row may continue beyond the tile; those elements are read and dropped.
-                let wide = if row + LANES <= n { LANES } else { rows };
-                for at in (0..len).step_by(LANES) {
-                    let count = LANES.min(len - at);
-                    let turned = turned::<V, T>(self.w.add((k + at) * n + row), n, wide, count);
-                    for (i, lanes) in turned.into_iter().enumerate().take(rows) {
-                        let to = out.add(i * stride + at);
-                        match count {
-                            LANES => lanes.store(to),
-                            _ => lanes.store_first(to, count),
-                        }
-                    }
-                }
-                return;
-            }
             for i in 0..rows {
                 let (from, to) = (self.w.add((row + i) * depth + k), out.add(i * stride));
                 let mut at = 0;
@@ -85,6 +81,22 @@ impl<T: Float> Weights<InF32> for Dense<T> {
                 }
             }
         }
+    }
+    fn lie_across(&self) -> bool {
+        self.columns
+    }
+
+    #[inline(always)]
+    unsafe fn unpack_across<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { self.across::<V, InF32>([row, rows], [k, len], out) }
     }
 }
 
@@ -117,12 +129,8 @@ impl Weights<InBf16> for Dense<Bf16> {
                         // No prefetcher follows such strides.
                         prefetch(from.wrapping_add(2 * LANES * n).cast(), 2 * wide);
                         prefetch(next.wrapping_add(2 * LANES * n).cast(), 2 * wide);
-                        let (low, high) = match wide {
-                            LANES => (V::load_half(from), V::load_half(next)),
-                            _ => (V::load_half_first(from, wide), V::load_half_first(next, wide)),
-                        };
-                        let high = if last { V::narrow(V::splat_int(0)) } else { high };
-                        *words = paired(low, high);
+                        let next = (!last).then_some(next.cast::<Bf16>());
+                        *words = InBf16::across::<V, Bf16>(from.cast(), next, wide);
                     }
                     let square = V::transpose(square);
                     for (i, words) in square.into_iter().enumerate().take(rows) {
@@ -140,6 +148,22 @@ impl Weights<InBf16> for Dense<Bf16> {
                 std::ptr::copy_nonoverlapping(w.add((row + i) * depth + k), to, len);
             }
         }
+    }
+    fn lie_across(&self) -> bool {
+        self.columns
+    }
+
+    #[inline(always)]
+    unsafe fn unpack_across<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { self.across::<V, InBf16>([row, rows], [k, len], out) }
     }
 }
 
@@ -164,13 +188,13 @@ impl<T: Float> Epilogue for Finish<T> {
         // SAFETY: the outputs exist, and with them a bias and residuals.
         unsafe {
             if !self.bias.is_null() {
-                y = T::round(y + InF32::words::<V, T>(self.bias.add(column), count));
+                y = T::round(y + T::load_block(self.bias.add(column), count));
             }
             if let Some(activation) = self.activation {
                 y = activation.apply::<V, T>(y);
             }
             if !self.residual.is_null() {
-                y = T::round(y + InF32::words::<V, T>(self.residual.add(at), count));
+                y = T::round(y + T::load_block(self.residual.add(at), count));
             }
             if count == LANES {
                 T::store(y, self.out.add(at));

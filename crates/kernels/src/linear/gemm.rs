@@ -6,7 +6,6 @@
 //! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile. On
 //! a level that multiplies tiles, the sums of whole tiles follow each other in the order of k.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::Machine;
@@ -15,11 +14,10 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
 use super::interleaved::{Interleaved, WORDS, interleaved};
-use super::sums::{BLOCK_ROWS, Finish, TileSums, tile_products};
-pub use super::sums::{EXTRA, Epilogue, Pass, STRIDE, SUMS};
+pub use super::sums::{ACROSS, EXTRA, Epilogue, Pass, STRIDE, SUMS, TILE};
+use super::sums::{BLOCK_ROWS, Finish};
+pub use super::weights::Weights;
 
-/// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
-const TILE: usize = 12;
 /// Rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
@@ -28,73 +26,11 @@ const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
 const FAR_COLUMNS: usize = 8 * TILE_ROWS;
 /// The most columns of a block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
 const MOST_COLUMNS: usize = if cfg!(target_arch = "x86_64") { FAR_COLUMNS } else { BLOCK_COLUMNS };
+/// Tiles of weights that lie across, which are unpacked together: more of a row at a time.
+pub const TOGETHER: usize = 3;
+const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
 /// Words that a product of tiles takes at a time, so that its weights stay in the level-one cache.
 const TILE_WORDS: usize = 128;
-
-/// The right-hand matrix, `[n, k]`, in any format.
-pub trait Weights<A: Arithmetic>: Sync {
-    /// Whether [`add`](Self::add) multiplies bytes with the instruction that
-    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
-    const BYTES: bool = false;
-
-    /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
-    /// factors. `k` is a multiple of 512 and `rows <= 16`.
-    ///
-    /// # Safety
-    /// The rows and elements exist and `out` has room for them.
-    unsafe fn unpack<V: F32x16>(
-        &self,
-        row: usize,
-        rows: usize,
-        k: usize,
-        len: usize,
-        out: *mut A::Factor,
-        stride: usize,
-    );
-
-    /// Prefetches the elements `k..k + len` of a row, if it is better to ask for them early. They
-    /// need not exist.
-    fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
-
-    /// Adds the products of an unpacked tile with panels of x to sums that lie [`SUMS`] apart.
-    ///
-    /// # Safety
-    /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
-    #[inline(always)]
-    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
-        &self,
-        pass: Pass<PANELS>,
-        tile: *const f32,
-        sums: *mut f32,
-    ) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let (w, arithmetic) = (tile, PhantomData);
-            V::part(TileSums::<A, ROWS, PANELS> { pass, w, sums, arithmetic });
-        }
-    }
-
-    /// The words of a row that [`add_in_tiles`](Self::add_in_tiles) multiplies at once.
-    fn step(&self) -> usize {
-        LANES
-    }
-
-    /// [`add`](Self::add) for two panels and [`TILE_ROWS`] rows, in tiles. The words are those from
-    /// `pass.at % WORDS` on of the tile's rows.
-    ///
-    /// # Safety
-    /// As for `add`; the level multiplies tiles, and is set up for those of [`step`](Self::step).
-    #[inline(always)]
-    unsafe fn add_in_tiles<V: F32x16>(
-        &self,
-        pass: Pass<TILE_PANELS>,
-        tile: *const f32,
-        sums: *mut f32,
-    ) {
-        // SAFETY: the caller's contract.
-        unsafe { tile_products::<V, A>(pass, tile, sums) }
-    }
-}
 
 /// The extents of a product.
 #[derive(Clone, Copy, Debug)]
@@ -104,18 +40,20 @@ pub struct Extents {
     pub k: usize,
 }
 
+/// x is `[m, k]`, or `[k, m]` if the flag is set.
+///
 /// # Safety
-/// `x` holds `m * k` elements; the weights and the epilogue hold what `extents` says.
+/// As for [`interleaved`](super::interleaved::interleaved); the weights and the epilogue hold what `extents` says.
 pub unsafe fn gemm<A: Arithmetic, T: Float>(
     machine: Machine,
     extents: Extents,
-    x: *const T,
+    x: (*const T, bool),
     weights: &impl Weights<A>,
     epilogue: &impl Epilogue,
 ) {
     let Extents { m, n, k } = extents;
     // SAFETY: the caller's contract.
-    unsafe { interleaved(machine, m, k, x, &|x| multiply(machine, x, n, weights, epilogue)) }
+    unsafe { interleaved(machine, [m, k], x, &|x| multiply(machine, x, n, weights, epilogue)) }
 }
 
 /// Multiplies an interleaved x, which several products may share.
@@ -130,15 +68,20 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     epilogue: &impl Epilogue,
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
-    // Use smaller blocks if there are too few blocks for the threads. With four threads or more,
-    // products in tiles use smaller blocks too, if x stays in the second-level cache.
+    // Use smaller blocks if there are too few blocks for the threads to end at one time. With four
+    // threads or more, products in tiles use smaller blocks too, if x stays in the second-level
+    // cache.
     let in_tiles = machine.level.multiplies_tiles() && (A::PAIRS || W::BYTES);
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let tile = if in_tiles { TILE_ROWS } else { TILE };
     let columns = if in_tiles && !near { MOST_COLUMNS } else { BLOCK_COLUMNS };
     let (mut rows, mut tiles) = (BLOCK_ROWS, columns / tile);
     let threads = machine.pool.threads();
-    let blocks = if in_tiles && near && threads >= 4 { 16 } else { 4 } * threads;
+    let blocks = match (in_tiles, near && threads >= 4) {
+        (true, true) => 16 * threads,
+        (true, false) => 4 * threads,
+        (false, _) => 10 * threads,
+    };
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
     while count(rows, tiles) < blocks && tiles > 1 {
         tiles /= 2;
@@ -248,21 +191,25 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
         let depth = k.div_ceil(A::PER_WORD).div_ceil(WORDS).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
+        let lie_across = blocks.weights.lie_across() && !blocks.in_tiles;
+        let next_row = if lie_across { 1 } else { STRIDE };
         for block in 0..depth {
             let at = block * WORDS * A::PER_WORD;
             let len = (WORDS * A::PER_WORD).min(k - at);
             for first in (0..columns).step_by(blocks.tile()) {
-                let rows = blocks.tile().min(columns - first);
                 // SAFETY: the tile holds `rows` rows of `len` factors, the rows and panels exist.
                 unsafe {
-                    let to = tile.cast::<A::Factor>();
-                    let stride = STRIDE * A::PER_WORD;
-                    for i in (0..rows).step_by(LANES) {
-                        let (row, rows) = (column + first + i, LANES.min(rows - i));
-                        blocks.weights.unpack::<V>(row, rows, at, len, to.add(i * stride), stride);
-                    }
-                    if !len.is_multiple_of(A::PER_WORD) {
-                        (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
+                    let mut tile = tile;
+                    if lie_across {
+                        let index = first / TILE % TOGETHER;
+                        if index == 0 {
+                            let rows = (TOGETHER * TILE).min(columns - first);
+                            blocks.weights.unpack_across::<V>(column + first, rows, at, len, tile);
+                        }
+                        tile = tile.add(index * ACROSS);
+                    } else {
+                        let rows = blocks.tile().min(columns - first);
+                        blocks.unpack::<V>(column + first, rows, (at, len), tile);
                     }
                     let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
                     let x = |panel: usize| blocks.x.panel(block, panel);
@@ -284,14 +231,14 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         let w = blocks.weights;
                         if V::SMALL {
                             for r in 0..TILE {
-                                w.add::<V, 1, 1>(one, tile.add(r * STRIDE), to.add(r * SUMS));
+                                w.add::<V, 1, 1>(one, tile.add(r * next_row), to.add(r * SUMS));
                             }
                             done += 1;
                         } else if !V::ONE_REGISTER {
-                            // The sums, and a factor for each row, fit into the registers.
-                            const ROWS: usize = if cfg!(target_arch = "x86_64") { 4 } else { 6 };
+                            // The sums, and a factor, fit into the registers.
+                            const ROWS: usize = 6;
                             for r in (0..TILE).step_by(ROWS) {
-                                let (tile, to) = (tile.add(r * STRIDE), to.add(r * SUMS));
+                                let (tile, to) = (tile.add(r * next_row), to.add(r * SUMS));
                                 w.add::<V, ROWS, 1>(one, tile, to);
                             }
                             done += 1;
@@ -311,6 +258,31 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
 }
 
 impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
+    /// Unpacks elements `at..at + len` of a tile's rows.
+    ///
+    /// # Safety
+    /// They exist, and the tile has room for them.
+    #[inline(always)]
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        first: usize,
+        rows: usize,
+        (at, len): (usize, usize),
+        tile: *mut f32,
+    ) {
+        let (to, stride) = (tile.cast::<A::Factor>(), STRIDE * A::PER_WORD);
+        // SAFETY: the caller's contract.
+        unsafe {
+            for i in (0..rows).step_by(LANES) {
+                let (row, rows) = (first + i, LANES.min(rows - i));
+                self.weights.unpack::<V>(row, rows, at, len, to.add(i * stride), stride);
+            }
+            if !len.is_multiple_of(A::PER_WORD) {
+                (0..rows).for_each(|i| *to.add(i * stride + len) = Default::default());
+            }
+        }
+    }
+
     /// Adds the products of a tile with all panels of a block of rows, for words of one block of k.
     /// Meanwhile prefetches the `next` tile, from a row and a block of k on.
     ///

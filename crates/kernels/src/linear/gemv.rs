@@ -112,7 +112,7 @@ impl<T: Float> Kernel for Convert<T> {
             let count = LANES.min(self.count - at);
             // SAFETY: both buffers hold `count` elements from here on.
             unsafe {
-                InF32::words::<V, T>(self.from.add(at), count).store_first(self.to.add(at), count);
+                T::load_block::<V>(self.from.add(at), count).store_first(self.to.add(at), count);
             }
         }
     }

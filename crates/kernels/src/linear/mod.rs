@@ -7,6 +7,7 @@ pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
 mod sums;
+mod weights;
 pub mod workspace;
 
 use super::Machine;
@@ -23,8 +24,9 @@ pub struct LinearCall {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// `[m, k]`
+    /// `[m, k]`, or `[k, m]` if `turned`
     pub x: *const u8,
+    pub turned: bool,
     /// `[n, k]`, or `[k, n]` if `columns`
     pub w: *const u8,
     pub columns: bool,
@@ -66,19 +68,19 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
     unsafe {
         let tokens = call.order.is_of_tokens(call.m);
         let w = call.w.cast::<T>();
-        if tokens && !call.columns {
+        if tokens && !call.columns && !call.turned {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
         // Tiles of f32 have the same order.
-        if tokens && call.m <= FEW_ROWS {
+        if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }
         if !tokens && T::IS_BF16 && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
-            return gemm::<InBf16, T>(machine, extents, x, &weights, &finish);
+            return gemm::<InBf16, T>(machine, extents, (x, call.turned), &weights, &finish);
         }
         let weights = Dense::<T> { w: call.w.cast(), extents, columns: call.columns };
-        gemm::<InF32, T>(machine, extents, x, &weights, &finish);
+        gemm::<InF32, T>(machine, extents, (x, call.turned), &weights, &finish);
     }
 }
 

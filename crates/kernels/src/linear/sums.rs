@@ -7,6 +7,11 @@ use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
 use super::interleaved::WORDS;
 
+/// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
+pub const TILE: usize = 12;
+/// Floats from one tile to the next of weights that lie across: the last words are written as
+/// whole blocks.
+pub const ACROSS: usize = WORDS * TILE + LANES;
 /// Words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
 /// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
@@ -40,30 +45,40 @@ pub trait Epilogue: Sync {
 
 /// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
 /// around it, the compiler kept some of them in memory, and prompts took 1.6 times as long.
-pub(super) struct TileSums<A, const ROWS: usize, const PANELS: usize> {
+pub(super) struct TileSums<A, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bool> {
     pub pass: Pass<PANELS>,
     pub w: *const f32,
     pub sums: *mut f32,
     pub arithmetic: PhantomData<A>,
 }
 
-impl<A: Arithmetic, const ROWS: usize, const PANELS: usize> Kernel for TileSums<A, ROWS, PANELS> {
+impl<A: Arithmetic, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bool> Kernel
+    for TileSums<A, ROWS, PANELS, LIE_ACROSS>
+{
     const BF16: bool = A::PAIRS;
     const ONLY_BF16: bool = A::PAIRS;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         // SAFETY: the caller's contract.
-        unsafe { tile_sums::<V, A, ROWS, PANELS>(self.pass, self.w, self.sums) }
+        unsafe { tile_sums::<V, A, ROWS, PANELS, LIE_ACROSS>(self.pass, self.w, self.sums) }
     }
 }
 
 /// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 ///
+/// Weights lie in rows [`STRIDE`] apart or, with `LIE_ACROSS`, [`TILE`] rows of each word together.
+///
 /// # Safety
-/// As for [`Weights::add`](super::gemm::Weights::add).
+/// As for [`Weights::add`](super::weights::Weights::add).
 #[inline(always)]
-pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, const PANELS: usize>(
+pub(super) unsafe fn tile_sums<
+    V: F32x16,
+    A: Arithmetic,
+    const ROWS: usize,
+    const PANELS: usize,
+    const LIE_ACROSS: bool,
+>(
     Pass { x, at: start, words, .. }: Pass<PANELS>,
     w: *const f32,
     sums: *mut f32,
@@ -84,7 +99,8 @@ pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, cons
                 *lanes = V::load(x[p].add(at * LANES));
             }
             for (r, total) in total.iter_mut().enumerate() {
-                let word = V::splat(*w.add(r * STRIDE + at));
+                let place = if LIE_ACROSS { at * TILE + r } else { r * STRIDE + at };
+                let word = V::splat(*w.add(place));
                 for (total, lanes) in total.iter_mut().zip(&lanes) {
                     *total = A::step(*total, *lanes, word);
                 }
@@ -101,7 +117,7 @@ pub(super) unsafe fn tile_sums<V: F32x16, A: Arithmetic, const ROWS: usize, cons
 /// [`tile_sums`] of two panels and [`TILE_ROWS`] rows, in tiles and, for the last words, in lanes.
 ///
 /// # Safety
-/// As for [`Weights::add_in_tiles`](super::gemm::Weights::add_in_tiles).
+/// As for [`Weights::add_in_tiles`](super::weights::Weights::add_in_tiles).
 #[inline(always)]
 pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     pass: Pass<TILE_PANELS>,
@@ -134,7 +150,7 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
             let rest = Pass { x, panel, at: at + whole, words: words - whole };
             for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {
                 let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * SUMS));
-                tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS>(rest, w, sums);
+                tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS, false>(rest, w, sums);
             }
         }
     }

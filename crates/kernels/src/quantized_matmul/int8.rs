@@ -59,7 +59,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
                     let x = from.get().cast_const();
                     machine.level.run(Round { x, m, k, group: call.group, to: &x8, panels });
                 });
-                interleaved::<InF32, f32>(machine, m, k / BYTES, x8.words, &|x| {
+                interleaved::<InF32, f32>(machine, [m, k / BYTES], (x8.words, false), &|x| {
                     let finish = Finish::<T>::new(machine, call);
                     prefill::each_product(call, &finish, |weights, epilogue| {
                         let w = Bytes::<T> { call, weights, x: &x8, element: PhantomData };

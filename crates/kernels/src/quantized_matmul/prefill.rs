@@ -41,7 +41,7 @@ where
     // SAFETY: the caller's contract; the products are this call's.
     unsafe {
         normalized::<T>(machine, call, &|x| {
-            interleaved::<A, T>(machine, call.rows, call.axis, x, &|x| {
+            interleaved::<A, T>(machine, [call.rows, call.axis], (x, false), &|x| {
                 let finish = Finish::<T>::of_prompt(machine, call, x);
                 each_product(call, &finish, |weights, epilogue| {
                     let n = weights.columns;

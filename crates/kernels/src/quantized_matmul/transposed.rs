@@ -9,7 +9,7 @@ use crate::Machine;
 use crate::element::{Bf16, Element, Float, with_element};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32, paired};
 use crate::linear::dense::Finish;
-use crate::linear::gemm::{self, Extents, gemm};
+use crate::linear::gemm::{self, ACROSS, Extents, TILE, TOGETHER, gemm};
 use crate::simd::{F32x16, LANES};
 
 /// One call. Buffers hold elements of `element` and are aligned to them.
@@ -57,10 +57,7 @@ pub unsafe fn quantized_transposed_on(machine: Machine, call: &QuantizedTranspos
     })
 }
 
-unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTransposedCall)
-where
-    for<'a> Turned<'a, T>: gemm::Weights<A>,
-{
+unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTransposedCall) {
     let extents = Extents { m: call.rows, n: call.axis, k: call.weights.columns };
     let finish = Finish::<T> {
         out: call.out.cast(),
@@ -69,9 +66,9 @@ where
         activation: None,
         residual: call.residual.cast(),
     };
-    let weights = Turned::<T> { call, element: PhantomData };
+    let (x, weights) = (call.x.cast::<T>(), Turned::<T> { call, element: PhantomData });
     // SAFETY: the caller's contract.
-    unsafe { gemm::<A, T>(machine, extents, call.x.cast::<T>(), &weights, &finish) }
+    unsafe { gemm::<A, T>(machine, extents, (x, false), &weights, &finish) }
 }
 
 /// The weights as `[axis, columns]`.
@@ -85,6 +82,8 @@ unsafe impl<T> Sync for Turned<'_, T> {}
 
 /// The room for the blocks of weights that sixteen elements from any place on belong to.
 const BLOCKS: usize = 2 * LANES;
+/// The room for those of the tiles that are unpacked together, read in whole blocks.
+const ROOM: usize = (TOGETHER * TILE).next_multiple_of(LANES) + 2 * LANES;
 
 impl<T: Float> Turned<'_, T> {
     /// Decodes the blocks of sixteen weights that hold `rows` elements of a row of W from `at` on,
@@ -136,39 +135,42 @@ impl<T: Float> Turned<'_, T> {
     }
 }
 
-impl<T: Float> gemm::Weights<InF32> for Turned<'_, T> {
+impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
+    fn lie_across(&self) -> bool {
+        true
+    }
+
     #[inline(always)]
-    unsafe fn unpack<V: F32x16>(
+    unsafe fn unpack_across<V: F32x16>(
         &self,
         row: usize,
         rows: usize,
         k: usize,
         len: usize,
         out: *mut f32,
-        stride: usize,
     ) {
-        with_format!(self.call, F => for at in (0..len).step_by(LANES) {
-            let count = LANES.min(len - at);
-            let mut square = [V::splat(0.0); LANES];
+        with_format!(self.call, F => for word in 0..len.div_ceil(A::PER_WORD) {
+            let mut blocks = [[0.0f32; ROOM]; 2];
+            let at = word * A::PER_WORD;
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
             unsafe {
-                for (i, lanes) in square.iter_mut().enumerate().take(count) {
-                    *lanes = self.column::<V, F>(row, rows, k + at + i);
+                self.decode::<V, F>(k + at, row, rows, blocks[0].as_mut_ptr());
+                if A::PAIRS && at + 1 < len {
+                    self.decode::<V, F>(k + at + 1, row, rows, blocks[1].as_mut_ptr());
                 }
-                let square = V::transpose(square);
-                for (i, lanes) in square.into_iter().enumerate().take(rows) {
-                    let to = out.add(i * stride + at);
-                    match count {
-                        LANES => lanes.store(to),
-                        _ => lanes.store_first(to, count),
+                for first in (0..rows).step_by(TILE) {
+                    let place = row % LANES + first;
+                    let mut words: V = V::load(blocks[0].as_ptr().add(place));
+                    if A::PAIRS {
+                        let next: V = V::load(blocks[1].as_ptr().add(place));
+                        words = paired(words.to_bf16(), next.to_bf16());
                     }
+                    words.store(out.add(first / TILE * ACROSS + word * TILE));
                 }
             }
         })
     }
-}
 
-impl gemm::Weights<InBf16> for Turned<'_, Bf16> {
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,
@@ -176,30 +178,31 @@ impl gemm::Weights<InBf16> for Turned<'_, Bf16> {
         rows: usize,
         k: usize,
         len: usize,
-        out: *mut u16,
+        out: *mut A::Factor,
         stride: usize,
     ) {
-        with_format!(self.call, F => for at in (0..len).step_by(2 * LANES) {
-            let count = (2 * LANES).min(len - at);
+        with_format!(self.call, F => for at in (0..len).step_by(A::PER_WORD * LANES) {
+            let words = (len - at).div_ceil(A::PER_WORD).min(LANES);
             let mut square = [V::splat(0.0); LANES];
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says; a
             // tile has room for whole words.
             unsafe {
-                for (i, words) in square.iter_mut().enumerate().take(count.div_ceil(2)) {
-                    let at = k + at + 2 * i;
-                    let low: V = self.column::<V, F>(row, rows, at);
-                    let high = match 2 * i + 1 < count {
-                        true => self.column::<V, F>(row, rows, at + 1),
-                        false => V::splat(0.0),
-                    };
-                    *words = paired(low.to_bf16(), high.to_bf16());
+                for (i, word) in square.iter_mut().enumerate().take(words) {
+                    let first = at + A::PER_WORD * i;
+                    *word = self.column::<V, F>(row, rows, k + first);
+                    if A::PAIRS {
+                        let mut next = V::splat(0.0);
+                        if first + 1 < len {
+                            next = self.column::<V, F>(row, rows, k + first + 1);
+                        }
+                        *word = paired(word.to_bf16(), next.to_bf16());
+                    }
                 }
-                let square = V::transpose(square);
-                for (i, words) in square.into_iter().enumerate().take(rows) {
+                for (i, lanes) in V::transpose(square).into_iter().enumerate().take(rows) {
                     let to = out.add(i * stride + at).cast();
-                    match count.div_ceil(2) {
-                        LANES => words.store(to),
-                        words_left => words.store_first(to, words_left),
+                    match words {
+                        LANES => lanes.store(to),
+                        _ => lanes.store_first(to, words),
                     }
                 }
             }

@@ -8,6 +8,7 @@ struct Case {
     n: usize,
     k: usize,
     columns: bool,
+    turned: bool,
     activation: Option<Activation>,
     /// Bias and residual.
     added: bool,
@@ -19,17 +20,18 @@ const PLAIN: Case = Case {
     n: 0,
     k: 0,
     columns: false,
+    turned: false,
     activation: None,
     added: false,
     order: RowOrder::ByCount,
 };
 
-fn transposed<T: Copy>(w: &[T], n: usize, k: usize) -> Vec<T> {
-    (0..k * n).map(|i| w[i % n * k + i / n]).collect()
+fn transposed<T: Copy>(rows: &[T], n: usize, k: usize) -> Vec<T> {
+    (0..k * n).map(|i| rows[i % n * k + i / n]).collect()
 }
 
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
-    let &Case { m, n, k, columns, activation, added, order } = case;
+    let &Case { m, n, k, columns, turned, activation, added, order } = case;
     // A guard behind the output shows stray writes.
     let mut out = vec![T::from_f32(7.0); m * n + 32];
     let null = std::ptr::null();
@@ -38,6 +40,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         n,
         k,
         x: x.as_ptr().cast(),
+        turned,
         w: w.as_ptr().cast(),
         columns,
         bias: if added { extra.as_ptr().cast() } else { null },
@@ -113,17 +116,23 @@ fn shapes<T: Sample>() {
     for (m, n, k) in SHAPES {
         let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
         let extra = values::<T>(m * n, 3.0);
-        let columns_of_w = transposed(&w, n, k);
-        for (columns, added, activation) in
-            [(false, false, None), (true, false, None), (false, true, Some(Activation::Relu))]
-        {
-            let case = Case { m, n, k, columns, activation, added, ..PLAIN };
-            let what = format!("{m}x{n}x{k} columns {columns} added {added}");
+        let (columns_of_x, columns_of_w) = (transposed(&x, m, k), transposed(&w, n, k));
+        for (columns, turned, added) in [
+            (false, false, false),
+            (true, false, false),
+            (false, false, true),
+            (false, true, false),
+            (true, true, true),
+        ] {
+            let activation = added.then_some(Activation::Relu);
+            let case = Case { m, n, k, columns, turned, activation, added, ..PLAIN };
+            let what = format!("{m}x{n}x{k} columns {columns} turned {turned} added {added}");
             let (expected, bound) = reference(&case, &x, &w, &extra);
             let w = if columns { &columns_of_w } else { &w };
+            let x = if turned { &columns_of_x } else { &x };
             let mut plain: Option<Vec<T>> = None;
             for machine in machines_and_tiles() {
-                let got = run(machine, &case, &x, w, &extra);
+                let got = run(machine, &case, x, w, &extra);
                 for (i, got) in got.iter().enumerate() {
                     let error = (f64::from(got.to_f32()) - expected[i]).abs();
                     assert!(error <= bound[i], "{what} {:?}: {error} at {i}", machine.level);

@@ -1,0 +1,96 @@
+//! The matrix on the right of the GEMM, in any format.
+
+use std::marker::PhantomData;
+
+use super::super::simd::tiles::TILE_PANELS;
+use super::super::simd::{F32x16, LANES};
+use super::arithmetic::Arithmetic;
+use super::sums::{Pass, TileSums, tile_products};
+
+/// The right-hand matrix, `[n, k]`, in any format.
+pub trait Weights<A: Arithmetic>: Sync {
+    /// Whether [`add`](Self::add) multiplies bytes with the instruction that
+    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
+    const BYTES: bool = false;
+
+    /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
+    /// factors. `k` is a multiple of 512 and `rows <= 16`.
+    ///
+    /// # Safety
+    /// The rows and elements exist and `out` has room for them.
+    unsafe fn unpack<V: F32x16>(
+        &self,
+        row: usize,
+        rows: usize,
+        k: usize,
+        len: usize,
+        out: *mut A::Factor,
+        stride: usize,
+    );
+
+    /// Whether [`unpack_across`](Self::unpack_across) is faster than [`unpack`](Self::unpack).
+    fn lie_across(&self) -> bool {
+        false
+    }
+
+    /// Writes words of the elements `k..k + len` of the rows `row..row + rows` to `out`: a tile each
+    /// [`ACROSS`] floats, and there for each word that of [`TILE`] rows.
+    ///
+    /// # Safety
+    /// As for `unpack`, with room for whole tiles.
+    unsafe fn unpack_across<V: F32x16>(
+        &self,
+        _row: usize,
+        _rows: usize,
+        _k: usize,
+        _len: usize,
+        _out: *mut f32,
+    ) {
+    }
+
+    /// Prefetches the elements `k..k + len` of a row, if it is better to ask for them early. They
+    /// need not exist.
+    fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
+
+    /// Adds the products of an unpacked tile with panels of x to sums that lie [`SUMS`] apart.
+    ///
+    /// # Safety
+    /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        pass: Pass<PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (w, arithmetic) = (tile, PhantomData);
+            match self.lie_across() {
+                true => V::part(TileSums::<A, ROWS, PANELS, true> { pass, w, sums, arithmetic }),
+                false => V::part(TileSums::<A, ROWS, PANELS, false> { pass, w, sums, arithmetic }),
+            }
+        }
+    }
+
+    /// The words of a row that [`add_in_tiles`](Self::add_in_tiles) multiplies at once.
+    fn step(&self) -> usize {
+        LANES
+    }
+
+    /// [`add`](Self::add) for two panels and the rows of a tile of the level, in tiles. The words are those from
+    /// `pass.at % WORDS` on of the tile's rows.
+    ///
+    /// # Safety
+    /// As for `add`; the level multiplies tiles, and is set up for those of [`step`](Self::step).
+    #[inline(always)]
+    unsafe fn add_in_tiles<V: F32x16>(
+        &self,
+        pass: Pass<TILE_PANELS>,
+        tile: *const f32,
+        sums: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { tile_products::<V, A>(pass, tile, sums) }
+    }
+}
