@@ -43,7 +43,8 @@ pub struct Extents {
 /// x is `[m, k]`, or `[k, m]` if the flag is set.
 ///
 /// # Safety
-/// As for [`interleaved`](super::interleaved::interleaved); the weights and the epilogue hold what `extents` says.
+/// As for [`interleaved`](super::interleaved::interleaved); the weights and the epilogue hold what
+/// `extents` says.
 pub unsafe fn gemm<A: Arithmetic, T: Float>(
     machine: Machine,
     extents: Extents,

@@ -33,8 +33,9 @@ pub trait Weights<A: Arithmetic>: Sync {
         false
     }
 
-    /// Writes words of the elements `k..k + len` of the rows `row..row + rows` to `out`: a tile each
-    /// [`ACROSS`] floats, and there for each word that of [`TILE`] rows.
+    /// Writes words of the elements `k..k + len` of the rows `row..row + rows` to `out`: a tile
+    /// each [`ACROSS`](super::sums::ACROSS) floats, and there for each word that of
+    /// [`TILE`](super::sums::TILE) rows.
     ///
     /// # Safety
     /// As for `unpack`, with room for whole tiles.
@@ -52,7 +53,8 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// need not exist.
     fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
-    /// Adds the products of an unpacked tile with panels of x to sums that lie [`SUMS`] apart.
+    /// Adds the products of an unpacked tile with panels of x to sums that lie
+    /// [`SUMS`](super::sums::SUMS) apart.
     ///
     /// # Safety
     /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
@@ -78,7 +80,7 @@ pub trait Weights<A: Arithmetic>: Sync {
         LANES
     }
 
-    /// [`add`](Self::add) for two panels and the rows of a tile of the level, in tiles. The words are those from
+    /// [`add`](Self::add) for two panels and twice as many rows, in tiles. The words are those from
     /// `pass.at % WORDS` on of the tile's rows.
     ///
     /// # Safety
