@@ -109,6 +109,7 @@ const WRITERS: [(&[&str], &str); 17] = [
     (&["perplexity", "--file", "-"], "Once upon a time there was a dog."),
     (&["bench", "-p", "2", "-g", "2", "-n", "1"], ""),
     (&["bench", "-p", "2", "-g", "2", "-n", "1", "--json"], ""),
+    (&["bench", "-p", "2", "-g", "2", "-n", "1", "--texts", "3"], ""),
     (&["quantize", "--model", DEMO, "--output", "{}/new", "--group-size", "32"], ""),
     (&["verify", "--quick", "--only", "dequantize", "--output", "{}/report.md"], ""),
 ];

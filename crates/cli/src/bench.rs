@@ -2,13 +2,15 @@
 
 mod traffic;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, async_eval, eval, files, memory};
-use mlx_primitives_llama::{Cache, CacheKind, Config, Llama};
+use mlx_primitives_llama::{Cache, CacheKind, Config, Llama, Options};
 use serde_json::{Value, json};
 
 use crate::joined;
@@ -27,7 +29,8 @@ is that of the arrays, weights included.
 Examples:
   mlx-primitives bench --model ~/models/Llama-3.2-1B-Instruct-4bit
   mlx-primitives bench --config config.json --bits 4 --group-size 64 -p 512 -g 128 -n 5 --json
-  mlx-primitives bench --model DIR -p 0 -g 64 --context 4096 --kv-bits 8";
+  mlx-primitives bench --model DIR -p 0 -g 64 --context 4096 --kv-bits 8
+  mlx-primitives bench --model DIR -p 128 -g 32 --texts 16";
 
 /// The number of prompt tokens that run through the model at a time, as in `generate`.
 const PREFILL_STEP: usize = 512;
@@ -54,6 +57,9 @@ pub struct Args {
     /// Number of trials that count.
     #[arg(long, short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_trials: u32,
+    /// Texts that are decoded together, each after its own prompt. Speeds are those of all texts.
+    #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "context", value_parser = clap::value_parser!(u32).range(1..=256))]
+    texts: u32,
     /// Positions in the cache before the prompt.
     #[arg(long, short, default_value_t = 0, value_name = "N")]
     context: u32,
@@ -98,7 +104,10 @@ pub fn run(args: &Args) -> Result<()> {
     let bar = progress(u64::from(args.num_trials) + 1)?.with_message("trials");
     let mut trials = Vec::new();
     for trial in 0..=args.num_trials {
-        let figures = bench.trial(prompt, generation)?;
+        let figures = match args.texts {
+            1 => bench.trial(prompt, generation)?,
+            texts => together(&llama, args.kv.kind(), texts, prompt, generation)?,
+        };
         if args.progress {
             output::eprintln(format_args!("trial {trial}: {figures}"));
         }
@@ -196,6 +205,41 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Decodes texts together, from the time at which all prompts were read.
+fn together(
+    llama: &Llama,
+    cache: CacheKind,
+    texts: u32,
+    prompt: usize,
+    generation: usize,
+) -> Result<Figures> {
+    memory::reset_peak_memory();
+    let prompts: Vec<Vec<u32>> =
+        (0..texts).map(|text| tokens(llama, prompt.max(1), u64::from(text) + 2)).collect();
+    // The first text has tokens left when the last one has its prompt read.
+    let max_tokens = generation.saturating_add(2 * prompts.len()).saturating_add(2);
+    let mut batch = llama
+        .generate_batch(&prompts, &Options { max_tokens, cache, ..Options::default() })?
+        .map(|step| step.map(|(text, _)| text));
+    let start = Instant::now();
+    let mut seen = BTreeSet::new();
+    while seen.len() < prompts.len() {
+        seen.insert(batch.next().context("texts that go on")??);
+    }
+    let prompt_tps = (prompts.len() * prompt) as f64 / start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let count = prompts.len() * generation;
+    for text in batch.take(count) {
+        text?;
+    }
+    let generation_tps = count as f64 / start.elapsed().as_secs_f64();
+    Ok(Figures {
+        prompt_tps: (prompt > 0).then_some(prompt_tps),
+        generation_tps: (generation > 0).then_some(generation_tps),
+        peak_memory: memory::peak_memory() as u64,
+    })
+}
+
 /// Random tokens of the vocabulary.
 fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
     let vocabulary = u64::from(llama.config().vocab_size.unsigned_abs()).max(1);
@@ -210,7 +254,7 @@ fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
 fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     for chunk in tokens.chunks(PREFILL_STEP) {
         let tokens = Array::from_slice(chunk, [1, chunk.len() as i32])?;
-        let _ = llama.forward(&tokens, cache)?;
+        let _ = with_row_order(RowOrder::Prompt, || llama.forward(&tokens, cache))?;
         eval(cache.arrays())?;
     }
     Ok(())
@@ -218,7 +262,9 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
 
 /// Starts computing the likeliest token after `tokens`, `[time]`.
 fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
-    let logits = llama.forward_last(&tokens.expand_dims([0])?, cache)?;
+    let order = if tokens.size() == 1 { RowOrder::Tokens } else { RowOrder::Prompt };
+    let tokens = tokens.expand_dims([0])?;
+    let logits = with_row_order(order, || llama.forward_last(&tokens, cache))?;
     let next = logits.squeeze([1])?.argmax(-1)?;
     async_eval([&next])?;
     Ok(next)
@@ -257,6 +303,7 @@ fn report(
             "weight_bytes": weights,
             "prompt_tps_spread": spread(prompt),
             "generation_tps_spread": spread(generation),
+            "texts": args.texts,
             "prompt_tokens": args.prompt_tokens,
             "generation_tokens": args.generation_tokens,
             "context": args.context,
