@@ -11,7 +11,7 @@ use mlx_primitives_llama::{Checkpoint, Config, Llama, Quantization};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::Checked;
+use crate::support::{Checked, simulated};
 
 /// The dispatches by the names of nodes of a step of this number of layers, forward and backward.
 fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<[BTreeMap<String, i64>; 2]> {
@@ -57,6 +57,9 @@ fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<[BTreeMap
 /// mlx-lm's layer, which has no fused norms and attention.
 #[test(simulated = once)]
 fn a_layer_takes_few_dispatches_backward() -> Checked {
+    if !simulated() {
+        return Ok(()); // a CPU's graph has products that no GPU runs
+    }
     let lora = |keys: Option<[&str; 2]>, dora| Kind::Lora {
         rank: 8,
         scale: 2.0,
