@@ -101,6 +101,8 @@ class QuantizedMatmul : public ComposedPrimitive {
   QuantizedWeight weight(const Arrays& inputs, int part) const;
   QuantizedExtras extras(const Arrays& inputs) const;
   int columns(const Arrays& inputs) const;
+  mx::array of_groups(
+      const mx::array& g, const mx::array& x, const QuantizedWeight& weight, bool of_scales);
 
   Kind kind_;
 };

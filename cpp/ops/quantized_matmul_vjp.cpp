@@ -1,11 +1,36 @@
 // The gradients of a QuantizedMatmul.
 #include "ops/activation.h"
 #include "ops/linear.h"
+#include "ops/quantize.h"
 #include "ops/quantized_matmul.h"
 #include "ops/quantized_transposed.h"
+#include "ops/reduce.h"
 #include "ops/rms_norm.h"
 
 namespace mlx_primitives {
+
+/**
+ * The gradient of the scales or of the biases of a weight, given that of its product with x: that
+ * of the matrix, times the codes for the scales, summed over each group.
+ */
+mx::array QuantizedMatmul::of_groups(
+    const mx::array& g, const mx::array& x, const QuantizedWeight& weight, bool of_scales) {
+  auto s = stream();
+  auto matrix = product(mx::swapaxes(rows_of(g, s), 0, 1, s), rows_of(x, s), false, s);
+  if (of_scales) {
+    auto ones = mx::ones_like(weight.scales, s);
+    auto codes = dequantize(
+        weight.packed,
+        ones,
+        mx::zeros_like(ones, s),
+        kind_.format.group_size,
+        kind_.format.bits,
+        s);
+    matrix = mx::multiply(matrix, codes, s);
+  }
+  auto groups = mx::unflatten(matrix, -1, {-1, kind_.format.group_size}, s);
+  return reduce(groups, ReductionKind::Sum, false, false, s);
+}
 
 Arrays QuantizedMatmul::vjp(
     const Arrays& primals,
@@ -14,20 +39,21 @@ Arrays QuantizedMatmul::vjp(
     const Arrays& outputs) {
   const int norm = 1 + kind_.parts * stride(); // the first input after the weights
   bool of_x = false;
+  bool of_weights = false;
   for (int argnum : argnums) {
-    if (argnum > 0 && argnum < norm) {
-      // Packed weights are usually frozen, so gradients of scales and biases have no shortcut.
-      return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+    bool packed = argnum > 0 && argnum < norm && (argnum - 1) % stride() == 0;
+    if (packed || (argnum > 0 && argnum < norm && !kind_.format.affine())) {
+      return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs); // MLX refuses it
     }
     of_x = of_x || argnum == 0 || (kind_.normed && argnum == norm);
+    of_weights = of_weights || (argnum > 0 && argnum < norm);
   }
   auto s = stream();
   auto more = extras(primals);
   auto& g = cotangents[0];
-  Arrays of_inputs; // of x and of the norm's weight
-  if (of_x) {
-    auto x = more.norm ? rms_norm(primals[0], more.norm, kind_.eps, s) : primals[0];
-    Arrays parts;
+  auto x = more.norm ? rms_norm(primals[0], more.norm, kind_.eps, s) : primals[0];
+  Arrays parts; // the gradients of the products
+  if (of_x || of_weights) {
     if (kind_.swiglu) {
       auto product = [&](int part) {
         return quantized_matmul(x, {weight(primals, part)}, kind_.format, {}, s);
@@ -43,6 +69,9 @@ Arrays QuantizedMatmul::vjp(
       }
       parts = mx::split(g, ends, -1, s);
     }
+  }
+  Arrays of_inputs; // of x and of the norm's weight
+  if (of_x) {
     std::optional<mx::array> sum;
     for (int part = 0; part < kind_.parts; ++part) {
       sum = quantized_transposed(parts[part], weight(primals, part), kind_.format, sum, s);
@@ -57,6 +86,10 @@ Arrays QuantizedMatmul::vjp(
   for (int argnum : argnums) {
     if (argnum == 0) {
       gradients.push_back(of_inputs[0]);
+    } else if (argnum < norm) {
+      int part = (argnum - 1) / stride();
+      bool of_scales = (argnum - 1) % stride() == 1;
+      gradients.push_back(of_groups(parts[part], x, weight(primals, part), of_scales));
     } else if (kind_.normed && argnum == norm) {
       gradients.push_back(of_inputs[1]);
     } else if (kind_.biased && argnum == norm + (kind_.normed ? 1 : 0)) {

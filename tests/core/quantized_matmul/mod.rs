@@ -5,7 +5,7 @@ mod weights;
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::vjp;
-use mlx_primitives::{Array, Dtype, Result, concatenate};
+use mlx_primitives::{Array, Dtype, Result, builtin, concatenate};
 
 use crate::support::compare::{assert_close, assert_same, is_nvidia, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
@@ -79,6 +79,56 @@ fn gradients_of_x() -> Checked {
                     let gradient = vjp(|x: Array| linear(&x, &w), &x, &g)?.1;
                     let (want, reach) = product(&numbers(&g)?, &turned, n as usize);
                     check(&gradient, &want, &reach, 9, &format!("{format:?} {dtype} {rows}"))?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The gradients of scales and biases are those of MLX's ops, up to sums in another order.
+#[test]
+fn gradients_of_scales_and_biases() -> Checked {
+    let (n, k) = (24, 128);
+    each_device(|_| {
+        for (rows, bits) in [(3, 4), (37, 8)] {
+            let w =
+                QuantizedWeight::quantize(&random32(&[n, k], 3)?, 64, bits, QuantizedMode::Affine)?;
+            let x = random32(&[rows, k], 4)?;
+            let biases = w.biases().expect("an affine format");
+            let primals = [&x, w.scales(), biases, w.scales(), biases];
+            for swiglu in [false, true] {
+                let of = |p: &[Array]| -> Result<Array> {
+                    let with = |scales: &Array, biases: &Array| {
+                        let (packed, mode) = (w.packed().clone(), QuantizedMode::Affine);
+                        let biases = Some(biases.clone());
+                        QuantizedWeight::new(packed, scales.clone(), biases, 64, bits, mode)
+                    };
+                    let (first, second) = (with(&p[1], &p[2])?, with(&p[3], &p[4])?);
+                    match swiglu {
+                        true => ops::quantized_swiglu(&p[0], &first, &second, None),
+                        false => linear(&p[0], &first)?.add(&linear(&p[0], &second)?),
+                    }
+                };
+                let g = random32(&[rows, n], 5)?;
+                let ours = vjp(|p: Vec<Array>| Ok(vec![of(&p)?]), &primals[..], &[&g])?.1;
+                let composed = |p: Vec<Array>| match swiglu {
+                    true => builtin::composition(&of(&p)?),
+                    false => {
+                        let of_weight = |scales: &Array, biases: &Array| {
+                            let w = ops::dequantize(w.packed(), scales, biases, 64, bits)?;
+                            p[0].matmul(&w.t()?)
+                        };
+                        Ok(vec![of_weight(&p[1], &p[2])?.add(&of_weight(&p[3], &p[4])?)?])
+                    }
+                };
+                let theirs = vjp(composed, &primals[..], &[&g])?.1;
+                for (ours, theirs) in ours.iter().zip(&theirs) {
+                    let (ours, theirs) = (numbers(ours)?, numbers(theirs)?);
+                    let largest = theirs.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                    for (ours, theirs) in ours.iter().zip(&theirs) {
+                        assert!((ours - theirs).abs() <= 1e-5 * largest, "{ours}, {theirs}");
+                    }
                 }
             }
         }
