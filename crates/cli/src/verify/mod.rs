@@ -71,7 +71,8 @@ pub struct Args {
     #[command(flatten)]
     packing: Packing,
     /// Only check that the bits of a row are the same whatever runs beside it. Prints for each op
-    /// in how many cases they are, for tokens at 1 to 256 rows and for prompts in steps of 1 to 512.
+    /// in how many cases they are, for tokens at 1 to 256 rows and for prompts in steps of 1 to
+    /// 512.
     #[arg(long, conflicts_with_all = ["only", "share", "config", "without_peers"])]
     widths: bool,
     /// The device to check; the GPU where there is one.
