@@ -182,6 +182,7 @@ unsafe fn add<const M: usize>(
 impl<F: Format> Dots for Lookup<F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
+    const EIGHT: bool = true;
 
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {

@@ -11,9 +11,7 @@ use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
 /// Rows of x that are multiplied while a row of weights is in the cache.
-const BAND: usize = 8;
-/// Rows of x that share the decoded weights in registers.
-const TOGETHER: usize = 4;
+pub(super) const BAND: usize = 16;
 /// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
 const BLOCKS: usize = 8;
 
@@ -64,12 +62,29 @@ pub(super) trait Dots: Sized {
     const SCALE_BYTES: usize;
     /// Whether it multiplies bytes.
     const BYTES: bool = false;
+    /// Whether eight rows of x share decoded weights in registers, where there are more than four.
+    const EIGHT: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
     /// # Safety
     /// The operands belong to a row of the call, and are prepared in this trait's order.
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
+
+    /// Multiplies `count` rows of weights, at most sixteen, with a band of several rows of x, if
+    /// there is a way that decodes weights once for all of them.
+    ///
+    /// # Safety
+    /// The contract of [`dot`](Self::dot), for each of the rows; `to` has a row for each of x.
+    #[inline(always)]
+    unsafe fn many<V: F32x16>(
+        _first: Operands,
+        _count: usize,
+        _band: Range<usize>,
+        _to: *mut [f32; LANES],
+    ) -> bool {
+        false
+    }
 
     /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x: a lane for each.
     ///
@@ -254,30 +269,53 @@ unsafe fn block<V: F32x16, D: Dots, const B: usize>(
         }
         return;
     }
-    // Four rows of x stay in the first-level cache while all columns are computed.
-    for m in band.clone().step_by(TOGETHER) {
-        // Two or three rows cost as much as four, since decoding dominates.
-        let (rows, last) = ((band.end - m).min(TOGETHER), band.end - 1);
-        let four = [m, last.min(m + 1), last.min(m + 2), last.min(m + 3)];
-        let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
-        for column in 0..count {
-            let operands = operands.below::<D>(column);
-            // SAFETY: the row is one of the weights', the rows of x are the call's.
-            unsafe {
-                if rows == 1 {
-                    sums[0][column] = D::dot::<V, 1>(operands, [m])[0];
-                } else {
-                    let dots = D::dot::<V, TOGETHER>(operands, four);
-                    for (sums, dot) in sums.iter_mut().zip(dots) {
-                        sums[column] = dot;
-                    }
-                }
+    // SAFETY: the caller's contract.
+    if unsafe { D::many::<V>(operands, count, band.clone(), to.as_mut_ptr()) } {
+        return;
+    }
+    // These rows of x stay in the first-level cache while all columns are computed.
+    let mut m = band.start;
+    while m < band.end {
+        let to = &mut to[m - band.start..];
+        // SAFETY: the caller's contract.
+        m += unsafe {
+            match band.end - m {
+                1 => together::<V, D, 1>(operands, count, m..m + 1, to),
+                5.. if D::EIGHT => together::<V, D, 8>(operands, count, m..band.end, to),
+                _ => together::<V, D, 4>(operands, count, m..band.end, to),
             }
-        }
-        // By reference, since a copy of the sums would take longer than their additions.
-        for (to, sums) in to[m - band.start..].iter_mut().zip(&sums).take(rows) {
-            // SAFETY: sixteen floats.
-            unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
+        };
+    }
+}
+
+/// Multiplies `count` rows of weights, at most sixteen, with the first `M` rows of x, or those that
+/// there are: fewer rows cost as much, since decoding dominates. Returns their number.
+///
+/// # Safety
+/// The contract of [`Dots::dot`], for each of the rows.
+#[inline(always)]
+unsafe fn together<V: F32x16, D: Dots, const M: usize>(
+    operands: Operands,
+    count: usize,
+    rows: Range<usize>,
+    to: &mut [[f32; LANES]],
+) -> usize {
+    let mut numbers = [rows.end - 1; M];
+    for (number, row) in numbers.iter_mut().zip(rows.clone()) {
+        *number = row;
+    }
+    let mut sums = [[V::splat(0.0); LANES]; M];
+    for column in 0..count {
+        // SAFETY: the row is one of the weights', the rows of x are the call's.
+        let dots = unsafe { D::dot::<V, M>(operands.below::<D>(column), numbers) };
+        for (sums, dot) in sums.iter_mut().zip(dots) {
+            sums[column] = dot;
         }
     }
+    // By reference, since a copy of the sums would take longer than their additions.
+    for (to, sums) in to.iter_mut().zip(&sums).take(rows.len()) {
+        // SAFETY: sixteen floats.
+        unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
+    }
+    rows.len().min(M)
 }

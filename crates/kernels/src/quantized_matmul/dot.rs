@@ -1,7 +1,9 @@
 //! Dot products of one row of weights with a few rows of x, in f32 lanes on every level.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
+use super::bands::Block;
 use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::element::Float;
@@ -22,6 +24,21 @@ pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
 impl<T: Float, F: Format> Dots for Decode<T, F> {
     const BITS: usize = F::BITS as usize;
     const SCALE_BYTES: usize = if F::AFFINE { size_of::<T>() } else { 1 };
+
+    #[inline(always)]
+    unsafe fn many<V: F32x16>(
+        operands: Operands,
+        count: usize,
+        band: Range<usize>,
+        to: *mut [f32; LANES],
+    ) -> bool {
+        let several = band.len() > 1;
+        if several {
+            // SAFETY: the caller's contract.
+            unsafe { V::part(Block::<T, F> { operands, count, band, to, types: PhantomData }) };
+        }
+        several
+    }
 
     #[inline(always)]
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {

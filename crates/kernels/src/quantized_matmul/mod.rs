@@ -4,6 +4,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod bands;
 mod call;
 mod columns;
 mod digits;
