@@ -68,7 +68,8 @@ pub struct QuantizedRows<'a> {
 /// `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
 /// copy nothing. Scores and sums are float32, and only the result is rounded. A query that sees no
 /// key weighs all of them alike, as in MLX. The result of a query is NaN if a mask adds -inf to all
-/// its scores, and 0 if there are no keys.
+/// its scores, and 0 if there are no keys. No bit of it depends on other queries: see
+/// [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in all arrays except a mask of bools.
 ///

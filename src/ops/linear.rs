@@ -22,7 +22,8 @@ pub struct Linear<'a> {
 /// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights; the result is
 /// `[..., n]` of the type that all inputs promote to. Products are summed in float32; then the
 /// product, the sum with the bias, the activation and the sum with the residual are each rounded to
-/// that type, as by separate ops.
+/// that type, as by separate ops. No bit of a row depends on other rows: see
+/// [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in every array.
 ///

@@ -115,8 +115,9 @@ impl LinearWeight {
 ///
 /// `x` is `[..., k]`, the base `[n, k]`, `a` is `[rank, k]` and `b` is `[n, rank]`; the result is
 /// `[..., n]` of the type that all promote to. Products accumulate in float32; the three products,
-/// the scaling and the sum are each rounded to the result's type, as by separate ops. [`Lora`]
-/// takes matrices as mlx-lm stores them.
+/// the scaling and the sum are each rounded to the result's type, as by separate ops. No bit of a
+/// row depends on other rows: see [`RowOrder`](super::RowOrder). [`Lora`] takes matrices as mlx-lm
+/// stores them.
 ///
 /// Differentiable in `x`, `a` and `b` without a gradient of the base, and in a plain base.
 ///

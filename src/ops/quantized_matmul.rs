@@ -301,7 +301,7 @@ fn run(
 /// `x` is `[..., k]`, the weight `[n, k]`; the result is `[..., n]`, of the type that `x`, the
 /// scales (unless bytes) and the options promote to. Products accumulate in float32; the normalized
 /// `x`, the product and each sum after it are rounded to the result's type, as by separate ops of
-/// MLX.
+/// MLX. No bit of a row depends on other rows: see [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in `x`, the norm's weight, bias and residual, and once in affine scales and
 /// biases.

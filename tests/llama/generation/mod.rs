@@ -6,6 +6,7 @@ mod processors;
 mod prompt_cache;
 mod speculative;
 mod text;
+mod widths;
 
 use std::ops::ControlFlow;
 

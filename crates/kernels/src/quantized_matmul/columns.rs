@@ -62,8 +62,6 @@ pub(super) trait Dots: Sized {
     const SCALE_BYTES: usize;
     /// Whether it multiplies bytes.
     const BYTES: bool = false;
-    /// Whether eight rows of x share decoded weights in registers, where there are more than four.
-    const EIGHT: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
@@ -281,7 +279,6 @@ unsafe fn block<V: F32x16, D: Dots, const B: usize>(
         m += unsafe {
             match band.end - m {
                 1 => together::<V, D, 1>(operands, count, m..m + 1, to),
-                5.. if D::EIGHT => together::<V, D, 8>(operands, count, m..band.end, to),
                 _ => together::<V, D, 4>(operands, count, m..band.end, to),
             }
         };

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::bands::Block;
+use super::bands::{Block, Chunks, lane_groups};
 use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::element::Float;
@@ -12,13 +12,28 @@ use crate::simd::{F32x16, LANES};
 /// Decodes weights to f32 in registers.
 pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
 
-/// The group of each of sixteen lanes, counted from the first group of the chunk, where `2^shift`
-/// lanes are a group.
-#[inline(always)]
-pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
-    let groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);
-    // SAFETY: sixteen words; `load` takes any bits as they are.
-    unsafe { V::load(groups.as_ptr().cast()).to_bits() }
+impl<T: Float, F: Format> Chunks for Decode<T, F> {
+    type Element = T;
+    type Format = F;
+    const STEPS: usize = F::PER_LANE;
+    const VECTORS: usize = F::PER_LANE;
+
+    #[inline(always)]
+    unsafe fn decode<V: F32x16, const C: usize>(from: *const u8, lanes: usize, to: *mut f32) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut weights = F::load::<V>(from, lanes);
+            for step in 0..Self::STEPS {
+                F::lowest::<V>(weights).store(to.add(step * C * LANES));
+                weights = F::rest::<V>(weights);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn step<V: F32x16>(sum: V, weights: V, x: V) -> V {
+        weights.mul_add(x, sum)
+    }
 }
 
 impl<T: Float, F: Format> Dots for Decode<T, F> {
@@ -32,10 +47,11 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         band: Range<usize>,
         to: *mut [f32; LANES],
     ) -> bool {
-        let several = band.len() > 1;
+        // Up to four rows share the decoded weights in registers, where there are enough of them.
+        let several = band.len() > if V::ONE_REGISTER { 1 } else { 4 };
         if several {
             // SAFETY: the caller's contract.
-            unsafe { V::part(Block::<T, F> { operands, count, band, to, types: PhantomData }) };
+            unsafe { V::part(Block::<Self> { operands, count, band, to, dots: PhantomData }) };
         }
         several
     }

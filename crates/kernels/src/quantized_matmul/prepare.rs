@@ -76,6 +76,14 @@ impl Prepared {
     }
 }
 
+/// The bytes from one row to the next for rows of `bytes` bytes: the same part of sixteen rows lies
+/// in different sets of the first-level cache, which repeat every 4096 bytes.
+fn apart(rows: usize, bytes: usize) -> usize {
+    const SETS: usize = 4096;
+    const PART: usize = 512;
+    if rows == 1 { bytes } else { (bytes + SETS - PART).next_multiple_of(SETS) + PART }
+}
+
 /// Prepares all rows of x, in the element type that `order` specifies.
 ///
 /// # Safety
@@ -83,7 +91,7 @@ impl Prepared {
 pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Order) -> Prepared {
     let chunk = order.lanes * order.per_lane;
     let padded = call.axis.div_ceil(chunk) * chunk;
-    let row_bytes = padded * order.element_bytes();
+    let row_bytes = apart(call.rows, padded * order.element_bytes());
     let sums = (call.axis / call.group).div_ceil(LANES) * LANES;
     let prepared = Prepared::new(call.rows, row_bytes, sums);
     let sums_at = prepared.sums_at;

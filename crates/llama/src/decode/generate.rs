@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Error, Result, async_eval, memory};
 
 use super::draw::{Draw, Drawn};
@@ -289,12 +290,8 @@ impl<'a> Generation<'a> {
         self.statistics.generated_tokens == 0 && self.next.is_none()
     }
 
-    /// [`prefill`](Self::prefill) without the last step, or without the last token where a draft
-    /// model proposes tokens after it.
+    /// [`prefill`](Self::prefill) without the last step.
     fn prefill_before_last_step(&mut self) -> Result<()> {
-        if self.draft.is_some() {
-            return self.prefill(|_, _| ControlFlow::Continue(())).map(|_| ());
-        }
         let rest = self.tokens.len().saturating_sub(self.cache.len() as usize);
         if self.unstarted() && rest > self.prefill_step {
             let end = self.tokens.len() - 1 - (rest - 1) % self.prefill_step;
@@ -329,8 +326,9 @@ impl<'a> Generation<'a> {
                 return Ok(None);
             }
             self.prefill_before_last_step()?;
+            let first = self.unstarted();
             match &mut self.draft {
-                Some(draft) => {
+                Some(draft) if !first => {
                     self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
                     let left = self.max_tokens - self.statistics.generated_tokens;
                     let left = left.min(self.model.rotated_alike(self.tokens.len()));
@@ -341,7 +339,7 @@ impl<'a> Generation<'a> {
                     self.tokens.extend(round.tokens.iter().map(|token| token.id));
                     self.ready.extend(round.tokens);
                 }
-                None => {
+                _ => {
                     if self.next.is_none() {
                         self.start()?;
                     }
@@ -383,6 +381,7 @@ impl<'a> Generation<'a> {
     /// to be an end token, the cache has to give a position back.
     fn runs_ahead(&self) -> bool {
         self.statistics.generated_tokens + 1 < self.max_tokens
+            && self.draft.is_none()
             && self.draw.ignores_tokens()
             && !self.cache.forgets()
             && self.model.rotated_alike(self.tokens.len()) > 1
@@ -392,7 +391,9 @@ impl<'a> Generation<'a> {
     fn start(&mut self) -> Result<()> {
         self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
         let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
-        self.next = Some(self.start_after(&row(&self.tokens[known..])?)?);
+        let rest = row(&self.tokens[known..])?;
+        let order = if self.unstarted() { RowOrder::Prompt } else { RowOrder::Tokens };
+        self.next = Some(with_row_order(order, || self.start_after(&rest))?);
         Ok(())
     }
 

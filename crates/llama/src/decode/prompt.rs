@@ -1,5 +1,6 @@
 //! Prompts: what is refused, and how they are run.
 
+use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Error, Result, eval};
 
 use super::options::Options;
@@ -92,7 +93,8 @@ impl Llama {
     ) -> Result<()> {
         let rest = tokens.get(cache.len() as usize..end).unwrap_or_default();
         for chunk in rest.chunks(step.max(1)) {
-            let _ = self.forward(&row(chunk)?, cache)?;
+            let chunk = row(chunk)?;
+            let _ = with_row_order(RowOrder::Prompt, || self.forward(&chunk, cache))?;
             eval(cache.arrays())?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Error, Result, eval};
 
 use super::draw::Draw;
@@ -175,10 +176,10 @@ impl<'a> Scheduler<'a> {
         }
         let ready = self.take(|text| text.unread() == 0);
         for parts in apart(ready.into_iter().map(|(id, text)| (id, 1, text))) {
-            self.pass(parts, &mut events);
+            with_row_order(RowOrder::Tokens, || self.pass(parts, &mut events));
         }
         for parts in apart(self.next_of_prompts().into_iter()) {
-            self.pass(parts, &mut events);
+            with_row_order(RowOrder::Prompt, || self.pass(parts, &mut events));
         }
         events
     }

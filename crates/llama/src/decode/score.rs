@@ -1,4 +1,4 @@
-use mlx_primitives::ops::{self, CrossEntropy};
+use mlx_primitives::ops::{self, CrossEntropy, RowOrder, with_row_order};
 use mlx_primitives::{Array, Dtype, Error, Result, eval};
 
 use super::draw::no_number;
@@ -79,7 +79,9 @@ impl Llama {
             cache.set_text_len(context.len() + 1);
             for (inputs, targets) in context.chunks(step).zip(targets.chunks(step)) {
                 let shape = [1, inputs.len() as i32];
-                let logits = self.forward(&Array::from_slice(inputs, shape)?, &mut cache)?;
+                let inputs_of_step = Array::from_slice(inputs, shape)?;
+                let forward = || self.forward(&inputs_of_step, &mut cache);
+                let logits = with_row_order(RowOrder::Prompt, forward)?;
                 let losses = ops::cross_entropy(
                     &logits.astype(Dtype::Float32)?,
                     &Array::from_slice(targets, shape)?,

@@ -1,3 +1,4 @@
+use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Error, Result, concatenate};
 
 use super::draw::{Draw, check};
@@ -98,7 +99,8 @@ impl<'a> Draft<'a> {
         let mut inputs = vec![Array::from_slice(&[last], [1])?];
         inputs.extend(proposals);
         let inputs = concatenate(&inputs.iter().collect::<Vec<_>>(), 0)?;
-        let logits = model.forward(&inputs.expand_dims([0])?, cache)?;
+        let inputs_of_text = inputs.expand_dims([0])?;
+        let logits = with_row_order(RowOrder::Tokens, || model.forward(&inputs_of_text, cache))?;
 
         let vocab = logits.dim(-1)?.unsigned_abs() as usize;
         let best = match draw.is_argmax() {

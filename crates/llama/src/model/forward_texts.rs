@@ -36,6 +36,6 @@ impl Llama {
             wanted if wanted == count => h,
             _ => h.take(&Array::from_slice(&last, [wanted])?, 1)?,
         };
-        self.logits(&h)?.squeeze([0]).map(Some)
+        self.last_logits(&h)?.squeeze([0]).map(Some)
     }
 }

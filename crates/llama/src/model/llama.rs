@@ -1,7 +1,7 @@
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-use mlx_primitives::ops::{CpuActivations, LinearWeight};
+use mlx_primitives::ops::{CpuActivations, LinearWeight, RowOrder, with_row_order};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
 use super::adapters::Adapters;
@@ -259,6 +259,11 @@ impl Llama {
         self.head().forward(h, Some(&self.norm), None)
     }
 
+    /// The logits of the last rows of texts, which have the order of tokens after any prompt.
+    pub(super) fn last_logits(&self, h: &Array) -> Result<Array> {
+        with_row_order(RowOrder::Tokens, || self.logits(h))
+    }
+
     /// The output of the last layer, `[batch, time, hidden]`.
     pub(super) fn decoded(&self, tokens: &Array, texts: &mut Texts) -> Result<Array> {
         if tokens.ndim() != 2 || !texts.have_layers(self.layers.len()) {
@@ -352,7 +357,7 @@ impl Llama {
         if h.dim(1)? > 1 {
             h = h.slice_axis(1, -1..)?;
         }
-        self.logits(&h)
+        self.last_logits(&h)
     }
 
     /// The rotation of positions; `None` in a process without layers.
