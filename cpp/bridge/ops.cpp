@@ -54,7 +54,7 @@ Handle affine(const MlxArray& x, const MlxArray& scale, const MlxArray& shift) {
 namespace {
 
 mlx_primitives::AttentionRules to_rules(const AttentionRules& rules) {
-  return {rules.scale, rules.causal, rules.window, rules.soft_cap};
+  return {rules.scale, rules.causal, rules.window, rules.soft_cap, rules.dropped};
 }
 
 QuantizedRows to_rows(const ArrayList& parts) {

@@ -14,6 +14,7 @@ struct AttentionRules {
   bool causal;
   int window;     // how many positions a query sees, up to its own; 0 if unlimited
   float soft_cap; // 0 if none
+  int dropped;    // keys before the first one that are no longer there
   RowOrder order = row_order();
 
   bool operator==(const AttentionRules&) const = default;

@@ -249,6 +249,7 @@ cpu::AttentionCall Attention::call(const Arrays& inputs) const {
       .order = rules_.order,
       .scale = rules_.scale,
       .soft_cap = rules_.soft_cap,
+      .dropped = static_cast<uint32_t>(rules_.dropped),
       .batch = static_cast<size_t>(q.shape(0)),
       .heads = static_cast<size_t>(q.shape(1)),
       .kv_heads = static_cast<size_t>(inputs[1].shape(1)),

@@ -35,6 +35,7 @@ struct AttentionCall {
   RowOrder order;
   float scale;
   float soft_cap;
+  uint32_t dropped;
   size_t batch;
   size_t heads;
   size_t kv_heads;
@@ -276,6 +277,7 @@ struct RopeAppendCall {
 static_assert(sizeof(AffineShape) == 32 && sizeof(View) == 40 && sizeof(AttentionCall) == 432);
 OFFSET(AttentionCall, order, 3);
 OFFSET(AttentionCall, scale, 4);
+OFFSET(AttentionCall, dropped, 12);
 OFFSET(AttentionCall, batch, 16);
 OFFSET(AttentionCall, q, 96);
 OFFSET(AttentionCall, mask, 376);

@@ -24,6 +24,7 @@ pub(crate) mod bridge {
         causal: bool,
         window: i32,
         soft_cap: f32,
+        dropped: i32,
     }
 
     /// The modes of packed weights. cxx asserts that `cpp/ops/quantized_matmul.h` has the same

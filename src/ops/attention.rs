@@ -23,6 +23,9 @@ pub struct Attention<'a> {
     pub soft_cap: Option<f32>,
     /// A logit for each head, `[heads]`, that takes part in the softmax and adds no value.
     pub sinks: Option<&'a Array>,
+    /// The number of keys of a text before the first one, where they are no longer there. On a CPU
+    /// prompts then add up the others as if they were: see [`RowOrder`](super::RowOrder).
+    pub dropped: i32,
 }
 
 impl Attention<'_> {
@@ -32,7 +35,8 @@ impl Attention<'_> {
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
         let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
         let causal = self.causal || self.window.is_some();
-        Ok(ffi::AttentionRules { scale, causal, window, soft_cap })
+        let dropped = self.dropped.max(0);
+        Ok(ffi::AttentionRules { scale, causal, window, soft_cap, dropped })
     }
 }
 

@@ -47,5 +47,5 @@ pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, Rope, rope};
 pub use rope_append::{KvLayout, RopeAppend, rope_append, rope_append_attention};
-pub use row_order::{RowOrder, with_row_order};
+pub use row_order::{RowOrder, row_order, with_row_order};
 pub use softmax::softmax;

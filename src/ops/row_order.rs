@@ -22,6 +22,17 @@ pub enum RowOrder {
     Prompt,
 }
 
+/// The order of rows in the ops that this thread builds.
+pub fn row_order() -> RowOrder {
+    let order = ffi::set_row_order(0);
+    ffi::set_row_order(order);
+    match order {
+        1 => RowOrder::Tokens,
+        2 => RowOrder::Prompt,
+        _ => RowOrder::ByCount,
+    }
+}
+
 /// Runs `f`, in which the rows of the ops that it builds have this order.
 ///
 /// ```

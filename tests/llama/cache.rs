@@ -141,7 +141,14 @@ fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
             let values = plain(&seen.values);
             let visible = values.i((.., 1..2, .., 7..8))?.to_vec::<f32>()?;
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
-            assert_eq!(visible, ints(&case["visible"][i]), "{what}");
+            let mut want = ints(&case["visible"][i]);
+            if time == 1 && end > max_size {
+                // In a full cache, a position's slot is determined by the position.
+                let slot =
+                    |&p: &i32| if p < keep { p } else { keep + (p - keep) % (max_size - keep) };
+                want.sort_unstable_by_key(slot);
+            }
+            assert_eq!(visible, want, "{what}");
             // Keys were rotated by their positions, whatever their slots.
             let ids = Array::from_slice(&visible, [visible.len() as i32])?;
             let whole = Array::arange::<f32>(0.0, f64::from(end), 1.0)?

@@ -44,7 +44,7 @@ macro_rules! entries {
 }
 
 layout!(View, 40, strides 8);
-layout!(AttentionCall, 432, order 3, scale 4, batch 16, q 96, mask 376, out 424);
+layout!(AttentionCall, 432, order 3, scale 4, dropped 12, batch 16, q 96, mask 376, out 424);
 layout!(AttentionGradCall, 504, cotangent 432, dq 472, dsinks 496);
 
 #[repr(C)]

@@ -30,7 +30,8 @@ impl Rules {
         move |x| {
             let Self { scale, causal, window, soft_cap, .. } = self;
             let [mask, sinks] = self.split(x);
-            let options = Attention { scale, causal, window, mask, soft_cap, sinks };
+            let options =
+                Attention { scale, causal, window, mask, soft_cap, sinks, ..Attention::default() };
             Ok(vec![ops::attention(&x[0], &x[1], &x[2], options)?])
         }
     }

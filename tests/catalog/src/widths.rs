@@ -340,6 +340,7 @@ fn attention(
             mask: mask.as_ref(),
             soft_cap: special.then_some(5.0),
             sinks: special.then_some(&sinks),
+            dropped: 0,
         };
         attend(&q.slice_axis(2, from..to)?, [&k?, &v?], options)?.squeeze([0])
     };

@@ -192,7 +192,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             [(32, 4), (64, 2)].map(|format| dequantized(p, format)).into_iter().collect()
         }),
         fixed(
-            "Attention::rules_.order, Linear::state_.order, LoraLinear::order_, \
+            "Attention::rules_.order, .dropped, Linear::state_.order, LoraLinear::order_, \
              QuantizedMatmul::kind_.order",
             "it changes numbers of some calls alone; `orders_of_rows_stay_apart` tests it",
         ),

@@ -25,6 +25,34 @@ fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama>
     Llama::random(config, dtype, packed, seed)
 }
 
+/// A cache of the latest positions: parts of a prompt that is longer, and texts of a batch.
+#[test(simulated = never)]
+fn rotating_caches_do_not_depend_on_steps() -> Checked {
+    for (layout, kind) in [((4, 1), 0), ((7, 1), 1), ((2, 2), 2)] {
+        let llama = model(layout, kind, 7)?;
+        for max_size in [70, 100] {
+            let prompt: Vec<u32> = (0..331).map(|i| (i * i + 5 * i) % 101).collect();
+            let cache = CacheKind::Rotating { max_size, keep: 0 };
+            let options =
+                Options { max_tokens: 90, logprobs: Some(1), cache, ..Options::default() };
+            let expected = bits(&mut llama.generate(&prompt, &options)?)?;
+            for prefill_step in [1, 7, 64, 100, 330] {
+                let options = Options { prefill_step, ..options.clone() };
+                let got = bits(&mut llama.generate(&prompt, &options)?)?;
+                assert!(got == expected, "{layout:?}, {max_size}, {prefill_step}");
+            }
+            let prompts = vec![prompt[5..].to_vec(), prompt.clone(), prompt[..3].to_vec()];
+            let mut got = Vec::new();
+            for token in llama.generate_batch(&prompts, &options)? {
+                let (text, token) = token?;
+                got.extend((text == 1).then_some((token.id, token.logprob.map(f32::to_bits))));
+            }
+            assert!(got == expected, "{layout:?}, {max_size}, in a batch");
+        }
+    }
+    Ok(())
+}
+
 fn cache(kind: usize) -> CacheKind {
     match kind % 3 {
         0 => CacheKind::Plain,

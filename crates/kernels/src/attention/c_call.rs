@@ -14,6 +14,7 @@ pub struct AttentionCall {
     pub order: RowOrder,
     pub scale: f32,
     pub soft_cap: f32,
+    pub dropped: u32,
     pub batch: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -72,7 +73,7 @@ impl AttentionCall {
         let Self { scale, soft_cap, causal, window, q, sinks, order, .. } = *self;
         let k = self.source(self.k, self.k_scales, self.k_biases);
         let v = self.source(self.v, self.v_scales, self.v_biases);
-        let mask = self.mask();
+        let (mask, dropped) = (self.mask(), self.dropped as usize);
         Attention {
             batch,
             heads,
@@ -91,6 +92,7 @@ impl AttentionCall {
             mask,
             sinks,
             order,
+            dropped,
         }
     }
 }

@@ -170,8 +170,12 @@ impl<T: Float> Blocks<'_, T> {
                 (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
             }
             std::ptr::write_bytes(space.out, 0, ROWS * space.pitch);
-            for at in (first / TILE * TILE..end).step_by(TILE) {
-                let count = TILE.min(end - at);
+            let before = call.dropped % TILE;
+            let mut next = ((first + before) / TILE * TILE).saturating_sub(before);
+            while next < end {
+                let at = next;
+                let count = (TILE - (at + before) % TILE).min(end - at);
+                next = at + count;
                 let place = (block.batch, block.kv_head);
                 let load = |source, dim, out, pitch| Load::<T> {
                     source,

@@ -53,6 +53,7 @@ fn case<T: Sample>(
         mask: Mask::None,
         sinks: std::ptr::null(),
         order: RowOrder::ByCount,
+        dropped: 0,
     };
     let mask = values::<T>(batch * heads * queries * keys, 1.0);
     let bools = (0..batch * heads * queries * keys).map(|i| u8::from(i * 7 % 11 > 3)).collect();

@@ -84,8 +84,9 @@ pub struct AttentionInputs {
 
 impl AttentionInputs {
     /// The attention, `[batch, heads, time, head_dim]`.
-    pub(crate) fn attend(&self, mask: &AttentionMask) -> Result<Array> {
-        let (queries, options) = (&self.queries, mask.rules());
+    /// `dropped` keys before the first one are no longer there.
+    pub(crate) fn attend(&self, mask: &AttentionMask, dropped: i32) -> Result<Array> {
+        let (queries, options) = (&self.queries, ops::Attention { dropped, ..mask.rules() });
         if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (&self.keys, &self.values) {
             return ops::attention(queries, keys, values, options);
         }

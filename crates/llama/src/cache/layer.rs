@@ -6,7 +6,7 @@ use super::attention_inputs::{AttentionInputs, AttentionMask, join_heads};
 use super::kind::{CacheKind, rounded_up};
 use super::kv_buffer::KvBuffer;
 use super::quantized::Quantized;
-use super::rotating::Rotating;
+use super::rotating::{Rotating, takes_order};
 use crate::base::{Heads, RopeFrequencies};
 
 /// The cache of one layer.
@@ -105,17 +105,26 @@ impl LayerCache {
         rope: &RopeFrequencies,
         mask: &AttentionMask,
     ) -> Result<Array> {
+        let dropped = self.dropped(qkv.dim(1)?);
         let few = qkv.shape().get(1).is_some_and(|&time| time <= KvLayout::QUERY_POSITIONS);
         if matches!(self.storage, Storage::Quantized(_)) || !few || !only_ours()? {
-            return join_heads(&self.append(qkv, heads, rope)?.attend(mask)?);
+            return join_heads(&self.append(qkv, heads, rope)?.attend(mask, dropped)?);
         }
         self.step(qkv, heads, rope, |buffer, rotation, len| {
-            let (layout, rules) = (buffer.layout, mask.rules());
+            let (layout, rules) = (buffer.layout, ops::Attention { dropped, ..mask.rules() });
             let attended;
             (buffer.array, attended) =
                 ops::rope_append_attention(&buffer.array, qkv, layout, rotation, len, rules)?;
             Ok(attended)
         })
+    }
+
+    /// The number of positions before those that a step of `time` positions sees in their order.
+    pub(crate) fn dropped(&self, time: i32) -> i32 {
+        match &self.storage {
+            Storage::Rotating(cache) if takes_order(time) => cache.len() - cache.before().0,
+            _ => 0,
+        }
     }
 
     /// Runs an op on the buffer with room for the positions of `qkv`, their rotation, and the

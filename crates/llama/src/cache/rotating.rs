@@ -1,11 +1,18 @@
+use mlx_primitives::ops::{RowOrder, row_order};
 use mlx_primitives::{Array, Result, concatenate};
 
 use super::kind::{CacheKind, STEP};
 use super::kv_buffer::KvBuffer;
 use crate::base::Heads;
 
-/// A cache of the first positions and the latest. The positions that it shows, and the order in
-/// which it replaces them, are those of mlx-lm's `RotatingKVCache`.
+/// Whether a step of `time` positions sees those before it in their order, not in that of slots.
+pub(super) fn takes_order(time: i32) -> bool {
+    time > 1 || row_order() == RowOrder::Prompt
+}
+
+/// A cache of the first positions and the latest. The positions that it shows are those of mlx-lm's
+/// `RotatingKVCache`. A position's slot in a full cache depends on the position alone, so that the
+/// steps before it do not change the order of sums.
 #[derive(Clone)]
 pub(super) struct Rotating {
     max_size: i32,
@@ -74,8 +81,8 @@ impl Rotating {
     /// The buffer with room for the positions of `qkv`, and the slot of the first of them.
     pub fn with_room(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         match qkv.dim(1)? {
-            1 => self.with_slot(qkv, heads),
-            time => self.in_order(qkv, heads, time),
+            time if takes_order(time) => self.in_order(qkv, heads, time),
+            _ => self.with_slot(qkv, heads),
         }
     }
 
@@ -87,25 +94,33 @@ impl Rotating {
 
     /// The buffer and the slot for one position.
     fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
-        let old = self.buffer.clone();
-        let mut next = self.next;
-        let capacity = old.as_ref().map_or(0, |buffer| buffer.layout.capacity);
-        let buffer = match old {
-            Some(buffer) if capacity > self.max_size => {
-                let keys_values = buffer.keys_and_values(capacity)?;
-                let trimmed = self.without(capacity - self.max_size, keys_values)?;
-                next = self.max_size;
-                KvBuffer::holding(Some(trimmed), qkv, heads, self.max_size)?
+        let (full, slots) = (self.is_full(), self.max_size - self.keep);
+        match self.buffer.clone() {
+            Some(buffer) if full => {
+                let slot = self.keep + (self.len - self.keep) % slots;
+                let next = if self.next == self.max_size { self.keep } else { self.next };
+                if buffer.layout.capacity == self.max_size && next == slot {
+                    return Ok((buffer, slot));
+                }
+                let (keys_values, _) = self.latest(&buffer, self.max_size)?;
+                // The oldest position has the slot that is written to.
+                let newest = self.max_size - (slot - self.keep);
+                let turned = |part: &Array| {
+                    let parts = [(0, self.keep), (newest, self.max_size), (self.keep, newest)];
+                    let [first, older, newer] = parts.map(|(from, to)| part.i((.., .., from..to)));
+                    concatenate(&[&first?, &older?, &newer?], 2)
+                };
+                let turned = [turned(&keys_values[0])?, turned(&keys_values[1])?];
+                Ok((KvBuffer::holding(Some(turned), qkv, heads, self.max_size)?, slot))
             }
-            Some(buffer) if self.len < capacity || capacity == self.max_size => buffer,
+            Some(buffer) if self.len < buffer.layout.capacity => Ok((buffer, self.len)),
             old => {
+                let capacity = old.as_ref().map_or(0, |buffer| buffer.layout.capacity);
                 let keys_values = old.map(|buffer| buffer.keys_and_values(capacity)).transpose()?;
-                next = self.len;
                 let room = STEP.min(self.max_size - self.len);
-                KvBuffer::holding(keys_values, qkv, heads, capacity + room)?
+                Ok((KvBuffer::holding(keys_values, qkv, heads, capacity + room)?, self.len))
             }
-        };
-        Ok((buffer, if next == self.max_size { self.keep } else { next }))
+        }
     }
 
     /// The buffer and the slot for several positions: the latest positions in their order, with
@@ -114,6 +129,13 @@ impl Rotating {
         let Some(buffer) = self.buffer.clone() else {
             return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
         };
+        let (keys_values, count) = self.latest(&buffer, self.max_size - 1)?;
+        Ok((KvBuffer::holding(Some(keys_values), qkv, heads, count + time)?, count))
+    }
+
+    /// The keys and values of at most `most` positions in their order: those that are never
+    /// replaced, then the latest.
+    fn latest(&self, buffer: &KvBuffer, most: i32) -> Result<([Array; 2], i32)> {
         let capacity = buffer.layout.capacity;
         let mut keys_values = buffer.keys_and_values(capacity)?;
         let mut count = capacity;
@@ -128,12 +150,12 @@ impl Rotating {
             count = self.next;
             keys_values = buffer.keys_and_values(count)?;
         }
-        let spare = count - self.max_size + 1;
+        let spare = count - most;
         if spare > 0 {
             keys_values = self.without(spare, keys_values)?;
             count -= spare;
         }
-        Ok((KvBuffer::holding(Some(keys_values), qkv, heads, count + time)?, count))
+        Ok((keys_values, count))
     }
 
     /// The keys and values without the `count` oldest positions after those that are never

@@ -161,12 +161,13 @@ impl DecoderLayer {
         mask: &AttentionMask,
         cache: &mut LayerCache,
     ) -> Result<Array> {
+        let dropped = cache.dropped(qkv.dim(1)?);
         let AttentionInputs { queries, keys, values } =
             cache.append(qkv, self.heads, &self.rope)?;
         let (batch, heads, time, features) = queries.dims4()?;
         let zeros = |heads: i32| Array::zeros_of([batch, heads, time, features], queries.dtype());
         let queries = concatenate(&[&zeros(before)?, &queries, &zeros(after)?], 1)?;
-        let attended = AttentionInputs { queries, keys, values }.attend(mask)?;
+        let attended = AttentionInputs { queries, keys, values }.attend(mask, dropped)?;
         join_heads(&attended.slice_axis(1, before..before + heads)?)
     }
 
