@@ -64,6 +64,7 @@ impl Call {
             soft_cap,
             mask: self.mask.as_ref(),
             sinks: x.get(3),
+            dropped: 0,
         };
         ops::attention(&x[0], &x[1], &x[2], options)
     }

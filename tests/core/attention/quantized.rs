@@ -145,6 +145,7 @@ fn views_of_a_cache() -> Checked {
                 mask: Some(&mask),
                 soft_cap: Some(20.0),
                 sinks: Some(&sinks),
+                dropped: 0,
             };
             let ours = ops::attention_quantized(&q, k.borrowed(), v.borrowed(), 4, 32, options)?;
             let theirs = builtin::composition(&ours)?.swap_remove(0);

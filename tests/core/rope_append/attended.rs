@@ -84,6 +84,7 @@ fn rules_positions_and_slots() -> Checked {
             soft_cap: Some(2.0),
             sinks: Some(&sinks),
             mask: Some(&bools),
+            dropped: 0,
         };
         let (places, slots) =
             (Array::from_slice(&[70i32, 3], [2])?, Array::from_slice(&[0i32, 14], [2])?);

@@ -269,6 +269,7 @@ impl Given {
             mask: self.mask.as_ref(),
             soft_cap: (d.rng.u8(..3) == 0).then(|| d.float(5.0)),
             sinks: self.sinks.as_ref(),
+            dropped: d.rng.i32(..1000),
         }
     }
 }

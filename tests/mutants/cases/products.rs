@@ -194,6 +194,7 @@ impl Attended {
             mask,
             soft_cap: (rules % 5 == 1).then_some(3.0),
             sinks: (rules % 3 != 0 || rules % 2 != 0).then_some(sinks),
+            dropped: 0,
         }
     }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::columns::{BAND, Dots, Operands};
-use super::format::{Format, load_first};
+use super::format::Format;
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch, prefetch_far};
 
@@ -88,10 +88,8 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                     let of_row = D::Format::scales::<V, D::Element>(row.scales, at, of_groups);
                     of_row.store(scales.add(column * LANES));
                     if D::Format::AFFINE {
-                        let bias = load_first::<V, D::Element>(
-                            row.biases.cast::<D::Element>().add(at),
-                            of_groups,
-                        );
+                        let biases = row.biases.cast::<D::Element>().add(at);
+                        let bias = D::Element::load_block::<V>(biases, of_groups);
                         for (i, m) in band.clone().enumerate() {
                             let to = state.biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));
@@ -107,7 +105,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                     let mut column = 0;
                     while column < count {
                         let scales = (scales.add(column * LANES).cast_const(), place);
-                        // Registers have room for the sums of so many.
+                        // Registers have room for their sums.
                         column += match count - column {
                             3.. if V::ONE_REGISTER => {
                                 self.columns::<V, 3>(column, part, scales, state.sums)
