@@ -316,7 +316,10 @@ Launch plan(
   if (!shape.columns && few) {
     uint32_t together = std::min<uint32_t>(simds, LINEAR_SIMDS);
     together = std::clamp<uint32_t>(groups(shape.n, LINEAR_SIMD_ROWS), 1, together);
-    const uint32_t rows = shape.m <= 1 ? 1 : shape.m <= 2 ? 2 : shape.m <= 4 ? 4 : LINEAR_FEW_ROWS;
+    const uint32_t rows = shape.m <= 1   ? 1
+                          : shape.m <= 2 ? 2
+                          : shape.m <= 4 ? 4
+                                         : uint32_t{LINEAR_FEW_ROWS};
     return {
         "mlxp_linear_few" + std::to_string(rows) + suffix,
         {groups(shape.n, together * LINEAR_SIMD_ROWS), groups(shape.m, rows), batch},
