@@ -1,13 +1,13 @@
+mod steps;
+
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use mlx_primitives::ops::{RowOrder, with_row_order};
-use mlx_primitives::{Array, Error, Result, async_eval, memory};
+use mlx_primitives::{Array, Error, Result, memory};
 
 use super::draw::{Draw, Drawn};
 use super::options::{FinishReason, Options, Statistics, Token};
-use super::prompt::row;
 use super::prompt_cache::PromptCache;
 use super::speculative::Draft;
 use crate::cache::Cache;
@@ -369,40 +369,6 @@ impl<'a> Generation<'a> {
             self.start()?; // computes the next token while the caller uses this one
         }
         Ok(Some(token))
-    }
-
-    /// Drops the last `count` tokens, which are not part of the text.
-    fn forget(&mut self, count: usize) {
-        self.ready.clear();
-        self.tokens.truncate(self.tokens.len().saturating_sub(count));
-    }
-
-    /// Whether the token after the one being computed may be queued already. If that one turns out
-    /// to be an end token, the cache has to give a position back.
-    fn runs_ahead(&self) -> bool {
-        self.statistics.generated_tokens + 1 < self.max_tokens
-            && self.draft.is_none()
-            && self.draw.ignores_tokens()
-            && !self.cache.forgets()
-            && self.model.rotated_alike(self.tokens.len()) > 1
-    }
-
-    /// Starts computing the token that follows those that the cache does not have.
-    fn start(&mut self) -> Result<()> {
-        self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
-        let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
-        let rest = row(&self.tokens[known..])?;
-        let order = if self.unstarted() { RowOrder::Prompt } else { RowOrder::Tokens };
-        self.next = Some(with_row_order(order, || self.start_after(&rest))?);
-        Ok(())
-    }
-
-    /// Starts computing the token that follows `rest`, uint32 `[1, time]`.
-    fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
-        let logits = self.model.forward_last(rest, &mut self.cache)?;
-        let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
-        async_eval(drawn.arrays())?;
-        Ok(drawn)
     }
 }
 

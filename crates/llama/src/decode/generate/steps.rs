@@ -1,0 +1,44 @@
+//! The steps of a model that a generation queues.
+
+use mlx_primitives::ops::{RowOrder, with_row_order};
+use mlx_primitives::{Array, Result, async_eval};
+
+use super::Generation;
+use crate::decode::draw::Drawn;
+use crate::decode::prompt::row;
+
+impl Generation<'_> {
+    /// Drops the last `count` tokens, which are not part of the text.
+    pub(super) fn forget(&mut self, count: usize) {
+        self.ready.clear();
+        self.tokens.truncate(self.tokens.len().saturating_sub(count));
+    }
+
+    /// Whether the token after the one being computed may be queued already. If that one turns out
+    /// to be an end token, the cache has to give a position back.
+    pub(super) fn runs_ahead(&self) -> bool {
+        self.statistics.generated_tokens + 1 < self.max_tokens
+            && self.draft.is_none()
+            && self.draw.ignores_tokens()
+            && !self.cache.forgets()
+            && self.model.rotated_alike(self.tokens.len()) > 1
+    }
+
+    /// Starts computing the token that follows those that the cache does not have.
+    pub(super) fn start(&mut self) -> Result<()> {
+        self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
+        let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
+        let rest = row(&self.tokens[known..])?;
+        let order = if self.unstarted() { RowOrder::Prompt } else { RowOrder::Tokens };
+        self.next = Some(with_row_order(order, || self.start_after(&rest))?);
+        Ok(())
+    }
+
+    /// Starts computing the token that follows `rest`, uint32 `[1, time]`.
+    pub(super) fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
+        let logits = self.model.forward_last(rest, &mut self.cache)?;
+        let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
+        async_eval(drawn.arrays())?;
+        Ok(drawn)
+    }
+}
