@@ -44,7 +44,7 @@ macro_rules! entries {
 }
 
 layout!(View, 40, strides 8);
-layout!(AttentionCall, 432, order 3, scale 4, dropped 12, batch 16, q 96, mask 376, out 424);
+layout!(AttentionCall, 432, scale 4, batch 16, q 96, mask 376, out 424);
 layout!(AttentionGradCall, 504, cotangent 432, dq 472, dsinks 496);
 
 #[repr(C)]
@@ -132,11 +132,11 @@ pub struct QuantizedMatmulCall {
     weight_count: usize,
     out: *mut u8,
 }
-layout!(LinearCall, 80, activation 4, order 5, batch 8, x 40, out 72);
+layout!(LinearCall, 80, activation 4, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
-layout!(QuantizedMatmulCall, 96, mode 1, bits 4, order 12, group 16, x 40, out 88);
+layout!(QuantizedMatmulCall, 96, mode 1, bits 4, group 16, x 40, out 88);
 layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);
-layout!(LoraCall, 112, mode 1, order 2, bits 4, x 16, weights 40, low 72, out 104);
+layout!(LoraCall, 112, mode 1, bits 4, x 16, weights 40, low 72, out 104);
 
 #[repr(C)]
 pub struct RopeCall {
