@@ -93,7 +93,7 @@ pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
 }
 
 /// Every command in a form that soon writes to stdout, with its input; `{}` is a new directory.
-const WRITERS: [(&[&str], &str); 17] = [
+const WRITERS: [(&[&str], &str); 18] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
     (&["--version"], ""),

@@ -73,8 +73,7 @@ pub struct Attention {
     /// A logit for each head, of the call's type; null if there are no sinks.
     pub sinks: *const u8,
     pub order: RowOrder,
-    /// Keys of the text before the first one. In prompts tiles begin at multiples of [`TILE`] in
-    /// the text.
+    /// Keys of the text before the first one. In prompts, tiles begin at multiples in the text.
     pub dropped: usize,
 }
 
