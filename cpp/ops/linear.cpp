@@ -116,7 +116,7 @@ mx::array matmul(const mx::array& a_, const mx::array& b_, bool transposed, mx::
   require_kernel_dtype(op, dtype);
   bool turned = false;
   bool able = s.device == mx::Device::cpu && !simulating() && row_order() != RowOrder::tokens;
-  if (able && a.shape(-2) > LINEAR_FEW_ROWS && (a.ndim() == 2 || b.ndim() > 2)) {
+  if (able && a.shape(-2) > static_cast<int>(LINEAR_FEW_ROWS) && (a.ndim() == 2 || b.ndim() > 2)) {
     lying = exchanged(a, s);
     turned = lying.has_value();
     a = lying.value_or(a);

@@ -8,6 +8,7 @@
 mod split;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::Call;
 use super::columns::{Dots, Operands};
@@ -67,6 +68,24 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
         sums
     }
 
+    /// Rows of x one by one where [`block`](Self::block) adds up in the order of short rows.
+    #[inline(always)]
+    unsafe fn many<V: F32x16>(
+        first: Operands,
+        count: usize,
+        band: Range<usize>,
+        to: *mut [f32; LANES],
+    ) -> bool {
+        let short = count == LANES && is_short(first.axis / first.group);
+        if short {
+            for (i, m) in band.enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe { Self::block::<V>(first, m, count).store(to.add(i).cast()) };
+            }
+        }
+        short
+    }
+
     #[inline(always)]
     unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
@@ -79,7 +98,7 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 return V::reduce_add_each(sums);
             }
             let common = Common::new::<T, F>(&first, [m]);
-            if common.groups * TOGETHER == LANES {
+            if is_short(common.groups) {
                 return Self::short_rows(&common, first);
             }
             // Each stream has four rows, and goes on in the next block.
@@ -107,6 +126,11 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
         }
         V::reduce_add_each(sums)
     }
+}
+
+/// Whether the scales of four rows of this number of groups are one vector.
+const fn is_short(groups: usize) -> bool {
+    groups * TOGETHER == LANES
 }
 
 /// Sizes and addresses that are common to all rows of weights when they are multiplied with `M`
