@@ -82,8 +82,11 @@ impl Llama {
     /// The output of the last layer. With `recompute` the backward pass runs each layer again.
     fn through_trained(&self, trained: &Trained, tokens: &Array, recompute: bool) -> Result<Array> {
         if tokens.ndim() != 2 {
-            let got = format_args!("tokens [batch, time], got {:?}", tokens.shape());
-            return Err(Error::argument("training", got));
+            let got = tokens.shape();
+            return Err(Error::argument(
+                "training",
+                format_args!("tokens [batch, time], got {got:?}"),
+            ));
         }
         let mut h = self.embedded(tokens)?;
         let caches = self.new_cache().layers;
