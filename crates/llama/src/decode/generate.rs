@@ -148,8 +148,10 @@ impl<'a> Generation<'a> {
     /// use mlx_primitives_llama::{Checkpoint, Options};
     ///
     /// let checkpoint = Checkpoint::demo()?;
-    /// let prompt = checkpoint.tokenizer.encode("The cat sat. The cat sat. The cat")?;
-    /// let options = Options { max_tokens: 12, ..Options::default() };
+    /// let options = Options { max_tokens: 40, ..Options::default() };
+    /// let start = checkpoint.tokenizer.encode("Once upon a time")?;
+    /// let story: Vec<u32> = checkpoint.generate(&start, &options)?.collect::<Result<_, _>>()?;
+    /// let prompt = [&start[..], &story, &start].concat();
     /// let plain: Vec<u32> = checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?;
     /// let mut generation = checkpoint.generate(&prompt, &options)?.with_prompt_lookup(3)?;
     /// assert_eq!(generation.by_ref().collect::<Result<Vec<_>, _>>()?, plain);
