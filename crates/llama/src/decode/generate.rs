@@ -109,8 +109,8 @@ impl<'a> Generation<'a> {
     /// model then evaluates in one pass (speculative decoding). This model draws every token as it
     /// would without the draft, from the same random numbers. Good proposals only save time.
     ///
-    /// A pass over several tokens rounds in other places than passes over single tokens. Tokens
-    /// whose logits differ only by rounding may therefore be drawn differently.
+    /// On a CPU a pass over several tokens has the bits of passes over single tokens, as
+    /// [`RowOrder`](mlx_primitives::ops::RowOrder) describes. On an NVIDIA GPU it is not verified.
     ///
     /// # Errors
     ///
