@@ -143,7 +143,7 @@ pub mod support {
     /// Whether this build runs the kernels on NVIDIA GPUs.
     pub const CUDA: bool = cfg!(all(feature = "cuda", target_os = "linux"));
 
-    pub use crate::array::{from_list, require_addressable, to_list};
+    pub use crate::array::{from_list, guest, require_addressable, to_list};
     pub use crate::hash::Fnv;
     pub use crate::io::block::Block;
     pub use crate::panics::panic_message;

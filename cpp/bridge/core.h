@@ -1,6 +1,7 @@
 // The C++ side of src/ffi/mod.rs: conversions only, no logic. The groups follow that file.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <future>
 #include <memory>
@@ -56,6 +57,7 @@ bool is_set(const Signal& signal);
 rust::String header_version();
 rust::String library_version();
 void check_version();
+void be_guest();
 bool gpu_available();
 bool default_is_gpu();
 rust::String device_name(bool gpu);
@@ -85,6 +87,8 @@ void push(ArrayList& list, const MlxArray& array);
 
 // Handles and their properties.
 Handle share(const MlxArray& array);
+std::array<size_t, 2> shape_words(const MlxArray& array);
+void assign(MlxArray& place, const MlxArray& array);
 rust::Slice<const int32_t> shape(const MlxArray& array);
 rust::Vec<int64_t> strides(const MlxArray& array);
 Dtype dtype(const MlxArray& array);

@@ -44,6 +44,7 @@ std::atomic<int> inside{0};
 std::atomic<bool> ending{false};
 std::atomic<bool> forked{false}; // this process is a fork of one that had begun
 std::atomic<bool> dropping{false};
+bool guest = false; // set before the first `prepare`
 thread_local int depth = 0;
 thread_local int user_tasks = 0;
 thread_local bool streams_ended = false;
@@ -237,12 +238,14 @@ void settle_at_exit() {
 #endif
 
 void prepare_process() {
-  try {
-    park_main_thread();
-  } catch (const std::system_error&) {
-    // The system refuses threads, and will refuse those of MLX's streams: each op returns an error.
+  if (!guest) {
+    try {
+      park_main_thread();
+    } catch (const std::system_error&) {
+      // The system refuses threads, also those of MLX's streams: each op will return an error.
+    }
+    make_leases();
   }
-  make_leases();
   // Another thread may hold a lock at the moment of a fork, and is not there to release it.
   pthread_atfork(hold_failures, release_failures, [] {
     release_failures();
@@ -292,12 +295,19 @@ void require_version() {
   }
 }
 
+void be_guest() {
+  guest = true;
+}
+
 void prepare() {
   if (auto* why = refusal()) {
     throw std::runtime_error(why);
   }
   static const bool prepared = (require_version(), prepare_process(), true);
   (void)prepared;
+  if (guest) {
+    return;
+  }
   thread_local Lease lease;
   if (streams_ended) {
     lease.renew();

@@ -17,6 +17,12 @@ std::string reason(const std::exception& error);
 void require_version();
 
 /**
+ * Leaves MLX's main thread and the streams of threads as they are, for a library inside a program
+ * that uses MLX by itself. Has to come before the first `prepare`.
+ */
+void be_guest();
+
+/**
  * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
  * make MLX use a stream, or what it keeps for each thread, calls this first. Throws `refusal`, and
  * what `require_version` throws.

@@ -1,6 +1,7 @@
 //! The array handle: its description, its evaluation and reading its elements.
 
 mod create;
+pub mod guest;
 mod index;
 mod math;
 mod operand;

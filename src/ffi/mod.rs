@@ -157,6 +157,7 @@ pub(crate) mod bridge {
         fn header_version() -> String;
         fn library_version() -> String;
         fn check_version() -> Result<()>;
+        fn be_guest();
         fn gpu_available() -> Result<bool>;
         fn default_is_gpu() -> Result<bool>;
         fn device_name(gpu: bool) -> Result<String>;
@@ -188,6 +189,9 @@ pub(crate) mod bridge {
 
         // Handles and descriptors.
         fn share(array: &MlxArray) -> UniquePtr<MlxArray>;
+        /// The address and the number of the lengths in `shape`.
+        fn shape_words(array: &MlxArray) -> [usize; 2];
+        fn assign(place: Pin<&mut MlxArray>, array: &MlxArray);
         fn shape(array: &MlxArray) -> &[i32];
         fn strides(array: &MlxArray) -> Vec<i64>;
         fn dtype(array: &MlxArray) -> Dtype;

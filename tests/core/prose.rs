@@ -97,7 +97,8 @@ fn prose_is_plain() -> Checked {
     let patterns = patterns()?;
     let mut found = Vec::new();
     for dir in [
-        "src", "cpp", "metal", "crates", "tests", "benches", "examples", "scripts", "cmake", "docs",
+        "src", "cpp", "metal", "crates", "tests", "benches", "examples", "scripts", "cmake",
+        "docs", "python",
     ] {
         for path in files(dir, &["rs", "h", "cpp", "metal", "py", "sh", "cmake", "md"])? {
             // This file quotes what it keeps out.

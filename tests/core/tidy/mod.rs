@@ -188,7 +188,7 @@ fn unsafe_says_why_it_is_safe() -> Checked {
 fn the_library_does_not_panic_by_itself() -> Checked {
     let words = [".unwrap()", "panic!(", "todo!(", "unimplemented!(", "dbg!("];
     let mut libraries = files("src", &["rs"])?;
-    for name in ["kernels", "llama", "ranks", "check", "cli"] {
+    for name in ["kernels", "llama", "ranks", "check", "cli", "python"] {
         libraries.extend(files(&format!("crates/{name}/src"), &["rs"])?);
     }
     for path in libraries {

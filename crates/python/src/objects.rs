@@ -1,0 +1,146 @@
+//! `mx.array` objects by address.
+//!
+//! nanobind keeps a C++ value inside the Python object. Behind Python's header are 32 bits that
+//! say how far from the object's address the value lies, and flags. Both are the same for each
+//! array that MLX makes, so an object whose type and words are those of the probe holds an array.
+
+use std::sync::OnceLock;
+
+use mlx_primitives::Array;
+use mlx_primitives::support::guest;
+
+use crate::refused::Refused;
+
+/// A Python object to read.
+pub type Object = *const u8;
+/// An `mx.array` of Python that takes a result.
+pub type Place = *mut u8;
+
+/// Of the flags, those that say whether and where the object holds a value.
+const FLAGS: u64 = 0xf;
+
+/// The words of a Python object that holds an array.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// The bytes of Python's header, which ends with the type.
+    head: usize,
+    array_type: Object,
+    none: Object,
+    offset: usize,
+    flags: u64,
+}
+
+// SAFETY: the addresses of the type and of None are only compared with others.
+unsafe impl Send for Layout {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Layout {}
+
+static LAYOUT: OnceLock<Layout> = OnceLock::new();
+
+pub fn begin(layout: Layout) {
+    LAYOUT.get_or_init(|| layout);
+}
+
+/// The layout of this process.
+pub fn layout() -> Result<&'static Layout, Refused> {
+    LAYOUT.get().ok_or_else(|| Refused::Runtime("the library has not begun".to_owned()))
+}
+
+/// The type of an object, and the offset and flags behind its header.
+///
+/// # Safety
+///
+/// `object` is a Python object of `head` + 8 bytes at least.
+unsafe fn words(object: Object, head: usize) -> (Object, usize, u64) {
+    // SAFETY: the caller promises that these bytes belong to the object, which Python aligns.
+    unsafe {
+        let kind = object.add(head - 8).cast::<Object>().read();
+        let word = object.add(head).cast::<u64>().read();
+        (kind, word as u32 as usize, (word >> 32) & FLAGS)
+    }
+}
+
+impl Layout {
+    /// The layout of `probe`, of which nothing is known but its size in bytes.
+    ///
+    /// # Safety
+    ///
+    /// `probe` is a Python object of that size, and `head` the size of Python's header.
+    pub unsafe fn of(
+        head: usize,
+        size: usize,
+        array_type: Object,
+        none: Object,
+        probe: Object,
+    ) -> Result<Self, String> {
+        if !(16..=64).contains(&head) || size < head + 8 + size_of::<[usize; 2]>() {
+            return Err(format!("an mx.array has {size} bytes, too few to hold an array"));
+        }
+        // SAFETY: the object has these bytes.
+        let (kind, offset, flags) = unsafe { words(probe, head) };
+        let within = head + 8 <= offset && offset + size_of::<[usize; 2]>() <= size;
+        if kind != array_type || !within || !offset.is_multiple_of(align_of::<usize>()) {
+            return Err(format!("an mx.array of {size} bytes does not hold its array at {offset}"));
+        }
+        Ok(Self { head, array_type, none, offset, flags })
+    }
+
+    /// The address of the array in an object of the right type; `None` for others.
+    ///
+    /// # Safety
+    ///
+    /// `object` is a Python object.
+    pub unsafe fn address(&self, object: Object) -> Option<*const ()> {
+        // SAFETY: the header is there, and objects of the type have the bytes after it.
+        unsafe {
+            if object.add(self.head - 8).cast::<Object>().read() != self.array_type {
+                return None;
+            }
+            let (_, offset, flags) = words(object, self.head);
+            let same = (offset, flags) == (self.offset, self.flags);
+            same.then(|| object.add(offset).cast())
+        }
+    }
+
+    /// The array of an argument.
+    ///
+    /// # Safety
+    ///
+    /// `object` is a Python object that no other thread changes.
+    pub unsafe fn array(&self, object: Object, name: &str) -> Result<Array, Refused> {
+        // SAFETY: the caller promises that this is an object.
+        match unsafe { self.address(object) } {
+            // SAFETY: an object with the probe's words holds an array there.
+            Some(address) => Ok(unsafe { guest::array_at(address) }),
+            None => Err(Refused::Type(format!("expected {name} to be an mx.array"))),
+        }
+    }
+
+    /// The array of an argument that may be None.
+    ///
+    /// # Safety
+    ///
+    /// `object` is a Python object that no other thread changes.
+    pub unsafe fn optional(&self, object: Object, name: &str) -> Result<Option<Array>, Refused> {
+        if object == self.none {
+            return Ok(None);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.array(object, name) }.map(Some)
+    }
+
+    /// Makes the array in an object the same as `array`.
+    ///
+    /// # Safety
+    ///
+    /// `place` is a Python object that no other thread uses.
+    pub unsafe fn assign(&self, place: Place, array: &Array) -> Result<(), Refused> {
+        // SAFETY: the caller promises that this is an object.
+        let Some(address) = (unsafe { self.address(place) }) else {
+            return Err(Refused::Type("expected an mx.array for a result".to_owned()));
+        };
+        // SAFETY: an object with the probe's words holds an array there.
+        unsafe { guest::assign(address.cast_mut(), array) };
+        Ok(())
+    }
+}

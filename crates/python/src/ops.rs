@@ -1,0 +1,308 @@
+//! The table of ops. An entry has the arguments in order, each with a kind
+//! (`arguments.rs`), and the results.
+//! A result is an `mx.array` that Python makes and the function replaces.
+
+use std::ffi::c_char;
+
+use mlx_primitives::ops::{self, Activation, CpuActivations, LinearWeight, QuantizedMode};
+use mlx_primitives::ops::{KvLayout, Offset, QuantizedWeight, Rope, RopeAppend};
+use mlx_primitives::{Array, Dtype, Error, Result};
+
+use crate::arguments::{Kind, kinds};
+use crate::call::{built, finish, store};
+use crate::objects::Place;
+
+/// A function, with its name, its arguments (`x:array weight:optional`) and its number of results.
+#[repr(C)]
+pub struct Entry {
+    name: *const c_char,
+    arguments: *const c_char,
+    results: usize,
+    function: *const (),
+}
+
+// SAFETY: the pointers are those of constants and functions.
+unsafe impl Sync for Entry {}
+
+/// How the arrays of a packed weight are read.
+struct Packing {
+    group_size: i32,
+    bits: i32,
+    mode: i32,
+    int8: bool,
+}
+
+impl Packing {
+    fn weight(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
+        let mode = usize::try_from(self.mode).ok().and_then(|mode| QuantizedMode::ALL.get(mode));
+        let mode = *mode.ok_or_else(|| Error::argument("quantized", "a mode that MLX has"))?;
+        let (w, scales, biases) = (w.clone(), scales.clone(), biases.cloned());
+        let weight = QuantizedWeight::new(w, scales, biases, self.group_size, self.bits, mode)?;
+        Ok(if self.int8 { weight.with_activations(CpuActivations::Int8) } else { weight })
+    }
+
+    /// A weight, which is plain if it has no scales.
+    fn linear(
+        &self,
+        w: &Array,
+        scales: Option<&Array>,
+        biases: Option<&Array>,
+    ) -> Result<LinearWeight> {
+        match scales {
+            Some(scales) => Ok(self.weight(w, scales, biases)?.into()),
+            None => Ok(w.into()),
+        }
+    }
+
+    fn all(&self, weights: &[Parts<'_>]) -> Result<Vec<QuantizedWeight>> {
+        let present =
+            weights.iter().filter_map(|(w, scales, biases)| Some(((*w)?, *scales, *biases)));
+        let missing = || Error::argument("quantized_linears", "scales for each weight");
+        present
+            .map(|(w, scales, biases)| self.weight(w, scales.ok_or_else(missing)?, biases))
+            .collect()
+    }
+}
+
+/// A packed weight that may be absent: its codes, scales and biases.
+type Parts<'a> = (Option<&'a Array>, Option<&'a Array>, Option<&'a Array>);
+
+fn activation(kind: i32) -> Option<Activation> {
+    match kind {
+        1 => Some(Activation::Relu),
+        2 => Some(Activation::Gelu),
+        3 => Some(Activation::GeluTanh),
+        4 => Some(Activation::Silu),
+        _ => None,
+    }
+}
+
+/// Where a step lies: at a position, or at those of an array.
+fn offset(position: i32, each: Option<&Array>) -> Offset<'_> {
+    each.map_or(Offset::Position(position), Offset::Each)
+}
+
+fn count(name: &str, value: Option<i32>) -> Result<Option<usize>> {
+    let refused = |_| Error::argument(name, "a number that is not negative");
+    value.map(|value| usize::try_from(value).map_err(refused)).transpose()
+}
+
+macro_rules! reduced {
+    ($plain:ident, $keeping:ident, $x:ident, $all:ident, $keepdims:ident) => {
+        match ($all, $keepdims) {
+            (false, false) => ops::$plain($x, -1),
+            (false, true) => ops::$keeping($x, -1),
+            (true, false) => ops::$plain($x, ..),
+            (true, true) => ops::$keeping($x, ..),
+        }
+    };
+}
+
+macro_rules! table {
+    ($($name:ident($($argument:ident: $kind:ident),*) -> $($out:ident),+ => $body:expr;)*) => {
+        /// The ops, ended by an entry without a name.
+        pub static TABLE: &[Entry] = &[$({
+            /// # Safety
+            ///
+            /// All pointers are Python objects, and no other thread uses those of the results.
+            #[allow(clippy::too_many_arguments)]
+            unsafe extern "C" fn $name(
+                $($argument: <kinds::$kind as Kind>::Raw,)* $($out: Place),+
+            ) -> *const c_char {
+                finish(|| {
+                    $(
+                        let name = stringify!($argument);
+                        // SAFETY: the caller's promise. Python keeps the arguments for the call.
+                        let held = unsafe { <kinds::$kind as Kind>::take($argument, name) }?;
+                        let $argument = <kinds::$kind as Kind>::lend(&held);
+                    )*
+                    let results = built(stringify!($name), || $body)?;
+                    // SAFETY: the caller's promise.
+                    unsafe { store(results, [$($out),+]) }
+                })
+            }
+            Entry {
+                name: concat!(stringify!($name), "\0").as_ptr().cast(),
+                arguments: concat!($(stringify!($argument), ":", stringify!($kind), " ",)* "\0")
+                    .as_ptr()
+                    .cast(),
+                results: [$(stringify!($out)),+].len(),
+                function: $name as *const (),
+            }
+        },)* Entry {
+            name: std::ptr::null(),
+            arguments: std::ptr::null(),
+            results: 0,
+            function: std::ptr::null(),
+        }];
+    };
+}
+
+table! {
+    // Norms.
+    rms_norm(x: array, weight: optional, eps: float) -> y => ops::rms_norm(x, weight, eps);
+    rms_norm_residual(x: array, residual: array, weight: optional, eps: float) -> sum, y =>
+        ops::rms_norm_residual(x, residual, weight, eps);
+    layer_norm(x: array, weight: optional, bias: optional, eps: float) -> y =>
+        ops::layer_norm(x, weight, bias, eps);
+    layer_norm_residual(
+        x: array, residual: array, weight: optional, bias: optional, eps: float
+    ) -> sum, y => ops::layer_norm_residual(x, residual, weight, bias, eps);
+
+    // Softmax and losses.
+    softmax(x: array) -> y => ops::softmax(x);
+    log_softmax(x: array) -> y => ops::log_softmax(x);
+    logsumexp(x: array, keepdims: flag) -> y =>
+        if keepdims { ops::logsumexp_keepdims(x) } else { ops::logsumexp(x) };
+    masked_softmax(x: array, scale: float, mask: optional, causal: flag, window: maybe_int) -> y =>
+        ops::masked_softmax(x, ops::MaskedSoftmax { scale, mask, causal, window });
+    cross_entropy(
+        logits: array, targets: array, label_smoothing: float, ignore_index: maybe_int
+    ) -> loss =>
+        ops::cross_entropy(logits, targets, ops::CrossEntropy { label_smoothing, ignore_index });
+    linear_cross_entropy(
+        x: array, w: array, targets: array, scales: optional, biases: optional, group_size: int,
+        bits: int, mode: int, bias: optional, label_smoothing: float, ignore_index: maybe_int,
+        chunk_rows: maybe_int
+    ) -> loss => {
+        let weight = Packing { group_size, bits, mode, int8: false }.linear(w, scales, biases)?;
+        let cross_entropy = ops::CrossEntropy { label_smoothing, ignore_index };
+        let chunk_rows = count("linear_cross_entropy", chunk_rows)?;
+        let options = ops::LinearCrossEntropy { bias, cross_entropy, chunk_rows };
+        ops::linear_cross_entropy(x, weight, targets, options)
+    };
+
+    // Rotation and attention.
+    rope(
+        x: array, dims: int, traditional: flag, base: maybe_float, scale: float, position: int,
+        offsets: optional, freqs: optional
+    ) -> y => {
+        let offset = offset(position, offsets);
+        ops::rope(x, Rope { dims, traditional, base, scale, offset, freqs })
+    };
+    attention(
+        q: array, k: array, v: array, scale: maybe_float, causal: flag, window: maybe_int,
+        mask: optional, soft_cap: maybe_float, sinks: optional, dropped: int
+    ) -> y => {
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        ops::attention(q, k, v, rules)
+    };
+    attention_quantized(
+        q: array, k: array, k_scales: array, k_biases: array, v: array, v_scales: array,
+        v_biases: array, bits: int, group_size: int, scale: maybe_float, causal: flag,
+        window: maybe_int, mask: optional, soft_cap: maybe_float, sinks: optional, dropped: int
+    ) -> y => {
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        let k = ops::QuantizedRows { packed: k, scales: k_scales, biases: k_biases };
+        let v = ops::QuantizedRows { packed: v, scales: v_scales, biases: v_biases };
+        ops::attention_quantized(q, k, v, bits, group_size, rules)
+    };
+    rope_append(
+        state: array, qkv: array, heads: int, kv_heads: int, head_dim: int, capacity: int,
+        dims: int, traditional: flag, base: maybe_float, scale: float, multiplier: float,
+        position: int, offsets: optional, freqs: optional, slot: maybe_int, slots: optional
+    ) -> new => {
+        let offset = offset(position, offsets);
+        let rope = Rope { dims, traditional, base, scale, offset, freqs };
+        let slots = slots.map(Offset::Each).or(slot.map(Offset::Position));
+        let layout = KvLayout { heads, kv_heads, head_dim, capacity };
+        ops::rope_append(state, qkv, layout, RopeAppend { rope, multiplier, slots })
+    };
+    rope_append_attention(
+        state: array, qkv: array, heads: int, kv_heads: int, head_dim: int, capacity: int,
+        dims: int, traditional: flag, base: maybe_float, scale: float, multiplier: float,
+        position: int, offsets: optional, freqs: optional, slot: maybe_int, slots: optional,
+        len: int, score_scale: maybe_float, causal: flag, window: maybe_int, mask: optional,
+        soft_cap: maybe_float, sinks: optional, dropped: int
+    ) -> new, y => {
+        let offset = offset(position, offsets);
+        let rope = Rope { dims, traditional, base, scale, offset, freqs };
+        let slots = slots.map(Offset::Each).or(slot.map(Offset::Position));
+        let layout = KvLayout { heads, kv_heads, head_dim, capacity };
+        let options = RopeAppend { rope, multiplier, slots };
+        let scale = score_scale;
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        ops::rope_append_attention(state, qkv, layout, options, len, rules)
+    };
+
+    // Products.
+    matmul(a: array, b: array) -> y => ops::matmul(a, b);
+    matmul_nt(a: array, b: array) -> y => ops::matmul_nt(a, b);
+    linear(x: array, w: array, bias: optional, activation: int, residual: optional) -> y => {
+        let activation = self::activation(activation);
+        ops::linear(x, w, ops::Linear { bias, activation, residual })
+    };
+    lora_linear(
+        x: array, w: array, scales: optional, biases: optional, group_size: int, bits: int,
+        mode: int, a: array, b: array, scale: float
+    ) -> y => {
+        let base = Packing { group_size, bits, mode, int8: false }.linear(w, scales, biases)?;
+        ops::lora_linear(x, &base, a, b, scale)
+    };
+    quantized_linear(
+        x: array, w: array, scales: array, biases: optional, group_size: int, bits: int, mode: int,
+        bias: optional, residual: optional, norm: optional, eps: float, int8: flag
+    ) -> y => {
+        let weight = Packing { group_size, bits, mode, int8 }.weight(w, scales, biases)?;
+        let norm = norm.map(|norm| (norm, eps));
+        ops::quantized_linear(x, &weight, ops::QuantizedLinear { bias, residual, norm })
+    };
+    quantized_linears(
+        x: array, w0: array, scales0: array, biases0: optional, w1: optional, scales1: optional,
+        biases1: optional, w2: optional, scales2: optional, biases2: optional, group_size: int,
+        bits: int, mode: int, norm: optional, eps: float, int8: flag
+    ) -> y => {
+        let parts = [
+            (Some(w0), Some(scales0), biases0), (w1, scales1, biases1), (w2, scales2, biases2),
+        ];
+        let weights = Packing { group_size, bits, mode, int8 }.all(&parts)?;
+        let weights: Vec<_> = weights.iter().collect();
+        ops::quantized_linears(x, &weights, norm.map(|norm| (norm, eps)))
+    };
+    quantized_swiglu(
+        x: array, gate: array, gate_scales: array, gate_biases: optional, up: array,
+        up_scales: array, up_biases: optional, group_size: int, bits: int, mode: int,
+        norm: optional, eps: float, int8: flag
+    ) -> y => {
+        let packing = Packing { group_size, bits, mode, int8 };
+        let gate = packing.weight(gate, gate_scales, gate_biases)?;
+        let up = packing.weight(up, up_scales, up_biases)?;
+        ops::quantized_swiglu(x, &gate, &up, norm.map(|norm| (norm, eps)))
+    };
+    quantized_embedding(
+        ids: array, w: array, scales: array, biases: optional, group_size: int, bits: int,
+        mode: int
+    ) -> y => {
+        let weight = Packing { group_size, bits, mode, int8: false }.weight(w, scales, biases)?;
+        let bytes = weight.mode() != QuantizedMode::Affine;
+        weight.take_rows(ids, if bytes { Dtype::Bfloat16 } else { scales.dtype() })
+    };
+    quantize(w: array, group_size: int, bits: int) -> packed, scales, biases =>
+        ops::quantize(w, group_size, bits);
+    dequantize(w: array, scales: array, biases: array, group_size: int, bits: int) -> y =>
+        ops::dequantize(w, scales, biases, group_size, bits);
+
+    // Reductions, over the last axis or over all.
+    sum(x: array, all: flag, keepdims: flag) -> y =>
+        reduced!(sum, sum_keepdims, x, all, keepdims);
+    mean(x: array, all: flag, keepdims: flag) -> y =>
+        reduced!(mean, mean_keepdims, x, all, keepdims);
+    max(x: array, all: flag, keepdims: flag) -> y =>
+        reduced!(max, max_keepdims, x, all, keepdims);
+    norm(x: array, all: flag, keepdims: flag) -> y =>
+        reduced!(norm, norm_keepdims, x, all, keepdims);
+    sum_of_squares(x: array, all: flag, keepdims: flag) -> y =>
+        reduced!(sum_of_squares, sum_of_squares_keepdims, x, all, keepdims);
+
+    // Activations.
+    relu(x: array) -> y => ops::relu(x);
+    silu(x: array) -> y => ops::silu(x);
+    gelu(x: array) -> y => ops::gelu(x);
+    gelu_tanh(x: array) -> y => ops::gelu_tanh(x);
+    swiglu(gate: array, up: array) -> y => ops::swiglu(gate, up);
+    geglu(gate: array, up: array) -> y => ops::geglu(gate, up);
+    geglu_tanh(gate: array, up: array) -> y => ops::geglu_tanh(gate, up);
+    add_relu(a: array, b: array) -> y => ops::add_relu(a, b);
+    mul_relu(a: array, b: array) -> y => ops::mul_relu(a, b);
+    affine(x: array, scale: array, shift: array) -> y => ops::affine(x, scale, shift);
+}

@@ -1,0 +1,22 @@
+//! Errors, as Python takes them.
+
+use mlx_primitives::Error;
+
+/// Why a call has no result, by the type of the error in Python.
+pub enum Refused {
+    Type(String),
+    Value(String),
+    Runtime(String),
+    /// No error: a text that was asked for.
+    Info(String),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        let of_process = ["[thread] ", "[process] ", "[fork] ", "[allocate] "];
+        let runtime = matches!(error, Error::Panic { .. } | Error::Io { .. })
+            || of_process.iter().any(|start| text.starts_with(start));
+        if runtime { Self::Runtime(text) } else { Self::Value(text) }
+    }
+}

@@ -1,0 +1,13 @@
+"""Ops of mlx-primitives on `mx.array`: lazy, and usable in `mx.grad`, `mx.vmap` and `mx.compile`.
+
+    import mlx.core as mx
+    from mlx_primitives import ops
+
+    y = ops.rms_norm(x, weight, 1e-5)
+"""
+
+from . import ops
+from ._library import cpu_kernels, cpu_threads, gpu_kernels, mlx_version, set_cpu_threads
+from ._library import version as __version__
+
+__all__ = ["cpu_kernels", "cpu_threads", "gpu_kernels", "mlx_version", "ops", "set_cpu_threads"]

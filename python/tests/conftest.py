@@ -1,0 +1,26 @@
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+
+mx.set_default_device(mx.cpu)
+
+
+@pytest.fixture
+def python():
+    """Runs a program in another process, and returns its exit code and what it wrote."""
+
+    def run(program, **variables):
+        head = "import mlx.core as mx\nmx.set_default_device(mx.cpu)\n"
+        done = subprocess.run(
+            [sys.executable, "-c", head + program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
