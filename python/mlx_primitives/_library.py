@@ -84,13 +84,6 @@ def _functions(library):
         signatures[name] = (arguments, entry.results)
 
 
-class Functions:
-    """The functions of the table as attributes."""
-
-    def __init__(self):
-        self.__dict__.update(functions)
-
-
 def failure(function, error):
     """The error of a function from its text."""
     text = error[1:].decode()
@@ -138,7 +131,8 @@ def _info(name, *arguments):
 
 _array = mx.array
 _zero = mx.array(0)
-_library = _load(_choose(os.path.dirname(os.path.abspath(__file__)), mx.__version__))
+_version = mx.__version__  # type: ignore[attr-defined]  # the stubs of MLX lack it
+_library = _load(_choose(os.path.dirname(os.path.abspath(__file__)), _version))
 _probe, _out = mx.zeros((3, 5, 7), mx.float16), mx.array(0)
 _begin(_library, mx.array, _probe, _out, mx.array.__basicsize__)
 _check(_out, _probe)

@@ -6,6 +6,14 @@ import mlx.core as mx
 import pytest
 
 mx.set_default_device(mx.cpu)
+mx.disable_compile()  # MLX's layers are compiled functions, for which its CPU backend runs a C++ compiler
+
+
+@pytest.fixture
+def compiling():
+    mx.enable_compile()
+    yield
+    mx.disable_compile()
 
 
 @pytest.fixture

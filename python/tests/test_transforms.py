@@ -32,7 +32,7 @@ def close(ours, theirs, bound=2e-5):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_transforms(name):
+def test_transforms(name, compiling):
     ours, theirs = PAIRS[name]
     weight = mx.cos(mx.arange(64, dtype=mx.float32))
 
@@ -65,7 +65,7 @@ def test_vmap(name):
     close([mx.vmap(ours, in_axes=1)(batch)], [mx.vmap(theirs, in_axes=1)(batch)])
 
 
-def test_a_compiled_function_runs_again_with_other_values():
+def test_a_compiled_function_runs_again_with_other_values(compiling):
     f = mx.compile(lambda x, w: ops.rms_norm(ops.softmax(x), w, 1e-5))
     for scale in (1.0, 2.0, 3.0):
         x = X * scale

@@ -1,0 +1,143 @@
+"""Norms, softmax and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .._library import NO_INT, call, call_many
+from ._common import f, layout_of, mask_of, require_last
+
+if TYPE_CHECKING:
+    from ._common import Stream
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Stream = None) -> mx.array:
+    """`x / sqrt(mean(x**2) + eps) * weight` over the last axis.
+
+    `x` is `[..., n]`, `weight` `[n]` or None. The result has the shape of `x` and the type that both promote to.
+    """
+    return call(f.rms_norm, stream, x, weight, eps)
+
+
+def rms_norm_residual(
+    x: mx.array, residual: mx.array, weight: mx.array | None, eps: float, *, stream: Stream = None
+) -> tuple[mx.array, mx.array]:
+    """`(h, rms_norm(h, weight, eps))` for `h = x + residual`, in one kernel.
+
+    `x` and `residual` are `[..., n]` of one shape. Both results equal those of the separate ops in every bit.
+    """
+    return call_many(f.rms_norm_residual, 2, stream, x, residual, weight, eps)
+
+
+def layer_norm(
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, *, stream: Stream = None
+) -> mx.array:
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last axis.
+
+    `x` is `[..., n]`, `weight` and `bias` are `[n]` or None. The variance is divided by n.
+    """
+    return call(f.layer_norm, stream, x, weight, bias, eps)
+
+
+def layer_norm_residual(
+    x: mx.array,
+    residual: mx.array,
+    weight: mx.array | None,
+    bias: mx.array | None,
+    eps: float,
+    *,
+    stream: Stream = None,
+) -> tuple[mx.array, mx.array]:
+    """`(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`, in one kernel."""
+    return call_many(f.layer_norm_residual, 2, stream, x, residual, weight, bias, eps)
+
+
+# Softmax and losses.
+
+
+def softmax(x: mx.array, axis: int = -1, *, stream: Stream = None) -> mx.array:
+    """`exp(x - max(x)) / sum(exp(x - max(x)))` over the last axis, added in float32.
+
+    The result has the shape and type of `x`; integers become float32.
+    """
+    if axis != -1:
+        require_last("softmax", x, axis)
+    return call(f.softmax, stream, x)
+
+
+def log_softmax(x: mx.array, axis: int = -1, *, stream: Stream = None) -> mx.array:
+    """`x - logsumexp(x)` over the last axis. The result has the shape and type of `x`."""
+    if axis != -1:
+        require_last("log_softmax", x, axis)
+    return call(f.log_softmax, stream, x)
+
+
+def logsumexp(x: mx.array, axis: int = -1, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
+    """`log(sum(exp(x)))` over the last axis: `[..., n]` becomes `[...]`, or `[..., 1]` with `keepdims`."""
+    if axis != -1:
+        require_last("logsumexp", x, axis)
+    return call(f.logsumexp, stream, x, keepdims)
+
+
+def masked_softmax(
+    x: mx.array,
+    *,
+    scale: float = 1.0,
+    mask: mx.array | str | None = None,
+    window: int | None = None,
+    stream: Stream = None,
+) -> mx.array:
+    """`softmax(scale * x + mask)` over the last axis of scores `[..., queries, keys]`.
+
+    `mask` is "causal", or bools or floats that broadcast to `x`. In a `window` a query sees that many keys up to
+    its own position.
+    """
+    causal, mask = mask_of("masked_softmax", mask)
+    return call(f.masked_softmax, stream, x, scale, mask, causal, NO_INT if window is None else window)
+
+
+def cross_entropy(
+    logits: mx.array,
+    targets: mx.array,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    stream: Stream = None,
+) -> mx.array:
+    """`logsumexp(logits) - logits[target]` for each row, as `mlx.nn.losses.cross_entropy` has it.
+
+    `logits` is `[..., classes]`, `targets` `[...]` of integers; the loss has the shape of the targets. Rows with
+    the target `ignore_index` have no loss and no gradient.
+    """
+    ignored = NO_INT if ignore_index is None else ignore_index
+    return call(f.cross_entropy, stream, logits, targets, label_smoothing, ignored)
+
+
+def linear_cross_entropy(
+    x: mx.array,
+    w: mx.array,
+    targets: mx.array,
+    *,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    group_size: int | None = None,
+    bits: int | None = None,
+    mode: str = "affine",
+    bias: mx.array | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    chunk_rows: int | None = None,
+    stream: Stream = None,
+) -> mx.array:
+    """`cross_entropy(x @ w.T + bias, targets)` without holding all logits.
+
+    `x` is `[..., k]`, `w` `[classes, k]` or, with `scales`, packed; `targets` is `[...]`. The logits of
+    `chunk_rows` rows exist at a time, by default 2**24 of them. A packed weight is a constant to derivatives.
+    """
+    layout = layout_of("linear_cross_entropy", group_size, bits, mode)
+    ignored = NO_INT if ignore_index is None else ignore_index
+    chunk = NO_INT if chunk_rows is None else chunk_rows
+    steps = (bias, label_smoothing, ignored, chunk)
+    return call(f.linear_cross_entropy, stream, x, w, targets, scales, biases, *layout, *steps)
