@@ -100,7 +100,16 @@ class CudaEncoder : public Encoder {
     for (auto& bytes : values) {
       pointers.push_back(bytes.data());
     }
-    to_.add_kernel_node_raw(kernel_->function, grid, group, dim3(), shared, pointers.data());
+    try {
+      to_.add_kernel_node_raw(kernel_->function, grid, group, dim3(), shared, pointers.data());
+    } catch (const std::exception& error) {
+      auto size = [](dim3 of) {
+        return std::to_string(of.x) + "x" + std::to_string(of.y) + "x" + std::to_string(of.z);
+      };
+      throw std::runtime_error(
+          error.what() + (" (" + kernel_->name) + ": " + size(grid) + " groups of " + size(group) +
+          " threads, " + std::to_string(shared) + " bytes of shared memory)");
+    }
   }
 
   void keep(const mx::array& array) override {

@@ -85,6 +85,7 @@ std::unique_ptr<CudaKernel> load(const Dispatch& dispatch, uint32_t architecture
   CUmodule module;
   CUDA_DRIVER(cuModuleLoadData, &module, made.code.data());
   auto kernel = std::make_unique<CudaKernel>();
+  kernel->name = dispatch.launch.kernel;
   CUDA_DRIVER(cuModuleGetFunction, &kernel->function, module, std::string(made.symbol).c_str());
   int threads;
   auto most = CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;

@@ -31,6 +31,7 @@ struct CudaArgument {
 
 /** A kernel on a device; it stays loaded. */
 struct CudaKernel {
+  std::string name;
   CUfunction function;
   uint32_t max_threads;
   uint32_t shared_bytes; // that launches may use

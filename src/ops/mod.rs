@@ -21,7 +21,7 @@ mod residual_norm;
 mod rms_norm;
 mod rope;
 mod rope_append;
-mod row_order;
+pub(crate) mod row_order;
 mod softmax;
 
 pub use activation::{

@@ -13,6 +13,9 @@
 //! | `off` | our kernels everywhere |
 //! | `file` | the measurements of the file, and the built-in rule for other calls |
 //!
+//! Rows in the order of tokens ([`RowOrder::Tokens`](crate::ops::RowOrder)) run our kernels unless
+//! [`with_choices`] says otherwise: MLX's ops add up in another order for another number of rows.
+//!
 //! Any other value is an error of every op that has a choice, and so is `file` where there is no
 //! file for this machine, MLX and these kernels.
 //!

@@ -12,6 +12,7 @@ use crate::array::{Array, from_list};
 use crate::device;
 use crate::error::Result;
 use crate::ffi::bridge::{self as ffi, MlxArray};
+use crate::ops::row_order::{RowOrder, row_order};
 
 /// The source of choices for ops of this thread, in place of [`Choices::of_process`].
 enum Scope {
@@ -110,6 +111,8 @@ pub(crate) fn chosen<C: Into<Call>>(
     });
     let choice = match scope {
         Some(choice) => choice,
+        // MLX's ops add up in another order for another number of rows.
+        None if row_order() == RowOrder::Tokens => Choice::Ours,
         None => Process::of(device::current()?)?.choice(&op, ours.dtype(), call),
     };
     // MLX's own ops refuse some inputs that our kernels take.
