@@ -2,6 +2,8 @@
 
 import ctypes
 import inspect
+import pathlib
+import re
 
 import mlx.core as mx
 import pytest
@@ -61,6 +63,15 @@ def test_a_panic_becomes_an_error():
     function = _library._library.mlx_primitives_panic
     function.restype = ctypes.c_char_p
     assert isinstance(_library.failure(function, function()), RuntimeError)
+
+
+@pytest.mark.parametrize("page", ["README.md", "../docs/from-python.md"])
+def test_the_programs_of_the_documentation_run(page):
+    text = (pathlib.Path(__file__).parent.parent / page).read_text()
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert programs
+    for program in programs:
+        exec(program, {})
 
 
 def test_each_function_of_the_table_has_an_op():

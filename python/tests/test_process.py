@@ -3,6 +3,7 @@
 import gc
 import os
 import queue
+import sys
 import threading
 
 import mlx.core as mx
@@ -106,6 +107,24 @@ def test_memory_is_given_back():
     for _ in range(50):
         step()
     assert mx.get_active_memory() <= before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_lack_of_memory_is_an_error_and_leaves_all_usable(python):
+    program = """
+import resource
+mx.eval(ops.softmax(x))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
+for _ in range(3):
+    try:
+        mx.eval(ops.softmax(mx.broadcast_to(x[0], (1 << 20, 2048))))
+    except (RuntimeError, MemoryError) as error:
+        print("refused")
+    assert abs(mx.sum(ops.softmax(x)).item() - 512) < 0.1
+"""
+    code, out, said = python(BEGIN + program)
+    assert (code, out.split()) == (0, ["refused"] * 3), said
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -16,7 +16,7 @@ _array = mx.array
 
 
 def rope(
-    x: mx.array,
+    a: mx.array,
     dims: int,
     *,
     traditional: bool,
@@ -28,14 +28,14 @@ def rope(
 ) -> mx.array:
     """Rotates pairs of the first `dims` features of position t by `(t + offset) * scale / freq`.
 
-    `x` is `[batch, ..., time, features]`. A pair is features i and i + dims / 2, or 2i and 2i + 1 with
+    `a` is `[batch, ..., time, features]`. A pair is features i and i + dims / 2, or 2i and 2i + 1 with
     `traditional`. `freq` is `base**(2i / dims)`, or comes from `freqs` `[dims / 2]`. `offset` is an int or an
     array of one int, or of one for each batch entry.
     """
     base = NO_FLOAT if base is None else base
     if type(offset) is _array:
-        return call(f.rope, stream, x, dims, traditional, base, scale, 0, offset, freqs)
-    return call(f.rope, stream, x, dims, traditional, base, scale, offset, None, freqs)
+        return call(f.rope, stream, a, dims, traditional, base, scale, 0, offset, freqs)
+    return call(f.rope, stream, a, dims, traditional, base, scale, offset, None, freqs)
 
 
 def attention(
