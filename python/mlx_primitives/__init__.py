@@ -7,7 +7,17 @@
 """
 
 from . import ops
+from ._evaluate import async_eval, eval
 from ._library import cpu_kernels, cpu_threads, gpu_kernels, mlx_version, set_cpu_threads
 from ._library import version as __version__
 
-__all__ = ["cpu_kernels", "cpu_threads", "gpu_kernels", "mlx_version", "ops", "set_cpu_threads"]
+__all__ = [
+    "async_eval",
+    "cpu_kernels",
+    "cpu_threads",
+    "eval",
+    "gpu_kernels",
+    "mlx_version",
+    "ops",
+    "set_cpu_threads",
+]

@@ -84,10 +84,10 @@ def _functions(library):
         signatures[name] = (arguments, entry.results)
 
 
-def failure(function, error):
+def failure(name, error):
     """The error of a function from its text."""
     text = error[1:].decode()
-    return _ERRORS[chr(error[0])](text if text.startswith("[") else "[%s] %s" % (function.__name__, text))
+    return _ERRORS[chr(error[0])](text if text.startswith("[") else "[%s] %s" % (name, text))
 
 
 def call(function, stream, *arguments):
@@ -101,7 +101,7 @@ def call(function, stream, *arguments):
     except ctypes.ArgumentError as wrong:
         raise TypeError("[%s] %s" % (function.__name__, wrong)) from None
     if error is not None:
-        raise failure(function, error)
+        raise failure(function.__name__, error)
     return out
 
 
@@ -116,27 +116,28 @@ def call_many(function, count, stream, *arguments):
     except ctypes.ArgumentError as wrong:
         raise TypeError("[%s] %s" % (function.__name__, wrong)) from None
     if error is not None:
-        raise failure(function, error)
+        raise failure(function.__name__, error)
     return tuple(out)
 
 
 def _info(name, *arguments):
-    function = getattr(_library, name)
+    function = getattr(library, name)
     function.restype = ctypes.c_char_p
     text = function(*arguments)
     if text[:1] != b"I":
-        raise failure(function, text)
+        raise failure(name, text)
     return text[1:].decode()
 
 
 _array = mx.array
 _zero = mx.array(0)
 _version = mx.__version__  # type: ignore[attr-defined]  # the stubs of MLX lack it
-_library = _load(_choose(os.path.dirname(os.path.abspath(__file__)), _version))
+path = _choose(os.path.dirname(os.path.abspath(__file__)), _version)
+library = _load(path)
 _probe, _out = mx.zeros((3, 5, 7), mx.float16), mx.array(0)
-_begin(_library, mx.array, _probe, _out, mx.array.__basicsize__)
+_begin(library, mx.array, _probe, _out, mx.array.__basicsize__)
 _check(_out, _probe)
-functions, signatures = _functions(_library)
+functions, signatures = _functions(library)
 QUERY_POSITIONS = 8
 version, mlx_version, cpu_kernels, gpu_kernels = _info("mlx_primitives_info").split("\n")
 
@@ -155,4 +156,4 @@ def set_cpu_threads(threads):
 
 def set_row_order(order):
     """Sets the order of rows of the thread's ops, and returns the previous one, as numbers."""
-    return _library.mlx_primitives_row_order(ctypes.c_int(order))
+    return library.mlx_primitives_row_order(ctypes.c_int(order))

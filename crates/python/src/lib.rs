@@ -11,6 +11,7 @@
 
 mod arguments;
 mod call;
+mod evaluate;
 mod objects;
 mod ops;
 mod probe;
