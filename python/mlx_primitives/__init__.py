@@ -10,6 +10,7 @@ from . import ops
 from ._evaluate import async_eval, eval
 from ._library import cpu_kernels, cpu_threads, gpu_kernels, mlx_version, set_cpu_threads
 from ._library import version as __version__
+from .patching import is_patched, patch, patched, report, unpatch
 
 __all__ = [
     "async_eval",
@@ -17,7 +18,12 @@ __all__ = [
     "cpu_threads",
     "eval",
     "gpu_kernels",
+    "is_patched",
     "mlx_version",
     "ops",
+    "patch",
+    "patched",
+    "report",
     "set_cpu_threads",
+    "unpatch",
 ]

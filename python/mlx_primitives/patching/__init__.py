@@ -1,0 +1,15 @@
+"""MLX's layers and mlx-lm's models on the ops of this package.
+
+    import mlx_primitives
+
+    mlx_primitives.patch()
+    ...                               # mlx.nn and mlx_lm as always
+    print(mlx_primitives.report())    # what ran on our kernels, and what did not, and why
+    mlx_primitives.unpatch()
+
+`with mlx_primitives.patched():` does this for a block.
+"""
+
+from ._patch import Report, is_patched, patch, patched, report, unpatch
+
+__all__ = ["Report", "is_patched", "patch", "patched", "report", "unpatch"]

@@ -1,0 +1,40 @@
+"""A replacement of a function or method, which counts what it serves and what it passes on."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+#: The errors of an op for a call that it does not serve.
+REFUSED = (TypeError, ValueError, RuntimeError)
+_MOST_REASONS = 16
+
+
+class Hook:
+    """One replaced function: the original, the calls that ours served, and why others went to the original."""
+
+    def __init__(self, name: str, original: Callable) -> None:
+        self.name = name
+        self.original = original
+        self.replacement: Callable = original
+        self.served = 0
+        self.reasons: dict[str, int] = {}
+
+    def pass_on(self, why: object, *args: Any, **kwargs: Any) -> Any:
+        """Calls the original, whose errors are those that a caller knows. A failure of ours is raised."""
+        if type(why) is RuntimeError and "no kernels" not in str(why):
+            raise why
+        reason = str(why)
+        if reason not in self.reasons and len(self.reasons) >= _MOST_REASONS:
+            reason = "other reasons"
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        return self.original(*args, **kwargs)
+
+    @property
+    def passed_on(self) -> int:
+        """The number of calls that went to the original."""
+        return sum(self.reasons.values())
+
+    def clear(self) -> None:
+        """Forgets the counts."""
+        self.served = 0
+        self.reasons = {}

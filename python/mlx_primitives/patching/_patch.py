@@ -1,0 +1,161 @@
+"""Puts the replacements in the place of the originals, and the originals back."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from typing import Any, Callable, Iterator, NamedTuple
+
+from . import _core, _layers
+from ._hook import Hook
+from ._imports import after_import
+
+
+class Target(NamedTuple):
+    """What is replaced: an attribute of a module, or of a class of it (`QuantizedLinear.__call__`)."""
+
+    module: str
+    path: str
+    make: Callable[[Hook], Callable]
+
+
+TARGETS = (
+    Target("mlx.core.fast", "rms_norm", _core.rms_norm),
+    Target("mlx.core.fast", "layer_norm", _core.layer_norm),
+    Target("mlx.core.fast", "rope", _core.rope),
+    Target("mlx.core.fast", "scaled_dot_product_attention", _core.attention),
+    Target("mlx.core", "quantized_matmul", _core.quantized_matmul),
+    Target("mlx.nn", "QuantizedLinear.__call__", _layers.quantized_linear),
+    Target("mlx.nn", "QuantizedEmbedding.__call__", _layers.quantized_embedding),
+    Target("mlx.nn", "QuantizedEmbedding.as_linear", _layers.quantized_as_linear),
+    Target("mlx.nn", "Linear.__call__", _layers.linear),
+    Target("mlx.nn", "Embedding.as_linear", _layers.as_linear),
+    Target("mlx.nn", "silu", _layers.activation("silu")),
+    Target("mlx.nn", "gelu", _layers.activation("gelu")),
+    Target("mlx.nn", "gelu_approx", _layers.activation("gelu_tanh")),
+    Target("mlx.nn", "SiLU.__call__", _layers.activation_layer("silu")),
+    Target("mlx.nn.losses", "cross_entropy", _layers.cross_entropy),
+    Target("mlx_lm.models.activations", "swiglu", _layers.swiglu),
+)
+
+
+class _State:
+    lock = threading.RLock()
+    hooks: list[tuple[object, str, Hook]] = []
+    patched = False
+
+
+def _module(name: str) -> object:
+    """A module by its name, which for parts of `mlx.core` is not one that can be imported."""
+    if name.startswith("mlx.core"):
+        import mlx.core as mx
+
+        return mx.fast if name.endswith("fast") else mx
+    return importlib.import_module(name)
+
+
+def _replace(target: Target) -> None:
+    owner: Any = _module(target.module)
+    *outer, name = target.path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    original = vars(owner)[name]
+    hook = Hook("%s.%s" % (target.module, target.path), original)
+    hook.replacement = target.make(hook)
+    if not outer:
+        hook.replacement.__doc__ = original.__doc__
+        _exchange({id(original): hook.replacement})
+    setattr(owner, name, hook.replacement)
+    _State.hooks.append((owner, name, hook))
+
+
+def _exchange(new: dict[int, Callable]) -> None:
+    """Exchanges functions wherever a module has them, since many import them by value."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if type(names) is dict:
+            for name, value in list(names.items()):
+                if id(value) in new:
+                    names[name] = new[id(value)]
+
+
+def _replace_in(name: str) -> None:
+    with _State.lock:
+        if _State.patched:
+            for target in TARGETS:
+                if target.module == name:
+                    _replace(target)
+
+
+def patch() -> None:
+    """Makes `mlx.core.fast`, `mlx.nn` and `mlx_lm` run on the ops of this package, where those serve a call.
+
+    What is imported later is patched then. A second call does nothing.
+    """
+    with _State.lock:
+        if _State.patched:
+            return
+        _State.hooks = []
+        _State.patched = True
+        for name in dict.fromkeys(target.module for target in TARGETS):
+            if name in sys.modules or not name.startswith("mlx_lm"):
+                _replace_in(name)
+            else:
+                after_import(name, _replace_in)
+
+
+def unpatch() -> None:
+    """Puts every original back. Functions that `mx.compile` has traced keep the ops that they have seen."""
+    with _State.lock:
+        if not _State.patched:
+            return
+        _State.patched = False
+        for owner, name, hook in reversed(_State.hooks):
+            if vars(owner).get(name) is hook.replacement:
+                setattr(owner, name, hook.original)
+        _exchange({id(hook.replacement): hook.original for _, _, hook in _State.hooks})
+
+
+def is_patched() -> bool:
+    """Whether `patch` is in force."""
+    return _State.patched
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Patches for a block, unless it is patched already."""
+    before = _State.patched
+    patch()
+    try:
+        yield
+    finally:
+        if not before:
+            unpatch()
+
+
+class Report(NamedTuple):
+    """The calls of one replaced function since `patch`: how many ran on our ops, and how many did not, by reason."""
+
+    name: str
+    served: int
+    reasons: dict[str, int]
+
+
+class _Reports(tuple):
+    """Reports, which print as a table."""
+
+    def __str__(self) -> str:
+        lines = []
+        for name, served, reasons in self:
+            lines.append("%-48s %8d ours" % (name, served))
+            lines += ["%-48s %8d MLX's: %s" % ("", count, why) for why, count in reasons.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def report() -> tuple[Report, ...]:
+    """What the replaced functions have done since `patch`. Printed, it is a table."""
+    return _Reports(Report(hook.name, hook.served, dict(hook.reasons)) for _, _, hook in _State.hooks)

@@ -1,0 +1,170 @@
+"""What `patch` puts in the place of MLX's functions, and that it puts back what was there."""
+
+import sys
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+import mlx_primitives
+from mlx_primitives.patching import _patch
+
+TYPES = [mx.float32, mx.float16, mx.bfloat16]
+OWNERS = (mx, mx.fast, nn, nn.losses, nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding, nn.SiLU)
+
+
+def quantized(layer):
+    return layer.to_quantized(64, 4)
+
+
+mx.random.seed(0)
+linear, biased, embedding = nn.Linear(128, 96, bias=False), nn.Linear(128, 96), nn.Embedding(96, 128)
+x = mx.random.normal((2, 5, 128))
+heads = mx.random.normal((1, 4, 6, 64))
+CALLS = {
+    "rms_norm": lambda x: nn.RMSNorm(128)(x),
+    "layer_norm": lambda x: nn.LayerNorm(128)(x),
+    "rope": lambda x: nn.RoPE(64)(heads.astype(x.dtype), offset=3),
+    "scaled_dot_product_attention": lambda x: mx.fast.scaled_dot_product_attention(
+        heads.astype(x.dtype), heads.astype(x.dtype), heads.astype(x.dtype), scale=0.1, mask="causal"
+    ),
+    "quantized_matmul": lambda x: mx.quantized_matmul(x, *mx.quantize(linear.weight), group_size=64, bits=4),
+    "QuantizedLinear.__call__": quantized(biased),
+    "QuantizedEmbedding.__call__": lambda x: quantized(embedding)(mx.array([[3, 95], [0, 7]])).astype(x.dtype),
+    "QuantizedEmbedding.as_linear": lambda x: quantized(embedding).as_linear(x),
+    "Linear.__call__": lambda x: biased(x) + linear(x),
+    "Embedding.as_linear": lambda x: embedding.as_linear(x),
+    "silu": lambda x: nn.silu(x),
+    "gelu": lambda x: nn.gelu(x),
+    "gelu_approx": lambda x: nn.GELU("tanh")(x),
+    "SiLU.__call__": nn.SiLU(),
+    "cross_entropy": lambda x: nn.losses.cross_entropy(x, mx.zeros((2, 5), mx.int32), reduction="mean"),
+}
+PASSED_ON = {
+    "rms_norm": lambda: mx.fast.rms_norm(mx.ones((2, 8), mx.int32), None, 1e-5),
+    "quantized_matmul": lambda: mx.quantized_matmul(x[0], *mx.quantize(mx.ones((128, 64))), transpose=False),
+    "cross_entropy": lambda: nn.losses.cross_entropy(x, nn.softmax(x)),
+    "silu": lambda: nn.silu(mx.ones((3,), mx.complex64)),
+}
+
+
+def counts(name):
+    (found,) = [it for it in mlx_primitives.report() if it.name.endswith("." + name)]
+    return found.served, sum(found.reasons.values())
+
+
+def near(got, want, dtype):
+    assert got.shape == want.shape and got.dtype == want.dtype
+    step = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 4e-2}[dtype]
+    assert mx.abs(got - want).max().item() <= step * max(1.0, mx.abs(want).max().item())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", CALLS)
+def test_results_are_those_of_mlx(name, dtype):
+    want = CALLS[name](x.astype(dtype))
+    with mlx_primitives.patched():
+        got = CALLS[name](x.astype(dtype))
+        assert counts(name)[0] >= 1 and counts(name)[1] == 0
+    near(got, want, dtype)
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_what_is_not_served_goes_to_mlx(name):
+    def outcome():
+        try:
+            return PASSED_ON[name]().tolist()
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    want = outcome()
+    with mlx_primitives.patched():
+        assert outcome() == want
+        assert counts(name) == (0, 1)
+
+
+def test_gradients_are_those_of_mlx():
+    layer = nn.Sequential(nn.RMSNorm(128), biased, nn.SiLU())
+
+    def loss(layer):
+        return nn.losses.cross_entropy(layer(x), mx.zeros((2, 5), mx.int32)).mean()
+
+    want = nn.value_and_grad(layer, loss)(layer)
+    with mlx_primitives.patched():
+        got = nn.value_and_grad(layer, loss)(layer)
+    near(got[0], want[0], mx.float32)
+    near(got[1]["layers"][1]["weight"], want[1]["layers"][1]["weight"], mx.float32)
+
+
+def test_originals_come_back():
+    before = [dict(vars(owner)) for owner in OWNERS]
+    mlx_primitives.patch()
+    mlx_primitives.patch()
+    assert mlx_primitives.is_patched() and vars(mx.fast)["rms_norm"] is not before[1]["rms_norm"]
+    mlx_primitives.unpatch()
+    mlx_primitives.unpatch()
+    assert not mlx_primitives.is_patched()
+    assert [dict(vars(owner)) for owner in OWNERS] == before
+
+
+def test_patched_keeps_an_outer_patch():
+    mlx_primitives.patch()
+    with mlx_primitives.patched():
+        pass
+    assert mlx_primitives.is_patched()
+    mlx_primitives.unpatch()
+    with pytest.raises(KeyError), mlx_primitives.patched():
+        raise KeyError
+    assert not mlx_primitives.is_patched()
+
+
+def test_names_imported_by_value_are_exchanged(tmp_path, monkeypatch):
+    program = "from mlx.nn import silu\nfrom mlx.core.fast import rms_norm\n"
+    (tmp_path / "imports_by_value.py").write_text(program.replace("from mlx.core.fast", "import mlx.core as mx #"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imports_by_value", raising=False)
+    original = nn.silu
+    mlx_primitives.patch()
+    import imports_by_value
+
+    assert imports_by_value.silu is nn.silu is not original
+    mlx_primitives.unpatch()
+    assert imports_by_value.silu is nn.silu is original
+    with mlx_primitives.patched():
+        assert imports_by_value.silu is nn.silu is not original
+
+
+def test_modules_imported_later_are_patched(tmp_path, python):
+    models = tmp_path / "mlx_lm" / "models"
+    models.mkdir(parents=True)
+    (models / "__init__.py").touch()
+    (models.parent / "__init__.py").touch()
+    (models / "activations.py").write_text("def swiglu(gate, x):\n    return x\n")
+    code, out, error = python(
+        "import sys; sys.path.insert(0, %r)\n" % str(tmp_path)
+        + "import mlx_primitives as p\np.patch()\n"
+        "from mlx_lm.models.activations import swiglu\n"
+        "print(swiglu(mx.array(0.0), mx.array(3.0)).item(), p.report()[-1])\n"
+        "p.unpatch()\nprint(swiglu(mx.array(0.0), mx.array(3.0)).item())\n"
+        "p.patch(); p.unpatch()\n"
+    )
+    assert code == 0, error
+    assert out.splitlines()[0].startswith("0.0 Report(name='mlx_lm.models.activations.swiglu', served=1")
+    assert out.splitlines()[1] == "3.0"
+
+
+def test_reasons_are_counted_and_bounded():
+    hook = _patch.Hook("name", lambda: 1)
+    for number in range(40):
+        assert hook.pass_on(ValueError("reason %d" % number)) == 1
+    assert len(hook.reasons) == 17 and hook.passed_on == 40
+    with pytest.raises(RuntimeError, match="fork"):
+        hook.pass_on(RuntimeError("after a fork"))
+
+
+def test_a_report_prints_a_line_for_each_function_and_reason():
+    with mlx_primitives.patched():
+        nn.silu(x)
+        PASSED_ON["cross_entropy"]()
+        text = str(mlx_primitives.report())
+    assert "mlx.nn.silu" in text and "1 MLX's: targets that are not indices of classes" in text
