@@ -57,6 +57,7 @@ METAL_FUNC void multiply_rows(
   }
   own += matrix_y * PITCH + matrix_x;
   tile += matrix_x * PITCH + matrix_y;
+#pragma clang loop unroll_count(2)
   for (uint f = 0; f < FEATURES; f += ATTENTION_FRAGMENT) {
     simdgroup_matrix<float, 8, 8> rows;
     rows.thread_elements()[0] = float(own[f]);

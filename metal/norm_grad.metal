@@ -33,8 +33,11 @@ METAL_FUNC void load_scaled(
   }
 }
 
-/** The gradient of x, and each row's mean and reciprocal root mean square. */
-template <typename T, bool CENTERED>
+/**
+ * The gradient of x, and each row's mean and reciprocal root mean square. A thread keeps all quads
+ * of a row that it reads, KEPT at most; where KEPT is 0, it reads them again for each sum.
+ */
+template <typename T, bool CENTERED, uint KEPT>
 [[kernel]] void norm_grad_row(
     const device T* x [[buffer(0)]],
     const device T* weight [[buffer(1)]],
@@ -44,22 +47,25 @@ template <typename T, bool CENTERED>
     device float* stats [[buffer(5)]],
     constant NormGradParams& params [[buffer(6)]],
     MLXP_GROUP_ROW) {
-  const GroupRow<false> row = {{thread_index, threads, lane, simd, simds}, scratch};
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
   const size_t start = size_t(group) * params.axis;
   x += start;
   g += start;
   added += start;
   out += start;
   const float share = 1.0f / float(params.axis);
-  float values[READS];
-  float heights[READS];
+  const uint quads = KEPT > 0 ? KEPT : (params.axis + row.stride() - 1) / row.stride();
+  constexpr uint ROOM = KEPT > 0 ? KEPT : 1;
+  float values[ROOM][READS];
+  float heights[ROOM][READS];
   float mean = 0.0f;
   if (CENTERED) {
     float sum = 0.0f;
-    for (uint at = row.at(0); at < params.axis; at += row.stride()) {
-      load_floats(values, x, at, params.axis);
+    for (uint q = 0; q < quads; q++) {
+      thread float* own = values[q % ROOM];
+      load_floats(own, x, row.at(q), params.axis);
       for (uint i = 0; i < READS; i++) {
-        sum += values[i];
+        sum += own[i];
       }
     }
     mean = row.sum(sum, 0) * share;
@@ -67,36 +73,46 @@ template <typename T, bool CENTERED>
   float squares = 0.0f;
   float height = 0.0f;
   float along = 0.0f;
-  for (uint at = row.at(0); at < params.axis; at += row.stride()) {
-    load_floats(values, x, at, params.axis);
-    load_scaled(heights, g, weight, at, params);
+  for (uint q = 0; q < quads; q++) {
+    const uint at = row.at(q);
+    thread float* own = values[q % ROOM];
+    thread float* scaled = heights[q % ROOM];
+    if (!CENTERED || KEPT == 0) {
+      load_floats(own, x, at, params.axis);
+    }
+    load_scaled(scaled, g, weight, at, params);
     for (uint i = 0; i < READS; i++) {
-      const float d = at + i < params.axis ? values[i] - mean : 0.0f;
+      const float d = at + i < params.axis ? own[i] - mean : 0.0f;
       squares += d * d;
-      height += heights[i];
-      along += d * heights[i];
+      height += scaled[i];
+      along += d * scaled[i];
     }
   }
   // The slots of the mean are free again once every thread has passed the barriers of this sum.
   squares = row.sum(squares, 1) * share;
   along = row.sum(along, 2) * share;
   height = CENTERED ? row.sum(height, 0) * share : 0.0f;
-  const float inverse = 1.0f / precise::sqrt(squares + params.eps);
+  const float inverse = precise::rsqrt(squares + params.eps);
   const float slope = along * inverse;
-  for (uint at = row.at(0); at < params.axis; at += row.stride()) {
-    load_floats(values, x, at, params.axis);
-    load_scaled(heights, g, weight, at, params);
+  for (uint q = 0; q < quads; q++) {
+    const uint at = row.at(q);
+    thread float* own = values[q % ROOM];
+    thread float* scaled = heights[q % ROOM];
+    if (KEPT == 0) {
+      load_floats(own, x, at, params.axis);
+      load_scaled(scaled, g, weight, at, params);
+    }
     for (uint i = 0; i < READS; i++) {
-      const float n = (values[i] - mean) * inverse;
-      values[i] = (heights[i] - height - n * slope) * inverse;
+      const float n = (own[i] - mean) * inverse;
+      own[i] = (scaled[i] - height - n * slope) * inverse;
     }
     if (params.added != 0) {
-      load_floats(heights, added, at, params.axis);
+      load_floats(scaled, added, at, params.axis);
       for (uint i = 0; i < READS; i++) {
-        values[i] += heights[i];
+        own[i] += scaled[i];
       }
     }
-    store4(out, at, params.axis, rounded<T>(values));
+    store4(out, at, params.axis, rounded<T>(own));
   }
   if (thread_index == 0) {
     stats[2 * group] = mean;
@@ -138,9 +154,11 @@ template <typename T>
     }
   }
   device float* to = sums + size_t(place.y) * 2 * params.axis;
-  for (uint i = 0; i < READS && at + i < params.axis; i++) {
-    to[at + i] = of_weight[i];
-    to[params.axis + at + i] = of_bias[i];
+  for (uint i = 0; i < READS; i++) {
+    if (at + i < params.axis) {
+      to[at + i] = of_weight[i];
+      to[params.axis + at + i] = of_bias[i];
+    }
   }
 }
 
@@ -166,10 +184,12 @@ template <typename T>
   of_bias[at] = T(bias);
 }
 
-#define NORM_GRAD_KERNELS(DTYPE, T)                                  \
-  MLXP_KERNEL("mlxp_norm_grad_rms_" DTYPE, norm_grad_row<T, false>)  \
-  MLXP_KERNEL("mlxp_norm_grad_layer_" DTYPE, norm_grad_row<T, true>) \
-  MLXP_KERNEL("mlxp_norm_grad_part_" DTYPE, norm_grad_part<T>)       \
+#define NORM_GRAD_KERNELS(DTYPE, T)                                                        \
+  MLXP_KERNEL("mlxp_norm_grad_rms_row2_" DTYPE, norm_grad_row<T, false, NORM_GRAD_QUADS>)  \
+  MLXP_KERNEL("mlxp_norm_grad_rms_looped_" DTYPE, norm_grad_row<T, false, 0>)              \
+  MLXP_KERNEL("mlxp_norm_grad_layer_row2_" DTYPE, norm_grad_row<T, true, NORM_GRAD_QUADS>) \
+  MLXP_KERNEL("mlxp_norm_grad_layer_looped_" DTYPE, norm_grad_row<T, true, 0>)             \
+  MLXP_KERNEL("mlxp_norm_grad_part_" DTYPE, norm_grad_part<T>)                             \
   MLXP_KERNEL("mlxp_norm_grad_sum_" DTYPE, norm_grad_sum<T>)
 
 MLXP_EACH_DTYPE(NORM_GRAD_KERNELS)

@@ -144,9 +144,12 @@ std::vector<Dispatch> NormGrad::dispatches(
   NormGradParams params{
       grid_count(op, "rows", rows.count), rows.axis, kind_.eps, kind_.weighted, kind_.added};
   auto quads = static_cast<uint32_t>(ceil_div(rows.axis, READS));
-  auto threads = std::min(whole_simds(op, max_threads), round_up(quads, SIMD_WIDTH));
+  uint32_t each = NORM_GRAD_QUADS;
+  auto wanted = round_up(static_cast<uint32_t>(ceil_div(quads, each)), SIMD_WIDTH);
+  auto threads = std::min(whole_simds(op, max_threads), wanted);
   Launch along{
-      std::string("mlxp_norm_grad_") + (kind_.centered ? "layer" : "rms") + suffix,
+      std::string("mlxp_norm_grad_") + (kind_.centered ? "layer" : "rms") +
+          (quads <= each * threads ? "_row2" : "_looped") + suffix,
       {params.rows, 1, 1},
       {threads, 1, 1},
       round_up(NORM_GRAD_SLOTS * threads / SIMD_WIDTH * uint32_t{sizeof(float)}, 16)};

@@ -48,6 +48,9 @@ def rows(t):
     element = lambda kernel, struct, values={}: Side(kernel, 4, "once", struct=struct, values=values)
     theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1}, group=4096 // per)
     add = Side(f"vvn_Add{t}", 2 if t == "float32" else 4, "once")
+    gradient = lambda kind: Side(
+        f"mlxp_norm_grad_{kind}_row2_{t}", 8, "once", struct="NormGradParams", values={"weighted": 1, "added": 0}
+    )
     return [
         Case(
             "rms_norm row",
@@ -74,6 +77,8 @@ def rows(t):
             (theirs("block_softmax_", 4),),
         ),
         Case("logsumexp row", "element", element(f"mlxp_logsumexp_row_subtracted_{t}", "LogSumExpParams")),
+        Case("rms_norm row, gradient", "element", gradient("rms"), (theirs("vjp_rms", 4),)),
+        Case("layer_norm row, gradient", "element", gradient("layer"), (theirs("vjp_layer_norm", 8),)),
     ]
 
 

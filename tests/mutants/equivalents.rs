@@ -30,7 +30,6 @@ pub const KERNELS: &[Equivalent] = &[
         "those groups have 32 SIMD groups",
     ),
     ("group_stats", "at.lane < at.simds", "if (true)", "those groups have 32 SIMD groups"),
-    ("norm_grad_row", "at < params.axis", "at <= params.axis", "a quad of nothing but pad"),
     ("larger", "a < b", "a <= b", "equal numbers"),
     ("larger", "a < b", "a + 1 < b", "softmax is the same for any maximum that is near enough"),
     ("with4", "grown > stats.maximum", "grown >= stats.maximum", "the factor is exp(0) = 1"),

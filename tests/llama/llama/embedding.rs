@@ -137,7 +137,11 @@ fn texts_side_by_side_are_those_alone() -> Checked {
         let together = llama.embeddings(&texts, options)?;
         let features = llama.config().hidden_size as usize;
         assert_eq!(together.shape(), [3, features as i32]);
-        for (text, got) in texts.iter().zip(numbers(&together)?.chunks(features)) {
+        for (at, text) in texts.iter().enumerate() {
+            let alone = llama.embeddings(std::slice::from_ref(text), options)?;
+            let beside = together.i(at as i32..at as i32 + 1)?;
+            assert_same(&beside, &alone, &format!("{options:?}, alone"))?;
+            let got = &numbers(&beside)?;
             let hidden = numbers(&llama.hidden(&matrix(text)?, &mut llama.new_cache())?)?;
             let want = by_hand(&hidden, features, text.len(), options);
             assert_close(got, &want, 1e-4, &format!("{options:?}"));

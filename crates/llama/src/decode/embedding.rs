@@ -1,4 +1,5 @@
-use mlx_primitives::{Array, Dtype, Error, Result, concatenate, ops, select};
+use mlx_primitives::ops::{self, RowOrder, with_row_order};
+use mlx_primitives::{Array, Dtype, Error, Result, concatenate, select};
 
 use super::prompt::row;
 use crate::model::Llama;
@@ -90,8 +91,8 @@ impl Llama {
     /// One float32 vector for each text, `[texts, hidden]`: its [hidden](Self::hidden) states,
     /// pooled by [`Embedding::pool`].
     ///
-    /// The texts run side by side, padded at their ends to the longest. No token sees the padding,
-    /// but kernels for longer rows may round otherwise. Where the rotary embedding depends on the
+    /// The texts run side by side, padded at their ends to the longest, in the order of
+    /// [prompts](RowOrder::Prompt): a text has the same vector alone and beside others. Where the rotary embedding depends on the
     /// sequence length, each text runs by itself.
     ///
     /// # Errors
@@ -119,9 +120,7 @@ impl Llama {
             self.check_tokens("embedding", "a text", text)?;
         }
         if self.config().rope_frequencies()?.depends_on_length() {
-            let alone = |text: &Vec<u32>| {
-                options.pool(&self.hidden(&row(text)?, &mut self.new_cache())?, &[text.len()])
-            };
+            let alone = |text: &Vec<u32>| options.pool(&self.read(&row(text)?)?, &[text.len()]);
             let vectors = texts.iter().map(alone).collect::<Result<Vec<_>>>()?;
             return concatenate(&vectors.iter().collect::<Vec<_>>(), 0);
         }
@@ -133,6 +132,11 @@ impl Llama {
         let padded: Vec<u32> = padded.collect();
         let dim = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         let tokens = Array::from_slice(&padded, (dim(texts.len()), dim(longest)))?;
-        options.pool(&self.hidden(&tokens, &mut self.new_cache())?, &lengths)
+        options.pool(&self.read(&tokens)?, &lengths)
+    }
+
+    /// The hidden states of whole texts.
+    fn read(&self, tokens: &Array) -> Result<Array> {
+        with_row_order(RowOrder::Prompt, || self.hidden(tokens, &mut self.new_cache()))
     }
 }
