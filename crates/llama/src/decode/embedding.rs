@@ -92,8 +92,8 @@ impl Llama {
     /// pooled by [`Embedding::pool`].
     ///
     /// The texts run side by side, padded at their ends to the longest, in the order of
-    /// [prompts](RowOrder::Prompt): a text has the same vector alone and beside others. Where the rotary embedding depends on the
-    /// sequence length, each text runs by itself.
+    /// [prompts](RowOrder::Prompt): a text has the same vector alone and beside others. Where the
+    /// rotary embedding depends on the sequence length, each text runs by itself.
     ///
     /// # Errors
     ///
