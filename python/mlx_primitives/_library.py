@@ -6,28 +6,28 @@ import re
 
 import mlx.core as mx
 
-NO_INT = -(1 << 63)  # stands for None where an int is optional
-NO_FLOAT = float("nan")
-
-_OBJECT = ctypes.py_object
-_KINDS = {
-    "array": _OBJECT,
-    "optional": _OBJECT,
-    "int": ctypes.c_int64,
-    "maybe_int": ctypes.c_int64,
-    "float": ctypes.c_float,
-    "maybe_float": ctypes.c_float,
-    "flag": ctypes.c_bool,
-}
+# The functions of Python that the library calls, in the order of `Api` in crates/python/src/api.rs.
+_OF_PYTHON = (
+    "PyLong_AsLongLong",
+    "PyFloat_AsDouble",
+    "PyObject_IsTrue",
+    "PyErr_Occurred",
+    "PyErr_SetString",
+    "PyObject_Call",
+    "PyTuple_New",
+    "PyTuple_SetItem",
+)
 _ERRORS = {"T": TypeError, "V": ValueError, "R": RuntimeError}
 
 
-class _Entry(ctypes.Structure):
+class _Method(ctypes.Structure):
+    """A `PyMethodDef`."""
+
     _fields_ = [
         ("name", ctypes.c_char_p),
-        ("arguments", ctypes.c_char_p),
-        ("results", ctypes.c_size_t),
         ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("arguments", ctypes.c_char_p),
     ]
 
 
@@ -46,42 +46,44 @@ def _choose(folder, version):
 
 
 def _load(path):
-    """The library at a path, which holds Python's lock during calls: building an op takes microseconds."""
+    """The library at a path, which holds Python's lock during calls."""
     try:
         return ctypes.PyDLL(path)
     except OSError as error:
         raise ImportError("mlx_primitives cannot be loaded with this MLX: %s" % error) from None
 
 
-def _begin(library, array_type, probe, out, size):
+def _begin(library, array_type, probe, size):
     """Compares versions, and finds out where `mx.array` objects hold their arrays."""
+    functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _OF_PYTHON]
+    objects = (array_type, None, _for_results, TypeError, ValueError, RuntimeError)
+    api = functions + [id(it) for it in objects]
     begin = library.mlx_primitives_begin
     begin.restype = ctypes.c_char_p
-    begin.argtypes = [ctypes.c_size_t, ctypes.c_size_t, _OBJECT, _OBJECT, _OBJECT, _OBJECT]
-    error = begin(object.__basicsize__, size, array_type, None, probe, out)
+    begin.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.py_object]
+    error = begin((ctypes.c_void_p * len(api))(*api), object.__basicsize__, size, probe)
     if error is not None:
         raise ImportError("mlx_primitives does not fit this MLX or Python: %s" % error[1:].decode())
 
 
-def _check(out, probe):
-    if out.shape != probe.shape or out.dtype != probe.dtype:
-        raise ImportError("mlx_primitives does not fit this MLX or Python: a result does not arrive")
-
-
 def _functions(library):
-    """The functions of the library's table, by name, each with its arguments and its number of results."""
+    """The ops of the library's table as functions, by name."""
     table = library.mlx_primitives_table
-    table.restype = ctypes.POINTER(_Entry)
-    functions, signatures = {}, {}
-    for entry in table():
-        if entry.name is None:
-            return functions, signatures
-        name = entry.name.decode()
-        arguments = [tuple(word.split(":")) for word in entry.arguments.decode().split()]
-        kinds = [_KINDS[kind] for _, kind in arguments] + [_OBJECT] * entry.results
-        functions[name] = ctypes.PYFUNCTYPE(ctypes.c_char_p, *kinds)(entry.function)
-        functions[name].__name__ = name
-        signatures[name] = (arguments, entry.results)
+    table.restype = ctypes.POINTER(_Method)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.POINTER(_Method), ctypes.c_void_p, ctypes.c_void_p]
+    functions = {}
+    for method in table():
+        if method.name is None:
+            return functions
+        functions[method.name.decode()] = make(ctypes.pointer(method), None, None)
+
+
+def _check(functions, probe):
+    shared = functions["share"](probe)
+    if shared.shape != probe.shape or shared.dtype != probe.dtype:
+        raise ImportError("mlx_primitives does not fit this MLX or Python: a result does not arrive")
 
 
 def failure(name, error):
@@ -91,33 +93,11 @@ def failure(name, error):
 
 
 def call(function, stream, *arguments):
-    """The result of a function of the table, built on a stream, a device or the default ones."""
-    if stream is not None:
-        with mx.stream(stream):
-            return call(function, None, *arguments)
-    out = _array(_zero)
-    try:
-        error = function(*arguments, out)
-    except ctypes.ArgumentError as wrong:
-        raise TypeError("[%s] %s" % (function.__name__, wrong)) from None
-    if error is not None:
-        raise failure(function.__name__, error)
-    return out
-
-
-def call_many(function, count, stream, *arguments):
-    """The results of a function that has several, as a tuple."""
-    if stream is not None:
-        with mx.stream(stream):
-            return call_many(function, count, None, *arguments)
-    out = [_array(_zero) for _ in range(count)]
-    try:
-        error = function(*arguments, *out)
-    except ctypes.ArgumentError as wrong:
-        raise TypeError("[%s] %s" % (function.__name__, wrong)) from None
-    if error is not None:
-        raise failure(function.__name__, error)
-    return tuple(out)
+    """The results of a function of the table, built on a stream, a device or the default ones."""
+    if stream is None:
+        return function(*arguments)
+    with mx.stream(stream):
+        return function(*arguments)
 
 
 def _info(name, *arguments):
@@ -129,15 +109,14 @@ def _info(name, *arguments):
     return text[1:].decode()
 
 
-_array = mx.array
-_zero = mx.array(0)
+_for_results = (mx.array(0),)  # the arguments of an `mx.array` that becomes a result
 _version = mx.__version__  # type: ignore[attr-defined]  # the stubs of MLX lack it
 path = _choose(os.path.dirname(os.path.abspath(__file__)), _version)
 library = _load(path)
-_probe, _out = mx.zeros((3, 5, 7), mx.float16), mx.array(0)
-_begin(library, mx.array, _probe, _out, mx.array.__basicsize__)
-_check(_out, _probe)
-functions, signatures = _functions(library)
+_probe = mx.zeros((3, 5, 7), mx.float16)
+_begin(library, mx.array, _probe, mx.array.__basicsize__)
+functions = _functions(library)
+_check(functions, _probe)
 QUERY_POSITIONS = 8
 version, mlx_version, cpu_kernels, gpu_kernels = _info("mlx_primitives_info").split("\n")
 

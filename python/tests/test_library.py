@@ -4,6 +4,7 @@ import ctypes
 import inspect
 import pathlib
 import re
+import sys
 
 import mlx.core as mx
 import pytest
@@ -35,7 +36,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path):
 
 
 def begin(array_type, probe, size):
-    _library._begin(_library.library, array_type, probe, mx.array(0), size)
+    _library._begin(_library.library, array_type, probe, size)
 
 
 def test_another_layout_is_refused():
@@ -65,6 +66,26 @@ def test_a_panic_becomes_an_error():
     assert isinstance(_library.failure("panic", function()), RuntimeError)
 
 
+def test_functions_take_all_arguments_and_no_other():
+    for name, function in _library.functions.items():
+        with pytest.raises(TypeError, match=r"\[%s\] expected \d+ arguments, got 0" % name):
+            function()
+        with pytest.raises(TypeError):
+            function(x=1)
+
+
+def test_functions_keep_no_object():
+    x, weight = mx.ones((2, 8)), mx.ones((8,))
+    counts = [sys.getrefcount(it) for it in (x, weight, None, mx.array, TypeError)]
+    for _ in range(100):
+        ops.rms_norm_residual(x, x, weight, 1e-5)
+        ops.softmax(x)
+        with pytest.raises(TypeError):
+            _library.functions["softmax"](None)
+    after = [sys.getrefcount(it) for it in (x, weight, None, mx.array, TypeError)]
+    assert all(abs(b - a) < 50 for a, b in zip(counts, after)), (counts, after)
+
+
 @pytest.mark.parametrize("page", ["README.md", "../docs/from-python.md"])
 def test_the_programs_of_the_documentation_run(page):
     text = (pathlib.Path(__file__).parent.parent / page).read_text()
@@ -75,7 +96,7 @@ def test_the_programs_of_the_documentation_run(page):
 
 
 def test_each_function_of_the_table_has_an_op():
-    names = set(_library.signatures)
+    names = set(_library.functions) - {"share"}
     public = {name for name, it in vars(ops).items() if inspect.isfunction(it) and not name.startswith("_")}
     assert names <= public, names - public
 

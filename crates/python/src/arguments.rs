@@ -1,30 +1,29 @@
 //! The kinds of arguments.
 //!
-//! | kind | in Python | in C |
-//! |---|---|---|
-//! | `array` | an `mx.array` | the object |
-//! | `optional` | an `mx.array` or None | the object |
-//! | `int`, `float`, `flag` | a number, a bool | `int64_t`, `float`, `bool` |
-//! | `maybe_int`, `maybe_float` | a number, or -2^63, NaN for None | `int64_t`, `float` |
+//! | kind | in Python |
+//! |---|---|
+//! | `array` | an `mx.array` |
+//! | `optional` | an `mx.array` or None |
+//! | `int`, `float`, `flag` | a number, a bool |
+//! | `maybe_int`, `maybe_float` | a number or None |
 
 use mlx_primitives::Array;
 
+use crate::api::api;
 use crate::objects::{Object, layout};
 use crate::refused::Refused;
 
 pub trait Kind {
-    /// The type in C.
-    type Raw;
     type Held;
     /// The type that an op takes.
     type Lent<'a>;
 
-    /// An argument from its C value.
+    /// An argument from its object.
     ///
     /// # Safety
     ///
-    /// A pointer is a Python object that no other thread changes.
-    unsafe fn take(raw: Self::Raw, name: &str) -> Result<Self::Held, Refused>;
+    /// `object` is a Python object, and this thread holds Python's lock.
+    unsafe fn take(object: Object, name: &str) -> Result<Self::Held, Refused>;
 
     fn lend(held: &Self::Held) -> Self::Lent<'_>;
 }
@@ -41,7 +40,6 @@ pub mod kinds {
 }
 
 impl Kind for kinds::array {
-    type Raw = Object;
     type Held = Array;
     type Lent<'a> = &'a Array;
 
@@ -56,7 +54,6 @@ impl Kind for kinds::array {
 }
 
 impl Kind for kinds::optional {
-    type Raw = Object;
     type Held = Option<Array>;
     type Lent<'a> = Option<&'a Array>;
 
@@ -70,18 +67,50 @@ impl Kind for kinds::optional {
     }
 }
 
+impl Kind for kinds::flag {
+    type Held = bool;
+    type Lent<'a> = bool;
+
+    unsafe fn take(object: Object, name: &str) -> Result<bool, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { api()?.flag(object, name) }
+    }
+
+    fn lend(held: &bool) -> bool {
+        *held
+    }
+}
+
 macro_rules! numbers {
-    ($($kind:ident: $raw:ty => $number:ty, $take:expr;)*) => {$(
+    ($($kind:ident, $maybe:ident, $number:ty;)*) => {$(
         impl Kind for kinds::$kind {
-            type Raw = $raw;
             type Held = $number;
             type Lent<'a> = $number;
 
-            unsafe fn take(raw: $raw, name: &str) -> Result<$number, Refused> {
-                $take(raw, name)
+            unsafe fn take(object: Object, name: &str) -> Result<$number, Refused> {
+                // SAFETY: the caller's promise.
+                unsafe { api()?.$kind(object, name) }
             }
 
             fn lend(held: &$number) -> $number {
+                *held
+            }
+        }
+
+        impl Kind for kinds::$maybe {
+            type Held = Option<$number>;
+            type Lent<'a> = Option<$number>;
+
+            unsafe fn take(object: Object, name: &str) -> Result<Option<$number>, Refused> {
+                let api = api()?;
+                if object == api.none {
+                    return Ok(None);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { api.$kind(object, name) }.map(Some)
+            }
+
+            fn lend(held: &Option<$number>) -> Option<$number> {
                 *held
             }
         }
@@ -89,18 +118,6 @@ macro_rules! numbers {
 }
 
 numbers! {
-    int: i64 => i32, int;
-    maybe_int: i64 => Option<i32>, maybe_int;
-    float: f32 => f32, |value, _| Ok(value);
-    maybe_float: f32 => Option<f32>, |value: f32, _| Ok(Some(value).filter(|it| !it.is_nan()));
-    flag: bool => bool, |value, _| Ok(value);
-}
-
-fn int(value: i64, name: &str) -> Result<i32, Refused> {
-    let refused = |_| Refused::Value(format!("expected {name} to be an int of 32 bits"));
-    i32::try_from(value).map_err(refused)
-}
-
-fn maybe_int(value: i64, name: &str) -> Result<Option<i32>, Refused> {
-    if value == i64::MIN { Ok(None) } else { int(value, name).map(Some) }
+    int, maybe_int, i32;
+    float, maybe_float, f32;
 }

@@ -1,4 +1,5 @@
-//! How a call ends: with its results, or with the text of an error.
+//! How a call ends: with its results or an error. Functions that ctypes calls return the text of
+//! the error.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
@@ -9,7 +10,8 @@ use mlx_primitives::device::{self, Device};
 use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Result, panics};
 
-use crate::objects::{Place, layout};
+use crate::api::api;
+use crate::objects::{Object, layout};
 use crate::refused::Refused;
 
 thread_local! {
@@ -40,6 +42,7 @@ pub fn finish(f: impl FnOnce() -> Result<(), Refused>) -> *const c_char {
         Refused::Value(text) => format!("V{text}"),
         Refused::Runtime(text) => format!("R{text}"),
         Refused::Info(text) => format!("I{text}"),
+        Refused::Raised => "Ra function of Python failed".to_owned(),
     };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let keep = |place: &RefCell<CString>| {
@@ -64,42 +67,83 @@ pub fn built<R>(op: &str, build: impl FnOnce() -> Result<R>) -> Result<R, Refuse
     }?)
 }
 
-/// The results of an op.
-pub trait Results<const N: usize> {
-    fn all(self) -> [Array; N];
-}
-
-impl Results<1> for Array {
-    fn all(self) -> [Array; 1] {
-        [self]
-    }
-}
-
-impl Results<2> for (Array, Array) {
-    fn all(self) -> [Array; 2] {
-        self.into()
-    }
-}
-
-impl Results<3> for (Array, Array, Array) {
-    fn all(self) -> [Array; 3] {
-        self.into()
-    }
-}
-
-/// Makes the arrays at `places` the results.
+/// Runs an op for Python, which gets its result, or null and an error. No panic leaves it.
 ///
 /// # Safety
 ///
-/// The places are Python objects that no other thread uses.
-pub unsafe fn store<const N: usize>(
-    results: impl Results<N>,
-    places: [Place; N],
-) -> Result<(), Refused> {
-    let layout = layout()?;
-    for (array, place) in results.all().iter().zip(places) {
-        // SAFETY: the caller promises that these are objects.
-        unsafe { layout.assign(place, array) }?;
+/// This thread holds Python's lock.
+pub unsafe fn answer(op: &str, run: impl FnOnce() -> Result<Object, Refused>) -> Object {
+    let refused = match panics::caught(run) {
+        Ok(Ok(object)) => return object,
+        Ok(Err(refused)) => refused,
+        Err(why) => Refused::Runtime(format!("a panic, which is a fault: {why}")),
+    };
+    match api() {
+        // SAFETY: the caller's promise.
+        Ok(api) => unsafe { api.raise(op, refused) },
+        Err(_) => ptr::null(), // Python has no function before it has begun
     }
-    Ok(())
+}
+
+/// The arguments of a call.
+///
+/// # Safety
+///
+/// There are `count` objects at `arguments`.
+pub unsafe fn exactly<const N: usize>(
+    arguments: *const Object,
+    count: isize,
+) -> Result<[Object; N], Refused> {
+    if usize::try_from(count) != Ok(N) {
+        return Err(Refused::Type(format!("expected {N} arguments, got {count}")));
+    }
+    // SAFETY: the caller's promise.
+    Ok(std::array::from_fn(|i| unsafe { *arguments.add(i) }))
+}
+
+/// The results of an op, as Python gets them.
+pub trait Results {
+    /// An array, or a tuple of arrays.
+    ///
+    /// # Safety
+    ///
+    /// This thread holds Python's lock.
+    unsafe fn into_object(self) -> Result<Object, Refused>;
+}
+
+impl Results for Array {
+    unsafe fn into_object(self) -> Result<Object, Refused> {
+        // SAFETY: the caller's promise. Nobody else has the new object.
+        unsafe {
+            let made = api()?.new_array()?;
+            layout()?.assign(made.cast_mut(), &self)?;
+            Ok(made)
+        }
+    }
+}
+
+impl<const N: usize> Results for [Array; N] {
+    unsafe fn into_object(self) -> Result<Object, Refused> {
+        let mut objects = [ptr::null(); N];
+        for (object, array) in objects.iter_mut().zip(self) {
+            // SAFETY: the caller's promise.
+            *object = unsafe { array.into_object() }?;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { api()?.tuple(&objects) }
+    }
+}
+
+impl Results for (Array, Array) {
+    unsafe fn into_object(self) -> Result<Object, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { <[Array; 2]>::from(self).into_object() }
+    }
+}
+
+impl Results for (Array, Array, Array) {
+    unsafe fn into_object(self) -> Result<Object, Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { <[Array; 3]>::from(self).into_object() }
+    }
 }

@@ -1,14 +1,15 @@
 //! The ops of `mlx-primitives` as C functions, for the Python package in `python/`.
 //!
-//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. It passes
-//! `mx.array` objects by address (`objects.rs`), and finds the functions, with their arguments, in
-//! a table (`ops.rs`), so a new op is one entry there and one function in
-//! `python/mlx_primitives/ops.py`. The library needs no symbol of Python: one file serves every
-//! version of it.
+//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. It makes functions
+//! of the ops from a table (`ops.rs`), so a new op is one entry there and one function in
+//! `python/mlx_primitives/ops`. They take `mx.array` objects by address (`objects.rs`), and call
+//! Python by addresses too (`api.rs`). The library needs no symbol of Python, so one file serves
+//! every version of it.
 //!
-//! A function returns null, or the text of an error behind a letter for its type in Python: `T`,
-//! `V` or `R`. The text stays valid until the thread's next call.
+//! The functions that ctypes calls return null, or the text of an error behind a letter for its
+//! type in Python: `T`, `V` or `R`. The text stays valid until the thread's next call.
 
+mod api;
 mod arguments;
 mod call;
 mod evaluate;
@@ -19,11 +20,12 @@ mod refused;
 
 use std::ffi::c_char;
 
+use api::Api;
 use call::finish;
 use mlx_primitives::device;
 use mlx_primitives::ops::RowOrder;
 use mlx_primitives::support::guest;
-use objects::{Object, Place};
+use objects::Object;
 use refused::Refused;
 
 /// The version of MLX that this library was compiled for.
@@ -32,20 +34,17 @@ fn built_for() -> String {
 }
 
 /// Prepares the library, before any other call. `head` is the size of a Python object's header,
-/// `size` that of an `mx.array`, whose type is `array_type`. `probe` is an `mx.array` of shape
-/// `[3, 5, 7]` and float16, which `out` becomes.
+/// `size` that of an `mx.array`. `probe` is an `mx.array` of shape `[3, 5, 7]` and float16.
 ///
 /// # Safety
 ///
-/// All pointers are Python objects; `probe` and `out` have `size` bytes and the type `array_type`.
+/// The addresses are right, and `probe` has `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_begin(
+    api: *const Api,
     head: usize,
     size: usize,
-    array_type: Object,
-    none: Object,
     probe: Object,
-    out: Place,
 ) -> *const c_char {
     finish(|| {
         let (built, loaded) = device::mlx_versions();
@@ -55,26 +54,24 @@ pub unsafe extern "C" fn mlx_primitives_begin(
             );
             return Err(Refused::Runtime(why));
         }
+        // SAFETY: the caller's promise.
+        let api = unsafe { *api };
         // SAFETY: the caller promises that these are objects of that size.
-        let layout = unsafe { probe::examine(head, size, array_type, none, probe) };
+        let layout = unsafe { probe::examine(head, size, api.array_type, api.none, probe) };
         let layout = layout.map_err(Refused::Runtime)?;
         guest::begin();
         let refuses_gpu =
             device::Device::Gpu.is_available()? && device::kernels_origin()?.starts_with("none");
-        // SAFETY: the probe has shown that arrays of this type lie where the layout says.
-        unsafe {
-            let array = layout.array(probe, "probe")?;
-            layout.assign(out, &array)?;
-        }
+        api::begin(api);
         objects::begin(layout);
         call::begin(refuses_gpu);
         Ok(())
     })
 }
 
-/// The functions of the table, ended by one without a name.
+/// The ops, ended by an entry without a name.
 #[unsafe(no_mangle)]
-pub extern "C" fn mlx_primitives_table() -> *const ops::Entry {
+pub extern "C" fn mlx_primitives_table() -> *const ops::Method {
     ops::TABLE.as_ptr()
 }
 

@@ -1,28 +1,31 @@
 //! The table of ops. An entry has the arguments in order, each with a kind
 //! (`arguments.rs`), and the results.
-//! A result is an `mx.array` that Python makes and the function replaces.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 use mlx_primitives::ops::{self, Activation, CpuActivations, LinearWeight, QuantizedMode};
 use mlx_primitives::ops::{KvLayout, Offset, QuantizedWeight, Rope, RopeAppend};
 use mlx_primitives::{Array, Dtype, Error, Result};
 
 use crate::arguments::{Kind, kinds};
-use crate::call::{built, finish, store};
-use crate::objects::Place;
+use crate::call::{Results, answer, built, exactly};
+use crate::objects::Object;
 
-/// A function, with its name, its arguments (`x:array weight:optional`) and its number of results.
+/// A function as Python describes those of its modules, a `PyMethodDef`.
 #[repr(C)]
-pub struct Entry {
+pub struct Method {
     name: *const c_char,
+    function: Option<unsafe extern "C" fn(Object, *const Object, isize) -> Object>,
+    /// That arguments come as an array, without names.
+    flags: c_int,
+    /// The arguments with their kinds: `x:array weight:optional`.
     arguments: *const c_char,
-    results: usize,
-    function: *const (),
 }
 
-// SAFETY: the pointers are those of constants and functions.
-unsafe impl Sync for Entry {}
+const FASTCALL: c_int = 0x80;
+
+// SAFETY: the pointers are those of constants.
+unsafe impl Sync for Method {}
 
 /// How the arrays of a packed weight are read.
 struct Packing {
@@ -99,72 +102,78 @@ macro_rules! reduced {
 }
 
 macro_rules! table {
-    ($($name:ident($($argument:ident: $kind:ident),*) -> $($out:ident),+ => $body:expr;)*) => {
+    ($($name:ident($($argument:ident: $kind:ident),*) => $body:expr;)*) => {
         /// The ops, ended by an entry without a name.
-        pub static TABLE: &[Entry] = &[$({
+        pub static TABLE: &[Method] = &[$({
             /// # Safety
             ///
-            /// All pointers are Python objects, and no other thread uses those of the results.
-            #[allow(clippy::too_many_arguments)]
+            /// Python calls this.
             unsafe extern "C" fn $name(
-                $($argument: <kinds::$kind as Kind>::Raw,)* $($out: Place),+
-            ) -> *const c_char {
-                finish(|| {
+                _module: Object, arguments: *const Object, count: isize
+            ) -> Object {
+                let run = || {
+                    // SAFETY: Python passes this many objects, and keeps them for the call.
+                    let [$($argument),*] = unsafe { exactly(arguments, count) }?;
                     $(
                         let name = stringify!($argument);
-                        // SAFETY: the caller's promise. Python keeps the arguments for the call.
+                        // SAFETY: these are objects, and a call holds Python's lock.
                         let held = unsafe { <kinds::$kind as Kind>::take($argument, name) }?;
                         let $argument = <kinds::$kind as Kind>::lend(&held);
                     )*
                     let results = built(stringify!($name), || $body)?;
-                    // SAFETY: the caller's promise.
-                    unsafe { store(results, [$($out),+]) }
-                })
+                    // SAFETY: a call holds Python's lock.
+                    unsafe { results.into_object() }
+                };
+                // SAFETY: as above.
+                unsafe { answer(stringify!($name), run) }
             }
-            Entry {
+            Method {
                 name: concat!(stringify!($name), "\0").as_ptr().cast(),
+                function: Some($name),
+                flags: FASTCALL,
                 arguments: concat!($(stringify!($argument), ":", stringify!($kind), " ",)* "\0")
                     .as_ptr()
                     .cast(),
-                results: [$(stringify!($out)),+].len(),
-                function: $name as *const (),
             }
-        },)* Entry {
+        },)* Method {
             name: std::ptr::null(),
+            function: None,
+            flags: 0,
             arguments: std::ptr::null(),
-            results: 0,
-            function: std::ptr::null(),
         }];
     };
 }
 
 table! {
+    // An array as it is, by which Python tests this library.
+    share(x: array) => Ok(x.clone());
+
     // Norms.
-    rms_norm(x: array, weight: optional, eps: float) -> y => ops::rms_norm(x, weight, eps);
-    rms_norm_residual(x: array, residual: array, weight: optional, eps: float) -> sum, y =>
+    rms_norm(x: array, weight: optional, eps: float) => ops::rms_norm(x, weight, eps);
+    rms_norm_residual(x: array, residual: array, weight: optional, eps: float) =>
         ops::rms_norm_residual(x, residual, weight, eps);
-    layer_norm(x: array, weight: optional, bias: optional, eps: float) -> y =>
+    layer_norm(x: array, weight: optional, bias: optional, eps: float) =>
         ops::layer_norm(x, weight, bias, eps);
     layer_norm_residual(
         x: array, residual: array, weight: optional, bias: optional, eps: float
-    ) -> sum, y => ops::layer_norm_residual(x, residual, weight, bias, eps);
+    ) => ops::layer_norm_residual(x, residual, weight, bias, eps);
 
     // Softmax and losses.
-    softmax(x: array) -> y => ops::softmax(x);
-    log_softmax(x: array) -> y => ops::log_softmax(x);
-    logsumexp(x: array, keepdims: flag) -> y =>
+    softmax(x: array) => ops::softmax(x);
+    log_softmax(x: array) => ops::log_softmax(x);
+    logsumexp(x: array, keepdims: flag) =>
         if keepdims { ops::logsumexp_keepdims(x) } else { ops::logsumexp(x) };
-    masked_softmax(x: array, scale: float, mask: optional, causal: flag, window: maybe_int) -> y =>
+    masked_softmax(x: array, scale: float, mask: optional, causal: flag, window: maybe_int) =>
         ops::masked_softmax(x, ops::MaskedSoftmax { scale, mask, causal, window });
     cross_entropy(
         logits: array, targets: array, label_smoothing: float, ignore_index: maybe_int
-    ) -> loss =>
+    ) =>
         ops::cross_entropy(logits, targets, ops::CrossEntropy { label_smoothing, ignore_index });
     linear_cross_entropy(
         x: array, w: array, targets: array, scales: optional, biases: optional, group_size: int,
         bits: int, mode: int, bias: optional, label_smoothing: float, ignore_index: maybe_int,
         chunk_rows: maybe_int
-    ) -> loss => {
+    ) => {
         let weight = Packing { group_size, bits, mode, int8: false }.linear(w, scales, biases)?;
         let cross_entropy = ops::CrossEntropy { label_smoothing, ignore_index };
         let chunk_rows = count("linear_cross_entropy", chunk_rows)?;
@@ -176,23 +185,23 @@ table! {
     rope(
         x: array, dims: int, traditional: flag, base: maybe_float, scale: float, position: int,
         offsets: optional, freqs: optional
-    ) -> y => {
+    ) => {
         let offset = offset(position, offsets);
         ops::rope(x, Rope { dims, traditional, base, scale, offset, freqs })
     };
     attention(
         q: array, k: array, v: array, scale: maybe_float, causal: flag, window: maybe_int,
-        mask: optional, soft_cap: maybe_float, sinks: optional, dropped: int
-    ) -> y => {
-        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        mask: optional, soft_cap: maybe_float, sinks: optional
+    ) => {
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped: 0 };
         ops::attention(q, k, v, rules)
     };
     attention_quantized(
         q: array, k: array, k_scales: array, k_biases: array, v: array, v_scales: array,
         v_biases: array, bits: int, group_size: int, scale: maybe_float, causal: flag,
-        window: maybe_int, mask: optional, soft_cap: maybe_float, sinks: optional, dropped: int
-    ) -> y => {
-        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        window: maybe_int, mask: optional, soft_cap: maybe_float, sinks: optional
+    ) => {
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped: 0 };
         let k = ops::QuantizedRows { packed: k, scales: k_scales, biases: k_biases };
         let v = ops::QuantizedRows { packed: v, scales: v_scales, biases: v_biases };
         ops::attention_quantized(q, k, v, bits, group_size, rules)
@@ -201,7 +210,7 @@ table! {
         state: array, qkv: array, heads: int, kv_heads: int, head_dim: int, capacity: int,
         dims: int, traditional: flag, base: maybe_float, scale: float, multiplier: float,
         position: int, offsets: optional, freqs: optional, slot: maybe_int, slots: optional
-    ) -> new => {
+    ) => {
         let offset = offset(position, offsets);
         let rope = Rope { dims, traditional, base, scale, offset, freqs };
         let slots = slots.map(Offset::Each).or(slot.map(Offset::Position));
@@ -213,36 +222,36 @@ table! {
         dims: int, traditional: flag, base: maybe_float, scale: float, multiplier: float,
         position: int, offsets: optional, freqs: optional, slot: maybe_int, slots: optional,
         len: int, score_scale: maybe_float, causal: flag, window: maybe_int, mask: optional,
-        soft_cap: maybe_float, sinks: optional, dropped: int
-    ) -> new, y => {
+        soft_cap: maybe_float, sinks: optional
+    ) => {
         let offset = offset(position, offsets);
         let rope = Rope { dims, traditional, base, scale, offset, freqs };
         let slots = slots.map(Offset::Each).or(slot.map(Offset::Position));
         let layout = KvLayout { heads, kv_heads, head_dim, capacity };
         let options = RopeAppend { rope, multiplier, slots };
         let scale = score_scale;
-        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped };
+        let rules = ops::Attention { scale, causal, window, mask, soft_cap, sinks, dropped: 0 };
         ops::rope_append_attention(state, qkv, layout, options, len, rules)
     };
 
     // Products.
-    matmul(a: array, b: array) -> y => ops::matmul(a, b);
-    matmul_nt(a: array, b: array) -> y => ops::matmul_nt(a, b);
-    linear(x: array, w: array, bias: optional, activation: int, residual: optional) -> y => {
+    matmul(a: array, b: array) => ops::matmul(a, b);
+    matmul_nt(a: array, b: array) => ops::matmul_nt(a, b);
+    linear(x: array, w: array, bias: optional, activation: int, residual: optional) => {
         let activation = self::activation(activation);
         ops::linear(x, w, ops::Linear { bias, activation, residual })
     };
     lora_linear(
         x: array, w: array, scales: optional, biases: optional, group_size: int, bits: int,
         mode: int, a: array, b: array, scale: float
-    ) -> y => {
+    ) => {
         let base = Packing { group_size, bits, mode, int8: false }.linear(w, scales, biases)?;
         ops::lora_linear(x, &base, a, b, scale)
     };
     quantized_linear(
         x: array, w: array, scales: array, biases: optional, group_size: int, bits: int, mode: int,
         bias: optional, residual: optional, norm: optional, eps: float, int8: flag
-    ) -> y => {
+    ) => {
         let weight = Packing { group_size, bits, mode, int8 }.weight(w, scales, biases)?;
         let norm = norm.map(|norm| (norm, eps));
         ops::quantized_linear(x, &weight, ops::QuantizedLinear { bias, residual, norm })
@@ -251,7 +260,7 @@ table! {
         x: array, w0: array, scales0: array, biases0: optional, w1: optional, scales1: optional,
         biases1: optional, w2: optional, scales2: optional, biases2: optional, group_size: int,
         bits: int, mode: int, norm: optional, eps: float, int8: flag
-    ) -> y => {
+    ) => {
         let parts = [
             (Some(w0), Some(scales0), biases0), (w1, scales1, biases1), (w2, scales2, biases2),
         ];
@@ -263,7 +272,7 @@ table! {
         x: array, gate: array, gate_scales: array, gate_biases: optional, up: array,
         up_scales: array, up_biases: optional, group_size: int, bits: int, mode: int,
         norm: optional, eps: float, int8: flag
-    ) -> y => {
+    ) => {
         let packing = Packing { group_size, bits, mode, int8 };
         let gate = packing.weight(gate, gate_scales, gate_biases)?;
         let up = packing.weight(up, up_scales, up_biases)?;
@@ -272,37 +281,37 @@ table! {
     quantized_embedding(
         ids: array, w: array, scales: array, biases: optional, group_size: int, bits: int,
         mode: int
-    ) -> y => {
+    ) => {
         let weight = Packing { group_size, bits, mode, int8: false }.weight(w, scales, biases)?;
         let bytes = weight.mode() != QuantizedMode::Affine;
         weight.take_rows(ids, if bytes { Dtype::Bfloat16 } else { scales.dtype() })
     };
-    quantize(w: array, group_size: int, bits: int) -> packed, scales, biases =>
+    quantize(w: array, group_size: int, bits: int) =>
         ops::quantize(w, group_size, bits);
-    dequantize(w: array, scales: array, biases: array, group_size: int, bits: int) -> y =>
+    dequantize(w: array, scales: array, biases: array, group_size: int, bits: int) =>
         ops::dequantize(w, scales, biases, group_size, bits);
 
     // Reductions, over the last axis or over all.
-    sum(x: array, all: flag, keepdims: flag) -> y =>
+    sum(x: array, all: flag, keepdims: flag) =>
         reduced!(sum, sum_keepdims, x, all, keepdims);
-    mean(x: array, all: flag, keepdims: flag) -> y =>
+    mean(x: array, all: flag, keepdims: flag) =>
         reduced!(mean, mean_keepdims, x, all, keepdims);
-    max(x: array, all: flag, keepdims: flag) -> y =>
+    max(x: array, all: flag, keepdims: flag) =>
         reduced!(max, max_keepdims, x, all, keepdims);
-    norm(x: array, all: flag, keepdims: flag) -> y =>
+    norm(x: array, all: flag, keepdims: flag) =>
         reduced!(norm, norm_keepdims, x, all, keepdims);
-    sum_of_squares(x: array, all: flag, keepdims: flag) -> y =>
+    sum_of_squares(x: array, all: flag, keepdims: flag) =>
         reduced!(sum_of_squares, sum_of_squares_keepdims, x, all, keepdims);
 
     // Activations.
-    relu(x: array) -> y => ops::relu(x);
-    silu(x: array) -> y => ops::silu(x);
-    gelu(x: array) -> y => ops::gelu(x);
-    gelu_tanh(x: array) -> y => ops::gelu_tanh(x);
-    swiglu(gate: array, up: array) -> y => ops::swiglu(gate, up);
-    geglu(gate: array, up: array) -> y => ops::geglu(gate, up);
-    geglu_tanh(gate: array, up: array) -> y => ops::geglu_tanh(gate, up);
-    add_relu(a: array, b: array) -> y => ops::add_relu(a, b);
-    mul_relu(a: array, b: array) -> y => ops::mul_relu(a, b);
-    affine(x: array, scale: array, shift: array) -> y => ops::affine(x, scale, shift);
+    relu(x: array) => ops::relu(x);
+    silu(x: array) => ops::silu(x);
+    gelu(x: array) => ops::gelu(x);
+    gelu_tanh(x: array) => ops::gelu_tanh(x);
+    swiglu(gate: array, up: array) => ops::swiglu(gate, up);
+    geglu(gate: array, up: array) => ops::geglu(gate, up);
+    geglu_tanh(gate: array, up: array) => ops::geglu_tanh(gate, up);
+    add_relu(a: array, b: array) => ops::add_relu(a, b);
+    mul_relu(a: array, b: array) => ops::mul_relu(a, b);
+    affine(x: array, scale: array, shift: array) => ops::affine(x, scale, shift);
 }

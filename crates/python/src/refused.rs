@@ -7,6 +7,8 @@ pub enum Refused {
     Type(String),
     Value(String),
     Runtime(String),
+    /// Python's error is set already.
+    Raised,
     /// No error: a text that was asked for.
     Info(String),
 }

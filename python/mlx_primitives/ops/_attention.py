@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._library import NO_FLOAT, NO_INT, QUERY_POSITIONS, call, call_many
+from .._library import QUERY_POSITIONS, call
 from ._common import f, mask_of, parts_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def rope(
     `traditional`. `freq` is `base**(2i / dims)`, or comes from `freqs` `[dims / 2]`. `offset` is an int or an
     array of one int, or of one for each batch entry.
     """
-    base = NO_FLOAT if base is None else base
     if type(offset) is _array:
         return call(f.rope, stream, a, dims, traditional, base, scale, 0, offset, freqs)
     return call(f.rope, stream, a, dims, traditional, base, scale, offset, None, freqs)
@@ -58,10 +57,7 @@ def attention(
     that many keys up to its own position. `soft_cap` makes a score `cap * tanh(score / cap)`.
     """
     causal, mask = mask_of("attention", mask)
-    scale = NO_FLOAT if scale is None else scale
-    window = NO_INT if window is None else window
-    soft_cap = NO_FLOAT if soft_cap is None else soft_cap
-    return call(f.attention, stream, q, k, v, scale, causal, window, mask, soft_cap, sinks, 0)
+    return call(f.attention, stream, q, k, v, scale, causal, window, mask, soft_cap, sinks)
 
 
 #: `mlx.core.fast.scaled_dot_product_attention`, with this op's further arguments.
@@ -88,10 +84,7 @@ def attention_quantized(
     64 or 128.
     """
     causal, mask = mask_of("attention_quantized", mask)
-    scale = NO_FLOAT if scale is None else scale
-    window = NO_INT if window is None else window
-    soft_cap = NO_FLOAT if soft_cap is None else soft_cap
-    rules = (scale, causal, window, mask, soft_cap, sinks, 0)
+    rules = (scale, causal, window, mask, soft_cap, sinks)
     return call(f.attention_quantized, stream, q, *parts_of(k), *parts_of(v), bits, group_size, *rules)
 
 
@@ -153,13 +146,13 @@ def _append(
         *layout,
         layout.head_dim if dims is None else dims,
         traditional,
-        NO_FLOAT if base is None else base,
+        base,
         scale,
         multiplier,
         0 if each else offset,
         offset if each else None,
         freqs,
-        NO_INT if by_array or slot is None else slot,
+        None if by_array else slot,
         slot if by_array else None,
     )
 
@@ -216,8 +209,5 @@ def rope_append_attention(
     """
     rotation = _append(layout, dims, traditional, base, scale, offset, freqs, multiplier, slot)
     causal, mask = mask_of("rope_append_attention", mask)
-    score_scale = NO_FLOAT if score_scale is None else score_scale
-    window = NO_INT if window is None else window
-    soft_cap = NO_FLOAT if soft_cap is None else soft_cap
-    rules = (len, score_scale, causal, window, mask, soft_cap, sinks, 0)
-    return call_many(f.rope_append_attention, 2, stream, state, qkv, *rotation, *rules)
+    rules = (len, score_scale, causal, window, mask, soft_cap, sinks)
+    return call(f.rope_append_attention, stream, state, qkv, *rotation, *rules)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .._library import NO_INT, call, call_many
+from .._library import call
 from ._common import f, layout_of, mask_of, require_last
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def rms_norm_residual(
 
     `x` and `residual` are `[..., n]` of one shape. Both results equal those of the separate ops in every bit.
     """
-    return call_many(f.rms_norm_residual, 2, stream, x, residual, weight, eps)
+    return call(f.rms_norm_residual, stream, x, residual, weight, eps)
 
 
 def layer_norm(
@@ -51,7 +51,7 @@ def layer_norm_residual(
     stream: Stream = None,
 ) -> tuple[mx.array, mx.array]:
     """`(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`, in one kernel."""
-    return call_many(f.layer_norm_residual, 2, stream, x, residual, weight, bias, eps)
+    return call(f.layer_norm_residual, stream, x, residual, weight, bias, eps)
 
 
 # Softmax and losses.
@@ -95,7 +95,7 @@ def masked_softmax(
     its own position.
     """
     causal, mask = mask_of("masked_softmax", mask)
-    return call(f.masked_softmax, stream, x, scale, mask, causal, NO_INT if window is None else window)
+    return call(f.masked_softmax, stream, x, scale, mask, causal, window)
 
 
 def cross_entropy(
@@ -111,8 +111,7 @@ def cross_entropy(
     `logits` is `[..., classes]`, `targets` `[...]` of integers; the loss has the shape of the targets. Rows with
     the target `ignore_index` have no loss and no gradient.
     """
-    ignored = NO_INT if ignore_index is None else ignore_index
-    return call(f.cross_entropy, stream, logits, targets, label_smoothing, ignored)
+    return call(f.cross_entropy, stream, logits, targets, label_smoothing, ignore_index)
 
 
 def linear_cross_entropy(
@@ -137,7 +136,5 @@ def linear_cross_entropy(
     `chunk_rows` rows exist at a time, by default 2**24 of them. A packed weight is a constant to derivatives.
     """
     layout = layout_of("linear_cross_entropy", group_size, bits, mode)
-    ignored = NO_INT if ignore_index is None else ignore_index
-    chunk = NO_INT if chunk_rows is None else chunk_rows
-    steps = (bias, label_smoothing, ignored, chunk)
+    steps = (bias, label_smoothing, ignore_index, chunk_rows)
     return call(f.linear_cross_entropy, stream, x, w, targets, scales, biases, *layout, *steps)

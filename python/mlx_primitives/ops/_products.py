@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Sequence
 
 import mlx.core as mx
 
-from .._library import call, call_many
+from .._library import call
 from ._common import f, layout_of, named, parts_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def quantize(
     w: mx.array, group_size: int = 64, bits: int = 4, *, stream: Stream = None
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The codes, scales and biases of `mx.quantize` with the mode "affine", equal to it in every bit."""
-    return call_many(f.quantize, 3, stream, w, group_size, bits)
+    return call(f.quantize, stream, w, group_size, bits)
 
 
 def dequantize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Callable
 
 import mlx.core as mx
 
-from .._library import NO_FLOAT, NO_INT, call
+from .._library import call
 from ..ops._common import f, layout_of
 from ._hook import REFUSED
 
@@ -43,9 +43,8 @@ def layer_norm(hook: Hook) -> Callable:
 def rope(hook: Hook) -> Callable:
     def rope(a, dims, *, traditional, base, scale, offset, freqs=None, stream=None):
         first, each = (0, offset) if type(offset) is _array else (offset, None)
-        step = NO_FLOAT if base is None else base
         try:
-            y = call(f.rope, stream, a, dims, traditional, step, scale, first, each, freqs)
+            y = call(f.rope, stream, a, dims, traditional, base, scale, first, each, freqs)
         except REFUSED as why:
             options = {"base": base, "scale": scale, "offset": offset, "freqs": freqs, "stream": stream}
             return hook.pass_on(why, a, dims, traditional=traditional, **options)
@@ -60,7 +59,7 @@ def attention(hook: Hook) -> Callable:
         causal = type(mask) is str and mask == "causal"
         try:
             array = None if causal else mask
-            y = call(f.attention, stream, q, k, v, scale, causal, NO_INT, array, NO_FLOAT, sinks, 0)
+            y = call(f.attention, stream, q, k, v, scale, causal, None, array, None, sinks)
         except REFUSED as why:
             return hook.pass_on(why, q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream, **options)
         hook.served += 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Callable
 import mlx.core as mx
 from mlx.nn.losses import _reduce
 
-from .._library import NO_INT, call
+from .._library import call
 from ..ops._common import _MODES, f
 from ._hook import REFUSED
 
@@ -146,7 +146,7 @@ def cross_entropy(hook: Hook) -> Callable:
                 raise ValueError("classes that are not the last axis")
             if targets.dtype not in _INTEGERS or targets.shape != logits.shape[:-1]:
                 raise ValueError("targets that are not indices of classes")
-            loss = call(f.cross_entropy, None, logits, targets, label_smoothing, NO_INT)
+            loss = call(f.cross_entropy, None, logits, targets, label_smoothing, None)
         except (*REFUSED, AttributeError) as why:
             return hook.pass_on(why, logits, targets, weights, axis, label_smoothing, reduction)
         hook.served += 1
