@@ -133,6 +133,27 @@ def test_the_process_ends_with_work_left(python, waits):
     assert code == 0, said
 
 
+def test_an_op_while_modules_are_taken_down(python):
+    program = """
+import sys
+class Late:
+    def __init__(self):
+        self.softmax, self.rms_norm, self.eval = ops.softmax, ops.rms_norm, mx.eval
+    def __del__(self):
+        for _ in range(100):
+            try:
+                self.eval(self.softmax(x), self.rms_norm(x, None, 1e-5))
+                self.softmax(None)
+            except (TypeError, AttributeError, NameError):
+                pass
+ops.softmax(x)
+sys.late = Late()
+sys.modules["late"] = Late()
+"""
+    code, _, said = python(BEGIN + program)
+    assert code == 0, said
+
+
 def test_a_daemon_thread_evaluates_while_the_process_ends(python):
     program = """
 import threading, time
