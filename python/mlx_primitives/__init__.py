@@ -10,20 +10,26 @@ from . import ops
 from ._evaluate import async_eval, eval
 from ._library import cpu_kernels, cpu_threads, gpu_kernels, mlx_version, set_cpu_threads
 from ._library import version as __version__
+from ._simulate import simulate
+from ._conformance import conformance
+from ._kernel import kernel
 from .patching import is_patched, patch, patched, report, unpatch
 
 __all__ = [
     "async_eval",
+    "conformance",
     "cpu_kernels",
     "cpu_threads",
     "eval",
     "gpu_kernels",
     "is_patched",
+    "kernel",
     "mlx_version",
     "ops",
     "patch",
     "patched",
     "report",
     "set_cpu_threads",
+    "simulate",
     "unpatch",
 ]

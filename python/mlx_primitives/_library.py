@@ -57,7 +57,7 @@ def _begin(library, array_type, probe, size):
     """Compares versions, and finds out where `mx.array` objects hold their arrays."""
     functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _OF_PYTHON]
     objects = (array_type, None, _for_results, TypeError, ValueError, RuntimeError)
-    for it in objects:  # the library uses them as long as there is Python, also while modules are taken down
+    for it in objects:  # the library uses them until Python ends, also while modules are taken down
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
     api = functions + [id(it) for it in objects]
     begin = library.mlx_primitives_begin

@@ -13,6 +13,7 @@ mod api;
 mod arguments;
 mod call;
 mod evaluate;
+mod kernel;
 mod objects;
 mod ops;
 mod probe;

@@ -1,0 +1,51 @@
+"""Kernels without a GPU, for tests."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable
+
+import mlx.core as mx
+
+from ._library import failure, library
+
+_Body = ctypes.CFUNCTYPE(None)
+_simulate = library.mlx_primitives_simulate
+_simulate.restype = ctypes.c_char_p
+_simulate.argtypes = [ctypes.c_uint64, _Body]
+ORDERS = ("forward", "reversed", "shuffled")
+
+
+def can_simulate() -> bool:
+    """Whether this library has a simulator: it is for Linux."""
+    return library.mlx_primitives_simulates() >= 0
+
+
+def simulate(function: Callable[[], Any], order: str = "forward") -> Any:
+    """The evaluated result of a function, in which kernels run in a simulator on the CPU.
+
+    It checks every load and store of the kernels, those of `kernel` and of `ops`: an access outside of a buffer, a
+    race between threads, or a read of memory that was not written is a RuntimeError. `order` is that of the threads:
+    "forward", "reversed" or "shuffled". The simulator compiles kernels with clang 17 or later, or with the one of `pip
+    install ziglang`; METAL_SIM_CLANG names the compiler, or the folder that pip installed into.
+    """
+    if order not in ORDERS:
+        raise ValueError("[simulate] expected %s, got %r" % (" or ".join(ORDERS), order))
+    results: list = []
+    raised: list = []
+
+    def body() -> None:
+        try:
+            result = function()
+            mx.eval(result)
+            results.append(result)
+        except BaseException as error:  # of the caller, not of ctypes
+            raised.append(error)
+
+    with mx.stream(mx.cpu):
+        error = _simulate(ORDERS.index(order), _Body(body))
+    if raised:
+        raise raised[0]
+    if error is not None:
+        raise failure("simulate", error)
+    return results[0]
