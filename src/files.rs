@@ -2,9 +2,20 @@
 
 use std::fs::{self, File, FileType};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+
+/// This crate's folder in the user's folder of caches, or `None` if neither `XDG_CACHE_HOME` nor
+/// `HOME` names an absolute folder.
+pub fn user_cache() -> Option<PathBuf> {
+    let folder = |name: &str| {
+        std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
+    };
+    let of_home = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(of_home)))?;
+    Some(cache.join("mlx-primitives"))
+}
 
 /// Opens a regular file for reading.
 ///

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use metal_sim::{Access, Buffer, Compiler, Constants, Dispatch, Kernel, Library, Schedule, Source};
 
 use crate::error::Result;
+use crate::files;
 use crate::simulator::{Schedule as Chosen, chosen_simulation};
 
 mod dispatch;
@@ -52,14 +53,26 @@ const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 /// without a fault. A file beside it with the extension `.kernels` gets the names of all kernels of
 /// each library that was compiled.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
-/// The folder of compiled kernels, named by their content.
-const CACHE: &str = concat!(env!("OUT_DIR"), "/metal-sim");
+/// The folder that this crate was built in, if it still exists.
+const BUILT: &str = env!("OUT_DIR");
 
 pub(crate) struct SimulatedLibrary(Library);
 
 pub(crate) struct SimulatedKernel {
     kernel: Kernel,
     constants: Constants,
+}
+
+/// The folder of compiled kernels, named by their content: in that of the build or, where it is not
+/// on this machine, in the user's cache.
+fn cache() -> Result<PathBuf> {
+    let built = Path::new(BUILT);
+    if built.is_dir() {
+        return Ok(built.join("metal-sim"));
+    }
+    let folder = files::user_cache();
+    let missing = "XDG_CACHE_HOME and HOME name no folder for compiled kernels";
+    Ok(folder.ok_or_else(|| failed(missing))?.join("metal-sim"))
 }
 
 pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
@@ -74,13 +87,13 @@ pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
     if let Some(messages) = refused().get(&hash) {
         return Err(failed(messages));
     }
-    let path = Path::new(CACHE).join(format!("embedded-{hash:016x}.metal"));
+    let cache = cache()?;
+    let path = cache.join(format!("embedded-{hash:016x}.metal"));
     let draft = path.with_extension(std::process::id().to_string());
-    std::fs::create_dir_all(CACHE).map_err(failed)?;
+    std::fs::create_dir_all(&cache).map_err(failed)?;
     std::fs::write(&draft, source).map_err(failed)?;
     std::fs::rename(&draft, &path).map_err(failed)?;
-    let library =
-        Library::compile(&Source::new(&path), &Compiler::find().map_err(failed)?, Path::new(CACHE));
+    let library = Library::compile(&Source::new(&path), &Compiler::find().map_err(failed)?, &cache);
     let library = library.map_err(|error| {
         if matches!(error, metal_sim::Error::Compile { .. }) {
             refused().insert(hash, error.to_string());

@@ -2,80 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from typing import Any, Callable, Sequence
 
 import mlx.core as mx
 
-from ._library import failure, library
+from ._library import library
+from ._metal import Body
 
 Threads = tuple[int, int, int]
-_DIMENSIONS = 8  # of an input whose shape or strides a kernel reads, as in crates/python/src/kernel.rs
 _KEPT = 256  # shapes of calls whose outputs are known
-_READ = {"shape": 1, "strides": 2, "ndim": 4}
-_TYPES = {
-    mx.float32: "float",
-    mx.float16: "half",
-    mx.bfloat16: "bfloat",
-    mx.bool_: "bool",
-    mx.int8: "char",
-    mx.uint8: "uchar",
-    mx.int16: "short",
-    mx.uint16: "ushort",
-    mx.int32: "int",
-    mx.uint32: "uint",
-    mx.int64: "long",
-    mx.uint64: "ulong",
-}
-# The built-in variables of a thread, by name, and their types.
-_PLACES = {
-    **dict.fromkeys(
-        (
-            "thread_position_in_grid",
-            "threads_per_grid",
-            "thread_position_in_threadgroup",
-            "threads_per_threadgroup",
-            "threadgroup_position_in_grid",
-            "threadgroups_per_grid",
-        ),
-        "uint3",
-    ),
-    **dict.fromkeys(
-        (
-            "thread_index_in_threadgroup",
-            "thread_index_in_simdgroup",
-            "simdgroup_index_in_threadgroup",
-            "simdgroups_per_threadgroup",
-            "threads_per_simdgroup",
-        ),
-        "uint",
-    ),
-}
-
-
-class _Request(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("source", ctypes.c_char_p),
-        ("input_count", ctypes.c_size_t),
-        ("inputs", ctypes.POINTER(ctypes.py_object)),
-        ("read", ctypes.POINTER(ctypes.c_ubyte)),
-        ("output_count", ctypes.c_size_t),
-        ("like", ctypes.POINTER(ctypes.py_object)),
-        ("outputs", ctypes.POINTER(ctypes.py_object)),
-        ("threads", ctypes.c_uint32 * 6),
-        ("contiguous", ctypes.c_bool),
-    ]
-
-
-_kernel = library.mlx_primitives_kernel
-_kernel.restype = ctypes.c_char_p
-_kernel.argtypes = [ctypes.POINTER(_Request)]
 
 
 def _all(x: Any) -> tuple:
     return tuple(x) if isinstance(x, (list, tuple)) else (x,)
+
+
+def _of(given: Any, inputs: tuple) -> Any:
+    """A value, or that of a function of the inputs."""
+    return given(*inputs) if callable(given) else given
 
 
 def simulating() -> bool:
@@ -86,17 +30,6 @@ def simulating() -> bool:
 def _on_gpu(stream: Any) -> bool:
     device = mx.default_device() if stream is None else getattr(stream, "device", stream)
     return device == mx.gpu or device == mx.Device(mx.gpu)
-
-
-def _value(name: str, value: Any) -> str:
-    """A line that gives a template parameter its value."""
-    if isinstance(value, bool):
-        return f"constexpr bool {name} = {str(value).lower()};"
-    if isinstance(value, int):
-        return f"constexpr int {name} = {value};"
-    if value in _TYPES:
-        return f"using {name} = {_TYPES[value]};"
-    raise TypeError(f"expected a dtype, an int or a bool for {name}, got {value!r}")
 
 
 class Kernel:
@@ -116,17 +49,10 @@ class Kernel:
         header: str,
         ensure_row_contiguous: bool,
     ) -> None:
-        words = [name, *inputs, *outputs]
-        for word in words:
-            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", word):
-                raise ValueError(f"[kernel] expected a name of letters and digits, got {word!r}")
-        if len(set(words)) < len(words) or not outputs:
-            raise ValueError(f"[{name}] expected one output or more, and different names, got {words}")
-        self.name, self.inputs, self.outputs = name, tuple(inputs), tuple(outputs)
-        self.metal, self.header, self.cpu = metal, header, cpu
-        self._vjp, self._grid, self._threadgroup, self._template = vjp, grid, threadgroup, template
-        self.ensure_row_contiguous = ensure_row_contiguous
-        self._words = set(re.findall(r"[A-Za-z_]\w*", metal))
+        self.body = Body(name, inputs, outputs, metal, header, ensure_row_contiguous)
+        self.name, self.inputs, self.outputs = self.body.name, self.body.inputs, self.body.outputs
+        self.cpu, self._vjp = cpu, vjp
+        self._grid, self._threadgroup, self._template = grid, threadgroup, template
         self._like: dict = {}
         self._op = self._differentiable()
 
@@ -183,85 +109,18 @@ class Kernel:
             self._like[key] = like
         return like
 
-    def _threads(self, given: Any, inputs: tuple, what: str) -> Threads:
-        threads = tuple(int(n) for n in (given(*inputs) if callable(given) else given))
-        if len(threads) != 3 or not all(0 < n < 1 << 32 for n in threads):
-            raise ValueError(f"[{self.name}] expected three positive numbers for the {what}, got {threads}")
-        return threads
-
     def source(self, *inputs: mx.array) -> str:
         """The Metal source for these inputs."""
-        return self._source(inputs, self._known(inputs))
-
-    def _read(self, name: str) -> list[str]:
-        return [what for what in _READ if f"{name}_{what}" in self._words]
-
-    def _source(self, inputs: tuple, like: list) -> str:
-        parameters: list[str] = []
-        begin: list[str] = []
-        template = self._template(*inputs) if callable(self._template) else self._template
-        begin += [_value(name, value) for name, value in dict(template).items()]
-
-        def buffer(kind: str, name: str) -> None:
-            parameters.append(f"{kind} {name} [[buffer({len(parameters)})]]")
-
-        for name, x in zip(self.inputs, inputs):
-            scalar = "_at" if x.ndim == 0 else ""
-            buffer(f"const device {self._type(name, x)}*", name + scalar)
-            if scalar:
-                begin.append(f"const device {self._type(name, x)}& {name} = *{name}_at;")
-            for what in self._read(name):
-                if what == "ndim":
-                    buffer("constant int&", f"{name}_ndim")
-                    continue
-                of = "int" if what == "shape" else "long"
-                buffer(f"constant mlxp_{of}s&", f"{name}_{what}_of")
-                begin.append(f"constant {of}* {name}_{what} = {name}_{what}_of.all;")
-        for name, y in zip(self.outputs, like):
-            buffer(f"device {self._type(name, y)}*", name)
-        places = [f"{of} {place} [[{place}]]" for place, of in _PLACES.items() if place in self._words]
-        lines = [
-            "#include <metal_stdlib>",
-            "using namespace metal;",
-            f"struct mlxp_ints {{ int all[{_DIMENSIONS}]; }};",
-            f"struct mlxp_longs {{ long all[{_DIMENSIONS}]; }};",
-            self.header,
-            f"[[kernel]] void {self.name}(",
-            ",\n".join(f"    {parameter}" for parameter in parameters + places) + ") {",
-            *(f"  {line}" for line in begin),
-            self.metal,
-            "}",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _type(self, name: str, x: mx.array) -> str:
-        try:
-            return _TYPES[x.dtype]
-        except KeyError:
-            raise TypeError(f"[{self.name}] the Metal language has no {x.dtype}, of {name}") from None
+        return self.body.text(inputs, self._known(inputs), _of(self._template, inputs))
 
     def _launch(self, inputs: tuple) -> Any:
-        like = self._known(inputs)
-        grid = self._threads(self._grid, inputs, "grid")
-        group = self._threads(self._threadgroup, inputs, "threadgroup")
-        results = [mx.array(0) for _ in like]
-        read = [sum(_READ[what] for what in self._read(name)) for name in self.inputs]
-        objects = lambda arrays: (ctypes.py_object * len(arrays))(*arrays)
-        request = _Request(
-            self.name.encode(),
-            self._source(inputs, like).encode(),
-            len(inputs),
-            objects(inputs),
-            (ctypes.c_ubyte * len(read))(*read),
-            len(like),
-            objects(like),
-            objects(results),
-            (ctypes.c_uint32 * 6)(*grid, *map(min, group, grid)),
-            self.ensure_row_contiguous,
+        results = self.body.launch(
+            inputs,
+            self._known(inputs),
+            _of(self._grid, inputs),
+            _of(self._threadgroup, inputs),
+            _of(self._template, inputs),
         )
-        error = _kernel(request)
-        if error is not None:
-            raise failure(self.name, error)
         return tuple(results) if len(results) > 1 else results[0]
 
 

@@ -148,15 +148,10 @@ impl Choices {
 /// The path of the user's file of choices, or `None` if neither `XDG_CACHE_HOME` nor `HOME` names
 /// an absolute folder.
 pub fn path(device: Device) -> Option<PathBuf> {
-    let folder = |name: &str| {
-        std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
-    };
-    let of_home = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
-    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(of_home)))?;
     let name = match device {
         Device::Gpu => "tune-gpu.json",
         Device::Cpu if simulator::is_on() => "tune-simulated.json",
         Device::Cpu => "tune-cpu.json",
     };
-    Some(cache.join("mlx-primitives").join(name))
+    Some(files::user_cache()?.join(name))
 }

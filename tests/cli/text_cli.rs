@@ -57,6 +57,7 @@ fn caches_and_drafts_change_no_token() -> Checked {
         assert_eq!(object["token_ids"], plain["token_ids"], "{arguments:?}");
         let accepted = object["accepted_tokens"].as_u64().unwrap();
         assert_eq!(accepted > 0, arguments[0] == "--draft-model");
+        assert_eq!(object["drafts_change_text"], false);
     }
     let file = directory.path().join("prompt.safetensors");
     let cache = ["--prompt-cache-file", text_of(&file)];

@@ -167,6 +167,8 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
+            // Rows of tokens have one order of sums, and a draft is refused where they do not.
+            "drafts_change_text": false,
             "prompt_tps": prompt_tps,
             "generation_tps": generation_tps,
             "peak_memory_bytes": s.peak_memory,

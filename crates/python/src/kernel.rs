@@ -12,7 +12,7 @@ use crate::call::{built, finish};
 use crate::objects::{Object, Place, layout};
 use crate::refused::Refused;
 
-/// The most dimensions of an input whose shape or strides a kernel reads, as in `_kernel.py`.
+/// The most dimensions of an input whose shape or strides a kernel reads, as in `_metal.py`.
 const DIMENSIONS: usize = 8;
 
 /// The facts about an input that a kernel reads beside its elements, as bits.
@@ -31,6 +31,8 @@ struct Kernel {
     outputs: Vec<Spec>,
     grid: [u32; 3],
     group: [u32; 3],
+    /// Whether kernels named after this one fill the outputs first.
+    fills: bool,
 }
 
 impl Kernel {
@@ -99,7 +101,19 @@ impl CustomPrimitive for Kernel {
             let most = call.max_threads;
             return Err(self.refused(format!("at most {most} threads a group, got {threads}")));
         }
-        Ok(vec![launch.threads(self.grid, self.group)])
+        let mut all = Vec::new();
+        if self.fills {
+            for (output, spec) in self.outputs.iter().enumerate() {
+                let size =
+                    u32::try_from(spec.size()).map_err(|_| self.refused("smaller outputs"))?;
+                let fill = Launch::new(&self.library, format!("{}_fill{output}", self.name));
+                all.push(fill.output(0, output).threads([size, 1, 1], [size.min(256), 1, 1]));
+                // Bound to be read too, an output keeps the values that it was filled with.
+                launch = launch.written(next(), output);
+            }
+        }
+        all.push(launch.threads(self.grid, self.group));
+        Ok(all)
     }
 
     /// A launch for each entry.
@@ -139,6 +153,8 @@ pub struct Request {
     /// The threads of the grid along three axes, then those of a group.
     threads: [u32; 6],
     contiguous: bool,
+    /// Whether the source has kernels `NAME_fill0` and so on, which fill the outputs first.
+    fills: bool,
 }
 
 /// Builds a call of a kernel.
@@ -181,6 +197,7 @@ pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *cons
             outputs: like.iter().map(Spec::of).collect(),
             grid: [x, y, z],
             group: [group_x, group_y, group_z],
+            fills: request.fills,
             name: name.clone(),
         };
         let inputs: Vec<&Array> = inputs.iter().collect();
