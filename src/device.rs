@@ -288,6 +288,13 @@ pub fn cpu_kernels() -> &'static str {
     mlx_primitives_kernels::simd_level_name()
 }
 
+/// Whether the CPU kernels can round activations to eight bits, as
+/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx` and, where the
+/// processor has `dotprod`, `neon`. Others multiply exact activations.
+pub fn cpu_multiplies_bytes() -> bool {
+    mlx_primitives_kernels::multiplies_bytes()
+}
+
 /// The number of threads that the CPU kernels use.
 pub fn cpu_threads() -> usize {
     mlx_primitives_kernels::thread_count()

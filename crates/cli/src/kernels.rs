@@ -1,8 +1,8 @@
 //! Options of the commands that run the CPU kernels.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use mlx_primitives::device;
+use mlx_primitives::device::{self, Device};
 use mlx_primitives::ops::CpuActivations;
 
 #[derive(clap::Args, Default)]
@@ -25,7 +25,7 @@ impl Threads {
 pub struct Kernels {
     #[command(flatten)]
     threads: Threads,
-    /// Products of prompts with packed weights: exact, or int8 (faster).
+    /// Products of prompts with packed weights: exact, or int8 (faster; AVX-512 VNNI or ARM).
     #[arg(
         long,
         value_enum,
@@ -44,6 +44,15 @@ enum Activations {
 
 impl Kernels {
     pub fn set(&self) -> Result<()> {
+        if matches!(self.activations, Activations::Int8) {
+            let gpu = device::default_device()? == Device::Gpu;
+            let kernels = if gpu { "a GPU's" } else { device::cpu_kernels() };
+            ensure!(
+                !gpu && device::cpu_multiplies_bytes(),
+                "--activations int8 needs the CPU kernels avx512bf16, amx, or neon with dotprod; \
+                 here they are {kernels}"
+            );
+        }
         self.threads.set()
     }
 

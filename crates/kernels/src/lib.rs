@@ -113,6 +113,12 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
+/// Whether the instruction set in use multiplies bytes in one instruction, for activations that are
+/// rounded to eight bits.
+pub fn multiplies_bytes() -> bool {
+    Level::current().dots_bytes()
+}
+
 /// The name of the first environment variable whose value cannot be used, the values that it
 /// accepts, and its value.
 pub fn unusable_variable() -> Option<(&'static str, String, String)> {
