@@ -74,7 +74,7 @@ def test_other_threads_run_while_one_waits():
 
     thread = threading.Thread(target=count)
     thread.start()
-    x = mx.random.normal((1024, 1024))
+    x = mx.random.normal((512, 512))
     mx.eval(x)
     while not counted:
         time.sleep(0)
