@@ -1,6 +1,9 @@
 """What `patch` puts in the place of MLX's functions, and that it puts back what was there."""
 
+import importlib
+import importlib.util
 import sys
+import types
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -53,6 +56,20 @@ def counts(name):
     return found.served, sum(found.reasons.values())
 
 
+@pytest.fixture
+def models(monkeypatch):
+    """Imports a module of mlx_lm.models, without the rest of mlx-lm and the packages that it needs."""
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None:
+        pytest.skip("mlx-lm is not installed")
+    package = types.ModuleType("mlx_lm")
+    package.__path__ = list(spec.submodule_search_locations)
+    monkeypatch.setitem(sys.modules, "mlx_lm", package)
+    yield lambda name: importlib.import_module("mlx_lm.models." + name)
+    for name in [name for name in sys.modules if name.startswith("mlx_lm.")]:
+        del sys.modules[name]
+
+
 def near(got, want, dtype):
     assert got.shape == want.shape and got.dtype == want.dtype
     step = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 4e-2}[dtype]
@@ -67,6 +84,58 @@ def test_results_are_those_of_mlx(name, dtype):
         got = CALLS[name](x.astype(dtype))
         assert counts(name)[0] >= 1 and counts(name)[1] == 0
     near(got, want, dtype)
+
+
+def test_a_mixture_of_experts_is_that_of_mlx(models):
+    layers = models("switch_layers")
+    for bits, bias, shape in [(None, True, (2, 9)), (4, False, (1, 1)), (4, False, (2, 9)), (8, True, (1, 7))]:
+        layer = layers.SwitchGLU(128, 64, 8, bias=bias)
+        if bits:
+            nn.quantize(layer, 64, bits)
+        rows = mx.random.normal((*shape, 128))
+        chosen = mx.argsort(mx.random.uniform(shape=(*shape, 8)), -1)[..., :3]
+
+        def run(rows):
+            both = rows[..., None, None, :]
+            up = layer.up_proj(both, chosen)
+            return [layer(rows, chosen), up, layer.up_proj(up.sum(-1, keepdims=True) + both, chosen)]
+
+        want, slope = run(rows), mx.grad(lambda rows: run(rows)[0].sum())(rows)
+        with mlx_primitives.patched():
+            got, ours = run(rows), mx.grad(lambda rows: run(rows)[0].sum())(rows)
+            assert counts("SwitchGLU.__call__") == (2, 0)
+        for a, b in zip([*got, ours], [*want, slope]):
+            near(a, b, mx.float32)
+
+
+def test_experts_whose_weights_change_are_new(models):
+    layer = models("switch_layers").SwitchLinear(128, 64, 4, bias=False)
+    both, chosen = x[:1, :1, None], mx.array([[[2]]])
+    with mlx_primitives.patched():
+        layer(both, chosen)
+        layer.weight[2] = mx.zeros((64, 128))
+        assert not layer(both, chosen).any()
+        layer.weight = mx.ones((4, 64, 128))
+        assert mx.allclose(layer(both, chosen), mx.broadcast_to(both.sum(-1, keepdims=True), (1, 1, 1, 1, 64)))
+
+
+def test_experts_that_are_not_known_go_to_mlx(models, compiling):
+    layer = models("switch_layers").SwitchGLU(128, 64, 4)
+    chosen = mx.array([[[2, 1]] * 5] * 2)
+    want = layer(x, chosen)
+    with mlx_primitives.patched():
+        near(mx.compile(layer)(x, chosen), want, mx.float32)
+        assert counts("SwitchGLU.__call__") == (0, 1)
+
+
+def test_attention_over_packed_keys_is_that_of_mlx(models):
+    base, cache = models("base"), models("cache").QuantizedKVCache(group_size=32, bits=8)
+    k, v = cache.update_and_fetch(heads[:, :2], heads[:, 2:])
+    for mask in (None, "causal", mx.tri(6, 6).astype(mx.bool_)):
+        want = base.scaled_dot_product_attention(heads + 0, k, v, cache, 0.1, mask)
+        with mlx_primitives.patched():
+            near(base.scaled_dot_product_attention(heads, k, v, cache, 0.1, mask), want, mx.float32)
+            assert counts("quantized_scaled_dot_product_attention") == (1, 0)
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

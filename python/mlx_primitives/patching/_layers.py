@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Callable
 import mlx.core as mx
 from mlx.nn.losses import _reduce
 
-from .._library import call
 from ..ops._common import _MODES, f
 from ._hook import REFUSED
 
@@ -25,7 +24,7 @@ def quantized_linear(hook: Hook) -> Callable:
         try:
             mode, bias = _MODES[self.mode], get("bias")
             packed = (self["weight"], self["scales"], get("biases"), self.group_size, self.bits, mode)
-            y = call(native, None, x, *packed, bias, None, None, 0.0, False)
+            y = native(x, *packed, bias, None, None, 0.0, False)
         except REFUSED as why:
             return hook.pass_on(why, self, x)
         hook.served += 1
@@ -40,7 +39,7 @@ def quantized_as_linear(hook: Hook) -> Callable:
     def as_linear(self, x):
         try:
             packed = (self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits)
-            y = call(native, None, x, *packed, _MODES[self.mode], None, None, None, 0.0, False)
+            y = native(x, *packed, _MODES[self.mode], None, None, None, 0.0, False)
         except REFUSED as why:
             return hook.pass_on(why, self, x)
         hook.served += 1
@@ -55,7 +54,7 @@ def quantized_embedding(hook: Hook) -> Callable:
     def __call__(self, x):
         try:
             packed = (self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits)
-            y = call(native, None, x, *packed, _MODES[self.mode])
+            y = native(x, *packed, _MODES[self.mode])
         except REFUSED as why:
             return hook.pass_on(why, self, x)
         hook.served += 1
@@ -67,7 +66,7 @@ def quantized_embedding(hook: Hook) -> Callable:
 def linear(hook: Hook) -> Callable:
     def __call__(self, x):
         try:
-            y = call(f.linear, None, x, self["weight"], self.get("bias"), 0, None)
+            y = f.linear(x, self["weight"], self.get("bias"), 0, None)
         except REFUSED as why:
             return hook.pass_on(why, self, x)
         hook.served += 1
@@ -79,7 +78,7 @@ def linear(hook: Hook) -> Callable:
 def as_linear(hook: Hook) -> Callable:
     def as_linear(self, x):
         try:
-            y = call(f.linear, None, x, self["weight"], None, 0, None)
+            y = f.linear(x, self["weight"], None, 0, None)
         except REFUSED as why:
             return hook.pass_on(why, self, x)
         hook.served += 1
@@ -95,7 +94,7 @@ def activation(op: str) -> Callable:
     def make(hook: Hook) -> Callable:
         def activated(x):
             try:
-                y = call(native, None, x)
+                y = native(x)
             except REFUSED as why:
                 return hook.pass_on(why, x)
             hook.served += 1
@@ -114,7 +113,7 @@ def activation_layer(op: str) -> Callable:
     def make(hook: Hook) -> Callable:
         def __call__(self, x):
             try:
-                y = call(native, None, x)
+                y = native(x)
             except REFUSED as why:
                 return hook.pass_on(why, self, x)
             hook.served += 1
@@ -123,18 +122,6 @@ def activation_layer(op: str) -> Callable:
         return __call__
 
     return make
-
-
-def swiglu(hook: Hook) -> Callable:
-    def swiglu(gate, x):
-        try:
-            y = call(f.swiglu, None, gate, x)
-        except REFUSED as why:
-            return hook.pass_on(why, gate, x)
-        hook.served += 1
-        return y
-
-    return swiglu
 
 
 def cross_entropy(hook: Hook) -> Callable:
@@ -146,7 +133,7 @@ def cross_entropy(hook: Hook) -> Callable:
                 raise ValueError("classes that are not the last axis")
             if targets.dtype not in _INTEGERS or targets.shape != logits.shape[:-1]:
                 raise ValueError("targets that are not indices of classes")
-            loss = call(f.cross_entropy, None, logits, targets, label_smoothing, None)
+            loss = f.cross_entropy(logits, targets, label_smoothing, None)
         except (*REFUSED, AttributeError) as why:
             return hook.pass_on(why, logits, targets, weights, axis, label_smoothing, reduction)
         hook.served += 1

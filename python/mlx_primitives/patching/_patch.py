@@ -8,7 +8,8 @@ import sys
 import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
-from . import _core, _layers
+from .. import _evaluate
+from . import _core, _experts, _layers, _models
 from ._hook import Hook
 from ._imports import after_import
 
@@ -27,6 +28,8 @@ TARGETS = (
     Target("mlx.core.fast", "rope", _core.rope),
     Target("mlx.core.fast", "scaled_dot_product_attention", _core.attention),
     Target("mlx.core", "quantized_matmul", _core.quantized_matmul),
+    Target("mlx.core", "eval", _core.evaluation(_evaluate.eval)),
+    Target("mlx.core", "async_eval", _core.evaluation(_evaluate.async_eval)),
     Target("mlx.nn", "QuantizedLinear.__call__", _layers.quantized_linear),
     Target("mlx.nn", "QuantizedEmbedding.__call__", _layers.quantized_embedding),
     Target("mlx.nn", "QuantizedEmbedding.as_linear", _layers.quantized_as_linear),
@@ -37,7 +40,11 @@ TARGETS = (
     Target("mlx.nn", "gelu_approx", _layers.activation("gelu_tanh")),
     Target("mlx.nn", "SiLU.__call__", _layers.activation_layer("silu")),
     Target("mlx.nn.losses", "cross_entropy", _layers.cross_entropy),
-    Target("mlx_lm.models.activations", "swiglu", _layers.swiglu),
+    Target("mlx_lm.models.activations", "swiglu", _models.swiglu),
+    Target("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _models.quantized_attention),
+    Target("mlx_lm.models.switch_layers", "SwitchGLU.__call__", _models.switch_glu),
+    Target("mlx_lm.models.switch_layers", "QuantizedSwitchLinear.__call__", _experts.switch_linear),
+    Target("mlx_lm.models.switch_layers", "SwitchLinear.__call__", _experts.switch_linear),
 )
 
 
@@ -116,6 +123,7 @@ def unpatch() -> None:
             if vars(owner).get(name) is hook.replacement:
                 setattr(owner, name, hook.original)
         _exchange({id(hook.replacement): hook.original for _, _, hook in _State.hooks})
+        _experts.forget()
 
 
 def is_patched() -> bool:
@@ -149,8 +157,9 @@ class _Reports(tuple):
     def __str__(self) -> str:
         lines = []
         for name, served, reasons in self:
-            lines.append("%-48s %8d ours" % (name, served))
-            lines += ["%-48s %8d MLX's: %s" % ("", count, why) for why, count in reasons.items()]
+            if served or not reasons:
+                lines.append("%-66s %8d ours" % (name, served))
+            lines += ["%-66s %8d MLX's: %s" % (name, count, why) for why, count in reasons.items()]
         return "\n".join(lines)
 
     __repr__ = __str__
