@@ -21,6 +21,7 @@ fn crates_depend_one_way() -> Checked {
         ("cuda", &["build"]),
         ("kernels", &[]),
         ("llama", &["mlx-primitives"]),
+        ("metal-check", &["metal-sim"]),
         ("metal-sim", &["build"]),
         ("ranks", &["mlx-primitives", "llama"]),
     ]

@@ -1,0 +1,170 @@
+//! The contents of buffers, as the command line describes them.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail, ensure};
+use half::{bf16, f16};
+
+/// The most bytes of a buffer.
+const MOST: u64 = 8 << 30;
+
+/// The type of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    I8,
+    U8,
+    I16,
+    U16,
+    I32,
+    U32,
+    I64,
+    U64,
+    F16,
+    Bf16,
+    F32,
+}
+
+const KINDS: [(&str, Kind, usize); 12] = [
+    ("i8", Kind::I8, 1),
+    ("u8", Kind::U8, 1),
+    ("bool", Kind::U8, 1),
+    ("i16", Kind::I16, 2),
+    ("u16", Kind::U16, 2),
+    ("i32", Kind::I32, 4),
+    ("u32", Kind::U32, 4),
+    ("i64", Kind::I64, 8),
+    ("u64", Kind::U64, 8),
+    ("f16", Kind::F16, 2),
+    ("bf16", Kind::Bf16, 2),
+    ("f32", Kind::F32, 4),
+];
+
+impl Kind {
+    fn named(name: &str) -> Result<(Self, usize)> {
+        let known = || KINDS.map(|(name, ..)| name).join(", ");
+        let found = KINDS.into_iter().find(|(known, ..)| *known == name);
+        let (_, kind, bytes) =
+            found.with_context(|| format!("no type {name}; there are {}", known()))?;
+        Ok((kind, bytes))
+    }
+
+    fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32)
+    }
+
+    /// The bytes of a number. An integer that the type does not hold is an error.
+    fn bytes(self, text: &str) -> Result<Vec<u8>> {
+        let text = match text {
+            "true" => "1",
+            "false" => "0",
+            text => text,
+        };
+        if self.is_float() {
+            let value: f32 = text.parse().with_context(|| format!("{text} is no number"))?;
+            return Ok(self.of_float(value));
+        }
+        let value: i128 = text.parse().with_context(|| format!("{text} is no integer"))?;
+        self.of_integer(value).with_context(|| format!("{text} does not fit its type"))
+    }
+
+    fn of_float(self, value: f32) -> Vec<u8> {
+        match self {
+            Self::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+            Self::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+            _ => value.to_le_bytes().to_vec(),
+        }
+    }
+
+    fn of_integer(self, value: i128) -> Option<Vec<u8>> {
+        Some(match self {
+            Self::I8 => i8::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::U8 => u8::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::I16 => i16::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::U16 => u16::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::I32 => i32::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::U32 => u32::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::I64 => i64::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::U64 => u64::try_from(value).ok()?.to_le_bytes().to_vec(),
+            Self::F16 | Self::Bf16 | Self::F32 => return None,
+        })
+    }
+}
+
+/// The number before `=`, and the text after it.
+pub fn indexed(text: &str) -> Result<(u32, &str)> {
+    let (index, rest) =
+        text.split_once('=').with_context(|| format!("{text}: expected INDEX=..."))?;
+    Ok((index.parse().with_context(|| format!("{text}: {index} is no index"))?, rest))
+}
+
+/// A buffer: its bytes, and whether they are there before the kernel runs.
+pub struct Contents {
+    pub bytes: Vec<u8>,
+    pub filled: bool,
+}
+
+/// `TYPE:COUNT`, with `:random`, `:zeros`, `:iota`, `:VALUE` or `:@FILE` behind it.
+pub fn buffer(text: &str, seed: u64) -> Result<Contents> {
+    let mut parts = text.splitn(3, ':');
+    let (kind, size) = Kind::named(parts.next().unwrap_or_default())?;
+    let count = parts.next().context("expected TYPE:COUNT")?;
+    let count: u64 = count.parse().with_context(|| format!("{count} is no number of elements"))?;
+    ensure!(count.saturating_mul(size as u64) <= MOST, "a buffer has at most {MOST} bytes");
+    let count = usize::try_from(count)?;
+    let Some(content) = parts.next() else {
+        return Ok(Contents { bytes: vec![0; count * size], filled: false });
+    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let bytes = match content {
+        "zeros" => vec![0; count * size],
+        "random" if kind.is_float() => {
+            (0..count).flat_map(|_| kind.of_float(2.0 * random.f32() - 1.0)).collect()
+        }
+        "random" => {
+            let most = if text.starts_with("bool") { 2 } else { 10 };
+            (0..count).filter_map(|_| kind.of_integer(random.i128(0..most))).flatten().collect()
+        }
+        "iota" if kind.is_float() => (0..count).flat_map(|i| kind.of_float(i as f32)).collect(),
+        "iota" => {
+            let numbers = (0..count as i128).map(|i| kind.of_integer(i));
+            let numbers: Option<Vec<_>> = numbers.collect();
+            numbers.context("so many numbers do not fit the type")?.concat()
+        }
+        file if file.starts_with('@') => {
+            let path = &file[1..];
+            let bytes = fs::read(path).with_context(|| path.to_owned())?;
+            let wanted = count * size;
+            ensure!(bytes.len() == wanted, "{path} has {} bytes, expected {wanted}", bytes.len());
+            bytes
+        }
+        value => kind.bytes(value)?.repeat(count),
+    };
+    Ok(Contents { bytes, filled: true })
+}
+
+/// `TYPE:VALUE[,VALUE...]`, and more of them behind `+`, each where a C struct has it.
+pub fn values(text: &str) -> Result<Vec<u8>> {
+    let (mut bytes, mut widest) = (Vec::new(), 1);
+    for part in text.split('+') {
+        let (kind, values) = part.split_once(':').context("expected TYPE:VALUE")?;
+        let (kind, size) = Kind::named(kind)?;
+        widest = widest.max(size);
+        for value in values.split(',') {
+            bytes.resize(bytes.len().next_multiple_of(size), 0);
+            bytes.extend(kind.bytes(value)?);
+        }
+    }
+    bytes.resize(bytes.len().next_multiple_of(widest), 0);
+    Ok(bytes)
+}
+
+/// The bits of a function constant, as `TYPE:VALUE`.
+pub fn constant(text: &str) -> Result<u64> {
+    let bytes = values(text)?;
+    if bytes.len() > 8 {
+        bail!("{text}: a function constant is one number");
+    }
+    let mut bits = [0; 8];
+    bits[..bytes.len()].copy_from_slice(&bytes);
+    Ok(u64::from_le_bytes(bits))
+}

@@ -1,0 +1,19 @@
+//! Runs a Metal kernel on a CPU, and reports its faults.
+
+#[cfg(target_os = "linux")]
+mod check;
+#[cfg(target_os = "linux")]
+mod data;
+#[cfg(target_os = "linux")]
+mod report;
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    check::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> std::process::ExitCode {
+    eprintln!("error: metal-check runs on Linux");
+    std::process::ExitCode::FAILURE
+}

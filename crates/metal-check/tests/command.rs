@@ -1,0 +1,178 @@
+//! The command as a user runs it.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::Command;
+
+const KERNELS: &str = "\
+#include <metal_stdlib>
+using namespace metal;
+constant uint FACTOR [[function_constant(0)]];
+struct Size { uint n; float scale; };
+
+kernel void group_sum(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],
+    constant Size& size [[buffer(2)]], threadgroup float* room [[threadgroup(0)]],
+    uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+    uint g [[threadgroup_position_in_grid]], uint simd [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  float sum = simd_sum(i < size.n ? x[i] : 0.0f);
+  if (lane == 0) room[simd] = sum;
+#ifdef BARRIER
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+#endif
+  if (t == 0) y[g] = (room[0] + room[1]) * size.scale;
+}
+
+kernel void shifted(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],
+    uint i [[thread_position_in_grid]]) {
+  y[i] = x[i + 1];
+}
+
+kernel void halves(device half* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  if (i < FACTOR) y[i] = half(i);
+}
+
+kernel void stuck(device int* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  if (i < 40) threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[i] = 1;
+}
+
+kernel void counted(device atomic_uint* y [[buffer(0)]], const device bool* on [[buffer(1)]],
+    uint i [[thread_position_in_grid]]) {
+  if (on[i]) atomic_fetch_add_explicit(y, 1u, memory_order_relaxed);
+}
+";
+
+struct Ran {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> Ran {
+    let file = folder.join("k.metal");
+    std::fs::write(&file, KERNELS).unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_metal-check"));
+    program.current_dir(folder).arg("k.metal").args(arguments);
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let output = program.env("XDG_CACHE_HOME", cache).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+const SUM: [&str; 13] = [
+    "--entry",
+    "group_sum",
+    "--grid",
+    "100",
+    "--threadgroup",
+    "64",
+    "--buffer",
+    "0=f32:100:random",
+    "--buffer",
+    "1=f32:2",
+    "--bytes",
+    "2=u32:100+f32:0.5",
+    "--memory=0=16",
+];
+
+#[test]
+fn kernels_are_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = run(folder.path(), &["-D", "BARRIER"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    for line in ["group_sum (k.metal:6)", "  0  room", "threadgroup", "counted (k.metal:"] {
+        assert!(ran.out.contains(line), "{}", ran.out);
+    }
+    let ran = run(folder.path(), &["--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(listed["kernels"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn a_missing_barrier_is_a_race_in_both_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let ran = run(folder.path(), &SUM);
+    assert_eq!(ran.status, Some(1), "{}", ran.err);
+    assert!(ran.out.contains("k.metal:12: DataRace: store"), "{}", ran.out);
+    assert!(ran.out.contains("k.metal:16: DataRace: load"), "{}", ran.out);
+    assert!(ran.out.contains("    12 |   if (lane == 0) room[simd] = sum;"), "{}", ran.out);
+    let ran = run(folder.path(), &[&SUM[..], &["-D", "BARRIER"]].concat());
+    assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("no fault (forward, reversed, shuffled:1)"), "{}", ran.out);
+}
+
+#[test]
+fn results_are_for_programs_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |format: &str| run(folder.path(), &[&SUM[..], &[format]].concat());
+    let json: serde_json::Value = serde_json::from_str(&of("--json").out).unwrap();
+    let faults = json["faults"].as_array().unwrap().iter();
+    let races: Vec<_> = faults.filter(|fault| fault["kind"] == "DataRace").collect();
+    assert!(races.len() >= 2 && races.iter().all(|race| race["places"][0]["file"] == "k.metal"));
+    let sarif: serde_json::Value = serde_json::from_str(&of("--sarif").out).unwrap();
+    let place = &sarif["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
+    assert!(place["region"]["startLine"].as_u64() > Some(5), "{sarif}");
+    assert!(of("--github").out.contains("::error file=k.metal,line=12,title=DataRace::group_sum"));
+}
+
+#[test]
+fn faults_have_their_kinds() {
+    let folder = tempfile::tempdir().unwrap();
+    let buffer = "--buffer";
+    let cases: [(&[&str], &str); 5] = [
+        (&["shifted", buffer, "0=f32:64:iota", buffer, "1=f32:64"], "k.metal:21: OutOfBounds"),
+        (&["shifted", buffer, "0=f32:65:1.5", buffer, "1=f32:80"], "UnwrittenOutput: 64 bytes"),
+        (&["halves", buffer, "0=f16:64", "--constant", "0=u32:60"], "UnwrittenOutput: 8 bytes"),
+        (&["stuck", buffer, "0=i32:64"], "DivergentBarrier"),
+        (&["counted", buffer, "0=u32:1:0"], "Argument: buffer(1) 'on' is not bound"),
+    ];
+    for (arguments, fault) in cases {
+        let size = ["--grid", "64", "--threadgroup", "64", "--entry"];
+        let ran = run(folder.path(), &[&size[..], arguments].concat());
+        assert_eq!(ran.status, Some(1), "{fault}: {}{}", ran.out, ran.err);
+        assert!(ran.out.contains(fault), "{fault}: {}", ran.out);
+    }
+}
+
+#[test]
+fn clean_kernels_have_no_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let buffer = "--buffer";
+    let cases: [&[&str]; 4] = [
+        &["shifted", buffer, "0=f32:65:zeros", buffer, "1=f32:64"],
+        &["halves", buffer, "0=f16:64:zeros", "--constant", "0=u32:60"],
+        &["counted", buffer, "0=u32:1:0", buffer, "1=bool:64:random", "--order", "shuffled"],
+        &["halves", buffer, "0=f16:64", "--constant=0=u32:64", "--order", "reversed"],
+    ];
+    for arguments in cases {
+        let size = ["--groups", "2", "--threadgroup", "32", "--entry"];
+        let ran = run(folder.path(), &[&size[..], arguments].concat());
+        assert_eq!(ran.status, Some(0), "{arguments:?}: {}{}", ran.out, ran.err);
+    }
+}
+
+#[test]
+fn bad_usage_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases: [(&[&str], &str, i32); 9] = [
+        (&["--entry", "nothing"], "has no kernel 'nothing', only group_sum", 1),
+        (&["--entry", "stuck", "--grid", "0"], "--grid: expected one to three numbers above 0", 2),
+        (&["--entry", "stuck", "--grid", "1,2,3,4"], "--grid: expected one to three numbers", 2),
+        (&["--entry", "stuck", "--buffer", "0=f99:4"], "no type f99; there are i8", 2),
+        (&["--entry", "stuck", "--buffer", "7=f32:4"], "the kernel has no buffer 7", 2),
+        (
+            &["--entry", "shifted", "--buffer", "0=f32:4"],
+            "so it needs contents, such as 0=f32:4:",
+            2,
+        ),
+        (&["--entry", "stuck", "--bytes", "0=u8:256"], "256 does not fit its type", 2),
+        (&["--entry", "stuck", "--buffer", "0=u8:99999999999999"], "a buffer has at most", 2),
+        (&["-D", "using=break"], "does not compile", 1),
+    ];
+    for (arguments, words, status) in cases {
+        let ran = run(folder.path(), arguments);
+        assert_eq!(ran.status, Some(status), "{arguments:?}: {}{}", ran.out, ran.err);
+        assert!(ran.err.contains(words), "{arguments:?}: {}", ran.err);
+    }
+}
