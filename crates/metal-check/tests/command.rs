@@ -37,6 +37,13 @@ kernel void stuck(device int* y [[buffer(0)]], uint i [[thread_position_in_grid]
   y[i] = 1;
 }
 
+kernel void cast(const device half4* x [[buffer(0)]], device float4* y [[buffer(1)]],
+    uint i [[thread_position_in_grid]]) {
+  float2x2 turn = float2x2(float2(0, 1), float2(-1, 0));
+  const float4 wide = (float4) x[i] * 2.0f + (float4) 1;
+  y[i] = float4(turn * wide.xy, fast::max(wide.zw, (float2)(half2) wide.xy));
+}
+
 kernel void counted(device atomic_uint* y [[buffer(0)]], const device bool* on [[buffer(1)]],
     uint i [[thread_position_in_grid]]) {
   if (on[i]) atomic_fetch_add_explicit(y, 1u, memory_order_relaxed);
@@ -86,7 +93,7 @@ fn kernels_are_listed() {
     }
     let ran = run(folder.path(), &["--json"]);
     let listed: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!(listed["kernels"].as_array().unwrap().len(), 5);
+    assert_eq!(listed["kernels"].as_array().unwrap().len(), 6);
 }
 
 #[test]
@@ -139,7 +146,8 @@ fn faults_have_their_kinds() {
 fn clean_kernels_have_no_fault() {
     let folder = tempfile::tempdir().unwrap();
     let buffer = "--buffer";
-    let cases: [&[&str]; 4] = [
+    let cases: [&[&str]; 5] = [
+        &["cast", buffer, "0=f16:256:random", buffer, "1=f32:256"],
         &["shifted", buffer, "0=f32:65:zeros", buffer, "1=f32:64"],
         &["halves", buffer, "0=f16:64:zeros", "--constant", "0=u32:60"],
         &["counted", buffer, "0=u32:1:0", buffer, "1=bool:64:random", "--order", "shuffled"],

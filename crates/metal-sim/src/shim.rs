@@ -22,6 +22,7 @@ const HEADERS: &[(&str, &str)] = embedded![
     "msl/integer.h",
     "msl/limits.h",
     "msl/math.h",
+    "msl/matrix.h",
     "msl/pack.h",
     "msl/quadgroup.h",
     "msl/registry.h",

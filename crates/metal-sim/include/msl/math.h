@@ -200,6 +200,9 @@ METAL_FUNC float sincos(float x, float& cosine) {
 }
 namespace fast {
 using metal::abs;
+using metal::clamp;
+using metal::max;
+using metal::min;
 using metal::sincos;
 } // namespace fast
 namespace precise {

@@ -77,6 +77,31 @@ constexpr METAL_FUNC V make(A... a) {
   return out;
 }
 
+/** `(float4) v` is `msl_cast<float4>() ->* v`, which converts a vector or splats a number. */
+template <class V>
+struct msl_cast;
+template <class V, class U>
+struct msl_casts;
+template <class V>
+struct msl_cast {
+  template <class U>
+  friend constexpr METAL_FUNC msl_casts<V, U> operator->*(msl_cast, msl_cast<U>) {
+    return {};
+  }
+  template <class A>
+  friend constexpr METAL_FUNC V operator->*(msl_cast, A a) {
+    return make<V>(a);
+  }
+};
+/** One after the other: the inner one is U. */
+template <class V, class U>
+struct msl_casts {
+  template <class A>
+  friend constexpr METAL_FUNC V operator->*(msl_casts, A a) {
+    return make<V>(make<U>(a));
+  }
+};
+
 } // namespace metal
 
 // A packed vector needs its element's alignment only. Two and four elements stay compiler

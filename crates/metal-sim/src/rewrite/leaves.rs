@@ -43,7 +43,31 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
+    /// `(half4) x`, which the compiler refuses between vectors of different bytes, becomes an
+    /// operator that binds as closely.
+    fn cast(&mut self, i: usize) -> bool {
+        let (before, after) = (i.wrapping_sub(1), i + 1);
+        let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
+        if !parenthesized || !is_vector(self.tokens.at(i)) {
+            return false;
+        }
+        let operand = self.tokens.at(after + 1);
+        let word = |text: &str| text.starts_with(|c: char| c.is_alphabetic() || c == '_');
+        let outside = self.tokens.before(before);
+        let called = (word(outside) && outside != "return") || matches!(outside, ")" | "]" | ">");
+        if called || !(word(operand) || operand == "(" || operand == "*") {
+            return false;
+        }
+        let name = self.tokens.at(i);
+        self.tokens.list[i].text = format!("::metal::msl_cast<{name}>(");
+        self.tokens.list[after].text = ")) ->*".to_string();
+        true
+    }
+
     fn constructor(&mut self, i: usize) {
+        if self.cast(i) {
+            return;
+        }
         if matches!(self.tokens.before(i), "operator" | "struct" | "~" | "::") {
             return;
         }
