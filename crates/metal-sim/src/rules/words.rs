@@ -52,7 +52,15 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Violation> {
             && tokens.at(i + 2) == "("
             && i > 2
             && tokens.is_word(i - 3);
-        if function_pointer && !matches!(tokens.at(i - 3), "return" | "sizeof" | "decltype") {
+        // A parameter of a template may be a function, which is known where it is instantiated.
+        let parameter = || {
+            let begin = (0..i).rev().find(|&at| tokens.at(at) == "template");
+            begin.is_some_and(|at| tokens.at(at + 1) == "<" && tokens.close(at + 1) > i)
+        };
+        if function_pointer
+            && !matches!(tokens.at(i - 3), "return" | "sizeof" | "decltype")
+            && !parameter()
+        {
             found.push(Violation::at(tokens, i, "pointers to functions are not part of MSL"));
         }
     }

@@ -356,6 +356,9 @@ pub const LINTS: &[Lint] = &[
          kernel void points(device float* x [[buffer(0)]]) {
            float (*f)(float) = one; // ! pointers to functions
            x[0] = f(1.0f);
+         }
+         template <typename T, T (*OF)(T)> void by_template(thread T& x) {
+           x = OF(x);
          }",
     ),
     (
