@@ -8,7 +8,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wheel=$(ls dist/mlx_primitives-*.whl)
 [ "$#" != 0 ] || set -- python3
-case $(uname -s) in Darwin) extra= ;; *) extra='[cpu]' ;; esac
+case $(uname -s) in
+  Darwin) extra= ;;
+  *)
+    extra='[cpu]'
+    scripts/build_metal.sh --simulator
+    if [ -d .mlx/python/ziglang ]; then export METAL_SIM_CLANG=${METAL_SIM_CLANG:-$PWD/.mlx/python}; fi
+    ;;
+esac
 for version in $(python3 -m zipfile -l "$wheel" | sed -n -E 's/.*libmlx_primitives_([0-9]+)_([0-9]+)_([0-9]+)\..*/\1.\2.\3/p'); do
   for python in "$@"; do
     printf '%s\n' "test_wheel: $("$python" --version), MLX $version"
