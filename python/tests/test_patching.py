@@ -213,7 +213,7 @@ def test_modules_imported_later_are_patched(tmp_path, python):
         "import sys; sys.path.insert(0, %r)\n" % str(tmp_path)
         + "import mlx_primitives as p\np.patch()\n"
         "from mlx_lm.models.activations import swiglu\n"
-        "print(swiglu(mx.array(0.0), mx.array(3.0)).item(), p.report()[-1])\n"
+        "print(swiglu(mx.array(0.0), mx.array(3.0)).item(), repr(p.report()[-1]))\n"
         "p.unpatch()\nprint(swiglu(mx.array(0.0), mx.array(3.0)).item())\n"
         "p.patch(); p.unpatch()\n"
     )
@@ -237,3 +237,13 @@ def test_a_report_prints_a_line_for_each_function_and_reason():
         PASSED_ON["cross_entropy"]()
         text = str(mlx_primitives.report())
     assert "mlx.nn.silu" in text and "1 MLX's: targets that are not indices of classes" in text
+
+
+def test_a_report_of_a_model_names_what_its_modules_run_on():
+    model = nn.Sequential(nn.RMSNorm(128), quantized(biased), nn.Dropout(0.5), nn.Linear(96, 8))
+    with mlx_primitives.patched():
+        rows = {name.rsplit(".", 1)[-1]: (count, found) for name, count, found in mlx_primitives.report(model)}
+        text = str(mlx_primitives.report(model))
+    assert rows["RMSNorm"] == (1, ("mlx.core.fast.rms_norm",))
+    assert rows["QuantizedLinear"] == (1, ("mlx.nn.QuantizedLinear.__call__",))
+    assert rows["Dropout"] == (1, ()) and "MLX's: its call names no function that is replaced" in text

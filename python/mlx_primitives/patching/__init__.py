@@ -10,6 +10,7 @@
 `with mlx_primitives.patched():` does this for a block.
 """
 
-from ._patch import Report, is_patched, patch, patched, report, unpatch
+from ._patch import is_patched, patch, patched, report, unpatch
+from ._report import ModuleReport, Report
 
-__all__ = ["Report", "is_patched", "patch", "patched", "report", "unpatch"]
+__all__ = ["ModuleReport", "Report", "is_patched", "patch", "patched", "report", "unpatch"]

@@ -12,8 +12,9 @@ _MOST_REASONS = 16
 class Hook:
     """One replaced function: the original, the calls that ours served, and why others went to the original."""
 
-    def __init__(self, name: str, original: Callable) -> None:
+    def __init__(self, name: str, original: Callable, of_class: bool = False) -> None:
         self.name = name
+        self.of_class = of_class
         self.original = original
         self.replacement: Callable = original
         self.served = 0

@@ -12,6 +12,7 @@ from .. import _evaluate
 from . import _core, _experts, _layers, _models
 from ._hook import Hook
 from ._imports import after_import
+from ._report import ModuleReport, Report, of_functions, of_modules
 
 
 class Target(NamedTuple):
@@ -69,7 +70,7 @@ def _replace(target: Target) -> None:
     for part in outer:
         owner = getattr(owner, part)
     original = vars(owner)[name]
-    hook = Hook("%s.%s" % (target.module, target.path), original)
+    hook = Hook("%s.%s" % (target.module, target.path), original, bool(outer))
     hook.replacement = target.make(hook)
     if not outer:
         hook.replacement.__doc__ = original.__doc__
@@ -143,28 +144,10 @@ def patched() -> Iterator[None]:
             unpatch()
 
 
-class Report(NamedTuple):
-    """The calls of one replaced function since `patch`: how many ran on our ops, and how many did not, by reason."""
+def report(model: Any = None) -> tuple[Report, ...] | tuple[ModuleReport, ...]:
+    """What the replaced functions have done since `patch`; for a `model`, what its modules run on.
 
-    name: str
-    served: int
-    reasons: dict[str, int]
-
-
-class _Reports(tuple):
-    """Reports, which print as a table."""
-
-    def __str__(self) -> str:
-        lines = []
-        for name, served, reasons in self:
-            if served or not reasons:
-                lines.append("%-66s %8d ours" % (name, served))
-            lines += ["%-66s %8d MLX's: %s" % (name, count, why) for why, count in reasons.items()]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def report() -> tuple[Report, ...]:
-    """What the replaced functions have done since `patch`. Printed, it is a table."""
-    return _Reports(Report(hook.name, hook.served, dict(hook.reasons)) for _, _, hook in _State.hooks)
+    Printed, it is a table.
+    """
+    hooks = [hook for _, _, hook in _State.hooks]
+    return of_functions(hooks) if model is None else of_modules(model, hooks)
