@@ -344,10 +344,7 @@ pub const LINTS: &[Lint] = &[
            x[0] = 0.0f;
          }",
     ),
-    (
-        RESTRICTIONS,
-        "struct Shape { virtual float area(); }; // ! virtual",
-    ),
+    (RESTRICTIONS, "struct Shape { virtual float area(); }; // ! virtual"),
     (
         "pointers to functions are not allowed",
         "float one(float x) {
@@ -357,9 +354,7 @@ pub const LINTS: &[Lint] = &[
            float (*f)(float) = one; // ! pointers to functions
            x[0] = f(1.0f);
          }
-         template <typename T, T (*OF)(T)> void by_template(thread T& x) {
-           x = OF(x);
-         }",
+         template <float (*F)(float)> float of(float x) { return F(x); }",
     ),
     (
         RESTRICTIONS,
