@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the Python package as dist/mlx_primitives-*.whl, with a library for each version of MLX.
 #
-#   scripts/build_wheel.sh [VERSION...]
+#   scripts/build_wheel.sh [--dev] [VERSION...]
 #
+# --dev takes the build of the tests, whose library is larger and slower.
 # Without a VERSION it builds for every supported MLX on the package index. Each build is against the headers and the
 # library of the wheel of that MLX, which the script brings into .mlx/.
 set -euo pipefail
@@ -23,6 +24,14 @@ case $(uname -s) in
   *) die "macOS and Linux are supported" ;;
 esac
 
+profile=release
+build=(--release -p mlx-primitives-python)
+if [ "${1:-}" = --dev ]; then
+  shift
+  profile=debug
+  build=(--workspace --lib) # cargo chooses the features of dependencies as for the tests
+fi
+
 if [ "$#" = 0 ]; then
   list=$(python3 scripts/wheels.py versions "$wheel" "${newest%.*}.")
   for version in $list; do
@@ -34,9 +43,6 @@ fi
 [ "$#" != 0 ] || die "the index has no $wheel from $oldest to $newest"
 
 scripts/build_metal.sh
-packages=(-p mlx-primitives-python)
-# The libraries that a command built before shares, if cargo chooses features for both.
-[ ! -e "$target/release/mlx-primitives" ] || packages+=(-p mlx-primitives-cli)
 rm -f "$package"/libmlx_primitives_*
 for version in "$@"; do
   environment=()
@@ -45,9 +51,9 @@ for version in "$@"; do
     [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install ".mlx/versions/$version" "$wheel==$version"
     environment=(MLX_DIR="$prefix")
   fi
-  env ${environment[@]+"${environment[@]}"} cargo build --release "${packages[@]}"
+  env ${environment[@]+"${environment[@]}"} cargo build "${build[@]}"
   library=$package/libmlx_primitives_${version//./_}.$suffix
-  cp "$target/release/$built" "$library"
+  cp "$target/$profile/$built" "$library"
   "${strip[@]}" "$library"
   say "$library: $(wc -c <"$library" | tr -d ' ') bytes"
 done
