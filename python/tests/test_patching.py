@@ -62,10 +62,11 @@ def models(monkeypatch):
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None:
         pytest.skip("mlx-lm is not installed")
-    package = types.ModuleType("mlx_lm")
-    package.__path__ = list(spec.submodule_search_locations)
-    monkeypatch.setitem(sys.modules, "mlx_lm", package)
-    yield lambda name: importlib.import_module("mlx_lm.models." + name)
+    for name in ("", ".tuner"):
+        package = types.ModuleType("mlx_lm" + name)
+        package.__path__ = [path + name.replace(".", "/") for path in spec.submodule_search_locations]
+        monkeypatch.setitem(sys.modules, "mlx_lm" + name, package)
+    yield lambda name, package="models": importlib.import_module("mlx_lm.%s.%s" % (package, name))
     for name in [name for name in sys.modules if name.startswith("mlx_lm.")]:
         del sys.modules[name]
 
@@ -136,6 +137,20 @@ def test_attention_over_packed_keys_is_that_of_mlx(models):
         with mlx_primitives.patched():
             near(base.scaled_dot_product_attention(heads, k, v, cache, 0.1, mask), want, mx.float32)
             assert counts("quantized_scaled_dot_product_attention") == (1, 0)
+
+
+def test_low_rank_layers_and_their_gradients_are_those_of_mlx(models):
+    layer = models("lora", "tuner").LoRALinear.from_base(quantized(biased), dropout=0.0)
+    layer.lora_b = mx.random.normal(layer.lora_b.shape) * 0.1
+    layer.linear.freeze()
+    step = nn.value_and_grad(layer, lambda layer: layer(x).square().mean())
+    want, slope = step(layer)
+    with mlx_primitives.patched():
+        got, ours = step(layer)
+        assert counts("LoRALinear.__call__") == (1, 0)
+    near(got, want, mx.float32)
+    for name in ("lora_a", "lora_b"):
+        near(ours[name], slope[name], mx.float32)
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

@@ -39,6 +39,19 @@ def quantized_attention(hook: Hook) -> Callable:
     return quantized_scaled_dot_product_attention
 
 
+def lora_linear(hook: Hook) -> Callable:
+    def __call__(self, x):
+        y = self.linear(x)
+        try:
+            z = f.matmul(f.matmul(self.dropout(x), self.lora_a), self.lora_b)
+        except REFUSED as why:
+            return hook.pass_on(why, self, x)
+        hook.served += 1
+        return y + (self.scale * z).astype(x.dtype)
+
+    return __call__
+
+
 def switch_glu(hook: Hook) -> Callable:
     layers = sys.modules["mlx_lm.models.switch_layers"]
     return _experts.switch_glu(layers.SwiGLU, layers.SwitchLinear, layers.QuantizedSwitchLinear)(hook)

@@ -42,6 +42,7 @@ TARGETS = (
     Target("mlx.nn", "SiLU.__call__", _layers.activation_layer("silu")),
     Target("mlx.nn.losses", "cross_entropy", _layers.cross_entropy),
     Target("mlx_lm.models.activations", "swiglu", _models.swiglu),
+    Target("mlx_lm.tuner.lora", "LoRALinear.__call__", _models.lora_linear),
     Target("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _models.quantized_attention),
     Target("mlx_lm.models.switch_layers", "SwitchGLU.__call__", _models.switch_glu),
     Target("mlx_lm.models.switch_layers", "QuantizedSwitchLinear.__call__", _experts.switch_linear),
