@@ -109,6 +109,15 @@ def test_a_mixture_of_experts_is_that_of_mlx(models):
             near(a, b, mx.float32)
 
 
+def test_indices_and_rows_of_experts_broadcast(models):
+    layer = models("switch_layers").SwitchLinear(128, 64, 5, bias=False)
+    groups = mx.random.normal((2, 3, 5, 1, 128))
+    want = layer(groups, mx.arange(5)[None])
+    with mlx_primitives.patched():
+        near(layer(groups, mx.arange(5)[None]), want, mx.float32)
+        assert counts("SwitchLinear.__call__") == (1, 0)
+
+
 def test_experts_whose_weights_change_are_new(models):
     layer = models("switch_layers").SwitchLinear(128, 64, 4, bias=False)
     both, chosen = x[:1, :1, None], mx.array([[[2]]])

@@ -60,7 +60,10 @@ class _Routes:
     """Which rows go to which expert, and back."""
 
     def __init__(self, indices: mx.array, ordered: bool, rows: int) -> None:
-        each: Any = indices.reshape(-1).tolist()  # a ValueError inside mx.compile and mx.vmap, which do not know them
+        try:
+            each: Any = indices.reshape(-1).tolist()
+        except Exception as why:  # inside mx.compile and mx.vmap, which do not know them, or if an op before failed
+            raise ValueError("indices that cannot be computed here") from why
         self.slots = len(each)
         if rows == 0 or self.slots % rows:
             raise ValueError("rows that are not those of the indices")
@@ -135,11 +138,15 @@ def switch_linear(hook: Hook) -> Callable:
         try:
             if x.shape[-2] != 1:
                 raise ValueError("several rows for one index")
-            rows = x.size // x.shape[-1]
-            if rows != indices.size and x.shape[:-2] != (*indices.shape[:-1], 1):
-                raise ValueError("rows that are not those of the indices")
-            routes = _Routes(indices, sorted_indices, rows)
-            y = routes.bring_back(_products(self, routes.lead(x), routes), True)
+            shape, each, ordered = x.shape[:-2], indices, sorted_indices
+            if shape != indices.shape and shape != (*indices.shape[:-1], 1):
+                shape = mx.broadcast_shapes(shape, indices.shape)
+                each, ordered = mx.broadcast_to(indices, shape), False
+                rows = mx.broadcast_to(x, (*shape, *x.shape[-2:]))
+            else:
+                rows = x
+            routes = _Routes(each, ordered, rows.size // x.shape[-1])
+            y = routes.bring_back(_products(self, routes.lead(rows), routes), True)
         except REFUSED as why:
             return hook.pass_on(why, self, x, indices, sorted_indices)
         hook.served += 1
