@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::super::element::Float;
-use super::super::simd::{F32x16, LANES};
+use super::super::simd::{F32x16, LANES, Register};
 
 /// The factors in a 32-bit word of a packed matrix: one, or two that are adjacent in k.
 pub trait Arithmetic: Copy + Send + Sync + 'static {
@@ -14,9 +14,19 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// Whether a word holds two factors, for the instruction that
     /// [`Level::dots_bf16`](crate::simd::Level::dots_bf16) reports.
     const PAIRS: bool = Self::PER_WORD == 2;
+    /// The part of a block that [`add_product`](Self::add_product) takes, or the block.
+    type Register<V: F32x16>: Register;
 
     /// Adds the product of two words to each lane.
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
+    /// Register `P` of a block.
+    fn register<V: F32x16, const P: usize>(block: V) -> Self::Register<V>;
+    /// [`step`](Self::step) for a register.
+    fn add_product<V: F32x16>(
+        sum: Self::Register<V>,
+        x: Self::Register<V>,
+        w: Self::Register<V>,
+    ) -> Self::Register<V>;
     /// Loads sixteen whole words.
     ///
     /// # Safety
@@ -47,10 +57,20 @@ pub struct InBf16;
 impl Arithmetic for InF32 {
     type Factor = f32;
     const PER_WORD: usize = 1;
+    type Register<V: F32x16> = V::Register;
 
     #[inline(always)]
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V {
         x.mul_add(w, sum)
+    }
+    #[inline(always)]
+    fn register<V: F32x16, const P: usize>(block: V) -> V::Register {
+        // SAFETY: a block has these registers, in this order.
+        unsafe { (&raw const block).cast::<V::Register>().add(P).read() }
+    }
+    #[inline(always)]
+    fn add_product<V: F32x16>(sum: V::Register, x: V::Register, w: V::Register) -> V::Register {
+        sum.add_product(x, w)
     }
     #[inline(always)]
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V {
@@ -72,10 +92,19 @@ impl Arithmetic for InF32 {
 impl Arithmetic for InBf16 {
     type Factor = u16;
     const PER_WORD: usize = 2;
+    type Register<V: F32x16> = V;
 
     #[inline(always)]
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V {
         sum.dot_bf16(x.to_bits(), w.to_bits())
+    }
+    #[inline(always)]
+    fn register<V: F32x16, const P: usize>(block: V) -> V {
+        block
+    }
+    #[inline(always)]
+    fn add_product<V: F32x16>(sum: V, x: V, w: V) -> V {
+        Self::step(sum, x, w)
     }
     #[inline(always)]
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V {

@@ -1,5 +1,5 @@
 //! Products with rows of x that are tokens: each row of w is read once, in order, and dotted with
-//! all rows of x.
+//! up to four rows of x. For more of them, `several.rs` unpacks w.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
@@ -7,19 +7,17 @@
 use std::ops::Range;
 
 use super::super::element::Float;
-use super::super::row_order::FEW_ROWS;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
 use super::super::{Machine, Shared};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
 use super::gemm::{Epilogue, Extents};
+use super::several::{SUMS, several};
 use super::workspace;
 
-/// Independent sums of each dot product: they hide the latency of a multiply-add.
-const SUMS: usize = 4;
 /// How many bytes ahead of the loads memory is prefetched: one sequential stream alone does not use
 /// the full bandwidth.
 const AHEAD: usize = 4096;
-/// Rows of x that share a load of w in registers.
+/// The most rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
 /// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed
 /// of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
@@ -36,9 +34,18 @@ pub unsafe fn gemv<T: Float>(
 ) {
     let Extents { m, n, k } = extents;
     let pairs = T::IS_BF16 && machine.level.dots_bf16();
+    if m > TOGETHER {
+        // SAFETY: the caller's contract.
+        return unsafe {
+            match pairs {
+                true => several::<InBf16, T>(machine, extents, x, w, epilogue),
+                false => several::<InF32, T>(machine, extents, x, w, epilogue),
+            }
+        };
+    }
     let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
     // At best, memory delivers a byte to a core in a tenth of a nanosecond.
-    let work = k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
+    let work = k * size_of::<T>() / 2;
     let run = |converted: *const f32| {
         let converted = Shared(converted.cast_mut());
         machine.pool.for_each(n.div_ceil(LANES), LANES * work, &|blocks| {
@@ -137,31 +144,28 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let _ = self.arithmetic;
-        let Extents { m, n, .. } = self.extents;
+        let n = self.extents.n;
         for block in self.blocks.clone() {
             let column = block * LANES;
-            let count = LANES.min(n - column);
-            for top in (0..m).step_by(FEW_ROWS) {
-                // SAFETY: the caller's contract.
-                unsafe { self.band::<V>(column, count, top, FEW_ROWS.min(m - top)) };
-            }
+            // SAFETY: the caller's contract.
+            unsafe { self.columns::<V>(column, LANES.min(n - column)) };
         }
     }
 }
 
 impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
-    /// Computes `count` columns of `m` rows from `top` on.
+    /// Computes `count` columns.
     #[inline(always)]
-    unsafe fn band<V: F32x16>(&self, column: usize, count: usize, top: usize, m: usize) {
-        let k = self.extents.k;
-        let mut sums = [[0.0f32; LANES]; FEW_ROWS];
+    unsafe fn columns<V: F32x16>(&self, column: usize, count: usize) {
+        let Extents { m, k, .. } = self.extents;
+        let mut sums = [[0.0f32; LANES]; TOGETHER];
         let mut first = 0;
         if A::PAIRS && self.streams && m == 1 {
             while first + STREAMS <= count {
                 // SAFETY: these rows of w and the row of x exist.
                 unsafe {
-                    let (x, w) = (self.x.add(top * k), self.w.add((column + first) * k));
-                    dots::<V, X, T, A, 1, STREAMS>(x, w, k, &mut sums, first);
+                    let w = self.w.add((column + first) * k);
+                    dots::<V, X, T, A, 1, STREAMS>(self.x, w, k, &mut sums, first);
                 }
                 first += STREAMS;
             }
@@ -172,11 +176,10 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
                 let w = self.w.add((column + i) * k);
                 let mut row = 0;
                 while row < m {
-                    let x = self.x.add((top + row) * k);
-                    let to = &mut sums[row..];
+                    let (x, to) = (self.x.add(row * k), &mut sums[row..]);
                     row += match m - row {
-                        2 | 3 if !V::SMALL => dots::<V, X, T, A, 2, 1>(x, w, k, to, i),
-                        4.. if !V::SMALL => dots::<V, X, T, A, TOGETHER, 1>(x, w, k, to, i),
+                        4.. if V::ONE_REGISTER => dots::<V, X, T, A, 4, 1>(x, w, k, to, i),
+                        2.. if !V::SMALL => dots::<V, X, T, A, 2, 1>(x, w, k, to, i),
                         _ => dots::<V, X, T, A, 1, 1>(x, w, k, to, i),
                     };
                 }
@@ -185,7 +188,7 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
         // SAFETY: the outputs exist.
         unsafe {
             let (sums, epilogue) = (&sums[..m], self.epilogue);
-            V::part(Finish { sums, top, column, count, epilogue });
+            V::part(Finish { sums, column, count, epilogue });
         }
     }
 }
@@ -193,8 +196,6 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
 /// Finishes a block of columns.
 struct Finish<'a, E> {
     sums: &'a [[f32; LANES]],
-    /// The first row.
-    top: usize,
     column: usize,
     count: usize,
     epilogue: &'a E,
@@ -209,7 +210,7 @@ impl<E: Epilogue> Kernel for Finish<'_, E> {
             // SAFETY: the outputs exist.
             unsafe {
                 let sums = V::load(sums.as_ptr());
-                self.epilogue.finish(sums, self.top + row, self.column, self.count);
+                self.epilogue.finish(sums, row, self.column, self.count);
             }
         }
     }

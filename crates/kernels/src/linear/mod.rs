@@ -6,7 +6,9 @@ pub mod dense;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
+mod several;
 mod sums;
+pub mod together;
 mod weights;
 pub mod workspace;
 

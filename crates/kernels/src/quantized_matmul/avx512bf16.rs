@@ -3,13 +3,14 @@
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
-use std::mem::transmute;
+use std::mem::{transmute, transmute_copy};
 use std::ops::Range;
 
 use super::bands::{Block, Chunks};
 use super::columns::{Columns, Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::element::Bf16;
+use crate::linear::arithmetic::InBf16;
 use crate::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
@@ -184,38 +185,46 @@ unsafe fn add<const M: usize>(
 impl<F: Format> Chunks for Lookup<F> {
     type Element = Bf16;
     type Format = F;
+    type Arithmetic = InBf16;
     const STEPS: usize = if F::BITS == 8 && F::AFFINE { F::PER_LANE } else { F::PER_LANE / 2 };
     const VECTORS: usize = F::PER_LANE / 2;
 
     #[inline(always)]
-    unsafe fn decode<V: F32x16, const C: usize>(from: *const u8, lanes: usize, to: *mut f32) {
-        // SAFETY: the caller's contract; this machine has the instructions.
+    unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int {
+        // SAFETY: the caller's contract; this machine has the instructions, and V is a register.
+        unsafe { transmute_copy(&load::<F, false>(from, lanes)) }
+    }
+
+    #[inline(always)]
+    fn weights<V: F32x16>(lanes: V::Int, step: usize) -> V {
+        // SAFETY: this machine has the instructions, and V is a register.
         unsafe {
+            let weights: __m512i = transmute_copy(&lanes);
             let lower = _mm512_loadu_si512(Self::TABLE.as_ptr().cast());
             let rest = _mm512_loadu_si512(Self::TABLE.as_ptr().add(32).cast());
             let upper = _mm512_loadu_si512(Self::UPPER.as_ptr().cast());
-            let mut weights = load::<F, false>(from, lanes);
-            for step in 0..Self::STEPS {
-                let decoded = match (F::BITS, step % 2) {
-                    (8, 0) if !F::AFFINE => floats::<false>(weights),
-                    (8, _) if !F::AFFINE => floats::<true>(weights),
-                    (8, 1) => _mm512_permutexvar_epi16(weights, upper),
-                    (6, _) => _mm512_permutex2var_epi16(lower, weights, rest),
-                    _ => _mm512_permutexvar_epi16(weights, lower),
-                };
-                _mm512_storeu_si512(to.add(step * C * LANES).cast(), decoded);
-                weights = match F::BITS {
-                    8 if !F::AFFINE => weights,
-                    8 => _mm512_srli_epi16::<4>(weights),
-                    _ => next_weights::<F>(weights),
-                };
-            }
+            let decoded = match (F::BITS, step % 2) {
+                (8, 0) if !F::AFFINE => floats::<false>(weights),
+                (8, _) if !F::AFFINE => floats::<true>(weights),
+                (8, 1) => _mm512_permutexvar_epi16(weights, upper),
+                (6, _) => _mm512_permutex2var_epi16(lower, weights, rest),
+                _ => _mm512_permutexvar_epi16(weights, lower),
+            };
+            transmute_copy(&decoded)
         }
     }
 
     #[inline(always)]
-    fn step<V: F32x16>(sum: V, weights: V, x: V) -> V {
-        sum.dot_bf16(weights.to_bits(), x.to_bits())
+    fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
+        // SAFETY: this machine has the instructions, and V is a register.
+        unsafe {
+            let weights: __m512i = transmute_copy(&lanes);
+            transmute_copy(&match F::BITS {
+                8 if !F::AFFINE => weights,
+                8 => _mm512_srli_epi16::<4>(weights),
+                _ => next_weights::<F>(weights),
+            })
+        }
     }
 }
 
@@ -230,12 +239,8 @@ impl<F: Format> Dots for Lookup<F> {
         band: Range<usize>,
         to: *mut [f32; LANES],
     ) -> bool {
-        let several = band.len() > 4;
-        if several {
-            // SAFETY: the caller's contract.
-            unsafe { V::part(Block::<Self> { operands, count, band, to, dots: PhantomData }) };
-        }
-        several
+        // SAFETY: the caller's contract.
+        unsafe { Block::<Self>::run_if_banded::<V>(operands, count, band, to) }
     }
 
     #[inline(always)]

@@ -1,36 +1,41 @@
-//! Products of several rows of x: the weights of a chunk are decoded once for all rows
-//! of a band, near the level-one cache. Every product has the order of [`Dots::dot`].
+//! Products of several rows of x: the weights of a chunk are decoded once for a few rows of a band,
+//! in registers, while the band's part of x is in the level-one cache. Every product has the order
+//! of [`Dots::dot`].
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::columns::{BAND, Dots, Operands};
+use super::columns::{Dots, Operands};
 use super::format::Format;
 use crate::element::Float;
-use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch, prefetch_far};
+use crate::linear::arithmetic::Arithmetic;
+use crate::linear::together::PITCH;
+use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far};
 
-/// The most rows of weights that are multiplied together.
-const TOGETHER: usize = 3;
-/// Floats from the sums of one row of weights to the next.
-const PITCH: usize = BAND * LANES;
+/// Rows of weights that share the loads of x.
+const TOGETHER: usize = 2;
 
 /// Weights that are decoded a chunk at a time.
 pub(super) trait Chunks: Dots {
     type Element: Float;
     type Format: Format;
-    /// Vectors of a decoded chunk, at most sixteen.
+    type Arithmetic: Arithmetic;
+    /// Vectors of a decoded chunk.
     const STEPS: usize;
-    /// Vectors of x for a chunk, of which each is multiplied with as many of the weights'.
+    /// Vectors of x for a chunk, of which each is multiplied with one of the weights', or two.
     const VECTORS: usize;
 
-    /// Writes the vectors of a chunk of which `lanes` lanes exist, `C` vectors apart.
+    /// Loads `lanes` lanes of a chunk, then zeros.
     ///
     /// # Safety
-    /// `from` is readable for the lanes, `to` has room.
-    unsafe fn decode<V: F32x16, const C: usize>(from: *const u8, lanes: usize, to: *mut f32);
+    /// `from` is readable for the lanes.
+    unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int;
 
-    /// Adds the products of a vector of weights and one of x.
-    fn step<V: F32x16>(sum: V, weights: V, x: V) -> V;
+    /// The vector of weights for a step.
+    fn weights<V: F32x16>(lanes: V::Int, step: usize) -> V;
+
+    /// Shifts the weights of a step out of each lane.
+    fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 }
 
 /// The group of each of sixteen lanes, counted from the first group of the chunk, where `2^shift`
@@ -44,18 +49,33 @@ pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
 
 /// Multiplies `count` rows of weights, at most sixteen, with a band of rows of x.
 pub(super) struct Block<'a, D> {
-    pub operands: Operands<'a>,
-    pub count: usize,
-    pub band: Range<usize>,
+    operands: Operands<'a>,
+    count: usize,
+    band: Range<usize>,
     /// A row of sixteen columns for each row of the band.
-    pub to: *mut [f32; LANES],
-    pub dots: PhantomData<D>,
+    to: *mut [f32; LANES],
+    dots: PhantomData<D>,
 }
 
-/// The state of a block: a vector for each row of weights and row of x.
-struct State {
-    sums: *mut f32,
-    biases: *mut f32,
+impl<D: Chunks> Block<'_, D> {
+    /// Implements [`Dots::many`], if x is laid out for it.
+    ///
+    /// # Safety
+    /// As for that.
+    #[inline(always)]
+    pub unsafe fn run_if_banded<V: F32x16>(
+        operands: Operands,
+        count: usize,
+        band: Range<usize>,
+        to: *mut [f32; LANES],
+    ) -> bool {
+        let banded = operands.prepared.apart(band.start) > 1;
+        if banded {
+            // SAFETY: the caller's contract.
+            unsafe { V::part(Block::<D> { operands, count, band, to, dots: PhantomData }) };
+        }
+        banded
+    }
 }
 
 impl<D: Chunks> Kernel for Block<'_, D> {
@@ -63,65 +83,76 @@ impl<D: Chunks> Kernel for Block<'_, D> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { operands, count, ref band, to, .. } = self;
+        let Self { operands, count, band, to, .. } = self;
         let (mut sums, mut biases) =
             (Lines::<{ LANES * PITCH }>::uninit(), Lines::<{ LANES * PITCH }>::uninit());
-        let state = State { sums: sums.as_mut_ptr(), biases: biases.as_mut_ptr() };
-        let mut scales = Lines::<{ LANES * LANES }>::uninit();
-        let scales = scales.as_mut_ptr();
-        let groups = operands.axis / operands.group;
+        let (sums, biases) = (sums.as_mut_ptr(), biases.as_mut_ptr());
+        let mut of_groups = Lines::<{ LANES * LANES }>::uninit();
+        let of_groups = of_groups.as_mut_ptr();
+        let mut of_lanes = Lines::<{ LANES * LANES }>::uninit();
+        let of_lanes = of_lanes.as_mut_ptr();
+        let (rows, bytes) = (band.len(), D::Format::CHUNK_BYTES);
+        let (groups, row_bytes) = (operands.axis / operands.group, operands.axis * D::BITS / 8);
         let shift = (operands.group / D::Format::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
-        let mut chunk = 0;
-        // SAFETY: the caller's contract; the state has room for sixteen rows of weights.
+        let apart = operands.prepared.apart(band.start) * LANES;
+        let (mut packed, mut x) = (operands.packed, operands.prepared.row::<f32>(band.start));
+        // SAFETY: the caller's contract; there is room for sixteen rows of weights.
         unsafe {
             for column in 0..LANES {
-                let bytes = band.len() * LANES;
-                std::ptr::write_bytes(state.sums.add(column * PITCH), 0, bytes);
-                std::ptr::write_bytes(state.biases.add(column * PITCH), 0, bytes);
+                sums.add(column * PITCH).write_bytes(0, rows * LANES);
+                biases.add(column * PITCH).write_bytes(0, rows * LANES);
             }
             for at in (0..groups).step_by(LANES) {
-                let of_groups = LANES.min(groups - at);
+                let here = LANES.min(groups - at);
                 for column in 0..count {
                     let row = operands.below::<D>(column);
                     row.prefetch_scales::<D>(at);
-                    let of_row = D::Format::scales::<V, D::Element>(row.scales, at, of_groups);
-                    of_row.store(scales.add(column * LANES));
+                    let scales = D::Format::scales::<V, D::Element>(row.scales, at, here);
+                    scales.store(of_groups.add(column * LANES));
                     if D::Format::AFFINE {
-                        let biases = row.biases.cast::<D::Element>().add(at);
-                        let bias = D::Element::load_block::<V>(biases, of_groups);
+                        let bias = row.biases.cast::<D::Element>().add(at);
+                        let bias = D::Element::load_block::<V>(bias, here);
                         for (i, m) in band.clone().enumerate() {
-                            let to = state.biases.add(column * PITCH + i * LANES);
+                            let to = biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));
                             bias.mul_add(of_x, V::load(to)).store(to);
                         }
                     }
                 }
-                let lanes = of_groups << shift;
+                let lanes = here << shift;
                 for lane in (0..lanes).step_by(LANES) {
-                    let group = V::splat_int((lane >> shift) as i32);
-                    let place = V::add_int(lane_groups, group);
-                    let part = (chunk, LANES.min(lanes - lane));
-                    let mut column = 0;
-                    while column < count {
-                        let scales = (scales.add(column * LANES).cast_const(), place);
-                        // Registers have room for their sums.
-                        column += match count - column {
-                            3.. if V::ONE_REGISTER => {
-                                self.columns::<V, 3>(column, part, scales, state.sums)
-                            }
-                            2.. => self.columns::<V, 2>(column, part, scales, state.sums),
-                            _ => self.columns::<V, 1>(column, part, scales, state.sums),
-                        };
+                    let place = V::add_int(lane_groups, V::splat_int((lane >> shift) as i32));
+                    for column in 0..count.next_multiple_of(TOGETHER) {
+                        let row = column.min(count - 1);
+                        let scales = V::load(of_groups.add(row * LANES)).permute(place);
+                        scales.store(of_lanes.add(column * LANES));
+                        // The next chunk of this row, and this chunk of a row in the next block.
+                        let from = packed.wrapping_add(row * row_bytes);
+                        prefetch(from.wrapping_add(bytes), bytes);
+                        prefetch_far(from.wrapping_add(LANES * row_bytes), bytes);
                     }
-                    chunk += 1;
+                    V::part(Chunk::<D> {
+                        packed,
+                        row_bytes,
+                        lanes: LANES.min(lanes - lane),
+                        count,
+                        x,
+                        apart,
+                        rows,
+                        sums,
+                        scales: of_lanes,
+                        dots: PhantomData,
+                    });
+                    packed = packed.wrapping_add(bytes);
+                    x = x.wrapping_add(D::VECTORS * apart);
                 }
             }
-            for row in 0..band.len() {
+            for row in 0..rows {
                 let mut all = [V::splat(0.0); LANES];
                 for (column, all) in all.iter_mut().enumerate().take(count) {
                     let at = column * PITCH + row * LANES;
-                    *all = V::load(state.sums.add(at)) + V::load(state.biases.add(at));
+                    *all = V::load(sums.add(at)) + V::load(biases.add(at));
                 }
                 V::reduce_add_each(all).store(to.add(row).cast());
             }
@@ -129,93 +160,107 @@ impl<D: Chunks> Kernel for Block<'_, D> {
     }
 }
 
-impl<D: Chunks> Block<'_, D> {
-    /// Adds the products of a chunk of `C` rows of weights from `column` on, of which `lanes` lanes
-    /// exist; returns `C`.
+/// Adds the products of a chunk of `count` rows of weights with `rows` rows of x.
+struct Chunk<D> {
+    packed: *const u8,
+    row_bytes: usize,
+    /// Lanes of the chunk that exist.
+    lanes: usize,
+    count: usize,
+    /// A vector of each row, and `apart` floats after it the next one of each.
+    x: *const f32,
+    apart: usize,
+    rows: usize,
+    /// For each row of weights a [`PITCH`], and there a vector for each row of x.
+    sums: *mut f32,
+    /// A vector of each row of weights.
+    scales: *const f32,
+    dots: PhantomData<D>,
+}
+
+type Part<V, D> = <<D as Chunks>::Arithmetic as Arithmetic>::Register<V>;
+
+impl<D: Chunks> Kernel for Chunk<D> {
+    const BF16: bool = D::Element::IS_BF16;
+
     #[inline(always)]
-    unsafe fn columns<V: F32x16, const C: usize>(
-        &self,
-        column: usize,
-        (chunk, lanes): (usize, usize),
-        (scales, place): (*const f32, V::Int),
-        sums: *mut f32,
-    ) -> usize {
-        const { assert!(D::STEPS <= 16 && D::STEPS.is_multiple_of(D::VECTORS)) };
-        let Self { operands, band, .. } = self;
-        let mut decoded = Lines::<{ TOGETHER * 16 * LANES }>::uninit();
-        let decoded = decoded.as_mut_ptr();
-        let mut scale = [V::splat(0.0); C];
-        let row_bytes = operands.axis * D::BITS / 8;
-        // SAFETY: the caller's contract.
-        unsafe {
-            for (c, scale) in scale.iter_mut().enumerate() {
-                let from = operands.packed.wrapping_add((column + c) * row_bytes);
-                let from = from.wrapping_add(chunk * D::Format::CHUNK_BYTES);
-                // The next chunk of this row, and the same chunk of a row in the next block.
-                let bytes = D::Format::CHUNK_BYTES;
-                prefetch(from.wrapping_add(bytes), bytes);
-                prefetch_far(from.wrapping_add(LANES * row_bytes), bytes);
-                D::decode::<V, C>(from, lanes, decoded.add(c * LANES));
-                *scale = V::load(scales.add(c * LANES)).permute(place);
-            }
-            let sums = sums.add(column * PITCH);
+    unsafe fn run<V: F32x16>(self) {
+        let tiles = self.rows.div_ceil(Part::<V, D>::DECODED_ROWS);
+        let (least, more) = (self.rows / tiles, self.rows % tiles);
+        for column in (0..self.count).step_by(TOGETHER) {
             let mut row = 0;
-            while row < band.len() {
-                let of_x =
-                    Rows { operands, first: band.start + row, at: chunk * D::VECTORS * LANES };
-                let to = sums.add(row * LANES);
-                row += match band.len() - row {
-                    4.. if V::ONE_REGISTER => rows::<V, D, C, 4>(&of_x, decoded, scale, to),
-                    2.. => rows::<V, D, C, 2>(&of_x, decoded, scale, to),
-                    _ => rows::<V, D, C, 1>(&of_x, decoded, scale, to),
+            for tile in 0..tiles {
+                // SAFETY: the caller's contract; a row beyond the last one repeats it.
+                row += unsafe {
+                    match least + usize::from(tile < more) {
+                        6 => self.tile::<V, 6>(column, row),
+                        5 => self.tile::<V, 5>(column, row),
+                        4 => self.tile::<V, 4>(column, row),
+                        3 => self.tile::<V, 3>(column, row),
+                        2 => self.tile::<V, 2>(column, row),
+                        _ => self.tile::<V, 1>(column, row),
+                    }
                 };
             }
         }
-        C
     }
 }
 
-/// Rows of x from `first` on, from word `at` on.
-struct Rows<'a, 'b> {
-    operands: &'a Operands<'b>,
-    first: usize,
-    at: usize,
-}
-
-/// Adds the products of a decoded chunk of `C` rows of weights with `R` rows of x; returns `R`.
-#[inline(always)]
-unsafe fn rows<V: F32x16, D: Chunks, const C: usize, const R: usize>(
-    rows: &Rows,
-    decoded: *const f32,
-    scale: [V; C],
-    to: *mut f32,
-) -> usize {
-    let mut x = [std::ptr::null::<f32>(); R];
-    for (r, x) in x.iter_mut().enumerate() {
-        *x = rows.operands.prepared.row::<f32>(rows.first + r).wrapping_add(rows.at);
-    }
-    let mut sums = [[V::splat(0.0); R]; C];
-    // SAFETY: the caller's contract; prepared rows cover whole chunks.
-    unsafe {
-        for step in 0..D::STEPS {
-            let mut weights = [V::splat(0.0); C];
-            for (c, weights) in weights.iter_mut().enumerate() {
-                *weights = V::load(decoded.add((step * C + c) * LANES));
+impl<D: Chunks> Chunk<D> {
+    /// Multiplies [`TOGETHER`] rows of weights with `R` rows of x; returns `R`.
+    #[inline(always)]
+    unsafe fn tile<V: F32x16, const R: usize>(&self, column: usize, row: usize) -> usize {
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.part::<V, R, 0>(column, row);
+            if Part::<V, D>::LANES <= LANES / 2 {
+                self.part::<V, R, 1>(column, row);
             }
-            let vector = step / (D::STEPS / D::VECTORS);
-            for (r, x) in x.iter().enumerate() {
-                let of_x = V::load(x.add(vector * LANES));
-                for (sums, weights) in sums.iter_mut().zip(&weights) {
-                    sums[r] = D::step(sums[r], *weights, of_x);
+            if Part::<V, D>::LANES <= LANES / 4 {
+                self.part::<V, R, 2>(column, row);
+                self.part::<V, R, 3>(column, row);
+            }
+        }
+        R
+    }
+
+    /// Computes register `P` of a tile. Decoding yields others too, which the compiler leaves out.
+    #[inline(always)]
+    unsafe fn part<V: F32x16, const R: usize, const P: usize>(&self, column: usize, row: usize) {
+        let part = P * Part::<V, D>::LANES;
+        let mut sums = [[Part::<V, D>::zero(); R]; TOGETHER];
+        let mut lanes = [V::splat_int(0); TOGETHER];
+        let mut x = self.x.wrapping_add(row * LANES + part);
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (c, lanes) in lanes.iter_mut().enumerate() {
+                let below = (column + c).min(self.count - 1) * self.row_bytes;
+                *lanes = D::load::<V>(self.packed.wrapping_add(below), self.lanes);
+            }
+            for step in 0..D::STEPS {
+                let mut weights = [Part::<V, D>::zero(); TOGETHER];
+                for (weights, lanes) in weights.iter_mut().zip(&mut lanes) {
+                    *weights = D::Arithmetic::register::<V, P>(D::weights::<V>(*lanes, step));
+                    *lanes = D::rest::<V>(*lanes);
+                }
+                for r in 0..R {
+                    let of_x = Register::read(x.add(r * LANES));
+                    for (sums, weights) in sums.iter_mut().zip(weights) {
+                        sums[r] = D::Arithmetic::add_product::<V>(sums[r], weights, of_x);
+                    }
+                }
+                if D::STEPS == D::VECTORS || step % 2 == 1 {
+                    x = x.wrapping_add(self.apart);
+                }
+            }
+            for (c, sums) in sums.into_iter().enumerate() {
+                let scale = Register::read(self.scales.add((column + c) * LANES + part));
+                let to = self.sums.add((column + c) * PITCH + row * LANES + part);
+                for (r, sum) in sums.into_iter().enumerate() {
+                    let to = to.add(r * LANES);
+                    Part::<V, D>::read(to).add_product(sum, scale).write(to);
                 }
             }
         }
-        for (c, sums) in sums.into_iter().enumerate() {
-            for (r, sum) in sums.into_iter().enumerate() {
-                let to = to.add(c * PITCH + r * LANES);
-                sum.mul_add(scale[c], V::load(to)).store(to);
-            }
-        }
     }
-    R
 }

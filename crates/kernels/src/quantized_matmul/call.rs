@@ -114,6 +114,8 @@ pub(super) struct Order {
     pub per_lane: usize,
     /// bf16 patterns instead of f32.
     pub half: bool,
+    /// Rows whose lines alternate.
+    pub band: usize,
 }
 
 impl Order {

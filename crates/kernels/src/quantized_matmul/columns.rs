@@ -8,10 +8,9 @@ use super::finish::{Finish, swiglu};
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
 use crate::element::Float;
+use crate::linear::together::BAND;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
-/// Rows of x that are multiplied while a row of weights is in the cache.
-pub(super) const BAND: usize = 16;
 /// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
 const BLOCKS: usize = 8;
 

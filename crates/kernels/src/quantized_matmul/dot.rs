@@ -7,6 +7,7 @@ use super::bands::{Block, Chunks, lane_groups};
 use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::element::Float;
+use crate::linear::arithmetic::InF32;
 use crate::simd::{F32x16, LANES};
 
 /// Decodes weights to f32 in registers.
@@ -15,24 +16,24 @@ pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
 impl<T: Float, F: Format> Chunks for Decode<T, F> {
     type Element = T;
     type Format = F;
+    type Arithmetic = InF32;
     const STEPS: usize = F::PER_LANE;
     const VECTORS: usize = F::PER_LANE;
 
     #[inline(always)]
-    unsafe fn decode<V: F32x16, const C: usize>(from: *const u8, lanes: usize, to: *mut f32) {
+    unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int {
         // SAFETY: the caller's contract.
-        unsafe {
-            let mut weights = F::load::<V>(from, lanes);
-            for step in 0..Self::STEPS {
-                F::lowest::<V>(weights).store(to.add(step * C * LANES));
-                weights = F::rest::<V>(weights);
-            }
-        }
+        unsafe { F::load::<V>(from, lanes) }
     }
 
     #[inline(always)]
-    fn step<V: F32x16>(sum: V, weights: V, x: V) -> V {
-        weights.mul_add(x, sum)
+    fn weights<V: F32x16>(lanes: V::Int, _: usize) -> V {
+        F::lowest::<V>(lanes)
+    }
+
+    #[inline(always)]
+    fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
+        F::rest::<V>(lanes)
     }
 }
 
@@ -47,13 +48,8 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         band: Range<usize>,
         to: *mut [f32; LANES],
     ) -> bool {
-        // Up to four rows share the decoded weights in registers, where there are enough of them.
-        let several = band.len() > if V::ONE_REGISTER { 1 } else { 4 };
-        if several {
-            // SAFETY: the caller's contract.
-            unsafe { V::part(Block::<Self> { operands, count, band, to, dots: PhantomData }) };
-        }
-        several
+        // SAFETY: the caller's contract.
+        unsafe { Block::<Self>::run_if_banded::<V>(operands, count, band, to) }
     }
 
     #[inline(always)]

@@ -24,7 +24,8 @@ use std::ops::Range;
 
 use super::Machine;
 use super::element::{Float, with_element};
-use super::simd::{F32x16, Kernel, LANES};
+use super::linear::together::BAND;
+use super::simd::{F32x16, Kernel, LANES, Level};
 use call::Order;
 pub use call::{Call, Join, LowRank, Mode, Norm, Weights};
 use columns::Columns;
@@ -83,11 +84,15 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
         }
     }
     let half = T::IS_BF16 && machine.level.dots_bf16();
+    // The portable level takes rows one by one. Up to four rows of bf16 share decoded weights in
+    // registers.
+    let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
+    let band = if small || half && call.rows <= 4 { 1 } else { BAND };
     let order = if half {
         // Twice as many lanes of sixteen bits, each with half as many weights.
-        Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half }
+        Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, band }
     } else {
-        Order { lanes: LANES, per_lane: F::PER_LANE, half }
+        Order { lanes: LANES, per_lane: F::PER_LANE, half, band }
     };
     // SAFETY: the caller's contract.
     let prepared = &unsafe { prepare::prepare::<T>(machine, call, order) };

@@ -37,18 +37,29 @@ fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
 /// The prepared rows of x.
 pub(super) struct Prepared {
     lines: Vec<Line>,
-    /// Bytes from one row's factors to the next row's.
+    rows: usize,
+    /// Bytes of a row's factors.
     row_bytes: usize,
+    /// Rows whose lines alternate: a line of each, then the next line of each.
+    band: usize,
     /// Where the sums begin, and how many each row has, padded to whole vectors.
     sums_at: usize,
     sums: usize,
 }
 
 impl Prepared {
-    /// Factors of row `m` in the order of the chunks.
+    /// Factors of row `m` in the order of the chunks, in lines that are [`apart`](Self::apart).
     #[inline(always)]
     pub fn row<E>(&self, m: usize) -> *const E {
-        self.lines.as_ptr().cast::<u8>().wrapping_add(m * self.row_bytes).cast()
+        let within = m % self.band;
+        let at = (m - within) * self.row_bytes + within * LINE;
+        self.lines.as_ptr().cast::<u8>().wrapping_add(at).cast()
+    }
+
+    /// The number of rows whose lines alternate with those of row `m`.
+    #[inline(always)]
+    pub fn apart(&self, m: usize) -> usize {
+        self.band.min(self.rows - (m - m % self.band))
     }
 
     /// Sums of the groups of row `m`, zeros up to a multiple of sixteen.
@@ -66,22 +77,15 @@ impl Drop for Prepared {
 }
 
 impl Prepared {
-    /// Takes the scratch for `rows` rows of `row_bytes` bytes and `sums` sums each.
-    pub fn new(rows: usize, row_bytes: usize, sums: usize) -> Self {
+    /// Takes the scratch for `rows` rows of `row_bytes` bytes and `sums` sums each. The lines of
+    /// each `band` rows alternate.
+    pub fn new(rows: usize, row_bytes: usize, sums: usize, band: usize) -> Self {
         let sums_at = (rows * row_bytes).next_multiple_of(LINE);
         let bytes = sums_at + rows * sums * size_of::<f32>();
         let mut lines = kept(&SCRATCH);
         lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
-        Self { lines, row_bytes, sums_at, sums }
+        Self { lines, rows, row_bytes, band, sums_at, sums }
     }
-}
-
-/// The bytes from one row to the next for rows of `bytes` bytes: the same part of sixteen rows lies
-/// in different sets of the first-level cache, which repeat every 4096 bytes.
-fn apart(rows: usize, bytes: usize) -> usize {
-    const SETS: usize = 4096;
-    const PART: usize = 512;
-    if rows == 1 { bytes } else { (bytes + SETS - PART).next_multiple_of(SETS) + PART }
 }
 
 /// Prepares all rows of x, in the element type that `order` specifies.
@@ -91,9 +95,9 @@ fn apart(rows: usize, bytes: usize) -> usize {
 pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Order) -> Prepared {
     let chunk = order.lanes * order.per_lane;
     let padded = call.axis.div_ceil(chunk) * chunk;
-    let row_bytes = apart(call.rows, padded * order.element_bytes());
+    let row_bytes = padded * order.element_bytes();
     let sums = (call.axis / call.group).div_ceil(LANES) * LANES;
-    let prepared = Prepared::new(call.rows, row_bytes, sums);
+    let prepared = Prepared::new(call.rows, row_bytes, sums, order.band);
     let sums_at = prepared.sums_at;
 
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
@@ -110,7 +114,8 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
                 axis: call.axis,
                 group: call.group,
                 order,
-                row: at.get().wrapping_add(m * row_bytes),
+                row: prepared.row::<u8>(m).cast_mut(),
+                apart: prepared.apart(m) * LINE,
                 sums: at.get().wrapping_add(sums_at + m * sums * size_of::<f32>()).cast(),
                 sum_count: sums,
             };
@@ -131,6 +136,8 @@ struct Fill<'a, T> {
     group: usize,
     order: Order,
     row: *mut u8,
+    /// Bytes from one line of the row to the next.
+    apart: usize,
     sums: *mut f32,
     sum_count: usize,
 }
@@ -157,11 +164,12 @@ impl<T: Float> Fill<'_, T> {
     /// The row has room for the elements, which are whole chunks.
     #[inline(always)]
     unsafe fn lay_out<V: F32x16>(&self) {
-        let (Order { lanes, per_lane, half }, bytes) = (self.order, self.order.element_bytes());
+        let (Order { lanes, per_lane, half, .. }, bytes) = (self.order, self.order.element_bytes());
         let by_position = by_position::<V>(per_lane);
         for at in (0..self.plain.len()).step_by(LANES) {
             let within = at & (lanes * per_lane - 1);
-            let to = self.row.wrapping_add(bytes * (at - within + within / per_lane));
+            let line = (at - within) / lanes;
+            let to = self.row.wrapping_add(line * self.apart + bytes * (within / per_lane));
             let mut all = [0u32; LANES];
             // SAFETY: the caller's contract; each position of these lanes has its own part.
             unsafe {
@@ -173,7 +181,7 @@ impl<T: Float> Fill<'_, T> {
                 } else {
                     x.store(all.as_mut_ptr().cast());
                 }
-                let (all, apart) = (all.as_ptr().cast(), bytes * lanes);
+                let (all, apart) = (all.as_ptr().cast(), self.apart);
                 match bytes * LANES / per_lane {
                     16 => store_parts::<16>(all, per_lane, to, apart),
                     8 => store_parts::<8>(all, per_lane, to, apart),

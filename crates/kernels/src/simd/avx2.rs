@@ -69,6 +69,7 @@ impl Div for Avx2 {
 impl Tiles for Avx2 {}
 
 impl Lanes for Avx2 {
+    type Register = __m256;
     type Int = (__m256i, __m256i);
     type Half = (__m128i, __m128i);
 

@@ -6,9 +6,8 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::registers::Avx512;
-use super::stream::Places;
 use super::transpose::transpose;
-use super::{F32x16, LANES, Lanes};
+use super::{F32x16, LANES, Lanes, stream::Places};
 
 pub(super) mod amx;
 mod pairs;
@@ -67,6 +66,7 @@ impl<const BF16: bool> Div for Avx512<BF16> {
 }
 
 impl<const BF16: bool> Lanes for Avx512<BF16> {
+    type Register = Self;
     type Int = __m512i;
     type Half = __m256i;
 

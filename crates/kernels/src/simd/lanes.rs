@@ -5,6 +5,25 @@ use std::ops::{Add, Div, Mul, Sub};
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
 
+/// A part of a block that is one register, so that a kernel can compute parts one after the other,
+/// with more rows in registers.
+pub trait Register: Copy + 'static {
+    const LANES: usize;
+    /// Rows of x for which there are registers, with four sums each.
+    const ROWS: usize;
+    /// Rows of x with two sums each, beside weights that are being decoded.
+    const DECODED_ROWS: usize;
+    fn zero() -> Self;
+    /// # Safety
+    /// `from` is readable for the lanes; no alignment is needed.
+    unsafe fn read(from: *const f32) -> Self;
+    /// # Safety
+    /// `to` is writable for the lanes.
+    unsafe fn write(self, to: *mut f32);
+    /// `self + a * b`, rounded once.
+    fn add_product(self, a: Self, b: Self) -> Self;
+}
+
 /// Sixteen `f32` lanes.
 ///
 /// Only [`Level::run`](super::Level::run) names the implementations, after the level was detected,
@@ -15,6 +34,8 @@ pub trait Lanes:
     /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;
     const SMALL: bool = false; // speed does not matter: kernels take rows one by one
+    /// A register of a block, which consists of them, low lanes first.
+    type Register: Register;
     /// Sixteen 32-bit integers.
     type Int: Copy;
     /// Sixteen 16-bit patterns.

@@ -15,13 +15,14 @@ pub mod level;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod register;
 mod registers;
 mod scalar;
 mod stream;
 pub mod tiles;
 pub mod transpose;
 pub use kernel::{F32x16, Kernel, Parts};
-pub use lanes::{LANES, Lanes};
+pub use lanes::{LANES, Lanes, Register};
 pub use level::Level;
 pub use memory::{Lines, fence, prefetch, prefetch_block, prefetch_far};
 #[cfg(target_arch = "x86_64")]

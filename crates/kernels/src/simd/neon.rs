@@ -129,6 +129,7 @@ impl<const DOTS: u8> Div for Neon<DOTS> {
 impl<const DOTS: u8> Tiles for Neon<DOTS> {}
 
 impl<const DOTS: u8> Lanes for Neon<DOTS> {
+    type Register = float32x4_t;
     type Int = [uint32x4_t; 4];
     type Half = [uint16x4_t; 4];
 

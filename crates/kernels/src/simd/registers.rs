@@ -8,6 +8,7 @@ use std::arch::x86_64::{__m256, __m512};
 use super::lanes::LANES;
 
 #[derive(Clone, Copy)]
+#[repr(C)]
 #[cfg(target_arch = "x86_64")]
 pub struct Avx2(pub(super) __m256, pub(super) __m256);
 
@@ -19,6 +20,7 @@ pub struct Avx512<const BF16: bool>(pub(super) __m512);
 
 /// `DOTS` is what the processor has for products of bytes.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 #[cfg(target_arch = "aarch64")]
 pub struct Neon<const DOTS: u8>(pub(super) [float32x4_t; 4]);
 /// No instruction.

@@ -97,6 +97,7 @@ impl Div for Scalar {
 impl Tiles for Scalar {}
 
 impl Lanes for Scalar {
+    type Register = Self;
     type Int = [u32; LANES];
     type Half = [u16; LANES];
 

@@ -24,7 +24,7 @@ const RANGE: Range<f32> = 1e-24..1e36;
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
     let padded = call.axis.next_multiple_of(pair::<F>());
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups);
+    let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups, 1);
     let misfits = AtomicBool::new(false);
     // A norm takes its whole row; otherwise vectors of groups are independent.
     let part = if call.norm.is_some() { padded } else { LANES * call.group };
