@@ -85,9 +85,10 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     }
     let half = T::IS_BF16 && machine.level.dots_bf16();
     // The portable level takes rows one by one. Up to four rows of bf16 share decoded weights in
-    // registers.
+    // registers for whole rows of weights, as do more while four of them fit in the first cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
-    let band = if small || half && call.rows <= 4 { 1 } else { BAND };
+    let near = call.rows <= 4 || call.axis <= 2048;
+    let band = if small || half && near { 1 } else { BAND };
     let order = if half {
         // Twice as many lanes of sixteen bits, each with half as many weights.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, band }
