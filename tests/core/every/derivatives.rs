@@ -1,7 +1,10 @@
 //! Derivatives of every op beyond the first order, which `table` compares with f64.
 
+use std::rc::Rc;
+
 use mlx_primitives::transforms::{grad, jvp, vjp};
-use mlx_primitives::{Array, Result};
+use mlx_primitives::tune::{Choices, with_choices};
+use mlx_primitives::{Array, Dtype, Result, ops};
 
 use super::loss;
 use crate::support::compare::{assert_close, numbers, ulp};
@@ -40,6 +43,40 @@ fn second_derivatives() -> Checked {
                 let what = format!("{}, input {i}", op.name);
                 assert_close(&numbers(second)?, &want, 4e-3 * scale, &what);
                 assert_close(&numbers(&reverse[i])?, &numbers(second)?, 2e-4 * scale, &what);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A threadgroup keeps rows of up to 8192 elements between the sums of a norm's gradient.
+#[test]
+fn gradients_of_norms_of_long_rows() -> Checked {
+    each_device(|_| {
+        for (dtype, near) in FLOATS.into_iter().zip([1e-5, 4e-3, 3e-2]) {
+            let shapes: [&[i32]; 4] = [&[2, 8205], &[8205], &[8205], &[2, 8205]];
+            let inputs = shapes.into_iter().zip(1..);
+            let inputs = inputs.map(|(shape, seed)| random(shape, dtype, seed));
+            let inputs = inputs.collect::<Result<Vec<_>>>()?;
+            let wide =
+                inputs.iter().map(|x| x.astype(Dtype::Float32)).collect::<Result<Vec<_>>>()?;
+            for count in [2, 3] {
+                let norm = |p: &[Array]| match p {
+                    [x, weight, bias] => ops::layer_norm(x, Some(weight), Some(bias), 1e-5),
+                    _ => ops::rms_norm(&p[0], p.get(1), 1e-5),
+                };
+                let gradients = |all: &[Array]| {
+                    let (p, g) = (refs(&all[..count]), &all[3]);
+                    Ok::<_, mlx_primitives::Error>(vjp(|p| Ok(vec![norm(&p)?]), &p, &[g])?.1)
+                };
+                let got = gradients(&inputs)?;
+                let want = with_choices(Rc::new(Choices::mlx()), || gradients(&wide))?;
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let want = numbers(want)?;
+                    let scale = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
+                    let what = format!("{dtype}, of {count}, input {i}");
+                    assert_close(&numbers(got)?, &want, near * scale, &what);
+                }
             }
         }
         Ok(())
