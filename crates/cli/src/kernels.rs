@@ -25,7 +25,7 @@ impl Threads {
 pub struct Kernels {
     #[command(flatten)]
     threads: Threads,
-    /// Products of prompts with packed weights: exact, or int8 (faster, on some CPUs).
+    /// Products of prompts with packed weights: exact, or int8 (faster).
     #[arg(
         long,
         value_enum,
