@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::Instant;
 
 use harness::roles::rounds;
 use mlx_primitives_llama::train::{
@@ -181,18 +181,22 @@ fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
     };
     let whole = data.path().join("whole");
     let mine = arguments(&whole);
+    let start = Instant::now();
     let output = run(&mine.each_ref().map(String::as_str));
+    let takes = start.elapsed();
     assert!(output.status.success(), "{}", stderr(&output));
     let mut ended = [0; 2];
     for round in 0..rounds(3) {
         let folder = data.path().join(format!("killed {round}"));
         let mine = arguments(&folder);
         let mine = mine.each_ref().map(String::as_str);
-        for attempt in 0u64.. {
+        for attempt in 0.. {
             let mut child = command(&mine);
             let child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-            std::thread::sleep(Duration::from_millis(fastrand::u64(100..700) * (attempt + 1) / 2));
-            let signal = [libc::SIGKILL, libc::SIGINT][attempt as usize % 2];
+            std::thread::sleep(
+                takes.mul_f32((0.1 + 0.7 * fastrand::f32()) * (attempt + 1) as f32 / 2.0),
+            );
+            let signal = [libc::SIGKILL, libc::SIGINT][attempt % 2];
             // SAFETY: `kill` has no conditions, and the child has not been waited for.
             unsafe { libc::kill(child.id() as i32, signal) };
             let output = child.wait_with_output()?;
@@ -200,7 +204,7 @@ fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
             if output.status.success() {
                 break;
             }
-            ended[attempt as usize % 2] += 1;
+            ended[attempt % 2] += 1;
             if output.status.code() == Some(130) {
                 assert!(said.contains("--resume continues"), "{said}");
             } else {
