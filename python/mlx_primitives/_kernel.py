@@ -160,8 +160,9 @@ def kernel(
     outputs, and has the derivatives, unless `vjp(primals, cotangents, outputs)` returns the gradients
     of all inputs, as of an `mx.custom_function`.
 
-    Under `mx.vmap` the kernel is launched for each entry. It runs on a Mac's GPU, on an NVIDIA GPU by a library built for it, and inside `simulate`. Inputs that
-    are not row-contiguous are copied first, unless `ensure_row_contiguous` is False.
+    Under `mx.vmap` the kernel is launched for each entry. It runs inside `simulate`, and is built to run on a Mac's GPU
+    and, by a library with CUDA, on an NVIDIA GPU, neither of which has run it yet. Inputs that are not row-contiguous
+    are copied first, unless `ensure_row_contiguous` is False.
     """
     return Kernel(
         name, inputs, outputs, metal, cpu, vjp, grid, threadgroup, template, header, ensure_row_contiguous

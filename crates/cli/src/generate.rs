@@ -167,7 +167,7 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
-            // Rows of tokens have one order of sums, and a draft is refused where they do not.
+            // A row of tokens adds up in one order, however many rows there are.
             "drafts_change_text": false,
             "prompt_tps": prompt_tps,
             "generation_tps": generation_tps,

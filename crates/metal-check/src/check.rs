@@ -67,10 +67,10 @@ struct Arguments {
 
 #[derive(Args)]
 struct Size {
-    /// Threads along each axis, as of dispatchThreads.
+    /// Threads along each axis, as dispatchThreads counts them.
     #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', conflicts_with = "groups")]
     grid: Vec<u32>,
-    /// Threadgroups along each axis, as of dispatchThreadgroups.
+    /// Threadgroups along each axis, as dispatchThreadgroups counts them.
     #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',')]
     groups: Vec<u32>,
     /// Threads of a threadgroup along each axis.
