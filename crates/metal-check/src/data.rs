@@ -1,6 +1,7 @@
 //! The contents of buffers, as the command line describes them.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use half::{bf16, f16};
@@ -67,6 +68,24 @@ impl Kind {
         self.of_integer(value).with_context(|| format!("{text} does not fit its type"))
     }
 
+    /// A number, for a comparison or a message.
+    fn number(self, bytes: &[u8]) -> f64 {
+        let mut all = [0; 8];
+        all[..bytes.len()].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(all);
+        let negative = bytes.last().is_some_and(|byte| byte >> 7 == 1);
+        match self {
+            Self::F32 => f64::from(f32::from_bits(word as u32)),
+            Self::F16 => f16::from_bits(word as u16).to_f64(),
+            Self::Bf16 => bf16::from_bits(word as u16).to_f64(),
+            Self::I8 | Self::I16 | Self::I32 | Self::I64 if negative => {
+                let above = if bytes.len() == 8 { 0 } else { u64::MAX << (8 * bytes.len()) };
+                (word | above) as i64 as f64
+            }
+            _ => word as f64,
+        }
+    }
+
     fn of_float(self, value: f32) -> Vec<u8> {
         match self {
             Self::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
@@ -101,10 +120,34 @@ pub fn indexed(text: &str) -> Result<(u32, &str)> {
 pub struct Contents {
     pub bytes: Vec<u8>,
     pub filled: bool,
+    kind: Kind,
+    size: usize,
 }
 
-/// `TYPE:COUNT`, with `:random`, `:zeros`, `:iota`, `:VALUE` or `:@FILE` behind it.
-pub fn buffer(text: &str, seed: u64) -> Result<Contents> {
+impl Contents {
+    /// A description of the elements of `got` that are not as here, if there are any.
+    pub fn difference(&self, got: &[u8], tolerance: f32) -> Option<String> {
+        let Self { kind, size, .. } = *self;
+        let pairs = || got.chunks_exact(size).zip(self.bytes.chunks_exact(size));
+        let near = |got: &[u8], want: &[u8]| {
+            let (got, want) = (kind.number(got), kind.number(want));
+            let most = f64::from(tolerance) * want.abs().max(1.0);
+            got == want || (got - want).abs() <= most || got.is_nan() && want.is_nan()
+        };
+        let differ =
+            |(got, want): (&[u8], &[u8])| got != want && !(kind.is_float() && near(got, want));
+        let first = pairs().position(differ)?;
+        let count = pairs().filter(|pair| differ(*pair)).count();
+        let (got, want) = pairs().nth(first)?;
+        let (got, want) = (kind.number(got), kind.number(want));
+        let all = self.bytes.len() / size;
+        Some(format!("element {first} is {got}, expected {want}; {count} of {all} differ"))
+    }
+}
+
+/// `TYPE:COUNT`, with `:random`, `:zeros`, `:iota`, `:VALUE`, `:VALUE,VALUE...` or `:@FILE` behind
+/// it. A file is in `folder`.
+pub fn buffer(text: &str, seed: u64, folder: &Path) -> Result<Contents> {
     let mut parts = text.splitn(3, ':');
     let (kind, size) = Kind::named(parts.next().unwrap_or_default())?;
     let count = parts.next().context("expected TYPE:COUNT")?;
@@ -112,7 +155,7 @@ pub fn buffer(text: &str, seed: u64) -> Result<Contents> {
     ensure!(count.saturating_mul(size as u64) <= MOST, "a buffer has at most {MOST} bytes");
     let count = usize::try_from(count)?;
     let Some(content) = parts.next() else {
-        return Ok(Contents { bytes: vec![0; count * size], filled: false });
+        return Ok(Contents { bytes: vec![0; count * size], filled: false, kind, size });
     };
     let mut random = fastrand::Rng::with_seed(seed);
     let bytes = match content {
@@ -131,15 +174,22 @@ pub fn buffer(text: &str, seed: u64) -> Result<Contents> {
             numbers.context("so many numbers do not fit the type")?.concat()
         }
         file if file.starts_with('@') => {
-            let path = &file[1..];
-            let bytes = fs::read(path).with_context(|| path.to_owned())?;
+            let path = folder.join(&file[1..]);
+            let shown = path.display();
+            let bytes = fs::read(&path).with_context(|| shown.to_string())?;
             let wanted = count * size;
-            ensure!(bytes.len() == wanted, "{path} has {} bytes, expected {wanted}", bytes.len());
+            ensure!(bytes.len() == wanted, "{shown} has {} bytes, expected {wanted}", bytes.len());
             bytes
+        }
+        list if list.contains(',') => {
+            let numbers: Result<Vec<_>> = list.split(',').map(|one| kind.bytes(one)).collect();
+            let numbers = numbers?;
+            ensure!(numbers.len() == count, "expected {count} numbers, got {}", numbers.len());
+            numbers.concat()
         }
         value => kind.bytes(value)?.repeat(count),
     };
-    Ok(Contents { bytes, filled: true })
+    Ok(Contents { bytes, filled: true, kind, size })
 }
 
 /// `TYPE:VALUE[,VALUE...]`, and more of them behind `+`, each where a C struct has it.

@@ -1,18 +1,14 @@
-//! Faults as text, JSON, SARIF and annotations of GitHub.
+//! The result of a check, as text, as JSON, as SARIF and as annotations of GitHub.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use metal_sim::rules::Violation;
-use metal_sim::{Fault, Schedule};
+use metal_sim::{Fault, Place, Schedule, ThreadPlace};
 use serde_json::{Value, json};
 
-/// A fault, and the orders of threads in which it was found.
-pub struct Found {
-    pub fault: Fault,
-    pub orders: Vec<String>,
-}
+use crate::case::Case;
 
 /// A path as seen from the current folder, if the file is in it.
 pub fn shown(file: &str) -> String {
@@ -30,14 +26,85 @@ pub fn order_name(order: Schedule) -> String {
     }
 }
 
+/// Something that is wrong with a kernel.
+#[derive(Clone)]
+pub struct Found {
+    /// The kind of a fault, or `Rule`, `WrongResult` or `Failed`.
+    pub kind: String,
+    pub message: String,
+    /// The message with its kind, its place and its thread.
+    pub headline: String,
+    pub places: Vec<Place>,
+    pub thread: Option<ThreadPlace>,
+    pub times: u64,
+    /// The orders of threads in which it was found; none, if it does not depend on a run.
+    pub orders: Vec<String>,
+}
+
+impl Found {
+    fn at(kind: &str, place: Option<Place>, message: String) -> Self {
+        let at = place.as_ref().map(|at| format!("{}:{}: ", at.file, at.line));
+        Self {
+            kind: kind.to_owned(),
+            headline: format!("{}{kind}: {message}", at.unwrap_or_default()),
+            message,
+            places: place.into_iter().collect(),
+            thread: None,
+            times: 1,
+            orders: Vec::new(),
+        }
+    }
+
+    /// A fault, with files as the user sees them.
+    pub fn fault(mut fault: Fault, order: &str) -> Self {
+        fault.places.iter_mut().for_each(|place| place.file = shown(&place.file));
+        Self {
+            kind: format!("{:?}", fault.kind),
+            headline: fault.to_string(),
+            message: fault.message,
+            places: fault.places,
+            thread: fault.thread,
+            times: fault.times,
+            orders: vec![order.to_owned()],
+        }
+    }
+
+    /// A rule of the Metal language that the source breaks, though clang compiles it.
+    pub fn rule(rule: Violation) -> Self {
+        let place = Place { file: shown(&rule.file), line: rule.line };
+        Self::at("Rule", Some(place), rule.message)
+    }
+
+    /// A buffer that is not as expected.
+    pub fn wrong(message: String, order: &str) -> Self {
+        Self { orders: vec![order.to_owned()], ..Self::at("WrongResult", None, message) }
+    }
+
+    /// A kernel that does not run, with the place that the compiler names first.
+    pub fn failed(message: String) -> Self {
+        let place = message.lines().find_map(|line| {
+            let (place, _) = line.split_once(": error: ")?;
+            let mut parts = place.rsplitn(3, ':');
+            let (_, line, file) = (parts.next()?, parts.next()?, parts.next()?);
+            if file.contains("/msl/") {
+                return None; // a header of the check
+            }
+            Some(Place { file: shown(file), line: line.parse().ok()? })
+        });
+        Self::at("Failed", place, message.trim_end().to_owned())
+    }
+}
+
 /// The result of a check.
 pub struct Outcome {
+    /// The case's name, or the kernel's.
+    pub name: String,
     pub kernel: String,
+    /// The file that was checked.
+    pub file: String,
     pub size: String,
     pub orders: Vec<String>,
     pub found: Vec<Found>,
-    /// The rules of the Metal language that the source breaks, though clang compiles it.
-    pub broken: Vec<Violation>,
     /// Of the first order.
     pub threads: u64,
     pub barriers: u64,
@@ -45,49 +112,66 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds a fault, unless another order has found it already.
-    pub fn add(&mut self, fault: Fault, order: &str) {
-        let same = |found: &&mut Found| {
-            (found.fault.kind, &found.fault.places) == (fault.kind, &fault.places)
-        };
-        match self.found.iter_mut().find(same) {
-            Some(found) if found.orders.last().is_some_and(|last| last == order) => {}
-            Some(found) => found.orders.push(order.to_owned()),
-            None => self.found.push(Found { fault, orders: vec![order.to_owned()] }),
+    /// A case that has not run yet.
+    pub fn of(case: &Case, size: String) -> Self {
+        let kernel = case.entry.clone().unwrap_or_default();
+        let path = case.source.as_ref().map(|source| case.folder.join(source));
+        Self {
+            name: case.name.clone().unwrap_or_else(|| kernel.clone()),
+            kernel,
+            file: path.map(|path| path.display().to_string()).unwrap_or_default(),
+            size,
+            orders: case.orders().into_iter().map(order_name).collect(),
+            found: Vec::new(),
+            threads: 0,
+            barriers: 0,
+            device_bytes: 0,
         }
     }
 
-    /// Gives files the names that the user sees.
-    pub fn name_files(&mut self) {
-        let places = self.found.iter_mut().flat_map(|found| &mut found.fault.places);
-        places.for_each(|place| place.file = shown(&place.file));
-        self.broken.iter_mut().for_each(|rule| rule.file = shown(&rule.file));
+    /// A case whose kernel does not run.
+    pub fn failed(case: &Case, error: &anyhow::Error) -> Self {
+        let found = vec![Found::failed(format!("{error:#}"))];
+        Self { orders: Vec::new(), found, ..Self::of(case, String::new()) }
+    }
+
+    /// Adds what was found, unless another order has found it already.
+    pub fn add(&mut self, new: Found) {
+        let key = |it: &Found| (it.kind.clone(), it.places.clone(), it.orders.is_empty());
+        let same = |old: &&mut Found| key(old) == key(&new);
+        match self.found.iter_mut().find(same) {
+            Some(old) if old.orders.last() == new.orders.last() => {}
+            Some(old) => old.orders.extend(new.orders),
+            None => self.found.push(new),
+        }
     }
 
     pub fn is_clean(&self) -> bool {
-        self.found.is_empty() && self.broken.is_empty()
+        self.found.is_empty()
     }
 
     pub fn text(&self) -> String {
-        let Self { kernel, size, orders, found, .. } = self;
-        let orders = orders.join(", ");
+        let Self { name, size, found, .. } = self;
+        let orders = self.orders.join(", ");
         if self.is_clean() {
             let (threads, barriers, bytes) = (self.threads, self.barriers, self.device_bytes);
             return format!(
-                "{kernel} over {size}: no fault ({orders})\n\
+                "{name} over {size}: no fault ({orders})\n\
                  {threads} threads, {barriers} barriers, {bytes} bytes of buffers read and written"
             );
         }
-        let count = found.len() + self.broken.len();
-        let faults = if count == 1 { "fault" } else { "faults" };
-        let mut text = format!("{kernel} over {size}: {count} {faults} ({orders})");
-        for rule in &self.broken {
-            text += &format!("\n\n{rule}");
-        }
+        let faults = if found.len() == 1 { "fault" } else { "faults" };
+        let mut text = match orders.as_str() {
+            "" => format!("{name}: it does not run"),
+            _ => format!("{name} over {size}: {} {faults} ({orders})", found.len()),
+        };
         let mut files = BTreeMap::new();
-        for Found { fault, orders } in found {
-            text += &format!("\n\n{fault}\n    in the orders {}", orders.join(", "));
-            for place in &fault.places {
+        for found in found {
+            text += &format!("\n\n{}", found.headline);
+            if !found.orders.is_empty() {
+                text += &format!("\n    in the orders {}", found.orders.join(", "));
+            }
+            for place in &found.places {
                 let lines: &mut Vec<String> = files.entry(&place.file).or_insert_with(|| {
                     let text = fs::read_to_string(&place.file).unwrap_or_default();
                     text.lines().map(str::to_owned).collect()
@@ -101,69 +185,79 @@ impl Outcome {
     }
 
     pub fn json(&self) -> Value {
-        let faults = self.found.iter().map(|Found { fault, orders }| {
-            let places = fault.places.iter().map(|at| json!({"file": at.file, "line": at.line}));
-            let thread = fault.thread.map(|at| {
+        let faults = self.found.iter().map(|found| {
+            let places = found.places.iter().map(|at| json!({"file": at.file, "line": at.line}));
+            let thread = found.thread.map(|at| {
                 json!({"thread": at.thread, "simdgroup": at.simdgroup, "lane": at.lane,
                        "threadgroup": at.threadgroup})
             });
-            json!({"kind": format!("{:?}", fault.kind), "message": fault.message,
-                   "places": places.collect::<Vec<_>>(), "thread": thread, "times": fault.times,
-                   "orders": orders})
+            json!({"kind": found.kind, "message": found.message,
+                   "places": places.collect::<Vec<_>>(), "thread": thread, "times": found.times,
+                   "orders": found.orders})
         });
-        let broken = self
-            .broken
-            .iter()
-            .map(|rule| json!({"file": rule.file, "line": rule.line, "message": rule.message}));
-        json!({"kernel": self.kernel, "size": self.size, "orders": self.orders,
-               "threads": self.threads, "barriers": self.barriers,
-               "device_bytes": self.device_bytes, "faults": faults.collect::<Vec<_>>(), "broken_rules": broken.collect::<Vec<_>>()})
+        json!({"name": self.name, "kernel": self.kernel, "file": self.file, "size": self.size,
+               "orders": self.orders, "threads": self.threads, "barriers": self.barriers,
+               "device_bytes": self.device_bytes, "faults": faults.collect::<Vec<_>>(),
+               "text": self.text()})
     }
 
     /// Annotations of lines, as a workflow of GitHub prints them.
-    pub fn github(&self, file: &str) -> String {
+    fn github(&self) -> Vec<String> {
         let escaped =
             |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
-        let lines = self.found.iter().map(|Found { fault, .. }| {
-            let (file, line) = match fault.places.first() {
-                Some(place) => (place.file.as_str(), place.line),
-                None => (file, 1),
-            };
-            let message = escaped(&format!("{}: {}", self.kernel, fault.message));
-            format!("::error file={file},line={line},title={:?}::{message}", fault.kind)
+        let lines = self.found.iter().map(|found| {
+            let Place { file, line } = self.place(found);
+            let message = escaped(&format!("{}: {}", self.name, found.message));
+            format!("::error file={file},line={line},title={}::{message}", found.kind)
         });
-        let rules = self.broken.iter().map(|rule| {
-            let Violation { file, line, message, .. } = rule;
-            format!("::error file={file},line={line},title=Rule::{}", escaped(message))
+        lines.collect()
+    }
+
+    fn sarif(&self) -> Vec<Value> {
+        let place = |at: &Place| {
+            json!({"physicalLocation": {"artifactLocation": {"uri": at.file},
+                                        "region": {"startLine": at.line}}})
+        };
+        let results = self.found.iter().map(|found| {
+            let others = found.places.iter().skip(1).map(place);
+            json!({"ruleId": found.kind, "level": "error",
+                   "message": {"text": format!("{}: {}", self.name, found.message)},
+                   "locations": [place(&self.place(found))],
+                   "relatedLocations": others.collect::<Vec<_>>()})
         });
-        lines.chain(rules).collect::<Vec<_>>().join("\n")
+        results.collect()
+    }
+
+    /// The line of what was found, or the first line of the file.
+    fn place(&self, found: &Found) -> Place {
+        let first = || Place { file: self.file.clone(), line: 1 };
+        found.places.first().cloned().unwrap_or_else(first)
     }
 }
 
+/// The text of all outcomes, with their number if there are several.
+pub fn text(outcomes: &[Outcome]) -> String {
+    let mut text: Vec<_> = outcomes.iter().map(Outcome::text).collect();
+    if outcomes.len() > 1 {
+        let faulty = outcomes.iter().filter(|outcome| !outcome.is_clean()).count();
+        text.push(format!("{} cases, {faulty} with faults", outcomes.len()));
+    }
+    text.join("\n\n")
+}
+
+/// Annotations of all outcomes.
+pub fn github(outcomes: &[Outcome]) -> String {
+    outcomes.iter().flat_map(Outcome::github).collect::<Vec<_>>().join("\n")
+}
+
 /// The log of a tool in SARIF 2.1.0.
-pub fn sarif(outcomes: &[Outcome], file: &str) -> Value {
-    let place = |file: &str, line: u32| {
-        json!({"physicalLocation": {"artifactLocation": {"uri": file},
-                                    "region": {"startLine": line}}})
-    };
-    let rules = outcomes.iter().flat_map(|outcome| &outcome.broken).map(|rule| {
-        json!({"ruleId": "Rule", "level": "error", "message": {"text": rule.message},
-               "locations": [place(&rule.file, rule.line)]})
-    });
-    let all = outcomes.iter().flat_map(|outcome| outcome.found.iter().map(move |it| (outcome, it)));
-    let results = all.map(|(outcome, Found { fault, .. })| {
-        let mut places = fault.places.iter().map(|at| place(&at.file, at.line));
-        let first = places.next().unwrap_or_else(|| place(file, 1));
-        json!({"ruleId": format!("{:?}", fault.kind), "level": "error",
-               "message": {"text": format!("{}: {}", outcome.kernel, fault.message)},
-               "locations": [first], "relatedLocations": places.collect::<Vec<_>>()})
-    });
+pub fn sarif(outcomes: &[Outcome]) -> Value {
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [{
             "tool": {"driver": {"name": "metal-check", "version": env!("CARGO_PKG_VERSION")}},
-            "results": results.chain(rules).collect::<Vec<_>>(),
+            "results": outcomes.iter().flat_map(Outcome::sarif).collect::<Vec<_>>(),
         }],
     })
 }

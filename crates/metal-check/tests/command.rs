@@ -1,8 +1,11 @@
 //! The command as a user runs it.
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::path::Path;
-use std::process::Command;
+
+use common::Ran;
 
 const KERNELS: &str = "\
 #include <metal_stdlib>
@@ -50,21 +53,9 @@ kernel void counted(device atomic_uint* y [[buffer(0)]], const device bool* on [
 }
 ";
 
-struct Ran {
-    status: Option<i32>,
-    out: String,
-    err: String,
-}
-
 fn run(folder: &Path, arguments: &[&str]) -> Ran {
-    let file = folder.join("k.metal");
-    std::fs::write(&file, KERNELS).unwrap();
-    let mut program = Command::new(env!("CARGO_BIN_EXE_metal-check"));
-    program.current_dir(folder).arg("k.metal").args(arguments);
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let output = program.env("XDG_CACHE_HOME", cache).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Ran { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    std::fs::write(folder.join("k.metal"), KERNELS).unwrap();
+    common::run(folder, &[&["k.metal"], arguments].concat())
 }
 
 const SUM: [&str; 13] = [
@@ -163,7 +154,7 @@ fn clean_kernels_have_no_fault() {
 #[test]
 fn bad_usage_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], &str, i32); 9] = [
+    let cases: [(&[&str], &str, i32); 14] = [
         (&["--entry", "nothing"], "has no kernel 'nothing', only group_sum", 1),
         (&["--entry", "stuck", "--grid", "0"], "--grid: expected one to three numbers above 0", 2),
         (&["--entry", "stuck", "--grid", "1,2,3,4"], "--grid: expected one to three numbers", 2),
@@ -177,10 +168,43 @@ fn bad_usage_is_refused() {
         (&["--entry", "stuck", "--bytes", "0=u8:256"], "256 does not fit its type", 2),
         (&["--entry", "stuck", "--buffer", "0=u8:99999999999999"], "a buffer has at most", 2),
         (&["-D", "using=break"], "does not compile", 1),
+        (&["--entry", "stuck", "--buffer", "0=i32:3:1,2"], "expected 3 numbers, got 2", 2),
+        (&["--entry", "stuck", "--expect", "0=i32:3:zeros"], "there is no --buffer 0=", 2),
+        (
+            &["--entry", "stuck", "--buffer", "0=i32:3", "--expect", "0=i32:2:zeros"],
+            "8 bytes are expected, and the buffer has 12",
+            2,
+        ),
+        (
+            &["--entry", "stuck", "--buffer", "0=i32:1", "--save", "1=x"],
+            "there is no --buffer 1=",
+            2,
+        ),
+        (&["--order", "random"], "invalid value 'random' for '--order <ORDER>'", 2),
     ];
     for (arguments, words, status) in cases {
         let ran = run(folder.path(), arguments);
         assert_eq!(ran.status, Some(status), "{arguments:?}: {}{}", ran.out, ran.err);
         assert!(ran.err.contains(words), "{arguments:?}: {}", ran.err);
     }
+}
+
+#[test]
+fn results_are_compared_and_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let cast = |buffer: &str, rest: &[&str]| {
+        let size = ["--entry", "cast", "--grid", "1", "--buffer", buffer, "--buffer", "1=f32:4"];
+        run(folder.path(), &[&size[..], rest].concat())
+    };
+    let ran = cast("0=f16:4:1,2,3,4", &["--expect", "1=f32:4:-5,3,7,9", "--save", "1=y.bin"]);
+    assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+    let saved = std::fs::read(folder.path().join("y.bin")).unwrap();
+    assert_eq!(saved, [-5.0f32, 3.0, 7.0, 9.0].map(f32::to_le_bytes).concat());
+    let near = ["--expect", "1=f32:4:-5,3,7,9.001", "--tolerance"];
+    assert_eq!(cast("0=f16:4:1,2,3,4", &[&near[..], &["0.001"]].concat()).status, Some(0));
+    let ran = cast("0=f16:4:1,2,3,4", &[&near[..], &["0.0001"]].concat());
+    assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
+    let wrong = "WrongResult: buffer 1: element 3 is 9, expected 9.00";
+    assert!(ran.out.contains(wrong) && ran.out.contains("; 1 of 4 differ"), "{}", ran.out);
+    assert!(ran.out.contains("in the orders forward, reversed, shuffled:1"), "{}", ran.out);
 }

@@ -26,9 +26,9 @@ const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
     /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
-    /// `pip install --target` put `ziglang`), then `clang++-22` ... `clang++-17`, `clang++`, `zig`
-    /// and `python-zig` on the `PATH`, then the zig in `.mlx/` of the checkout that this crate was
-    /// built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
+    /// `pip install --target` put `ziglang`), then the `ziglang` that pip installed with the
+    /// running program, then `clang++-22` ... `clang++-17`, `clang++`, `zig` and `python-zig` on
+    /// the `PATH`, then the zig in `.mlx/` of the checkout that this crate was built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
     /// fetches 90 MB.
     ///
     /// # Errors
@@ -44,6 +44,11 @@ impl Compiler {
     pub fn find() -> Result<Self> {
         if let Some(path) = std::env::var_os("METAL_SIM_CLANG") {
             return Self::at(path);
+        }
+        let program = std::env::current_exe().and_then(|program| program.canonicalize());
+        let prefix = program.ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
+        if let Some(Ok(compiler)) = prefix.map(Self::at) {
+            return Ok(compiler);
         }
         let versioned = (OLDEST..=22).rev().map(|version| format!("clang++-{version}"));
         let names = versioned.chain(["clang++", "zig", "python-zig"].map(String::from));
@@ -109,8 +114,10 @@ impl Compiler {
         }
         let mut candidates = vec![path.join("ziglang/zig"), path.join("zig")];
         if let Ok(libraries) = std::fs::read_dir(path.join("lib")) {
-            let pythons = libraries.flatten();
-            candidates.extend(pythons.map(|p| p.path().join("site-packages/ziglang/zig")));
+            for python in libraries.flatten() {
+                let packages = ["site-packages", "dist-packages"].map(|it| python.path().join(it));
+                candidates.extend(packages.map(|packages| packages.join("ziglang/zig")));
+            }
         }
         match candidates.into_iter().find(|candidate| candidate.is_file()) {
             Some(zig) => Self::probe(zig),

@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
-#[cfg(feature = "calibration")]
+#[cfg(feature = "air")]
 pub mod air;
 mod buffer;
 mod build;

@@ -7,7 +7,7 @@ use crate::error::{Result, at_path};
 use crate::shim;
 
 /// A Metal source file and how to preprocess it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// The `.metal` file.
     pub path: PathBuf,

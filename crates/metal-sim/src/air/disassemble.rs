@@ -1,12 +1,16 @@
-//! Bitcode to text, by llvm-dis or by the PyPI package llvmlite.
+//! Bitcode to text, by llvm-dis, by the PyPI package llvmlite, or by the compiler of kernels.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use crate::cache;
+use crate::compiler::Compiler;
 use crate::error::{Error, Result, at_path};
 
 const LLVMLITE: &str = include_str!("disassemble.py");
+
+const BY_COMPILER: &str =
+    "-x c -w -S -emit-llvm -O0 -Xclang -disable-llvm-passes -Xclang -mlink-bitcode-file -Xclang";
 
 /// A disassembler for Apple's bitcode: LLVM 17 or later.
 #[derive(Clone, Debug)]
@@ -15,6 +19,8 @@ pub enum Disassembler {
     LlvmDis(PathBuf),
     /// A folder into which `pip install --target` put `llvmlite`.
     Llvmlite(PathBuf),
+    /// The compiler, if its LLVM is as new as the bitcode.
+    Compiler(Compiler),
 }
 
 impl Disassembler {
@@ -65,6 +71,19 @@ impl Disassembler {
                 let mut command = Command::new("python3");
                 run(command.env("PYTHONPATH", site).arg("-c").arg(LLVMLITE).args(&paths))?;
             }
+            Disassembler::Compiler(compiler) => {
+                // Bitcode for another machine can be linked into an empty program, and not compiled.
+                let empty = draft.join("empty.c");
+                at_path(&empty, std::fs::write(&empty, ""))?;
+                for path in &paths {
+                    let (path, output) = (path.display(), path.with_extension("bc.ll"));
+                    let mut arguments: Vec<String> =
+                        BY_COMPILER.split(' ').map(String::from).collect();
+                    arguments.extend([path.to_string(), "-o".to_string()]);
+                    arguments.extend([output.display().to_string(), empty.display().to_string()]);
+                    said(compiler.run(Some(draft), arguments)?)?;
+                }
+            }
             Disassembler::LlvmDis(program) => {
                 for path in &paths {
                     let output = path.with_extension("bc.ll");
@@ -82,7 +101,11 @@ impl Disassembler {
 
 fn run(command: &mut Command) -> Result<()> {
     let result = command.output();
-    let output = at_path(Path::new(command.get_program()), result)?;
+    said(at_path(Path::new(command.get_program()), result)?)
+}
+
+/// The end of a program that may have failed.
+fn said(output: Output) -> Result<()> {
     match output.status.success() {
         true => Ok(()),
         false => {

@@ -34,9 +34,17 @@ impl Metallib {
         // and of private metadata, and of the bitcode.
         let word = |i: usize| number(&header[16 + 8 * i..][..8]);
         let (list_at, list_size, bitcode_at) = (word(1), word(2), word(7));
+        // A broken file may say any size.
+        let whole = at_path(path, file.metadata())?.len();
+        if list_size > whole {
+            return Err(broken());
+        }
         let mut list = vec![0u8; usize::try_from(list_size).map_err(|_| broken())? + 4];
         at_path(path, file.read_exact_at(&mut list, list_at))?;
         let functions = entries(&list, bitcode_at).ok_or_else(broken)?;
+        if functions.values().any(|&(_, size)| size as u64 > whole) {
+            return Err(broken());
+        }
         Ok(Metallib { path: path.to_path_buf(), file, functions })
     }
 
@@ -87,7 +95,7 @@ fn entries(list: &[u8], bitcode_at: u64) -> Option<BTreeMap<String, (u64, usize)
             }
             tag += 6 + length;
         }
-        functions.insert(name?, (bitcode_at + offset?, size?));
+        functions.insert(name?, (bitcode_at.checked_add(offset?)?, size?));
         at += entry.len().max(4);
     }
     Some(functions)

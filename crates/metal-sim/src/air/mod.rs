@@ -2,6 +2,7 @@
 //! executor. The results of the shim can be compared with theirs.
 
 mod disassemble;
+mod file;
 mod metallib;
 mod retarget;
 mod signature;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use disassemble::Disassembler;
+pub use file::{File, is_compiled};
 pub use metallib::Metallib;
 
 use crate::build::build_with;
@@ -51,10 +53,34 @@ impl Library {
         let texts = disassembler.text(cache, &bitcode?)?;
         let mut kernels = Vec::new();
         for (name, text) in names.iter().zip(texts) {
-            let signature = Signature::read(&text)?;
+            let [(_, signature)] = <[_; 1]>::try_from(Signature::all(&text)?).map_err(|_| {
+                Error::Load(format!("'{}' is a module without exactly one kernel", name.as_ref()))
+            })?;
             kernels.push((name.as_ref().to_string(), text, signature));
         }
         Ok(Library { folder: cache.to_path_buf(), kernels })
+    }
+
+    /// All kernels of a module.
+    fn of_module(text: &str, cache: &Path) -> Result<Self> {
+        let kernels = Signature::all(text)?;
+        if kernels.is_empty() {
+            return Err(Error::Load("it has no kernel".to_string()));
+        }
+        let with_text = |(name, signature)| (name, text.to_string(), signature);
+        let kernels = kernels.into_iter().map(with_text).collect();
+        Ok(Library { folder: cache.to_path_buf(), kernels })
+    }
+
+    /// One of the kernels, since a module that is compiled twice defines its functions twice.
+    fn only(&self, name: &str, path: &Path) -> Result<Self> {
+        let found = self.kernels.iter().find(|(known, ..)| known == name);
+        let Some(found) = found else {
+            let names: Vec<_> = self.kernels.iter().map(|(name, ..)| name.as_str()).collect();
+            let (path, names) = (path.display(), names.join(", "));
+            return Err(Error::NoKernel(format!("{path} has no kernel '{name}', only {names}")));
+        };
+        Ok(Library { folder: self.folder.clone(), kernels: vec![found.clone()] })
     }
 
     /// Every kernel with the arguments that Apple's compiler gave it.

@@ -15,6 +15,7 @@ pub(super) enum Parameter {
 }
 
 /// A compiled kernel's parameters, and the function constants of its module.
+#[derive(Clone)]
 pub(super) struct Signature {
     pub(super) parameters: Vec<Parameter>,
     /// The variable of each function constant, by its index.
@@ -22,7 +23,8 @@ pub(super) struct Signature {
 }
 
 impl Signature {
-    pub(super) fn read(text: &str) -> Result<Self> {
+    /// Each kernel of a module, by the name of its function.
+    pub(super) fn all(text: &str) -> Result<Vec<(String, Self)>> {
         let nodes: BTreeMap<&str, &str> = text
             .lines()
             .filter(|line| line.starts_with('!'))
@@ -33,14 +35,6 @@ impl Signature {
             let inner = node.strip_prefix("!{").and_then(|node| node.strip_suffix('}'));
             inner.filter(|inner| !inner.is_empty()).map_or(Vec::new(), |s| s.split(", ").collect())
         };
-        let kernel = items("!air.kernel");
-        let [kernel] = kernel[..] else {
-            return Err(Error::Load("a module without exactly one kernel".to_string()));
-        };
-        let kernel = items(kernel);
-        let table = kernel.get(2).copied().unwrap_or_default();
-        let parameters: Result<Vec<_>> =
-            items(table).into_iter().map(|node| parameter(&items(node))).collect();
         let mut constants = BTreeMap::new();
         for node in items("!air.function_constants") {
             let node = items(node);
@@ -49,7 +43,20 @@ impl Signature {
                 constants.insert(index, variable.to_string());
             }
         }
-        Ok(Signature { parameters: parameters?, constants })
+        let mut all = Vec::new();
+        for kernel in items("!air.kernel") {
+            let kernel = items(kernel);
+            let function = kernel.first().and_then(|first| first.strip_prefix("ptr @"));
+            let name = function.ok_or_else(|| {
+                Error::Load("a kernel is no 'ptr': LLVM 15 or later has to write it".to_string())
+            })?;
+            let table = kernel.get(2).copied().unwrap_or_default();
+            let parameters: Result<Vec<_>> =
+                items(table).into_iter().map(|node| parameter(&items(node))).collect();
+            let signature = Signature { parameters: parameters?, constants: constants.clone() };
+            all.push((name.to_string(), signature));
+        }
+        Ok(all)
     }
 
     pub(super) fn arguments(&self) -> Vec<Argument> {
