@@ -39,6 +39,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 pub struct Buffer<'a> {
     pub(crate) memory: Memory,
     pub(crate) access: Access,
+    /// The byte that the kernel gets the address of.
+    pub(crate) offset: usize,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -52,13 +54,13 @@ impl<'a> Buffer<'a> {
     /// Borrows memory that the kernel reads.
     pub fn input<T: Plain>(data: &'a [T]) -> Self {
         let memory = Memory::Borrowed(data.as_ptr().cast_mut().cast(), size_of_val(data));
-        Buffer { memory, access: Access::Read, borrow: PhantomData }
+        Buffer { memory, access: Access::Read, offset: 0, borrow: PhantomData }
     }
 
     /// Borrows memory that the kernel must fill.
     pub fn output<T: Plain>(data: &'a mut [T]) -> Self {
         let memory = Memory::Borrowed(data.as_mut_ptr().cast(), size_of_val(data));
-        Buffer { memory, access: Access::Write, borrow: PhantomData }
+        Buffer { memory, access: Access::Write, offset: 0, borrow: PhantomData }
     }
 
     /// Borrows memory that the kernel reads and writes.
@@ -74,7 +76,14 @@ impl<'a> Buffer<'a> {
     /// Owns `bytes` with any access; what a kernel leaves in them is in
     /// [`crate::Report::contents`].
     pub fn with(bytes: Vec<u8>, access: Access) -> Self {
-        Buffer { memory: Memory::Owned(bytes), access, borrow: PhantomData }
+        Buffer { memory: Memory::Owned(bytes), access, offset: 0, borrow: PhantomData }
+    }
+
+    /// Gives the kernel the address of the byte at `offset`, as `setBuffer` with an offset does.
+    /// The kernel may access the bytes before it, as it does in a view with negative strides.
+    pub fn from_offset(mut self, offset: usize) -> Self {
+        self.offset = offset;
+        self
     }
 
     /// Owns an output of `bytes` bytes.
@@ -88,7 +97,8 @@ impl<'a> Buffer<'a> {
     /// `bytes` bytes at `pointer` must be valid for the access, and untouched by anything
     /// else, until the dispatch has run.
     pub unsafe fn raw(pointer: *mut u8, bytes: usize, access: Access) -> Self {
-        Buffer { memory: Memory::Borrowed(pointer, bytes), access, borrow: PhantomData }
+        let memory = Memory::Borrowed(pointer, bytes);
+        Buffer { memory, access, offset: 0, borrow: PhantomData }
     }
 
     pub(crate) fn range(&self) -> (usize, usize) {

@@ -54,6 +54,8 @@ pub struct Fault {
     /// The lines of source, the innermost first and its callers after it. Empty for faults
     /// of the dispatch as a whole.
     pub places: Vec<Place>,
+    /// The lines of the earlier access that a race is with, in the same order.
+    pub earlier: Vec<Place>,
     /// The thread that did it, if one did.
     pub thread: Option<ThreadPlace>,
     /// How often it happened.
@@ -79,6 +81,9 @@ impl fmt::Display for Fault {
             write!(f, "{}:{}: ", place.file, place.line)?;
         }
         write!(f, "{:?}: {}", self.kind, self.message)?;
+        if let Some(place) = self.earlier.first() {
+            write!(f, ", at {}:{}", place.file, place.line)?;
+        }
         if let Some(at) = self.thread {
             let [x, y, z] = at.threadgroup;
             write!(f, " (thread {}, SIMD group {}, lane {}", at.thread, at.simdgroup, at.lane)?;

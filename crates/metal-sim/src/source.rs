@@ -45,6 +45,10 @@ impl Source {
                 .map(String::from)
                 .to_vec();
         arguments.push(format!("-I{}", shim.display()));
+        // Metal's compiler knows the types of numbers and vectors before any header.
+        for header in ["types", "traits", "vectors"] {
+            arguments.extend(["-include".into(), format!("{}/msl/{header}.h", shim.display())]);
+        }
         arguments.extend(self.include_dirs.iter().map(|dir| format!("-I{}", dir.display())));
         arguments.extend(
             ["__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1"].map(|d| format!("-D{d}")),

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{HEAD_LINES, kernel};
 use metal_sim::{Access, Buffer, Dispatch, FaultKind, Kernel, Report, Schedule};
 
@@ -43,6 +45,10 @@ fn faulty(kind: FaultKind, body: &str) {
             let place = &fault.places[0];
             assert!(marked.contains(&place.line), "{kind:?}: {place:?}, not {marked:?}");
             assert!(place.file.ends_with("test.metal"));
+        }
+        if kind == FaultKind::DataRace {
+            let line = fault.earlier[0].line;
+            assert!(marked.contains(&line) && fault.to_string().contains(&format!(":{line} (")));
         }
     }
 }
@@ -106,6 +112,43 @@ fn races() {
         "threadgroup float t[64];\nt[i] = x[i]; // !\nsimdgroup_barrier(mem_flags::mem_threadgroup);\n\
          y[i] = t[63 - i]; // !",
     );
+}
+
+/// A race names the lines of both accesses, although a loop repeats them.
+#[test]
+fn both_lines_of_a_race() {
+    let kernel = kernel(&format!(
+        "{ARGUMENTS}threadgroup float t[1];\nfloat sum = 0;\nfor (uint k = 0; k < 4; k++) {{\n\
+         if (i == 0) t[0] = x[k];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n\
+         sum += t[0];\n}}\ny[i] = sum;\n}}"
+    ));
+    let [stores, loads] = [4, 6].map(|line| HEAD_LINES + 1 + line);
+    let report = run(&kernel, Schedule::Forward);
+    let lines = report.faults.iter().map(|fault| (fault.places[0].line, fault.earlier[0].line));
+    let lines: BTreeSet<_> = lines.collect(); // a loop may be unrolled
+    assert_eq!(lines, BTreeSet::from([(loads, stores)]), "{:#?}", report.faults);
+    assert!(report.faults[0].message.contains("races with the store of thread 0 "));
+}
+
+/// The rows of a view with negative strides lie before its first element.
+#[test]
+fn views_reach_back() {
+    let kernel = kernel(
+        "kernel void f(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {\ny[i] = x[-int(i)];\n}",
+    );
+    let x: Vec<f32> = (0..8).map(|i| i as f32).collect();
+    let turned = |threads: u32| {
+        let mut y = vec![0.0f32; threads as usize];
+        let dispatch = Dispatch::new(&kernel).buffer(0, Buffer::input(&x).from_offset(7 * 4));
+        let dispatch = dispatch.buffer(1, Buffer::output(&mut y));
+        let report = dispatch.threads([threads, 1, 1], [threads, 1, 1]).run().unwrap();
+        (y, report)
+    };
+    let (y, report) = turned(8);
+    assert!(report.faults.is_empty() && y.iter().eq(x.iter().rev()), "{y:?}: {:#?}", report.faults);
+    let (_, report) = turned(9);
+    assert_eq!(report.faults[0].kind, FaultKind::OutOfBounds);
 }
 
 #[test]

@@ -10,7 +10,8 @@ const MOST: usize = 200;
 
 #[derive(Default)]
 pub(super) struct Faults {
-    list: Vec<(Fault, usize)>,
+    /// With the return addresses of the access, and of an earlier one that it races with.
+    list: Vec<(Fault, (usize, Option<usize>))>,
     index: HashMap<(FaultKind, usize, u32), usize>,
 }
 
@@ -25,13 +26,31 @@ impl Faults {
         thread: Option<ThreadPlace>,
         message: impl FnOnce() -> String,
     ) {
+        self.add_pair(kind, (site, None), detail, thread, message);
+    }
+
+    /// Like [`Self::add`], with the return address of an earlier access too. Returns whether the
+    /// fault is the first of its kind and place.
+    pub(super) fn add_pair(
+        &mut self,
+        kind: FaultKind,
+        (site, earlier): (usize, Option<usize>),
+        detail: u32,
+        thread: Option<ThreadPlace>,
+        message: impl FnOnce() -> String,
+    ) -> bool {
         if let Some(&known) = self.index.get(&(kind, site, detail)) {
             self.list[known].0.times += 1;
-        } else if self.list.len() < MOST {
-            self.index.insert((kind, site, detail), self.list.len());
-            let fault = Fault { kind, message: message(), places: Vec::new(), thread, times: 1 };
-            self.list.push((fault, site));
+            return false;
         }
+        let is_new = self.list.len() < MOST;
+        if is_new {
+            self.index.insert((kind, site, detail), self.list.len());
+            let (message, places, earlier_places) = (message(), Vec::new(), Vec::new());
+            let fault = Fault { kind, message, places, earlier: earlier_places, thread, times: 1 };
+            self.list.push((fault, (site, earlier)));
+        }
+        is_new
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -43,8 +62,9 @@ impl Faults {
             return Vec::new();
         }
         let lines: Lines = module.lines();
-        let located = self.list.into_iter().map(|(mut fault, site)| {
+        let located = self.list.into_iter().map(|(mut fault, (site, earlier))| {
             fault.places = lines.find(site);
+            fault.earlier = earlier.map_or_else(Vec::new, |site| lines.find(site));
             fault
         });
         located.collect()

@@ -9,6 +9,7 @@ use super::faults::Faults;
 use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE, When};
 use super::scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
 use super::shadow::Stamp;
+use super::watch::{Byte, Watch};
 use crate::buffer::Access;
 use crate::module::Module;
 use crate::report::{FaultKind, Report, ThreadPlace};
@@ -38,6 +39,8 @@ pub(crate) struct Machine {
     pub(super) group: u32,
     pub(super) group_position: [u32; 3],
     pub(super) report: Report,
+    /// Bytes that raced with an access whose place is not known.
+    pub(super) raced: Vec<Byte>,
     pub(super) stopped: bool,
     pub(super) module: Option<Arc<Module>>,
     /// Pairs of return addresses that have been compared by their lines.
@@ -48,9 +51,13 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(ready: Ready, image: std::ops::Range<usize>) -> io::Result<Self> {
+    pub(super) fn new(
+        ready: Ready,
+        image: std::ops::Range<usize>,
+        watch: Watch,
+    ) -> io::Result<Self> {
         Ok(Machine {
-            memory: Memory::new()?,
+            memory: Memory::new(watch)?,
             faults: Faults::default(),
             threads: Vec::new(),
             simds: Vec::new(),
@@ -62,6 +69,7 @@ impl Machine {
             group: 0,
             group_position: [0; 3],
             report: Report::default(),
+            raced: Vec::new(),
             stopped: false,
             module: None,
             same_places: HashMap::new(),
@@ -151,15 +159,16 @@ impl Machine {
         };
         let stamps = self.stamps();
         let instruction = self.threads[self.current].loads.next(stamps[0]);
-        let when = When { stamps, instruction };
+        let when = When { stamps, instruction, site };
         let place = self.place();
-        let faults = &mut self.faults;
+        let (faults, raced) = (&mut self.faults, &mut self.raced);
         let mut located = false;
         let inside = self.memory.access(slot, at, bytes, kind, when, |region, trouble| {
             located = true;
             let verb = if kind & WRITE != 0 { "store" } else { "load" };
             let name = &region.name;
             let offset = at.wrapping_sub(region.low) as isize;
+            let mut race = None;
             let (fault, message) = match trouble {
                 Trouble::OutOfBounds => (
                     FaultKind::OutOfBounds,
@@ -180,17 +189,23 @@ impl Machine {
                     FaultKind::UninitializedRead,
                     format!("{verb} at offset {offset} of {name} before any store to it"),
                 ),
-                Trouble::Race(before) => (
-                    FaultKind::DataRace,
-                    format!(
-                        "{verb} at offset {offset} of {name} races with thread {} of threadgroup \
-                         number {}",
-                        before.thread(),
-                        before.group()
-                    ),
-                ),
+                Trouble::Race(before, byte, other) => {
+                    race = Some((byte, other));
+                    let (thread, group) = (before.stamp.thread(), before.stamp.group());
+                    let other = if before.wrote { "store" } else { "load" };
+                    let message = format!(
+                        "{verb} at offset {offset} of {name} races with the {other} of thread \
+                         {thread} of threadgroup number {group}"
+                    );
+                    (FaultKind::DataRace, message)
+                }
             };
-            faults.add(fault, site, slot as u32, place, || message);
+            let earlier = race.and_then(|(_, other)| other);
+            let sites = (site, earlier);
+            let is_new = faults.add_pair(fault, sites, slot as u32, place, || message);
+            if let (true, Some((byte, None))) = (is_new, race) {
+                raced.push(byte);
+            }
         });
         if !inside && !located {
             self.fault(FaultKind::OutOfBounds, site, || {

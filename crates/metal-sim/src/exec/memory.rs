@@ -3,7 +3,8 @@
 use std::io;
 
 use super::arena::{Arena, SLOTS};
-use super::shadow::{Cell, Stamp};
+use super::shadow::{Cell, Earlier, Stamp};
+use super::watch::{Byte, Watch};
 use crate::buffer::Access;
 use crate::report::Traffic;
 
@@ -43,6 +44,8 @@ pub(super) struct When {
     pub(super) stamps: [Stamp; 2],
     /// A number that lanes of a SIMD group share when they access memory together.
     pub(super) instruction: u64,
+    /// The return address of the access.
+    pub(super) site: usize,
 }
 
 /// The fault of an access.
@@ -51,13 +54,15 @@ pub(super) enum Trouble {
     ReadOnly,
     Misaligned(usize),
     Uninitialized,
-    Race(Stamp),
+    /// The earlier access, the byte, and the return address of the earlier access, if it is known.
+    Race(Earlier, Byte, Option<usize>),
 }
 
 pub(super) struct Memory {
     pub(super) arena: Arena,
     pub(super) regions: Vec<Option<Region>>,
     storages: Vec<Storage>,
+    watch: Watch,
 }
 
 pub(super) const READ: u32 = 1;
@@ -66,9 +71,9 @@ pub(super) const ALIGNED: u32 = 4;
 pub(super) const ATOMIC: u32 = 8;
 
 impl Memory {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new(watch: Watch) -> io::Result<Self> {
         let regions = (0..SLOTS).map(|_| None).collect();
-        Ok(Memory { arena: Arena::new()?, regions, storages: Vec::new() })
+        Ok(Memory { arena: Arena::new()?, regions, storages: Vec::new(), watch })
     }
 
     pub(super) fn storage(&mut self, bytes: usize) -> io::Result<usize> {
@@ -175,7 +180,8 @@ impl Memory {
         let storage = &mut self.storages[region.storage];
         let mut trouble = None;
         let given = &mut storage.given[first..first + bytes];
-        for (cell, given) in storage.cells[first..first + bytes].iter_mut().zip(given) {
+        let cells = storage.cells[first..first + bytes].iter_mut();
+        for ((cell, given), byte) in cells.zip(given).zip(first..) {
             if kind & READ != 0 && !*given {
                 trouble = trouble.or(Some(Trouble::Uninitialized));
             }
@@ -186,8 +192,16 @@ impl Memory {
             } else {
                 cell.load(now)
             };
-            trouble = race.map(Trouble::Race).or(trouble);
+            if let Some(before) = race {
+                let byte = (region.storage, byte);
+                trouble = Some(Trouble::Race(before, byte, self.watch.find(byte, before)));
+            }
             *given |= kind & WRITE != 0;
+        }
+        if !self.watch.is_empty() {
+            for byte in first..first + bytes {
+                self.watch.keep((region.storage, byte), now, kind & WRITE != 0, when.site);
+            }
         }
         if !region.threadgroup {
             let low = region.low - region.origin;

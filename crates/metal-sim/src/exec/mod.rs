@@ -9,6 +9,7 @@ mod scheduler;
 mod setup;
 mod shadow;
 mod sync;
+mod watch;
 
 use std::ptr;
 
@@ -17,6 +18,7 @@ use memory::THREADGROUP_SLOTS;
 pub use scheduler::Schedule;
 use scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
 use setup::Tables;
+use watch::Watch;
 
 use crate::buffer::Access;
 use crate::dispatch::{Dispatch, Grid};
@@ -34,16 +36,32 @@ impl Dispatch<'_> {
     ///
     /// Returns [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
     pub fn run(mut self) -> Result<Report> {
+        let mut machine = self.attempt(Watch::default())?;
+        if !machine.raced.is_empty() {
+            let raced = std::mem::take(&mut machine.raced);
+            drop(machine); // and its permit for an arena
+            machine = self.attempt(Watch::new(raced))?;
+        }
+        setup::finish(&mut machine, &mut self);
+        let mut report = std::mem::take(&mut machine.report);
+        let faults = std::mem::take(&mut machine.faults);
+        report.faults = faults.finish(&self.kernel.module);
+        Ok(report)
+    }
+
+    /// Runs the kernel on copies of the buffers.
+    fn attempt(&mut self, watch: Watch) -> Result<Machine> {
         let module = self.kernel.module.clone();
         let ready = Ready::new(self.schedule);
-        let mut machine = Machine::new(ready, module.image.clone()).map_err(Error::Memory)?;
-        machine.module = Some(module.clone());
-        let tables = setup::bind(&mut machine, &mut self).map_err(Error::Memory)?;
-        let runnable = setup::grid_is_possible(&mut machine, &self) && machine.faults.is_empty();
+        let image = module.image.clone();
+        let mut machine = Machine::new(ready, image, watch).map_err(Error::Memory)?;
+        machine.module = Some(module);
+        let tables = setup::bind(&mut machine, self).map_err(Error::Memory)?;
+        let runnable = setup::grid_is_possible(&mut machine, self) && machine.faults.is_empty();
         if runnable {
             let result = abi::with_machine(&raw mut machine, || {
                 // SAFETY: the machine is only reached through this pointer until the run ends.
-                unsafe { run_groups(&raw mut machine, &self, &tables) }
+                unsafe { run_groups(&raw mut machine, self, &tables) }
             });
             machine.threads.clear();
             result.map_err(Error::Memory)?;
@@ -51,10 +69,7 @@ impl Dispatch<'_> {
                 unwritten(&mut machine);
             }
         }
-        setup::finish(&mut machine, &mut self);
-        let mut report = std::mem::take(&mut machine.report);
-        report.faults = std::mem::take(&mut machine.faults).finish(&module);
-        Ok(report)
+        Ok(machine)
     }
 }
 

@@ -46,7 +46,7 @@ pub(super) fn bind(machine: &mut Machine, dispatch: &mut Dispatch<'_>) -> io::Re
         missing(machine, dispatch, argument);
     }
     for (&index, buffer) in &dispatch.buffers {
-        let bytes = buffer.range().1;
+        let bytes = buffer.range().1.saturating_sub(buffer.offset);
         match find(ArgumentKind::Buffer, index) {
             Some(argument) if bytes < argument.size as usize && bytes > 0 && !argument.writable => {
                 let text = format!(
@@ -81,7 +81,7 @@ pub(super) fn bind(machine: &mut Machine, dispatch: &mut Dispatch<'_>) -> io::Re
                 buffer.access,
                 align,
             )?;
-            tables.buffers[slot] = at as *mut _;
+            tables.buffers[slot] = at.wrapping_add(buffer.offset) as *mut _;
             if buffer.access == Access::Write {
                 if union.members.len() == 1 {
                     machine.memory.spoil_at(at, bytes);

@@ -35,6 +35,11 @@ impl Stamp {
         self.0 >> 40 == other.0 >> 40
     }
 
+    /// Whether both are by one thread between the same barriers.
+    pub(super) fn is_at(self, other: Stamp) -> bool {
+        self.0 | 1 == other.0 | 1
+    }
+
     /// Whether nothing orders this access before that of `now`, by another thread.
     pub(super) fn races(self, now: Stamp) -> bool {
         if self.0 == 0 || self.0 >> 30 == now.0 >> 30 {
@@ -75,6 +80,19 @@ impl Loads {
     }
 }
 
+/// An access that another one races with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Earlier {
+    pub(super) stamp: Stamp,
+    pub(super) wrote: bool,
+}
+
+/// The first of these accesses that races with that of `now`.
+fn first<const N: usize>(earlier: [(Stamp, bool); N], now: Stamp) -> Option<Earlier> {
+    let earlier = earlier.into_iter().map(|(stamp, wrote)| Earlier { stamp, wrote });
+    earlier.into_iter().find(|before| before.stamp.races(now))
+}
+
 /// The history of one byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cell {
@@ -88,9 +106,9 @@ pub(super) struct Cell {
 
 impl Cell {
     /// The earlier access that this load races with.
-    pub(super) fn load(&mut self, now: Stamp) -> Option<Stamp> {
+    pub(super) fn load(&mut self, now: Stamp) -> Option<Earlier> {
         let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
-        let race = [self.write, atomic].into_iter().find(|before| before.races(now));
+        let race = first([(self.write, true), (atomic, true)], now);
         if self.read.0 >> 30 != now.0 >> 30 {
             self.other_read = self.read;
         }
@@ -99,22 +117,22 @@ impl Cell {
     }
 
     /// The earlier access that this store races with.
-    pub(super) fn store(&mut self, now: Stamp) -> Option<Stamp> {
-        let earlier = [self.write, self.read, self.other_read, self.atomic];
+    pub(super) fn store(&mut self, now: Stamp) -> Option<Earlier> {
+        let atomic = (self.atomic, self.atomic.wrote());
+        let earlier = [(self.write, true), (self.read, false), (self.other_read, false), atomic];
         self.write = now;
-        earlier.into_iter().find(|before| before.races(now))
+        first(earlier, now)
     }
 
     /// The earlier plain access that this atomic one races with.
-    pub(super) fn atomic(&mut self, now: Stamp, writes: bool) -> Option<Stamp> {
+    pub(super) fn atomic(&mut self, now: Stamp, writes: bool) -> Option<Earlier> {
         if writes {
             self.atomic = Stamp(now.0 | 1);
         } else if !(self.atomic.wrote() && self.atomic.races(now)) {
             self.atomic = now;
         }
         let reads = if writes { [self.read, self.other_read] } else { Default::default() };
-        let earlier = [self.write].into_iter().chain(reads);
-        earlier.into_iter().find(|before| before.races(now))
+        first([(self.write, true), (reads[0], false), (reads[1], false)], now)
     }
 }
 

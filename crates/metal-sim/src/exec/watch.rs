@@ -1,0 +1,53 @@
+//! Finds the place of the earlier access of a race. The history of a byte has no room for places,
+//! so a dispatch with races runs a second time, in the same order, and keeps those of the bytes
+//! that raced.
+
+use std::collections::HashMap;
+
+use super::shadow::{Earlier, Stamp};
+
+/// A byte of a storage: the storage's number, and the byte's.
+pub(super) type Byte = (usize, usize);
+
+/// The most accesses of a byte that are kept, of its loads and of its stores.
+const KEPT: usize = 4;
+
+/// The last accesses of a byte, each with its return address.
+#[derive(Default)]
+struct Accesses {
+    loads: Vec<(Stamp, usize)>,
+    stores: Vec<(Stamp, usize)>,
+}
+
+/// The bytes that raced before, and their accesses so far.
+#[derive(Default)]
+pub(super) struct Watch(HashMap<Byte, Accesses>);
+
+impl Watch {
+    pub(super) fn new(bytes: Vec<Byte>) -> Self {
+        Watch(bytes.into_iter().map(|byte| (byte, Accesses::default())).collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Keeps an access to a byte, if the byte is watched.
+    pub(super) fn keep(&mut self, byte: Byte, stamp: Stamp, wrote: bool, site: usize) {
+        let Some(accesses) = self.0.get_mut(&byte) else { return };
+        let kept = if wrote { &mut accesses.stores } else { &mut accesses.loads };
+        kept.retain(|(other, _)| !other.is_at(stamp));
+        if kept.len() == KEPT {
+            kept.remove(0);
+        }
+        kept.push((stamp, site));
+    }
+
+    /// The return address of an earlier access to a byte.
+    pub(super) fn find(&self, byte: Byte, before: Earlier) -> Option<usize> {
+        let accesses = self.0.get(&byte)?;
+        let kept = if before.wrote { &accesses.stores } else { &accesses.loads };
+        let found = kept.iter().rev().find(|(stamp, _)| stamp.is_at(before.stamp));
+        found.map(|(_, site)| *site)
+    }
+}
