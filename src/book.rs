@@ -14,6 +14,12 @@ mod arrays {}
 #[doc = include_str!("../docs/llama.md")]
 mod llama {}
 
+#[doc = include_str!("../docs/serve.md")]
+mod serve {}
+
+#[doc = include_str!("../docs/embeddings.md")]
+mod embeddings {}
+
 #[doc = include_str!("../docs/fine-tuning.md")]
 mod fine_tuning {}
 

@@ -59,12 +59,6 @@ def times(value):
     return "–" if value is None else f"{number(value)}×"
 
 
-def percent(value):
-    if value is None:
-        return "–"
-    return f"{100 * value:.{0 if value >= 0.01 else 1}f}%"
-
-
 def limit(results, line):
     """The decoding speed, in tokens per second, at which weights are read at the best measured bandwidth."""
     best = results["bandwidth"]["best_gb_s"]
@@ -92,42 +86,20 @@ def against(results, line, key):
     return other and ratio(other["tests"].get(key), line["tests"].get(key))
 
 
-DECODE = "decode"
-LONG = "decode-4096"
-
-
 def row(results, line):
-    name = f"**{line['who']}**" if own(line) else line["who"]
-    cells = [name, line["weights"]]
-    tests = line["tests"]
+    cells = [f"**{line['who']}**" if own(line) else line["who"], line["weights"]]
     for test in results["tests"]:
-        key = test["key"]
-        figures = tests.get(key)
-        if not figures and line["not_run"]:
-            cells.append("not run")
-        else:
-            cells.append(speed(figures))
-        if key == DECODE:
-            most = limit(results, line)
-            cells.append(percent(figures["median"] / most if figures and most else None))
-        if key == LONG:
-            cells.append(percent(ratio(figures, tests.get(DECODE))))
-        else:
-            ahead = times(against(results, line, key)) if line["rival"] else ""
-            if own(line) and ahead not in ("", "–"):
-                ahead += f" {rival(results, line)['who']}"
-            cells.append(ahead)
+        figures = line["tests"].get(test["key"])
+        cells.append("not run" if not figures and line["not_run"] else speed(figures))
+        ahead = times(against(results, line, test["key"])) if line["rival"] else ""
+        if own(line) and ahead not in ("", "–"):
+            ahead += f" {rival(results, line)['who']}"
+        cells.append(ahead)
     return cells
 
 
 def headings(results):
-    cells = ["", "weights"]
-    for test in results["tests"]:
-        cells.append(test["title"])
-        if test["key"] == DECODE:
-            cells.append("of what reads allow")
-        cells.append("of its decode" if test["key"] == LONG else "ours ÷ theirs")
-    return cells
+    return ["", "weights"] + [cell for test in results["tests"] for cell in (test["title"], "ours ÷ theirs")]
 
 
 def table(results):
@@ -164,8 +136,8 @@ def about(results):
     best = results["bandwidth"]["best_gb_s"]
     if best:
         text += (
-            f"Memory was read at {best:.1f} GB/s at best ({results['bandwidth']['best_form']}); "
-            "“of what reads allow” is decode against that speed over the weights a token reads. "
+            f"Memory was read at {best:.1f} GB/s at best ({results['bandwidth']['best_form']}), "
+            "which decoding cannot exceed: a line of the chart. "
         )
     text += "Ratios are medians over the rounds.\n"
     notes = [f"- Versions: {versions}."]
@@ -200,10 +172,10 @@ def shortened(results, line):
 BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 
 
-def fill(readme, section):
-    """Returns README's text with the section between its markers."""
+def fill(page, section):
+    """Returns a page's text with the section between its markers."""
     pattern = re.compile(f"{BEGIN}.*?{END}", re.S)
-    text, count = pattern.subn(lambda _: f"{BEGIN}\n{section}{END}", readme)
+    text, count = pattern.subn(lambda _: f"{BEGIN}\n{section}{END}", page)
     if count != 1:
-        raise ValueError(f"README.md must have {BEGIN} and {END} once")
+        raise ValueError(f"the page must have {BEGIN} and {END} once")
     return text

@@ -63,9 +63,9 @@ def arguments():
     option("--results", metavar="FILE", help="the file for the results [default: results.json in the folder]")
     option("--report", metavar="FILE", help="report the results of an earlier run; measure nothing")
     option(
-        "--readme",
+        "--page",
         action="store_true",
-        help="write the table into README.md, the chart to assets/peers.svg and the results beside this file",
+        help="write the table into docs/beside-others.md, the chart to docs/images and the results beside this file",
     )
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
@@ -136,27 +136,27 @@ def main():
 def report_one(options, results):
     table, about, drawing = report.table(results), report.about(results), chart.svg(results)
     print(f"{table}\n{about}")
-    if not options.readme:
+    if not options.page:
         written(Path(options.folder) / "peers.svg", drawing)
         return
-    readme = build.ROOT / "README.md"
-    section = f"{table}\n![The same as bars](assets/peers.svg)\n\n{about}"
-    written(readme, report.fill(readme.read_text(), section))
-    written(build.ROOT / "assets/peers.svg", drawing)
+    page = build.ROOT / "docs/beside-others.md"
+    section = f"{table}\n![The same as bars](images/peers.svg)\n\n{about}"
+    written(page, report.fill(page.read_text(), section))
+    written(build.ROOT / "docs/images/peers.svg", drawing)
     written(build.HERE / "results.json", json.dumps([results], indent=1) + "\n")
 
 
 def report_scaling(options, runs):
-    """Reports several numbers of threads; with --readme, beside those of other machines."""
+    """Reports several numbers of threads; with --page, beside those of other machines."""
     print(f"{scaling.table(runs)}\n{scaling.about(runs)}")
-    if not options.readme:
+    if not options.page:
         written(Path(options.folder) / "scaling.svg", scaling.svg([runs]))
         return
     file = build.HERE / "scaling.json"
     earlier = json.loads(file.read_text()) if file.exists() else []
     everyone = scaling.kept(earlier, runs)
     written(file, json.dumps(everyone, indent=1) + "\n")
-    written(build.ROOT / "assets/scaling.svg", scaling.svg(everyone))
+    written(build.ROOT / "docs/images/scaling.svg", scaling.svg(everyone))
 
 
 if __name__ == "__main__":

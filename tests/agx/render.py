@@ -61,7 +61,7 @@ def markdown(found):
 
 
 FLOATS = ("mxfp4", "mxfp8", "nvfp4")
-# The rows of the summary in README.md and docs/ops.md, each with the cases that it sums up.
+# The rows of the summary in docs/ops.md, each with the cases that it sums up.
 SUMMARY = {
     "`rms_norm`, `layer_norm`, `softmax`": ("rms_norm row", "layer_norm row", "softmax row"),
     "one row with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, 1 row" for b in (3, 4, 5, 6, 8)],

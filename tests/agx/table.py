@@ -16,8 +16,8 @@ from render import markdown, with_summary
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("table.json")
 PRINTED = ROOT / "docs" / "metal-table.md"
-# The pages that hold the summary of the table.
-SUMMARIZED = [ROOT / "README.md", ROOT / "docs" / "ops.md"]
+# The page that holds the summary of the table.
+SUMMARIZED = ROOT / "docs" / "ops.md"
 
 
 def around(loops, index):
@@ -200,9 +200,8 @@ def main():
     elif mode == "--update":
         TABLE.write_text(dumped(found))
         PRINTED.write_text(markdown(found))
-        for page in SUMMARIZED:
-            page.write_text(with_summary(page.read_text(), found))
-        print("agx: wrote", *(path.relative_to(ROOT) for path in (TABLE, PRINTED, *SUMMARIZED)))
+        SUMMARIZED.write_text(with_summary(SUMMARIZED.read_text(), found))
+        print("agx: wrote", *(path.relative_to(ROOT) for path in (TABLE, PRINTED, SUMMARIZED)))
     else:
         print(markdown(found), end="")
 

@@ -15,11 +15,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{command, run, stderr, stdout, text_of};
+use crate::support::Checked;
 use crate::support::models::DEMO;
-use crate::support::{Checked, root};
 
 /// A folder of texts to train on, to judge by and to test with.
-fn texts() -> Checked<TempDir> {
+pub fn texts() -> Checked<TempDir> {
     let folder = TempDir::new()?;
     let line = |number: usize| {
         let sea = ["calm", "rough", "heavy"][number % 3];
@@ -357,25 +357,5 @@ fn what_cannot_be_run_is_refused() -> Checked {
     let output = run(&["lora", "--train", "--data", folder, "--adapter-path", folder]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("train.jsonl: line 2: "), "{}", stderr(&output));
-    Ok(())
-}
-
-/// The commands of docs/fine-tuning.md, one after the other, on the demo model.
-#[test(simulated = never)]
-fn the_pages_commands_run() -> Checked {
-    let data = texts()?;
-    let folder = TempDir::new()?;
-    std::os::unix::fs::symlink(data.path(), folder.path().join("texts"))?;
-    std::os::unix::fs::symlink(DEMO, folder.path().join("MODEL"))?;
-    let page = fs::read_to_string(root().join("docs/fine-tuning.md"))?;
-    let commands = page.lines().filter_map(|line| line.strip_prefix("mlx-primitives "));
-    let mut count = 0;
-    for line in commands {
-        let arguments: Vec<&str> = line.split(' ').collect();
-        let output = command(&arguments).current_dir(folder.path()).output()?;
-        assert!(output.status.success(), "{line}: {}", stderr(&output));
-        count += 1;
-    }
-    assert_eq!(count, 6);
     Ok(())
 }

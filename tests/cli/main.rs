@@ -20,6 +20,8 @@ mod long_texts;
 mod lora;
 mod metallib;
 mod options;
+#[cfg(target_os = "linux")]
+mod pages;
 mod quoting;
 mod refused_kinds;
 #[cfg(target_os = "linux")]

@@ -19,7 +19,7 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// Checks the bytes that one dispatch moves of each array, and reports them for README's table if
+/// Checks the bytes that one dispatch moves of each array, and reports them for the book's table if
 /// the op has a name there.
 fn check(
     name: Option<&str>,

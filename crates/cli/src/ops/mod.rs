@@ -75,7 +75,7 @@ pub struct Args {
     /// Print an array of JSON objects instead of tables, one on each line as it is measured.
     #[arg(long)]
     json: bool,
-    /// Print README's table of the ops, given a file of their kernels' traffic
+    /// Print the book's table of the ops, given a file of their kernels' traffic
     /// (scripts/op_table.sh makes both).
     #[arg(long, value_name = "TRAFFIC", conflicts_with = "json")]
     table: Option<PathBuf>,

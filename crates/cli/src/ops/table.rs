@@ -1,4 +1,4 @@
-//! README's table of the ops, in Markdown; every number is measured, probed or counted.
+//! The book's table of the ops, in Markdown; every number is measured, probed or counted.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ pub fn markdown(
     traffic: &HashMap<String, f64>,
 ) -> Result<String> {
     let mut text = String::from(
-        "| op | transforms | types | decode, chained: × built-in | prompt: × built-in | beyond the caches: % of the limit | device bytes / least |\n\
+        "| op | transforms | types | one token: times MLX's speed | a prompt: times MLX's speed | beyond the caches: % of the limit | bytes moved ÷ least |\n\
          |---|---|---|---|---|---|---|\n",
     );
     for group in workloads.chunk_by(|a, b| a.op == b.op) {

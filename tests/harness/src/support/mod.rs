@@ -63,7 +63,7 @@ pub fn moved(
     Ok(dispatched)
 }
 
-/// Reports the device bytes that an op's dispatches moved and the least possible, for README's
+/// Reports the device bytes that an op's dispatches moved and the least possible, for the book's
 /// table: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
 #[cfg(target_os = "linux")]
 pub fn report_traffic(
