@@ -31,9 +31,9 @@
 //! | `mlx-primitives-build` | compiles your Metal kernels in `build.rs` |
 //! | `mlx-primitives-cli` | the command `mlx-primitives`: text, measurements, checks |
 //!
-//! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake. [Using the
-//! crate](https://github.com/mlx-primitives/mlx-primitives#using-the-crate) says where the build
-//! looks for MLX and what to put in `build.rs`.
+//! The build needs MLX 0.32.3 or 0.32.4, a C++ compiler and CMake. [Getting
+//! started](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/getting-started.md)
+//! says where the build looks for MLX and what to put in `build.rs`.
 //!
 //! # Map of the crate
 //!
@@ -55,8 +55,8 @@
 //!
 //! # Further reading
 //!
-//! - [README](https://github.com/mlx-primitives/mlx-primitives#readme): figures, the command, what
-//!   was tested and how.
+//! - [The book](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/introduction.md):
+//!   installing, models, Python, exactness, platforms, and the errors that people meet.
 //! - [All ops](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/ops.md), with their
 //!   speed beside MLX's.
 //! - [Write your own
