@@ -72,7 +72,8 @@ impl Disassembler {
                 run(command.env("PYTHONPATH", site).arg("-c").arg(LLVMLITE).args(&paths))?;
             }
             Disassembler::Compiler(compiler) => {
-                // Bitcode for another machine can be linked into an empty program, and not compiled.
+                // Bitcode for another machine is linked into an empty program: it cannot be
+                // compiled.
                 let empty = draft.join("empty.c");
                 at_path(&empty, std::fs::write(&empty, ""))?;
                 for path in &paths {
