@@ -28,8 +28,8 @@ impl Compiler {
     /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
     /// `pip install --target` put `ziglang`), then the `ziglang` that pip installed with the
     /// running program, then `clang++-22` ... `clang++-17`, `clang++`, `zig` and `python-zig` on
-    /// the `PATH`, then the zig in `.mlx/` of the checkout that this crate was built in. There, `scripts/build_metal.sh --simulator` installs it the first time, which
-    /// fetches 90 MB.
+    /// the `PATH`, then the zig in `.mlx/` of the checkout that this crate was built in. There,
+    /// `scripts/build_metal.sh --simulator` installs it the first time, which fetches 90 MB.
     ///
     /// # Errors
     ///
