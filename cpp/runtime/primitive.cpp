@@ -40,10 +40,12 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 #endif
 }
 
-/** Whether only these outputs hold an evaluated input. Each output lists all inputs. */
+/** Whether only these outputs hold an evaluated input. Each lists all inputs, or no longer any. */
 bool only_held_by(const Arrays& outputs, const mx::array& input) {
   auto holders = node_of(input).use_count() - 1; // one is the temporary
-  return static_cast<size_t>(holders) == outputs.size() && input.data_shared_ptr().use_count() == 1;
+  auto listing = std::count_if(
+      outputs.begin(), outputs.end(), [](auto& out) { return !out.inputs().empty(); });
+  return holders == listing && input.data_shared_ptr().use_count() == 1;
 }
 
 } // namespace

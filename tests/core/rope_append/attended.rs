@@ -162,6 +162,11 @@ fn the_state_is_updated_in_place_unless_held() -> Checked {
         let (new, _) = ops::rope_append_attention(&now, &qkv, LAYOUT, turning(8, 20), 21, rules)?;
         assert_ne!(new.address()?, place);
         assert_eq!(held.to_vec::<f32>()?, before, "a held state is not written to");
+        drop(held);
+        let rules = Attention::default();
+        let (new, _) = ops::rope_append_attention(&now, &qkv, LAYOUT, turning(8, 20), 21, rules)?;
+        assert_ne!(new.address()?, place);
+        assert_eq!(now.to_vec::<f32>()?, before, "a state that is held once is not written to");
         Ok(())
     })
 }
