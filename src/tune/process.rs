@@ -16,7 +16,8 @@ use crate::simulator;
 /// The choices for one device, and the results of earlier look-ups.
 pub(super) struct Process {
     choices: Choices,
-    /// By a hash of op, type, number of rows and size, which is faster than the name of a class.
+    /// The choices found so far. The key is a hash of op, type, number of rows and size, which is
+    /// faster to look up than the name of a class.
     known: RwLock<HashMap<u64, Choice>>,
 }
 

@@ -81,7 +81,7 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
     without_merges.remove("tokenizer.ggml.merges").write(&alone)?;
     ensure!(Checkpoint::load(&alone)?.tokenizer.encode("abc")? == [97, 98, 99]);
 
-    // As a cache names files by their hash.
+    // The hub's cache names files by their hash, without an extension.
     let hashed = folder.path().join("sha256-0123");
     fs::copy(&alone, &hashed)?;
     works(&hashed)?;

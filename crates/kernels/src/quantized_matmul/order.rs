@@ -35,7 +35,7 @@ impl Slot {
     }
 }
 
-/// The slot of a product. Another one with the same slot is forgotten.
+/// The slot of a product. Two products with the same slot replace each other.
 fn slot(weights: usize) -> &'static Slot {
     &PRODUCTS[(weights >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - 10)]
 }

@@ -14,8 +14,8 @@ use crate::model::{Adapters, Llama};
 
 const TENSORS: &str = "adapter_model.safetensors";
 
-/// Fields that change more than the low-rank updates, or add other updates. A false, a null, a 0
-/// and what is empty ask for nothing.
+/// Fields that change more than the low-rank updates, or add other updates. A field that is false,
+/// null, 0 or empty is as if it were missing.
 const REFUSED: [&str; 9] = [
     "use_dora",
     "lora_bias",

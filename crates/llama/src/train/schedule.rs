@@ -26,8 +26,8 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// This schedule after a linear warm-up from the rate `from` in `steps` updates, as mlx-lm
-    /// joins them: the update after the last one of the warm-up has its rate once more.
+    /// This schedule after a warm-up of `steps` updates, whose rate grows linearly from `from`. As
+    /// in mlx-lm, the first update of this schedule repeats the last rate of the warm-up.
     ///
     /// ```
     /// use mlx_primitives_llama::train::Schedule;

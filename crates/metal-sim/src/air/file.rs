@@ -48,7 +48,7 @@ impl File {
     /// # Errors
     ///
     /// Returns [`Error::Io`] if the file or the cache cannot be read or written, and
-    /// [`Error::Load`] if the file is neither, or what it has cannot be read.
+    /// [`Error::Load`] for a file that is no metallib or AIR, or has parts that are not known.
     pub fn open(path: &Path, compiler: &Compiler, cache: &Path) -> Result<Self> {
         at_path(cache, fs::create_dir_all(cache))?;
         let disassembler = Disassembler::Compiler(compiler.clone());

@@ -212,7 +212,8 @@ fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     found
 }
 
-/// Turns constant address arithmetic into instructions, since its operand is not constant here.
+/// Turns constant address arithmetic into instructions, since the address of a variable in
+/// threadgroup memory is not a constant in the simulator.
 fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     while let Some(at) = line.find("getelementptr inbounds (") {
         let open = at + "getelementptr inbounds ".len();
