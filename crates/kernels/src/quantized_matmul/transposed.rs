@@ -82,8 +82,8 @@ unsafe impl<T> Sync for Turned<'_, T> {}
 
 /// The room for the blocks of weights that sixteen elements from any place on belong to.
 const BLOCKS: usize = 2 * LANES;
-/// The number of weights that `decode` may write for the tiles that are unpacked together: it writes
-/// whole blocks.
+/// The number of weights that `decode` may write for the tiles that are unpacked together. It
+/// writes whole blocks.
 const ROOM: usize = (TOGETHER * TILE).next_multiple_of(LANES) + 2 * LANES;
 
 impl<T: Float> Turned<'_, T> {
