@@ -13,7 +13,6 @@ from ._library import version as __version__
 from ._simulate import simulate
 from ._conformance import conformance
 from ._kernel import kernel
-from ._watch import watch
 from .patching import is_patched, patch, patched, report, unpatch
 
 __all__ = [
@@ -33,5 +32,4 @@ __all__ = [
     "set_cpu_threads",
     "simulate",
     "unpatch",
-    "watch",
 ]

@@ -80,7 +80,6 @@ class _Request(ctypes.Structure):
         ("outputs", ctypes.POINTER(ctypes.py_object)),
         ("threads", ctypes.c_uint32 * 6),
         ("contiguous", ctypes.c_bool),
-        ("fills", ctypes.c_bool),
     ]
 
 
@@ -111,7 +110,6 @@ class Body:
         source: str,
         header: str = "",
         ensure_row_contiguous: bool = True,
-        atomic_outputs: bool = False,
     ) -> None:
         words = [name, *inputs, *outputs]
         for word in words:
@@ -121,16 +119,14 @@ class Body:
             raise ValueError(f"[{name}] expected one output or more, and different names, got {words}")
         self.name, self.inputs, self.outputs = name, tuple(inputs), tuple(outputs)
         self.source, self.header = source, header
-        self.ensure_row_contiguous, self.atomic_outputs = ensure_row_contiguous, atomic_outputs
+        self.ensure_row_contiguous = ensure_row_contiguous
         self._words = set(re.findall(r"[A-Za-z_]\w*", source))
 
     def _read(self, name: str) -> list[str]:
         return [what for what in _READ if f"{name}_{what}" in self._words]
 
-    def text(
-        self, inputs: Sequence[mx.array], like: Sequence[mx.array], template: dict, fill: float | None = None
-    ) -> str:
-        """The source of the kernel for these inputs and outputs like these, which are filled first or not."""
+    def text(self, inputs: Sequence[mx.array], like: Sequence[mx.array], template: dict) -> str:
+        """The source of the kernel for these inputs and outputs like these."""
         parameters: list[str] = []
         begin = [_value(name, value) for name, value in template.items()]
 
@@ -150,15 +146,11 @@ class Body:
                 buffer(f"constant mlxp_{of}s&", f"{name}_{what}_of")
                 begin.append(f"constant {of}* {name}_{what} = {name}_{what}_of.all;")
         for name, y in zip(self.outputs, like):
-            kind = self._type(name, y)
-            buffer(f"device atomic<{kind}>*" if self.atomic_outputs else f"device {kind}*", name)
-        for name, y in zip(self.outputs, like if fill is not None else []):
-            buffer(f"const device {self._type(name, y)}*", f"{name}_filled")
+            buffer(f"device {self._type(name, y)}*", name)
         places = [f"{of} {place} [[{place}]]" for place, of in _PLACES.items() if place in self._words]
         lines = [
             _PRELUDE,
             self.header,
-            *(self._filling(at, y, fill) for at, y in enumerate(like) if fill is not None),
             f"[[kernel]] void {self.name}(",
             ",\n".join(f"    {parameter}" for parameter in parameters + places) + ") {",
             *(f"  {line}" for line in begin),
@@ -172,13 +164,6 @@ class Body:
             return _TYPES[x.dtype]
         except KeyError:
             raise TypeError(f"[{self.name}] the Metal language has no {x.dtype}, of {name}") from None
-
-    def _filling(self, at: int, y: mx.array, value: float) -> str:
-        kind = self._type(self.outputs[at], y)
-        return (
-            f"[[kernel]] void {self.name}_fill{at}(device {kind}* y [[buffer(0)]], "
-            f"uint at [[thread_position_in_grid]]) {{\n  y[at] = {kind}({float(value)!r}f);\n}}"
-        )
 
     def threads(self, given: Sequence[int], what: str) -> tuple[int, ...]:
         """Numbers of threads along three axes."""
@@ -194,7 +179,6 @@ class Body:
         grid: Sequence[int],
         threadgroup: Sequence[int],
         template: dict,
-        fill: float | None = None,
     ) -> list[mx.array]:
         """The lazy outputs, of the shapes and types of `like`."""
         grid = self.threads(grid, "grid")
@@ -204,7 +188,7 @@ class Body:
         objects = lambda arrays: (ctypes.py_object * len(arrays))(*arrays)
         request = _Request(
             self.name.encode(),
-            self.text(inputs, like, template, fill).encode(),
+            self.text(inputs, like, template).encode(),
             len(inputs),
             objects(inputs),
             (ctypes.c_ubyte * len(read))(*read),
@@ -213,7 +197,6 @@ class Body:
             objects(results),
             (ctypes.c_uint32 * 6)(*grid, *group),
             self.ensure_row_contiguous,
-            fill is not None,
         )
         error = _kernel(request)
         if error is not None:

@@ -1,7 +1,7 @@
 import mlx.core as mx
 import pytest
 
-from mlx_primitives import conformance, kernel, simulate, watch
+from mlx_primitives import conformance, kernel, simulate
 from mlx_primitives._simulate import can_simulate
 
 needs_simulator = pytest.mark.skipif(not can_simulate(), reason="the simulator is for Linux")
@@ -142,70 +142,3 @@ def test_refusals_of_launches():
             simulate(lambda: softplus(**options)(x))
     with pytest.raises(ZeroDivisionError):  # an error of the caller passes through
         simulate(lambda: 1 // 0)
-
-
-LARGEST = """
-    threadgroup float shared[2];
-    uint row = threadgroup_position_in_grid.y;
-    float most = simd_max(float(x[row * N + thread_index_in_threadgroup]));
-    if (thread_index_in_simdgroup == 0) shared[simdgroup_index_in_threadgroup] = most;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    most = max(shared[0], shared[1]);
-    BARRIER
-    if (thread_index_in_threadgroup == 0) shared[0] = bias;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    y[row * N + thread_index_in_threadgroup] = T(most + shared[0]);
-"""
-
-
-def largest(barrier):
-    """In each row its largest element and 0.5, by a kernel in which a barrier may be missing."""
-    made = mx.fast.metal_kernel(
-        name="largest",
-        input_names=["x", "bias"],
-        output_names=["y"],
-        source=LARGEST.replace("BARRIER", barrier),
-    )
-    x = mx.random.normal((3, 64)).astype(mx.float16)
-    results = made(
-        inputs=[x, 0.5],
-        template=[("T", mx.float16), ("N", 64)],
-        grid=(64, 3, 1),
-        threadgroup=(64, 1, 1),
-        output_shapes=[x.shape],
-        output_dtypes=[mx.float16],
-    )
-    want = (x.max(-1, keepdims=True).astype(mx.float32) + 0.5).astype(mx.float16)
-    return results[0], mx.broadcast_to(want, x.shape)
-
-
-@needs_simulator
-def test_kernels_of_mlx_are_watched():
-    original = mx.fast.metal_kernel
-    with watch() as watched:
-        got, want = largest("threadgroup_barrier(mem_flags::mem_threadgroup);")
-        assert mx.array_equal(got, want)
-        with pytest.raises(RuntimeError, match="(?s)largest.*DataRace: .*'shared'"):
-            largest("")
-    assert watched.launches == {"largest": 2} and mx.fast.metal_kernel is original
-
-
-@needs_simulator
-def test_watched_kernels_fill_and_count():
-    with watch(["shuffled"]):
-        made = mx.fast.metal_kernel(
-            name="counted",
-            input_names=["x"],
-            output_names=["y"],
-            source="""
-                uint i = thread_position_in_grid.x;
-                auto at = elem_to_loc(i, x_shape, x_strides, x_ndim);
-                if (x[at] > 0) atomic_fetch_add_explicit(&y[0], 1, memory_order_relaxed);
-            """,
-            ensure_row_contiguous=False,
-            atomic_outputs=True,
-        )
-        x = mx.random.normal((5, 8)).T
-        shape = {"output_shapes": [(2,)], "output_dtypes": [mx.int32], "init_value": 4}
-        (y,) = made(inputs=[x], grid=(x.size, 1, 1), threadgroup=(16, 1, 1), **shape)
-    assert y.tolist() == [4 + (x > 0).sum().item(), 4]

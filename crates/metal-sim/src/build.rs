@@ -34,7 +34,9 @@ const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
 const RUNTIME_FLAGS: &str = "-O2 -c";
 
-const LINK_FLAGS: &str = "-shared -nostdlib++";
+/// Or zig would compile and link a runtime of UBSan's, for half a minute the first time; ours has
+/// what kernels call.
+const LINK_FLAGS: &str = "-shared -nostdlib++ -fno-sanitize=undefined";
 
 /// Messages about texts that a compiler refused, so that this process compiles them only once.
 static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);

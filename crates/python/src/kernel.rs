@@ -31,8 +31,6 @@ struct Kernel {
     outputs: Vec<Spec>,
     grid: [u32; 3],
     group: [u32; 3],
-    /// Whether kernels named after this one fill the outputs first.
-    fills: bool,
 }
 
 impl Kernel {
@@ -101,19 +99,7 @@ impl CustomPrimitive for Kernel {
             let most = call.max_threads;
             return Err(self.refused(format!("at most {most} threads a group, got {threads}")));
         }
-        let mut all = Vec::new();
-        if self.fills {
-            for (output, spec) in self.outputs.iter().enumerate() {
-                let size =
-                    u32::try_from(spec.size()).map_err(|_| self.refused("smaller outputs"))?;
-                let fill = Launch::new(&self.library, format!("{}_fill{output}", self.name));
-                all.push(fill.output(0, output).threads([size, 1, 1], [size.min(256), 1, 1]));
-                // Bound to be read too, an output keeps the values that it was filled with.
-                launch = launch.written(next(), output);
-            }
-        }
-        all.push(launch.threads(self.grid, self.group));
-        Ok(all)
+        Ok(vec![launch.threads(self.grid, self.group)])
     }
 
     /// A launch for each entry.
@@ -153,8 +139,6 @@ pub struct Request {
     /// The threads of the grid along three axes, then those of a group.
     threads: [u32; 6],
     contiguous: bool,
-    /// Whether the source has kernels `NAME_fill0` and so on, which fill the outputs first.
-    fills: bool,
 }
 
 /// Builds a call of a kernel.
@@ -197,7 +181,6 @@ pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *cons
             outputs: like.iter().map(Spec::of).collect(),
             grid: [x, y, z],
             group: [group_x, group_y, group_z],
-            fills: request.fills,
             name: name.clone(),
         };
         let inputs: Vec<&Array> = inputs.iter().collect();

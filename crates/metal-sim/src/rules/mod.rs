@@ -93,7 +93,8 @@ const FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fsigned-char -ferr
     -fno-caret-diagnostics -Wno-everything -Wimplicit-float-conversion -Wreturn-type \
     -Wuninitialized -Wzero-length-array";
 
-const COPIES: [&str; 2] = ["no viable overloaded '='", "no matching constructor for init"];
+const COPIES: [&str; 3] =
+    ["no viable overloaded '='", "no matching constructor for init", "no matching conversion for"];
 
 /// Errors, and the warnings that are errors in MSL. One inside the shim is the fault of
 /// the source line that a later note names.

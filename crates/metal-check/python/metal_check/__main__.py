@@ -1,0 +1,8 @@
+"""The command, as `python -m metal_check`."""
+
+import os
+import sys
+
+from ._program import program
+
+os.execv(program(), ["metal-check", *sys.argv[1:]])

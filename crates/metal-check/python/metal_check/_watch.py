@@ -1,0 +1,243 @@
+"""Kernels of `mx.fast.metal_kernel` without a Mac."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Any, Callable, Iterator, Sequence
+
+import mlx.core as mx
+
+from ._program import KernelFault, NotChecked, run
+from ._source import Source, elements, headers, kept
+
+ORDERS = ("all", "forward", "reversed", "shuffled")
+
+
+class Watch:
+    """The kernels that a program launched while it was watched."""
+
+    def __init__(self, order: str, stop: bool) -> None:
+        self.order, self.stop = order, stop
+        self.launches: dict[str, int] = {}
+        """How often each kernel ran."""
+        self.faults: list[KernelFault | NotChecked] = []
+        """The errors of all launches, in their order."""
+        self._known: set[str] = set()
+
+    def _made(self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, *options: Any, **named: Any) -> Any:
+        kernel = Source(name, input_names, output_names, source, *options, **named)
+
+        def launch(
+            *,
+            inputs: Sequence[Any],
+            output_shapes: Sequence[Sequence[int]],
+            output_dtypes: Sequence[mx.Dtype],
+            grid: Sequence[int],
+            threadgroup: Sequence[int],
+            template: Sequence[tuple[str, Any]] | None = None,
+            init_value: float | None = None,
+            verbose: bool = False,
+            stream: Any = None,
+        ) -> list[mx.array]:
+            __tracebackhide__ = True  # of pytest: the report says it all
+            for what, names, given in (
+                ("inputs", kernel.inputs, inputs),
+                ("output_shapes", kernel.outputs, output_shapes),
+                ("output_dtypes", kernel.outputs, output_dtypes),
+            ):
+                if len(names) != len(given):
+                    raise ValueError(f"[metal_kernel] Expected `{what}` to have size {len(names)} but got size {len(given)}.")
+            with mx.stream(mx.cpu):
+                arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+                text = kernel.text(arrays, output_dtypes, template or [])
+                if verbose:
+                    print(text)
+                size = (*map(int, grid), *map(int, threadgroup))
+                outputs = list(zip(output_shapes, output_dtypes))
+                return _underivable(lambda *x: self._launch(kernel, text, x, outputs, size, init_value))(*arrays)
+
+        return launch
+
+    def _launch(
+        self,
+        kernel: Source,
+        text: str,
+        inputs: Sequence[mx.array],
+        outputs: list[tuple[Sequence[int], mx.Dtype]],
+        size: tuple[int, ...],
+        init_value: float | None,
+    ) -> list[mx.array]:
+        __tracebackhide__ = True
+        self.launches[kernel.name] = self.launches.get(kernel.name, 0) + 1
+        with tempfile.TemporaryDirectory(prefix="metal-check-") as folder:
+            arguments = _Arguments(folder)
+            for name, x in zip(kernel.inputs, inputs):
+                arguments.input(x, kernel.reads(name) if x.ndim else [], kernel.ensure_row_contiguous)
+            saved = [arguments.output(shape, dtype, init_value) for shape, dtype in outputs]
+            # Of a threadgroup that is larger than the grid, MLX launches as many threads as the grid has.
+            group = map(min, size[3:], size[:3])
+            whole = [kept(kernel.name, text), "--entry", kernel.entry, "-I", headers(), "--order", self.order]
+            whole += ["--grid", ",".join(map(str, size[:3])), "--threadgroup", ",".join(map(str, group))]
+            whole += ["--rules", "false"] if text in self._known else []
+            try:
+                report = run(whole + arguments.all)
+            except NotChecked as error:
+                self.faults.append(error)
+                raise
+            self._known.add(text)
+            if report["faults"]:
+                self.faults.append(KernelFault(report))
+                if self.stop:
+                    raise self.faults[-1]
+            return [_array(path, shape, dtype) for path, (shape, dtype) in zip(saved, outputs)]
+
+
+class _Arguments:
+    """Buffers of the command, in the order of their indices, with files in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.all: list[str] = []
+        self.count = 0
+
+    def _next(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def _numbers(self, kind: str, numbers: Sequence[int]) -> None:
+        self.all += ["--bytes", f"{self._next()}={kind}:{','.join(map(str, numbers))}"]
+
+    def input(self, x: mx.array, reads: list[str], contiguous: bool) -> None:
+        strides = _strides(x)
+        rows = mx.contiguous(x)
+        if not contiguous and min(strides, default=1) >= 0:
+            x = _spread(rows, strides)
+        else:
+            strides, x = _strides(rows), rows
+        index = self._next()
+        path = os.path.join(self.folder, f"input{index}")
+        _write(path, x)
+        self.all += ["--buffer", f"{index}={elements(x.dtype, x.size)}:@{path}"]
+        numbers: dict[str, tuple[str, Sequence[int]]] = {
+            "shape": ("i32", rows.shape),
+            "strides": ("i64", strides),
+            "ndim": ("i32", (rows.ndim,)),
+        }
+        for what in reads:
+            self._numbers(*numbers[what])
+
+    def output(self, shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) -> str:
+        count = 1
+        for extent in shape:
+            count *= int(extent)
+        index = self._next()
+        path = os.path.join(self.folder, f"output{index}")
+        contents = ""
+        if init_value is not None:
+            _write(path, mx.full((count,), init_value, dtype))
+            contents = f":@{path}"
+        self.all += ["--buffer", f"{index}={elements(dtype, count)}{contents}", "--save", f"{index}={path}"]
+        return path
+
+
+def _memory(x: Any) -> memoryview:
+    """The memory of an array, whose stubs do not say that it is a buffer."""
+    mx.eval(x)
+    return memoryview(x)
+
+
+def _strides(x: mx.array) -> list[int]:
+    """The strides of an array, in elements."""
+    return [stride // x.itemsize for stride in _memory(x).strides or ()]
+
+
+def _write(path: str, x: mx.array) -> None:
+    with open(path, "wb") as file:
+        file.write(_memory(mx.contiguous(x.reshape(-1)).view(mx.uint8)))
+
+
+def _spread(rows: mx.array, strides: list[int]) -> mx.array:
+    """The memory of an array of these strides."""
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(rows.shape, strides))
+    if rows.size == 0 or extent == rows.size and strides == _strides(rows):
+        return rows
+    at = mx.zeros(rows.shape, mx.int64)
+    for axis, (n, stride) in enumerate(zip(rows.shape, strides)):
+        along = [1] * rows.ndim
+        along[axis] = n
+        at = at + (mx.arange(n) * stride).reshape(along)
+    memory = mx.zeros((extent,), rows.dtype)
+    memory[at.reshape(-1)] = rows.reshape(-1)
+    return memory
+
+
+def _array(path: str, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    with open(path, "rb") as file:
+        content: Any = memoryview(file.read())
+    return mx.array(content).view(dtype).reshape(tuple(shape)) if content.nbytes else mx.zeros(shape, dtype)
+
+
+def _underivable(function: Callable) -> Callable:
+    """A function that MLX takes no derivative of, as of a kernel on a Mac."""
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError("[metal_kernel] a kernel has no derivative; give it one by mx.custom_function")
+
+    made = mx.custom_function(function)
+    made.vjp(refuse)
+    made.jvp(refuse)
+    return made
+
+
+def _compiles() -> bool:
+    """Whether `mx.compile` keeps graphs: MLX does not say."""
+    calls = []
+
+    def traced(x: mx.array) -> mx.array:
+        calls.append(x)
+        return x
+
+    function = mx.compile(traced)
+    function(mx.array(0))
+    function(mx.array(0))
+    return len(calls) == 1
+
+
+@contextlib.contextmanager
+def watch(order: str = "all", gpu: bool = False, stop: bool = True) -> Iterator[Watch]:
+    """A context in which kernels made by `mx.fast.metal_kernel` are checked, on Linux.
+
+        with metal_check.watch() as watched:
+            loss = model_with_kernels(x)
+        print(watched.launches)     # how often each kernel ran
+
+    A call runs its kernel at once, on the arrays that it is given and in the orders of threads: "all" three, or
+    "forward", "reversed" or "shuffled". It returns the results of the first. A fault is a `KernelFault`, whose text names
+    the lines and the threads; without `stop` it is only added to `watched.faults`. A kernel that cannot be run is a
+    `NotChecked`.
+
+    Only kernels that are made inside of the context run so, and those of many modules are made when the module is
+    imported. With `gpu`, `mx.metal.is_available()` and `mx.default_device()` answer as on a Mac, for programs that make
+    no kernel otherwise. `mx.compile` does nothing inside, since a kernel needs its inputs.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"[watch] expected {', '.join(ORDERS)}, got {order!r}")
+    found = Watch(order, stop)
+    places: list[tuple[Any, str, Callable]] = [(mx.fast, "metal_kernel", found._made)]
+    if gpu:
+        places.append((mx.metal, "is_available", lambda: True))
+        places.append((mx, "default_device", lambda: mx.Device(mx.gpu)))
+    originals = [getattr(module, name) for module, name, _ in places]
+    compiles = _compiles()
+    mx.disable_compile()
+    for module, name, function in places:
+        setattr(module, name, function)
+    try:
+        yield found
+    finally:
+        for (module, name, _), original in zip(places, originals):
+            setattr(module, name, original)
+        if compiles:
+            mx.enable_compile()

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the Python package of metal-check as dist/metal_check-*.whl.
+#
+#   scripts/build_metal_check.sh [--dev] [TARGET...]
+#
+# A TARGET is one of rustc's, x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu. Without one it builds for this
+# machine. --dev takes the build of the tests, whose command is larger, slower, and for a glibc as new as this one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+maturin=$PWD/.mlx/maturin
+version=1.16.0
+if ! [ -d "$maturin/maturin-$version.dist-info" ]; then
+  python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --upgrade --target "$maturin" \
+    "maturin==$version"
+fi
+build=(env PYTHONPATH="$maturin" "$maturin/bin/maturin" build --locked --manifest-path crates/metal-check/Cargo.toml --out dist)
+rm -f dist/metal_check-*.whl
+if [ "${1:-}" = --dev ]; then
+  exec "${build[@]}" --profile dev
+fi
+# By zig, for the glibc of every distribution that Rust runs on.
+scripts/build_metal.sh --simulator
+build+=(--release --zig --compatibility manylinux_2_17)
+[ "$#" != 0 ] || set -- "$(uname -m)-unknown-linux-gnu"
+for target in "$@"; do
+  rustup target add "$target" >/dev/null 2>&1 || true # of a Rust without rustup it is there, or cargo says so
+  PATH=$PWD/.mlx/python/ziglang:$PATH "${build[@]}" --target "$target"
+done
