@@ -152,7 +152,7 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     let mut outcome = Outcome::of(case, bindings.size());
     outcome.found = broken;
     for (number, order) in (0..).zip(case.orders()) {
-        let report = bindings.run(&kernel, order)?;
+        let mut report = bindings.run(&kernel, order)?;
         let name = order_name(order);
         if number == 0 {
             outcome.threads = report.threads;
@@ -160,13 +160,14 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
             outcome.device_bytes = report.device_bytes();
             save(case, &report)?;
         }
+        let faults = std::mem::take(&mut report.faults);
+        faults.into_iter().for_each(|fault| outcome.add(Found::fault(fault, &name)));
         for (index, want) in &expected {
             let got = report.contents(*index); // none, where a binding was refused
             if let Some(difference) = got.and_then(|got| want.difference(got, case.tolerance)) {
                 outcome.add(Found::wrong(format!("buffer {index}: {difference}"), &name));
             }
         }
-        report.faults.into_iter().for_each(|fault| outcome.add(Found::fault(fault, &name)));
     }
     Ok(outcome)
 }

@@ -102,6 +102,9 @@ fn ensure_alone(case: &Case, file: &Path) -> Result<()> {
 }
 
 fn shown(outcomes: &[Outcome], output: &Output, json: impl Fn() -> serde_json::Value) -> String {
+    if output.github || output.sarif {
+        eprintln!("{}", report::text(outcomes)); // for the log of the workflow
+    }
     match output {
         Output { json: true, .. } => json().to_string(),
         Output { github: true, .. } => report::github(outcomes),

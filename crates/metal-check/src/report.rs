@@ -35,6 +35,8 @@ pub struct Found {
     /// The message with its kind, its place and its thread.
     pub headline: String,
     pub places: Vec<Place>,
+    /// The lines of the earlier access that a race is with.
+    pub earlier: Vec<Place>,
     pub thread: Option<ThreadPlace>,
     pub times: u64,
     /// The orders of threads in which it was found; none, if it does not depend on a run.
@@ -49,6 +51,7 @@ impl Found {
             headline: format!("{}{kind}: {message}", at.unwrap_or_default()),
             message,
             places: place.into_iter().collect(),
+            earlier: Vec::new(),
             thread: None,
             times: 1,
             orders: Vec::new(),
@@ -57,12 +60,14 @@ impl Found {
 
     /// A fault, with files as the user sees them.
     pub fn fault(mut fault: Fault, order: &str) -> Self {
-        fault.places.iter_mut().for_each(|place| place.file = shown(&place.file));
+        let places = fault.places.iter_mut().chain(&mut fault.earlier);
+        places.for_each(|place| place.file = shown(&place.file));
         Self {
             kind: format!("{:?}", fault.kind),
             headline: fault.to_string(),
             message: fault.message,
             places: fault.places,
+            earlier: fault.earlier,
             thread: fault.thread,
             times: fault.times,
             orders: vec![order.to_owned()],
@@ -171,7 +176,7 @@ impl Outcome {
             if !found.orders.is_empty() {
                 text += &format!("\n    in the orders {}", found.orders.join(", "));
             }
-            for place in &found.places {
+            for place in found.places.iter().chain(&found.earlier) {
                 let lines: &mut Vec<String> = files.entry(&place.file).or_insert_with(|| {
                     let text = fs::read_to_string(&place.file).unwrap_or_default();
                     text.lines().map(str::to_owned).collect()
@@ -186,14 +191,17 @@ impl Outcome {
 
     pub fn json(&self) -> Value {
         let faults = self.found.iter().map(|found| {
-            let places = found.places.iter().map(|at| json!({"file": at.file, "line": at.line}));
+            let places = |places: &[Place]| {
+                let places = places.iter().map(|at| json!({"file": at.file, "line": at.line}));
+                places.collect::<Vec<_>>()
+            };
             let thread = found.thread.map(|at| {
                 json!({"thread": at.thread, "simdgroup": at.simdgroup, "lane": at.lane,
                        "threadgroup": at.threadgroup})
             });
             json!({"kind": found.kind, "message": found.message,
-                   "places": places.collect::<Vec<_>>(), "thread": thread, "times": found.times,
-                   "orders": found.orders})
+                   "places": places(&found.places), "earlier": places(&found.earlier),
+                   "thread": thread, "times": found.times, "orders": found.orders})
         });
         json!({"name": self.name, "kernel": self.kernel, "file": self.file, "size": self.size,
                "orders": self.orders, "threads": self.threads, "barriers": self.barriers,
@@ -219,7 +227,7 @@ impl Outcome {
                                         "region": {"startLine": at.line}}})
         };
         let results = self.found.iter().map(|found| {
-            let others = found.places.iter().skip(1).map(place);
+            let others = found.places.iter().skip(1).chain(&found.earlier).map(place);
             json!({"ruleId": found.kind, "level": "error",
                    "message": {"text": format!("{}: {}", self.name, found.message)},
                    "locations": [place(&self.place(found))],

@@ -101,6 +101,7 @@ fn faults_of_all_cases_are_in_one_report() {
     let ran = cases("1", broken, &["--github"]);
     let annotation = "::error file=checks/kernels/k.metal,line=5,title=OutOfBounds::moved: load";
     assert!(ran.out.starts_with(annotation) && ran.out.lines().count() == 3, "{}", ran.out);
+    assert!(ran.err.contains("4 cases, 3 with faults"), "{}", ran.err);
 }
 
 #[test]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import threading
 from typing import Any, Sequence
 
 import mlx.core as mx
@@ -70,8 +71,7 @@ def elements(dtype: mx.Dtype, count: int) -> str:
 
 def headers() -> str:
     """The folder of MLX's headers, which are in its package."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(mx.__file__)), "include")
-    return folder
+    return os.path.join(os.path.dirname(os.path.abspath(mx.__file__)), "include")
 
 
 class Source:
@@ -146,7 +146,7 @@ def kept(name: str, text: str) -> str:
     path = pathlib.Path(cache, "metal-check", "sources", digest, f"{name}.metal")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
+        draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         draft.write_text(text)
         draft.replace(path)
     return str(path)
