@@ -38,6 +38,7 @@ fn the_commands_of_the_page_print_what_it_shows() {
             let arguments = command.strip_prefix("$ metal-check ").expect("a command");
             let ran = run(folder.path(), &arguments.split(' ').collect::<Vec<_>>());
             assert_eq!(ran.out.trim_end(), shown, "{command}\n{}", ran.err);
+            assert_eq!(ran.status, Some(i32::from(shown.contains("DataRace"))));
             commands += 1;
         }
     }
