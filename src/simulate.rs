@@ -38,7 +38,14 @@ mod ffi {
         /// Whether this thread simulates Metal: 1 if so, 0 if not, -1 if the environment decides.
         fn chosen_simulation() -> i8;
         fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
-        fn bind(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize, writable: bool);
+        fn bind(
+            self: &mut SimulatedDispatch,
+            index: u32,
+            at: usize,
+            before: usize,
+            bytes: usize,
+            writable: bool,
+        );
         fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
         fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
         fn count_threads(self: &mut SimulatedDispatch);
@@ -150,14 +157,15 @@ pub(crate) unsafe fn simulate(
 unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
     let mut run = Dispatch::new(kernel).schedule(schedule(dispatch)?);
     for bound in &dispatch.buffers {
-        let address = std::ptr::with_exposed_provenance_mut(bound.at);
+        let address = std::ptr::with_exposed_provenance_mut(bound.at - bound.before);
         let access = match (bound.writable, in_place(dispatch, bound.at)) {
             (false, _) => Access::Read,
             (true, false) => Access::Write,
             (true, true) => Access::ReadWrite, // elements that do not change need not be written
         };
         // SAFETY: the caller promises what the simulator requires.
-        run = run.buffer(bound.index, unsafe { Buffer::raw(address, bound.bytes, access) });
+        let buffer = unsafe { Buffer::raw(address, bound.before + bound.bytes, access) };
+        run = run.buffer(bound.index, buffer.from_offset(bound.before));
     }
     for &(index, bytes) in &dispatch.threadgroup {
         run = run.threadgroup(index, bytes);

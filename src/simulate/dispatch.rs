@@ -11,6 +11,8 @@ use crate::simulator::{Schedule, chosen_schedule};
 pub(super) struct Bound {
     pub index: u32,
     pub at: usize,
+    /// The bytes of a view before its first element, where strides are negative.
+    pub before: usize,
     pub bytes: usize,
     pub writable: bool,
     pub constant: bool,
@@ -91,13 +93,20 @@ impl SimulatedDispatch {
     }
 
     /// Binds memory to `[[buffer(index)]]`. An address that is bound twice is written in place.
-    pub(crate) fn bind(&mut self, index: u32, at: usize, bytes: usize, writable: bool) {
-        self.buffers.push(Bound { index, at, bytes, writable, constant: false });
+    pub(crate) fn bind(
+        &mut self,
+        index: u32,
+        at: usize,
+        before: usize,
+        bytes: usize,
+        writable: bool,
+    ) {
+        self.buffers.push(Bound { index, at, before, bytes, writable, constant: false });
     }
 
     /// Binds parameters, which the encoder copied.
     pub(crate) fn bind_constant(&mut self, index: u32, at: usize, bytes: usize) {
-        self.buffers.push(Bound { index, at, bytes, writable: false, constant: true });
+        self.buffers.push(Bound { index, at, before: 0, bytes, writable: false, constant: true });
     }
 
     /// Sets the size of `[[threadgroup(index)]]`.

@@ -23,6 +23,16 @@ std::array<uint32_t, 3> extents(MTL::Size size) {
       static_cast<uint32_t>(size.depth)};
 }
 
+/** The bytes of an array's elements before its first one, and from that on. */
+std::pair<size_t, size_t> around(const array& a) {
+  size_t before = 0, after = a.size() == 0 ? 0 : 1;
+  for (int axis = 0; axis < static_cast<int>(a.ndim()) && a.size() > 0; axis++) {
+    int64_t reach = (a.shape(axis) - 1) * a.strides(axis);
+    (reach < 0 ? before : after) += reach < 0 ? -reach : reach;
+  }
+  return {before * a.itemsize(), after * a.itemsize()};
+}
+
 } // namespace
 
 void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* kernel) {
@@ -34,8 +44,9 @@ void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* kerne
 void CommandEncoder::set_array(const array& a, int idx, int64_t offset, bool writable) {
   // The view, not the whole buffer as in Metal: to read beside it is a mistake.
   auto address = reinterpret_cast<uintptr_t>(a.data<uint8_t>());
-  size_t bytes = a.data_size() * a.itemsize();
-  bindings_[idx] = {address + offset, bytes - offset, writable, nullptr, a.id()};
+  auto [before, after] = around(a);
+  size_t bytes = before > 0 ? after : a.data_size() * a.itemsize();
+  bindings_[idx] = {address + offset, before, bytes - offset, writable, nullptr, a.id()};
 }
 
 void CommandEncoder::set_input_array(const array& a, int idx, int64_t offset) {
@@ -52,7 +63,7 @@ void CommandEncoder::set_inline(const void* data, size_t bytes, int idx) {
   }
   auto* first = static_cast<const uint8_t*>(data);
   auto copy = std::make_shared<const std::vector<uint8_t>>(first, first + bytes);
-  bindings_[idx] = {reinterpret_cast<uintptr_t>(copy->data()), bytes, false, copy, 0};
+  bindings_[idx] = {reinterpret_cast<uintptr_t>(copy->data()), 0, bytes, false, copy, 0};
 }
 
 void CommandEncoder::set_threadgroup_memory_length(size_t length, int idx) {
@@ -101,7 +112,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
       copies.push_back(bound.copy);
       (*call)->bind_constant(index, bound.address, bound.bytes);
     } else {
-      (*call)->bind(index, bound.address, bound.bytes, bound.writable);
+      (*call)->bind(index, bound.address, bound.before, bound.bytes, bound.writable);
     }
   }
   for (auto& [index, bytes] : threadgroup_) {

@@ -14,6 +14,7 @@ struct Table {
   void (*inactive_lane)(uint lane, const void* site);
   void* (*threadgroup_variable)(const void* key, ulong size, const char* name);
   void (*array_bounds)(ulong index, const void* site);
+  void (*division_by_zero)(const void* site);
 };
 
 // Until the host attaches (its constructors run before), nothing is watched.
@@ -26,6 +27,7 @@ static const Table silent = {
     [](uint, const void*) {},
     [](const void*, ulong, const char*) -> void* { return nullptr; },
     [](ulong, const void*) {},
+    [](const void*) {},
 };
 static const Table* table = &silent;
 
@@ -81,6 +83,11 @@ void __ubsan_handle_out_of_bounds_abort(const void*, ulong index) {
 }
 void __ubsan_handle_local_out_of_bounds() {
   table->array_bounds(~0ul, SITE);
+}
+
+// -fsanitize=integer-divide-by-zero
+void __ubsan_handle_divrem_overflow(const void*, ulong, ulong) {
+  table->division_by_zero(SITE);
 }
 
 void msl_threadgroup_barrier(uint flags) {

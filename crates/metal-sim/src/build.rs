@@ -20,8 +20,8 @@ const KERNEL_FLAGS: &str = "-O1 -gline-tables-only -fno-threadsafe-statics -ffp-
 /// KASAN's outlined checks report every access, its exact size and its known alignment; the
 /// optimizer neither drops nor invents accesses under it. By the last three, two accesses stay two,
 /// each with its line, and a loop of loads does not become a memcpy next to them.
-const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds \
-    -fsanitize-recover=kernel-address,array-bounds \
+const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide-by-zero \
+    -fsanitize-recover=kernel-address,array-bounds,integer-divide-by-zero \
     -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 \
     -mllvm -asan-globals=0 -mllvm -asan-opt-same-temp=0 \
     -mllvm -asan-kernel-mem-intrinsic-prefix=1 -mllvm -asan-mapping-scale=4 \

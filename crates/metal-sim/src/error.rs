@@ -32,6 +32,8 @@ pub enum Error {
     Load(String),
     /// The library has no such kernel; the text names those that it has.
     NoKernel(String),
+    /// The kernel needs what the simulator does not have; the text names it.
+    Unsupported(String),
     /// A function constant is missing or unknown.
     FunctionConstant(String),
     /// The host could not provide the memory for a dispatch.
@@ -49,7 +51,7 @@ impl fmt::Display for Error {
             }
             Error::Io { path, source } => write!(f, "{}: {source}", path.display()),
             Error::Load(text) => write!(f, "the compiled kernels cannot be loaded: {text}"),
-            Error::NoKernel(text) => f.write_str(text),
+            Error::NoKernel(text) | Error::Unsupported(text) => f.write_str(text),
             Error::FunctionConstant(text) => f.write_str(text),
             Error::Memory(source) => write!(f, "no memory for a dispatch: {source}"),
             Error::Faults(faults) => {

@@ -11,7 +11,7 @@ use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
 use crate::exec::abi;
 use crate::module::{Argument, Module, Value};
-use crate::rewrite::{self, Constant, Purpose, constant_prologue};
+use crate::rewrite::{self, Constant, Purpose, Refused, constant_prologue};
 use crate::source::Source;
 
 /// One module for each set of function constants.
@@ -28,6 +28,7 @@ struct Inner {
     text: String,
     constants: Vec<Constant>,
     remarks: Vec<String>,
+    refused: Vec<Refused>,
     modules: Mutex<Modules>,
 }
 
@@ -78,6 +79,7 @@ impl Library {
             text: rewritten.text,
             constants: rewritten.constants,
             remarks,
+            refused: rewritten.refused,
             modules: Mutex::default(),
         }));
         if library.0.constants.is_empty() {
@@ -147,14 +149,25 @@ impl Library {
         &self.0.remarks
     }
 
+    /// The kernels that cannot run here, such as those that take textures: the host name of each,
+    /// and the reason.
+    pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.refused.iter().map(|refused| (refused.name.as_str(), refused.reason.as_str()))
+    }
+
     /// A kernel by its host name, compiled for these function constants.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel or no such function constant, a function
+    /// Returns an error if there is no such kernel, it is one of [`Library::refused`], there is no
+    /// such function constant, a function
     /// constant that is not optional is not set, or the source does not compile for these
     /// constants.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
+        if let Some((_, reason)) = self.refused().find(|(refused, _)| *refused == name) {
+            let text = format!("{name} {reason}, which the simulator does not have");
+            return Err(Error::Unsupported(text));
+        }
         for index in constants.0.keys() {
             if !self.0.constants.iter().any(|constant| constant.index == *index) {
                 let text = format!("there is no function constant {index}");

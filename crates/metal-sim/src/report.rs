@@ -11,6 +11,8 @@ pub enum FaultKind {
     OutOfBounds,
     /// An index outside an array whose size the compiler knows. Ends the dispatch.
     ArrayBounds,
+    /// An integer divided by zero, whose result MSL does not define. Ends the dispatch.
+    DivisionByZero,
     /// Two accesses, one of them a store, that no barrier orders.
     DataRace,
     /// A load from threadgroup memory or an output that nothing has written yet.

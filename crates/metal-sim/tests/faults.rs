@@ -96,6 +96,12 @@ fn array_bounds() {
 }
 
 #[test]
+fn division_by_zero() {
+    faulty(FaultKind::DivisionByZero, "y[i] = x[i];\nif (i == 63) y[i] = 7 % (63 - i); // !");
+    faulty(FaultKind::DivisionByZero, "int by = int(x[i]) - 1;\ny[i] = int(i) / by; // !");
+}
+
+#[test]
 fn races() {
     faulty(FaultKind::DataRace, "y[i] = x[i]; // !\ny[i ^ 1] = x[i]; // !");
     faulty(

@@ -5,7 +5,7 @@ mod common;
 
 use common::kernel;
 use half::{bf16, f16};
-use metal_sim::{Buffer, Dispatch, Kernel, Plain};
+use metal_sim::{Buffer, Constants, Dispatch, Kernel, Plain};
 
 /// Runs `expression` of the lane's `x` and `i` in each of `x.len()` threads.
 fn map<T: Plain, R: Plain + Default>(
@@ -208,4 +208,55 @@ fn integers() {
             assert_eq!(*got, reference(*x), "{text} at {x}");
         }
     }
+}
+
+/// Names of Apple's headers that kernels use, without an include, and members that differ by their
+/// address space alone.
+#[test]
+fn names_of_apples_headers() {
+    let kernel = kernel(
+        "template <class T> struct Pair {\nT value;\nconstexpr Pair<T>() = default;\n\
+         constexpr Pair<T>() threadgroup = default;\nT get() const { return value; }\n\
+         T get() const threadgroup { return value; }\n};\n\
+         namespace metal { template <class T> struct _numeric_limits_impl<Pair<T>> {\n\
+         static constexpr T lowest() { return numeric_limits<T>::lowest(); }\n}; }\n\
+         constant uint base [[function_constant(100 + 3)]];\n\
+         kernel void f(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {\n\
+         threadgroup Pair<float> pairs[4];\npairs[i].value = i;\nfloat values[4] = {\n\
+         pairs[i].get() + float(vec_elements<float3>::value),\n\
+         float(__is_valid_simdgroup_type<half2>::value) + float(MAXHALF),\n\
+         as_type<float>(_fp_encoding_traits<float>::inf_mask),\n\
+         numeric_limits<Pair<float>>::lowest(),\n};\n\
+         y[i] = is_function_constant_defined(base) ? float(base) : values[i];\n}",
+    );
+    let mut y = [0.0f32; 4];
+    let dispatch = Dispatch::new(&kernel).buffer(0, Buffer::output(&mut y));
+    dispatch.threads([4, 1, 1], [4, 1, 1]).run().unwrap().check().unwrap();
+    assert_eq!(y, [3.0, 65505.0, f32::INFINITY, f32::MIN]);
+}
+
+/// Kernels that take what is not there are left out by name, and the others of the source run.
+#[test]
+fn missing_resources_are_named() {
+    let library = common::library(
+        "struct Table { device float* x [[id(0)]]; };\nstruct Plain { float x[2]; };\n\
+         kernel void image(texture2d<float> t [[texture(0)]], device float* y [[buffer(0)]]) {\n\
+         threadgroup float s[2];\ns[0] = t.read(uint2(0)).x;\n}\n\
+         template <class T> kernel void tables(constant Table& table [[buffer(0)]]) {\n\
+         table.x[0] = T(1);\n}\n\
+         template [[host_name(\"tables_f\")]] kernel void tables<float>(constant Table&);\n\
+         kernel void plain(constant Plain& x [[buffer(0)]], device float* y [[buffer(1)]]) {\n\
+         y[0] = x.x[1];\n}",
+    );
+    let names: Vec<_> = library.kernels().unwrap().into_iter().map(|kernel| kernel.name).collect();
+    assert_eq!(names, ["plain"]);
+    let refused: Vec<_> = library.refused().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(refused, ["image", "tables", "tables_f"]);
+    let said = |name| match library.kernel(name, &Constants::new()) {
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("{name} runs"),
+    };
+    let text = said("image");
+    assert!(text.starts_with("image takes a texture, 't' at ") && text.contains(":5, "), "{text}");
+    assert!(said("tables_f").starts_with("tables_f takes an argument buffer, 'table' at "));
 }

@@ -77,10 +77,27 @@ pub struct FunctionConstant {
     pub range: Range<usize>,
     /// The first token of the attribute.
     pub attribute: usize,
-    /// The `n`, if it is a literal.
+    /// The `n`, if it is a literal or a sum of literals.
     pub index: Option<u32>,
     pub name: String,
     pub kind: String,
+}
+
+/// The sum in the parenthesis at `open`, as `(BASE + 3)` is after the preprocessor.
+fn sum(tokens: &Tokens, open: usize) -> Option<u32> {
+    let terms = (open + 1..tokens.close(open)).filter(|&i| !matches!(tokens.at(i), "(" | ")"));
+    let (mut total, mut plus) = (None, true);
+    for i in terms {
+        match (tokens.at(i), plus) {
+            ("+", false) => plus = true,
+            (term, true) => {
+                let number: u32 = term.trim_end_matches(['u', 'U']).parse().ok()?;
+                (total, plus) = (Some(total.unwrap_or(0) + number), false);
+            }
+            _ => return None,
+        }
+    }
+    total
 }
 
 pub fn function_constants(tokens: &Tokens) -> Vec<FunctionConstant> {
@@ -96,7 +113,7 @@ pub fn function_constants(tokens: &Tokens) -> Vec<FunctionConstant> {
         FunctionConstant {
             range: start..tokens.close(attribute) + 1,
             attribute,
-            index: tokens.at(attribute + 4).parse().ok(),
+            index: sum(tokens, attribute + 3),
             name: tokens.at(name).to_owned(),
             kind: tokens
                 .join_without(start..name, &["constant", "const", "static"])

@@ -3,14 +3,17 @@
 
 namespace metal {
 
+/** As in Apple's headers, what kernels specialize for types that they define. */
 template <class T>
-struct numeric_limits {
+struct _numeric_limits_impl {
   static constexpr bool is_specialized = false;
 };
+template <class T>
+struct numeric_limits : _numeric_limits_impl<T> {};
 
 #define MSL_INTEGER_LIMITS(T, LOW, HIGH, DIGITS)                \
   template <>                                                   \
-  struct numeric_limits<T> {                                    \
+  struct _numeric_limits_impl<T> {                              \
     static constexpr bool is_specialized = true;                \
     static constexpr bool is_integer = true;                    \
     static constexpr bool is_exact = true;                      \
@@ -45,7 +48,7 @@ MSL_INTEGER_LIMITS(ulong, 0, ULONG_MAX, 64)
 
 #define MSL_FLOAT_LIMITS(T, LEAST, HIGH, STEP, DIGITS)          \
   template <>                                                   \
-  struct numeric_limits<T> {                                    \
+  struct _numeric_limits_impl<T> {                              \
     static constexpr bool is_specialized = true;                \
     static constexpr bool is_integer = false;                   \
     static constexpr bool is_exact = false;                     \
@@ -76,5 +79,21 @@ MSL_FLOAT_LIMITS(float, FLT_MIN, FLT_MAX, FLT_EPSILON, 24)
 MSL_FLOAT_LIMITS(half, 0x1p-14f, 65504.0f, 0x1p-10f, 11)
 MSL_FLOAT_LIMITS(bfloat, 0x1p-126f, 0x1.fep127f, 0x1p-7f, 8)
 #undef MSL_FLOAT_LIMITS
+
+/** Another name of Apple's headers: the parts of a number's bits. */
+template <class T>
+struct _fp_encoding_traits;
+#define MSL_ENCODING(T, BITS, SIGN, INFINITE)     \
+  template <>                                     \
+  struct _fp_encoding_traits<T> {                 \
+    typedef BITS encoding_type;                   \
+    static constexpr BITS sign_mask = SIGN;       \
+    static constexpr BITS inf_mask = INFINITE;    \
+    static constexpr BITS exponent_mask = INFINITE; \
+  };
+MSL_ENCODING(float, uint, 0x80000000u, 0x7f800000u)
+MSL_ENCODING(half, ushort, 0x8000u, 0x7c00u)
+MSL_ENCODING(bfloat, ushort, 0x8000u, 0x7f80u)
+#undef MSL_ENCODING
 
 } // namespace metal

@@ -13,6 +13,8 @@ template <class T>
 constexpr bool simd_type_v =
     is_arithmetic_v<scalar_t<T>> && !is_same_v<scalar_t<T>, bool> && sizeof(scalar_t<T>) <= 4;
 template <class T>
+struct __is_valid_simdgroup_type : bool_constant<simd_type_v<T>> {};
+template <class T>
 using if_simd = enable_if_t<simd_type_v<T>>;
 
 constexpr uint simd_width = 32;

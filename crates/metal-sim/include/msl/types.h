@@ -1,6 +1,8 @@
 // Scalar types and constants of the Metal Shading Language.
 #pragma once
 
+#define __HAVE_BFLOAT__ 1
+
 #define METAL_FUNC inline __attribute__((always_inline))
 #define METAL_INTERNAL inline __attribute__((always_inline))
 
@@ -26,14 +28,17 @@ typedef unsigned long uint64_t;
 
 #define INFINITY __builtin_inff()
 #define HUGE_VALF __builtin_inff()
+#define HUGE_VALH ((half)__builtin_inff())
 #define NAN __builtin_nanf("")
 
 #define FLT_MAX 3.402823466e+38F
+#define MAXFLOAT FLT_MAX
 #define FLT_MIN 1.175494351e-38F
 #define FLT_EPSILON 1.192092896e-07F
 #define FLT_DIG 6
 #define FLT_MANT_DIG 24
 #define HALF_MAX ((half)65504.0F)
+#define MAXHALF HALF_MAX
 #define HALF_MIN ((half)6.103515625e-05F)
 #define HALF_EPSILON ((half)9.765625e-04F)
 #define HALF_DIG 3
@@ -68,8 +73,19 @@ typedef unsigned long uint64_t;
 #define M_2_SQRTPI_F 1.12837916709551257390F
 #define M_SQRT2_F 1.41421356237309504880F
 #define M_SQRT1_2_F 0.70710678118654752440F
-#define M_PI_H ((half)3.14159265358979323846F)
-#define M_E_H ((half)2.71828182845904523536F)
+#define M_E_H ((half)M_E_F)
+#define M_LOG2E_H ((half)M_LOG2E_F)
+#define M_LOG10E_H ((half)M_LOG10E_F)
+#define M_LN2_H ((half)M_LN2_F)
+#define M_LN10_H ((half)M_LN10_F)
+#define M_PI_H ((half)M_PI_F)
+#define M_PI_2_H ((half)M_PI_2_F)
+#define M_PI_4_H ((half)M_PI_4_F)
+#define M_1_PI_H ((half)M_1_PI_F)
+#define M_2_PI_H ((half)M_2_PI_F)
+#define M_2_SQRTPI_H ((half)M_2_SQRTPI_F)
+#define M_SQRT2_H ((half)M_SQRT2_F)
+#define M_SQRT1_2_H ((half)M_SQRT1_2_F)
 
 namespace metal {
 using ::int16_t;

@@ -49,6 +49,9 @@ template <class V>
 using element_t = typename vector_traits<__remove_cv(V)>::element;
 template <class V>
 constexpr int width_v = vector_traits<__remove_cv(V)>::width;
+/** Apple's name for it; 0 for a number. */
+template <class T>
+struct vec_elements : integral_constant<ushort, width_v<T>> {};
 template <class V>
 using if_vector = enable_if_t<is_vector_v<V>>;
 

@@ -17,6 +17,7 @@ pub(crate) struct Table {
     inactive_lane: extern "C" fn(u32, *const c_void),
     threadgroup_variable: extern "C" fn(*const c_void, u64, *const c_char) -> *mut c_void,
     array_bounds: extern "C" fn(u64, *const c_void),
+    division_by_zero: extern "C" fn(*const c_void),
 }
 
 pub(crate) static TABLE: Table = Table {
@@ -28,6 +29,7 @@ pub(crate) static TABLE: Table = Table {
     inactive_lane,
     threadgroup_variable,
     array_bounds,
+    division_by_zero,
 };
 
 thread_local! {
@@ -132,6 +134,18 @@ extern "C" fn array_bounds(index: u64, site: *const c_void) {
     // SAFETY: as in access.
     unsafe {
         (*machine).array_bounds(index, site as usize);
+        Machine::suspend(machine);
+    }
+}
+
+extern "C" fn division_by_zero(site: *const c_void) {
+    let machine = machine();
+    if machine.is_null() {
+        return;
+    }
+    // SAFETY: as in access.
+    unsafe {
+        (*machine).division_by_zero(site as usize);
         Machine::suspend(machine);
     }
 }

@@ -236,6 +236,12 @@ impl Machine {
         true
     }
 
+    pub(super) fn division_by_zero(&mut self, site: usize) {
+        let text = "an integer is divided by 0, or its remainder taken";
+        self.fault(FaultKind::DivisionByZero, site, || text.to_string());
+        self.stopped = true;
+    }
+
     pub(super) fn array_bounds(&mut self, index: u64, site: usize) {
         self.fault(FaultKind::ArrayBounds, site, || {
             format!("index {} is outside the array", index as i64)

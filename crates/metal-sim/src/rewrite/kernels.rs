@@ -3,14 +3,20 @@
 use mlx_primitives_build::front::{self, Kernel, Parameter, Role};
 
 use super::entries::ALWAYS_INLINE;
-use super::{Purpose, Rewriter};
+use super::{Purpose, Refused, Rewriter};
 
 /// Attributes of parameters that change nothing here.
 const KNOWN: [&str; 5] = ["buffer", "threadgroup", "function_constant", "maybe_unused", "id"];
 
 impl Rewriter {
     pub(super) fn kernels(&mut self) {
-        self.kernels = front::kernels(&self.tokens);
+        let argument_buffers = self.argument_buffers();
+        for kernel in front::kernels(&self.tokens) {
+            match self.reason(&kernel, &argument_buffers) {
+                Some(reason) => self.refuse(&kernel, reason),
+                None => self.kernels.push(kernel),
+            }
+        }
         for kernel in self.kernels.clone() {
             self.kernel(&kernel);
         }
@@ -52,6 +58,12 @@ impl Rewriter {
         }
     }
 
+    fn refuse(&mut self, kernel: &Kernel, reason: String) {
+        let name = kernel.host_name.clone().unwrap_or_else(|| kernel.name.clone());
+        self.refused.push(Refused { name, function: kernel.name.clone(), reason });
+        self.tokens.blank(kernel.all.clone());
+    }
+
     fn parameter(&mut self, parameter: &Parameter) {
         let name = &parameter.name;
         for one in &parameter.attributes {
@@ -77,6 +89,11 @@ impl Rewriter {
     fn instantiation(&mut self, start: usize) {
         let Some(instance) = front::instance(&self.tokens, start) else { return };
         let named = self.kernels.iter().find(|kernel| kernel.name == instance.function).cloned();
+        let refused = self.refused.iter().find(|one| one.function == instance.function).cloned();
+        if let Some(refused) = refused {
+            self.tokens.blank(start..instance.end + 1);
+            return self.refused.push(Refused { name: instance.host_name, ..refused });
+        }
         let Some(kernel) = named else {
             let text = format!("instantiation of '{}', which is not a kernel", instance.function);
             return self.remark(start, text);

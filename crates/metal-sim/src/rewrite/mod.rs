@@ -5,6 +5,7 @@ mod entries;
 mod kernels;
 mod leaves;
 mod overloads;
+mod refused;
 mod storage;
 
 use std::path::Path;
@@ -60,12 +61,24 @@ impl std::fmt::Display for Violation {
     }
 }
 
+/// A kernel that cannot run here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The host name.
+    pub(crate) name: String,
+    /// The function in the source.
+    function: String,
+    /// The resource that it takes, with its place.
+    pub(crate) reason: String,
+}
+
 /// The outcome of rewriting.
 #[derive(Debug)]
 pub(crate) struct Rewritten {
     pub(crate) text: String,
     pub(crate) constants: Vec<Constant>,
     pub(crate) remarks: Vec<Violation>,
+    pub(crate) refused: Vec<Refused>,
 }
 
 /// Rewrites `preprocessed`, the output of `clang -E` with the shim at `shim`.
@@ -78,6 +91,7 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
         host_names: Vec::new(),
         constants: Vec::new(),
         remarks: Vec::new(),
+        refused: Vec::new(),
         entries: String::new(),
     };
     rewriter.function_constants();
@@ -93,7 +107,9 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
         Purpose::Check => rewriter.array_parameters(),
     }
     rewriter.leaves();
-    Rewritten { text: rewriter.text(), constants: rewriter.constants, remarks: rewriter.remarks }
+    let text = rewriter.text();
+    let Rewriter { constants, remarks, refused, .. } = rewriter;
+    Rewritten { text, constants, remarks, refused }
 }
 
 struct Rewriter {
@@ -104,6 +120,7 @@ struct Rewriter {
     host_names: Vec<String>,
     constants: Vec<Constant>,
     remarks: Vec<Violation>,
+    refused: Vec<Refused>,
     /// For a GPU, the kernels' entry points.
     entries: String,
 }

@@ -7,7 +7,7 @@ use super::{Purpose, Rewriter, SPACES};
 impl Rewriter {
     /// `T get() const device {...}`: the qualifier goes, and of several such members one stays.
     pub(super) fn method_qualifiers(&mut self) {
-        let mut seen = HashSet::new();
+        let (mut seen, mut scopes) = (HashSet::new(), HashSet::new());
         for i in 1..self.tokens.len() {
             let constant_before = matches!(self.tokens.before(i), "const" | "volatile");
             let closes = if constant_before { i.saturating_sub(2) } else { i - 1 };
@@ -18,13 +18,43 @@ impl Rewriter {
                 continue;
             }
             let start = self.member_start(closes);
-            let signature = format!("{}:{}", self.scope(start), self.plain(start, i));
+            let scope = self.scope(start);
+            if scopes.insert(scope) {
+                seen.extend(self.members(scope).into_iter().map(|text| format!("{scope}:{text}")));
+            }
+            let signature = format!("{scope}:{}", self.plain(start, i));
             self.tokens.blank(i..i + 1);
             if !seen.insert(signature) {
                 let end = self.member_end(i + 1);
                 self.tokens.blank(start..end + 1);
             }
         }
+    }
+
+    /// The members of a struct that have no qualifier, up to the end of their parameters.
+    fn members(&self, brace: usize) -> Vec<String> {
+        let (mut found, mut at) = (Vec::new(), brace + 1);
+        if self.tokens.at(brace) != "{" {
+            return found;
+        }
+        let end = self.tokens.close(brace);
+        while at < end {
+            let close = self.tokens.close(at);
+            match self.tokens.at(at) {
+                "(" => {
+                    let constant = self.tokens.at(close + 1) == "const";
+                    let after = close + 1 + usize::from(constant);
+                    if matches!(self.tokens.at(after), "{" | ";" | ":" | "=") {
+                        found.push(self.plain(self.member_start(close), after));
+                    }
+                    at = close;
+                }
+                "{" => at = close,
+                _ => {}
+            }
+            at += 1;
+        }
+        found
     }
 
     /// The declaration without its address spaces.

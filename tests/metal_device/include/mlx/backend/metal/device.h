@@ -123,7 +123,8 @@ class CommandEncoder {
  private:
   struct Binding {
     uintptr_t address;
-    size_t bytes;
+    size_t before; // bytes of a view with negative strides
+    size_t bytes;  // from the address on
     bool writable;
     std::shared_ptr<const std::vector<uint8_t>> copy; // what set_bytes was given
     uintptr_t array;                                  // the `array::id` of what is written

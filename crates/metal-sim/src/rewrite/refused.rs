@@ -1,0 +1,81 @@
+//! Kernels that take what the simulator does not have. They are left out by name, so that the
+//! other kernels of a source run.
+
+use std::collections::HashSet;
+
+use mlx_primitives_build::front::Kernel;
+
+use super::Rewriter;
+
+/// Resources that need more than memory, and what they are called.
+const RESOURCES: [(&str, &str); 12] = [
+    ("texture", "a texture"),
+    ("depth2d", "a texture"),
+    ("depthcube", "a texture"),
+    ("sampler", "a sampler"),
+    ("command_buffer", "an indirect command buffer"),
+    ("compute_command", "an indirect command"),
+    ("render_command", "an indirect command"),
+    ("acceleration_structure", "an acceleration structure"),
+    ("visible_function_table", "a function table"),
+    ("intersection_function_table", "a function table"),
+    ("compute_pipeline_state", "a pipeline state"),
+    ("tensor", "a tensor"),
+];
+
+impl Rewriter {
+    /// The reason for which a kernel cannot run, if there is one.
+    pub(super) fn reason(
+        &self,
+        kernel: &Kernel,
+        argument_buffers: &HashSet<String>,
+    ) -> Option<String> {
+        let of = |words: &[&str]| {
+            let named =
+                |(start, _): &&(&str, &str)| words.iter().any(|word| word.starts_with(start));
+            let found = RESOURCES.iter().find(named).map(|(_, what)| *what);
+            let is_table = || words.iter().any(|word| argument_buffers.contains(*word));
+            found.or_else(|| is_table().then_some("an argument buffer"))
+        };
+        kernel.parameters.iter().find_map(|parameter| {
+            let end = parameter.range.clone().find(|&i| self.tokens.is_attribute(i));
+            let last = end.unwrap_or(parameter.range.end).saturating_sub(1);
+            let words: Vec<&str> =
+                (parameter.range.start..last).map(|i| self.tokens.at(i)).collect();
+            let what = of(&words)?;
+            let (file, line) = self.tokens.place(parameter.range.start);
+            Some(format!("takes {what}, '{}' at {file}:{line}", parameter.name))
+        })
+    }
+
+    /// The structs that hold pointers to buffers, or resources with an `[[id(n)]]`.
+    pub(super) fn argument_buffers(&self) -> HashSet<String> {
+        let tokens = &self.tokens;
+        let structs = (1..tokens.len()).filter(|&i| {
+            tokens.at(i) == "{" && tokens.is_word(i - 1) && i > 1 && tokens.at(i - 2) == "struct"
+        });
+        let holds = |&open: &usize| {
+            let (mut at, end) = (open + 1, tokens.close(open));
+            while at < end {
+                match tokens.at(at) {
+                    "(" | "{" => at = tokens.close(at),
+                    "[" if tokens.is_attribute(at) && tokens.at(at + 2) == "id" => return true,
+                    "*" if self.member_space(at) => return true,
+                    _ => {}
+                }
+                at += 1;
+            }
+            false
+        };
+        structs.filter(holds).map(|open| tokens.at(open - 1).to_owned()).collect()
+    }
+
+    /// Whether the pointer at `star` is a member of a struct, to a buffer.
+    fn member_space(&self, star: usize) -> bool {
+        let words = (0..star).rev().map(|i| self.tokens.at(i));
+        let mut declaration =
+            words.take_while(|word| !matches!(*word, ";" | "{" | "}" | "=" | ")"));
+        let end = self.tokens.at(star + 2);
+        (end == ";" || end == "[") && declaration.any(|word| matches!(word, "device" | "constant"))
+    }
+}
