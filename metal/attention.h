@@ -66,6 +66,7 @@ enum : unsigned {
   ATTENTION_QUERIES = 0,
   ATTENTION_KEYS = 1,
   ATTENTION_VALUES = 2,
+  ATTENTION_MASK = 3,
 };
 
 /** SIMD groups of a threadgroup of the backward pass, and fragments of a tile: their rows of

@@ -120,9 +120,9 @@ template <typename T, uint FEATURES>
 }
 
 /**
- * The derivatives in eight queries, keys or values for each SIMD group, which are its own; the
- * arrays that they meet pass through a tile. A lane holds two neighboring elements of a row of each
- * 8x8 matrix.
+ * The derivatives in eight queries, keys or values for each SIMD group, which are its own, or in
+ * eight rows of an additive mask; the arrays that they meet pass through a tile. A lane holds two
+ * neighboring elements of a row of each 8x8 matrix.
  */
 template <typename T, uint FEATURES, uint KIND>
 [[kernel]] void attention_grad(
@@ -141,7 +141,8 @@ template <typename T, uint FEATURES, uint KIND>
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
-  constexpr bool OF_ROWS = KIND == ATTENTION_QUERIES;
+  constexpr bool OF_MASK = KIND == ATTENTION_MASK;
+  constexpr bool OF_ROWS = KIND == ATTENTION_QUERIES || OF_MASK;
   constexpr uint COLUMNS = attention_grad_simds(FEATURES * sizeof(T));
   constexpr uint ROOM = COLUMNS * ATTENTION_FRAGMENT;
   constexpr uint FRAGMENTS = FEATURES / ATTENTION_FRAGMENT;
@@ -238,7 +239,7 @@ template <typename T, uint FEATURES, uint KIND>
         float value = 0.0f;
         if (row < rows && key < params.keys) {
           const float product = scores[c].thread_elements()[i];
-          const Score score = score_of<T>(product, mask, params, at.z, at.y, row, key);
+          const Score score = score_of<T, OF_MASK>(product, mask, params, at.z, at.y, row, key);
           const device float* kept = stats + ATTENTION_STATS * size_t(row);
           value = fast::exp(score.value - kept[0]) * kept[1];
           if (KIND != ATTENTION_VALUES) {
@@ -246,9 +247,17 @@ template <typename T, uint FEATURES, uint KIND>
             const float grad = value * (grads[c].thread_elements()[i] - kept[2]);
             value = score.slope == 0.0f ? 0.0f : grad * score.slope;
           }
+          if (OF_MASK) {
+            const size_t position = size_t(at.z) * params.queries + row / params.group;
+            const uint head = at.y * params.group + row % params.group;
+            out[(position * params.heads + head) * params.keys + key] = T(value);
+          }
         }
         scores[c].thread_elements()[i] = value;
       }
+    }
+    if (OF_MASK) {
+      continue;
     }
     if (KIND == ATTENTION_VALUES) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -269,6 +278,9 @@ template <typename T, uint FEATURES, uint KIND>
     }
   }
 
+  if (OF_MASK) {
+    return;
+  }
   const uint dim = KIND == ATTENTION_VALUES ? params.value_dim : params.dim;
   const uint heads = OF_ROWS ? params.heads : params.kv_heads;
   const uint head = OF_ROWS ? at.y * params.group + own % params.group : at.y;
@@ -323,6 +335,9 @@ template <typename T>
   MLXP_KERNEL("mlxp_attention_grad_values_64_" DTYPE, attention_grad<T, 64, ATTENTION_VALUES>)     \
   MLXP_KERNEL("mlxp_attention_grad_values_128_" DTYPE, attention_grad<T, 128, ATTENTION_VALUES>)   \
   MLXP_KERNEL("mlxp_attention_grad_values_256_" DTYPE, attention_grad<T, 256, ATTENTION_VALUES>)   \
+  MLXP_KERNEL("mlxp_attention_grad_mask_64_" DTYPE, attention_grad<T, 64, ATTENTION_MASK>)         \
+  MLXP_KERNEL("mlxp_attention_grad_mask_128_" DTYPE, attention_grad<T, 128, ATTENTION_MASK>)       \
+  MLXP_KERNEL("mlxp_attention_grad_mask_256_" DTYPE, attention_grad<T, 256, ATTENTION_MASK>)       \
   MLXP_KERNEL("mlxp_attention_grad_sinks_" DTYPE, attention_grad_sinks<T>)
 
 MLXP_EACH_DTYPE(ATTENTION_GRAD_KERNELS)

@@ -72,14 +72,14 @@ METAL_FUNC void multiply_rows(
   }
 }
 
-/** A score, and how it grows with the product of query and key. */
+/** A score, and how it grows with the product of query and key, or with the mask. */
 struct Score {
   float value;
-  float slope;
+  float slope; // 0 if the score is hidden
 };
 
 /** The score of a row, which exists, and a key, which may be past the end. */
-template <typename T>
+template <typename T, bool OF_MASK = false>
 METAL_FUNC Score score_of(
     float product,
     const device uchar* mask,
@@ -109,7 +109,7 @@ METAL_FUNC Score score_of(
   if (hidden || key < seen.first || key >= seen.end) {
     return {MASKED_SCORE, 0.0f};
   }
-  return score;
+  return OF_MASK ? Score{score.value, 1.0f} : score;
 }
 
 /** The keys that rows first..last need: all if a mask may hide all of those that they see. */

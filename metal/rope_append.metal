@@ -82,6 +82,74 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   }
 }
 
+/**
+ * The derivatives, by a thread for each pair as above, of all heads: the state's rows that a step
+ * wrote go back to the step, and become zeros.
+ */
+template <typename T, bool INTERLEAVED, bool EXPLICIT>
+[[kernel]] void rope_append_grad(
+    const device T* before [[buffer(0)]], // the state too: most of it stays
+    const device int* offset [[buffer(1)]],
+    const device int* slots [[buffer(2)]],
+    const device float* freqs [[buffer(3)]],
+    device T* state [[buffer(4)]],
+    device T* qkv [[buffer(5)]],
+    constant RopeAppendParams& params [[buffer(6)]],
+    uint3 at [[thread_position_in_grid]]) {
+  (void)before;
+  const uint all_heads = params.heads + 2 * params.kv_heads;
+  const uint head_groups = (all_heads + APPEND_HEADS - 1) / APPEND_HEADS;
+  const uint batch = at.z / head_groups;
+  if (at.x >= params.columns || at.y >= params.length || batch >= params.batch) {
+    return;
+  }
+  const uint first = (at.z - batch * head_groups) * APPEND_HEADS;
+  const uint end = min(first + APPEND_HEADS, all_heads);
+  const int start = offset[batch * params.offset_stride];
+  const int slot = params.slots_follow ? start : slots[batch * params.slot_stride];
+  qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
+  state += size_t(batch) * params.rows * params.features;
+
+  const bool paired = at.x < params.pairs;
+  Turn by = {1.0f, 0.0f};
+  if (paired && first < params.heads + params.kv_heads) {
+    const float frequency =
+        inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
+    by = turn(int(at.y) + start, frequency, params.scale, -1.0f);
+  }
+  packed2<T> zeros;
+  zeros[0] = T(0.0f);
+  zeros[1] = T(0.0f);
+  for (uint head = first; head < end; head++, qkv += params.features) {
+    const uint place = state_row(head, at.y, slot, params);
+    const bool kept = head >= params.first_head && place < params.rows;
+    device T* row = state + (kept ? size_t(place) * params.features : 0);
+    if (!paired) {
+      const uint feature = 2 * at.x;
+      for (uint i = feature; i < min(feature + 2, params.features); i++) {
+        qkv[i] = kept ? row[i] : T(0.0f);
+        if (kept) {
+          row[i] = T(0.0f);
+        }
+      }
+      continue;
+    }
+    packed2<T> pair = zeros;
+    if (kept) {
+      pair = load_pair<T, INTERLEAVED>(row, at.x, params.pairs);
+      if (head < params.heads + params.kv_heads) {
+        pair = rotated<T>(pair, by);
+        if (params.multiplier != 1.0f) {
+          pair[0] = T(float(pair[0]) * params.multiplier);
+          pair[1] = T(float(pair[1]) * params.multiplier);
+        }
+      }
+      store_pair<T, INTERLEAVED>(row, at.x, params.pairs, zeros);
+    }
+    store_pair<T, INTERLEAVED>(qkv, at.x, params.pairs, pair);
+  }
+}
+
 /** Copies the previous state into a separate buffer, four elements per thread. */
 template <typename T>
 [[kernel]] void copy_state(
@@ -98,11 +166,15 @@ template <typename T>
   store4(to + start, 0, left, load4(from + start, 0, left, T(0)));
 }
 
-#define APPEND_KERNELS(DTYPE, T)                                                       \
-  MLXP_KERNEL("mlxp_rope_append_half_base_" DTYPE, rope_append<T, false, false>)       \
-  MLXP_KERNEL("mlxp_rope_append_half_freqs_" DTYPE, rope_append<T, false, true>)       \
-  MLXP_KERNEL("mlxp_rope_append_interleaved_base_" DTYPE, rope_append<T, true, false>) \
-  MLXP_KERNEL("mlxp_rope_append_interleaved_freqs_" DTYPE, rope_append<T, true, true>) \
+#define APPEND_KERNELS(DTYPE, T)                                                                 \
+  MLXP_KERNEL("mlxp_rope_append_half_base_" DTYPE, rope_append<T, false, false>)                 \
+  MLXP_KERNEL("mlxp_rope_append_half_freqs_" DTYPE, rope_append<T, false, true>)                 \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_base_" DTYPE, rope_append<T, true, false>)           \
+  MLXP_KERNEL("mlxp_rope_append_interleaved_freqs_" DTYPE, rope_append<T, true, true>)           \
+  MLXP_KERNEL("mlxp_rope_append_grad_half_base_" DTYPE, rope_append_grad<T, false, false>)       \
+  MLXP_KERNEL("mlxp_rope_append_grad_half_freqs_" DTYPE, rope_append_grad<T, false, true>)       \
+  MLXP_KERNEL("mlxp_rope_append_grad_interleaved_base_" DTYPE, rope_append_grad<T, true, false>) \
+  MLXP_KERNEL("mlxp_rope_append_grad_interleaved_freqs_" DTYPE, rope_append_grad<T, true, true>) \
   MLXP_KERNEL("mlxp_rope_append_copy_" DTYPE, copy_state<T>)
 
 MLXP_EACH_DTYPE(APPEND_KERNELS)

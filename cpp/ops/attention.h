@@ -147,14 +147,18 @@ class Attention : public ComposedPrimitive {
 };
 
 /**
- * The derivatives in q, k, v and the sinks, if present, of an Attention over plain keys and values.
- * Inputs: those of the Attention, then the cotangent of its result, with any strides. Those in q, k
- * and v lie in memory as the result does.
+ * The derivatives of an Attention over plain keys and values: in q, in k and v if asked for, in an
+ * additive mask if asked for, and in the sinks, if present. Inputs: those of the Attention, then
+ * the cotangent of its result, with any strides. Outputs of rank 4 lie in memory as the result
+ * does.
  */
 class AttentionGrad : public ComposedPrimitive {
  public:
-  AttentionGrad(mx::Stream stream, std::shared_ptr<Attention> attention)
-      : ComposedPrimitive(stream), attention_(std::move(attention)) {}
+  AttentionGrad(mx::Stream stream, std::shared_ptr<Attention> attention, bool of_keys, bool of_mask)
+      : ComposedPrimitive(stream),
+        attention_(std::move(attention)),
+        of_keys_(of_keys),
+        of_mask_(of_mask) {}
 
   COMPOSED_METHODS(AttentionGrad)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
@@ -172,8 +176,16 @@ class AttentionGrad : public ComposedPrimitive {
 
   VMAP_METHOD
 
+  /** The output that has the derivatives in this input, or -1. */
+  int output_of(int argnum) const;
+
  private:
+  /** The inputs whose derivatives are the outputs, in their order. */
+  std::vector<int> argnums() const;
+
   std::shared_ptr<Attention> attention_;
+  bool of_keys_;
+  bool of_mask_;
 };
 
 } // namespace mlx_primitives

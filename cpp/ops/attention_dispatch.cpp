@@ -335,27 +335,37 @@ std::vector<Dispatch> AttentionGrad::dispatches(
   auto sinks = has_sinks ? inputs[attention_->sinks()] : bound[0];
   std::vector<Dispatch> result = {
       {stem, launch("stats", rows, 2), with(sinks), {stats}, params},
-      {stem, launch("queries", rows, 2), with(stats), {outputs[0]}, params},
-      {stem, launch("keys", params.keys, 2), with(stats), {outputs[1]}, params},
-      {stem, launch("values", params.keys, 1), with(stats), {outputs[2]}, params}};
+      {stem, launch("queries", rows, 2), with(stats), {outputs[0]}, params}};
+  if (of_keys_) {
+    result.push_back({stem, launch("keys", params.keys, 2), with(stats), {outputs[1]}, params});
+    result.push_back({stem, launch("values", params.keys, 1), with(stats), {outputs[2]}, params});
+  }
+  if (of_mask_) {
+    auto& of_mask = outputs[output_of(attention_->mask())];
+    result.push_back({stem, launch("mask", rows, 2), with(stats), {of_mask}, params});
+  }
   if (has_sinks) {
     Launch of_heads{
         "mlxp_attention_grad_sinks" + type,
         {static_cast<uint32_t>(q.shape(1)), 1, 1},
         {SIMD_WIDTH, 1, 1}};
-    result.push_back({stem, of_heads, {sinks, stats}, {outputs[3]}, params});
+    result.push_back({stem, of_heads, {sinks, stats}, {outputs.back()}, params});
   }
   return result;
 }
 
 CpuCall AttentionGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto out = [&](bool asked, int argnum) {
+    return asked ? bytes(outputs[output_of(argnum)]) : nullptr;
+  };
   cpu::AttentionGradCall call{
       .forward = attention_->call(inputs),
       .cotangent = view(inputs, static_cast<int>(inputs.size()) - 1),
       .dq = bytes(outputs[0]),
-      .dk = bytes(outputs[1]),
-      .dv = bytes(outputs[2]),
-      .dsinks = outputs.size() > 3 ? bytes(outputs[3]) : nullptr};
+      .dk = out(of_keys_, 1),
+      .dv = out(of_keys_, 2),
+      .dmask = out(of_mask_, attention_->mask()),
+      .dsinks = out(attention_->sinks_, attention_->sinks())};
   return [call] { cpu::mlxp_cpu_attention_grad(call); };
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/attention.h"
+#include "ops/quantize.h"
 
 namespace mlx_primitives {
 
@@ -22,37 +23,79 @@ Arrays Attention::vjp(
     const Arrays& cotangents,
     const std::vector<int>& argnums,
     const Arrays& outputs) {
-  auto is_mask = [this](int argnum) { return masked_ && argnum == mask(); };
-  auto is_empty = [](const mx::array& x) { return x.size() == 0; };
-  if (bits_ > 0 || std::any_of(argnums.begin(), argnums.end(), is_mask) ||
-      std::any_of(primals.begin(), primals.begin() + 3, is_empty)) {
+  auto s = stream();
+  bool of_keys = false;
+  bool of_mask = false;
+  bool refused =
+      std::any_of(primals.begin(), primals.end(), [](const mx::array& x) { return x.size() == 0; });
+  for (int argnum : argnums) {
+    of_keys = of_keys || (argnum > 0 && argnum < mask());
+    of_mask = of_mask || (masked_ && argnum == mask() && primals[argnum].dtype() != mx::bool_);
+    refused = refused || (bits_ > 0 && (argnum == 1 || argnum == values())); // codes
+  }
+  if (refused) {
     return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
   }
-  auto s = stream();
-  auto inputs = primals;
+  // Packed keys and values are unpacked once: that takes less memory than their derivatives do, and
+  // less time than unpacking them for each block of queries.
+  Dequantize codes(s, group_size_, bits_);
+  auto packing = [&](int at) { return Arrays(primals.begin() + at, primals.begin() + at + 3); };
+  Arrays inputs = {primals[0]};
+  for (int at : {1, values()}) {
+    auto rows = primals[at];
+    if (bits_ > 0) {
+      rows = dequantize(rows, primals[at + 1], primals[at + 2], group_size_, bits_, s);
+    }
+    inputs.push_back(rows);
+  }
+  inputs.insert(inputs.end(), primals.begin() + mask(), primals.end());
   inputs.push_back(cotangents[0]);
-  auto forward = std::make_shared<Attention>(s, rules_, masked_, sinks_);
-  auto all = node(std::make_shared<AttentionGrad>(s, std::move(forward)), std::move(inputs));
+  auto plain = std::make_shared<Attention>(s, rules_, masked_, sinks_);
+  auto grad = std::make_shared<AttentionGrad>(s, plain, of_keys, of_mask);
+  auto all = node(grad, std::move(inputs));
   Arrays result;
-  for (int argnum : argnums) {
-    result.push_back(all[std::min(argnum, 3)]);
+  for (int argnum : argnums) {                    // a boolean mask has no derivatives
+    int first = argnum < values() ? 1 : values(); // of the keys, or of the values
+    if (bits_ > 0 && argnum > 0 && argnum < mask()) {
+      auto& of_rows = all[first == 1 ? 1 : 2];
+      result.push_back(codes.vjp(packing(first), {of_rows}, {argnum - first}, {})[0]);
+      continue;
+    }
+    int output = grad->output_of(argnum < mask() ? argnum : argnum - mask() + 3);
+    result.push_back(output < 0 ? mx::zeros_like(primals[argnum], s) : all[output]);
   }
   return result;
 }
 
+std::vector<int> AttentionGrad::argnums() const {
+  std::vector<int> all = {0};
+  if (of_keys_) {
+    all.insert(all.end(), {1, 2});
+  }
+  if (of_mask_) {
+    all.push_back(attention_->mask());
+  }
+  if (attention_->sinks_) {
+    all.push_back(attention_->sinks());
+  }
+  return all;
+}
+
+int AttentionGrad::output_of(int argnum) const {
+  auto all = argnums();
+  auto at = std::find(all.begin(), all.end(), argnum);
+  return at == all.end() ? -1 : static_cast<int>(at - all.begin());
+}
+
 Arrays AttentionGrad::compose(const Arrays& inputs) {
   Arrays primals(inputs.begin(), inputs.end() - 1);
-  std::vector<int> argnums = {0, 1, 2};
-  if (attention_->sinks_) {
-    argnums.push_back(attention_->sinks());
-  }
-  return attention_->ComposedPrimitive::vjp(primals, {inputs.back()}, argnums, {});
+  return attention_->ComposedPrimitive::vjp(primals, {inputs.back()}, argnums(), {});
 }
 
 std::vector<mx::Shape> AttentionGrad::output_shapes(const Arrays& inputs) {
-  std::vector<mx::Shape> shapes = {inputs[0].shape(), inputs[1].shape(), inputs[2].shape()};
-  if (attention_->sinks_) {
-    shapes.push_back(inputs[attention_->sinks()].shape());
+  std::vector<mx::Shape> shapes;
+  for (int argnum : argnums()) {
+    shapes.push_back(inputs[argnum].shape());
   }
   return shapes;
 }
@@ -65,7 +108,8 @@ std::pair<Arrays, std::vector<int>> AttentionGrad::vmap(
   auto s = stream();
   int size = batch_size(inputs, axes);
   auto all = joined_to_batch(inputs, axes, static_cast<int>(inputs.size()), size, s);
-  auto outputs = node(std::make_shared<AttentionGrad>(s, attention_), std::move(all));
+  auto same = std::make_shared<AttentionGrad>(s, attention_, of_keys_, of_mask_);
+  auto outputs = node(std::move(same), std::move(all));
   std::vector<int> out_axes(outputs.size(), 0);
   for (auto& out : outputs) {
     out = mx::unflatten(out, 0, {size, out.shape(0) / size}, s);
@@ -74,7 +118,9 @@ std::pair<Arrays, std::vector<int>> AttentionGrad::vmap(
 }
 
 bool AttentionGrad::is_equivalent(const mx::Primitive& other) const {
-  return attention_->is_equivalent(*static_cast<const AttentionGrad&>(other).attention_);
+  auto& grad = static_cast<const AttentionGrad&>(other);
+  return attention_->is_equivalent(*grad.attention_) && of_keys_ == grad.of_keys_ &&
+         of_mask_ == grad.of_mask_;
 }
 
 } // namespace mlx_primitives

@@ -1,6 +1,9 @@
 #include "ops/quantize.h"
 
+#include <algorithm>
+
 #include "../../metal/quantize.h"
+#include "ops/reduce.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
@@ -171,6 +174,33 @@ Arrays Dequantize::compose(const Arrays& inputs) {
   };
   return {mx::dequantize(
       part(0), part(1), part(2), group_size_, bits_, "affine", std::nullopt, std::nullopt, s)};
+}
+
+/** Each group's sum of the cotangent, which for the scales is multiplied by the codes first. */
+Arrays Dequantize::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  auto& scales = primals[1];
+  bool of_codes = std::find(argnums.begin(), argnums.end(), 0) != argnums.end();
+  if (primals.size() > ROWS || of_codes || cotangents[0].size() == 0) {
+    return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
+  auto s = stream();
+  auto g = row_contiguous(cotangents[0], s);
+  Arrays result;
+  for (int argnum : argnums) {
+    auto terms = g;
+    if (argnum == 1) {
+      auto ones = mx::ones_like(scales, s);
+      auto zeros = mx::zeros_like(scales, s);
+      terms = mx::multiply(g, dequantize(primals[0], ones, zeros, group_size_, bits_, s), s);
+    }
+    auto groups = mx::unflatten(terms, -1, {scales.shape(-1), group_size_}, s);
+    result.push_back(reduce(groups, ReductionKind::Sum, false, false, s));
+  }
+  return result;
 }
 
 std::pair<Arrays, std::vector<int>> Dequantize::vmap(

@@ -60,6 +60,7 @@ class Dequantize : public ComposedPrimitive {
   COMPOSED_METHODS(Dequantize)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
+  VJP_METHOD
   VMAP_METHOD
 
  private:

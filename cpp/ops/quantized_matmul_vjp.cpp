@@ -9,27 +9,14 @@
 
 namespace mlx_primitives {
 
-/**
- * The gradient of the scales or of the biases of a weight, given that of its product with x: that
- * of the matrix, times the codes for the scales, summed over each group.
- */
+/** The gradient of the scales or of the biases of a weight, given that of its product with x. */
 mx::array QuantizedMatmul::of_groups(
     const mx::array& g, const mx::array& x, const QuantizedWeight& weight, bool of_scales) {
   auto s = stream();
   auto matrix = product(mx::swapaxes(rows_of(g, s), 0, 1, s), rows_of(x, s), false, s);
-  if (of_scales) {
-    auto ones = mx::ones_like(weight.scales, s);
-    auto codes = dequantize(
-        weight.packed,
-        ones,
-        mx::zeros_like(ones, s),
-        kind_.format.group_size,
-        kind_.format.bits,
-        s);
-    matrix = mx::multiply(matrix, codes, s);
-  }
-  auto groups = mx::unflatten(matrix, -1, {-1, kind_.format.group_size}, s);
-  return reduce(groups, ReductionKind::Sum, false, false, s);
+  Dequantize codes(s, kind_.format.group_size, kind_.format.bits);
+  Arrays packing = {weight.packed, weight.scales, *weight.biases};
+  return codes.vjp(packing, {matrix}, {of_scales ? 1 : 2}, {})[0];
 }
 
 Arrays QuantizedMatmul::vjp(

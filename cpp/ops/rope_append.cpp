@@ -5,7 +5,6 @@
 
 #include "../../metal/rope_append.h"
 #include "ops/rope.h"
-#include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
@@ -217,29 +216,36 @@ mx::array RopeAppend::keys_and_values(
   return mx::put_along_axis(state, indices, kept, 1, s);
 }
 
+Arrays joined_steps(
+    const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s) {
+  // The mapped axis joins the batch, the only axis that positions may differ along.
+  auto folded = inputs;
+  for (size_t i = 0; i < arrays; ++i) {
+    auto x = batch_first(inputs[i], axes[i], size, s);
+    folded[i] = row_contiguous(mx::flatten(row_contiguous(x, s), 0, 1, s), s);
+  }
+  int batch = folded[0].shape(0) / size;
+  for (size_t i : {arrays, arrays + 1}) {
+    if (axes[i] >= 0 || inputs[i].size() > 1) {
+      auto each = batch_first(inputs[i], axes[i], size, s);
+      each = mx::broadcast_to(mx::reshape(each, {size, -1}, s), {size, batch}, s);
+      folded[i] = row_contiguous(mx::flatten(each, s), s);
+    }
+  }
+  return folded;
+}
+
 std::pair<Arrays, std::vector<int>> RopeAppend::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   if (inputs.size() > 4 && axes[4] >= 0) {
     return ComposedPrimitive::vmap(inputs, axes); // the kernel takes one set of frequencies
   }
-  // The mapped axis joins the batch, the only axis that positions may differ along.
   auto s = stream();
   int size = batch_size(inputs, axes);
-  auto folded = inputs;
-  for (int i : {0, 1}) {
-    auto x = batch_first(inputs[i], axes[i], size, s);
-    folded[i] = row_contiguous(mx::flatten(row_contiguous(x, s), 0, 1, s), s);
-  }
+  auto folded = joined_steps(inputs, axes, 2, size, s);
   auto shape = inputs[0].shape();
   if (axes[0] >= 0) {
     shape.erase(shape.begin() + axes[0]);
-  }
-  for (int i : {2, 3}) {
-    if (axes[i] >= 0 || inputs[i].size() > 1) {
-      auto each = batch_first(inputs[i], axes[i], size, s);
-      each = mx::broadcast_to(mx::reshape(each, {size, -1}, s), {size, shape[0]}, s);
-      folded[i] = row_contiguous(mx::flatten(each, s), s);
-    }
   }
   Rotation same{dims_, traditional_, base_, scale_, multiplier_, std::nullopt};
   auto primitive = std::make_shared<RopeAppend>(s, layout_, same);
@@ -290,10 +296,19 @@ Dispatch copy(const mx::array& from, const mx::array& to, uint32_t max_threads) 
 
 std::vector<Dispatch> RopeAppend::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  auto& state = inputs[0];
-  auto& qkv = inputs[1];
-  auto& offset = inputs[2];
-  auto& slots = inputs[3];
+  return launches(inputs[0], {inputs[1]}, {inputs.begin() + 2, inputs.end()}, outputs, max_threads);
+}
+
+std::vector<Dispatch> RopeAppend::launches(
+    const mx::array& state,
+    const Arrays& step,
+    const Arrays& places,
+    const Arrays& outputs,
+    uint32_t max_threads) const {
+  bool forward = !step.empty();
+  auto& qkv = forward ? step[0] : outputs[1];
+  auto& offset = places[0];
+  auto& slots = places[1];
   auto& out = outputs[0];
   std::vector<Dispatch> all;
   if (!in_place(state, out)) {
@@ -302,7 +317,7 @@ std::vector<Dispatch> RopeAppend::dispatches(
   if (qkv.size() == 0) {
     return all;
   }
-  bool explicit_freqs = inputs.size() > 4;
+  bool explicit_freqs = places.size() > 2;
   RopeAppendParams params{};
   params.batch = state.shape(0);
   params.heads = layout_.heads;
@@ -321,46 +336,58 @@ std::vector<Dispatch> RopeAppend::dispatches(
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.multiplier = rounded(multiplier_, state.dtype());
 
-  uint64_t heads = uint64_t{params.heads} + 2 * uint64_t{params.kv_heads} - params.first_head;
+  uint64_t heads = uint64_t{params.heads} + 2 * uint64_t{params.kv_heads};
+  heads -= forward ? params.first_head : 0; // backward, those that were not stored become zeros
   uint64_t depth = params.batch * ceil_div(heads, APPEND_HEADS);
-  std::string kernel = "mlxp_rope_append";
+  std::string kernel = forward ? "mlxp_rope_append" : "mlxp_rope_append_grad";
   kernel += traditional_ ? "_interleaved" : "_half";
   kernel += explicit_freqs ? "_freqs" : "_base";
   auto launch = plan_box(
       op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
-  auto& freqs = explicit_freqs ? inputs[4] : offset; // a buffer must be bound
-  all.emplace_back(op, launch, Arrays{out, qkv, offset, slots, freqs}, outputs, params);
+  Arrays bound = {out};
+  bound.insert(bound.end(), step.begin(), step.end());
+  bound.insert(bound.end(), {offset, slots, places[explicit_freqs ? 2 : 0]}); // or any buffer
+  all.emplace_back(op, launch, bound, outputs, params);
   return all;
 }
 
 CpuCall RopeAppend::cpu_call(const Arrays& inputs, Arrays& outputs) const {
-  auto& state = inputs[0];
-  auto& qkv = inputs[1];
-  auto& offset = inputs[2];
-  auto& slots = inputs[3];
-  cpu::RopeAppendCall call{
+  auto call = this->call(
+      inputs[0], inputs[1], {inputs.begin() + 2, inputs.end()}, outputs[0], /* forward */ true);
+  return [call] { cpu::mlxp_cpu_rope_append(call); };
+}
+
+cpu::RopeAppendCall RopeAppend::call(
+    const mx::array& state,
+    const mx::array& step,
+    const Arrays& places,
+    mx::array& out,
+    bool forward) const {
+  auto& offset = places[0];
+  auto& slots = places[1];
+  return {
       .element = element_of(state),
       .base = base_,
       .shape =
           {.batch = static_cast<size_t>(state.shape(0)),
            .heads = static_cast<size_t>(layout_.heads),
            .kv_heads = static_cast<size_t>(layout_.kv_heads),
-           .time = static_cast<size_t>(qkv.shape(1)),
+           .time = static_cast<size_t>(step.shape(1)),
            .head_dim = static_cast<size_t>(layout_.head_dim),
            .capacity = static_cast<size_t>(layout_.capacity),
            .dims = static_cast<size_t>(dims_),
            .traditional = traditional_,
+           .forward = forward,
            .scale = scale_,
            .multiplier = multiplier_},
-      .freqs = inputs.size() > 4 ? inputs[4].data<float>() : nullptr,
+      .freqs = places.size() > 2 ? places[2].data<float>() : nullptr,
       .offsets = offset.data<int32_t>(),
       .offset_count = offset.size(),
       .slots = slots.data<int32_t>(),
       .slot_count = slots.size(),
       .state = bytes(state),
-      .qkv = bytes(qkv),
-      .out = bytes(outputs[0])};
-  return [call] { cpu::mlxp_cpu_rope_append(call); };
+      .qkv = const_cast<uint8_t*>(bytes(step)), // written only backward
+      .out = bytes(out)};
 }
 
 } // namespace mlx_primitives

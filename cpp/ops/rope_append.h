@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "ops/attention.h"
+#include "runtime/kernels.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -70,6 +71,13 @@ Arrays append_inputs(
     mx::Stream s);
 
 /**
+ * The inputs of a primitive, whose mapped axes join the batch: `arrays` arrays, then positions and
+ * slots, which may differ along the batch, then others, which are not mapped.
+ */
+Arrays joined_steps(
+    const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s);
+
+/**
  * Inputs: state and qkv (row-contiguous, of one floating type), offset and slots (int32, one
  * element or one per batch entry) and, if explicit, freqs (float32 [dims / 2]).
  */
@@ -90,12 +98,30 @@ class RopeAppend : public ComposedPrimitive {
     return 1;
   }
 
+  VJP_METHOD
   VMAP_METHOD
 
   /** Counts only the rows of the step, because the rest of the state stays in place. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
+  friend class RopeAppendGrad;
+
+  // Of both directions: `places` are the inputs after qkv, and the step is an input forward, and
+  // the second output backward.
+  std::vector<Dispatch> launches(
+      const mx::array& state,
+      const Arrays& step,
+      const Arrays& places,
+      const Arrays& outputs,
+      uint32_t max_threads) const;
+  cpu::RopeAppendCall call(
+      const mx::array& state,
+      const mx::array& step,
+      const Arrays& places,
+      mx::array& out,
+      bool forward) const;
+
   mx::array keys_and_values(
       const mx::array& state, const mx::array& stored, const mx::array& slots);
 
@@ -105,6 +131,29 @@ class RopeAppend : public ComposedPrimitive {
   float base_; // unused with explicit freqs
   float scale_;
   float multiplier_;
+};
+
+/**
+ * The derivatives of a RopeAppend in the state and in qkv. Inputs: the cotangent of the new state,
+ * whose memory the first output usually takes over, then those of the RopeAppend after qkv.
+ */
+class RopeAppendGrad : public ComposedPrimitive {
+ public:
+  RopeAppendGrad(mx::Stream stream, std::shared_ptr<RopeAppend> append, int time)
+      : ComposedPrimitive(stream), append_(std::move(append)), time_(time) {}
+
+  COMPOSED_METHODS(RopeAppendGrad)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+
+  size_t updates() const override {
+    return 1;
+  }
+
+  VMAP_METHOD
+
+ private:
+  std::shared_ptr<RopeAppend> append_;
+  int time_; // positions of the step
 };
 
 /**
@@ -139,7 +188,15 @@ class RopeAppendAttention : public ComposedPrimitive {
   }
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
+ protected:
+  /** The two as nodes, whose derivatives have kernels. */
+  Arrays differentiable(const Arrays& inputs) override;
+
  private:
+  /** The outputs, by `run` of the two primitives and their inputs. */
+  template <typename Run>
+  Arrays staged(const Arrays& inputs, Run run);
+
   /** The inputs and the output of the attention, as views of the state and of the result. */
   Arrays attended(const Arrays& inputs, const mx::array& state) const;
   mx::array by_heads(const mx::array& result) const;

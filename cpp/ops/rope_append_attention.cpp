@@ -91,9 +91,20 @@ mx::array RopeAppendAttention::by_heads(const mx::array& result) const {
 }
 
 Arrays RopeAppendAttention::compose(const Arrays& inputs) {
+  return staged(inputs, [](auto& stage, const Arrays& from) { return stage->compose(from)[0]; });
+}
+
+Arrays RopeAppendAttention::differentiable(const Arrays& inputs) {
+  return staged(inputs, [](auto& stage, const Arrays& from) {
+    return mx::array(from[0].shape(), from[0].dtype(), stage, from);
+  });
+}
+
+template <typename Run>
+Arrays RopeAppendAttention::staged(const Arrays& inputs, Run run) {
   auto s = stream();
   auto& [heads, kv_heads, head_dim, capacity] = layout_;
-  auto state = append_->compose(appended(inputs))[0];
+  auto state = run(append_, appended(inputs));
   int batch = state.shape(0);
   int time = inputs[1].shape(1);
   int area = heads * static_cast<int>(QUERY_POSITIONS);
@@ -110,7 +121,7 @@ Arrays RopeAppendAttention::compose(const Arrays& inputs) {
       mx::slice(rows(keys, keys + kv_heads * capacity, all), {0, 0, 0, 0}, seen, s)};
   stages.insert(
       stages.end(), inputs.begin() + static_cast<std::ptrdiff_t>(appended_), inputs.end());
-  auto attended = mx::transpose(attention_->compose(stages)[0], {0, 2, 1, 3}, s);
+  auto attended = mx::transpose(run(attention_, stages), {0, 2, 1, 3}, s);
   return {state, mx::reshape(attended, {batch, time, heads * head_dim}, s)};
 }
 

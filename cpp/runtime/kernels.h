@@ -62,9 +62,10 @@ struct AttentionGradCall {
   AttentionCall forward; // without `out`
   View cotangent;
   uint8_t* dq;
-  uint8_t* dk;
+  uint8_t* dk; // null, as dv, if they are not wanted
   uint8_t* dv;
-  uint8_t* dsinks;
+  uint8_t* dmask;  // null unless there is an additive mask
+  uint8_t* dsinks; // null if there are no sinks
 };
 
 struct CrossEntropyCall {
@@ -255,6 +256,7 @@ struct AppendShape {
   size_t capacity;
   size_t dims;
   bool traditional;
+  bool forward;
   float scale;
   float multiplier;
 };
@@ -269,7 +271,7 @@ struct RopeAppendCall {
   const int32_t* slots;
   size_t slot_count;
   Bytes state;
-  Bytes qkv;
+  uint8_t* qkv; // written only backward
   uint8_t* out;
 };
 
@@ -280,11 +282,10 @@ OFFSET(AttentionCall, batch, 16);
 OFFSET(AttentionCall, q, 96);
 OFFSET(AttentionCall, mask, 376);
 OFFSET(AttentionCall, out, 424);
-static_assert(sizeof(AttentionGradCall) == 504);
+static_assert(sizeof(AttentionGradCall) == 512 && sizeof(CrossEntropyCall) == 72);
 OFFSET(AttentionGradCall, cotangent, 432);
 OFFSET(AttentionGradCall, dq, 472);
-OFFSET(AttentionGradCall, dsinks, 496);
-static_assert(sizeof(CrossEntropyCall) == 72 && sizeof(LinearCall) == 80);
+OFFSET(AttentionGradCall, dsinks, 504);
 OFFSET(CrossEntropyCall, ignored, 4);
 OFFSET(CrossEntropyCall, smoothing, 8);
 OFFSET(CrossEntropyCall, rows, 16);
@@ -294,7 +295,7 @@ OFFSET(LinearCall, activation, 4);
 OFFSET(LinearCall, batch, 8);
 OFFSET(LinearCall, x, 40);
 OFFSET(LinearCall, out, 72);
-static_assert(sizeof(Weights) == 32 && sizeof(LoraCall) == 112);
+static_assert(sizeof(LinearCall) == 80 && sizeof(Weights) == 32 && sizeof(LoraCall) == 112);
 OFFSET(LoraCall, bits, 4);
 OFFSET(LoraCall, weights, 40);
 OFFSET(LoraCall, low, 72);
@@ -306,11 +307,11 @@ OFFSET(MaskedSoftmaxCall, shape, 8);
 OFFSET(MaskedSoftmaxCall, mask_strides, 64);
 OFFSET(MaskedSoftmaxCall, mask_shape, 128);
 OFFSET(MaskedSoftmaxCall, out, 184);
-static_assert(sizeof(NormGrad) == 80 && sizeof(QuantizedTransposedCall) == 88);
+static_assert(sizeof(NormGrad) == 80 && sizeof(ResidualNorm) == 72 && sizeof(TakenRows) == 24);
 OFFSET(NormGrad, rows, 56);
 OFFSET(NormGrad, centered, 76);
-static_assert(sizeof(QuantizeShape) == 24 && sizeof(TakenRows) == 24);
-static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(ResidualNorm) == 72);
+static_assert(sizeof(RopeAppendCall) == 144 && sizeof(QuantizeShape) == 24);
+static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(QuantizedTransposedCall) == 88);
 OFFSET(QuantizedMatmulCall, bits, 4);
 OFFSET(QuantizedMatmulCall, group, 16);
 OFFSET(QuantizedMatmulCall, x, 40);
@@ -321,14 +322,13 @@ OFFSET(QuantizedTransposedCall, out, 80);
 OFFSET(ResidualNorm, rows, 48);
 OFFSET(ResidualNorm, eps, 64);
 OFFSET(ResidualNorm, centered, 68);
-static_assert(sizeof(RopeShape) == 48 && sizeof(RopeCall) == 96);
+static_assert(sizeof(RopeShape) == 48 && sizeof(RopeCall) == 96 && sizeof(AppendShape) == 72);
 OFFSET(RopeShape, traditional, 40);
 OFFSET(RopeShape, scale, 44);
 OFFSET(RopeCall, shape, 8);
 OFFSET(RopeCall, freqs, 56);
 OFFSET(RopeCall, out, 88);
-static_assert(sizeof(AppendShape) == 72 && sizeof(RopeAppendCall) == 144);
-OFFSET(AppendShape, traditional, 56);
+OFFSET(AppendShape, forward, 57);
 OFFSET(AppendShape, multiplier, 64);
 OFFSET(RopeAppendCall, freqs, 80);
 OFFSET(RopeAppendCall, slots, 104);

@@ -159,7 +159,7 @@ auto ComposedPrimitive::partial(const Arrays& inputs, const std::vector<int>& ar
     for (size_t i = 0; i < argnums.size(); ++i) {
       all[argnums[i]] = arguments[i];
     }
-    return compose(all);
+    return differentiable(all);
   };
 }
 

@@ -149,8 +149,14 @@ class ComposedPrimitive : public FusedPrimitive {
 
   DERIVATIVE_METHODS
 
+ protected:
+  /** The graph whose derivatives are those of this primitive. */
+  virtual Arrays differentiable(const Arrays& inputs) {
+    return compose(inputs);
+  }
+
  private:
-  /** compose as a function of the inputs that argnums names. */
+  /** `differentiable` as a function of the inputs that argnums names. */
   auto partial(const Arrays& inputs, const std::vector<int>& argnums);
 };
 

@@ -45,7 +45,7 @@ macro_rules! entries {
 
 layout!(View, 40, strides 8);
 layout!(AttentionCall, 432, scale 4, batch 16, q 96, mask 376, out 424);
-layout!(AttentionGradCall, 504, cotangent 432, dq 472, dsinks 496);
+layout!(AttentionGradCall, 512, cotangent 432, dq 472, dsinks 504);
 
 #[repr(C)]
 pub struct CrossEntropyCall {
@@ -164,10 +164,10 @@ pub struct RopeAppendCall {
     slots: *const i32,
     slot_count: usize,
     state: *const u8,
-    qkv: *const u8,
+    qkv: *mut u8,
     out: *mut u8,
 }
-layout!(AppendShape, 72, traditional 56, multiplier 64);
+layout!(AppendShape, 72, forward 57, multiplier 64);
 layout!(RopeAppendCall, 144, shape 8, freqs 80, slots 104, out 136);
 layout!(ResidualNorm, 72, rows 48, eps 64, centered 68);
 layout!(NormGrad, 80, rows 56, centered 76);

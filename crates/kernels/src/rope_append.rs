@@ -1,4 +1,5 @@
-//! Rotates the queries and keys of a step, and writes them into a state together with its values.
+//! Rotates the queries and keys of a step, and writes them into a state together with its values;
+//! and the derivatives of this, which go the other way.
 
 use std::ops::Range;
 
@@ -32,6 +33,8 @@ pub struct AppendShape {
     /// Features that are rotated: even, at most `head_dim`; the rest are copied.
     pub dims: usize,
     pub traditional: bool,
+    /// Whether a state takes a step; false computes the derivatives in both.
+    pub forward: bool,
     /// Multiplies the positions.
     pub scale: f32,
     /// Multiplies the rotated features, before the rotation.
@@ -62,16 +65,19 @@ impl AppendShape {
 /// `out`, and rotates queries and keys as [`rope`](super::rope) does. Positions outside the
 /// capacity are skipped.
 ///
+/// Backward, `state` is the cotangent of the new state. `qkv` becomes the derivatives in the step,
+/// and `out` those in the state: the cotangent, with zeros in the rows that the step wrote.
+///
 /// # Safety
 /// `state`, `out` and `qkv` hold the shape's elements, aligned to the element; `out` is `state`
-/// or overlaps nothing. `offsets` and `slots` hold 1 or `batch` numbers, explicit frequencies
-/// `dims / 2`.
+/// or overlaps nothing. `qkv` is written only backward. `offsets` and `slots` hold 1 or `batch`
+/// numbers, explicit frequencies `dims / 2`.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn rope_append(
     element: Element,
     state: *const u8,
     out: *mut u8,
-    qkv: *const u8,
+    qkv: *mut u8,
     shape: &AppendShape,
     frequencies: Frequencies,
     offsets: &[i32],
@@ -91,7 +97,7 @@ pub unsafe fn rope_append(
 pub unsafe fn append_on<T: Float>(
     machine: Machine,
     out: *mut T,
-    qkv: *const T,
+    qkv: *mut T,
     shape: &AppendShape,
     frequencies: Frequencies,
     offsets: &[i32],
@@ -113,10 +119,10 @@ pub unsafe fn append_on<T: Float>(
         head_dim: shape.head_dim,
         dims: shape.dims,
         traditional: shape.traditional,
-        forward: true,
+        forward: shape.forward,
         scale: shape.scale,
     };
-    let (out, qkv) = (Shared(out), Shared(qkv.cast_mut()));
+    let (out, qkv) = (Shared(out), Shared(qkv));
     machine.pool.for_each(shape.batch * runs, run * position, &|tiles| {
         for tile in tiles {
             let (batch, start) = (tile / runs, tile % runs * run);
@@ -125,7 +131,7 @@ pub unsafe fn append_on<T: Float>(
                 // SAFETY: the batch entry lies within both buffers.
                 qkv: unsafe { qkv.get().add(batch * shape.time * position) },
                 // SAFETY: as above.
-                out: unsafe { out.get().add(batch * shape.rows() * shape.head_dim) },
+                state: unsafe { out.get().add(batch * shape.rows() * shape.head_dim) },
                 shape,
                 turns: Tile {
                     x: qkv.get(),
@@ -146,8 +152,8 @@ pub unsafe fn append_on<T: Float>(
 }
 
 struct Append<'a, T> {
-    qkv: *const T,
-    out: *mut T,
+    qkv: *mut T,
+    state: *mut T,
     shape: &'a AppendShape,
     /// Only its sines and cosines are used.
     turns: Tile<'a, T>,
@@ -163,6 +169,14 @@ impl<T: Float> Kernel for Append<'_, T> {
         let shape = self.shape;
         let last_turned = shape.heads + shape.kv_heads;
         let columns = self.turns.columns;
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.copy(shape.first_head()..last_turned, shape.dims);
+            self.copy(last_turned..shape.all_heads(), 0);
+            if !shape.forward {
+                self.clear_skipped();
+            }
+        }
         let mut start = 0;
         while start < columns {
             let block = start..columns.min(start + COLUMNS);
@@ -181,12 +195,21 @@ impl<T: Float> Kernel for Append<'_, T> {
                             let sin = table.sin.as_ptr().cast::<f32>().add(line);
                             let Some((from, to)) = self.vectors(head, time) else { continue };
                             self.ask(from);
-                            let from = self.scaled::<V>(from, to, start == 0);
-                            let to = Output::near(to);
+                            if shape.forward && start == 0 {
+                                self.multiply::<V>(from, to);
+                            }
+                            let scaled = shape.forward && shape.multiplier != 1.0;
+                            let source = if scaled { to.cast_const() } else { from };
+                            let near = Output::near(to);
                             if shape.traditional {
-                                rotate_pairs::<V, T>(from, to, block.clone(), cos, sin);
+                                rotate_pairs::<V, T>(source, near, block.clone(), cos, sin);
                             } else {
-                                rotate_halves::<V, T>(from, to, block.clone(), columns, cos, sin);
+                                let block = block.clone();
+                                rotate_halves::<V, T>(source, near, block, columns, cos, sin);
+                            }
+                            if !shape.forward && block.end == columns {
+                                self.multiply::<V>(to, to);
+                                from.cast_mut().write_bytes(0, shape.dims);
                             }
                         }
                     }
@@ -194,20 +217,17 @@ impl<T: Float> Kernel for Append<'_, T> {
             }
             start += COLUMNS;
         }
-        // SAFETY: the caller's contract.
-        unsafe {
-            self.copy(shape.first_head()..last_turned, shape.dims);
-            self.copy(last_turned..shape.all_heads(), 0);
-        }
     }
 }
 
 impl<T: Float> Append<'_, T> {
-    /// The source and destination of a head's vector at a position.
+    /// The source and destination of a head's vector at a position, if the state has a row for it.
     #[inline(always)]
     unsafe fn vectors(&self, head: usize, time: usize) -> Option<(*const T, *mut T)> {
         let shape = self.shape;
-        let row = if head < shape.heads {
+        let row = if head < shape.first_head() {
+            return None;
+        } else if head < shape.heads {
             head * shape.time + time
         } else {
             let slot = usize::try_from(self.slot + time as i64).ok()?;
@@ -216,9 +236,32 @@ impl<T: Float> Append<'_, T> {
             }
             shape.area() + (head - shape.heads) * shape.capacity + slot
         };
-        let from = (time * shape.all_heads() + head) * shape.head_dim;
-        // SAFETY: the head and the position lie within the batch entry, the row within its state.
-        unsafe { Some((self.qkv.add(from), self.out.add(row * shape.head_dim))) }
+        // SAFETY: the row lies within the state of the batch entry.
+        let (of_step, row) =
+            unsafe { (self.of_step(head, time), self.state.add(row * shape.head_dim)) };
+        Some(if shape.forward { (of_step, row) } else { (row, of_step) })
+    }
+
+    /// A head's vector of the step at a position.
+    #[inline(always)]
+    unsafe fn of_step(&self, head: usize, time: usize) -> *mut T {
+        let at = (time * self.shape.all_heads() + head) * self.shape.head_dim;
+        // SAFETY: the head and the position lie within the batch entry.
+        unsafe { self.qkv.add(at) }
+    }
+
+    /// Clears the derivatives in vectors that the state has no row for.
+    unsafe fn clear_skipped(&self) {
+        for time in self.turns.positions.clone() {
+            for head in 0..self.shape.all_heads() {
+                // SAFETY: within the vector.
+                unsafe {
+                    if self.vectors(head, time).is_none() {
+                        self.of_step(head, time).write_bytes(0, self.shape.head_dim);
+                    }
+                }
+            }
+        }
     }
 
     /// Prefetches the vector of a later head.
@@ -228,27 +271,24 @@ impl<T: Float> Append<'_, T> {
         prefetch(later.cast(), self.shape.head_dim * size_of::<T>());
     }
 
-    /// The address to rotate from: `from`, or `to` after writing the multiplied features there.
+    /// Writes the multiplied features to `to`, unless the multiplier is 1.
     #[inline(always)]
-    unsafe fn scaled<V: F32x16>(&self, from: *const T, to: *mut T, first: bool) -> *const T {
+    unsafe fn multiply<V: F32x16>(&self, from: *const T, to: *mut T) {
         if self.shape.multiplier == 1.0 {
-            return from;
+            return;
         }
-        if first {
-            let factor: V = T::round(V::splat(self.shape.multiplier));
-            for at in (0..self.shape.dims).step_by(LANES) {
-                let count = LANES.min(self.shape.dims - at);
-                // SAFETY: within the vector.
-                unsafe {
-                    let x: V = T::load_first(from.add(at), count);
-                    T::store_first(x * factor, to.add(at), count);
-                }
+        let factor: V = T::round(V::splat(self.shape.multiplier));
+        for at in (0..self.shape.dims).step_by(LANES) {
+            let count = LANES.min(self.shape.dims - at);
+            // SAFETY: within the vector.
+            unsafe {
+                let x: V = T::load_first(from.add(at), count);
+                T::store_first(x * factor, to.add(at), count);
             }
         }
-        to
     }
 
-    /// Copies the features from `first` on unchanged.
+    /// Copies the features from `first` on unchanged. Backward, clears them in the state.
     unsafe fn copy(&self, heads: Range<usize>, first: usize) {
         let count = self.shape.head_dim - first;
         if count == 0 {
@@ -262,6 +302,9 @@ impl<T: Float> Append<'_, T> {
                     unsafe {
                         if let Some((from, to)) = self.vectors(head, time) {
                             std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                            if !self.shape.forward {
+                                from.add(first).cast_mut().write_bytes(0, count);
+                            }
                         }
                     }
                 }

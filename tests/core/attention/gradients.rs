@@ -22,8 +22,9 @@ struct Rules {
 /// A call and the cotangent of its result.
 struct Call {
     rules: Rules,
-    /// Queries, keys, values, and sinks if there are any.
+    /// Queries, keys, values, then an additive mask and sinks if there are any.
     inputs: Vec<Array>,
+    /// A boolean mask.
     mask: Option<Array>,
     cotangent: Array,
 }
@@ -37,35 +38,29 @@ impl Call {
             random(&[batch, kv_heads, keys, dim], dtype, 2)?,
             random(&[batch, kv_heads, keys, value_dim], dtype, 3)?,
         ];
+        let shape = [batch, heads, queries, keys];
+        let mut mask = None;
+        if rules.mask == Some(Dtype::Bool) {
+            // The second query sees nothing.
+            let shown = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?.not_equal(1)?;
+            let some = random(&shape, Dtype::Float32, 5)?.greater(-1.5)?;
+            mask = Some(some.logical_and(&shown.reshape([queries, 1])?)?);
+        } else if rules.mask.is_some() {
+            inputs.push(random(&shape, dtype, 5)?);
+        }
         if rules.sinks {
             inputs.push(random(&[heads], dtype, 4)?);
         }
-        let shape = [batch, heads, queries, keys];
-        let mask = match rules.mask {
-            None => None,
-            Some(Dtype::Bool) => {
-                // The second query sees nothing.
-                let shown = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?.not_equal(1)?;
-                let some = random(&shape, Dtype::Float32, 5)?.greater(-1.5)?;
-                Some(some.logical_and(&shown.reshape([queries, 1])?)?)
-            }
-            Some(_) => Some(random(&shape, dtype, 5)?),
-        };
         let cotangent = random(&[batch, heads, queries, value_dim], dtype, 6)?;
         Ok(Self { rules, inputs, mask, cotangent })
     }
 
     fn result(&self, x: &[Array]) -> Result<Array> {
-        let Rules { causal, window, soft_cap, .. } = self.rules;
-        let options = Attention {
-            scale: None,
-            causal,
-            window,
-            soft_cap,
-            mask: self.mask.as_ref(),
-            sinks: x.get(3),
-            dropped: 0,
-        };
+        let Rules { causal, window, soft_cap, sinks, .. } = self.rules;
+        let additive = x[3..].iter().find(|x| x.ndim() == 4);
+        let mask = self.mask.as_ref().or(additive);
+        let sinks = x.last().filter(|_| sinks);
+        let options = Attention { scale: None, causal, window, soft_cap, mask, sinks, dropped: 0 };
         ops::attention(&x[0], &x[1], &x[2], options)
     }
 
@@ -82,14 +77,10 @@ impl Call {
     /// Its numbers as float32.
     fn widened(&self) -> Result<Self> {
         let wide = |x: &Array| x.astype(Dtype::Float32);
-        let mask = match &self.mask {
-            Some(mask) if mask.dtype() != Dtype::Bool => Some(wide(mask)?),
-            mask => mask.clone(),
-        };
         Ok(Self {
             rules: self.rules,
             inputs: self.inputs.iter().map(wide).collect::<Result<_>>()?,
-            mask,
+            mask: self.mask.clone(),
             cotangent: wide(&self.cotangent)?,
         })
     }
@@ -118,17 +109,20 @@ impl Call {
 
 /// Every kernel: features of each number, each mask, queries that see no key by a rule or a mask,
 /// and more rows and keys than a tile has.
-const CALLS: [([i32; 3], [i32; 4], Rules); 6] = {
+const CALLS: [([i32; 3], [i32; 4], Rules); 8] = {
     let none = Rules { causal: false, window: None, soft_cap: None, mask: None, sinks: false };
     let causal = Rules { causal: true, ..none };
-    let (some, window) = (Some(Dtype::Bool), Some(5));
+    let (some, window, added) = (Some(Dtype::Bool), Some(5), Some(Dtype::Float32));
+    let all = Rules { causal: true, window, soft_cap: Some(3.0), mask: added, sinks: true };
     [
         ([2, 4, 2], [9, 21, 40, 24], Rules { sinks: true, ..causal }),
         ([1, 2, 1], [30, 13, 100, 33], causal),
         ([1, 3, 3], [17, 40, 64, 200], Rules { window, soft_cap: Some(3.0), ..causal }),
         ([1, 2, 2], [6, 70, 8, 8], Rules { mask: some, sinks: true, ..none }),
         ([2, 2, 1], [7, 37, 20, 16], Rules { mask: some, window, ..none }),
-        ([1, 2, 1], [60, 50, 16, 16], Rules { mask: Some(Dtype::Float32), ..causal }),
+        ([1, 2, 1], [60, 50, 16, 16], Rules { mask: added, ..causal }),
+        ([2, 4, 2], [9, 21, 8, 24], all),
+        ([1, 3, 3], [40, 50, 24, 8], Rules { mask: added, ..none }),
     ]
 };
 
@@ -169,30 +163,48 @@ fn gradients_of_views() -> Checked {
     })
 }
 
-/// A derivative in a mask needs the derivatives in all scores, which MLX's ops keep.
+/// Masks of every score, of those of a query, and of all.
 #[test]
-fn gradients_in_an_additive_mask() -> Checked {
+fn gradients_in_a_mask_that_broadcasts() -> Checked {
     each_device(|_| {
-        let rules = Rules { mask: Some(Dtype::Float32), ..Rules::default() };
-        let call = Call::new(rules, [1, 2, 1], [5, 9, 8, 8], Dtype::Float32)?;
-        let mask = call.mask.clone().expect("a mask");
-        let of = |options: Attention<'_>| {
-            ops::attention(&call.inputs[0], &call.inputs[1], &call.inputs[2], options)
+        let call = Call::new(Rules::default(), [2, 2, 1], [5, 9, 8, 8], Dtype::Float32)?;
+        let [q, k, v] = &call.inputs[..] else { unreachable!("queries, keys and values") };
+        let ours = |mask: &Array| {
+            ops::attention(q, k, v, Attention { mask: Some(mask), ..Attention::default() })
         };
-        let (_, got) = vjp(
-            |p: Vec<Array>| of(Attention { mask: Some(&p[0]), ..Attention::default() }),
-            &[&mask],
-            &[&call.cotangent],
-        )?;
         let softmax = |mask: &Array| -> Result<Array> {
-            let groups = |x: &Array| x.broadcast_to([1, 2, 9, 8]);
-            let (k, v) = (groups(&call.inputs[1])?, groups(&call.inputs[2])?);
-            let scores =
-                call.inputs[0].matmul(&k.transpose([0, 1, 3, 2])?)?.multiply(8.0f32.powf(-0.5))?;
-            ops::softmax(&scores.add(mask)?)?.matmul(&v)
+            let groups = |x: &Array| x.broadcast_to([2, 2, 9, 8]);
+            let scores = q.matmul(&groups(k)?.transpose([0, 1, 3, 2])?)?;
+            let scores = scores.multiply(8.0f32.powf(-0.5))?.add(mask)?;
+            ops::softmax(&scores)?.matmul(&groups(v)?)
         };
-        let (_, want) = vjp(|p: Vec<Array>| softmax(&p[0]), &[&mask], &[&call.cotangent])?;
-        assert_close(&numbers(&got[0])?, &numbers(&want[0])?, 1e-4, "the mask");
+        for shape in [&[2, 2, 5, 9][..], &[5, 9], &[2, 1, 1, 9], &[]] {
+            let mask = random(shape, Dtype::Float32, 5)?;
+            let (_, got) = vjp(|mask| ours(&mask), &mask, &call.cotangent)?;
+            let (_, want) = vjp(|mask| softmax(&mask), &mask, &call.cotangent)?;
+            assert_eq!(got.shape(), shape);
+            assert_close(&numbers(&got)?, &numbers(&want)?, 1e-4, &format!("mask {shape:?}"));
+        }
+        // The numbers that a boolean mask is computed from have no influence.
+        let limits = random(&[5, 9], Dtype::Float32, 5)?;
+        let (_, none) = vjp(|limits| ours(&limits.greater(0.5)?), &limits, &call.cotangent)?;
+        assert!(numbers(&none)?.iter().all(|v| *v == 0.0), "a gradient in a boolean mask");
+        Ok(())
+    })
+}
+
+/// The derivatives in queries alone take fewer products, and have the same bits.
+#[test]
+fn gradients_in_queries_alone() -> Checked {
+    each_device(|_| {
+        for (heads, extents, rules) in CALLS {
+            let call = Call::new(rules, heads, extents, Dtype::Float32)?;
+            let frozen = |q: Array| call.result(&[&[q], &call.inputs[1..]].concat());
+            let (_, alone) = vjp(frozen, &call.inputs[0], &call.cotangent)?;
+            let launched = 2 + usize::from(rules.sinks);
+            assert_eq!(dispatches(&alone, 1024)?.len(), launched, "{rules:?}");
+            assert_same(&alone, &call.gradients()?[0], &format!("{rules:?}"))?;
+        }
         Ok(())
     })
 }
@@ -201,7 +213,7 @@ fn gradients_in_an_additive_mask() -> Checked {
 #[test]
 fn gradients_transform() -> Checked {
     each_device(|_| {
-        for (heads, extents, rules) in [CALLS[0], CALLS[2], CALLS[4]] {
+        for (heads, extents, rules) in [CALLS[0], CALLS[2], CALLS[4], CALLS[6], CALLS[7]] {
             let what = format!("{heads:?} {extents:?} {rules:?}");
             let call = Call::new(rules, heads, extents, Dtype::Float32)?;
             let twice = |theirs: bool| -> Result<Vec<Array>> {
@@ -262,11 +274,11 @@ fn gradients_lie_position_by_position() -> Checked {
 fn gradients_within_limits() -> Checked {
     for dim in [1, 64, 65, 128, 129, 256] {
         for dtype in FLOATS {
-            let call = Call::new(CALLS[0].2, [1, 4, 2], [40, 70, dim, dim], dtype)?;
+            let call = Call::new(CALLS[6].2, [1, 4, 2], [40, 70, dim, dim], dtype)?;
             let gradient = &call.gradients()?[0];
             for max_threads in [32, 64, 96, 448, 1024] {
                 let plans = dispatches(gradient, max_threads)?;
-                assert_eq!(plans.len(), 5);
+                assert_eq!(plans.len(), 6);
                 for plan in &plans {
                     let threads: u32 = plan.group.iter().product();
                     let (bytes, what) = (plan.threadgroup_bytes, format!("{plan:?}"));

@@ -3,13 +3,13 @@
 use anyhow::Context;
 use mlx_primitives::internals::dequantizing_composition;
 use mlx_primitives::ops::{self, Attention, QuantizedRows};
-use mlx_primitives::transforms::grad;
+use mlx_primitives::transforms::{grad, vjp};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
 use super::{TOLERANCE, assert_near, tolerance_to_mlx};
 use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{FLOATS, data, random, values};
-use crate::support::{Checked, each_device, message};
+use crate::support::{Checked, each_device, message, refs};
 use crate::table::attention_reference::Reference;
 
 struct Rows {
@@ -159,7 +159,46 @@ fn views_of_a_cache() -> Checked {
     })
 }
 
-/// The gradients are those of MLX's ops, in the queries and in scales and biases.
+/// The gradients in queries, scales and biases, beside those of MLX's ops in float32.
+#[test]
+fn gradients_are_those_of_mlx() -> Checked {
+    each_device(|_| {
+        for (dtype, near) in FLOATS.into_iter().zip([1e-4, 4e-3, 3e-2]) {
+            for (bits, group, dims) in [(4, 32, [64, 32]), (8, 64, [64, 128])] {
+                let k = Rows::new([2, 2, 9, dims[0]], bits, group, dtype, 1)?;
+                let v = Rows::new([2, 2, 9, dims[1]], bits, group, dtype, 2)?;
+                let q = random(&[2, 4, 5, dims[0]], dtype, 3)?;
+                let g = random(&[2, 4, 5, dims[1]], dtype, 4)?;
+                let sinks = random(&[4], dtype, 5)?;
+                let options = Attention { causal: true, sinks: Some(&sinks), ..Default::default() };
+                let ours = |p: &[Array]| {
+                    let k = QuantizedRows { packed: &k.packed, scales: &p[1], biases: &p[2] };
+                    let v = QuantizedRows { packed: &v.packed, scales: &p[3], biases: &p[4] };
+                    let sinks = sinks.astype(p[0].dtype())?;
+                    let options = Attention { sinks: Some(&sinks), ..options };
+                    ops::attention_quantized(&p[0], k, v, bits, group, options)
+                };
+                let theirs = |p: &[Array]| Ok(builtin::composition(&ours(p)?)?.swap_remove(0));
+                let inputs = [&q, &k.scales, &k.biases, &v.scales, &v.biases];
+                let got = vjp(|p: Vec<Array>| ours(&p), &inputs, &[&g])?.1;
+                assert_eq!(got[0].primitive().as_deref(), Some("AttentionGrad"));
+                let wide = |x: &Array| x.astype(Dtype::Float32);
+                let all = inputs.into_iter().map(wide).collect::<Result<Vec<_>>>()?;
+                let want = vjp(|p: Vec<Array>| theirs(&p), &refs(&all), &[&wide(&g)?])?.1;
+                for (number, (got, want)) in got.iter().zip(&want).enumerate() {
+                    assert_eq!((got.shape(), got.dtype()), (inputs[number].shape(), dtype));
+                    let want = numbers(want)?;
+                    let scale = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
+                    let what = format!("{dtype}, {bits} bits, input {number}");
+                    assert_close(&numbers(got)?, &want, near * scale, &what);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// MLX's ops as an NVIDIA GPU runs them have the same gradients.
 #[test]
 fn gradients_are_those_of_plain_keys_and_values() -> Checked {
     each_device(|_| {

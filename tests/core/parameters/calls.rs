@@ -26,6 +26,7 @@ pub const X: Shapes = &[&[4, 8]];
 pub const WITH_VECTOR: Shapes = &[&[4, 8], &[8]];
 pub const SCORES: Shapes = &[&[2, 4, 6, 6]];
 pub const QKV: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
+pub const QKV_MASK: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 4], &[4]];
 pub const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 26 };
 /// Its states have the same number of rows, and its steps the same number of features.
 pub const OTHER_LAYOUT: KvLayout = KvLayout { heads: 4, kv_heads: 3, head_dim: 8, capacity: 20 };
@@ -37,6 +38,19 @@ pub fn attention(p: &[Array], options: Attention<'_>) -> Result<Array> {
 
 pub fn attention_grad(p: &[Array], options: Attention<'_>) -> Result<Array> {
     Ok(vjp(|q| ops::attention(&q, &p[1], &p[2], options), &p[0], &p[1])?.1)
+}
+
+/// The gradients in some of the queries, keys, values, mask and sinks, given that the queries are
+/// the gradient of the result.
+pub fn attention_grads(p: &[Array], inputs: &[usize]) -> Result<Vec<Array>> {
+    let attended = |x: Vec<Array>| {
+        let mut all = p.to_vec();
+        inputs.iter().zip(x).for_each(|(&input, x)| all[input] = x);
+        let options = Attention { mask: Some(&all[3]), sinks: Some(&all[4]), ..Default::default() };
+        attention(&all, options)
+    };
+    let primals: Vec<&Array> = inputs.iter().map(|&input| &p[input]).collect();
+    Ok(vjp(attended, &primals, &[&p[0]])?.1)
 }
 
 pub fn masked(x: &Array, options: MaskedSoftmax<'_>) -> Result<Array> {

@@ -9,9 +9,9 @@ use mlx_primitives::{Array, Dtype, Result};
 
 use super::calls::Row::{self, Apart, Fixed};
 use super::calls::{
-    CAPTURED, LAYOUT, OTHER_LAYOUT, QKV, SCORES, STEP, Shapes, Variants, WITH_VECTOR, X, append,
-    attended, attention, attention_grad, cross_entropy, cross_entropy_grad, dequantized, masked,
-    masks, normed_or, offset, quantized, rotations, usual,
+    CAPTURED, LAYOUT, OTHER_LAYOUT, QKV, QKV_MASK, SCORES, STEP, Shapes, Variants, WITH_VECTOR, X,
+    append, attended, attention, attention_grad, attention_grads, cross_entropy,
+    cross_entropy_grad, dequantized, masked, masks, normed_or, offset, quantized, rotations, usual,
 };
 
 type One = fn(&Array) -> Result<Array>;
@@ -75,6 +75,15 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 attention_grad(p, Attention { causal: true, ..Default::default() })?,
                 attention_grad(p, Attention { soft_cap: Some(0.5), ..Default::default() })?,
             ])
+        }),
+        apart("AttentionGrad::of_keys_", QKV_MASK, |p| {
+            let all = attention_grads(p, &[0, 1, 4])?;
+            Ok(vec![attention_grads(p, &[0, 4])?[1].clone(), all[1].clone()])
+        }),
+        apart("AttentionGrad::of_mask_", QKV_MASK, |p| {
+            // The sinks' are the fourth, unless the mask's are.
+            let all = attention_grads(p, &[0, 1, 3, 4])?;
+            Ok(vec![attention_grads(p, &[0, 1, 4])?[2].clone(), all[2].clone()])
         }),
         apart("CrossEntropy::targets_.smoothing, .ignored", X, |p| {
             Ok(vec![
@@ -281,6 +290,22 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 append(p, LAYOUT, usual(&offset()).into())?,
                 append(p, OTHER_LAYOUT, usual(&offset()).into())?,
             ])
+        }),
+        apart("RopeAppendGrad::append_", STEP, |p| {
+            let of = |rope: Rope<'_>| {
+                let new = |qkv: Array| append(&[p[0].clone(), qkv], LAYOUT, rope.into());
+                Ok(vjp(new, &p[1], &p[0])?.1)
+            };
+            rotations(&offset()).into_iter().map(of).collect()
+        }),
+        apart("RopeAppendGrad::time_", STEP, |p| {
+            let of = |time: i32| {
+                let qkv = p[1].slice_axis(1, 0..time)?;
+                let offset = offset();
+                let new = |state| append(&[state, qkv.clone()], LAYOUT, usual(&offset).into());
+                Ok(vjp(new, &p[0], &p[0])?.1)
+            };
+            [1, 2].map(of).into_iter().collect()
         }),
         fixed("RopeAppend::layout_.head_dim, RopeAppendAttention::layout_.head_dim", SHAPES_SAY),
         apart("RopeAppendAttention::append_", STEP, |p| {

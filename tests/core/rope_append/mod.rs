@@ -2,6 +2,7 @@
 
 mod attended;
 mod buffers;
+mod gradients;
 
 use mlx_primitives::ops::{KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::{Array, Dtype, Result, ops};

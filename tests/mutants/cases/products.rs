@@ -5,7 +5,7 @@ use mlx_primitives::ops::{
     QuantizedRows, QuantizedWeight,
 };
 use mlx_primitives::transforms::vjp;
-use mlx_primitives::{Array, Result};
+use mlx_primitives::{Array, Dtype, Result};
 
 use super::inputs::wave;
 use super::{Case, Cases};
@@ -198,7 +198,7 @@ impl Attended {
         }
     }
 
-    /// The derivatives over plain keys and values, in sinks too if there are any.
+    /// The derivatives over plain keys and values, and in an additive mask and sinks that it has.
     fn gradients(&self) -> Result<Vec<Array>> {
         let &Self { heads: [heads, kv_heads], queries, keys, dim, .. } = self;
         let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
@@ -211,9 +211,13 @@ impl Attended {
         };
         let (q, k) = (of(heads, queries, dim, 1)?, of(kv_heads, keys, dim, 4)?);
         let (v, cotangent) = (of(kv_heads, keys, dim - 3, 5)?, of(heads, queries, dim - 3, 6)?);
-        let inputs: Vec<&Array> = [&q, &k, &v].into_iter().chain(options.sinks).collect();
+        let additive = options.mask.filter(|mask| mask.dtype() != Dtype::Bool);
+        let more = additive.into_iter().chain(options.sinks);
+        let inputs: Vec<&Array> = [&q, &k, &v].into_iter().chain(more).collect();
         let attended = |x: Vec<Array>| {
-            ops::attention(&x[0], &x[1], &x[2], Attention { sinks: x.get(3), ..options })
+            let mask = if additive.is_some() { x.get(3) } else { options.mask };
+            let sinks = x.last().filter(|_| options.sinks.is_some());
+            ops::attention(&x[0], &x[1], &x[2], Attention { mask, sinks, ..options })
         };
         Ok(vjp(attended, &inputs, &[&cotangent])?.1)
     }

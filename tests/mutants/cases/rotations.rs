@@ -1,6 +1,7 @@
 //! Rotations of positions.
 
 use mlx_primitives::ops::{self, KvLayout, Offset, Rope, RopeAppend};
+use mlx_primitives::transforms::vjp;
 use mlx_primitives::{Array, Result};
 
 use super::inputs::wave;
@@ -88,9 +89,14 @@ fn appends() -> Cases {
                 let freqs = freqs.as_ref();
                 let rope = Rope { dims, traditional, base, scale: SCALE, offset, freqs };
                 let options = RopeAppend { rope, multiplier: 1.5, slots };
-                let after = ops::rope_append(&state, &qkv, layout, options)?;
+                let append =
+                    |p: Vec<Array>| Ok(vec![ops::rope_append(&p[0], &p[1], layout, options)?]);
+                let g = wave(&[batch, layout.rows(), head_dim], 3)?;
+                let (mut all, gradients) = vjp(append, &[&state, &qkv], &[&g])?;
+                all.extend(gradients);
                 // A state that something else uses is copied; any other is written in place.
-                Ok(if kind % 2 == 0 { vec![after, state] } else { vec![after] })
+                all.extend((kind % 2 == 0).then_some([state, g]).into_iter().flatten());
+                Ok(all)
             });
         }
     }

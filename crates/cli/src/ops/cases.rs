@@ -242,14 +242,14 @@ pub fn select<'a>(
     cases
 }
 
-/// Ops without gradients to compare: state, packed results, or a gradient already.
-const NO_GRADIENTS: [&str; 3] = ["quantize", "rope_append", "cross_entropy"];
+/// Ops without gradients to compare: packed results, or a gradient already.
+const NO_GRADIENTS: [&str; 2] = ["quantize", "cross_entropy"];
 
 /// The cases of prompts, each with that of its gradients.
 pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
     let prompt = |case: &Case| {
-        let Workload { op, variant, size, .. } = case.workload;
-        let differs = !NO_GRADIENTS.contains(op) && !variant.contains("bits");
+        let Workload { op, size, .. } = case.workload;
+        let differs = !NO_GRADIENTS.contains(op);
         case.kind == Kind::Single && differs && matches!(size, Size::Prefill | Size::Wide)
     };
     let both = |case: Case<'a>| [case, Case { kind: Kind::Backward, ..case }];

@@ -217,21 +217,30 @@ pub fn attention(case: &Case) -> Result<Inputs> {
             parts.push(part);
         }
     }
-    let options = Attention { causal: case.dim(2) > 1, ..Default::default() };
-    let ours = move |x: &Array, parts: &[Array]| match (parts, bits) {
-        ([kp, ks, kb, vp, vs, vb], Some(bits)) => {
-            let k = QuantizedRows { packed: kp, scales: ks, biases: kb };
-            let v = QuantizedRows { packed: vp, scales: vs, biases: vb };
-            ops::attention_quantized(x, k, v, bits, GROUP, options)
+    let added = case.workload.variant == "additive mask";
+    if added {
+        parts.push(case.ready(&[case.dim(2), keys], -2.0..2.0)?);
+    }
+    let causal = case.dim(2) > 1 && !added;
+    let ours = move |x: &Array, parts: &[Array]| {
+        let options = Attention { causal, mask: parts.get(2), ..Default::default() };
+        match (parts, bits) {
+            ([kp, ks, kb, vp, vs, vb], Some(bits)) => {
+                let k = QuantizedRows { packed: kp, scales: ks, biases: kb };
+                let v = QuantizedRows { packed: vp, scales: vs, biases: vb };
+                ops::attention_quantized(x, k, v, bits, GROUP, Attention { mask: None, ..options })
+            }
+            _ => ops::attention(x, &parts[0], &parts[1], options),
         }
-        _ => ops::attention(x, &parts[0], &parts[1], options),
     };
     let x = case.ready(case.workload.shape, -2.0..2.0)?;
     // Two products, half of which the causal rule skips.
-    let flops = if options.causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
+    let flops = if causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
     // The weights are float32, and so are dequantized keys and values.
     let products = Some((flops, Dtype::Float32));
-    Ok(Inputs { products, ..Inputs::new(x, parts, ours) })
+    // Packed keys and values are not trained.
+    let frozen = if bits.is_some() { parts.len() } else { 0 };
+    Ok(Inputs { products, frozen, ..Inputs::new(x, parts, ours) })
 }
 
 /// The inner extent of the products below.

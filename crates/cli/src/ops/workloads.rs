@@ -138,7 +138,7 @@ fn matrices(table: &mut Table) {
         (SOFTMAX, (Decode, &[1, 32, 1, 64], &["512 keys", "4096 keys"])),
         (SOFTMAX, (Decode, &[1, 32, 1, 128], &["4096 keys"])),
         (CODES, (Decode, &[1, 32, 1, 64], &["4096 keys, 8 bits"])),
-        (SOFTMAX, (Wide, &[1, 32, 512, 64], &["causal"])),
+        (SOFTMAX, (Wide, &[1, 32, 512, 64], &["causal", "additive mask", "causal, 8 bits"])),
         (SOFTMAX, (Large, &[1, 32, 1, 64], &["65536 keys"])),
         (CODES, (Large, &[1, 32, 1, 64], &["131072 keys, 8 bits", "131072 keys, 4 bits"])),
         (SOFTMAX, (Large, &[1, 32, 2048, 64], &["causal", "causal, 8 bits"])),

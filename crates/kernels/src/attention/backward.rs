@@ -41,7 +41,7 @@ pub unsafe fn attention_grad(element: Element, call: &Backward) {
 
 pub unsafe fn attention_grad_on<T: Float>(machine: Machine, call: &Backward) {
     let forward = &call.forward;
-    let plan = Plan::of(forward);
+    let plan = Plan::of(call);
     let heads = forward.batch * forward.kv_heads;
     let features = 3 * forward.dim + 2 * forward.value_dim;
     workspace::with(heads * plan.parts * plan.floats, &|sums| {
@@ -62,7 +62,8 @@ pub unsafe fn attention_grad_on<T: Float>(machine: Machine, call: &Backward) {
                 floats => workspace::with(floats, &body),
             }
         });
-        let items = heads * forward.keys.div_ceil(TOTAL_KEYS);
+        let blocks = if call.dk.is_null() { 0 } else { forward.keys.div_ceil(TOTAL_KEYS) };
+        let items = heads * blocks;
         let work = TOTAL_KEYS * plan.parts * (forward.dim + forward.value_dim) * 2;
         machine.pool.for_each(items, work, &|items| {
             let element = PhantomData::<T>;

@@ -20,10 +20,14 @@ pub struct Backward {
     pub forward: Attention,
     /// The derivative of a scalar in the result, [batch, heads, queries, value_dim].
     pub cotangent: View,
-    /// The derivatives in the queries, keys and values, [batch, position, head, feature].
+    /// The derivatives in the queries, keys and values, [batch, position, head, feature]. Those in
+    /// keys and values are null if they are not wanted.
     pub dq: *mut u8,
     pub dk: *mut u8,
     pub dv: *mut u8,
+    /// The derivatives in an additive mask of every score, [batch, position, head, key]; null if
+    /// they are not wanted.
+    pub dmask: *mut u8,
     /// The derivatives in the sinks, an element for each head; null if there are none.
     pub dsinks: *mut u8,
 }
@@ -48,12 +52,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn of(call: &Attention) -> Self {
+    pub fn of(backward: &Backward) -> Self {
+        let call = &backward.forward;
         let heads = call.batch * call.kv_heads;
         let blocks = call.rows().div_ceil(ROWS);
         let (key_pitch, pitch) = (call.query_pitch(), call.value_pitch());
         // The products add zeros to a few keys after the last.
-        let keys = call.keys + ADD_ROWS;
+        let keys = if backward.dk.is_null() { 0 } else { call.keys + ADD_ROWS };
         let (values, sinks) = (keys * key_pitch, keys * (key_pitch + pitch));
         let floats = (sinks + call.group()).next_multiple_of(LANES);
         let room = (SUMS / (heads * floats)).max(1);

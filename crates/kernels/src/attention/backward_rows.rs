@@ -29,9 +29,9 @@ pub struct Jobs<'a, T> {
 
 /// The keys of a tile, and where their scores begin among those of all keys of a block.
 #[derive(Clone, Copy)]
-struct Tile {
-    first: usize,
-    count: usize,
+pub struct Tile {
+    pub first: usize,
+    pub count: usize,
     at: usize,
 }
 
@@ -72,6 +72,7 @@ impl<T: Float> Kernel for Jobs<'_, T> {
                         span = (0, call.keys);
                     }
                     self.divide::<V>(&block, sums.add(plan.sinks));
+                    self.clear_mask(&block, span);
                     self.add::<V>(&block, span, sums);
                     self.store::<V>(&block);
                 }
@@ -228,11 +229,13 @@ impl<T: Float> Jobs<'_, T> {
             for tile in tiles(block, span) {
                 let Tile { first, count, at } = tile;
                 let (weights, grads) = (space.weights, space.of_scores);
-                let of_keys = sums.add(first * plan.key_pitch);
-                let of_values = sums.add(plan.values + first * plan.pitch);
-                // The products load a few rows of these sums at a time, and wait for them.
-                prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
-                prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
+                let of_keys = sums.wrapping_add(first * plan.key_pitch);
+                let of_values = sums.wrapping_add(plan.values + first * plan.pitch);
+                if !self.call.dk.is_null() {
+                    // The products load a few rows of these sums at a time, and wait for them.
+                    prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
+                    prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
+                }
                 for lane in (0..lanes).step_by(LANES) {
                     let largest = V::load(space.max.add(lane));
                     let inverse = V::load(space.sum.add(lane));
@@ -246,14 +249,17 @@ impl<T: Float> Jobs<'_, T> {
                         (weight * grad).store(grads.add(i));
                     }
                 }
+                if blind {
+                    self.skip_hidden(block, tile);
+                }
+                if !self.call.dmask.is_null() {
+                    self.store_mask::<V>(block, tile);
+                }
                 if call.soft_cap > 0.0 {
                     for i in (0..count * lanes).step_by(LANES) {
                         let slope = V::load(space.slopes.add(at + i));
                         (V::load(grads.add(i)) * slope).store(grads.add(i));
                     }
-                }
-                if blind {
-                    self.skip_hidden(block, tile);
                 }
                 // The products below add these keys too: their tiles have four rows or `ADD_ROWS`.
                 let unused = (count.next_multiple_of(2 * ADD_ROWS) - count) * lanes;
@@ -268,6 +274,9 @@ impl<T: Float> Jobs<'_, T> {
                     to: (space.dq, space.key_pitch),
                     extents: (block.rows, blocks, count),
                 });
+                if self.call.dk.is_null() {
+                    continue;
+                }
                 V::part(Product::<true> {
                     left: Left { data: grads, row: lanes as isize, depth: 1 },
                     right: Right { data: space.q, pitch: space.key_pitch as isize },

@@ -46,8 +46,11 @@ pub struct AttentionGradCall {
     pub forward: AttentionCall,
     pub cotangent: View,
     pub dq: *mut u8,
+    /// Null if those in keys and values are not wanted.
     pub dk: *mut u8,
     pub dv: *mut u8,
+    /// Null unless those in an additive mask are wanted.
+    pub dmask: *mut u8,
     /// Null if there are no sinks.
     pub dsinks: *mut u8,
 }
@@ -99,7 +102,7 @@ impl AttentionCall {
 
 impl AttentionGradCall {
     pub fn backward(&self) -> Backward {
-        let Self { ref forward, cotangent, dq, dk, dv, dsinks } = *self;
-        Backward { forward: forward.attention(), cotangent, dq, dk, dv, dsinks }
+        let Self { ref forward, cotangent, dq, dk, dv, dmask, dsinks } = *self;
+        Backward { forward: forward.attention(), cotangent, dq, dk, dv, dmask, dsinks }
     }
 }

@@ -11,6 +11,7 @@
 //! seen one: they weigh exactly 0, and factors for their sums are 0.
 
 mod backward;
+mod backward_mask;
 mod backward_plan;
 mod backward_rows;
 mod backward_space;

@@ -12,11 +12,13 @@ const SHAPE: AppendShape = AppendShape {
     capacity: 11,
     dims: 64,
     traditional: false,
+    forward: true,
     scale: 1.0,
     multiplier: 1.0,
 };
 
-/// The state by one rope for each head of each position and a copy for each row.
+/// The state by one rope for each head of each position and a copy for each row. Backward, the
+/// derivatives in the state and in the step, by the opposite order.
 fn reference<T: Sample>(
     state: &[T],
     qkv: &[T],
@@ -24,19 +26,39 @@ fn reference<T: Sample>(
     frequencies: Frequencies,
     offsets: &[i32],
     slots: &[i32],
-) -> Vec<T> {
-    let AppendShape { heads, kv_heads, time, head_dim, capacity, dims, .. } = *shape;
-    let mut out = state.to_vec();
+) -> [Vec<T>; 2] {
+    let AppendShape { heads, kv_heads, time, head_dim, capacity, dims, forward, .. } = *shape;
+    let (mut out, mut of_step) = (state.to_vec(), qkv.to_vec());
     let factor = rounded::<T>(shape.multiplier);
-    for (index, vector) in qkv.chunks_exact(head_dim).enumerate() {
+    for (index, step) in of_step.chunks_exact_mut(head_dim).enumerate() {
         let head = index % shape.all_heads();
         let t = index / shape.all_heads() % time;
         let batch = index / shape.all_heads() / time;
         let of = |numbers: &[i32]| numbers[if numbers.len() > 1 { batch } else { 0 }];
-        let mut vector = vector.to_vec();
-        if head < heads + kv_heads {
+        let slot = i64::from(of(slots)) + t as i64;
+        let row = if head < heads {
+            (time <= QUERY_POSITIONS).then_some(head * time + t)
+        } else {
+            let slot = (0..capacity as i64).contains(&slot).then_some(slot as usize);
+            slot.map(|slot| shape.area() + (head - heads) * capacity + slot)
+        };
+        let Some(row) = row else {
+            if !forward {
+                step.fill(T::default());
+            }
+            continue;
+        };
+        let at = (batch * shape.rows() + row) * head_dim;
+        let row = &mut out[at..at + head_dim];
+        let mut vector = if forward { step.to_vec() } else { row.to_vec() };
+        let scale = |vector: &mut [T]| {
             for v in &mut vector[..dims] {
                 *v = T::from_f32(v.to_f32() * factor);
+            }
+        };
+        if head < heads + kv_heads {
+            if forward {
+                scale(&mut vector);
             }
             let one = RopeShape {
                 batch: 1,
@@ -45,7 +67,7 @@ fn reference<T: Sample>(
                 head_dim,
                 dims,
                 traditional: shape.traditional,
-                forward: true,
+                forward,
                 scale: shape.scale,
             };
             let place = vector.as_mut_ptr();
@@ -53,34 +75,34 @@ fn reference<T: Sample>(
             unsafe {
                 rope_on(machines()[0], place, place, &one, frequencies, &[of(offsets) + t as i32])
             };
-        }
-        let slot = i64::from(of(slots)) + t as i64;
-        let row = if head < heads {
-            if time > QUERY_POSITIONS {
-                continue;
+            if !forward {
+                scale(&mut vector);
             }
-            head * time + t
-        } else if (0..capacity as i64).contains(&slot) {
-            shape.area() + (head - heads) * capacity + slot as usize
+        }
+        if forward {
+            row.copy_from_slice(&vector);
         } else {
-            continue;
-        };
-        let at = (batch * shape.rows() + row) * head_dim;
-        out[at..at + head_dim].copy_from_slice(&vector);
+            step.copy_from_slice(&vector);
+            row.fill(T::default());
+        }
     }
-    out
+    [out, of_step]
 }
 
 fn check<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32], slots: &[i32]) {
     let state = values::<T>(shape.batch * shape.rows() * shape.head_dim, 1.0);
     let qkv = values::<T>(shape.batch * shape.time * shape.all_heads() * shape.head_dim, 4.0);
-    let expected = reference(&state, &qkv, shape, frequencies, offsets, slots);
-    for machine in machines() {
-        let mut got = state.clone();
-        let out = got.as_mut_ptr();
-        // SAFETY: the buffers hold the shape's elements.
-        unsafe { append_on(machine, out, qkv.as_ptr(), shape, frequencies, offsets, slots) };
-        assert_same(&got, &expected, &format!("{:?} {shape:?} {slots:?}", machine.level));
+    for shape in [AppendShape { forward: false, ..*shape }, *shape] {
+        let [expected, of_step] = reference(&state, &qkv, &shape, frequencies, offsets, slots);
+        for machine in machines() {
+            let what = format!("{:?} {shape:?} {slots:?}", machine.level);
+            let (mut got, mut step) = (state.clone(), qkv.clone());
+            let (out, qkv) = (got.as_mut_ptr(), step.as_mut_ptr());
+            // SAFETY: the buffers hold the shape's elements.
+            unsafe { append_on(machine, out, qkv, &shape, frequencies, offsets, slots) };
+            assert_same(&got, &expected, &what);
+            assert_same(&step, &of_step, &format!("the step of {what}"));
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// The derivatives in queries, keys, values and sinks, [batch, position, head, feature].
-type Gradients<T> = [Vec<T>; 4];
+/// The derivatives in queries, keys, values and the mask, [batch, position, head, feature or key],
+/// then in sinks.
+type Gradients<T> = [Vec<T>; 5];
 
 /// A cotangent, [batch, heads, queries, value_dim], whose rows are padded by one.
 fn cotangent<T: Sample>(call: &Attention) -> (Vec<T>, [isize; 4]) {
@@ -13,28 +14,36 @@ fn cotangent<T: Sample>(call: &Attention) -> (Vec<T>, [isize; 4]) {
 
 impl<T: Sample> Case<T> {
     fn gradients(&self, machine: Machine) -> Gradients<T> {
+        self.some_gradients(machine, true)
+    }
+
+    /// With those in keys and values, or without.
+    fn some_gradients(&self, machine: Machine, of_keys: bool) -> Gradients<T> {
         let forward = self.ready();
         let (g, at) = cotangent::<T>(&forward);
         let Attention { batch, heads, kv_heads, queries, keys, dim, value_dim, .. } = forward;
-        let room = |count: usize| vec![T::default(); count];
+        let room =
+            |wanted: bool, count: usize| vec![T::from_f32(1.0); if wanted { count } else { 0 }];
+        let masked = matches!(forward.mask, Mask::Additive(_));
         let mut all = [
-            room(batch * heads * queries * dim),
-            room(batch * kv_heads * keys * dim),
-            room(batch * kv_heads * keys * value_dim),
-            room(if forward.sinks.is_null() { 0 } else { heads }),
+            room(true, batch * heads * queries * dim),
+            room(of_keys, batch * kv_heads * keys * dim),
+            room(of_keys, batch * kv_heads * keys * value_dim),
+            room(masked, batch * heads * queries * keys),
+            room(!forward.sinks.is_null(), heads),
         ];
-        let [dq, dk, dv, dsinks] = all.each_mut().map(|x| match x.is_empty() {
+        let [dq, dk, dv, dmask, dsinks] = all.each_mut().map(|x| match x.is_empty() {
             true => std::ptr::null_mut(),
             false => x.as_mut_ptr().cast(),
         });
         let cotangent = View { data: g.as_ptr().cast(), strides: at };
-        let call = Backward { forward, cotangent, dq, dk, dv, dsinks };
+        let call = Backward { forward, cotangent, dq, dk, dv, dmask, dsinks };
         // SAFETY: the views cover their vectors, and the derivatives have room.
         unsafe { attention_grad_on::<T>(machine, &call) };
         all
     }
 
-    fn exact_gradients(&self) -> [Vec<f64>; 4] {
+    fn exact_gradients(&self) -> [Vec<f64>; 5] {
         let call = self.ready();
         let (g, at) = cotangent::<T>(&call);
         let g = View { data: g.as_ptr().cast(), strides: at };
@@ -43,6 +52,8 @@ impl<T: Sample> Case<T> {
         let mut dq = vec![0.0; batch * queries * heads * dim];
         let mut dk = vec![0.0; batch * keys * kv_heads * dim];
         let mut dv = vec![0.0; batch * keys * kv_heads * value_dim];
+        let masked = matches!(call.mask, Mask::Additive(_));
+        let mut dmask = vec![0.0; if masked { batch * heads * queries * keys } else { 0 }];
         let mut dsinks = vec![0.0; if call.sinks.is_null() { 0 } else { heads }];
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             let kv = h / (heads / kv_heads);
@@ -57,7 +68,11 @@ impl<T: Sample> Case<T> {
                 let delta: f64 = weights.iter().zip(&grads).map(|((w, _), grad)| w * grad).sum();
                 for (s, grad) in grads.into_iter().enumerate() {
                     let (weight, slope) = weights[s];
-                    let grad = scale * weight * (grad - delta) * slope;
+                    let of_score = weight * (grad - delta);
+                    if masked && slope != 0.0 {
+                        dmask[((b * queries + t) * heads + h) * keys + s] = of_score;
+                    }
+                    let grad = scale * of_score * slope;
                     let k = Self::row(&call.k, dim, (b, kv, s));
                     let (query, key) = ((b * queries + t) * heads + h, (b * keys + s) * kv_heads);
                     for d in 0..dim {
@@ -73,7 +88,7 @@ impl<T: Sample> Case<T> {
                 }
             }
         }
-        [dq, dk, dv, dsinks]
+        [dq, dk, dv, dmask, dsinks]
     }
 
     /// On every level and number of threads: close to f64; the same for any number of threads.
@@ -86,7 +101,7 @@ impl<T: Sample> Case<T> {
         for machine in machines() {
             let got = self.gradients(machine);
             for (name, (got, expected)) in
-                ["queries", "keys", "values", "sinks"].iter().zip(got.iter().zip(&expected))
+                ["queries", "keys", "values", "mask", "sinks"].iter().zip(got.iter().zip(&expected))
             {
                 let what = format!("{what}, {name} on {:?}", machine.level);
                 assert_close(got, expected, relative, absolute, &what);
@@ -175,14 +190,33 @@ fn of_extremes_as_mlx() {
             case.with(Masked::Additive, false).gradients(machine)
         };
         let all_nan = |x: &[f32]| x.iter().all(|v| v.is_nan());
-        let [dq, dk, dv, _] = with(|case| case.mask.fill(f32::NEG_INFINITY));
+        let [dq, dk, dv, dmask, _] = with(|case| case.mask.fill(f32::NEG_INFINITY));
         assert!(all_nan(&dq) && all_nan(&dk) && all_nan(&dv), "all scores -inf");
-        let [dq, dk, dv, _] = with(|case| case.k[5 * 16] = f32::NAN);
+        assert!(all_nan(&dmask), "all scores -inf");
+        let [dq, dk, dv, ..] = with(|case| case.k[5 * 16] = f32::NAN);
         assert!(all_nan(&dq) && all_nan(&dk) && all_nan(&dv), "a NaN among the keys");
-        let [dq, dk, dv, _] = with(|case| case.v[5 * 16] = f32::NAN);
+        let [dq, dk, dv, ..] = with(|case| case.v[5 * 16] = f32::NAN);
         assert!(all_nan(&dq) && all_nan(&dk), "a NaN among the values");
         assert!(dv.iter().all(|v| v.is_finite()), "a NaN among the values");
-        let [dq, dk, _, _] = with(|case| case.mask.iter_mut().step_by(70).for_each(|m| *m = 1e38));
-        assert!(dq.iter().chain(&dk).all(|v| *v == 0.0), "all weight on the first key");
+        let [dq, dk, _, dmask, _] =
+            with(|case| case.mask.iter_mut().step_by(70).for_each(|m| *m = 1e38));
+        let mut all = dq.iter().chain(&dk).chain(&dmask);
+        assert!(all.all(|v| *v == 0.0), "all weight on the first key");
+    }
+}
+
+#[test]
+fn without_keys_and_values() {
+    for extents in [(3, 131, 80), (100, 60, 16)] {
+        let mut case = case::<F16>((2, 4, 2), extents, (1, 0)).with(Masked::Additive, true);
+        case.call.causal = true;
+        for machine in machines() {
+            let some = case.some_gradients(machine, false);
+            let [dq, dk, dv, dmask, dsinks] = case.gradients(machine);
+            assert!(some[1].is_empty() && some[2].is_empty() && !dk.is_empty() && !dv.is_empty());
+            assert_same(&some[0], &dq, "queries");
+            assert_same(&some[3], &dmask, "the mask");
+            assert_same(&some[4], &dsinks, "sinks");
+        }
     }
 }
