@@ -30,7 +30,9 @@ fn pages() -> Checked<Vec<PathBuf>> {
         let path = entry?.path();
         // scripts/follow_guide.sh runs the one page, and crates/metal-check/tests the other.
         let elsewhere = ["write-your-own-primitive.md", "metal-check.md"];
-        if !elsewhere.iter().any(|page| path.ends_with(page)) && path.extension().is_some_and(|end| end == "md") {
+        if !elsewhere.iter().any(|page| path.ends_with(page))
+            && path.extension().is_some_and(|end| end == "md")
+        {
             pages.push(path);
         }
     }

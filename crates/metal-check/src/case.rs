@@ -20,6 +20,7 @@ pub enum Order {
 
 const SEED: u64 = 1;
 const TOLERANCE: f32 = 0.001;
+const TIMEOUT: u32 = 120;
 
 /// The options that say how a kernel is run. A file of cases has the same names.
 #[derive(Args, Clone, Debug, Deserialize, PartialEq)]
@@ -74,6 +75,10 @@ pub struct Case {
     /// The seed of random contents and of the shuffled order.
     #[arg(long, default_value_t = SEED)]
     pub seed: u64,
+    /// The most seconds that the kernel may run in one order of threads. A kernel that waits for
+    /// another thread's store, without a barrier, never ends.
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT)]
+    pub timeout: u32,
     /// A folder of files that the source includes.
     #[arg(short = 'I', long, value_name = "FOLDER")]
     pub include: Vec<PathBuf>,
@@ -107,6 +112,7 @@ impl Default for Case {
             save: Vec::new(),
             order: Order::All,
             seed: SEED,
+            timeout: TIMEOUT,
             include: Vec::new(),
             define: Vec::new(),
             rules: true,

@@ -1,5 +1,9 @@
 //! Runs a case in each order of threads.
 
+use std::sync::mpsc::RecvTimeoutError::Timeout;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use metal_sim::{
     Access, Argument, ArgumentKind, Buffer, Dispatch, Error, Kernel, Report, Schedule,
@@ -144,6 +148,29 @@ impl Bindings {
     }
 }
 
+/// Ends the process with an error after some seconds, unless it is dropped before: nothing can
+/// interrupt the code of a kernel.
+struct Watchdog {
+    _ends: Sender<()>,
+}
+
+impl Watchdog {
+    fn new(seconds: u32, kernel: String) -> Result<Self> {
+        let (_ends, ended) = channel();
+        let watch = move || {
+            if ended.recv_timeout(Duration::from_secs(seconds.into())) == Err(Timeout) {
+                eprintln!(
+                    "error: {kernel} has run for {seconds} s and was stopped: a thread may wait for \
+                     another one's store, or --timeout is too short"
+                );
+                std::process::exit(1);
+            }
+        };
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(watch)?;
+        Ok(Self { _ends })
+    }
+}
+
 /// Runs a case. An error is one of the usage, or of a kernel that does not compile.
 pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     let (kernel, broken) = files.kernel(case)?;
@@ -152,8 +179,10 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     let mut outcome = Outcome::of(case, bindings.size());
     outcome.found = broken;
     for (number, order) in (0..).zip(case.orders()) {
-        let mut report = bindings.run(&kernel, order)?;
         let name = order_name(order);
+        let watchdog = Watchdog::new(case.timeout, format!("{} ({name})", outcome.name))?;
+        let mut report = bindings.run(&kernel, order)?;
+        drop(watchdog);
         if number == 0 {
             outcome.threads = report.threads;
             outcome.barriers = report.threadgroup_barriers;

@@ -128,3 +128,24 @@ fn bad_files_are_refused() {
     assert_eq!(ran.status, Some(2), "{}", ran.err);
     assert!(ran.err.contains("says how its kernels run; give no other options"), "{}", ran.err);
 }
+
+#[test]
+fn a_kernel_that_does_not_end_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = "\
+#include <metal_stdlib>
+using namespace metal;
+kernel void spin(device atomic_uint* flag [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  if (i == 0) while (atomic_load_explicit(flag, memory_order_relaxed) == 0) {}
+  else atomic_store_explicit(flag, 1, memory_order_relaxed);
+}
+";
+    fs::write(folder.path().join("spin.metal"), kernel).unwrap();
+    let size = ["--grid", "2", "--threadgroup", "2", "--buffer", "0=u32:1:zeros"];
+    let arguments = [&["spin.metal", "--entry", "spin", "--timeout", "1"][..], &size].concat();
+    let ran = run(folder.path(), &arguments);
+    assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.err.starts_with("error: spin (forward) has run for 1 s"), "{}", ran.err);
+    let ran = run(folder.path(), &[&arguments[..], &["--order", "reversed"]].concat());
+    assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+}
