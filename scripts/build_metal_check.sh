@@ -18,9 +18,9 @@ rm -f dist/metal_check-*.whl
 if [ "${1:-}" = --dev ]; then
   exec "${build[@]}" --profile dev
 fi
-# By zig, for the glibc of every distribution that Rust runs on.
+# By zig, for distributions from 2018 on: glibc has memfd_create from 2.27 on.
 scripts/build_metal.sh --simulator
-build+=(--release --zig --compatibility manylinux_2_17)
+build+=(--release --zig --compatibility manylinux_2_28)
 [ "$#" != 0 ] || set -- "$(uname -m)-unknown-linux-gnu"
 for target in "$@"; do
   rustup target add "$target" >/dev/null 2>&1 || true # of a Rust without rustup it is there, or cargo says so

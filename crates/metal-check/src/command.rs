@@ -1,6 +1,6 @@
 //! The command: its arguments, and what it prints.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -115,7 +115,10 @@ fn shown(outcomes: &[Outcome], output: &Output, json: impl Fn() -> serde_json::V
 
 fn print(text: &str) -> Result<()> {
     if !text.is_empty() {
-        writeln!(std::io::stdout(), "{text}")?;
+        match writeln!(std::io::stdout(), "{text}") {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {} // as by `| head`
+            result => result?,
+        }
     }
     Ok(())
 }
