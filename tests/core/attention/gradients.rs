@@ -139,8 +139,10 @@ fn gradients_are_those_of_mlx() -> Checked {
                 let call = Call::new(Rules::default(), [1, 4, 2], [1, keys, 32, 32], dtype)?;
                 call.check(&format!("{dtype:?}, one query of {keys} keys"))?;
             }
-            let wide = Call::new(CALLS[1].2, [1, 1, 1], [9, 20, 256, 256], dtype)?;
-            wide.check(&format!("{dtype:?}, 256 features"))?;
+            for (dim, rules) in [(256, CALLS[1].2), (256, CALLS[5].2), (128, CALLS[5].2)] {
+                let wide = Call::new(rules, [1, 1, 1], [9, 20, dim, dim], dtype)?;
+                wide.check(&format!("{dtype:?}, {dim} features, {rules:?}"))?;
+            }
         }
         Ok(())
     })
