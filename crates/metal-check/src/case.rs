@@ -48,9 +48,13 @@ pub struct Case {
     #[serde(deserialize_with = "one_or_more")]
     pub threadgroup: Vec<u32>,
     /// A buffer: a type (f32, f16, bf16, i8 to u64, bool), a number of elements and, if it is
-    /// not only an output, its contents: random, zeros, iota, numbers, or @FILE.
+    /// not only an output, its contents: random, zeros, iota, numbers, or @FILE. buffer:INDEX is
+    /// the memory of another buffer, for a kernel that works in place.
     #[arg(long, value_name = "INDEX=TYPE:COUNT[:CONTENTS]")]
     pub buffer: Vec<String>,
+    /// The byte of a buffer whose address the kernel gets.
+    #[arg(long, value_name = "INDEX=BYTES")]
+    pub offset: Vec<String>,
     /// Numbers that a kernel takes by value; + continues a struct with another type.
     #[arg(long, value_name = "INDEX=TYPE:VALUE[,VALUE]")]
     pub bytes: Vec<String>,
@@ -104,6 +108,7 @@ impl Default for Case {
             groups: Vec::new(),
             threadgroup: Vec::new(),
             buffer: Vec::new(),
+            offset: Vec::new(),
             bytes: Vec::new(),
             memory: Vec::new(),
             constant: Vec::new(),

@@ -1,5 +1,6 @@
 //! Runs a case in each order of threads.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::RecvTimeoutError::Timeout;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
@@ -28,7 +29,11 @@ fn extents(given: &[u32], what: &str) -> Result<[u32; 3]> {
 /// A buffer of the kernel, before it is bound.
 struct Bound {
     index: u32,
+    /// The buffer whose memory it has: itself, or another one.
+    owner: u32,
+    /// The contents before the kernel, if it is the owner.
     bytes: Vec<u8>,
+    offset: usize,
     access: Access,
 }
 
@@ -45,9 +50,17 @@ fn buffers(kernel: &Kernel, case: &Case) -> Result<Vec<Bound>> {
     let mut all: Vec<Bound> = Vec::new();
     for (number, text) in (0..).zip(&case.buffer) {
         let (index, rest) = data::indexed(text)?;
+        let argument = argument(kernel, index, text)?;
+        if let Some(other) = rest.strip_prefix("buffer:") {
+            let owner = all.iter().find(|it| it.index.to_string() == other && it.owner == it.index);
+            let owner = owner.with_context(|| format!("{text}: no --buffer {other}=... before"))?;
+            let access = if argument.writable { Access::ReadWrite } else { Access::Read };
+            let (owner, bytes) = (owner.index, Vec::new());
+            all.push(Bound { index, owner, bytes, offset: 0, access });
+            continue;
+        }
         let contents = data::buffer(rest, case.seed.wrapping_add(number), &case.folder);
         let contents = contents.with_context(|| text.clone())?;
-        let argument = argument(kernel, index, text)?;
         let access = match (argument.writable, contents.filled) {
             (true, true) => Access::ReadWrite,
             (true, false) => Access::Write,
@@ -57,7 +70,13 @@ fn buffers(kernel: &Kernel, case: &Case) -> Result<Vec<Bound>> {
                 argument.name
             ),
         };
-        all.push(Bound { index, bytes: contents.bytes, access });
+        all.push(Bound { index, owner: index, bytes: contents.bytes, offset: 0, access });
+    }
+    for text in &case.offset {
+        let (index, bytes) = data::indexed(text)?;
+        let bound = all.iter_mut().find(|bound| bound.index == index);
+        let bound = bound.with_context(|| format!("{text}: there is no --buffer {index}=..."))?;
+        bound.offset = bytes.parse().with_context(|| format!("{text}: expected bytes"))?;
     }
     Ok(all)
 }
@@ -69,7 +88,7 @@ fn expected(case: &Case, buffers: &[Bound]) -> Result<Vec<(u32, Contents)>> {
         let (index, rest) = data::indexed(text)?;
         let contents = data::buffer(rest, case.seed, &case.folder).with_context(|| text.clone())?;
         ensure!(contents.filled, "{text}: expected contents, such as {text}:zeros");
-        let bound = buffers.iter().find(|bound| bound.index == index);
+        let bound = buffers.iter().find(|it| it.index == index && it.owner == index);
         let bound = bound.with_context(|| format!("{text}: there is no --buffer {index}=..."))?;
         let (want, has) = (contents.bytes.len(), bound.bytes.len());
         ensure!(want == has, "{text}: {want} bytes are expected, and the buffer has {has}");
@@ -109,7 +128,7 @@ impl Bindings {
         let buffers = buffers(kernel, case)?;
         for text in &case.save {
             let (index, _) = data::indexed(text)?;
-            let bound = buffers.iter().any(|bound| bound.index == index);
+            let bound = buffers.iter().any(|it| it.index == index && it.owner == index);
             ensure!(bound, "{text}: there is no --buffer {index}=...");
         }
         Ok(Self { grid, by_groups, group, buffers, by_value, memory })
@@ -121,14 +140,21 @@ impl Bindings {
         format!("{x}x{y}x{z} {unit}, {group_x}x{group_y}x{group_z} a group")
     }
 
-    fn run(&self, kernel: &Kernel, order: Schedule) -> Result<Report> {
+    /// The report, and the memory of the buffers after the run, by its owner.
+    fn run(&self, kernel: &Kernel, order: Schedule) -> Result<(Report, BTreeMap<u32, Vec<u8>>)> {
+        let owners = self.buffers.iter().filter(|it| it.owner == it.index);
+        let mut all: BTreeMap<_, _> = owners.map(|it| (it.index, it.bytes.clone())).collect();
         let mut dispatch = Dispatch::new(kernel).schedule(order);
         dispatch = match self.by_groups {
             true => dispatch.grid_groups(self.grid, self.group),
             false => dispatch.threads(self.grid, self.group),
         };
-        for Bound { index, bytes, access } in &self.buffers {
-            dispatch = dispatch.buffer(*index, Buffer::with(bytes.clone(), *access));
+        for Bound { index, owner, offset, access, .. } in &self.buffers {
+            let Some(bytes) = all.get_mut(owner) else { continue };
+            let (at, count) = (bytes.as_mut_ptr(), bytes.len());
+            // SAFETY: nothing else uses the memory in `all` before the dispatch has run.
+            let buffer = unsafe { Buffer::raw(at, count, *access) };
+            dispatch = dispatch.buffer(*index, buffer.from_offset(*offset));
         }
         for (index, bytes) in &self.by_value {
             dispatch = dispatch.bytes(*index, bytes);
@@ -137,11 +163,11 @@ impl Bindings {
             dispatch = dispatch.threadgroup(index, bytes);
         }
         match dispatch.run() {
-            Ok(report) => Ok(report),
+            Ok(report) => Ok((report, all)),
             Err(Error::Faults(faults)) => {
                 let mut report = Report::default();
                 report.faults = faults;
-                Ok(report)
+                Ok((report, BTreeMap::new()))
             }
             Err(error) => Err(error.into()),
         }
@@ -181,18 +207,17 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     for (number, order) in (0..).zip(case.orders()) {
         let name = order_name(order);
         let watchdog = Watchdog::new(case.timeout, format!("{} ({name})", outcome.name))?;
-        let mut report = bindings.run(&kernel, order)?;
+        let (report, memory) = bindings.run(&kernel, order)?;
         drop(watchdog);
         if number == 0 {
             outcome.threads = report.threads;
             outcome.barriers = report.threadgroup_barriers;
             outcome.device_bytes = report.device_bytes();
-            save(case, &report)?;
+            save(case, &memory)?;
         }
-        let faults = std::mem::take(&mut report.faults);
-        faults.into_iter().for_each(|fault| outcome.add(Found::fault(fault, &name)));
+        report.faults.into_iter().for_each(|fault| outcome.add(Found::fault(fault, &name)));
         for (index, want) in &expected {
-            let got = report.contents(*index); // none, where a binding was refused
+            let got = memory.get(index); // none, where a binding was refused
             if let Some(difference) = got.and_then(|got| want.difference(got, case.tolerance)) {
                 outcome.add(Found::wrong(format!("buffer {index}: {difference}"), &name));
             }
@@ -202,10 +227,10 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
 }
 
 /// Writes the contents of buffers that the case asks for.
-fn save(case: &Case, report: &Report) -> Result<()> {
+fn save(case: &Case, memory: &BTreeMap<u32, Vec<u8>>) -> Result<()> {
     for text in &case.save {
         let (index, file) = usage(data::indexed(text))?;
-        if let Some(contents) = report.contents(index) {
+        if let Some(contents) = memory.get(&index) {
             let path = case.folder.join(file);
             std::fs::write(&path, contents).with_context(|| path.display().to_string())?;
         }

@@ -152,6 +152,33 @@ fn clean_kernels_have_no_fault() {
 }
 
 #[test]
+fn buffers_share_memory_and_begin_anywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let shifted = |rest: &[&str]| {
+        let size = ["--entry", "shifted", "--grid", "64", "--threadgroup", "32", "--buffer"];
+        run(folder.path(), &[&size[..], &["1=f32:65:iota", "--buffer"], rest].concat())
+    };
+    // The kernel works in place: a thread stores what another one loads.
+    let ran = shifted(&["0=buffer:1"]);
+    assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("k.metal:21: DataRace: "), "{}", ran.out);
+    // In place and without a shift it does nothing.
+    let ran = shifted(&["0=buffer:1", "--offset", "1=4", "--expect", "1=f32:65:iota"]);
+    assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+    let ran = shifted(&["0=f32:64:zeros", "--offset", "0=4"]);
+    assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("OutOfBounds: load of 4 bytes at offset 256"), "{}", ran.out);
+    for (rest, words) in [
+        (["0=buffer:7", "--order", "all"], "0=buffer:7: no --buffer 7=... before"),
+        (["0=buffer:1", "--offset", "2=4"], "2=4: there is no --buffer 2=..."),
+    ] {
+        let ran = shifted(&rest);
+        assert_eq!(ran.status, Some(2), "{}{}", ran.out, ran.err);
+        assert!(ran.err.contains(words), "{}", ran.err);
+    }
+}
+
+#[test]
 fn bad_usage_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cases: [(&[&str], &str, i32); 14] = [

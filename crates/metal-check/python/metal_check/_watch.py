@@ -110,16 +110,18 @@ class _Arguments:
         self.all += ["--bytes", f"{self._next()}={kind}:{','.join(map(str, numbers))}"]
 
     def input(self, x: mx.array, reads: list[str], contiguous: bool) -> None:
-        strides = _strides(x)
+        strides, begin = _strides(x), 0
         rows = mx.contiguous(x)
-        if not contiguous and min(strides, default=1) >= 0:
-            x = _spread(rows, strides)
-        else:
+        if contiguous:
             strides, x = _strides(rows), rows
+        else:
+            x, begin = _spread(rows, strides)
         index = self._next()
         path = os.path.join(self.folder, f"input{index}")
         _write(path, x)
         self.all += ["--buffer", f"{index}={elements(x.dtype, x.size)}:@{path}"]
+        if begin:
+            self.all += ["--offset", f"{index}={begin * x.itemsize}"]
         numbers: dict[str, tuple[str, Sequence[int]]] = {
             "shape": ("i32", rows.shape),
             "strides": ("i64", strides),
@@ -158,19 +160,21 @@ def _write(path: str, x: mx.array) -> None:
         file.write(_memory(mx.contiguous(x.reshape(-1)).view(mx.uint8)))
 
 
-def _spread(rows: mx.array, strides: list[int]) -> mx.array:
-    """The memory of an array of these strides."""
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(rows.shape, strides))
-    if rows.size == 0 or extent == rows.size and strides == _strides(rows):
-        return rows
-    at = mx.zeros(rows.shape, mx.int64)
+def _spread(rows: mx.array, strides: list[int]) -> tuple[mx.array, int]:
+    """The memory of an array of these strides, and where in it the array begins."""
+    if rows.size == 0 or strides == _strides(rows):
+        return rows, 0
+    reach = [(n - 1) * stride for n, stride in zip(rows.shape, strides)]
+    begin = -sum(step for step in reach if step < 0)
+    extent = 1 + begin + sum(step for step in reach if step > 0)
+    at = mx.full(rows.shape, begin, mx.int64)
     for axis, (n, stride) in enumerate(zip(rows.shape, strides)):
         along = [1] * rows.ndim
         along[axis] = n
         at = at + (mx.arange(n) * stride).reshape(along)
     memory = mx.zeros((extent,), rows.dtype)
     memory[at.reshape(-1)] = rows.reshape(-1)
-    return memory
+    return memory, begin
 
 
 def _array(path: str, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
