@@ -46,8 +46,7 @@ impl Compiler {
             return Self::at(path);
         }
         let program = std::env::current_exe().and_then(|program| program.canonicalize());
-        let prefix = program.ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
-        if let Some(Ok(compiler)) = prefix.map(Self::at) {
+        if let Some(compiler) = program.ok().and_then(|program| Self::beside(&program)) {
             return Ok(compiler);
         }
         let versioned = (OLDEST..=22).rev().map(|version| format!("clang++-{version}"));
@@ -72,6 +71,11 @@ impl Compiler {
              `pip install ziglang`"
                 .to_string(),
         ))
+    }
+
+    /// The zig of the Python environment that a program is in.
+    fn beside(program: &Path) -> Option<Self> {
+        Self::at(program.parent()?.parent()?).ok()
     }
 
     /// The zig of a checkout, which the script installs unless it is there.
@@ -230,14 +234,30 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
+    /// An executable script.
+    fn script(path: &Path, body: &str) {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, format!("#!/bin/sh\n{body}\n")).expect("a file");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("permissions");
+    }
+
     /// A checkout whose script has this body.
     fn checkout(body: &str) -> tempfile::TempDir {
         let checkout = tempfile::tempdir().expect("a folder");
-        let script = checkout.path().join(SCRIPT);
-        fs::create_dir_all(checkout.path().join("scripts")).expect("a folder");
-        fs::write(&script, format!("#!/bin/sh\n{body}\n")).expect("a file");
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("permissions");
+        script(&checkout.path().join(SCRIPT), body);
         checkout
+    }
+
+    #[test]
+    fn a_program_finds_the_compiler_that_pip_installed_with_it() {
+        for packages in ["lib/python3.12/site-packages", "lib/python3.11/dist-packages", ""] {
+            let environment = tempfile::tempdir().expect("a folder");
+            let zig = environment.path().join(packages).join("ziglang/zig");
+            script(&zig, "echo 'clang version 21.1.0'");
+            let found = Compiler::beside(&environment.path().join("bin/metal-check"));
+            assert_eq!(found.expect("a compiler").program(), zig);
+        }
+        assert!(Compiler::beside(Path::new("/nowhere/bin/metal-check")).is_none());
     }
 
     #[test]
