@@ -144,7 +144,7 @@ fn what_a_page_shows_is_compared() -> Checked {
 #[test(simulated = never)]
 fn errors_of_the_page_are_those_of_the_sources() -> Checked {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md"))?;
-    let ours = page.lines().filter(|line| line.starts_with("| `") && !line.contains("` (of the "));
+    let ours = page.lines().filter(|line| line.starts_with("| `") && !line.contains("(of the "));
     let mut sources = String::new();
     let mut folders: Vec<PathBuf> =
         ["src", "crates", "scripts", "cpp", "python"].map(|name| root().join(name)).into();

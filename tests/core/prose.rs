@@ -109,7 +109,14 @@ fn prose_is_plain() -> Checked {
             found.extend(odd(&path, &text, &patterns));
         }
     }
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "build.rs"] {
+    for name in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "build.rs",
+    ] {
         let path = root().join(name);
         found.extend(odd(&path, &fs::read_to_string(&path)?, &patterns));
     }
