@@ -22,18 +22,15 @@ for option in "$@"; do
 done
 
 mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
-llvmlite_version=0.46.0 # LLVM 20 reads the output of Apple's LLVM and writes input for clang 19
 releases=(14.0 26.0)
 for release in "${releases[@]}"; do
   bring_python "$cross/mlx-$mlx_version-macos$release" --only-binary=:all: \
     --platform "macosx_${release/./_}_arm64" "mlx-metal==$mlx_version"
 done
-bring_python "$cross/llvmlite-$llvmlite_version" --only-binary=:all: "llvmlite==$llvmlite_version"
 if [ -z "${METAL_SIM_CLANG:-}" ]; then
   bring_zig
   export METAL_SIM_CLANG=$cross/zig-$zig_version ZIG_GLOBAL_CACHE_DIR=$cross/zig-cache
 fi
-export METAL_SIM_LLVM=$cross/llvmlite-$llvmlite_version
 ignored=() not_run=()
 if [ -z "${METAL_SIM_MLX:-}" ]; then
   not_run+=("source against AIR of rms_norm, layer_norm and rope (their source is not in the wheel; METAL_SIM_MLX names no checkout)")

@@ -90,9 +90,7 @@ impl Files {
         let at = self.open(path, case)?;
         let (source, kernels) = &self.opened[at];
         match kernels {
-            Kernels::Compiled(file) => {
-                Ok((file.kernel(entry, &self.compiler, &constants(given))?, Vec::new()))
-            }
+            Kernels::Compiled(file) => Ok((file.kernel(entry, &constants(given))?, Vec::new())),
             Kernels::Source(library) => {
                 for constant in library.function_constants().iter().filter(|it| !it.optional) {
                     given.entry(constant.index).or_insert_with(|| {

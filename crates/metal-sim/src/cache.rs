@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::{Result, at_path};
 
 /// A 128-bit hash of the parts, in hexadecimal.
-pub(crate) fn key<'a>(parts: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn key<'a, T: Hash + ?Sized + 'a>(parts: impl Iterator<Item = &'a T>) -> String {
     let mut low = DefaultHasher::new();
     let mut high = DefaultHasher::new();
     high.write_u8(1);

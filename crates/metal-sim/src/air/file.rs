@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Disassembler, Library, Metallib};
+use super::{Library, Metallib, disassemble};
 use crate::compiler::Compiler;
 use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
@@ -20,7 +20,7 @@ const MAGIC: [&[u8]; 3] = [b"MTLB", b"BC\xC0\xDE", b"\xDE\xC0\x17\x0B"];
 pub struct File {
     path: PathBuf,
     cache: PathBuf,
-    disassembler: Disassembler,
+    compiler: Compiler,
     content: Content,
 }
 
@@ -51,7 +51,6 @@ impl File {
     /// [`Error::Load`] for a file that is no metallib or AIR, or has parts that are not known.
     pub fn open(path: &Path, compiler: &Compiler, cache: &Path) -> Result<Self> {
         at_path(cache, fs::create_dir_all(cache))?;
-        let disassembler = Disassembler::Compiler(compiler.clone());
         let bytes = at_path(path, fs::read(path))?;
         let content = if bytes.starts_with(MAGIC[0]) {
             Content::Metallib(Metallib::open(path)?)
@@ -59,7 +58,7 @@ impl File {
             let text = match String::from_utf8(bytes) {
                 Ok(text) => text,
                 Err(bitcode) => {
-                    let texts = disassembler.text(cache, &[bitcode.into_bytes()])?;
+                    let texts = disassemble::text(compiler, cache, &[bitcode.into_bytes()])?;
                     texts.into_iter().next().unwrap_or_default()
                 }
             };
@@ -67,7 +66,8 @@ impl File {
             let library = Library::of_module(&text, cache);
             Content::Module(library.map_err(|error| Error::Load(format!("{name}: {error}")))?)
         };
-        Ok(File { path: path.to_path_buf(), cache: cache.to_path_buf(), disassembler, content })
+        let (path, cache, compiler) = (path.to_path_buf(), cache.to_path_buf(), compiler.clone());
+        Ok(File { path, cache, compiler, content })
     }
 
     /// The kernels: with their arguments, unless the file is a metallib of many functions.
@@ -100,17 +100,17 @@ impl File {
     ///
     /// Returns an error if there is no such kernel, it uses what the host has no equivalent of, or
     /// the cache cannot be written.
-    pub fn kernel(&self, name: &str, compiler: &Compiler, constants: &Constants) -> Result<Kernel> {
+    pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         let library = match &self.content {
             Content::Module(library) => &library.only(name, &self.path)?,
             Content::Metallib(metallib) => &self.read(metallib, &[name])?,
         };
-        let mut kernels = library.compile(compiler, constants)?;
+        let mut kernels = library.compile(&self.compiler, constants)?;
         let missing = || Error::NoKernel(format!("{} has no '{name}'", self.path.display()));
         kernels.remove(name).ok_or_else(missing)
     }
 
     fn read(&self, metallib: &Metallib, names: &[&str]) -> Result<Library> {
-        Library::read(metallib, names, &self.disassembler, &self.cache)
+        Library::read(metallib, names, &self.compiler, &self.cache)
     }
 }

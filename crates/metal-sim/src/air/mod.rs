@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use disassemble::Disassembler;
 pub use file::{File, is_compiled};
 pub use metallib::Metallib;
 
@@ -40,17 +39,17 @@ impl Library {
     /// # Errors
     ///
     /// Returns an error if the metallib lacks a kernel, it or the cache cannot be read or written,
-    /// the disassembler fails, or a kernel's arguments cannot be told from its text.
+    /// the compiler cannot read the bitcode, or a kernel's arguments cannot be told from its text.
     pub fn read(
         metallib: &Metallib,
         names: &[impl AsRef<str>],
-        disassembler: &Disassembler,
+        compiler: &Compiler,
         cache: &Path,
     ) -> Result<Self> {
         at_path(cache, std::fs::create_dir_all(cache))?;
         let bitcode: Result<Vec<_>> =
             names.iter().map(|name| metallib.bitcode(name.as_ref())).collect();
-        let texts = disassembler.text(cache, &bitcode?)?;
+        let texts = disassemble::text(compiler, cache, &bitcode?)?;
         let mut kernels = Vec::new();
         for (name, text) in names.iter().zip(texts) {
             let [(_, signature)] = <[_; 1]>::try_from(Signature::all(&text)?).map_err(|_| {

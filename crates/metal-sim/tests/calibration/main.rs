@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use metal_sim::air::{Disassembler, Library, Metallib};
+use metal_sim::air::{Library, Metallib};
 use metal_sim::{Constants, Kernel};
 
 /// A path that scripts/calibrate.sh names; without it these tests fail.
@@ -31,8 +31,7 @@ fn metallib() -> &'static Metallib {
 
 /// Kernels as Apple compiled them, as text.
 fn apple(names: &[impl AsRef<str>]) -> Library {
-    let disassembler = Disassembler::find().unwrap();
-    Library::read(metallib(), names, &disassembler, common::cache()).unwrap()
+    Library::read(metallib(), names, common::compiler(), common::cache()).unwrap()
 }
 
 /// Kernels as Apple compiled them, ready to run.
