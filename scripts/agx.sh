@@ -5,6 +5,8 @@
 #   scripts/agx.sh --table [WORD...]   prints the table, or the cases and kernels with a word in their name
 #   scripts/agx.sh --check [--all]     fails if a kernel is worse than in tests/agx/table.json
 #   scripts/agx.sh --update            writes tests/agx/table.json and docs/metal-table.md
+#   scripts/agx.sh --file SOURCE [FOLDER | -DMACRO...]
+#                                      prints the costs of anybody's kernels as JSON, for metal-check --cost
 #
 # If the tools are not available, --check says so and succeeds, unless --all is given.
 set -euo pipefail
@@ -22,13 +24,14 @@ mode=${1:-} lenient=no
 case "$*" in
   --table | "--table "* | --update | "--check --all") ;;
   --check) lenient=yes ;;
-  *) die "the options are --table [WORD...], --check [--all] and --update" ;;
+  "--file "*) ;;
+  *) die "the options are --table [WORD...], --check [--all], --update and --file SOURCE" ;;
 esac
 [ "$mode" != --check ] || set -- --check
 
 bring_agxstat
 bring_clang
-if [ "$mode" != --check ]; then
+if [ "$mode" = --table ] || [ "$mode" = --update ]; then
   mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
   wheel=$cross/mlx-$mlx_version-macos14.0
   bring_python "$wheel" --only-binary=:all: --platform macosx_14_0_arm64 "mlx-metal==$mlx_version"
@@ -42,6 +45,10 @@ say "building the rewriter of crates/metal-sim"
 say "compiling kernels"
 export AGX_REWRITER=$cross/target/debug/metal-sim-gpu AGX_STAT=$agxstat AGX_CLANG=$clang_root AGX_CACHE=$cross/agx-cache
 export PYTHONDONTWRITEBYTECODE=1
+if [ "$mode" = --file ]; then
+  shift
+  exec python3 "$root/tests/agx/cost.py" "$@"
+fi
 cd "$root"
 [ "$mode" != --check ] || python3 -m unittest discover --quiet --start-directory tests/agx
 exec python3 tests/agx/table.py "$@"

@@ -45,9 +45,9 @@ class Tools:
             raise SystemExit(f"{Path(command[0]).name} failed on {command[-1]}:\n{said}")
         return done.stdout
 
-    def rewrite(self, source):
+    def rewrite(self, source, options=()):
         """A Metal source as C++: what all kernels share, and an entry point for each by its name."""
-        text = self.run(self.rewriter, self.bin / "clang", self.folder / "sim", source, source.parent)
+        text = self.run(self.rewriter, self.bin / "clang", self.folder / "sim", source, source.parent, *options)
         # Without the lines that say which file comes from where, one text is one result.
         text = re.sub(r"(?m)^# \d+ .*\n", "", text.decode())
         head, pragma, entries = text.partition("#pragma clang force_cuda_host_device end\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import air
 import bfloat
+import cost
 import kernels
 import layout
 import table
@@ -208,12 +209,7 @@ class Planted(unittest.TestCase):
             tools = table.Tools(folder)
 
             def measured(planted):
-                source = Path(folder, f"planted{planted}.metal")
-                source.write_text(f"#define PLANTED {planted}\n" + (HERE / "planted.metal").read_text())
-                head, entries = tools.rewrite(source)
-                text = head + "\n".join(entries.values()) + "\n"
-                [found] = tools.statistics(f"planted{planted}", text, [], tools.from_source)
-                return one({found["kernel"]: table.kernel_entry(found)})
+                return one(cost.costs(tools, HERE / "planted.metal", [f"-DPLANTED={planted}"]))
 
             before = measured(0)
             self.assertEqual(worse(before, measured(0)), ([], []))

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::case::{self, BadUsage, Case, usage};
 use crate::check::check;
+use crate::cost;
 use crate::kernels::Files;
 use crate::report::{self, Outcome};
 
@@ -33,6 +34,10 @@ struct Arguments {
     file: PathBuf,
     #[command(flatten)]
     case: Case,
+    /// Print what the kernels cost as machine code of Apple's M1, instead of running them. This
+    /// needs Mesa's compiler, which a checkout of mlx-primitives builds.
+    #[arg(long)]
+    cost: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -64,7 +69,13 @@ pub fn main() -> ExitCode {
 
 /// Checks the kernels, or lists those of the file. Returns whether there was no fault.
 fn run(arguments: &Arguments) -> Result<bool> {
-    let Arguments { file, case, output } = arguments;
+    let Arguments { file, case, cost, output } = arguments;
+    if *cost {
+        let costs = cost::costs(file, case)?;
+        let json = || serde_json::to_string(&costs);
+        print(&if output.json { json()? } else { cost::text(&costs) })?;
+        return Ok(true);
+    }
     if file.extension().is_some_and(|extension| extension == "toml") {
         let alone = ensure_alone(case, file);
         usage(alone)?;

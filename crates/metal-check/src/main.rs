@@ -7,6 +7,8 @@ mod check;
 #[cfg(target_os = "linux")]
 mod command;
 #[cfg(target_os = "linux")]
+mod cost;
+#[cfg(target_os = "linux")]
 mod data;
 #[cfg(target_os = "linux")]
 mod kernels;

@@ -179,6 +179,35 @@ fn buffers_share_memory_and_begin_anywhere() {
 }
 
 #[test]
+fn costs_need_a_compiler_of_mesas() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkout = folder.path().join("scripts");
+    std::fs::create_dir(&checkout).unwrap();
+    let cost = || {
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_metal-check"));
+        program.current_dir(folder.path()).env("METAL_CHECK_CHECKOUT", folder.path());
+        let output = program.args(["k.metal", "--cost", "-D", "X"]).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+        Ran { status: output.status.code(), out, err }
+    };
+    std::fs::write(folder.path().join("k.metal"), KERNELS).unwrap();
+    let ran = cost();
+    assert_eq!(ran.status, Some(1), "{}", ran.out);
+    assert!(ran.err.contains("--cost needs Mesa's compiler for Apple's GPUs"), "{}", ran.err);
+    // A stand-in for the script of a checkout.
+    let answer = r#"{"f": {"registers": 40, "threads": 1024, "spilled": 0, "arrays": 8, "alu": 229.5, "ic": 110}}"#;
+    let body = format!("#!/bin/sh\n[ \"$1\" = --file ] && [ \"$3\" = -DX ] && echo '{answer}'\n");
+    std::fs::write(checkout.join("agx.sh"), body).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(checkout.join("agx.sh"), executable).unwrap();
+    let ran = cost();
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let table = "registers  threads  spilled  arrays  cycles  integer  kernel\n       \
+                 40     1024        0       8   229.5      110  f\n";
+    assert_eq!(ran.out, table);
+}
+
+#[test]
 fn bad_usage_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let cases: [(&[&str], &str, i32); 14] = [

@@ -1,4 +1,5 @@
-//! `metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR...]`: see [`metal_sim::gpu::rewrite`].
+//! `metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR | -DMACRO...]`:
+//! see [`metal_sim::gpu::rewrite`].
 
 use metal_sim::{Compiler, Constants, Error, Result, Source, gpu};
 
@@ -7,10 +8,14 @@ fn main() -> Result<()> {
     let (Some(clang), Some(cache), Some(path)) =
         (arguments.next(), arguments.next(), arguments.next())
     else {
-        let usage = "usage: metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR...]";
+        let usage = "usage: metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR | -DMACRO...]";
         return Err(Error::NoCompiler(usage.to_string()));
     };
-    let source = arguments.fold(Source::new(path), Source::include_dir);
+    let source =
+        arguments.fold(Source::new(path), |source, argument| match argument.strip_prefix("-D") {
+            Some(define) => source.define(define),
+            None => source.include_dir(argument),
+        });
     let compiler = Compiler::at(clang)?;
     print!("{}", gpu::rewrite(&source, &compiler, cache.as_ref(), &Constants::new())?);
     Ok(())

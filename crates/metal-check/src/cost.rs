@@ -1,0 +1,81 @@
+//! The cost of kernels in the machine code of Apple's M1, by the tools of a checkout.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::case::Case;
+
+/// The checkout that this program was built in; elsewhere a missing folder.
+const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const SCRIPT: &str = "scripts/agx.sh";
+
+/// The cost of a thread of a kernel.
+#[derive(Deserialize, Serialize)]
+pub struct Cost {
+    /// Of 16 bits.
+    registers: u32,
+    /// The most threads of a threadgroup with these registers.
+    threads: u32,
+    /// Bytes of registers that are kept in memory.
+    spilled: u32,
+    /// Bytes of arrays in memory.
+    arrays: u32,
+    /// Cycles of the busiest pipe, with each instruction counted once.
+    #[serde(rename(deserialize = "alu"))]
+    cycles: f64,
+    /// Cycles of the integer pipe.
+    #[serde(rename(deserialize = "ic"))]
+    integer_cycles: f64,
+}
+
+fn script() -> Result<PathBuf> {
+    let named = std::env::var_os("METAL_CHECK_CHECKOUT");
+    let script = Path::new(&named.unwrap_or_else(|| CHECKOUT.into())).join(SCRIPT);
+    ensure!(
+        script.is_file(),
+        "--cost needs Mesa's compiler for Apple's GPUs, built from source: clone \
+         https://github.com/mlx-primitives/mlx-primitives and name the folder in METAL_CHECK_CHECKOUT; \
+         its {SCRIPT} builds the compiler the first time, on Debian or Ubuntu for x86-64"
+    );
+    Ok(script)
+}
+
+/// The costs of a file's kernels, or of the one that the case names.
+pub fn costs(path: &Path, case: &Case) -> Result<BTreeMap<String, Cost>> {
+    let source = !metal_sim::air::is_compiled(path)? && path.extension() != Some("toml".as_ref());
+    ensure!(source, "--cost is for Metal source, and {} is none", path.display());
+    let whole = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
+    let mut command = Command::new(script()?);
+    command.arg("--file").arg(whole(path)?);
+    for folder in &case.include {
+        command.arg(whole(folder)?);
+    }
+    command.args(case.define.iter().map(|define| format!("-D{define}")));
+    let output = command.stderr(Stdio::inherit()).output().context(SCRIPT)?;
+    ensure!(output.status.success(), "{SCRIPT} failed");
+    let mut costs: BTreeMap<String, Cost> = serde_json::from_slice(&output.stdout)?;
+    if let Some(entry) = &case.entry {
+        costs.retain(|name, _| name == entry);
+        if costs.is_empty() {
+            bail!("{} has no kernel '{entry}'", path.display());
+        }
+    }
+    Ok(costs)
+}
+
+/// A table with a line for each kernel.
+pub fn text(costs: &BTreeMap<String, Cost>) -> String {
+    let head = "registers  threads  spilled  arrays  cycles  integer  kernel".to_owned();
+    let lines = costs.iter().map(|(name, cost)| {
+        let Cost { registers, threads, spilled, arrays, cycles, integer_cycles } = cost;
+        format!(
+            "{registers:>9}  {threads:>7}  {spilled:>7}  {arrays:>6}  {cycles:>6}  \
+             {integer_cycles:>7}  {name}"
+        )
+    });
+    std::iter::once(head).chain(lines).collect::<Vec<_>>().join("\n")
+}
