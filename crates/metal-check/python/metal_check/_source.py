@@ -94,6 +94,14 @@ class Source:
         self.source, self.header = source, header
         self.ensure_row_contiguous, self.atomic_outputs = ensure_row_contiguous, atomic_outputs
         self.entry = f"custom_kernel_{name}"
+        options = dict(compile_options or {})
+        mode = options.pop("math_mode", "safe")
+        if mode not in ("safe", "relaxed", "fast"):
+            raise ValueError("[metal_kernel] Expected math_mode to be 'safe', 'relaxed', or 'fast'.")
+        if options:
+            raise ValueError(f"[metal_kernel] Unknown compile option `{min(options)}`.")
+        # The arithmetic of the check is that of "safe"; a source can ask for the mode.
+        self.defines = ["-D", "__FAST_MATH__=1"] if mode == "fast" else []
 
     def reads(self, name: str) -> list[str]:
         """Which of an input's shape, strides and number of dimensions the kernel reads."""

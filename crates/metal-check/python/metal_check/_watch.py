@@ -80,6 +80,7 @@ class Watch:
             group = map(min, size[3:], size[:3])
             whole = [kept(kernel.name, text), "--entry", kernel.entry, "-I", headers(), "--order", self.order]
             whole += ["--grid", ",".join(map(str, size[:3])), "--threadgroup", ",".join(map(str, group))]
+            whole += kernel.defines
             whole += ["--rules", "false"] if text in self._known else []
             try:
                 report = run(whole + arguments.all)
@@ -223,16 +224,22 @@ def watch(order: str = "all", gpu: bool = False, stop: bool = True) -> Iterator[
     `NotChecked`.
 
     Only kernels that are made inside of the context run so, and those of many modules are made when the module is
-    imported. With `gpu`, `mx.metal.is_available()` and `mx.default_device()` answer as on a Mac, for programs that make
-    no kernel otherwise. `mx.compile` does nothing inside, since a kernel needs its inputs.
+    imported. With `gpu`, MLX answers as on a Mac whether there is a GPU (`mx.metal.is_available`, `mx.is_available`,
+    `mx.default_device`), for programs that make no kernel otherwise; MLX's own ops stay on the CPU. `mx.compile` does
+    nothing inside, since a kernel needs its inputs.
     """
     if order not in ORDERS:
         raise ValueError(f"[watch] expected {', '.join(ORDERS)}, got {order!r}")
     found = Watch(order, stop)
     places: list[tuple[Any, str, Callable]] = [(mx.fast, "metal_kernel", found._made)]
     if gpu:
-        places.append((mx.metal, "is_available", lambda: True))
-        places.append((mx, "default_device", lambda: mx.Device(mx.gpu)))
+        choose = mx.set_default_device
+        places += [
+            (mx.metal, "is_available", lambda: True),
+            (mx, "is_available", lambda device: True),
+            (mx, "default_device", lambda: mx.Device(mx.gpu)),
+            (mx, "set_default_device", lambda device: None if device == mx.gpu else choose(device)),
+        ]
     originals = [getattr(module, name) for module, name, _ in places]
     compiles = _compiles()
     mx.disable_compile()

@@ -118,6 +118,8 @@ def test_faults_of_bounds_and_of_the_source():
             elementwise("uint i = thread_position_in_grid.x; y[i] = x[i + 1];", mx.ones((16,)))
         with pytest.raises(NotChecked, match="does not compile"):
             elementwise("y[0] = nothing;", mx.ones((16,)))
+        with pytest.raises(ValueError, match="Unknown compile option `speed`"):
+            elementwise("", mx.ones((16,)), compile_options={"speed": 9})
         with pytest.raises(ValueError, match="Expected `inputs` to have size 1 but got size 0"):
             mx.fast.metal_kernel(name="k", input_names=["x"], output_names=["y"], source="")(
                 inputs=[], output_shapes=[(1,)], output_dtypes=[mx.float32], grid=(1, 1, 1), threadgroup=(1, 1, 1)
@@ -143,7 +145,9 @@ def test_kernels_of_compiled_functions_and_of_derivatives():
 def test_programs_are_told_of_a_gpu():
     before = mx.metal.is_available(), mx.default_device()
     with watch(gpu=True):
-        assert mx.metal.is_available() and mx.default_device() == mx.gpu
+        assert mx.metal.is_available() and mx.is_available(mx.gpu) and mx.default_device() == mx.gpu
+        mx.set_default_device(mx.default_device())
+        assert (mx.ones((2,)) + 1).tolist() == [2.0, 2.0]
     assert (mx.metal.is_available(), mx.default_device()) == before
     with pytest.raises(ValueError, match="expected all, forward"):
         with watch("backward"):
