@@ -51,6 +51,16 @@ pub const KERNELS: &[Equivalent] = &[
     ("activation_affine", "first >= params.rows", "first > params.rows", "a thread without rows"),
     ("lora_correct", "m < LORA_ROWS", "m <= LORA_ROWS", "no group has more than LORA_ROWS rows"),
     ("rope", "offset_stride == 0 ?", "= false ?", "a division more"),
+    ("rope_append", "Turn by =", "Turn by =", "values are not rotated"),
+    ("rope_append", "first < turned", "first <= turned", "values are not rotated"),
+    ("rope_append_grad", "paired && first <", "first <=", "values are not rotated"),
+    ("rope_append", "multiplier != 1.0f", "multiplier != 2.0f", "a product with 1"),
+    ("rope_append", "multiplier != 1.0f", "if (true)", "a product with 1"),
+    ("rope_append_grad", ": 0);", ": 1);", "a row that no position has is not read"),
+    ("copy_state", "at.x >= params.row ", "at.x > params.row ", "the grid has whole rows"),
+    ("copy_state", "at.x >= params.row ", "(false ||", "the grid has whole rows"),
+    ("copy_state", "start >= count", "start > count", "a quad of nothing but pad"),
+    ("copy_state", "start >= count", "start + 1 >=", "a state has an even number of elements"),
 ];
 
 /// A part of the kernel's name, or the stem of the parameter; the change, where `a..b` matches the
@@ -64,6 +74,16 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("rope_interleaved_base", "swapped 1 2", "without frequencies the offsets stand in for them"),
     ("rope_append_interleaved_base", "swapped 2 3", "one array stands in for what is not there"),
     ("rope_append_interleaved_base", "swapped 3 4", "one array stands in for what is not there"),
+    (
+        "rope_append_grad_interleaved_base",
+        "swapped 1 2",
+        "one array stands in for what is not there",
+    ),
+    (
+        "rope_append_grad_interleaved_base",
+        "swapped 2 3",
+        "one array stands in for what is not there",
+    ),
     ("linear_columns", "swapped 2 3", "these products have neither bias nor residual"),
     ("attention_grad_", "memory 0 -16", "the last staged row ends in padding"),
     ("attention_", "swapped 1 2", "plain keys have no scales"),

@@ -13,7 +13,7 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
 /// Files of `metal/`, and the stems of the kernels that show their mutants.
-const FILES: [(&str, &[&str]); 15] = [
+const FILES: [(&str, &[&str]); 16] = [
     ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
     ("layer_norm_rows.h", &["rms_norm", "layer_norm"]),
@@ -24,6 +24,7 @@ const FILES: [(&str, &[&str]); 15] = [
     ("softmax_rows.h", &["softmax", "logsumexp"]),
     ("rope.metal", &["rope"]),
     ("rope_turn.h", &["rope"]),
+    ("rope_append.metal", &["rope_append"]),
     ("logsumexp.metal", &["logsumexp"]),
     ("reduce.metal", &["reduce"]),
     ("lora.metal", &["lora"]),
@@ -32,7 +33,8 @@ const FILES: [(&str, &[&str]); 15] = [
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
-const LONGER: [(&str, &[&str]); 12] = [
+const LONGER: [(&str, &[&str]); 13] = [
+    ("attention_grad.metal", &["attention_grad"]),
     ("attention_matrix.h", &["attention"]),
     ("attention_tile.h", &["attention"]),
     ("attention_vector.h", &["attention"]),
@@ -49,7 +51,8 @@ const LONGER: [(&str, &[&str]); 12] = [
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
 /// Instances that mutants are compiled without; others of the same template remain.
-const LEFT_OUT: [(&str, &[&str]); 3] = [
+const LEFT_OUT: [(&str, &[&str]); 4] = [
+    ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
     (
         "quantized_matmul",

@@ -23,15 +23,18 @@ const SHAPES: [([i32; 4], i32); 10] = [
     ([1, 1, 2, 514], 514),
 ];
 
-/// Heads, heads of keys, features, rotated features, batch and length. In the last two cases the
-/// grid has more threads than there are features or heads.
-const APPENDED: [(i32, i32, i32, i32, i32, i32); 6] = [
+/// Heads, heads of keys, features, rotated features, batch and length. In the last three cases the
+/// grid has more threads than there are features, heads or positions.
+const APPENDED: [(i32, i32, i32, i32, i32, i32); 9] = [
+    (2, 1, 7, 4, 2, 3),
+    (2, 1, 64, 64, 1, 2),
     (5, 2, 8, 8, 2, 3),
     (2, 1, 12, 6, 1, 1),
     (3, 3, 40, 40, 2, 9),
     (9, 2, 6, 4, 1, 5),
     (2, 1, 514, 514, 1, 1),
     (23, 2, 6, 6, 3, 5),
+    (2, 1, 40, 38, 1, 13),
 ];
 
 pub fn all() -> Vec<Case> {
@@ -81,7 +84,10 @@ fn appends() -> Cases {
                 let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
                 let freqs = explicit.then(|| frequencies(dims)).transpose()?;
                 let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], [batch])?;
-                let slots = Array::from_slice(&[4, 1, 7][..batch as usize], [batch])?;
+                // Only lazy slots may be without room.
+                let slots = if kind == 2 { [-1, 15, 7] } else { [4, 1, 3] };
+                let slots = Array::from_slice(&slots[..batch as usize], [batch])?;
+                let slots = slots.maximum(i32::MIN)?;
                 let offset = Offset::Each(&offsets);
                 let slots = (kind != 1).then_some(Offset::Each(&slots));
                 let offset = if kind == 1 { Offset::Position(3) } else { offset };
