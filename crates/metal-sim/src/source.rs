@@ -57,7 +57,15 @@ impl Source {
         arguments.extend(["__linux__", "__x86_64__", "__aarch64__"].map(|d| format!("-U{d}")));
         arguments.push(self.path.display().to_string());
         let text = compiler.compile(&folder, &self.path, arguments)?;
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let text = String::from_utf8_lossy(&text);
+        // A pragma keeps its macros, whose definitions are gone.
+        let named = |line: &str| {
+            line.trim()
+                .strip_prefix("#pragma unroll")
+                .is_some_and(|it| it.contains(|c: char| c.is_alphabetic()))
+        };
+        let lines = text.lines().map(|line| if named(line) { "#pragma unroll" } else { line });
+        let text = lines.flat_map(|line| [line, "\n"]).collect();
         Ok(Preprocessed { text, shim, folder })
     }
 }

@@ -116,7 +116,7 @@ pub fn function_constants(tokens: &Tokens) -> Vec<FunctionConstant> {
             index: sum(tokens, attribute + 3),
             name: tokens.at(name).to_owned(),
             kind: tokens
-                .join_without(start..name, &["constant", "const", "static"])
+                .join_without(start..name, &["constant", "const", "static", "constexpr", "inline"])
                 .trim()
                 .to_owned(),
         }

@@ -16,7 +16,6 @@ enum thread_scope : uint {
   thread_scope_simdgroup,
   thread_scope_threadgroup,
   thread_scope_device,
-  thread_scope_system,
 };
 
 METAL_FUNC void atomic_thread_fence(

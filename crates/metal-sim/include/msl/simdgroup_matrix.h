@@ -151,4 +151,12 @@ METAL_FUNC void simdgroup_multiply(
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)));
 }
 
+template <class T>
+METAL_FUNC simdgroup_matrix<T, 8, 8> operator*(
+    simdgroup_matrix<T, 8, 8> a, simdgroup_matrix<T, 8, 8> b) {
+  simdgroup_matrix<T, 8, 8> product;
+  simdgroup_multiply(product, a, b);
+  return product;
+}
+
 } // namespace metal

@@ -93,6 +93,11 @@ MSL_TRAIT(is_trivially_copyable, __is_trivially_copyable(T))
 #undef MSL_TRAIT
 #undef MSL_TRAIT2
 
+template <class... T>
+struct _disjunction : bool_constant<(T::value || ...)> {};
+template <class... T>
+struct _conjunction : bool_constant<(T::value && ...)> {};
+
 template <class T>
 T&& declval() noexcept;
 

@@ -55,14 +55,25 @@ struct vec_elements : integral_constant<ushort, width_v<T>> {};
 template <class V>
 using if_vector = enable_if_t<is_vector_v<V>>;
 
+/** A number of another type; the compiler has no conversion between half and bfloat. */
+template <class T, class A>
+constexpr METAL_FUNC T msl_number(A a) {
+  if constexpr (is_same_v<T, half> && is_same_v<A, bfloat>) {
+    return T(float(a));
+  } else if constexpr (is_same_v<T, bfloat> && is_same_v<A, half>) {
+    return T(float(a));
+  } else {
+    return T(a);
+  }
+}
 template <class V, class A>
 constexpr METAL_FUNC void append(V& out, int& at, A a) {
   if constexpr (width_v<A> != 0) {
     for (int i = 0; i < width_v<A>; i++) {
-      out[at++] = element_t<V>(a[i]);
+      out[at++] = msl_number<element_t<V>>(element_t<A>(a[i]));
     }
   } else {
-    out[at++] = element_t<V>(a);
+    out[at++] = msl_number<element_t<V>>(a);
   }
 }
 
@@ -80,6 +91,55 @@ constexpr METAL_FUNC V make(A... a) {
   return out;
 }
 
+/** `V(a...)`, also for vectors. */
+template <class V, class... A>
+constexpr METAL_FUNC V msl_convert(A... a) {
+  if constexpr (is_vector_v<V>) {
+    return make<__remove_cv(V)>(a...);
+  } else if constexpr (sizeof...(A) == 1) {
+    return msl_number<V>(a...);
+  } else {
+    return V(a...);
+  }
+}
+
+/** `{a, b}` as an argument of a function, which makes a vector or a struct. */
+template <class A, class B>
+struct msl_two {
+  A a;
+  B b;
+  template <class V>
+  constexpr METAL_FUNC operator V() const {
+    if constexpr (is_vector_v<V>) {
+      return make<V>(a, b);
+    } else {
+      return V{a, b};
+    }
+  }
+};
+template <class A, class B, class C>
+struct msl_three {
+  A a;
+  B b;
+  C c;
+  template <class V>
+  constexpr METAL_FUNC operator V() const {
+    if constexpr (is_vector_v<V>) {
+      return make<V>(a, b, c);
+    } else {
+      return V{a, b, c};
+    }
+  }
+};
+template <class A, class B>
+constexpr METAL_FUNC msl_two<A, B> msl_braces(A a, B b) {
+  return {a, b};
+}
+template <class A, class B, class C>
+constexpr METAL_FUNC msl_three<A, B, C> msl_braces(A a, B b, C c) {
+  return {a, b, c};
+}
+
 /** `(float4) v` is `msl_cast<float4>() ->* v`, which converts a vector or splats a number. */
 template <class V>
 struct msl_cast;
@@ -93,7 +153,7 @@ struct msl_cast {
   }
   template <class A>
   friend constexpr METAL_FUNC V operator->*(msl_cast, A a) {
-    return make<V>(a);
+    return msl_convert<V>(a);
   }
 };
 /** One after the other: the inner one is U. */
@@ -101,7 +161,7 @@ template <class V, class U>
 struct msl_casts {
   template <class A>
   friend constexpr METAL_FUNC V operator->*(msl_casts, A a) {
-    return make<V>(make<U>(a));
+    return msl_convert<V>(msl_convert<U>(a));
   }
 };
 

@@ -1,5 +1,7 @@
 //! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
 
+use std::collections::HashSet;
+
 use mlx_primitives_build::front::{Kind, SCALARS};
 
 use super::{Purpose, Rewriter};
@@ -8,6 +10,8 @@ const DROPPED: [&str; 4] = ["threadgroup_imageblock", "ray_data", "object_data",
 
 impl Rewriter {
     pub(super) fn leaves(&mut self) {
+        self.template_types();
+        self.braces();
         for i in 0..self.tokens.len() {
             if self.tokens.is_attribute(i) {
                 let end = self.tokens.close(i);
@@ -27,8 +31,50 @@ impl Rewriter {
         }
     }
 
+    /// `T(v)` of a template's `T` and `static_cast<T>(v)`, where `T` may be a vector or of 16 bits.
+    fn template_types(&mut self) {
+        let parameters: HashSet<String> = (1..self.tokens.len())
+            .filter(|&i| matches!(self.tokens.before(i), "typename" | "class"))
+            .filter(|&i| matches!(self.tokens.at(i + 1), "," | ">" | "="))
+            .map(|i| self.tokens.at(i).to_owned())
+            .collect();
+        for i in 0..self.tokens.len() {
+            let word = self.tokens.at(i);
+            let begins =
+                self.tokens.at(i + 1) == "(" && !matches!(self.tokens.at(i + 2), "&" | "*");
+            let before = self.tokens.before(i);
+            let named = matches!(before, "operator" | "struct" | "~" | "::" | "." | "->")
+                || (i > 0 && self.tokens.is_word(i - 1) && !matches!(before, "return" | "else"));
+            if begins && !named && parameters.contains(word) {
+                self.tokens.list[i].text = format!("::metal::msl_convert<{word}>");
+            } else if word == "static_cast" && self.tokens.close(i + 1) == i + 3 {
+                let kind = self.tokens.at(i + 2);
+                if may_be_vector(kind) || is_vector(kind) || matches!(kind, "half" | "bfloat") {
+                    self.tokens.list[i].text = "::metal::msl_convert".to_string();
+                }
+            }
+        }
+    }
+
+    /// `f({a, b})`: the compiler makes no vector of a list.
+    fn braces(&mut self) {
+        for open in 1..self.tokens.len() {
+            if self.tokens.at(open) == "{" && self.tokens.before(open) == "(" {
+                let end = self.tokens.close(open);
+                let is_list = !(open..end).any(|i| self.tokens.at(i) == ";");
+                if is_list && matches!(self.tokens.split(open).len(), 2 | 3) {
+                    self.tokens.list[open].text = "::metal::msl_braces(".to_string();
+                    self.tokens.list[end].text = ")".to_string();
+                }
+            }
+        }
+    }
+
     fn word(&mut self, i: usize) {
         let check = self.purpose == Purpose::Check;
+        if self.tokens.at(i) == "coherent" && self.tokens.at(i + 1) == "(" {
+            return self.tokens.blank(i..self.tokens.close(i + 1) + 1); // `coherent(device)`
+        }
         let word = self.tokens.at(i);
         let replacement = match word {
             "thread" => "",
@@ -43,19 +89,21 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
-    /// `(half4) x`, which the compiler refuses between vectors of different bytes, becomes an
-    /// operator that binds as closely.
+    /// `(half4) x` and `(T) x`, which the compiler refuses between vectors of different bytes, become
+    /// an operator that binds as closely.
     fn cast(&mut self, i: usize) -> bool {
         let (before, after) = (i.wrapping_sub(1), i + 1);
         let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
-        if !parenthesized || !is_vector(self.tokens.at(i)) {
+        let vector = is_vector(self.tokens.at(i));
+        if !parenthesized || !(vector || may_be_vector(self.tokens.at(i))) {
             return false;
         }
         let operand = self.tokens.at(after + 1);
         let word = |text: &str| text.starts_with(|c: char| c.is_alphabetic() || c == '_');
         let outside = self.tokens.before(before);
         let called = (word(outside) && outside != "return") || matches!(outside, ")" | "]" | ">");
-        if called || !(word(operand) || operand == "(" || operand == "*") {
+        let operand = word(operand) || operand == "(" || (operand == "*" && vector);
+        if called || !operand {
             return false;
         }
         let name = self.tokens.at(i);
@@ -93,6 +141,13 @@ fn is_vector(word: &str) -> bool {
         && SCALARS.contains(&element)
         && packed.unwrap_or(word).len() == element.len() + 1
         && !(packed.is_some() && width == '3')
+}
+
+/// A name that a source may give to a vector, as a template does.
+fn may_be_vector(word: &str) -> bool {
+    let number = SCALARS.contains(&word) || word.starts_with("int") || word.starts_with("uint");
+    let other = matches!(word, "size_t" | "ptrdiff_t" | "unsigned" | "signed" | "void" | "this");
+    word.starts_with(|c: char| c.is_alphabetic() || c == '_') && !number && !other
 }
 
 /// MSL reads `1.5` as a float, `1.5h` as a half and `1.5bf` as a bfloat.

@@ -33,10 +33,11 @@ impl Rewriter {
 
     /// The members of a struct that have no qualifier, up to the end of their parameters.
     fn members(&self, brace: usize) -> Vec<String> {
-        let (mut found, mut at) = (Vec::new(), brace + 1);
+        let mut found = Vec::new();
         if self.tokens.at(brace) != "{" {
             return found;
         }
+        let mut at = brace + 1;
         let end = self.tokens.close(brace);
         while at < end {
             let close = self.tokens.close(at);
