@@ -268,13 +268,13 @@ fn conversions() {
         "#define HALF(x) ((x) / 2)\ntypedef half4 wide_t;\n\
          template <typename T, class N> T wide(float4 x, N n) {\n\
          return T(x) + (T) (x * n) + (T) (bfloat4) x + static_cast<T>(x);\n}\n\
-         template <typename T> T sum(uint3 v, constant T* p) { return T(v.x) + v.y + v.z + p[0]; }\n\
-         constant float one[1] = {1};\nstruct Pair { int a; float b; };\n\
+         template <typename T> T sum(uint3 v, constant T* p) { return T(v.x) * metal::vec<T, 2>(0, 1).y + v.y + v.z + p[0]; }\n\
+         float2 pair(float x, float y);\nconstant float one[1] = {1};\nstruct Pair { int a; float b; };\n\
          float both(Pair p) { return p.a + p.b; }\n\
          kernel void f(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {\n\
-         simdgroup_matrix<float, 8, 8> m(2.0f);\nm = m * m;\nfloat diagonal = 0;\n\
+         simdgroup_matrix<float, 8, 8> m(2.0f);\nm = m * m;\nfloat diagonal = 0;\nshort2 at((i * 0) + 1, i);\n\
          #pragma unroll (HALF(4))\nfor (int k = 0; k < 2; k++) diagonal += m.thread_elements()[k];\n\
-         float values[4] = {\nfloat(static_cast<bfloat>(half(2))) + float(bfloat2(half2(1)).x),\n\
+         float values[4] = {\nfloat(static_cast<bfloat>(half(2))) + float(bfloat2(half2(1)).x) * at.x,\n\
          sum<float>({2 * i, i, 3}, one) + both({2, 3.0f}),\n\
          wide<half4>(float4(i), 2).x + float(((wide_t) float4(5)).y),\nsimd_sum(diagonal),\n};\n\
          y[i] = values[i % 4];\n}",

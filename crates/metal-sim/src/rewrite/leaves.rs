@@ -31,10 +31,10 @@ impl Rewriter {
         }
     }
 
-    /// `T(v)` of a template's `T` and `static_cast<T>(v)`, where `T` may be a vector or of 16 bits.
+    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector or of 16 bits.
     fn template_types(&mut self) {
         let parameters: HashSet<String> = (1..self.tokens.len())
-            .filter(|&i| matches!(self.tokens.before(i), "typename" | "class"))
+            .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
             .filter(|&i| matches!(self.tokens.at(i + 1), "," | ">" | "="))
             .map(|i| self.tokens.at(i).to_owned())
             .collect();
@@ -112,20 +112,48 @@ impl Rewriter {
         true
     }
 
+    /// `float2 v(x, y);`, which is no prototype of a function.
+    fn declares(&self, i: usize) -> bool {
+        let open = i + 2;
+        if !is_vector(self.tokens.at(i))
+            || !self.tokens.is_word(i + 1)
+            || self.tokens.at(open) != "("
+        {
+            return false;
+        }
+        let parts = self.tokens.split(open);
+        let is_type = |word: &str| SCALARS.contains(&word) || is_vector(word);
+        let is_parameter = |part: &std::ops::Range<usize>| {
+            let pair = |k: usize| self.tokens.is_word(k) && self.tokens.is_word(k + 1);
+            (part.start..part.end - 1).any(pair)
+                || (part.len() == 1 && is_type(self.tokens.at(part.start)))
+        };
+        let ends = self.tokens.at(self.tokens.close(open) + 1) == ";";
+        ends && parts.len() > 1 && !parts.iter().any(is_parameter)
+    }
+
     fn constructor(&mut self, i: usize) {
         if self.cast(i) {
             return;
         }
-        if matches!(self.tokens.before(i), "operator" | "struct" | "~" | "::") {
+        let qualified = self.tokens.before(i) == "::" && i > 1 && self.tokens.at(i - 2) == "metal";
+        if matches!(self.tokens.before(i), "operator" | "struct" | "~" | "::") && !qualified {
             return;
         }
-        if is_vector(self.tokens.at(i)) && self.tokens.at(i + 1) == "(" {
+        if self.declares(i) {
+            let kind = self.tokens.at(i).to_owned();
+            self.tokens.list[i + 1].text.push_str(&format!(" = ::metal::make<{kind}>"));
+        } else if is_vector(self.tokens.at(i)) && self.tokens.at(i + 1) == "(" {
             let name = self.tokens.at(i);
-            self.tokens.list[i].text = format!("::metal::make<{name}>");
+            let scope = if qualified { "" } else { "::metal::" };
+            self.tokens.list[i].text = format!("{scope}make<{name}>");
         } else if self.tokens.at(i) == "vec" && self.tokens.at(i + 1) == "<" {
             let end = self.tokens.close(i + 1);
             if self.tokens.at(end + 1) == "(" {
-                self.tokens.list[i].text = "::metal::make<vec".to_string();
+                self.tokens.list[i].text = "make<vec".to_string();
+                if !qualified {
+                    self.tokens.list[i].text.insert_str(0, "::metal::");
+                }
                 self.tokens.list[end].text = "> >".to_string();
             }
         }
