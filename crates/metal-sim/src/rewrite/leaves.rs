@@ -31,7 +31,8 @@ impl Rewriter {
         }
     }
 
-    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector or of 16 bits.
+    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector or
+    /// of 16 bits.
     fn template_types(&mut self) {
         let parameters: HashSet<String> = (1..self.tokens.len())
             .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
