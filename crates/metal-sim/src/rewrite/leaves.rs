@@ -31,8 +31,8 @@ impl Rewriter {
         }
     }
 
-    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector or
-    /// of 16 bits.
+    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector
+    /// or of 16 bits.
     fn template_types(&mut self) {
         let parameters: HashSet<String> = (1..self.tokens.len())
             .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
@@ -90,8 +90,8 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
-    /// `(half4) x` and `(T) x`, which the compiler refuses between vectors of different bytes, become
-    /// an operator that binds as closely.
+    /// `(half4) x` and `(T) x`, which the compiler refuses between vectors of different bytes,
+    /// become an operator that binds as closely.
     fn cast(&mut self, i: usize) -> bool {
         let (before, after) = (i.wrapping_sub(1), i + 1);
         let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
