@@ -70,7 +70,12 @@ impl Files {
     pub fn list(&mut self, path: &Path, case: &Case) -> Result<Vec<KernelInfo>> {
         let at = self.open(path, case)?;
         Ok(match &self.opened[at].1 {
-            Kernels::Source(library) => library.kernels()?,
+            Kernels::Source(library) => {
+                for (name, reason) in library.refused() {
+                    eprintln!("note: {name} {reason}, which the simulator does not have");
+                }
+                library.kernels()?
+            }
             Kernels::Compiled(file) => file.kernels()?,
         })
     }

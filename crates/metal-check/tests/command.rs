@@ -51,6 +51,10 @@ kernel void counted(device atomic_uint* y [[buffer(0)]], const device bool* on [
     uint i [[thread_position_in_grid]]) {
   if (on[i]) atomic_fetch_add_explicit(y, 1u, memory_order_relaxed);
 }
+
+kernel void image(texture2d<float> from [[texture(0)]], device float* y [[buffer(0)]]) {
+  y[0] = from.read(uint2(0)).x;
+}
 ";
 
 fn run(folder: &Path, arguments: &[&str]) -> Ran {
@@ -82,6 +86,10 @@ fn kernels_are_listed() {
     for line in ["group_sum (k.metal:6)", "  0  room", "threadgroup", "counted (k.metal:"] {
         assert!(ran.out.contains(line), "{}", ran.out);
     }
+    assert!(ran.err.contains("note: image takes a texture, 'from' at "), "{}", ran.err);
+    let ran = run(folder.path(), &["--entry", "image"]);
+    assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""));
+    assert!(ran.err.contains("image takes a texture"), "{}", ran.err);
     let ran = run(folder.path(), &["--json"]);
     let listed: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(listed["kernels"].as_array().unwrap().len(), 6);
