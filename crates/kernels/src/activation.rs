@@ -161,14 +161,14 @@ impl<F: Function> Map for Gated<F> {
 impl Map for AddRelu {
     #[inline(always)]
     fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
-        relu(T::round(a + b))
+        relu(T::round_number(a + b))
     }
 }
 
 impl Map for MulRelu {
     #[inline(always)]
     fn of<V: F32x16, T: Float>(a: V, b: V) -> V {
-        relu(T::round(a * b))
+        relu(T::round_number(a * b))
     }
 }
 
@@ -358,8 +358,8 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
         // SAFETY: every access is within the range, and reads come before the write to their place.
         unsafe {
             while at + LANES <= self.range.end {
-                let (a, b): (V, V) = (T::load(self.a.add(at)), T::load(self.b.add(at)));
-                self.out.put(M::of::<V, T>(a, b), at);
+                let (a, b): (V, V) = (T::load_mixed(self.a.add(at)), T::load_mixed(self.b.add(at)));
+                self.out.put_mixed(M::of::<V, T>(a, b), at);
                 at += LANES;
             }
             let count = self.range.end - at;

@@ -262,9 +262,12 @@ unsafe fn shares<V: F32x16, T: Float>(
     // SAFETY: every access is within the elements, and reads come before the write to their place.
     unsafe {
         while i + LANES <= count {
-            let lanes =
-                if counts { share::<V, T>(T::load(x.add(i)), max, factor) + shift } else { shift };
-            out.put(lanes, i);
+            let lanes = if counts {
+                share::<V, T>(T::load_mixed(x.add(i)), max, factor) + shift
+            } else {
+                shift
+            };
+            out.put_mixed(lanes, i);
             i += LANES;
         }
         if i < count {

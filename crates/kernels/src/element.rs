@@ -64,6 +64,54 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
     /// Rounds the lanes to this type, as a store followed by a load does.
     fn round<V: F32x16>(lanes: V) -> V;
+    /// [`load`](Self::load) in the order in which the level converts this type fastest.
+    #[inline(always)]
+    unsafe fn load_mixed<V: F32x16>(from: *const Self) -> V {
+        // SAFETY: the trait's contract.
+        unsafe { Self::load(from) }
+    }
+    /// The lanes of [`load_mixed`](Self::load_mixed) in the order of memory.
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    /// The inverse of [`ordered`](Self::ordered).
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    /// Exchanges lanes that are neighbors in memory.
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        lanes.swap_pairs()
+    }
+    /// A whole block by [`load_mixed`](Self::load_mixed), or its first `count` elements in the
+    /// order of memory and then zeros.
+    #[inline(always)]
+    unsafe fn load_mixed_block<V: F32x16>(from: *const Self, count: usize) -> V {
+        // SAFETY: the trait's contract.
+        unsafe {
+            if count == LANES { Self::load_mixed(from) } else { Self::load_first(from, count) }
+        }
+    }
+    /// [`store`](Self::store) of lanes in the order of [`load_mixed`](Self::load_mixed), whose NaNs
+    /// come from this type and arithmetic.
+    #[inline(always)]
+    unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut Self) {
+        // SAFETY: the trait's contract.
+        unsafe { Self::store(lanes, to) }
+    }
+    /// [`stream`](Self::stream) of what [`store_mixed`](Self::store_mixed) takes.
+    #[inline(always)]
+    unsafe fn stream_mixed<V: F32x16>(lanes: V, to: *mut Self) {
+        // SAFETY: the trait's contract.
+        unsafe { Self::stream(lanes, to) }
+    }
+    /// [`round`](Self::round) of lanes whose NaNs come from this type and arithmetic.
+    #[inline(always)]
+    fn round_number<V: F32x16>(lanes: V) -> V {
+        Self::round(lanes)
+    }
     /// One element as a float.
     fn to_float(self) -> f32;
 }
@@ -115,6 +163,30 @@ trait Sixteen: Copy + Send + Sync + 'static {
     fn decode<V: F32x16>(half: V::Half) -> V;
     fn encode<V: F32x16>(lanes: V) -> V::Half;
     fn round<V: F32x16>(lanes: V) -> V;
+    #[inline(always)]
+    fn decode_mixed<V: F32x16>(half: V::Half) -> V {
+        Self::decode(half)
+    }
+    #[inline(always)]
+    fn encode_mixed<V: F32x16>(lanes: V) -> V::Half {
+        Self::encode(lanes)
+    }
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        lanes.swap_pairs()
+    }
+    #[inline(always)]
+    fn round_number<V: F32x16>(lanes: V) -> V {
+        Self::round(lanes)
+    }
     fn to_float(self) -> f32;
 }
 
@@ -165,6 +237,30 @@ impl Sixteen for Bf16 {
         lanes.round_bf16()
     }
     #[inline(always)]
+    fn decode_mixed<V: F32x16>(half: V::Half) -> V {
+        V::from_bf16_mixed(half)
+    }
+    #[inline(always)]
+    fn encode_mixed<V: F32x16>(lanes: V) -> V::Half {
+        lanes.to_bf16_mixed()
+    }
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        lanes.ordered()
+    }
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        lanes.mixed()
+    }
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        lanes.swap_mixed_pairs()
+    }
+    #[inline(always)]
+    fn round_number<V: F32x16>(lanes: V) -> V {
+        lanes.round_bf16_number()
+    }
+    #[inline(always)]
     fn to_float(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
@@ -201,6 +297,49 @@ impl<T: Sixteen> Float for T {
     #[inline(always)]
     fn round<V: F32x16>(lanes: V) -> V {
         T::round(lanes)
+    }
+    #[inline(always)]
+    unsafe fn load_mixed<V: F32x16>(from: *const T) -> V {
+        // SAFETY: as in `load`.
+        T::decode_mixed(unsafe { V::load_half(from.cast()) })
+    }
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        T::ordered(lanes)
+    }
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        T::mixed(lanes)
+    }
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        T::swap_mixed_pairs(lanes)
+    }
+    #[inline(always)]
+    unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe {
+            if T::IS_BF16 {
+                V::store_joined(T::encode_mixed(lanes), to.cast());
+            } else {
+                V::store_half(T::encode_mixed(lanes), to.cast());
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn stream_mixed<V: F32x16>(lanes: V, to: *mut T) {
+        // SAFETY: as in `load`.
+        unsafe {
+            if T::IS_BF16 {
+                V::stream_joined(T::encode_mixed(lanes), to.cast());
+            } else {
+                V::stream_half(T::encode_mixed(lanes), to.cast());
+            }
+        }
+    }
+    #[inline(always)]
+    fn round_number<V: F32x16>(lanes: V) -> V {
+        T::round_number(lanes)
     }
     #[inline(always)]
     fn to_float(self) -> f32 {

@@ -97,13 +97,16 @@ pub unsafe fn fold_row<V: F32x16, T: Float, F: Fold>(fold: F, x: *const T, axis:
                 4 * LANES * size_of::<T>(),
             );
             for (block, chain) in chains.iter_mut().enumerate() {
-                *chain = fold.step(*chain, T::load::<V>(x.add(i + block * LANES)));
+                *chain = fold.step(*chain, T::load_mixed::<V>(x.add(i + block * LANES)));
             }
             i += 4 * LANES;
         }
         while i + LANES <= axis {
-            chains[0] = fold.step(chains[0], T::load::<V>(x.add(i)));
+            chains[0] = fold.step(chains[0], T::load_mixed::<V>(x.add(i)));
             i += LANES;
+        }
+        for chain in &mut chains {
+            *chain = T::ordered(*chain);
         }
         if i < axis {
             let lanes: V = T::load_first(x.add(i), axis - i);

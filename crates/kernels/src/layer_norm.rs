@@ -91,20 +91,22 @@ impl<T: Float> Kernel for LayerNorm<T> {
             // SAFETY: the row lies within both buffers.
             unsafe {
                 let (x, out) = (self.x.add(at), self.out.add(at));
-                layer_norm_row::<V, T>(x, self.affine, out, self.axis, self.eps);
+                let next = [x.wrapping_add(self.axis)];
+                layer_norm_row::<V, T, 1>(x, self.affine, out, self.axis, self.eps, next);
             }
         }
     }
 }
 
-/// One row of `axis >= 1` elements; `out` may be `x`.
+/// One row of `axis >= 1` elements; `out` may be `x`. Prefetches rows that are read next.
 #[inline(always)]
-pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float>(
+pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,
     affine: Affine<T>,
     out: Output<T>,
     axis: usize,
     eps: f32,
+    next: [*const T; NEXT],
 ) {
     // MLX multiplies sums by this rounded reciprocal.
     let reciprocal = (1.0 / axis as f64) as f32;
@@ -112,12 +114,23 @@ pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float>(
     unsafe {
         let mean = V::splat(fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal);
         let variance = squares_about::<V, T>(mean, x, axis) * reciprocal;
-        let inverse = V::splat(1.0 / (variance + eps).sqrt());
+        let inverse = 1.0 / (variance + eps).sqrt();
+        // A NaN of the usual kind, for `round_number`, whatever `eps` is.
+        let inverse = V::splat(if inverse.is_nan() { f32::NAN } else { inverse });
+        let scale = (mean, inverse);
         match (affine.weight.is_null(), affine.bias.is_null()) {
-            (true, true) => normalize::<V, T, false, false>(x, affine, out, axis, mean, inverse),
-            (true, false) => normalize::<V, T, false, true>(x, affine, out, axis, mean, inverse),
-            (false, true) => normalize::<V, T, true, false>(x, affine, out, axis, mean, inverse),
-            (false, false) => normalize::<V, T, true, true>(x, affine, out, axis, mean, inverse),
+            (true, true) => {
+                normalize::<V, T, NEXT, false, false>(x, affine, out, axis, scale, next)
+            }
+            (true, false) => {
+                normalize::<V, T, NEXT, false, true>(x, affine, out, axis, scale, next)
+            }
+            (false, true) => {
+                normalize::<V, T, NEXT, true, false>(x, affine, out, axis, scale, next)
+            }
+            (false, false) => {
+                normalize::<V, T, NEXT, true, true>(x, affine, out, axis, scale, next)
+            }
         }
     }
 }
@@ -132,15 +145,18 @@ unsafe fn squares_about<V: F32x16, T: Float>(mean: V, x: *const T, axis: usize) 
     unsafe {
         while i + 4 * LANES <= axis {
             for (block, sum) in sums.iter_mut().enumerate() {
-                let lanes = T::load::<V>(x.add(i + block * LANES)) - mean;
+                let lanes = T::load_mixed::<V>(x.add(i + block * LANES)) - mean;
                 *sum = *sum + lanes * lanes;
             }
             i += 4 * LANES;
         }
         while i + LANES <= axis {
-            let lanes = T::load::<V>(x.add(i)) - mean;
+            let lanes = T::load_mixed::<V>(x.add(i)) - mean;
             sums[0] = sums[0] + lanes * lanes;
             i += LANES;
+        }
+        for sum in &mut sums {
+            *sum = T::ordered(*sum);
         }
         if i < axis {
             let lanes = T::load_first::<V>(x.add(i), axis - i) - mean;
@@ -152,27 +168,35 @@ unsafe fn squares_about<V: F32x16, T: Float>(mean: V, x: *const T, axis: usize) 
 }
 
 #[inline(always)]
-unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool, const BIASED: bool>(
+unsafe fn normalize<
+    V: F32x16,
+    T: Float,
+    const NEXT: usize,
+    const WEIGHTED: bool,
+    const BIASED: bool,
+>(
     x: *const T,
     Affine { weight, bias }: Affine<T>,
     out: Output<T>,
     axis: usize,
-    mean: V,
-    inverse: V,
+    (mean, inverse): (V, V),
+    next: [*const T; NEXT],
 ) {
     let mut i = 0;
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // the next row
-            let mut y = (T::load::<V>(x.add(i)) - mean) * inverse;
+            for row in next {
+                prefetch_block(row.wrapping_add(i));
+            }
+            let mut y = (T::load_mixed::<V>(x.add(i)) - mean) * inverse;
             if WEIGHTED {
-                y = T::round(y) * T::load(weight.add(i));
+                y = T::round_number(y) * T::load_mixed(weight.add(i));
             }
             if BIASED {
-                y = T::round(y) + T::load(bias.add(i));
+                y = T::round_number(y) + T::load_mixed(bias.add(i));
             }
-            out.put(y, i);
+            out.put_mixed(y, i);
             i += LANES;
         }
         if i < axis {

@@ -74,13 +74,16 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
     unsafe {
         while i + 4 * LANES <= count {
             for block in 0..4 {
-                let lanes: V = T::load(x.add(i + block * LANES));
+                let lanes: V = T::load_mixed(x.add(i + block * LANES));
                 max[block] = lanes.max(max[block]);
                 if TOTAL {
                     total[block] = total[block] + lanes;
                 }
             }
             i += 4 * LANES;
+        }
+        for (max, total) in max.iter_mut().zip(&mut total) {
+            (*max, *total) = (T::ordered(*max), T::ordered(*total));
         }
         while i < count {
             let tail = (count - i).min(LANES);
@@ -97,10 +100,13 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         while i + 2 * LANES <= count {
             for (block, sum) in sum.iter_mut().enumerate() {
                 prefetch_block(x.wrapping_add(count + i + block * LANES)); // of the next chunk
-                let lanes: V = T::load(x.add(i + block * LANES));
+                let lanes: V = T::load_mixed(x.add(i + block * LANES));
                 *sum = *sum + exponential::<V, T>(lanes - base);
             }
             i += 2 * LANES;
+        }
+        for sum in &mut sum {
+            *sum = T::ordered(*sum);
         }
         while i < count {
             let tail = (count - i).min(LANES);
@@ -331,7 +337,7 @@ unsafe fn subtract<V: F32x16, T: Float>(x: *const T, out: Output<T>, count: usiz
     // SAFETY: every access is within the elements, and reads come before the write to their place.
     unsafe {
         while i + LANES <= count {
-            out.put(T::load::<V>(x.add(i)) - log, i);
+            out.put_mixed(T::load_mixed::<V>(x.add(i)) - log, i);
             i += LANES;
         }
         if i < count {

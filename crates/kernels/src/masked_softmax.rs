@@ -64,6 +64,8 @@ pub unsafe fn masked_softmax_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
+    // A NaN of the usual kind, for `round_number`.
+    let scale = if scale.is_nan() { f32::NAN } else { scale };
     // Exponentials of f32 are kept in the output until their sum is known.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
@@ -85,6 +87,8 @@ pub unsafe fn grad_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
+    // A NaN of the usual kind, for `put_mixed`.
+    let scale = if scale.is_nan() { f32::NAN } else { scale };
     let out = Output::new(out, &[y, g], shape.rows * shape.keys, shape.keys);
     let (y, g) = (Shared(y.cast_mut()), Shared(g.cast_mut()));
     machine.pool.for_each(shape.rows, 2 * shape.keys, &|rows| {
@@ -188,7 +192,8 @@ struct Scores<T, M, const SCALED: bool> {
 }
 
 impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
-    /// Scores `at..at + count` in the first lanes; a constant `count` of sixteen has no tail.
+    /// Scores `at..at + count`, as [`Float::load_mixed_block`] orders them; a constant `count` of
+    /// sixteen has no tail.
     ///
     /// # Safety
     /// They are within the row.
@@ -196,16 +201,30 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
     unsafe fn block<V: F32x16>(&self, at: usize, count: usize) -> V {
         // SAFETY: the caller's contract.
         unsafe {
-            let mut lanes: V = T::load_block(self.x.add(at), count);
+            let mut lanes: V = T::load_mixed_block(self.x.add(at), count);
             if SCALED {
-                lanes = T::round(lanes * V::splat(self.scale));
+                lanes = T::round_number(lanes * V::splat(self.scale));
             }
             self.mask.apply(lanes, at, count)
         }
     }
 
-    /// Writes the scores to `kept`, which may be `x` itself, and returns the largest. It may miss a
-    /// NaN, whose exponential makes the sum NaN instead.
+    /// Writes sixteen scores to `kept`, and returns the larger lanes.
+    ///
+    /// # Safety
+    /// They are within the row.
+    #[inline(always)]
+    unsafe fn keep_block<V: F32x16>(&self, at: usize, kept: *mut f32, max: V) -> V {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let lanes = self.block::<V>(at, LANES);
+            lanes.store(kept.add(at));
+            lanes.max(max)
+        }
+    }
+
+    /// Writes the scores to `kept`, which may be `x` itself, as [`block`](Self::block) orders them,
+    /// and returns the largest. It may miss a NaN, whose exponential makes the sum NaN instead.
     #[inline(always)]
     unsafe fn keep<V: F32x16>(&self, kept: *mut f32) -> f32 {
         let mut max = [V::splat(f32::NEG_INFINITY); 4];
@@ -213,11 +232,11 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         // SAFETY: every access is within the row, and reads come before the write to their place.
         unsafe {
             while i + 4 * LANES <= self.count {
-                for (block, max) in max.iter_mut().enumerate() {
-                    let lanes = self.block::<V>(i + block * LANES, LANES);
-                    lanes.store(kept.add(i + block * LANES));
-                    *max = lanes.max(*max);
-                }
+                // Not a loop, which would keep the maxima in memory.
+                max[0] = self.keep_block(i, kept, max[0]);
+                max[1] = self.keep_block(i + LANES, kept, max[1]);
+                max[2] = self.keep_block(i + 2 * LANES, kept, max[2]);
+                max[3] = self.keep_block(i + 3 * LANES, kept, max[3]);
                 i += 4 * LANES;
             }
             while i < self.count {
@@ -283,9 +302,9 @@ impl<T: Float> Grad<'_, T> {
                 while i + LANES <= count {
                     prefetch_block(y.wrapping_add(keys + i)); // the next row
                     prefetch_block(g.wrapping_add(keys + i));
-                    let (y, g): (V, V) = (T::load(y.add(i)), T::load(g.add(i)));
+                    let (y, g): (V, V) = (T::load_mixed(y.add(i)), T::load_mixed(g.add(i)));
                     let lanes = mask.keep(y * (g - along) * scale, i, LANES);
-                    visible.put(lanes, i);
+                    visible.put_mixed(lanes, i);
                     i += LANES;
                 }
                 if i < count {
@@ -313,13 +332,16 @@ unsafe fn dot<V: F32x16, T: Float>(a: *const T, b: *const T, count: usize) -> f3
         while i + 4 * LANES <= count {
             for (block, sum) in sums.iter_mut().enumerate() {
                 let at = i + block * LANES;
-                *sum = T::load::<V>(a.add(at)).mul_add(T::load(b.add(at)), *sum);
+                *sum = T::load_mixed::<V>(a.add(at)).mul_add(T::load_mixed(b.add(at)), *sum);
             }
             i += 4 * LANES;
         }
         while i + LANES <= count {
-            sums[0] = T::load::<V>(a.add(i)).mul_add(T::load(b.add(i)), sums[0]);
+            sums[0] = T::load_mixed::<V>(a.add(i)).mul_add(T::load_mixed(b.add(i)), sums[0]);
             i += LANES;
+        }
+        for sum in &mut sums {
+            *sum = T::ordered(*sum);
         }
         if i < count {
             let tail = count - i;

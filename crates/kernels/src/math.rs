@@ -1,17 +1,18 @@
 //! Elementary functions on blocks of lanes.
 
 use super::element::Float;
-use super::simd::{F32x16, LANES};
+use super::simd::{F32x16, INTEGERS, LANES};
 
 /// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
 #[inline(always)]
 pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     // e^-104 rounds to zero; the clamp keeps -inf out of the reduction.
     let x = V::splat(-104.0).max(x);
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, and
+    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding the number rounds to an integer, and
     // ln 2's high part is short enough for n * high to be exact.
-    let magic = V::splat(12_582_912.0);
-    let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic) - magic;
+    let integers = V::splat(INTEGERS);
+    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
+    let n = sum - integers;
     let r = n.mul_add(V::splat(-0.693_359_4), x);
     let r = n.mul_add(V::splat(2.121_944_4e-4), r);
     let p = V::splat(1.392_621_3e-3);
@@ -21,7 +22,7 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     let p = p.mul_add(r, V::splat(0.5));
     let p = p.mul_add(r, V::splat(1.0));
     let p = p.mul_add(r, V::splat(1.0));
-    p.scale_by_power(n)
+    p.scale_by_power(n, sum)
 }
 
 /// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. Shorter than [`exp_nonpositive`],
@@ -30,7 +31,7 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
     // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
     let t = V::splat(-151.0).max(x * V::splat(std::f32::consts::LOG2_E));
-    let n = t.round();
+    let (n, sum) = t.round_to_power();
     let r = t - n;
     let p = V::splat(1.327_647_1e-3);
     let p = p.mul_add(r, V::splat(9.675_541e-3));
@@ -38,7 +39,7 @@ pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
     let p = p.mul_add(r, V::splat(2.402_212e-1));
     let p = p.mul_add(r, V::splat(6.931_469_4e-1));
     let p = p.mul_add(r, V::splat(1.0));
-    p.scale_by_power(n)
+    p.scale_by_power(n, sum)
 }
 
 /// Above this magnitude MLX calls libm instead of its polynomials.
@@ -133,19 +134,35 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
 }
 
-/// [`exp_like_mlx`] on lanes, bit for bit.
+/// [`exp_like_mlx`] on lanes, bit for bit, for x >= 0 and NaN.
 #[inline(always)]
-pub fn exp_of_mlx<V: F32x16>(x: V) -> V {
-    let zero = V::splat(0.0);
-    let limit = V::splat(-89.0);
-    let clamped = zero - limit.max(zero - limit.max(x));
-    let y = clamped * V::splat(std::f32::consts::LOG2_E);
+pub fn exp_of_mlx_up<V: F32x16>(x: V) -> V {
+    let y = V::splat(89.0).min(x) * V::splat(std::f32::consts::LOG2_E);
+    // floor(y + 1/2) without rounding the sum: 2 y is exact, and truncation is its floor.
+    let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
+    let result = exp_of_parts(whole, y - V::from_int(whole));
+    let over = V::splat(88.0) - x;
+    V::select(negative(over), V::splat(f32::INFINITY), result)
+}
+
+/// [`exp_like_mlx`] on lanes, bit for bit, for x <= 0 and NaN.
+#[inline(always)]
+pub fn exp_of_mlx_down<V: F32x16>(x: V) -> V {
+    let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
     // floor(y + 1/2) without rounding the sum: values halfway between integers go up, which `round`
     // may round down.
     let nearest = y.round();
     let below = (V::splat(0.5) - (y - nearest)).to_bits();
     let whole = V::select(below, nearest, nearest + V::splat(1.0));
-    let part = y - whole;
+    let result = exp_of_parts(whole.to_int(), y - whole);
+    let under = x - V::splat(-88.0);
+    let result = V::select(negative(under), V::splat(0.0), result);
+    V::select(x.is_nan(), x, result)
+}
+
+/// `2^(whole + part)` by MLX's polynomial.
+#[inline(always)]
+fn exp_of_parts<V: F32x16>(whole: V::Int, part: V) -> V {
     let p = V::splat(1.535_336_2e-4);
     let p = p.mul_add(part, V::splat(1.339_887_4e-3));
     let p = p.mul_add(part, V::splat(9.618_437e-3));
@@ -153,13 +170,7 @@ pub fn exp_of_mlx<V: F32x16>(x: V) -> V {
     let p = p.mul_add(part, V::splat(2.402_264_8e-1));
     let p = p.mul_add(part, V::splat(6.931_472e-1));
     let p = p.mul_add(part, V::splat(1.0));
-    let power = V::shift_left::<23>(V::add_int(whole.to_int(), V::splat_int(127)));
-    let result = V::from_bits(power) * p;
-    let over = V::splat(88.0) - x;
-    let under = x - V::splat(-88.0);
-    let result = V::select(negative(over), V::splat(f32::INFINITY), result);
-    let result = V::select(negative(under), zero, result);
-    V::select(x.is_nan(), x, result)
+    V::from_bits(V::shift_left::<23>(V::add_int(whole, V::splat_int(127)))) * p
 }
 
 /// Nonzero where the sign is set.
@@ -172,7 +183,7 @@ fn negative<V: F32x16>(x: V) -> V::Int {
 #[inline(always)]
 pub fn sigmoid<V: F32x16, T: Float>(x: V) -> V {
     let one = V::splat(1.0);
-    let y = one / (one + T::round(exp_of_mlx(x.abs())));
+    let y = one / (one + T::round(exp_of_mlx_up(x.abs())));
     T::round(V::select(negative(x), y, one - y))
 }
 
@@ -192,7 +203,7 @@ pub fn erf_and_exp<V: F32x16>(x: V) -> (V, V) {
     let r = r.mul_add(t, V::splat(1.421_413_8));
     let r = r.mul_add(t, V::splat(-0.284_496_72));
     let r = r.mul_add(t, V::splat(0.254_829_6));
-    let e = exp_of_mlx((zero - x) * x);
+    let e = exp_of_mlx_down((zero - x) * x);
     let result = ((zero - e) * t).mul_add(r, one);
     (V::select(negative(zero - x), result, zero - result), e)
 }

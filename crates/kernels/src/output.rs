@@ -86,6 +86,23 @@ impl<T: Float> Output<T> {
         }
     }
 
+    /// [`put`](Self::put) of lanes in the order of [`Float::load_mixed`], whose NaNs come from the
+    /// type and arithmetic.
+    ///
+    /// # Safety
+    /// The contract of [`put`](Self::put).
+    #[inline(always)]
+    pub unsafe fn put_mixed<V: F32x16>(self, lanes: V, at: usize) {
+        // SAFETY: as in `put`.
+        unsafe {
+            if self.past {
+                T::stream_mixed(lanes, self.to.add(at));
+            } else {
+                T::store_mixed(lanes, self.to.add(at));
+            }
+        }
+    }
+
     /// Stores sixteen 16-bit patterns at element `at`, counted in whole blocks.
     ///
     /// # Safety
@@ -95,9 +112,9 @@ impl<T: Float> Output<T> {
         // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
         unsafe {
             if self.past {
-                V::stream_half(half, self.to.add(at).cast());
+                V::stream_joined(half, self.to.add(at).cast());
             } else {
-                V::store_half(half, self.to.add(at).cast());
+                V::store_joined(half, self.to.add(at).cast());
             }
         }
     }

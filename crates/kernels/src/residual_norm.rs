@@ -102,10 +102,11 @@ impl<T: Float> Kernel for Rows<T> {
                     add::<V, T, false>(x, residual, sum, sum.to(), axis);
                     sum.to()
                 };
+                let next = [x.wrapping_add(axis), residual.wrapping_add(axis)];
                 if self.centered {
-                    layer_norm_row::<V, T>(h, affine, norm, axis, eps);
+                    layer_norm_row::<V, T, 2>(h, affine, norm, axis, eps, next);
                 } else {
-                    rms_norm_row::<V, T>(h, affine.weight, norm, axis, eps);
+                    rms_norm_row::<V, T, 2>(h, affine.weight, norm, axis, eps, next);
                 }
             }
         }
@@ -126,10 +127,10 @@ unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
     // SAFETY: every access is within the row.
     unsafe {
         while i + LANES <= axis {
-            let h = T::load::<V>(x.add(i)) + T::load(residual.add(i));
-            sum.put(h, i);
+            let h = T::load_mixed::<V>(x.add(i)) + T::load_mixed(residual.add(i));
+            sum.put_mixed(h, i);
             if KEEP {
-                T::store(h, kept.add(i));
+                T::store_mixed(h, kept.add(i));
             }
             i += LANES;
         }

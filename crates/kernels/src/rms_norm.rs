@@ -72,7 +72,8 @@ impl<T: Float> Kernel for RmsNorm<T> {
             // SAFETY: the row lies within both buffers.
             unsafe {
                 let (x, out) = (self.x.add(at), self.out.add(at));
-                rms_norm_row::<V, T>(x, self.weight, out, self.axis, self.eps);
+                let next = [x.wrapping_add(self.axis)];
+                rms_norm_row::<V, T, 1>(x, self.weight, out, self.axis, self.eps, next);
             }
         }
     }
@@ -88,47 +89,54 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
     let reciprocal = (1.0 / axis as f64) as f32;
     // SAFETY: the caller's contract.
     let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
-    1.0 / (mean + eps).sqrt()
+    let inverse = 1.0 / (mean + eps).sqrt();
+    // A NaN of the usual kind, for `round_number`, whatever `eps` is.
+    if inverse.is_nan() { f32::NAN } else { inverse }
 }
 
-/// One row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`.
+/// One row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`. Prefetches rows
+/// that are read next.
 #[inline(always)]
-pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float>(
+pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,
     weight: *const T,
     out: Output<T>,
     axis: usize,
     eps: f32,
+    next: [*const T; NEXT],
 ) {
     // SAFETY: the caller's row and weight.
     unsafe {
         let inverse = V::splat(inverse_rms::<V, T>(x, axis, eps));
         if weight.is_null() {
-            normalize::<V, T, false>(x, weight, out, axis, inverse);
+            normalize::<V, T, NEXT, false>(x, weight, out, axis, inverse, next);
         } else {
-            normalize::<V, T, true>(x, weight, out, axis, inverse);
+            normalize::<V, T, NEXT, true>(x, weight, out, axis, inverse, next);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn normalize<V: F32x16, T: Float, const WEIGHTED: bool>(
+unsafe fn normalize<V: F32x16, T: Float, const NEXT: usize, const WEIGHTED: bool>(
     x: *const T,
     weight: *const T,
     out: Output<T>,
     axis: usize,
     inverse: V,
+    next: [*const T; NEXT],
 ) {
     let mut i = 0;
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            prefetch_block(x.wrapping_add(axis + i)); // the next row
-            let mut y = T::load::<V>(x.add(i)) * inverse;
-            if WEIGHTED {
-                y = T::round(y) * T::load(weight.add(i));
+            for row in next {
+                prefetch_block(row.wrapping_add(i));
             }
-            out.put(y, i);
+            let mut y = T::load_mixed::<V>(x.add(i)) * inverse;
+            if WEIGHTED {
+                y = T::round_number(y) * T::load_mixed(weight.add(i));
+            }
+            out.put_mixed(y, i);
             i += LANES;
         }
         if i < axis {

@@ -57,8 +57,8 @@ pub unsafe fn rope(
 
 /// Columns of the sine and cosine tables that are computed at a time.
 pub(super) const COLUMNS: usize = 256;
-/// Floats of a table.
-pub const TABLE: usize = 8192;
+/// Floats of a table, so that sines and cosines take half of a first cache of 32 KB.
+pub const TABLE: usize = 2048;
 /// How many bytes ahead input is prefetched; a tile's rows are too short for hardware prefetchers.
 const AHEAD: usize = 2048;
 
@@ -120,7 +120,8 @@ pub(super) struct Tile<'a, T> {
     pub columns: usize,
 }
 
-/// Cosines and sines, a row of `stride` for each position of a tile.
+/// Cosines and sines, a row of `stride` for each position of a tile, in whole blocks in the order
+/// of [`Float::load_mixed`].
 pub(super) struct Table {
     pub cos: [MaybeUninit<f32>; TABLE],
     pub sin: [MaybeUninit<f32>; TABLE],
@@ -224,9 +225,13 @@ impl<T: Float> Tile<'_, T> {
                 for column in (0..stride).step_by(LANES) {
                     let angle = position * V::load(inverse.as_ptr().add(column));
                     let (sin, cos) = sin_cos(angle);
+                    let (mut sin, mut cos) = (T::round(sin) * signs, T::round(cos));
+                    if column + LANES <= columns.len() {
+                        (sin, cos) = (T::mixed(sin), T::mixed(cos));
+                    }
                     let at = index * stride + column;
-                    (T::round(sin) * signs).store(table.sin.as_mut_ptr().add(at).cast());
-                    T::round(cos).store(table.cos.as_mut_ptr().add(at).cast());
+                    sin.store(table.sin.as_mut_ptr().add(at).cast());
+                    cos.store(table.cos.as_mut_ptr().add(at).cast());
                 }
             }
         }
@@ -269,10 +274,11 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
         let count = columns.len();
         let mut i = 0;
         while i + LANES <= count {
-            let (a, b) = (T::load::<V>(from.add(i)), T::load::<V>(from.add(half + i)));
+            let a: V = T::load_mixed(from.add(i));
+            let b: V = T::load_mixed(from.add(half + i));
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            to.put(T::round(a * c) - T::round(b * s), i);
-            to.put(T::round(a * s) + T::round(b * c), half + i);
+            to.put_mixed(T::round_number(a * c) - T::round_number(b * s), i);
+            to.put_mixed(T::round_number(a * s) + T::round_number(b * c), half + i);
             i += LANES;
         }
         if i < count {
@@ -301,9 +307,10 @@ pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
         let count = columns.len();
         let mut i = 0;
         while i + LANES <= count {
-            let a: V = T::load(from.add(i));
+            let a: V = T::load_mixed(from.add(i));
             let (c, s) = (V::load(cos.add(i)), V::load(sin.add(i)));
-            to.put(T::round(a * c) + T::round(a.swap_pairs() * s), i);
+            let swapped = T::swap_mixed_pairs(a);
+            to.put_mixed(T::round_number(a * c) + T::round_number(swapped * s), i);
             i += LANES;
         }
         if i < count {

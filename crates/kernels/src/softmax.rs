@@ -93,13 +93,16 @@ unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     unsafe {
         while i + 4 * LANES <= axis {
             for (block, max) in max.iter_mut().enumerate() {
-                *max = T::load::<V>(x.add(i + block * LANES)).max(*max);
+                *max = T::load_mixed::<V>(x.add(i + block * LANES)).max(*max);
             }
             i += 4 * LANES;
         }
         while i + LANES <= axis {
-            max[0] = T::load::<V>(x.add(i)).max(max[0]);
+            max[0] = T::load_mixed::<V>(x.add(i)).max(max[0]);
             i += LANES;
+        }
+        for max in &mut max {
+            *max = T::ordered(*max);
         }
         if i < axis {
             let lanes: V = T::load_first(x.add(i), axis - i);
@@ -115,7 +118,8 @@ pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
-/// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`.
+/// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`, in whole blocks
+/// in the order of [`Float::load_mixed`].
 #[inline(always)]
 unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,
@@ -129,13 +133,14 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     unsafe {
         while i + LANES <= axis {
             prefetch_block(x.wrapping_add(axis + i)); // the next row
-            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
+            let lanes = exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));
             }
             sum = sum + lanes;
             i += LANES;
         }
+        sum = T::ordered(sum);
         if i < axis {
             let count = axis - i;
             let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
@@ -148,7 +153,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     sum.reduce_add()
 }
 
-/// `kept * scale`; `out` may be `kept`.
+/// `kept * scale`, from the order of [`exponentials`]; `out` may be `kept`.
 #[inline(always)]
 pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     kept: *const f32,
@@ -160,7 +165,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            out.put(V::load(kept.add(i)) * scale, i);
+            out.put_mixed(V::load(kept.add(i)) * scale, i);
             i += LANES;
         }
         if i < axis {
@@ -182,8 +187,8 @@ unsafe fn scale_again<V: F32x16, T: Float>(
     // SAFETY: every access is within the row, and reads come before the write to their place.
     unsafe {
         while i + LANES <= axis {
-            let lanes = exponential::<V, T>(T::load::<V>(x.add(i)) - max);
-            out.put(lanes * scale, i);
+            let lanes = exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
+            out.put_mixed(lanes * scale, i);
             i += LANES;
         }
         if i < axis {

@@ -98,13 +98,13 @@ impl<T: Float> Kernel for Affine<T> {
                 let count = LANES.min(columns - at);
                 // SAFETY: within the row, and the read comes before the write to its place.
                 unsafe {
-                    let x: V = T::load_block(self.x.add(row * columns + at), count);
+                    let x: V = T::load_mixed_block(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
                     let shift = self.factor::<V>(self.shift, self.shape.shift_columns, at, count);
-                    let y = T::round(x * scale) + shift;
+                    let y = T::round_number(x * scale) + shift;
                     let at = row * columns + at;
                     if count == LANES {
-                        self.out.put(y, at);
+                        self.out.put_mixed(y, at);
                     } else {
                         self.out.put_first(y, at, count);
                     }
@@ -124,7 +124,7 @@ impl<T: Float> Affine<T> {
                 T::load_first::<V>(of, 1).store(first.as_mut_ptr());
                 return V::splat(first[0]);
             }
-            T::load_block(of.add(at), count)
+            T::load_mixed_block(of.add(at), count)
         }
     }
 }

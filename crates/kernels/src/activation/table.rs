@@ -129,7 +129,7 @@ impl<T: Float> Kernel for Product<T> {
                 let (a, b) = (self.a.add(at), self.b.add(at));
                 prefetch_block(b.wrapping_add(BATCH));
                 if count == LANES {
-                    self.out.put(T::load::<V>(a) * T::load::<V>(b), at);
+                    self.out.put_mixed(T::load_mixed::<V>(a) * T::load_mixed::<V>(b), at);
                 } else {
                     let b = T::load_first::<V>(b, count);
                     self.out.put_first(T::load_first::<V>(a, count) * b, at, count);

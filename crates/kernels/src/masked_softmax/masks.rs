@@ -91,6 +91,7 @@ impl<'a, E: Copy> Staged<'a, E> {
 }
 
 /// The effect of a mask on scores `at..at + count` of its row, where `count` is at most sixteen.
+/// The lanes are those of [`Float::load_mixed_block`].
 ///
 /// # Safety
 /// For both methods the row's mask covers those elements.
@@ -121,8 +122,8 @@ impl<T: Float> RowMask<T> for Added<T> {
     #[inline(always)]
     unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V {
         // SAFETY: the trait's contract.
-        let mask: V = unsafe { T::load_block(self.0.add(at), count) };
-        T::round(scores + mask)
+        let mask: V = unsafe { T::load_mixed_block(self.0.add(at), count) };
+        T::round_number(scores + mask)
     }
     #[inline(always)]
     unsafe fn keep<V: F32x16>(self, lanes: V, _: usize, _: usize) -> V {
@@ -138,10 +139,11 @@ impl Hidden {
     /// # Safety
     /// `count` bytes are readable at `at`.
     #[inline(always)]
-    unsafe fn shown<V: F32x16>(self, at: usize, count: usize) -> V::Int {
+    unsafe fn shown<V: F32x16, T: Float>(self, at: usize, count: usize) -> V::Int {
         if count == LANES {
             // SAFETY: sixteen bytes are readable.
-            return unsafe { V::load_bytes(self.0.add(at)) };
+            let bytes = unsafe { V::load_bytes(self.0.add(at)) };
+            return T::mixed(V::from_bits(bytes)).to_bits();
         }
         let mut wide = [0u16; LANES];
         // SAFETY: the caller's contract; `wide` holds sixteen.
@@ -158,11 +160,11 @@ impl<T: Float> RowMask<T> for Hidden {
     #[inline(always)]
     unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V {
         // SAFETY: the trait's contract.
-        V::select(unsafe { self.shown::<V>(at, count) }, scores, V::splat(T::LOWEST))
+        V::select(unsafe { self.shown::<V, T>(at, count) }, scores, V::splat(T::LOWEST))
     }
     #[inline(always)]
     unsafe fn keep<V: F32x16>(self, lanes: V, at: usize, count: usize) -> V {
         // SAFETY: the trait's contract.
-        V::select(unsafe { self.shown::<V>(at, count) }, lanes, V::splat(0.0))
+        V::select(unsafe { self.shown::<V, T>(at, count) }, lanes, V::splat(0.0))
     }
 }

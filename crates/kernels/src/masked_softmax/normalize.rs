@@ -13,7 +13,8 @@ pub struct Normalize<T> {
     /// The keys that the row sees, of `keys`.
     pub seen: Range<usize>,
     pub keys: usize,
-    /// The scores of the keys that it sees, and the largest of them.
+    /// The scores of the keys that it sees, in whole blocks in the order of [`Float::load_mixed`],
+    /// and the largest of them.
     pub kept: *mut f32,
     pub max: f32,
     /// The elements that are read next.
@@ -39,11 +40,21 @@ impl<T: Float> Kernel for Normalize<T> {
                 sum += hidden as f32 * lowest;
             }
             let inverse = 1.0 / sum;
-            scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
             // Not simply 0: a NaN in the row spoils all of it, as in MLX.
-            let value = V::splat(lowest * inverse);
-            out.fill(value, 0..seen.start);
-            out.fill(value, seen.end..keys);
+            let value = lowest * inverse;
+            out.fill(V::splat(value), 0..seen.start);
+            let (tail, mut end) = (seen.len() % LANES, seen.end);
+            let whole = seen.len() - tail;
+            if tail > 0 && seen.start.is_multiple_of(LANES) && end - tail + LANES <= keys {
+                // One block, since a line that is written past the caches in part takes long.
+                scale_kept::<V, T>(kept, visible, whole, V::splat(inverse));
+                let lanes = V::load_first(kept.add(whole), tail) * V::splat(inverse);
+                visible.put(lanes.keep_first(tail, value), whole);
+                end += LANES - tail;
+            } else {
+                scale_kept::<V, T>(kept, visible, seen.len(), V::splat(inverse));
+            }
+            out.fill(V::splat(value), end..keys);
         }
     }
 }
@@ -79,6 +90,7 @@ unsafe fn exponentials<V: F32x16, T: Float>(
             sum = sum + lanes;
             i += LANES;
         }
+        sum = T::ordered(sum);
         if i < count {
             let tail = count - i;
             let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);

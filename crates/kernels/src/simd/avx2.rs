@@ -6,10 +6,9 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::registers::Avx2;
 use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
 
+mod bf16;
+mod tails;
 mod tree;
-
-/// Lane numbers for `keep_first`.
-const INDEX: [i32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 /// Intrinsic calls without memory access.
 macro_rules! lanes {
@@ -100,6 +99,14 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        // SAFETY: the masks confine the accesses to `count` floats.
+        unsafe {
+            let (low, high) = tails::first(count);
+            Self(_mm256_maskload_ps(from, low), _mm256_maskload_ps(from.wrapping_add(8), high))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_half(from: *const u16) -> Self::Half {
         // SAFETY: sixteen patterns are readable; no alignment is needed.
         unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }
@@ -111,6 +118,16 @@ impl Lanes for Avx2 {
             _mm_stream_si128(to.cast(), half.0);
             _mm_stream_si128(to.add(8).cast(), half.1);
         }
+    }
+    #[inline(always)]
+    unsafe fn store_joined(half: Self::Half, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm256_set_m128i(half.1, half.0)) }
+    }
+    #[inline(always)]
+    unsafe fn stream_joined(half: Self::Half, to: *mut u16) {
+        // SAFETY: sixteen patterns are writable, and aligned.
+        unsafe { _mm256_stream_si256(to.cast(), _mm256_set_m128i(half.1, half.0)) }
     }
     #[inline(always)]
     unsafe fn store_half(half: Self::Half, to: *mut u16) {
@@ -182,10 +199,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn keep_first(self, count: usize, fill: f32) -> Self {
         lanes!({
-            let count = _mm256_set1_epi32(count as i32);
             let fill = _mm256_set1_ps(fill);
-            let low = _mm256_cmpgt_epi32(count, _mm256_loadu_si256(INDEX.as_ptr().cast()));
-            let high = _mm256_cmpgt_epi32(count, _mm256_loadu_si256(INDEX[8..].as_ptr().cast()));
+            let (low, high) = tails::first(count);
             Self(
                 _mm256_blendv_ps(fill, self.0, _mm256_castsi256_ps(low)),
                 _mm256_blendv_ps(fill, self.1, _mm256_castsi256_ps(high)),
@@ -270,6 +285,30 @@ impl Lanes for Avx2 {
             _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
             _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
         ))
+    }
+    #[inline(always)]
+    fn from_bf16_mixed(half: Self::Half) -> Self {
+        lanes!(bf16::decode_mixed(half))
+    }
+    #[inline(always)]
+    fn to_bf16_mixed(self) -> Self::Half {
+        lanes!(bf16::encode_mixed(self))
+    }
+    #[inline(always)]
+    fn ordered(self) -> Self {
+        lanes!(bf16::ordered(self))
+    }
+    #[inline(always)]
+    fn mixed(self) -> Self {
+        lanes!(bf16::mixed(self))
+    }
+    #[inline(always)]
+    fn swap_mixed_pairs(self) -> Self {
+        Self(self.1, self.0)
+    }
+    #[inline(always)]
+    fn round_bf16_number(self) -> Self {
+        Self(lanes!(bf16::round(self.0)), lanes!(bf16::round(self.1)))
     }
     #[inline(always)]
     fn widen(half: Self::Half) -> Self::Int {

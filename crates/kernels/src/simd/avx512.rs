@@ -296,9 +296,9 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     fn round(self) -> Self {
         Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
     }
-    /// One instruction here, and rounded once as well.
+    const SCALES: bool = true;
     #[inline(always)]
-    fn scale_by_power(self, n: Self) -> Self {
+    fn scale_by_power(self, n: Self, _: Self) -> Self {
         Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
     }
 }

@@ -5,6 +5,9 @@ use std::ops::{Add, Div, Mul, Sub};
 /// Lanes in a block, whatever the level.
 pub const LANES: usize = 16;
 
+/// 1.5 * 2^23, around which floats are integers, and the exponent of 2^63.
+pub const INTEGERS: f32 = 12_582_912.0 + 190.0;
+
 /// A part of a block that is one register, so that a kernel can compute parts one after the other,
 /// with more rows in registers.
 pub trait Register: Copy + 'static {
@@ -69,6 +72,22 @@ pub trait Lanes:
         // SAFETY: the caller's contract.
         unsafe { Self::store_half(half, to) }
     }
+    /// [`store_half`](Self::store_half) of patterns that were computed or loaded together.
+    /// # Safety
+    /// `to` is writable for sixteen patterns.
+    #[inline(always)]
+    unsafe fn store_joined(half: Self::Half, to: *mut u16) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::store_half(half, to) }
+    }
+    /// [`stream_half`](Self::stream_half) of patterns that were computed or loaded together.
+    /// # Safety
+    /// `to` is writable for sixteen patterns and aligned to 32 bytes.
+    #[inline(always)]
+    unsafe fn stream_joined(half: Self::Half, to: *mut u16) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::stream_half(half, to) }
+    }
 
     /// The first `count <= 16` floats, then zeros.
     /// # Safety
@@ -125,7 +144,7 @@ pub trait Lanes:
     fn max_or(self, other: Self) -> Self {
         Self::select(self.is_nan(), other, self.max(other))
     }
-    /// The smaller lane, for lanes that are not NaN.
+    /// The smaller lane; a NaN in `other` always comes through, one in `self` may be dropped.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         let zero = Self::splat(0.0);
@@ -252,6 +271,38 @@ pub trait Lanes:
     fn round_bf16(self) -> Self {
         Self::from_bits(Self::and_int(self.bf16_bits(), Self::splat_int(!0xffff)))
     }
+    /// Patterns as lanes in the order in which this level converts them fastest: the same one for
+    /// every block.
+    #[inline(always)]
+    fn from_bf16_mixed(half: Self::Half) -> Self {
+        Self::from_bf16(half)
+    }
+    /// The inverse of [`from_bf16_mixed`](Self::from_bf16_mixed); rounds to nearest even. The lower
+    /// half of a NaN is zero, as in every NaN that comes from bf16 and arithmetic alone.
+    #[inline(always)]
+    fn to_bf16_mixed(self) -> Self::Half {
+        self.to_bf16()
+    }
+    /// The lanes of [`from_bf16_mixed`](Self::from_bf16_mixed) in the order of the patterns.
+    #[inline(always)]
+    fn ordered(self) -> Self {
+        self
+    }
+    /// The inverse of [`ordered`](Self::ordered).
+    #[inline(always)]
+    fn mixed(self) -> Self {
+        self
+    }
+    /// [`swap_pairs`](Self::swap_pairs) of mixed lanes.
+    #[inline(always)]
+    fn swap_mixed_pairs(self) -> Self {
+        self.swap_pairs()
+    }
+    /// [`round_bf16`](Self::round_bf16), where the lower half of a NaN is zero.
+    #[inline(always)]
+    fn round_bf16_number(self) -> Self {
+        self.round_bf16()
+    }
     /// The bits with the upper half rounded to nearest even; the lower half is left over.
     #[inline(always)]
     fn bf16_bits(self) -> Self::Int {
@@ -270,15 +321,24 @@ pub trait Lanes:
         (self + magic) - magic
     }
 
-    /// `self * 2^n` for integral `n` in -252..=254, rounded once.
+    /// Whether [`scale_by_power`](Self::scale_by_power) is one instruction.
+    const SCALES: bool = false;
+    /// The nearest integral value n, ties to even, of lanes in -189..=63, and what
+    /// [`scale_by_power`](Self::scale_by_power) takes with it: the sum of n and [`INTEGERS`].
     #[inline(always)]
-    fn scale_by_power(self, n: Self) -> Self {
-        // Two factors, so that a subnormal result is reached from a normal one.
-        let bias = Self::splat_int(127);
-        let half = (n * Self::splat(0.5)).to_int();
-        let rest = (n - Self::from_int(half)).to_int();
-        let first = Self::from_bits(Self::shift_left::<23>(Self::add_int(half, bias)));
-        let second = Self::from_bits(Self::shift_left::<23>(Self::add_int(rest, bias)));
-        self * first * second
+    fn round_to_power(self) -> (Self, Self) {
+        if Self::SCALES {
+            return (self.round(), self);
+        }
+        let sum = self + Self::splat(INTEGERS);
+        (sum - Self::splat(INTEGERS), sum)
+    }
+    /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN.
+    #[inline(always)]
+    fn scale_by_power(self, _n: Self, sum: Self) -> Self {
+        // The lowest bits of the sum are n + 190, the exponent of 2^(n + 63), so that a subnormal
+        // result is reached from a normal one.
+        let power = Self::from_bits(Self::shift_left::<23>(sum.to_bits()));
+        self * power * Self::splat(f32::from_bits((127 - 63) << 23))
     }
 }

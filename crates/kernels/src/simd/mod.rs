@@ -22,7 +22,7 @@ mod stream;
 pub mod tiles;
 pub mod transpose;
 pub use kernel::{F32x16, Kernel, Parts};
-pub use lanes::{LANES, Lanes, Register};
+pub use lanes::{INTEGERS, LANES, Lanes, Register};
 pub use level::Level;
 pub use memory::{Lines, fence, prefetch, prefetch_block, prefetch_far};
 #[cfg(target_arch = "x86_64")]

@@ -7,6 +7,8 @@ struct Convert<'a, T> {
     patterns: &'a mut [T],
     floats: &'a mut [f32],
     encode: bool,
+    /// Whether lanes are in the order of `load_mixed` on the way.
+    mixed: bool,
 }
 
 impl<T: Float> Kernel for Convert<'_, T> {
@@ -19,12 +21,18 @@ impl<T: Float> Kernel for Convert<'_, T> {
             unsafe {
                 let (pattern, float) =
                     (self.patterns.as_mut_ptr().add(i), self.floats.as_mut_ptr().add(i));
-                if self.encode {
-                    let lanes = V::load(float);
-                    T::store(lanes, pattern);
-                    T::round(lanes).store(float);
-                } else {
-                    T::load::<V>(pattern).store(float);
+                let lanes = V::load(float);
+                match (self.encode, self.mixed) {
+                    (true, true) => {
+                        T::store_mixed(T::mixed(lanes), pattern);
+                        T::round_number(lanes).store(float);
+                    }
+                    (true, false) => {
+                        T::store(lanes, pattern);
+                        T::round(lanes).store(float);
+                    }
+                    (false, true) => T::ordered(T::load_mixed::<V>(pattern)).store(float),
+                    (false, false) => T::load::<V>(pattern).store(float),
                 }
             }
         }
@@ -41,12 +49,13 @@ fn check<T: Float>(
     to: fn(u16) -> f32,
     from: fn(f32) -> u16,
 ) {
-    for level in Level::available() {
+    let ways = Level::available().flat_map(|level| [(level, false), (level, true)]);
+    for (level, mixed) in ways {
         let mut patterns: Vec<T> = (0..=u16::MAX).map(make).collect();
         let mut floats = vec![0.0f32; 1 << 16];
         let (p, f) = (&mut patterns[..], &mut floats[..]);
         // SAFETY: equally long, in whole blocks.
-        unsafe { level.run(Convert { patterns: p, floats: f, encode: false }) };
+        unsafe { level.run(Convert { patterns: p, floats: f, encode: false, mixed }) };
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
         }
@@ -66,16 +75,18 @@ fn check<T: Float>(
                 .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
                 .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
                 .chain([0.0; 8])
+                // Only the NaNs of the type and of arithmetic are mixed.
+                .map(|x| if mixed && x.is_nan() { f32::NAN } else { x })
                 .collect();
             let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();
             let mut floats = inputs.clone();
             let (p, f) = (&mut patterns[..], &mut floats[..]);
             // SAFETY: equally long, in whole blocks.
-            unsafe { level.run(Convert { patterns: p, floats: f, encode: true }) };
+            unsafe { level.run(Convert { patterns: p, floats: f, encode: true, mixed }) };
             for (i, &input) in inputs.iter().enumerate() {
                 let expected = to(from(input));
-                assert!(same(to(bits(&patterns[i])), expected), "{level:?} {input:e}");
-                assert!(same(floats[i], expected), "{level:?} {input:e} rounded");
+                assert!(same(to(bits(&patterns[i])), expected), "{level:?} {mixed} {input:e}");
+                assert!(same(floats[i], expected), "{level:?} {mixed} {input:e} rounded");
             }
         }
     }

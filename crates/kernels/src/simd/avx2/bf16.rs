@@ -1,0 +1,73 @@
+//! Conversions between floats and bf16, for which AVX2 has no instruction.
+//!
+//! These are functions because closures would be compiled without the level's features. All are
+//! called only on machines with AVX2, from functions that enable it.
+
+use std::arch::x86_64::*;
+
+use super::super::registers::Avx2;
+
+/// The patterns with even numbers and those with odd ones, as floats: no pattern leaves its place.
+#[inline(always)]
+pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        let patterns = _mm256_set_m128i(last, first);
+        let odd = _mm256_and_si256(patterns, _mm256_set1_epi32(!0xffff));
+        let even = _mm256_slli_epi32::<16>(patterns);
+        Avx2(_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd))
+    }
+}
+
+/// The inverse of [`decode_mixed`]; rounds to nearest even. The lower half of a NaN is zero.
+#[inline(always)]
+pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        let (even, odd) = (_mm256_castps_si256(even), _mm256_castps_si256(odd));
+        let high = _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(even), odd);
+        let low = _mm256_blend_epi16::<0xaa>(even, _mm256_slli_epi32::<16>(odd));
+        // Less 0x8000, what is rounded away is positive if it is more than a half.
+        let low = _mm256_xor_si256(low, _mm256_set1_epi16(i16::MIN));
+        let low = _mm256_adds_epi16(low, _mm256_and_si256(high, _mm256_set1_epi16(1)));
+        let up = _mm256_cmpgt_epi16(low, _mm256_setzero_si256());
+        let patterns = _mm256_sub_epi16(high, up);
+        (_mm256_castsi256_si128(patterns), _mm256_extracti128_si256::<1>(patterns))
+    }
+}
+
+/// The lanes of [`decode_mixed`] in the order of the patterns.
+#[inline(always)]
+pub unsafe fn ordered(Avx2(even, odd): Avx2) -> Avx2 {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+        Avx2(_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
+    }
+}
+
+/// The inverse of [`ordered`].
+#[inline(always)]
+pub unsafe fn mixed(Avx2(low, high): Avx2) -> Avx2 {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(low, high));
+        let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xdd>(low, high));
+        Avx2(
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(even)),
+            _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(odd)),
+        )
+    }
+}
+
+/// The nearest bf16 of a float, ties to even. The lower half of a NaN is zero.
+#[inline(always)]
+pub unsafe fn round(x: __m256) -> __m256 {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(!0xffff)))
+    }
+}
