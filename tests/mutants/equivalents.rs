@@ -110,7 +110,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("attention", "word 3 87..90", "the kernel that combines splits reads no keys"),
     ("attention", "word 3 91..95", "the kernel that combines splits reads no rules of keys"),
     ("attention", "word 3 95 1", "any number but 0 is true"),
-    ("attention", "word 3 96..98", "the kernel that combines splits reads no scores"),
+    ("attention", "word 3 96..99", "the kernel that combines splits reads no scores"),
     ("attention", "word 10 88 1", "chunks end where the keys end"),
     ("cross_entropy", "word 4 2 1", "any number but 0 is true"),
     ("cross_entropy", "word 5 2 1", "any number but 0 is true"),
