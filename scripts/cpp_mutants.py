@@ -7,7 +7,7 @@
   scripts/cpp_mutants.py --tests PROGRAM... run tests that were built from such sources
 
 tests/mutants/cpp.toml lists the faults. All are compiled at once, each behind a condition that the variable
-MLX_PRIMITIVES_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many tests at a time,
+MLX_PRIMITIVES_TEST_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many tests at a time,
 half as many as there are cores unless it is set.
 """
 
@@ -26,7 +26,7 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants/cpp.toml"
-VARIABLE = "MLX_PRIMITIVES_FAULT"
+VARIABLE = "MLX_PRIMITIVES_TEST_FAULT"
 SIMULATOR = "MLX_PRIMITIVES_SIMULATE_METAL"
 PATIENCE = 600  # seconds: a fault that takes longer made a test hang, which counts as noticed
 
