@@ -38,11 +38,31 @@ impl Element {
     }
 }
 
+/// The order of the lanes that [`Float::load_mixed`] makes of a type: the order of memory, unless a
+/// level converts the type faster in another one.
+pub trait Mixed {
+    /// The lanes of [`Float::load_mixed`] in the order of memory.
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    /// The inverse of [`ordered`](Self::ordered).
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        lanes
+    }
+    /// Exchanges lanes that are neighbors in memory.
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        lanes.swap_pairs()
+    }
+}
+
 /// A storage type that converts to and from `f32` lanes in registers.
 ///
 /// # Safety
 /// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
-pub trait Float: Copy + Send + Sync + 'static {
+pub trait Float: Mixed + Copy + Send + Sync + 'static {
     /// The lowest finite number.
     const LOWEST: f32;
     const IS_BF16: bool = false;
@@ -69,21 +89,6 @@ pub trait Float: Copy + Send + Sync + 'static {
     unsafe fn load_mixed<V: F32x16>(from: *const Self) -> V {
         // SAFETY: the trait's contract.
         unsafe { Self::load(from) }
-    }
-    /// The lanes of [`load_mixed`](Self::load_mixed) in the order of memory.
-    #[inline(always)]
-    fn ordered<V: F32x16>(lanes: V) -> V {
-        lanes
-    }
-    /// The inverse of [`ordered`](Self::ordered).
-    #[inline(always)]
-    fn mixed<V: F32x16>(lanes: V) -> V {
-        lanes
-    }
-    /// Exchanges lanes that are neighbors in memory.
-    #[inline(always)]
-    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
-        lanes.swap_pairs()
     }
     /// A whole block by [`load_mixed`](Self::load_mixed), or its first `count` elements in the
     /// order of memory and then zeros.
@@ -157,7 +162,7 @@ impl Float for f32 {
 }
 
 /// A 16-bit format: conversions of its patterns to lanes and back.
-trait Sixteen: Copy + Send + Sync + 'static {
+trait Sixteen: Mixed + Copy + Send + Sync + 'static {
     const LOWEST: f32;
     const IS_BF16: bool;
     fn decode<V: F32x16>(half: V::Half) -> V;
@@ -170,18 +175,6 @@ trait Sixteen: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn encode_mixed<V: F32x16>(lanes: V) -> V::Half {
         Self::encode(lanes)
-    }
-    #[inline(always)]
-    fn ordered<V: F32x16>(lanes: V) -> V {
-        lanes
-    }
-    #[inline(always)]
-    fn mixed<V: F32x16>(lanes: V) -> V {
-        lanes
-    }
-    #[inline(always)]
-    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
-        lanes.swap_pairs()
     }
     #[inline(always)]
     fn round_number<V: F32x16>(lanes: V) -> V {
@@ -221,6 +214,25 @@ impl Sixteen for F16 {
     }
 }
 
+impl Mixed for f32 {}
+
+impl Mixed for F16 {}
+
+impl Mixed for Bf16 {
+    #[inline(always)]
+    fn ordered<V: F32x16>(lanes: V) -> V {
+        lanes.ordered()
+    }
+    #[inline(always)]
+    fn mixed<V: F32x16>(lanes: V) -> V {
+        lanes.mixed()
+    }
+    #[inline(always)]
+    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
+        lanes.swap_mixed_pairs()
+    }
+}
+
 impl Sixteen for Bf16 {
     const LOWEST: f32 = f32::from_bits(0xff7f_0000);
     const IS_BF16: bool = true;
@@ -243,18 +255,6 @@ impl Sixteen for Bf16 {
     #[inline(always)]
     fn encode_mixed<V: F32x16>(lanes: V) -> V::Half {
         lanes.to_bf16_mixed()
-    }
-    #[inline(always)]
-    fn ordered<V: F32x16>(lanes: V) -> V {
-        lanes.ordered()
-    }
-    #[inline(always)]
-    fn mixed<V: F32x16>(lanes: V) -> V {
-        lanes.mixed()
-    }
-    #[inline(always)]
-    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
-        lanes.swap_mixed_pairs()
     }
     #[inline(always)]
     fn round_number<V: F32x16>(lanes: V) -> V {
@@ -302,18 +302,6 @@ impl<T: Sixteen> Float for T {
     unsafe fn load_mixed<V: F32x16>(from: *const T) -> V {
         // SAFETY: as in `load`.
         T::decode_mixed(unsafe { V::load_half(from.cast()) })
-    }
-    #[inline(always)]
-    fn ordered<V: F32x16>(lanes: V) -> V {
-        T::ordered(lanes)
-    }
-    #[inline(always)]
-    fn mixed<V: F32x16>(lanes: V) -> V {
-        T::mixed(lanes)
-    }
-    #[inline(always)]
-    fn swap_mixed_pairs<V: F32x16>(lanes: V) -> V {
-        T::swap_mixed_pairs(lanes)
     }
     #[inline(always)]
     unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut T) {
