@@ -74,6 +74,18 @@ impl Found {
         }
     }
 
+    /// An access that looks like a fault and changes nothing.
+    pub fn note(fault: Fault, order: &str) -> Self {
+        let note = Self::fault(fault, order);
+        Self { headline: format!("note: {}", note.headline), ..note }
+    }
+
+    /// Whether both are of one kind in one place.
+    fn is_like(&self, other: &Self) -> bool {
+        let key = |it: &Self| (it.kind.clone(), it.places.clone(), it.orders.is_empty());
+        key(self) == key(other)
+    }
+
     /// A rule of the Metal language that the source breaks, though clang compiles it.
     pub fn rule(rule: Violation) -> Self {
         let place = Place { file: shown(&rule.file), line: rule.line };
@@ -110,6 +122,8 @@ pub struct Outcome {
     pub size: String,
     pub orders: Vec<String>,
     pub found: Vec<Found>,
+    /// What looks like a fault and changes no result.
+    pub notes: Vec<Found>,
     /// Of the first order.
     pub threads: u64,
     pub barriers: u64,
@@ -128,6 +142,7 @@ impl Outcome {
             size,
             orders: case.orders().into_iter().map(order_name).collect(),
             found: Vec::new(),
+            notes: Vec::new(),
             threads: 0,
             barriers: 0,
             device_bytes: 0,
@@ -142,12 +157,14 @@ impl Outcome {
 
     /// Adds what was found, unless another order has found it already.
     pub fn add(&mut self, new: Found) {
-        let key = |it: &Found| (it.kind.clone(), it.places.clone(), it.orders.is_empty());
-        let same = |old: &&mut Found| key(old) == key(&new);
-        match self.found.iter_mut().find(same) {
-            Some(old) if old.orders.last() == new.orders.last() => {}
-            Some(old) => old.orders.extend(new.orders),
-            None => self.found.push(new),
+        self.notes.retain(|note| !note.is_like(&new));
+        merge(&mut self.found, new);
+    }
+
+    /// Adds a note, unless the same is a fault in another order.
+    pub fn note(&mut self, new: Found) {
+        if !self.found.iter().any(|found| found.is_like(&new)) {
+            merge(&mut self.notes, new);
         }
     }
 
@@ -156,22 +173,28 @@ impl Outcome {
     }
 
     pub fn text(&self) -> String {
-        let Self { name, size, found, .. } = self;
+        let Self { name, size, found, notes, .. } = self;
         let orders = self.orders.join(", ");
-        if self.is_clean() {
-            let (threads, barriers, bytes) = (self.threads, self.barriers, self.device_bytes);
-            return format!(
-                "{name} over {size}: no fault ({orders})\n\
-                 {threads} threads, {barriers} barriers, {bytes} bytes of buffers read and written"
-            );
-        }
-        let faults = if found.len() == 1 { "fault" } else { "faults" };
+        let counted = |count: usize, what: &str| match count {
+            1 => format!("1 {what}"),
+            count => format!("{count} {what}s"),
+        };
+        let faults =
+            if self.is_clean() { "no fault".into() } else { counted(found.len(), "fault") };
+        let notes_too = format!(", {}", counted(notes.len(), "note"));
+        let more = if notes.is_empty() { "" } else { notes_too.as_str() };
         let mut text = match orders.as_str() {
             "" => format!("{name}: it does not run"),
-            _ => format!("{name} over {size}: {} {faults} ({orders})", found.len()),
+            _ => format!("{name} over {size}: {faults}{more} ({orders})"),
         };
+        if self.is_clean() {
+            let (threads, barriers, bytes) = (self.threads, self.barriers, self.device_bytes);
+            text += &format!(
+                "\n{threads} threads, {barriers} barriers, {bytes} bytes of buffers read and written"
+            );
+        }
         let mut files = BTreeMap::new();
-        for found in found {
+        for found in found.iter().chain(notes) {
             text += &format!("\n\n{}", found.headline);
             if !found.orders.is_empty() {
                 text += &format!("\n    in the orders {}", found.orders.join(", "));
@@ -190,7 +213,7 @@ impl Outcome {
     }
 
     pub fn json(&self) -> Value {
-        let faults = self.found.iter().map(|found| {
+        let shown = |found: &Found| {
             let places = |places: &[Place]| {
                 let places = places.iter().map(|at| json!({"file": at.file, "line": at.line}));
                 places.collect::<Vec<_>>()
@@ -202,21 +225,29 @@ impl Outcome {
             json!({"kind": found.kind, "message": found.message,
                    "places": places(&found.places), "earlier": places(&found.earlier),
                    "thread": thread, "times": found.times, "orders": found.orders})
-        });
+        };
+        let all = |list: &[Found]| list.iter().map(shown).collect::<Vec<_>>();
         json!({"name": self.name, "kernel": self.kernel, "file": self.file, "size": self.size,
                "orders": self.orders, "threads": self.threads, "barriers": self.barriers,
-               "device_bytes": self.device_bytes, "faults": faults.collect::<Vec<_>>(),
-               "text": self.text()})
+               "device_bytes": self.device_bytes, "faults": all(&self.found),
+               "notes": all(&self.notes), "text": self.text()})
+    }
+
+    /// Faults and notes, each with its level in SARIF.
+    fn both(&self) -> impl Iterator<Item = (&'static str, &Found)> {
+        let faults = self.found.iter().map(|found| ("error", found));
+        faults.chain(self.notes.iter().map(|note| ("note", note)))
     }
 
     /// Annotations of lines, as a workflow of GitHub prints them.
     fn github(&self) -> Vec<String> {
         let escaped =
             |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
-        let lines = self.found.iter().map(|found| {
+        let lines = self.both().map(|(level, found)| {
+            let level = if level == "note" { "notice" } else { level };
             let Place { file, line } = self.place(found);
             let message = escaped(&format!("{}: {}", self.name, found.message));
-            format!("::error file={file},line={line},title={}::{message}", found.kind)
+            format!("::{level} file={file},line={line},title={}::{message}", found.kind)
         });
         lines.collect()
     }
@@ -226,9 +257,9 @@ impl Outcome {
             json!({"physicalLocation": {"artifactLocation": {"uri": at.file},
                                         "region": {"startLine": at.line}}})
         };
-        let results = self.found.iter().map(|found| {
+        let results = self.both().map(|(level, found)| {
             let others = found.places.iter().skip(1).chain(&found.earlier).map(place);
-            json!({"ruleId": found.kind, "level": "error",
+            json!({"ruleId": found.kind, "level": level,
                    "message": {"text": format!("{}: {}", self.name, found.message)},
                    "locations": [place(&self.place(found))],
                    "relatedLocations": others.collect::<Vec<_>>()})
@@ -240,6 +271,15 @@ impl Outcome {
     fn place(&self, found: &Found) -> Place {
         let first = || Place { file: self.file.clone(), line: 1 };
         found.places.first().cloned().unwrap_or_else(first)
+    }
+}
+
+/// Adds to a list what was found, unless it is there.
+fn merge(list: &mut Vec<Found>, new: Found) {
+    match list.iter_mut().find(|old| old.is_like(&new)) {
+        Some(old) if old.orders.last() == new.orders.last() => {}
+        Some(old) => old.orders.extend(new.orders),
+        None => list.push(new),
     }
 }
 

@@ -52,6 +52,12 @@ kernel void counted(device atomic_uint* y [[buffer(0)]], const device bool* on [
   if (on[i]) atomic_fetch_add_explicit(y, 1u, memory_order_relaxed);
 }
 
+#ifdef FIRST
+kernel void same(device volatile int* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+  for (int k = i == FIRST ? 1 : 2; k <= 2; k++) y[0] = k;
+}
+#endif
+
 kernel void image(texture2d<float> from [[texture(0)]], device float* y [[buffer(0)]]) {
   y[0] = from.read(uint2(0)).x;
 }
@@ -120,6 +126,34 @@ fn results_are_for_programs_too() {
     let place = &sarif["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
     assert!(place["region"]["startLine"].as_u64() > Some(5), "{sarif}");
     assert!(of("--github").out.contains("::error file=k.metal,line=12,title=DataRace::group_sum"));
+}
+
+#[test]
+fn equal_stores_are_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let same = |rest: &[&str]| {
+        let size = ["--entry", "same", "--grid", "64", "--threadgroup", "64", "--buffer"];
+        run(folder.path(), &[&size[..], &["0=i32:1", "-D"], rest].concat())
+    };
+    let ran = same(&["FIRST=64"]);
+    assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+    let head =
+        "threads, 64x1x1 a group: no fault, 1 note (forward, reversed, shuffled:1)\n64 threads";
+    let note = "note: k.metal:47: DataRace: store at offset 0 of buffer(0) 'y' races with a store of \
+                the same value by thread 0 of threadgroup number 0, at k.metal:47";
+    assert!(ran.out.contains(head) && ran.out.contains(note), "{}", ran.out);
+    let of = |format| same(&["FIRST=64", format]).out;
+    let json: serde_json::Value = serde_json::from_str(&of("--json")).unwrap();
+    assert_eq!(json["faults"], serde_json::json!([]));
+    assert_eq!(json["notes"][0]["earlier"][0]["line"], 47, "{json}");
+    let sarif: serde_json::Value = serde_json::from_str(&of("--sarif")).unwrap();
+    assert_eq!(sarif["runs"][0]["results"][0]["level"], "note", "{sarif}");
+    assert!(of("--github").contains("::notice file=k.metal,line=47,title=DataRace::same"));
+    // The first thread's two stores: the second one hides the first, unless others come before.
+    let ran = same(&["FIRST=0"]);
+    assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("a group: 1 fault (forward, reversed, "), "{}", ran.out);
+    assert!(!ran.out.contains("in the orders forward"), "{}", ran.out);
 }
 
 #[test]

@@ -13,9 +13,10 @@ pub enum FaultKind {
     ArrayBounds,
     /// An integer divided by zero, whose result MSL does not define. Ends the dispatch.
     DivisionByZero,
-    /// Two accesses, one of them a store, that no barrier orders.
+    /// Two accesses, one of them a store, that no barrier orders. A note, if they store one value.
     DataRace,
-    /// A load from threadgroup memory or an output that nothing has written yet.
+    /// A load from threadgroup memory or an output that nothing has written yet. A note, where no
+    /// result, address or branch depends on the value.
     UninitializedRead,
     /// Bytes of an output that no thread wrote.
     UnwrittenOutput,
@@ -123,6 +124,8 @@ pub struct Traffic {
 pub struct Report {
     /// The faults, in the order of first occurrence.
     pub faults: Vec<Fault>,
+    /// Accesses that look like a fault and change nothing, in the same order.
+    pub notes: Vec<Fault>,
     /// Traffic of each buffer, by its index.
     pub buffers: BTreeMap<u32, Traffic>,
     /// Traffic of all threadgroup memory together; distinct bytes are not counted.

@@ -66,7 +66,7 @@ const PLANTED: [(&str, &str, &[FaultKind]); 18] = [
     ("i = t", "i = t + 1", &[UninitializedRead]),
     ("j = t", "j = t + 1", &[UnwrittenOutput]),
     ("y[g * n + j]", "y[j]", &[DataRace]),
-    ("if (lane == 0)", "if (true)", &[DataRace]),
+    ("sums[simd] = sum", "sums[0] = sum", &[DataRace]),
 ];
 
 fn faults(library: &Library, name: &str, memory: usize, schedule: Schedule) -> Vec<FaultKind> {

@@ -75,10 +75,10 @@ impl Arena {
         Ok(Arena { base: base as usize, file, used: 0, _permit: permit })
     }
 
-    /// Slot and offset of an address of the arena.
-    pub(super) fn slot(&self, address: usize) -> Option<usize> {
+    /// The slot of an address of the arena, and the offset in it.
+    pub(super) fn slot(&self, address: usize) -> Option<(usize, usize)> {
         let offset = address.wrapping_sub(self.base);
-        (offset < SLOT * SLOTS).then_some(offset / SLOT)
+        (offset < SLOT * SLOTS).then_some((offset / SLOT, offset % SLOT))
     }
 
     /// Reserves `bytes` bytes of memory to map into slots; returns their offset in the file.

@@ -57,6 +57,23 @@ impl Faults {
         self.list.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn has(&self, kind: FaultKind) -> bool {
+        self.list.iter().any(|(fault, _)| fault.kind == kind)
+    }
+
+    /// Moves the faults of a kind to another list, with a remark at the end of their messages.
+    pub(super) fn pass(&mut self, kind: FaultKind, to: &mut Faults, remark: &str) {
+        let moved = self.list.extract_if(.., |(fault, _)| fault.kind == kind);
+        to.list.extend(moved.map(|(mut fault, sites)| {
+            fault.message += remark;
+            (fault, sites)
+        }));
+    }
+
     pub(super) fn finish(self, module: &Module) -> Vec<Fault> {
         if self.list.is_empty() {
             return Vec::new();

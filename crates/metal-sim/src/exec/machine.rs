@@ -8,8 +8,9 @@ use super::arena::SLOTS;
 use super::faults::Faults;
 use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE, When};
 use super::scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
-use super::shadow::Stamp;
-use super::watch::{Byte, Watch};
+use super::shadow::{Earlier, Stamp};
+use super::trace::Trace;
+use super::watch::Byte;
 use crate::buffer::Access;
 use crate::module::Module;
 use crate::report::{FaultKind, Report, ThreadPlace};
@@ -25,9 +26,23 @@ struct Variable {
     address: usize,
 }
 
+/// A store that races with an earlier one, until it has happened and its value is known.
+struct Overwrite {
+    before: Earlier,
+    byte: Byte,
+    /// The return addresses of the store, and of the earlier one if it is known.
+    sites: (usize, Option<usize>),
+    slot: usize,
+    offset: isize,
+    place: Option<ThreadPlace>,
+}
+
 pub(crate) struct Machine {
     pub(super) memory: Memory,
     pub(super) faults: Faults,
+    /// What looks like a fault and changes no result.
+    pub(super) notes: Faults,
+    pub(super) trace: Trace,
     pub(super) threads: Vec<Thread>,
     pub(super) simds: Vec<Simd>,
     pub(super) ready: Ready,
@@ -48,17 +63,21 @@ pub(crate) struct Machine {
     image: std::ops::Range<usize>,
     variables: Vec<Variable>,
     bound_bytes: usize,
+    overwrite: Option<Overwrite>,
 }
 
 impl Machine {
     pub(super) fn new(
         ready: Ready,
         image: std::ops::Range<usize>,
-        watch: Watch,
-    ) -> io::Result<Self> {
-        Ok(Machine {
-            memory: Memory::new(watch)?,
+        memory: Memory,
+        trace: Trace,
+    ) -> Self {
+        Machine {
+            memory,
             faults: Faults::default(),
+            notes: Faults::default(),
+            trace,
             threads: Vec::new(),
             simds: Vec::new(),
             ready,
@@ -76,7 +95,8 @@ impl Machine {
             image,
             variables: Vec::new(),
             bound_bytes: 0,
-        })
+            overwrite: None,
+        }
     }
 
     pub(super) fn place(&self) -> Option<ThreadPlace> {
@@ -152,16 +172,24 @@ impl Machine {
         })
     }
 
+    /// Notes where a thread is; a dispatch that takes more steps than it may is stopped.
+    pub(super) fn step(&mut self, site: usize, at: usize) {
+        self.stopped |= self.trace.step(self.current, site, at);
+    }
+
     /// Checks an access of the current thread; returns whether the thread must stop.
     pub(super) fn access(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
-        let Some(slot) = self.memory.arena.slot(at) else {
+        self.settle();
+        let Some((slot, within)) = self.memory.arena.slot(at) else {
             return self.outside(at, bytes, kind, site);
         };
+        self.step(site, slot << 48 ^ within);
         let stamps = self.stamps();
         let instruction = self.threads[self.current].loads.next(stamps[0]);
         let when = When { stamps, instruction, site };
         let place = self.place();
         let (faults, raced) = (&mut self.faults, &mut self.raced);
+        let overwrite = &mut self.overwrite;
         let mut located = false;
         let inside = self.memory.access(slot, at, bytes, kind, when, |region, trouble| {
             located = true;
@@ -191,13 +219,17 @@ impl Machine {
                 ),
                 Trouble::Race(before, byte, other) => {
                     race = Some((byte, other));
-                    let (thread, group) = (before.stamp.thread(), before.stamp.group());
                     let other = if before.wrote { "store" } else { "load" };
                     let message = format!(
-                        "{verb} at offset {offset} of {name} races with the {other} of thread \
-                         {thread} of threadgroup number {group}"
+                        "{verb} at offset {offset} of {name} races with the {other} of {}",
+                        before.stamp
                     );
                     (FaultKind::DataRace, message)
+                }
+                Trouble::Overwrites(before, byte, other) => {
+                    let sites = (site, other);
+                    *overwrite = Some(Overwrite { before, byte, sites, slot, offset, place });
+                    return;
                 }
             };
             let earlier = race.and_then(|(_, other)| other);
@@ -213,16 +245,38 @@ impl Machine {
             });
         }
         self.stopped |= !inside;
-        !inside
+        self.stopped
+    }
+
+    /// Judges a store that raced with an earlier one: of the same value, it changes nothing.
+    pub(super) fn settle(&mut self) {
+        let Some(overwrite) = self.overwrite.take() else { return };
+        let Overwrite { before, byte, sites, slot, offset, place } = overwrite;
+        let same = self.memory.is_unchanged();
+        let (list, store) = match same {
+            true => (&mut self.notes, "a store of the same value by"),
+            false => (&mut self.faults, "the store of"),
+        };
+        let name = self.memory.regions[slot].as_ref().map_or("", |region| region.name.as_str());
+        let is_new = list.add_pair(FaultKind::DataRace, sites, slot as u32, place, || {
+            format!("store at offset {offset} of {name} races with {store} {}", before.stamp)
+        });
+        if is_new && sites.1.is_none() {
+            self.raced.push(byte);
+        }
     }
 
     /// Accesses to the thread's stack and to constants of the program are allowed.
     fn outside(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
-        if self.threads[self.current].stack.contains(&at) {
-            return false;
+        let stack = &self.threads[self.current].stack;
+        if stack.contains(&at) {
+            let within = at - stack.start;
+            self.step(site, within);
+            return self.stopped;
         }
         if self.image.contains(&at) && kind & WRITE == 0 {
-            return false;
+            self.step(site, at);
+            return self.stopped;
         }
         let (fault, message) = if self.image.contains(&at) {
             (FaultKind::ReadOnlyWrite, "store to a constant of the program".to_string())

@@ -1,5 +1,6 @@
 //! The memory of a dispatch: its bindings, and the effect of each access on it.
 
+use std::hash::Hasher;
 use std::io;
 
 use super::arena::{Arena, SLOTS};
@@ -10,7 +11,12 @@ use crate::report::Traffic;
 
 /// The first slot of threadgroup memory; buffers come before it.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
-const JUNK: u8 = 0xfb; // fills uninitialized memory: a NaN in every float type
+
+/// What uninitialized memory is filled with: a large number below zero, in every type with a sign.
+pub(super) const JUNK: u8 = 0xfb;
+/// What else it may hold: a large number, zero, and NaN or -1. Between them is no value that a sum,
+/// a product, a minimum and a maximum all pass over.
+pub(super) const OTHER_JUNK: [u8; 3] = [0x7b, 0, 0xff];
 
 /// Contents, with the history of every byte.
 pub(super) struct Storage {
@@ -56,13 +62,19 @@ pub(super) enum Trouble {
     Uninitialized,
     /// The earlier access, the byte, and the return address of the earlier access, if it is known.
     Race(Earlier, Byte, Option<usize>),
+    /// The same of a store over an earlier one, which may be of the same value.
+    Overwrites(Earlier, Byte, Option<usize>),
 }
 
 pub(super) struct Memory {
     pub(super) arena: Arena,
     pub(super) regions: Vec<Option<Region>>,
+    /// The addresses of bytes that a store is about to race for with an earlier one, and what the
+    /// earlier one left there.
+    pub(super) overwritten: Vec<(usize, u8)>,
     storages: Vec<Storage>,
     watch: Watch,
+    junk: u8,
 }
 
 pub(super) const READ: u32 = 1;
@@ -71,9 +83,10 @@ pub(super) const ALIGNED: u32 = 4;
 pub(super) const ATOMIC: u32 = 8;
 
 impl Memory {
-    pub(super) fn new(watch: Watch) -> io::Result<Self> {
+    pub(super) fn new(watch: Watch, junk: u8) -> io::Result<Self> {
         let regions = (0..SLOTS).map(|_| None).collect();
-        Ok(Memory { arena: Arena::new()?, regions, storages: Vec::new(), watch })
+        let (arena, overwritten, storages) = (Arena::new()?, Vec::new(), Vec::new());
+        Ok(Memory { arena, regions, overwritten, storages, watch, junk })
     }
 
     pub(super) fn storage(&mut self, bytes: usize) -> io::Result<usize> {
@@ -126,7 +139,7 @@ impl Memory {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.
             unsafe {
-                std::ptr::write_bytes(region.low as *mut u8, JUNK, region.high - region.low);
+                std::ptr::write_bytes(region.low as *mut u8, self.junk, region.high - region.low);
             }
         }
     }
@@ -134,7 +147,7 @@ impl Memory {
     /// Fills uninitialized storage with junk.
     pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
         // SAFETY: called with mapped memory of a binding only, while no kernel runs.
-        unsafe { std::ptr::write_bytes(address as *mut u8, JUNK, bytes) };
+        unsafe { std::ptr::write_bytes(address as *mut u8, self.junk, bytes) };
     }
 
     /// Checks and counts an access to `slot`, and passes its faults to `report`.
@@ -178,20 +191,28 @@ impl Memory {
         let now = when.stamps[usize::from(region.threadgroup)];
         let first = at - region.origin;
         let storage = &mut self.storages[region.storage];
-        let mut trouble = None;
+        let (mut trouble, mut overwrites) = (None, None);
+        self.overwritten.clear();
         let given = &mut storage.given[first..first + bytes];
         let cells = storage.cells[first..first + bytes].iter_mut();
         for ((cell, given), byte) in cells.zip(given).zip(first..) {
             if kind & READ != 0 && !*given {
                 trouble = trouble.or(Some(Trouble::Uninitialized));
             }
-            let race = if kind & ATOMIC != 0 {
-                cell.atomic(now, kind & WRITE != 0)
+            let [race, overwrite] = if kind & ATOMIC != 0 {
+                [cell.atomic(now, kind & WRITE != 0), None]
             } else if kind & WRITE != 0 {
                 cell.store(now)
             } else {
-                cell.load(now)
+                [cell.load(now), None]
             };
+            if let Some(before) = overwrite {
+                let at = region.origin + byte;
+                // SAFETY: a byte of the region, which is mapped.
+                self.overwritten.push((at, unsafe { *(at as *const u8) }));
+                let byte = (region.storage, byte);
+                overwrites = Some(Trouble::Overwrites(before, byte, self.watch.find(byte, before)));
+            }
             if let Some(before) = race {
                 let byte = (region.storage, byte);
                 trouble = Some(Trouble::Race(before, byte, self.watch.find(byte, before)));
@@ -209,10 +230,28 @@ impl Memory {
                 *seen |= (kind & (READ | WRITE)) as u8;
             }
         }
-        if let Some(trouble) = trouble {
+        if let Some(trouble) = trouble.or(overwrites) {
             report(region, trouble);
         }
         true
+    }
+
+    /// Hashes all that was stored in buffers.
+    pub(super) fn hash_stored(&self, hasher: &mut impl Hasher) {
+        for region in self.regions[..THREADGROUP_SLOTS].iter().flatten() {
+            // SAFETY: the region is mapped, and no kernel runs.
+            let contents = unsafe {
+                std::slice::from_raw_parts(region.low as *const u8, region.high - region.low)
+            };
+            let stored = |(at, _): &(usize, &u8)| u32::from(region.seen[*at]) & WRITE != 0;
+            contents.iter().enumerate().filter(stored).for_each(|(_, byte)| hasher.write_u8(*byte));
+        }
+    }
+
+    /// Whether a store has left the bytes of [`Self::overwritten`] as they were.
+    pub(super) fn is_unchanged(&self) -> bool {
+        // SAFETY: bytes of regions, which stay mapped; no kernel runs meanwhile.
+        self.overwritten.iter().all(|&(at, before)| unsafe { *(at as *const u8) } == before)
     }
 
     /// Forgets which threads of the last threadgroup touched threadgroup memory.

@@ -1,5 +1,7 @@
 //! The thread that accessed a byte last, and whether a barrier has passed since.
 
+use std::fmt;
+
 /// One access in 64 bits: threadgroup + 1 (24), thread (10), barriers passed by the
 /// threadgroup (15) and by the SIMD group (14), whether an atomic wrote (1). Zero: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,12 @@ impl Stamp {
         let simd_epoch = |stamp: Stamp| stamp.0 >> 1 & SIMD_EPOCH;
         let same_simd = self.thread() / 32 == now.thread() / 32;
         epoch(self) == epoch(now) && !(same_simd && simd_epoch(self) != simd_epoch(now))
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thread {} of threadgroup number {}", self.thread(), self.group())
     }
 }
 
@@ -116,12 +124,13 @@ impl Cell {
         race
     }
 
-    /// The earlier access that this store races with.
-    pub(super) fn store(&mut self, now: Stamp) -> Option<Earlier> {
+    /// The earlier load or atomic access that this store races with, and the earlier store.
+    pub(super) fn store(&mut self, now: Stamp) -> [Option<Earlier>; 2] {
         let atomic = (self.atomic, self.atomic.wrote());
-        let earlier = [(self.write, true), (self.read, false), (self.other_read, false), atomic];
+        let reads = [(self.read, false), (self.other_read, false), atomic];
+        let earlier = [first(reads, now), first([(self.write, true)], now)];
         self.write = now;
-        first(earlier, now)
+        earlier
     }
 
     /// The earlier plain access that this atomic one races with.
@@ -173,13 +182,24 @@ mod tests {
         let mut cell = Cell::default();
         assert!(cell.load(Stamp::new(0, 1, 0, 0)).is_none());
         assert!(cell.load(Stamp::new(0, 2, 0, 0)).is_none());
-        assert!(cell.store(Stamp::new(0, 2, 0, 0)).is_some());
+        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0));
+        assert!(load.is_some_and(|before| before.stamp.thread() == 1) && store.is_none());
+    }
+
+    #[test]
+    fn stores_are_told_from_loads() {
+        let mut cell = Cell::default();
+        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0)), [None, None]);
+        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0));
+        assert!(load.is_none() && store.is_some_and(|before| before.stamp.thread() == 1));
+        assert!(cell.load(Stamp::new(0, 1, 0, 0)).is_some());
+        assert!(cell.store(Stamp::new(0, 2, 0, 0))[0].is_some());
     }
 
     #[test]
     fn atomics_race_with_plain_accesses_only() {
         let mut cell = Cell::default();
-        assert!(cell.store(Stamp::new(0, 1, 0, 0)).is_none());
+        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0)), [None, None]);
         assert!(cell.atomic(Stamp::new(0, 1, 0, 0), true).is_none());
         assert!(cell.atomic(Stamp::new(0, 2, 0, 0), true).is_some());
         assert!(cell.atomic(Stamp::new(0, 1, 1, 0), true).is_none());

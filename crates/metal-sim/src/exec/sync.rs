@@ -90,6 +90,7 @@ impl Machine {
                 (*machine).current = next;
                 let Some(mut fiber) = (&mut (*machine).threads)[next].fiber.take() else { break };
                 let result = fiber.resume(());
+                (*machine).settle();
                 let thread = &mut (&mut (*machine).threads)[next];
                 thread.fiber = Some(fiber);
                 if let CoroutineResult::Return(()) = result {
@@ -126,6 +127,7 @@ impl Machine {
     }
 
     pub(super) fn arrive_at_barrier(&mut self, flags: u32, site: usize) {
+        self.step(site, flags as usize);
         if self.barrier.arrived == 0 {
             self.barrier = Barrier { arrived: 0, flags, site };
         } else if self.barrier.flags != flags || !self.same_place(self.barrier.site, site) {
@@ -148,6 +150,7 @@ impl Machine {
 
     /// Counts a lane that arrives; returns whether it was the last of its SIMD group.
     fn meet(&mut self, state: State, site: usize, what: u32, bytes: usize) -> bool {
+        self.step(site, bytes);
         let group = self.current / SIMD_WIDTH;
         let simd = &mut self.simds[group];
         let first = simd.arrived == 0;
