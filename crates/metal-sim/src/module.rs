@@ -232,13 +232,14 @@ fn image_of(address: usize) -> std::ops::Range<usize> {
         // SAFETY: dlpi_phdr has dlpi_phnum entries.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let end = headers
-            .iter()
-            .filter(|header| header.p_type == libc::PT_LOAD)
-            .map(|header| base + (header.p_vaddr + header.p_memsz) as usize)
-            .max()
-            .unwrap_or(base);
-        if (base..end).contains(&search.address) {
+        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+        // Segment by segment: the base of an object that was not moved is 0.
+        let segments = loaded.map(|header| {
+            let start = base + header.p_vaddr as usize;
+            start..start + header.p_memsz as usize
+        });
+        if segments.clone().any(|segment| segment.contains(&search.address)) {
+            let end = segments.map(|segment| segment.end).max().unwrap_or(base);
             search.found = base..end;
             return 1;
         }
