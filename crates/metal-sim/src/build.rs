@@ -93,7 +93,8 @@ pub(crate) fn build_with(
     };
     let result = (|| {
         let optimized = draft.join("kernels.bc");
-        let flags = [COMMON_FLAGS, KERNEL_FLAGS, CHECK_FLAGS, "-emit-llvm -c"];
+        let lines = compiler.line_flags();
+        let flags = [COMMON_FLAGS, KERNEL_FLAGS, CHECK_FLAGS, lines, "-emit-llvm -c"];
         run(&flags, &[&kernels], &optimized)?;
         run(&[CODE_FLAGS], &[&optimized], &objects[0])?;
         if !runtime_object.is_file() {

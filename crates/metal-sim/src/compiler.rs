@@ -16,6 +16,7 @@ pub struct Compiler {
     program: PathBuf,
     zig: bool,
     version: String,
+    number: u32,
 }
 
 /// The checkout of the workspace, with its tools and their installer; elsewhere a missing folder.
@@ -134,7 +135,7 @@ impl Compiler {
 
     fn probe(program: PathBuf) -> Result<Self> {
         let zig = program.file_name().is_some_and(|name| name.to_string_lossy().contains("zig"));
-        let mut compiler = Compiler { program, zig, version: String::new() };
+        let mut compiler = Compiler { program, zig, version: String::new(), number: 0 };
         let output = compiler.run(None, ["--version"])?;
         let text = String::from_utf8_lossy(&output.stdout);
         compiler.version = text.lines().next().unwrap_or_default().to_string();
@@ -146,7 +147,7 @@ impl Compiler {
             _ if !compiler.version.contains("clang") => {
                 Err(Error::NoCompiler(format!("{shown} is not a clang")))
             }
-            Some(number) if number >= OLDEST => Ok(compiler),
+            Some(number) if number >= OLDEST => Ok(Compiler { number, ..compiler }),
             _ => Err(Error::NoCompiler(format!(
                 "{shown} is '{}', but clang {OLDEST} or later is needed",
                 compiler.version
@@ -166,7 +167,13 @@ impl Compiler {
 
     /// A text that identifies the compiler's output: its version and its flags for this machine.
     pub(crate) fn identity(&self) -> String {
-        format!("{}\n{}", self.version, self.machine_flags().join(" "))
+        format!("{}\n{} {}", self.version, self.machine_flags().join(" "), self.line_flags())
+    }
+
+    /// Flags that leave a line to a store which the optimizer made of those in both arms of a
+    /// branch: the first of their lines. Before version 21 there are none, and it has no line.
+    pub(crate) fn line_flags(&self) -> &'static str {
+        if self.number >= 21 { "-mllvm -pick-merged-source-locations" } else { "" }
     }
 
     /// Flags for fast half conversions, if the host has instructions for them.

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use common::{HEAD_LINES, kernel};
 use metal_sim::{Access, Buffer, Dispatch, FaultKind, Kernel, Report, Schedule};
 
-/// Runs `text` over one group of 64 threads; x is an input and y an output of 64 floats.
+/// Runs `text` over one group of 64 threads; x is an input, 1 to 64, and y an output of 64 floats.
 fn run(kernel: &Kernel, schedule: Schedule) -> Report {
-    let x = [1.0f32; 64];
+    let x: [f32; 64] = std::array::from_fn(|i| 1.0 + i as f32);
     let mut y = [0.0f32; 64];
     Dispatch::new(kernel)
         .buffer(0, Buffer::input(&x))
@@ -58,6 +58,7 @@ fn clean(body: &str) -> Report {
     for schedule in [Schedule::Reversed, Schedule::Shuffled(3), Schedule::Forward] {
         let report = run(&kernel, schedule);
         assert!(report.faults.is_empty(), "{:#?}", report.faults);
+        assert!(report.notes.is_empty(), "{:#?}", report.notes);
         if schedule == Schedule::Forward {
             return report;
         }
@@ -120,6 +121,16 @@ fn races() {
     );
 }
 
+/// The compiler makes one store of two, and it keeps a line.
+#[test]
+fn stores_in_both_arms_of_a_branch() {
+    faulty(
+        FaultKind::DataRace,
+        "threadgroup float t[1];\nif (i < 40)\nt[0] = x[i]; // !\nelse\nt[0] = 7; // !\n\
+         threadgroup_barrier(mem_flags::mem_threadgroup);\ny[i] = t[0];",
+    );
+}
+
 /// A race names the lines of both accesses, although a loop repeats them.
 #[test]
 fn both_lines_of_a_race() {
@@ -160,7 +171,7 @@ fn views_reach_back() {
 #[test]
 fn races_between_threadgroups() {
     let kernel = kernel(&format!("{ARGUMENTS}y[i % 32] = x[i]; // !\n}}"));
-    let x = [1.0f32; 64];
+    let x: [f32; 64] = std::array::from_fn(|i| i as f32);
     let mut y = [0.0f32; 32];
     let report = Dispatch::new(&kernel)
         .buffer(0, Buffer::input(&x))
