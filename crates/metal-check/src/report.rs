@@ -122,7 +122,7 @@ pub struct Outcome {
     pub size: String,
     pub orders: Vec<String>,
     pub found: Vec<Found>,
-    /// What looks like a fault and changes no result.
+    /// Findings that look like a fault and change no result.
     pub notes: Vec<Found>,
     /// Of the first order.
     pub threads: u64,

@@ -1,4 +1,4 @@
-//! What looks like a fault and changes nothing is a note, and a small change makes a fault of it.
+//! Findings that change nothing are notes, and a small change to the kernel makes faults of them.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -284,3 +284,23 @@ fn conversions() {
     dispatch.threads([32, 1, 1], [32, 1, 1]).run().unwrap().check().unwrap();
     assert_eq!(y[..4], [3.0, 12.0, 15.0, 32.0]);
 }
+
+/// Casts and functions of vectors and numbers, in which `T` may be a vector.
+#[test]
+fn vectors_with_numbers() {
+    let kernel = kernel(
+        "template <typename T, typename U> T turned(U x) {\n\
+         T y = (T) -x;\nreturn y - (T) fmax(0, -x) + (T) fmin(1, x) + (T) max(2, x);\n}\n\
+         kernel void f(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {\n\
+         half4 r = turned<half4>(float4(x[i], 0, 1, 2));\n\
+         y[i] = r.x + pow(float2(r.y), 2).x + smoothstep(0, 4, float2(x[i], 9)).x;\n}",
+    );
+    let x = [-3.0f32, 0.5, 1.0, 4.0];
+    let expected = x.map(|x: f32| {
+        let part = (x / 4.0).clamp(0.0, 1.0);
+        let r = -x - (-x).max(0.0) + x.min(1.0) + x.max(2.0);
+        r + 4.0 + part * part * (3.0 - 2.0 * part)
+    });
+    assert_eq!(run::<f32, f32>(&kernel, &x, x.len(), "vectors"), expected);
+}

@@ -184,6 +184,12 @@ impl Parameter {
         !self.mark.is_empty()
     }
 
+    /// The type, without its address space.
+    fn plain_type(&self) -> String {
+        let mark = if self.mark == "[" { "*" } else { &self.mark };
+        format!("{}{}{mark}", if self.is_const { "const " } else { "" }, self.base)
+    }
+
     /// The argument of the attribute of that name.
     pub fn argument(&self, name: &str) -> Option<String> {
         argument(&self.attributes, name)
@@ -204,7 +210,13 @@ pub fn instance(tokens: &Tokens, template: usize) -> Option<Instance> {
         }
         at += 1;
     }
-    let expression = tokens.join_without(first..at, &SPACES);
+    let mut expression = tokens.join_without(first..at, &SPACES);
+    if function.is_empty() {
+        function = tokens.before(at); // whose arguments follow from the parameters
+        let parameters = parameters(tokens, tokens.split(at));
+        let types: Vec<String> = parameters.iter().map(Parameter::plain_type).collect();
+        expression = format!("*static_cast<void (*)({})>({function})", types.join(", "));
+    }
     let last = (at..tokens.len()).find(|&i| matches!(tokens.at(i), ";" | ""));
     Some(Instance {
         host_name,

@@ -11,12 +11,6 @@ enum memory_order {
   memory_order_acq_rel,
   memory_order_seq_cst,
 };
-enum thread_scope : uint {
-  thread_scope_thread,
-  thread_scope_simdgroup,
-  thread_scope_threadgroup,
-  thread_scope_device,
-};
 
 METAL_FUNC void atomic_thread_fence(
     mem_flags, memory_order, thread_scope = thread_scope_device) {}

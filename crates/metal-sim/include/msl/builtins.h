@@ -56,16 +56,16 @@ METAL_FUNC ushort __metal_get_thread_index_in_simdgroup(ushort) {
 }
 
 namespace metal {
-/** Logs go nowhere. */
+/** Logs go nowhere. Its functions are static, since a log may be in any address space. */
 struct os_log {
   constexpr os_log(const char*, const char*) {}
   template <class... A>
-  METAL_FUNC void log(A...) const {}
+  static METAL_FUNC void log(A...) {}
   template <class... A>
-  METAL_FUNC void log_debug(A...) const {}
+  static METAL_FUNC void log_debug(A...) {}
   template <class... A>
-  METAL_FUNC void log_info(A...) const {}
+  static METAL_FUNC void log_info(A...) {}
   template <class... A>
-  METAL_FUNC void log_error(A...) const {}
+  static METAL_FUNC void log_error(A...) {}
 };
 } // namespace metal

@@ -96,6 +96,14 @@ MSL_CLAMP(half)
       out[i] = NAME(element_t<V>(a[i]), element_t<V>(b[i]));            \
     }                                                                   \
     return out;                                                         \
+  }                                                                     \
+  template <class V, class = if_vector<V>>                              \
+  METAL_FUNC V NAME(V a, element_t<V> b) {                              \
+    return NAME(a, V(b));                                               \
+  }                                                                     \
+  template <class V, class = if_vector<V>>                              \
+  METAL_FUNC V NAME(element_t<V> a, V b) {                              \
+    return NAME(V(a), b);                                               \
   }
 #define MSL_MAP3(NAME)                                                  \
   template <class V, class = if_vector<V>>                              \
@@ -114,14 +122,6 @@ MSL_MAP3(smoothstep)
 MSL_MAP2(step)
 MSL_MAP1(sign)
 MSL_MAP1(saturate)
-#define MSL_WITH_SCALAR(NAME)                                           \
-  template <class V, class = if_vector<V>>                              \
-  METAL_FUNC V NAME(V a, element_t<V> b) {                              \
-    return NAME(a, V(b));                                               \
-  }
-MSL_WITH_SCALAR(max)
-MSL_WITH_SCALAR(min)
-#undef MSL_WITH_SCALAR
 template <class V, class = if_vector<V>>
 METAL_FUNC V clamp(V x, element_t<V> low, element_t<V> high) {
   return clamp(x, V(low), V(high));
@@ -129,6 +129,10 @@ METAL_FUNC V clamp(V x, element_t<V> low, element_t<V> high) {
 template <class V, class = if_vector<V>>
 METAL_FUNC V mix(V a, V b, element_t<V> t) {
   return mix(a, b, V(t));
+}
+template <class V, class = if_vector<V>>
+METAL_FUNC V smoothstep(element_t<V> low, element_t<V> high, V x) {
+  return smoothstep(V(low), V(high), x);
 }
 
 } // namespace metal

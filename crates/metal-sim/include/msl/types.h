@@ -99,3 +99,12 @@ using ::uint32_t;
 using ::uint64_t;
 using ::uint8_t;
 } // namespace metal
+
+namespace metal {
+enum thread_scope : uint {
+  thread_scope_thread,
+  thread_scope_simdgroup,
+  thread_scope_threadgroup,
+  thread_scope_device,
+};
+} // namespace metal

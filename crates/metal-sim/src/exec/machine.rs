@@ -40,7 +40,7 @@ struct Overwrite {
 pub(crate) struct Machine {
     pub(super) memory: Memory,
     pub(super) faults: Faults,
-    /// What looks like a fault and changes no result.
+    /// Findings that look like a fault and change no result.
     pub(super) notes: Faults,
     pub(super) trace: Trace,
     pub(super) threads: Vec<Thread>,

@@ -12,9 +12,9 @@ use crate::report::Traffic;
 /// The first slot of threadgroup memory; buffers come before it.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
 
-/// What uninitialized memory is filled with: a large number below zero, in every type with a sign.
+/// The bytes of uninitialized memory: a large number below zero, in every type with a sign.
 pub(super) const JUNK: u8 = 0xfb;
-/// What else it may hold: a large number, zero, and NaN or -1. Between them is no value that a sum,
+/// Other bytes for it: a large number, zero, and NaN or -1. Between them is no value that a sum,
 /// a product, a minimum and a maximum all pass over.
 pub(super) const OTHER_JUNK: [u8; 3] = [0x7b, 0, 0xff];
 
@@ -62,7 +62,7 @@ pub(super) enum Trouble {
     Uninitialized,
     /// The earlier access, the byte, and the return address of the earlier access, if it is known.
     Race(Earlier, Byte, Option<usize>),
-    /// The same of a store over an earlier one, which may be of the same value.
+    /// A race of a store with an earlier one, which may be of the same value; else as above.
     Overwrites(Earlier, Byte, Option<usize>),
 }
 

@@ -1,7 +1,5 @@
 //! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
 
-use std::collections::HashSet;
-
 use mlx_primitives_build::front::{Kind, SCALARS};
 
 use super::{Purpose, Rewriter};
@@ -34,7 +32,7 @@ impl Rewriter {
     /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector
     /// or of 16 bits.
     fn template_types(&mut self) {
-        let parameters: HashSet<String> = (1..self.tokens.len())
+        self.types = (1..self.tokens.len())
             .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
             .filter(|&i| matches!(self.tokens.at(i + 1), "," | ">" | "="))
             .map(|i| self.tokens.at(i).to_owned())
@@ -46,7 +44,7 @@ impl Rewriter {
             let before = self.tokens.before(i);
             let named = matches!(before, "operator" | "struct" | "~" | "::" | "." | "->")
                 || (i > 0 && self.tokens.is_word(i - 1) && !matches!(before, "return" | "else"));
-            if begins && !named && parameters.contains(word) {
+            if begins && !named && self.types.contains(word) {
                 self.tokens.list[i].text = format!("::metal::msl_convert<{word}>");
             } else if word == "static_cast" && self.tokens.close(i + 1) == i + 3 {
                 let kind = self.tokens.at(i + 2);
@@ -103,7 +101,11 @@ impl Rewriter {
         let word = |text: &str| text.starts_with(|c: char| c.is_alphabetic() || c == '_');
         let outside = self.tokens.before(before);
         let called = (word(outside) && outside != "return") || matches!(outside, ")" | "]" | ">");
-        let operand = word(operand) || operand == "(" || (operand == "*" && vector);
+        let is_type = vector || self.types.contains(self.tokens.at(i)); // or `(a) - b`
+        let operand = word(operand)
+            || operand == "("
+            || (is_type && matches!(operand, "-" | "+" | "~"))
+            || (vector && operand == "*");
         if called || !operand {
             return false;
         }

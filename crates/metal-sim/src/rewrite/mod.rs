@@ -8,6 +8,7 @@ mod overloads;
 mod refused;
 mod storage;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 pub(crate) use constants::prologue as constant_prologue;
@@ -92,6 +93,7 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
         constants: Vec::new(),
         remarks: Vec::new(),
         refused: Vec::new(),
+        types: HashSet::new(),
         entries: String::new(),
     };
     rewriter.function_constants();
@@ -121,6 +123,8 @@ struct Rewriter {
     constants: Vec<Constant>,
     remarks: Vec<Violation>,
     refused: Vec<Refused>,
+    /// The names of types that the source declares: parameters of templates, and aliases.
+    types: HashSet<String>,
     /// For a GPU, the kernels' entry points.
     entries: String,
 }

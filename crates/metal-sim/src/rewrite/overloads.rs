@@ -130,6 +130,8 @@ impl Rewriter {
                 let bracket = part.clone().find(|&i| self.tokens.at(i) == "[");
                 if let (true, Some(bracket)) = (spaced, bracket)
                     && !self.tokens.is_attribute(bracket)
+                    && self.tokens.before(bracket) != ")"
+                // `(&name)[N]`
                 {
                     let end = self.tokens.close(bracket);
                     self.tokens.blank(bracket..end + 1);

@@ -125,7 +125,9 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             at += 1;
         }
         let declared = start..name.unwrap_or(at);
-        let other = called || is_other(head) || declared.len() < 2;
+        // `constant float S<4>::table[8];` defines what is initialized in the struct.
+        let member = declared.len() > 2 && tokens.before(declared.end - 1) == "::";
+        let other = called || is_other(head) || declared.len() < 2 || member;
         if !other && declared.clone().all(|i| tokens.at(i) != "constant") {
             let text = "a variable outside functions has to be in the address space 'constant'";
             found.push(Violation::at(tokens, start, text));

@@ -8,7 +8,7 @@ mod lints;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use metal_sim::{Source, rules};
+use metal_sim::{Library, Source, rules};
 
 use lints::{LINTS, Lint, WARNINGS};
 
@@ -46,6 +46,62 @@ fn every_mistake_is_found(lints: &[Lint]) {
         missed.is_empty() && alarms.is_empty(),
         "missed: {missed:#?}\nfalse alarms: {alarms:#?}"
     );
+}
+
+/// Code that public kernels have, and Apple's front end takes.
+const ALLOWED: &str = r#"
+#include <metal_stdlib>
+#include <metal_logging>
+using namespace metal;
+constant os_log logger("kernels", "allowed");
+struct C { float re; float im; };
+template <int N> struct Table {};
+template <> struct Table<2> {
+  static constexpr constant float rows[2][2] = {{1, 2}, {3, 4}};
+};
+constant constexpr const float Table<2>::rows[2][2];
+struct Flag {
+  uint bits;
+  constexpr METAL_FUNC operator bool() const thread { return bits & 1; }
+  constexpr METAL_FUNC operator bool() const device { return bits & 1; }
+};
+template <typename T> [[kernel]] void sized(const device T* x [[buffer(0)]],
+    device T* y [[buffer(1)]], const device Flag* on [[buffer(2)]],
+    uint i [[thread_position_in_grid]]) {
+  if (bool(on[i])) y[i] = x[i] * Table<2>::rows[1][1];
+}
+template [[host_name("sized_float")]] [[kernel]] void sized(const device float* x [[buffer(0)]],
+    device float* y [[buffer(1)]], const device Flag* on [[buffer(2)]],
+    uint i [[thread_position_in_grid]]);
+template <typename T> T pick(const device T* x, T y, bool first) {
+  return first ? x[0] : y;
+}
+template <typename T> void swap_all(thread T (&values)[4], const thread T (&others)[4]) {
+  for (int i = 0; i < 4; i++) values[i] += others[i];
+}
+kernel void allowed(const device C* c [[buffer(0)]], device C* d [[buffer(1)]],
+    const device float4x4* x [[buffer(2)]], device float2x4* y [[buffer(3)]],
+    constant float3x3& z [[buffer(4)]], uint i [[thread_position_in_grid]]) {
+  threadgroup float4x4 t[8];
+  logger.log_debug("thread %d", i);
+  d[i] = pick(c, C{1, 2}, i > 3);
+  t[i][3] = x[i][3] * z[0].x;
+  float values[4] = {1, 2, 3, 4};
+  swap_all(values, values);
+  y[i][1] = t[i][3] + values[2];
+}
+"#;
+
+#[test]
+fn what_metal_allows_is_clean() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("allowed.metal");
+    std::fs::write(&path, ALLOWED).unwrap();
+    let found = rules::check(&Source::new(&path), common::compiler(), common::cache()).unwrap();
+    assert!(found.is_empty(), "{found:#?}");
+    let library = Library::compile(&Source::new(&path), common::compiler(), common::cache());
+    let names: Vec<_> = library.unwrap().kernels().unwrap().into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["sized_float", "allowed"]);
 }
 
 #[test]
