@@ -285,6 +285,31 @@ fn conversions() {
     assert_eq!(y[..4], [3.0, 12.0, 15.0, 32.0]);
 }
 
+/// A kernel may have the name of a function of Metal's, and packed vectors compute as others do.
+#[test]
+fn packed_vectors() {
+    let kernel = kernel(
+        "kernel void dot(const device packed_float3* x [[buffer(0)]], device float* y [[buffer(1)]],\n\
+         uint i [[thread_position_in_grid]]) {\n\
+         packed_float3 p = packed_float3(x[i].x, float2(x[i].y, 1));\n\
+         p += x[i] * 2.0f - x[i] / packed_float3(float2(1, 2), 4);\n\
+         y[i] = dot(float3(p), 0.5f + float3(x[i]));\n}",
+    );
+    let x: [f32; 12] = std::array::from_fn(|i| i as f32);
+    let expected: Vec<f32> = x
+        .chunks(3)
+        .map(|x| {
+            let p = [x[0] + 2.0 * x[0] - x[0], x[1] + 1.5 * x[1], 1.0 + 1.75 * x[2]];
+            p.iter().zip(x).map(|(p, x)| p * (0.5 + x)).sum()
+        })
+        .collect();
+    let mut y = vec![0.0f32; 4];
+    let dispatch = Dispatch::new(&kernel).buffer(0, Buffer::input(&x));
+    let dispatch = dispatch.buffer(1, Buffer::output(&mut y)).threads([4, 1, 1], [4, 1, 1]);
+    dispatch.run().unwrap().check().unwrap();
+    assert_eq!(y, expected);
+}
+
 /// Casts and functions of vectors and numbers, in which `T` may be a vector.
 #[test]
 fn vectors_with_numbers() {

@@ -55,6 +55,10 @@ struct vec_elements : integral_constant<ushort, width_v<T>> {};
 template <class V>
 using if_vector = enable_if_t<is_vector_v<V>>;
 
+/** Whether a type is `packed_float3` or its like, which is a struct. */
+template <class T>
+constexpr bool is_packed_v = false;
+
 /** A number of another type; the compiler has no conversion between half and bfloat. */
 template <class T, class A>
 constexpr METAL_FUNC T msl_number(A a) {
@@ -68,7 +72,11 @@ constexpr METAL_FUNC T msl_number(A a) {
 }
 template <class V, class A>
 constexpr METAL_FUNC void append(V& out, int& at, A a) {
-  if constexpr (width_v<A> != 0) {
+  if constexpr (is_packed_v<A>) {
+    for (int i = 0; i < 3; i++) {
+      append(out, at, a[i]);
+    }
+  } else if constexpr (width_v<A> != 0) {
     for (int i = 0; i < width_v<A>; i++) {
       out[at++] = msl_number<element_t<V>>(element_t<A>(a[i]));
     }
@@ -169,6 +177,23 @@ struct msl_casts {
 
 // A packed vector needs its element's alignment only. Two and four elements stay compiler
 // vectors; three must not be padded to four, so that one is a struct copied by elements.
+#define MSL_PACKED_OPERATOR(T, OP)                                                 \
+  friend METAL_FUNC T##3 operator OP(packed_##T##3 a, T##3 b) {                    \
+    T##3 v = a;                                                                    \
+    return v OP b;                                                                 \
+  }                                                                                \
+  friend METAL_FUNC T##3 operator OP(T##3 a, packed_##T##3 b) {                    \
+    T##3 v = b;                                                                    \
+    return a OP v;                                                                 \
+  }                                                                                \
+  friend METAL_FUNC T##3 operator OP(packed_##T##3 a, packed_##T##3 b) {           \
+    T##3 v = b;                                                                    \
+    return a OP v;                                                                 \
+  }                                                                                \
+  template <class B>                                                               \
+  METAL_FUNC packed_##T##3& operator OP##=(B b) {                                  \
+    return *this = *this OP b;                                                     \
+  }
 #define MSL_PACKED(T)                                                              \
   typedef T packed_##T##2 __attribute__((ext_vector_type(2), aligned(sizeof(T)))); \
   typedef T packed_##T##4 __attribute__((ext_vector_type(4), aligned(sizeof(T)))); \
@@ -176,6 +201,8 @@ struct msl_casts {
     T x, y, z;                                                                     \
     packed_##T##3() = default;                                                     \
     METAL_FUNC packed_##T##3(T a, T b, T c) : x(a), y(b), z(c) {}                  \
+    METAL_FUNC packed_##T##3(T##2 a, T b) : x(a[0]), y(a[1]), z(b) {}              \
+    METAL_FUNC packed_##T##3(T a, T##2 b) : x(a), y(b[0]), z(b[1]) {}              \
     METAL_FUNC packed_##T##3(T##3 v) : x(v[0]), y(v[1]), z(v[2]) {}                \
     METAL_FUNC packed_##T##3(const packed_##T##3& o) : x(o.x), y(o.y), z(o.z) {}   \
     METAL_FUNC packed_##T##3& operator=(const packed_##T##3& o) {                  \
@@ -193,9 +220,16 @@ struct msl_casts {
     METAL_FUNC T operator[](int i) const {                                         \
       return (&x)[i];                                                              \
     }                                                                              \
-  };
+    MSL_PACKED_OPERATOR(T, +)                                                      \
+    MSL_PACKED_OPERATOR(T, -)                                                      \
+    MSL_PACKED_OPERATOR(T, *)                                                      \
+    MSL_PACKED_OPERATOR(T, /)                                                      \
+  };                                                                               \
+  template <>                                                                      \
+  constexpr bool metal::is_packed_v<packed_##T##3> = true;
 MSL_EACH_NUMBER(MSL_PACKED)
 #undef MSL_PACKED
+#undef MSL_PACKED_OPERATOR
 
 namespace metal {
 

@@ -54,7 +54,8 @@ impl Rewriter {
         };
         constant.optional = true;
         let value = format!("::msl::ConstantValue<{}u>::defined", constant.index);
-        self.tokens.blank(i..end + 1);
+        let qualified = self.tokens.before(i) == "::" && i > 1 && self.tokens.at(i - 2) == "metal";
+        self.tokens.blank(if qualified { i - 2 } else { i }..end + 1);
         self.tokens.list[i].text = value;
     }
 }

@@ -17,6 +17,13 @@ impl Rewriter {
                 None => self.kernels.push(kernel),
             }
         }
+        let mut depth = 0;
+        self.global = (0..self.tokens.len())
+            .map(|i| {
+                depth += i32::from(self.tokens.at(i) == "{") - i32::from(self.tokens.at(i) == "}");
+                depth == 0
+            })
+            .collect();
         for kernel in self.kernels.clone() {
             self.kernel(&kernel);
         }
@@ -52,7 +59,8 @@ impl Rewriter {
             Purpose::Check => {}
             Purpose::Gpu => self.entry(kernel, host, &kernel.name),
             Purpose::Run => {
-                let entry = self.registration(kernel, host, &kernel.name);
+                let name = self.apart(kernel.body.end, &kernel.name);
+                let entry = self.registration(kernel, host, &name);
                 self.tokens.list[kernel.body.end].text.push_str(&entry);
             }
         }
@@ -106,9 +114,17 @@ impl Rewriter {
         if self.purpose == Purpose::Gpu {
             self.entry(&kernel, &instance.host_name, &instance.expression);
         } else {
+            let instantiated = self.apart(start, &instance.expression);
             self.tokens.list[start].text =
-                self.registration(&kernel, &instance.host_name, &instance.expression);
+                self.registration(&kernel, &instance.host_name, &instantiated);
         }
+    }
+
+    /// The name of a function at `i`, told from those of Metal's namespace: a kernel may be called
+    /// `transpose`.
+    fn apart(&self, i: usize, name: &str) -> String {
+        let is_name = name.starts_with(|first: char| first.is_alphabetic() || first == '_');
+        if is_name && self.global[i] { format!("::{name}") } else { name.to_owned() }
     }
 
     fn claim_host_name(&mut self, at: usize, name: &str) {

@@ -29,6 +29,18 @@ impl Rewriter {
         }
     }
 
+    /// `packed_float3` is a struct here, whose members clang would miss in other address spaces.
+    pub(super) fn unpack(&mut self) {
+        for token in &mut self.tokens.list {
+            if let Some(plain) = token.text.strip_prefix("packed_")
+                && plain.ends_with('3')
+                && is_vector(plain)
+            {
+                token.text = plain.to_owned();
+            }
+        }
+    }
+
     /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector
     /// or of 16 bits.
     fn template_types(&mut self) {

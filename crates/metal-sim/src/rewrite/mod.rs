@@ -94,8 +94,12 @@ pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewr
         remarks: Vec::new(),
         refused: Vec::new(),
         types: HashSet::new(),
+        global: Vec::new(),
         entries: String::new(),
     };
+    if purpose == Purpose::Check {
+        rewriter.unpack();
+    }
     rewriter.function_constants();
     rewriter.kernels();
     rewriter.threadgroup_variables();
@@ -125,6 +129,8 @@ struct Rewriter {
     refused: Vec<Refused>,
     /// The names of types that the source declares: parameters of templates, and aliases.
     types: HashSet<String>,
+    /// Whether a token is outside of all braces.
+    global: Vec<bool>,
     /// For a GPU, the kernels' entry points.
     entries: String,
 }

@@ -29,7 +29,7 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Violation> {
         let first = matches!(tokens.before(i), "=" | "(" | "," | "{" | "return");
         if first && tokens.at(tokens.close(i) + 1) == "(" {
             let text = "lambda expressions are not part of MSL before Metal 3.2";
-            found.push(Violation::at(tokens, i, text));
+            found.push(Violation { advice: true, ..Violation::at(tokens, i, text) });
         }
     }
     for i in (0..tokens.len()).filter(|&i| tokens.list[i].kind == Kind::Word) {

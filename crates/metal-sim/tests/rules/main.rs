@@ -79,6 +79,15 @@ template <typename T> T pick(const device T* x, T y, bool first) {
 template <typename T> void swap_all(thread T (&values)[4], const thread T (&others)[4]) {
   for (int i = 0; i < 4; i++) values[i] += others[i];
 }
+struct Point { packed_float3 at; float weight; };
+static_assert(sizeof(Point) == 16, "as the host has it");
+kernel void transpose(device packed_float3* p [[buffer(0)]], constant packed_half3& q [[buffer(1)]],
+    uint i [[thread_position_in_grid]]) {
+  threadgroup packed_float3 t[8];
+  t[i] = packed_float3(float2(p[i].x, p[i].y), 1);
+  p[i][1] = dot(float3(t[i]), float3(q));
+  p[i] += t[i] * 2.0f;
+}
 kernel void allowed(const device C* c [[buffer(0)]], device C* d [[buffer(1)]],
     const device float4x4* x [[buffer(2)]], device float2x4* y [[buffer(3)]],
     constant float3x3& z [[buffer(4)]], uint i [[thread_position_in_grid]]) {
@@ -101,7 +110,7 @@ fn what_metal_allows_is_clean() {
     assert!(found.is_empty(), "{found:#?}");
     let library = Library::compile(&Source::new(&path), common::compiler(), common::cache());
     let names: Vec<_> = library.unwrap().kernels().unwrap().into_iter().map(|it| it.name).collect();
-    assert_eq!(names, ["sized_float", "allowed"]);
+    assert_eq!(names, ["sized_float", "transpose", "allowed"]);
 }
 
 #[test]
