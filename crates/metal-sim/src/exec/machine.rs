@@ -27,7 +27,7 @@ struct Variable {
 }
 
 /// A store that races with an earlier one, until it has happened and its value is known.
-struct Overwrite {
+pub(super) struct Overwrite {
     before: Earlier,
     byte: Byte,
     /// The return addresses of the store, and of the earlier one if it is known.
@@ -63,7 +63,7 @@ pub(crate) struct Machine {
     image: std::ops::Range<usize>,
     variables: Vec<Variable>,
     bound_bytes: usize,
-    overwrite: Option<Overwrite>,
+    pub(super) overwrite: Option<Overwrite>,
 }
 
 impl Machine {
@@ -179,7 +179,9 @@ impl Machine {
 
     /// Checks an access of the current thread; returns whether the thread must stop.
     pub(super) fn access(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
-        self.settle();
+        if self.overwrite.is_some() {
+            self.settle();
+        }
         let Some((slot, within)) = self.memory.arena.slot(at) else {
             return self.outside(at, bytes, kind, site);
         };
@@ -249,6 +251,7 @@ impl Machine {
     }
 
     /// Judges a store that raced with an earlier one: of the same value, it changes nothing.
+    #[cold]
     pub(super) fn settle(&mut self) {
         let Some(overwrite) = self.overwrite.take() else { return };
         let Overwrite { before, byte, sites, slot, offset, place } = overwrite;

@@ -151,6 +151,7 @@ impl Memory {
     }
 
     /// Checks and counts an access to `slot`, and passes its faults to `report`.
+    #[inline(always)] // 30 to 40 % of a dispatch
     pub(super) fn access(
         &mut self,
         slot: usize,
@@ -192,27 +193,27 @@ impl Memory {
         let first = at - region.origin;
         let storage = &mut self.storages[region.storage];
         let (mut trouble, mut overwrites) = (None, None);
-        self.overwritten.clear();
+        if !self.overwritten.is_empty() {
+            self.overwritten.clear();
+        }
         let given = &mut storage.given[first..first + bytes];
         let cells = storage.cells[first..first + bytes].iter_mut();
         for ((cell, given), byte) in cells.zip(given).zip(first..) {
             if kind & READ != 0 && !*given {
                 trouble = trouble.or(Some(Trouble::Uninitialized));
             }
-            let [race, overwrite] = if kind & ATOMIC != 0 {
-                [cell.atomic(now, kind & WRITE != 0), None]
+            let race = if kind & ATOMIC != 0 {
+                cell.atomic(now, kind & WRITE != 0)
             } else if kind & WRITE != 0 {
-                cell.store(now)
+                let [race, overwrite] = cell.store(now);
+                if let Some(before) = overwrite {
+                    keep(&mut self.overwritten, region.origin + byte);
+                    overwrites = Some((before, byte));
+                }
+                race
             } else {
-                [cell.load(now), None]
+                cell.load(now)
             };
-            if let Some(before) = overwrite {
-                let at = region.origin + byte;
-                // SAFETY: a byte of the region, which is mapped.
-                self.overwritten.push((at, unsafe { *(at as *const u8) }));
-                let byte = (region.storage, byte);
-                overwrites = Some(Trouble::Overwrites(before, byte, self.watch.find(byte, before)));
-            }
             if let Some(before) = race {
                 let byte = (region.storage, byte);
                 trouble = Some(Trouble::Race(before, byte, self.watch.find(byte, before)));
@@ -230,7 +231,11 @@ impl Memory {
                 *seen |= (kind & (READ | WRITE)) as u8;
             }
         }
-        if let Some(trouble) = trouble.or(overwrites) {
+        if let (None, Some((before, byte))) = (&trouble, overwrites) {
+            let byte = (region.storage, byte);
+            trouble = Some(Trouble::Overwrites(before, byte, self.watch.find(byte, before)));
+        }
+        if let Some(trouble) = trouble {
             report(region, trouble);
         }
         true
@@ -262,6 +267,13 @@ impl Memory {
             storage.given.fill(false);
         }
     }
+}
+
+/// Keeps the contents of a byte that is about to be overwritten.
+#[cold]
+fn keep(overwritten: &mut Vec<(usize, u8)>, at: usize) {
+    // SAFETY: a byte of a region, which is mapped.
+    overwritten.push((at, unsafe { *(at as *const u8) }));
 }
 
 impl Region {

@@ -39,17 +39,16 @@ impl Dispatch<'_> {
     ///
     /// Returns [`Error::Memory`](crate::Error::Memory) if the host has no memory for the dispatch.
     pub fn run(mut self) -> Result<Report> {
-        let mut machine = self.attempt(Watch::default(), JUNK, None)?;
+        let mut machine = self.attempt(Watch::default(), JUNK, Trace::counted())?;
         let raced = std::mem::take(&mut machine.raced);
         let reads_junk = machine.faults.has(FaultKind::UninitializedRead) && !machine.stopped;
-        let effect = reads_junk.then(|| Effect::of(&machine));
         let mut is_idle = false;
         if reads_junk || !raced.is_empty() {
+            let trace = machine.trace.beside();
             drop(machine); // and its permit for an arena
-            if let Some(effect) = effect {
-                is_idle = self.ignores_junk(&effect)?;
-            }
-            machine = self.attempt(Watch::new(raced), JUNK, None)?;
+            let others = if reads_junk { self.with_other_junk(trace)? } else { None };
+            machine = self.attempt(Watch::new(raced), JUNK, trace)?;
+            is_idle = others.is_some_and(|effect| effect == Effect::of(&machine));
         }
         if is_idle {
             let remark = ", and no result, address or branch depends on the value";
@@ -66,24 +65,27 @@ impl Dispatch<'_> {
         Ok(report)
     }
 
-    /// Whether a kernel does the same, whatever is in memory that nothing wrote.
-    fn ignores_junk(&mut self, effect: &Effect) -> Result<bool> {
+    /// All that a kernel does with other bytes in memory that nothing wrote; none, if it depends on
+    /// them.
+    fn with_other_junk(&mut self, trace: Trace) -> Result<Option<Effect>> {
+        let mut known = None;
         for junk in OTHER_JUNK {
-            let machine = self.attempt(Watch::default(), junk, Some(&effect.trace))?;
-            if !Effect::of(&machine).is_same(effect) {
-                return Ok(false);
+            let effect = Effect::of(&self.attempt(Watch::default(), junk, trace)?);
+            if known.is_some_and(|known| known != effect) {
+                return Ok(None);
             }
+            known = Some(effect);
         }
-        Ok(true)
+        Ok(known)
     }
 
-    /// Runs the kernel on copies of the buffers, in not many more steps than another run took.
-    fn attempt(&mut self, watch: Watch, junk: u8, other: Option<&Trace>) -> Result<Machine> {
+    /// Runs the kernel on copies of the buffers.
+    fn attempt(&mut self, watch: Watch, junk: u8, trace: Trace) -> Result<Machine> {
         let module = self.kernel.module.clone();
         let ready = Ready::new(self.schedule);
         let image = module.image.clone();
         let memory = Memory::new(watch, junk).map_err(Error::Memory)?;
-        let mut machine = Machine::new(ready, image, memory, Trace::as_long_as(other));
+        let mut machine = Machine::new(ready, image, memory, trace);
         machine.module = Some(module);
         let tables = setup::bind(&mut machine, self).map_err(Error::Memory)?;
         let runnable = setup::grid_is_possible(&mut machine, self) && machine.faults.is_empty();
@@ -102,24 +104,20 @@ impl Dispatch<'_> {
     }
 }
 
-/// All that a dispatch did: its accesses, what it stored in buffers, and its faults.
+/// All that a dispatch did: its course, what it stored in buffers, and how many faults and notes.
+#[derive(PartialEq)]
 struct Effect {
     trace: Trace,
     stored: u64,
-    faults: [usize; 2],
+    found: [usize; 2],
 }
 
 impl Effect {
     fn of(machine: &Machine) -> Self {
         let mut stored = DefaultHasher::new();
         machine.memory.hash_stored(&mut stored);
-        let faults = [machine.faults.len(), machine.notes.len()];
-        Effect { trace: machine.trace, stored: stored.finish(), faults }
-    }
-
-    fn is_same(&self, other: &Effect) -> bool {
-        let same = (self.stored, self.faults) == (other.stored, other.faults);
-        same && self.trace.is_same(&other.trace)
+        let found = [machine.faults.len(), machine.notes.len()];
+        Effect { trace: machine.trace, stored: stored.finish(), found }
     }
 }
 

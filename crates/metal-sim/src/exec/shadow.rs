@@ -96,6 +96,7 @@ pub(super) struct Earlier {
 }
 
 /// The first of these accesses that races with that of `now`.
+#[inline(always)]
 fn first<const N: usize>(earlier: [(Stamp, bool); N], now: Stamp) -> Option<Earlier> {
     let earlier = earlier.into_iter().map(|(stamp, wrote)| Earlier { stamp, wrote });
     earlier.into_iter().find(|before| before.stamp.races(now))

@@ -90,7 +90,9 @@ impl Machine {
                 (*machine).current = next;
                 let Some(mut fiber) = (&mut (*machine).threads)[next].fiber.take() else { break };
                 let result = fiber.resume(());
-                (*machine).settle();
+                if (*machine).overwrite.is_some() {
+                    (*machine).settle();
+                }
                 let thread = &mut (&mut (*machine).threads)[next];
                 thread.fiber = Some(fiber);
                 if let CoroutineResult::Return(()) = result {
