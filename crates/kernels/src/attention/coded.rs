@@ -2,10 +2,10 @@
 //! group multiplies its part of a score, or the weight of its values. Its bias multiplies the sum
 //! of the query's features, or the weight alone.
 
-use super::source::{QuantizedRows, Rows, codes, load_strided};
+use super::source::{Codes, QuantizedRows, codes, load_strided};
 use super::{MAX_DIM, TILE};
 use crate::element::Float;
-use crate::simd::{F32x16, LANES, prefetch};
+use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch};
 
 /// The smallest number of features that share a scale.
 const LEAST_GROUP: usize = 32;
@@ -30,47 +30,76 @@ pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mu
     }
 }
 
-/// Scales or biases of a group of features for the rows from `at` on: up to sixteen of `left` rows,
-/// then zeros.
-///
-/// # Safety
-/// The rows exist.
-#[inline(always)]
-pub unsafe fn column<V: F32x16, T: Float>(
-    of: &Rows<T>,
-    step: isize,
-    group: usize,
-    at: usize,
-    left: usize,
-) -> V {
-    let first = of.at(at).wrapping_offset(group as isize * step);
-    // SAFETY: the caller's contract.
-    unsafe {
-        match (of.stride, left) {
-            (1, LANES..) => T::load(first),
-            (1, _) => T::load_first(first, left),
-            _ => load_strided(first, of.stride, left.min(LANES)),
-        }
+/// The scales of a tile's rows as floats, [`TILE`] of each group of features, and then the biases.
+#[derive(Clone, Copy)]
+pub struct Factors(*const f32);
+
+/// Room for [`Factors`].
+pub type Room = Lines<{ 2 * GROUPS * TILE }>;
+
+impl Factors {
+    #[inline(always)]
+    pub fn scales(self, group: usize) -> *const f32 {
+        self.0.wrapping_add(group * TILE)
+    }
+
+    #[inline(always)]
+    pub fn biases(self, group: usize) -> *const f32 {
+        self.0.wrapping_add((GROUPS + group) * TILE)
+    }
+
+    /// Converts the factors of `count` rows, which have `dim` features.
+    ///
+    /// # Safety
+    /// The rows exist.
+    #[inline(always)]
+    pub unsafe fn of<V: F32x16, T: Float>(
+        rows: &QuantizedRows<T>,
+        [count, dim]: [usize; 2],
+        room: &mut Room,
+    ) -> Self {
+        let factors = Self(room.as_mut_ptr());
+        let groups = dim / rows.codes.group;
+        // SAFETY: the caller's contract; there is room for all groups.
+        unsafe { V::part(Convert { rows, count, groups, factors }) };
+        factors
     }
 }
 
-/// [`column`] for all `count` rows of a tile.
-///
-/// # Safety
-/// The rows exist.
-#[inline(always)]
-unsafe fn tile_column<V: F32x16, T: Float>(
-    of: &Rows<T>,
-    step: isize,
-    group: usize,
+/// Converts factors, so that what uses them is compiled once for all types.
+struct Convert<'a, T> {
+    rows: &'a QuantizedRows<T>,
     count: usize,
-) -> [f32; TILE] {
-    let mut tile = [0.0; TILE];
-    for at in (0..count).step_by(LANES) {
-        // SAFETY: the caller's contract; a tile is whole blocks.
-        unsafe { column::<V, T>(of, step, group, at, count - at).store(tile.as_mut_ptr().add(at)) };
+    groups: usize,
+    factors: Factors,
+}
+
+impl<T: Float> Kernel for Convert<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let &QuantizedRows { scales, biases, steps: [_, scale_step, bias_step], .. } = self.rows;
+        for (of, step, start) in [
+            (scales, scale_step, self.factors.scales(0)),
+            (biases, bias_step, self.factors.biases(0)),
+        ] {
+            for group in 0..self.groups {
+                for at in (0..self.count).step_by(LANES) {
+                    let first = of.at(at).wrapping_offset(group as isize * step);
+                    let left = LANES.min(self.count - at);
+                    // SAFETY: the caller's contract; a tile is whole blocks.
+                    unsafe {
+                        let lanes: V = match of.stride {
+                            1 => T::load_block(first, left),
+                            stride => load_strided(first, stride, left),
+                        };
+                        lanes.store(start.wrapping_add(group * TILE + at).cast_mut());
+                    }
+                }
+            }
+        }
     }
-    tile
 }
 
 /// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, so that `R * K` is
@@ -81,8 +110,8 @@ unsafe fn tile_column<V: F32x16, T: Float>(
 /// [`TILE`] floats per row.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
-pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, const K: usize>(
-    [k, v]: [&QuantizedRows<T>; 2],
+pub unsafe fn scores<V: F32x16, const BITS: usize, const R: usize, const K: usize>(
+    ([k, v], factors): ([&Codes; 2], Factors),
     count: usize,
     dim: usize,
     (q, pitch): (*const f32, usize),
@@ -123,14 +152,13 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
                 }
             }
             let group = first / k.group;
-            let scales = tile_column::<V, T>(&k.scales, k.steps[1], group, count);
-            let biases = tile_column::<V, T>(&k.biases, k.steps[2], group, count);
+            let (scales, biases) = (factors.scales(group), factors.biases(group));
             for (r, dots) in dots.iter().enumerate() {
                 let sum = V::splat(*q_sums.add(r * GROUPS + group));
                 for at in (0..count).step_by(LANES) {
                     let to = scores.add(r * TILE + at);
-                    let shift = V::load(biases.as_ptr().add(at)) * sum;
-                    let scale = V::load(scales.as_ptr().add(at));
+                    let shift = V::load(biases.add(at)) * sum;
+                    let scale = V::load(scales.add(at));
                     let score = V::load(dots.as_ptr().add(at)).mul_add(scale, shift);
                     if first == 0 { score.store(to) } else { (V::load(to) + score).store(to) }
                 }
@@ -147,8 +175,8 @@ pub unsafe fn scores<V: F32x16, T: Float, const BITS: usize, const R: usize, con
 /// The contract of [`scores`]; `p` has [`TILE`] weights per row, and `out` has rows of `pitch`
 /// floats.
 #[inline(always)]
-pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>(
-    [next, v]: [&QuantizedRows<T>; 2],
+pub unsafe fn add_values<V: F32x16, const BITS: usize, const R: usize>(
+    ([next, v], factors): ([&Codes; 2], Factors),
     count: usize,
     dim: usize,
     p: *const f32,
@@ -158,21 +186,20 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
     unsafe {
         for first in (0..dim).step_by(v.group) {
             let group = first / v.group;
-            let scales = tile_column::<V, T>(&v.scales, v.steps[1], group, count);
-            let biases = tile_column::<V, T>(&v.biases, v.steps[2], group, count);
+            let (scales, biases) = (factors.scales(group), factors.biases(group));
             let mut weights = [[0.0f32; TILE]; R];
             let mut shifts = [0.0f32; R];
             for r in 0..R {
                 let mut shift = V::splat(0.0);
                 for at in (0..count).step_by(LANES) {
                     let p = V::load(p.add(r * TILE + at));
-                    (p * V::load(scales.as_ptr().add(at))).store(weights[r].as_mut_ptr().add(at));
-                    shift = p.mul_add(V::load(biases.as_ptr().add(at)), shift);
+                    (p * V::load(scales.add(at))).store(weights[r].as_mut_ptr().add(at));
+                    shift = p.mul_add(V::load(biases.add(at)), shift);
                 }
                 shifts[r] = shift.reduce_add();
             }
             if v.group == LEAST_GROUP {
-                add_columns::<V, T, BITS, R, 2>(
+                add_columns::<V, BITS, R, 2>(
                     [next, v],
                     count,
                     first,
@@ -183,7 +210,7 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
                 continue;
             }
             for from in (first..first + v.group).step_by(4 * LANES) {
-                add_columns::<V, T, BITS, R, 4>(
+                add_columns::<V, BITS, R, 4>(
                     [next, v],
                     count,
                     from,
@@ -199,8 +226,8 @@ pub unsafe fn add_values<V: F32x16, T: Float, const BITS: usize, const R: usize>
 
 /// Does the work of `add_values` for `N` blocks of features that share a scale.
 #[inline(always)]
-unsafe fn add_columns<V: F32x16, T: Float, const BITS: usize, const R: usize, const N: usize>(
-    [next, v]: [&QuantizedRows<T>; 2],
+unsafe fn add_columns<V: F32x16, const BITS: usize, const R: usize, const N: usize>(
+    [next, v]: [&Codes; 2],
     count: usize,
     from: usize,
     weights: &[[f32; TILE]; R],

@@ -4,13 +4,14 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::coded::{self, Factors};
 use super::combine::{CHUNK, Combine, Split};
+use super::pairs;
 use super::source::{Load, Rows, load_query};
 use super::tile::{
     CodedQueries, CodedScores, CodedValues, PlainScores, PlainValues, State, Tile, Weigh,
 };
 use super::{Attention, DECODE_ROWS, MASKED, MAX_DIM, Source, TILE, with_scratch};
-use super::{coded, pairs};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel};
 use crate::{Machine, Shared};
@@ -215,20 +216,23 @@ impl<'a, T: Float> Tiles<'a, T> {
         let mut sums = [0.0f32; DECODE_ROWS * coded::GROUPS];
         let mut pairs = std::mem::MaybeUninit::<[u32; DECODE_ROWS * pairs::PAIRS]>::uninit();
         let pairs = pairs.as_mut_ptr().cast::<u32>();
+        let pairs = (BITS == 4 && pairs::exact::<V, T>(call.dim)).then_some(pairs);
+        let (mut of_k, mut of_v) = (coded::Room::uninit(), coded::Room::uninit());
         for tile in self.each() {
             let (place_after, first_after) = self.after(&tile);
             let next = call.k.coded::<T>(place_after, first_after);
             let (k, v) =
                 (call.k.coded::<T>(place, tile.first), call.v.coded::<T>(place, tile.first));
             let (Some((next, _)), Some((k, _)), Some((v, _))) = (next, k, v) else { return };
-            let (sums, queries) = (sums.as_mut_ptr(), CodedQueries { sums: sums.as_ptr(), pairs });
+            let sums = sums.as_mut_ptr();
+            let queries = CodedQueries { sums, pairs: pairs.map(<*mut u32>::cast_const) };
             // SAFETY: the caller's contract; both arrays have room for all rows.
             unsafe {
                 if tile.first == self.keys.start {
                     for row in 0..tile.rows[1] {
                         let to = sums.add(row * coded::GROUPS);
-                        coded::sums::<V>(tile.q(row), call.dim, k.group, to);
-                        if BITS == 4 && pairs::exact::<V, T>(call.dim) {
+                        coded::sums::<V>(tile.q(row), call.dim, k.codes.group, to);
+                        if let Some(pairs) = pairs {
                             let (head, query) = tile.place_of(row);
                             let q = call.q.at(place.0, head, query);
                             let to = pairs.add(row * pairs::PAIRS);
@@ -236,9 +240,12 @@ impl<'a, T: Float> Tiles<'a, T> {
                         }
                     }
                 }
-                V::part(CodedScores::<T, BITS> { tile, k, v, queries });
+                let factors = Factors::of::<V, T>(&k, [tile.count, call.dim], &mut of_k);
+                let of_v = Factors::of::<V, T>(&v, [tile.count, call.value_dim], &mut of_v);
+                let (next, k, v) = (next.codes, k.codes, v.codes);
+                V::part(CodedScores::<BITS> { tile, k, v, factors, queries });
                 V::part(Weigh::<T> { tile, element: PhantomData });
-                V::part(CodedValues::<T, BITS> { tile, next, v });
+                V::part(CodedValues::<BITS> { tile, next, v, factors: of_v });
             }
         }
     }

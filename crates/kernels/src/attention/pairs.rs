@@ -1,8 +1,8 @@
 //! Scores of bf16 queries with 4-bit keys, whose products are exact as pairs of bf16. Each lane has
 //! one of thirty-two keys, so that no sum goes across lanes.
 
-use super::coded::{GROUPS, column};
-use super::source::QuantizedRows;
+use super::coded::{Factors, GROUPS};
+use super::source::Codes;
 use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
@@ -47,8 +47,8 @@ pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: 
 /// The keys, values and query rows exist, `dim` is a multiple of [`BLOCK`], and the words of a row
 /// are contiguous; `scores` has [`TILE`] floats per row.
 #[inline(always)]
-pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
-    [k, v]: [&QuantizedRows<T>; 2],
+pub unsafe fn scores<V: F32x16, const R: usize>(
+    ([k, v], factors): ([&Codes; 2], Factors),
     count: usize,
     dim: usize,
     (q, scale): (*const u32, f32),
@@ -61,7 +61,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
             let mut sums = [[V::splat(0.0); R]; 2];
             for first in (0..dim).step_by(BLOCK) {
                 // The words of sixteen keys come first, then the words of sixteen more.
-                let words = V::transpose(words::<V, T>(k, at, count, first));
+                let words = V::transpose(words::<V>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
                     prefetch(value.wrapping_add(first / 2), BLOCK / 2);
@@ -88,8 +88,8 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
                         if at >= count {
                             continue;
                         }
-                        let scales: V = column(&k.scales, k.steps[1], group, at, count - at);
-                        let biases: V = column(&k.biases, k.steps[2], group, at, count - at);
+                        let scales = V::load(factors.scales(group).add(at));
+                        let biases = V::load(factors.biases(group).add(at));
                         let scales = scales * V::splat(scale);
                         for (r, sum) in sums.iter_mut().enumerate() {
                             let to = scores.add(r * TILE + at);
@@ -116,12 +116,7 @@ pub unsafe fn scores<V: F32x16, T: Float, const R: usize>(
 /// # Safety
 /// The contract of [`scores`].
 #[inline(always)]
-unsafe fn words<V: F32x16, T: Float>(
-    k: &QuantizedRows<T>,
-    at: usize,
-    count: usize,
-    first: usize,
-) -> [V; LANES] {
+unsafe fn words<V: F32x16>(k: &Codes, at: usize, count: usize, first: usize) -> [V; LANES] {
     let mut words = [V::splat(0.0); LANES];
     for (i, words) in words.iter_mut().enumerate() {
         // Past the last key, repeat it: these scores are not used.

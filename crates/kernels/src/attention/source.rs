@@ -50,7 +50,7 @@ impl Source {
     }
 
     /// The rows of a head from `first` on and the bits of a code, if they are codes in contiguous
-    /// words.
+    /// words; `T` is the type of scales and biases.
     #[inline(always)]
     pub fn coded<T: Float>(
         &self,
@@ -149,14 +149,20 @@ pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, cou
     unsafe { V::load(lanes.as_ptr()) }
 }
 
+/// Rows of codes, and the number of features that share a scale and a bias.
+#[derive(Clone, Copy)]
+pub struct Codes {
+    pub packed: Rows<u32>,
+    pub group: usize,
+}
+
 #[derive(Clone, Copy)]
 pub struct QuantizedRows<T> {
-    pub packed: Rows<u32>,
+    pub codes: Codes,
     pub scales: Rows<T>,
     pub biases: Rows<T>,
     /// Elements from one word, scale and bias of a row to the next.
     pub steps: [isize; 3],
-    pub group: usize,
 }
 
 impl<T: Float> QuantizedRows<T> {
@@ -168,11 +174,10 @@ impl<T: Float> QuantizedRows<T> {
         first: usize,
     ) -> Self {
         Self {
-            packed: Rows::of(packed, batch, head, first),
+            codes: Codes { packed: Rows::of(packed, batch, head, first), group },
             scales: Rows::of(scales, batch, head, first),
             biases: Rows::of(biases, batch, head, first),
             steps: [packed.strides[3], scales.strides[3], biases.strides[3]],
-            group,
         }
     }
 
@@ -189,19 +194,20 @@ impl<T: Float> QuantizedRows<T> {
     ) {
         let words = LANES * BITS / 32;
         let [step, scale_step, bias_step] = self.steps;
+        let Codes { packed: words_of, group } = self.codes;
         for row in 0..count {
-            let (packed, to) = (self.packed.at(row), out.wrapping_add(row * pitch));
+            let (packed, to) = (words_of.at(row), out.wrapping_add(row * pitch));
             let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
             // The rows after these are loaded next.
-            prefetch(self.packed.at(row + count).cast(), dim * BITS / 8);
+            prefetch(words_of.at(row + count).cast(), dim * BITS / 8);
             prefetch(self.scales.at(row + count).cast(), 1);
             prefetch(self.biases.at(row + count).cast(), 1);
-            for first in (0..dim).step_by(self.group) {
+            for first in (0..dim).step_by(group) {
                 // SAFETY: the caller's contract; a group is whole blocks of sixteen.
                 unsafe {
                     let scale = V::splat(T::to_float(*scales));
                     let bias = V::splat(T::to_float(*biases));
-                    for at in (first..first + self.group).step_by(LANES) {
+                    for at in (first..first + group).step_by(LANES) {
                         let from = packed.wrapping_offset((at / LANES * words) as isize * step);
                         let codes: V = if step == 1 {
                             codes::<V, BITS>(from.cast())

@@ -3,8 +3,9 @@
 
 use std::marker::PhantomData;
 
+use super::coded::Factors;
 use super::scores::{exponential, factor};
-use super::source::{QuantizedRows, Rows};
+use super::source::{Codes, Rows};
 use super::{Attention, DECODE_ROWS, TILE, coded, pairs, plain};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
@@ -128,38 +129,42 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
 pub struct CodedQueries {
     /// [`coded::GROUPS`] sums of features of each row.
     pub sums: *const f32,
-    /// [`pairs::PAIRS`] pairs of bf16 of each row, where [`pairs::exact`] says so.
-    pub pairs: *const u32,
+    /// [`pairs::PAIRS`] pairs of bf16 of each row, if [`pairs::exact`] says so.
+    pub pairs: Option<*const u32>,
 }
 
 /// Computes the scores of keys that are `BITS`-bit codes.
-pub struct CodedScores<'a, T, const BITS: usize> {
+pub struct CodedScores<'a, const BITS: usize> {
     pub tile: Tile<'a>,
-    pub k: QuantizedRows<T>,
-    pub v: QuantizedRows<T>,
+    pub k: Codes,
+    pub v: Codes,
+    /// The scales and biases of the keys.
+    pub factors: Factors,
     pub queries: CodedQueries,
 }
 
-impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
-    const BF16: bool = T::IS_BF16;
+impl<const BITS: usize> Kernel for CodedScores<'_, BITS> {
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { tile, k, v, queries } = self;
+        let Self { tile, k, v, factors, queries } = self;
         let (rows, dim, count) = (tile.rows[1], tile.call.dim, tile.count);
-        let kv = [&k, &v];
+        let kv = ([&k, &v], factors);
         let mut row = 0;
         while row < rows {
             let sums = queries.sums.wrapping_add(row * coded::GROUPS);
             let (q, to) = ((tile.q(row), tile.q_pitch), tile.scores(row));
-            if BITS == 4 && pairs::exact::<V, T>(dim) {
-                let q = (queries.pairs.wrapping_add(row * pairs::PAIRS), tile.call.scale);
+            if const { BITS == 4 && V::DOTS_BF16 }
+                && let Some(pairs) = queries.pairs
+            {
+                let q = (pairs.wrapping_add(row * pairs::PAIRS), tile.call.scale);
                 // SAFETY: the caller's contract; a row has `TILE` scores.
                 row += unsafe {
                     match rows - row {
-                        4.. => pairs::scores::<V, T, 4>(kv, count, dim, q, sums, to),
-                        2 | 3 => pairs::scores::<V, T, 2>(kv, count, dim, q, sums, to),
-                        _ => pairs::scores::<V, T, 1>(kv, count, dim, q, sums, to),
+                        4.. => pairs::scores::<V, 4>(kv, count, dim, q, sums, to),
+                        2 | 3 => pairs::scores::<V, 2>(kv, count, dim, q, sums, to),
+                        _ => pairs::scores::<V, 1>(kv, count, dim, q, sums, to),
                     }
                 };
                 continue;
@@ -167,13 +172,11 @@ impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
             // SAFETY: as above.
             row += unsafe {
                 match rows - row {
-                    4.. if !V::SMALL => {
-                        coded::scores::<V, T, BITS, 4, 4>(kv, count, dim, q, sums, to)
-                    }
+                    4.. if !V::SMALL => coded::scores::<V, BITS, 4, 4>(kv, count, dim, q, sums, to),
                     2 | 3 if !V::SMALL => {
-                        coded::scores::<V, T, BITS, 2, 8>(kv, count, dim, q, sums, to)
+                        coded::scores::<V, BITS, 2, 8>(kv, count, dim, q, sums, to)
                     }
-                    _ => coded::scores::<V, T, BITS, 1, 16>(kv, count, dim, q, sums, to),
+                    _ => coded::scores::<V, BITS, 1, 16>(kv, count, dim, q, sums, to),
                 }
             };
         }
@@ -181,21 +184,23 @@ impl<T: Float, const BITS: usize> Kernel for CodedScores<'_, T, BITS> {
 }
 
 /// Adds weighted values that are `BITS`-bit codes.
-pub struct CodedValues<'a, T, const BITS: usize> {
+pub struct CodedValues<'a, const BITS: usize> {
     pub tile: Tile<'a>,
     /// The keys of the tile that follows.
-    pub next: QuantizedRows<T>,
-    pub v: QuantizedRows<T>,
+    pub next: Codes,
+    pub v: Codes,
+    /// The scales and biases of the values.
+    pub factors: Factors,
 }
 
-impl<T: Float, const BITS: usize> Kernel for CodedValues<'_, T, BITS> {
-    const BF16: bool = T::IS_BF16;
+impl<const BITS: usize> Kernel for CodedValues<'_, BITS> {
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { tile, next, v } = self;
+        let Self { tile, next, v, factors } = self;
         let (rows, dim, count) = (tile.rows[1], tile.call.value_dim, tile.count);
-        let next_and_v = [&next, &v];
+        let next_and_v = ([&next, &v], factors);
         let mut row = 0;
         while row < rows {
             let (p, out) = (tile.scores(row).cast_const(), (tile.out(row), tile.state.pitch));
@@ -203,12 +208,12 @@ impl<T: Float, const BITS: usize> Kernel for CodedValues<'_, T, BITS> {
             row += unsafe {
                 match rows - row {
                     4.. if !V::SMALL => {
-                        coded::add_values::<V, T, BITS, 4>(next_and_v, count, dim, p, out)
+                        coded::add_values::<V, BITS, 4>(next_and_v, count, dim, p, out)
                     }
                     2 | 3 if !V::SMALL => {
-                        coded::add_values::<V, T, BITS, 2>(next_and_v, count, dim, p, out)
+                        coded::add_values::<V, BITS, 2>(next_and_v, count, dim, p, out)
                     }
-                    _ => coded::add_values::<V, T, BITS, 1>(next_and_v, count, dim, p, out),
+                    _ => coded::add_values::<V, BITS, 1>(next_and_v, count, dim, p, out),
                 }
             };
         }
