@@ -12,6 +12,19 @@ use super::registers::Scalar;
 use super::tiles::Tiles;
 use super::{F32x16, LANES, Lanes, stream};
 
+/// An array with an element for each lane. A closure would take the arguments by their addresses,
+/// and callers would copy what they pass.
+macro_rules! lanes {
+    ($i:ident => $value:expr) => {{
+        let (mut lanes, mut $i) = ([Default::default(); LANES], 0);
+        while $i < LANES {
+            lanes[$i] = $value;
+            $i += 1;
+        }
+        lanes
+    }};
+}
+
 /// Halves an array by `combine(i, i + half)` until one value is left.
 #[inline(always)]
 fn reduce(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
@@ -62,11 +75,17 @@ fn f32_to_f16(value: f32) -> u16 {
     sign | half as u16
 }
 
+/// The bits with the upper half rounded to nearest even.
+fn rounded(lane: f32) -> u32 {
+    let bits = lane.to_bits();
+    if lane.is_nan() { 0x7fc0_0000 } else { bits + 0x7fff + (bits >> 16 & 1) }
+}
+
 impl Add for Scalar {
     type Output = Self;
     #[inline(never)]
     fn add(self, other: Self) -> Self {
-        Self(from_fn(|i| self.0[i] + other.0[i]))
+        Self(lanes!(i => self.0[i] + other.0[i]))
     }
 }
 
@@ -74,7 +93,7 @@ impl Sub for Scalar {
     type Output = Self;
     #[inline(never)]
     fn sub(self, other: Self) -> Self {
-        Self(from_fn(|i| self.0[i] - other.0[i]))
+        Self(lanes!(i => self.0[i] - other.0[i]))
     }
 }
 
@@ -82,7 +101,7 @@ impl Mul for Scalar {
     type Output = Self;
     #[inline(never)]
     fn mul(self, other: Self) -> Self {
-        Self(from_fn(|i| self.0[i] * other.0[i]))
+        Self(lanes!(i => self.0[i] * other.0[i]))
     }
 }
 
@@ -90,7 +109,7 @@ impl Div for Scalar {
     type Output = Self;
     #[inline(never)]
     fn div(self, other: Self) -> Self {
-        Self(from_fn(|i| self.0[i] / other.0[i]))
+        Self(lanes!(i => self.0[i] / other.0[i]))
     }
 }
 
@@ -130,19 +149,19 @@ impl Lanes for Scalar {
 
     #[inline(never)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
-        Self(from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+        Self(lanes!(i => self.0[i].mul_add(factor.0[i], addend.0[i])))
     }
     #[inline(never)]
     fn max(self, other: Self) -> Self {
-        Self(from_fn(|i| larger(self.0[i], other.0[i])))
+        Self(lanes!(i => larger(self.0[i], other.0[i])))
     }
     #[inline(never)]
     fn abs(self) -> Self {
-        Self(from_fn(|i| self.0[i].abs()))
+        Self(lanes!(i => self.0[i].abs()))
     }
     #[inline(never)]
     fn swap_pairs(self) -> Self {
-        Self(from_fn(|i| self.0[i ^ 1]))
+        Self(lanes!(i => self.0[i ^ 1]))
     }
     #[inline(never)]
     fn reduce_add(self) -> f32 {
@@ -163,7 +182,7 @@ impl Lanes for Scalar {
     }
     #[inline(never)]
     fn keep_first(self, count: usize, fill: f32) -> Self {
-        Self(from_fn(|i| if i < count { self.0[i] } else { fill }))
+        Self(lanes!(i => if i < count { self.0[i] } else { fill }))
     }
 
     #[inline(never)]
@@ -172,99 +191,99 @@ impl Lanes for Scalar {
     }
     #[inline(never)]
     fn add_int(a: Self::Int, b: Self::Int) -> Self::Int {
-        from_fn(|i| a[i].wrapping_add(b[i]))
+        lanes!(i => a[i].wrapping_add(b[i]))
     }
     #[inline(never)]
     fn and_int(a: Self::Int, b: Self::Int) -> Self::Int {
-        from_fn(|i| a[i] & b[i])
+        lanes!(i => a[i] & b[i])
     }
     #[inline(never)]
     fn shift_left<const N: u32>(a: Self::Int) -> Self::Int {
-        a.map(|lane| lane << N)
+        lanes!(i => a[i] << N)
     }
     #[inline(never)]
     fn shift_right<const N: u32>(a: Self::Int) -> Self::Int {
-        a.map(|lane| lane >> N)
+        lanes!(i => a[i] >> N)
     }
     #[inline(never)]
     fn to_int(self) -> Self::Int {
-        self.0.map(|lane| lane as i32 as u32)
+        lanes!(i => self.0[i] as i32 as u32)
     }
     #[inline(never)]
     fn from_int(a: Self::Int) -> Self {
-        Self(a.map(|lane| lane as i32 as f32))
+        Self(lanes!(i => a[i] as i32 as f32))
     }
     #[inline(always)]
     fn to_bits(self) -> Self::Int {
-        self.0.map(f32::to_bits)
+        // SAFETY: both are sixteen patterns of 32 bits.
+        unsafe { std::mem::transmute::<[f32; LANES], [u32; LANES]>(self.0) }
     }
     #[inline(always)]
     fn from_bits(a: Self::Int) -> Self {
-        Self(a.map(f32::from_bits))
+        // SAFETY: both are sixteen patterns of 32 bits.
+        Self(unsafe { std::mem::transmute::<[u32; LANES], [f32; LANES]>(a) })
     }
     #[inline(never)]
     fn xor_bits(self, a: Self::Int) -> Self {
-        Self(from_fn(|i| f32::from_bits(self.0[i].to_bits() ^ a[i])))
+        Self(lanes!(i => f32::from_bits(self.0[i].to_bits() ^ a[i])))
     }
     #[inline(never)]
     fn select(mask: Self::Int, a: Self, b: Self) -> Self {
-        Self(from_fn(|i| if mask[i] != 0 { a.0[i] } else { b.0[i] }))
+        Self(lanes!(i => if mask[i] != 0 { a.0[i] } else { b.0[i] }))
     }
     #[inline(never)]
     fn is_nan(self) -> Self::Int {
-        self.0.map(|lane| u32::from(lane.is_nan()))
+        lanes!(i => u32::from(self.0[i].is_nan()))
     }
 
     #[inline(never)]
     fn from_f16(half: Self::Half) -> Self {
-        Self(half.map(f16_to_f32))
+        Self(lanes!(i => f16_to_f32(half[i])))
     }
     #[inline(never)]
     fn to_f16(self) -> Self::Half {
-        self.0.map(f32_to_f16)
+        lanes!(i => f32_to_f16(self.0[i]))
     }
     #[inline(never)]
     fn widen(half: Self::Half) -> Self::Int {
-        half.map(u32::from)
+        lanes!(i => u32::from(half[i]))
     }
     #[inline(never)]
     fn narrow(a: Self::Int) -> Self::Half {
-        a.map(|lane| lane as u16)
+        lanes!(i => a[i] as u16)
     }
 
     #[inline(never)]
     fn max_or(self, other: Self) -> Self {
-        Self(from_fn(
-            |i| if self.0[i].is_nan() { other.0[i] } else { larger(self.0[i], other.0[i]) },
-        ))
+        Self(lanes!(i => match self.0[i].is_nan() {
+            true => other.0[i],
+            false => larger(self.0[i], other.0[i]),
+        }))
     }
     #[inline(never)]
     fn low_bits<const BITS: u32>(a: Self::Int) -> Self {
-        Self(a.map(|lane| (lane & ((1 << BITS) - 1)) as f32))
+        Self(lanes!(i => (a[i] & ((1 << BITS) - 1)) as f32))
     }
     #[inline(never)]
     fn from_bf16(half: Self::Half) -> Self {
-        Self(half.map(|half| f32::from_bits(u32::from(half) << 16)))
+        Self(lanes!(i => f32::from_bits(u32::from(half[i]) << 16)))
     }
     #[inline(never)]
     fn to_bf16(self) -> Self::Half {
-        self.bf16_bits().map(|bits| (bits >> 16) as u16)
+        lanes!(i => (rounded(self.0[i]) >> 16) as u16)
     }
     #[inline(never)]
     fn round_bf16(self) -> Self {
-        Self(self.bf16_bits().map(|bits| f32::from_bits(bits & !0xffff)))
+        Self(lanes!(i => f32::from_bits(rounded(self.0[i]) & !0xffff)))
     }
     #[inline(never)]
     fn bf16_bits(self) -> Self::Int {
-        self.0.map(|lane| {
-            let bits = lane.to_bits();
-            if lane.is_nan() { 0x7fc0_0000 } else { bits + 0x7fff + (bits >> 16 & 1) }
-        })
+        lanes!(i => rounded(self.0[i]))
     }
     #[inline(never)]
     fn round(self) -> Self {
         const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23, around which floats are integers
-        Self(self.0.map(|lane| (lane + MAGIC) - MAGIC))
+        Self(lanes!(i => (self.0[i] + MAGIC) - MAGIC))
     }
     #[inline(never)]
     unsafe fn load_bytes(from: *const u8) -> Self::Int {
@@ -288,16 +307,13 @@ impl F32x16 for Scalar {
     }
     #[inline(never)]
     fn permute(self, index: Self::Int) -> Self {
-        Self(index.map(|index| self.0[index as usize % LANES]))
+        Self(lanes!(i => self.0[index[i] as usize % LANES]))
     }
     #[inline(never)]
     fn low_fp4(a: Self::Int) -> Self {
         const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-        let number = |lane: u32| {
-            let magnitude = MAGNITUDES[(lane & 7) as usize];
-            if lane & 8 == 0 { magnitude } else { -magnitude }
-        };
-        Self(a.map(number))
+        let sign = |lane: u32| if lane & 8 == 0 { 1.0 } else { -1.0 };
+        Self(lanes!(i => sign(a[i]) * MAGNITUDES[(a[i] & 7) as usize]))
     }
     #[inline(never)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
