@@ -9,7 +9,8 @@ use super::super::element::Float;
 use super::super::row_order::FEW_ROWS;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::super::{Machine, Shared};
-use super::gemm::{Epilogue, Extents};
+use super::epilogue::{self, Epilogue, OnLevel, Steps};
+use super::gemm::Extents;
 use super::gemv::with_floats;
 
 /// The most columns of a strip, whose sums stay in the nearest cache.
@@ -29,7 +30,7 @@ pub unsafe fn columns<T: Float>(
     epilogue: &impl Epilogue,
 ) {
     let Extents { m, n, k } = extents;
-    let w = Shared(w.cast_mut());
+    let (w, steps) = (Shared(w.cast_mut()), &OnLevel { level: machine.level, epilogue });
     // Strips share few cache lines, and each thread has several strips.
     let each = n.div_ceil(4 * machine.pool.threads()).next_multiple_of(4 * LANES);
     let strip = each.min(STRIP);
@@ -38,7 +39,7 @@ pub unsafe fn columns<T: Float>(
         let x = Shared(x.cast_mut());
         machine.pool.for_each(n.div_ceil(strip), work, &|strips| {
             let columns = strips.start * strip..n.min(strips.end * strip);
-            let kernel = Columns { x: x.get(), w: w.get(), extents, columns, strip, epilogue };
+            let kernel = Columns { x: x.get(), w: w.get(), extents, columns, strip, steps };
             // SAFETY: the caller's contract; the strips are disjoint.
             unsafe { machine.level.run(kernel) }
         });
@@ -47,20 +48,20 @@ pub unsafe fn columns<T: Float>(
     unsafe { with_floats(machine, x, m * k, &run) }
 }
 
-struct Columns<'a, T, E> {
+struct Columns<'a, T> {
     x: *const f32,
     w: *const T,
     extents: Extents,
     columns: Range<usize>,
     strip: usize,
-    epilogue: &'a E,
+    steps: &'a dyn Steps,
 }
 
 /// The sums of a strip's columns, for each row of x.
 #[repr(align(64))]
 struct Sums([[f32; STRIP]; FEW_ROWS]);
 
-impl<T: Float, E: Epilogue> Kernel for Columns<'_, T, E> {
+impl<T: Float> Kernel for Columns<'_, T> {
     const BF16: bool = T::IS_BF16;
 
     #[inline(always)]
@@ -81,19 +82,15 @@ impl<T: Float, E: Epilogue> Kernel for Columns<'_, T, E> {
                 for at in whole..k {
                     self.add::<V, 1>(at, &columns, sums);
                 }
-                for row in 0..m {
-                    for column in columns.clone().step_by(LANES) {
-                        let sum = V::load(sums.add(row * STRIP + column - columns.start));
-                        let count = LANES.min(columns.end - column);
-                        self.epilogue.finish(sum, row, column, count);
-                    }
-                }
+                let (sums, pitch, row, rows) = (sums.cast_const(), STRIP, 0, m);
+                let (column, columns) = (columns.start, columns.len());
+                self.steps.finish(epilogue::Sums { sums, pitch, row, rows, column, columns });
             }
         }
     }
 }
 
-impl<T: Float, E: Epilogue> Columns<'_, T, E> {
+impl<T: Float> Columns<'_, T> {
     /// Adds the products of `DEPTH` rows of w from `at` on. The last block may extend beyond the
     /// columns.
     #[inline(always)]

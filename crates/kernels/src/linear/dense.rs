@@ -181,6 +181,8 @@ pub struct Finish<T> {
 unsafe impl<T> Sync for Finish<T> {}
 
 impl<T: Float> Epilogue for Finish<T> {
+    const BF16: bool = T::IS_BF16;
+
     #[inline(always)]
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize) {
         let at = row * self.columns + column;

@@ -13,9 +13,11 @@ use super::super::element::Float;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
+pub use super::epilogue::Epilogue;
+use super::epilogue::{self, OnLevel, Steps};
 use super::interleaved::{Interleaved, WORDS, interleaved};
-pub use super::sums::{ACROSS, EXTRA, Epilogue, Pass, STRIDE, SUMS, TILE};
-use super::sums::{BLOCK_ROWS, Finish};
+use super::sums::BLOCK_ROWS;
+pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE};
 pub use super::weights::Weights;
 
 /// Rows of weights in a block.
@@ -68,11 +70,23 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     weights: &W,
     epilogue: &impl Epilogue,
 ) {
+    let steps = &OnLevel { level: machine.level, epilogue };
+    // SAFETY: the caller's contract.
+    unsafe { multiply_with(machine, x, n, weights, steps) }
+}
+
+unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
+    machine: Machine,
+    x: &Interleaved<A>,
+    n: usize,
+    weights: &W,
+    steps: &dyn Steps,
+) {
     let extents = Extents { m: x.m, n, k: x.k };
     // Use smaller blocks if there are too few blocks for the threads to end at one time. With four
     // threads or more, products in tiles use smaller blocks too, if x stays in the second-level
     // cache.
-    let in_tiles = machine.level.multiplies_tiles() && (A::PAIRS || W::BYTES);
+    let in_tiles = machine.level.multiplies_tiles() && tiled::<A, W>();
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let tile = if in_tiles { TILE_ROWS } else { TILE };
     let columns = if in_tiles && !near { MOST_COLUMNS } else { BLOCK_COLUMNS };
@@ -95,17 +109,17 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     let work = rows.min(x.m) * columns.min(n) * x.k / if in_tiles { 50 } else { 10 };
     machine.pool.for_each(count(rows, tiles), work, &|items| {
         let blocks = Blocks { x, extents, rows, columns, in_tiles, weights };
-        let kernel = Multiply { blocks, items, epilogue };
+        let kernel = Multiply { blocks, items, steps };
         // SAFETY: the caller's contract; the items' outputs are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
 
 /// An item is a block of outputs.
-struct Multiply<'a, A, W, E> {
+struct Multiply<'a, A, W> {
     blocks: Blocks<'a, A, W>,
     items: Range<usize>,
-    epilogue: &'a E,
+    steps: &'a dyn Steps,
 }
 
 /// A product in blocks of outputs: `rows` by `columns`.
@@ -126,7 +140,7 @@ impl<A, W> Clone for Blocks<'_, A, W> {
 
 impl<A, W> Copy for Blocks<'_, A, W> {}
 
-impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E> {
+impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
     const BF16: bool = A::PAIRS || W::BYTES;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = W::BYTES;
@@ -136,13 +150,13 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
         let mut tile = Lines::<{ TILE_ROWS * STRIDE }>::uninit();
         let mut sums = Lines::<{ MOST_COLUMNS * SUMS }>::uninit();
         let (tile, sums) = (tile.as_mut_ptr(), sums.as_mut_ptr());
-        let Self { blocks, items, epilogue } = self;
+        let Self { blocks, items, steps } = self;
         let across = blocks.extents.n.div_ceil(blocks.columns);
         // SAFETY: the tile has room for its rows, and all of them are multiplied; `in_tiles` says
         // that the level multiplies tiles.
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
-            if blocks.in_tiles {
+            if blocks.in_tiles() {
                 V::begin_tiles(blocks.weights.step());
             }
         }
@@ -153,21 +167,32 @@ impl<A: Arithmetic, W: Weights<A>, E: Epilogue> Kernel for Multiply<'_, A, W, E>
             // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
             unsafe {
                 V::part(Sum { blocks, row, column, tile, sums });
-                V::part(Finish { row, rows, column, columns, sums, epilogue });
+                let (sums, pitch) = (sums.cast_const(), SUMS);
+                steps.finish_block(epilogue::Block { sums, pitch, row, rows, column, columns });
             }
         }
-        if blocks.in_tiles {
+        if blocks.in_tiles() {
             // SAFETY: they were begun.
             unsafe { V::end_tiles() };
         }
     }
 }
 
+/// Whether any level has products of tiles for these factors and weights.
+const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
+    A::PAIRS || W::BYTES
+}
+
 impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
+    #[inline(always)]
+    fn in_tiles(&self) -> bool {
+        (const { tiled::<A, W>() }) && self.in_tiles
+    }
+
     /// Rows of weights in a tile.
     #[inline(always)]
     fn tile(&self) -> usize {
-        if self.in_tiles { TILE_ROWS } else { TILE }
+        if self.in_tiles() { TILE_ROWS } else { TILE }
     }
 }
 
@@ -192,7 +217,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
         let depth = k.div_ceil(A::PER_WORD).div_ceil(WORDS).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
-        let lie_across = blocks.weights.lie_across() && !blocks.in_tiles;
+        let lie_across = blocks.weights.lie_across() && !blocks.in_tiles();
         let next_row = if lie_across { 1 } else { STRIDE };
         for block in 0..depth {
             let at = block * WORDS * A::PER_WORD;
@@ -215,7 +240,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                     let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
                     let x = |panel: usize| blocks.x.panel(block, panel);
                     let sums = sums.add(first * SUMS);
-                    if blocks.in_tiles {
+                    if blocks.in_tiles() {
                         let (ahead, next_block) = match first + TILE_ROWS {
                             ahead if ahead < columns => (ahead, block),
                             _ if block + 1 < depth => (0, block + 1),

@@ -10,7 +10,8 @@ use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_far};
 use super::super::{Machine, Shared};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
-use super::gemm::{Epilogue, Extents};
+use super::epilogue::{Epilogue, OnLevel, Steps, Sums};
+use super::gemm::Extents;
 use super::several::{SUMS, several};
 use super::workspace;
 
@@ -22,6 +23,8 @@ const TOGETHER: usize = 4;
 /// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed
 /// of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
 const STREAMS: usize = 4;
+/// The most columns that are finished at a time.
+const WIDE: usize = 8 * LANES;
 
 /// # Safety
 /// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
@@ -32,14 +35,26 @@ pub unsafe fn gemv<T: Float>(
     w: *const T,
     epilogue: &impl Epilogue,
 ) {
+    // SAFETY: the caller's contract.
+    unsafe { gemv_with(machine, extents, x, w, &OnLevel { level: machine.level, epilogue }) }
+}
+
+unsafe fn gemv_with<T: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const T,
+    w: *const T,
+    steps: &dyn Steps,
+) {
     let Extents { m, n, k } = extents;
-    let pairs = T::IS_BF16 && machine.level.dots_bf16();
+    let pairs = const { T::IS_BF16 } && machine.level.dots_bf16();
     if m > TOGETHER {
         // SAFETY: the caller's contract.
         return unsafe {
-            match pairs {
-                true => several::<InBf16, T>(machine, extents, x, w, epilogue),
-                false => several::<InF32, T>(machine, extents, x, w, epilogue),
+            if const { T::IS_BF16 } && pairs {
+                several::<InBf16, T>(machine, extents, x, w, steps)
+            } else {
+                several::<InF32, T>(machine, extents, x, w, steps)
             }
         };
     }
@@ -52,24 +67,24 @@ pub unsafe fn gemv<T: Float>(
             let (w, x) = (w.get(), x.get());
             // SAFETY: the caller's contract; the blocks' columns are disjoint.
             unsafe {
-                if pairs {
-                    machine.level.run(Gemv::<T, T, InBf16, _> {
+                if const { T::IS_BF16 } && pairs {
+                    machine.level.run(Gemv::<T, T, InBf16> {
                         x,
                         w,
                         extents,
                         blocks,
-                        epilogue,
+                        steps,
                         streams: machine.level.multiplies_tiles(),
                         arithmetic: InBf16,
                     });
                 } else {
                     let x = converted.get();
-                    machine.level.run(Gemv::<f32, T, InF32, _> {
+                    machine.level.run(Gemv::<f32, T, InF32> {
                         x,
                         w,
                         extents,
                         blocks,
-                        epilogue,
+                        steps,
                         streams: false,
                         arithmetic: InF32,
                     });
@@ -126,18 +141,18 @@ impl<T: Float> Kernel for Convert<T> {
 }
 
 /// Computes blocks of sixteen columns of the output, each from sixteen rows of w.
-struct Gemv<'a, X, T, A, E> {
+struct Gemv<'a, X, T, A> {
     x: *const X,
     w: *const T,
     extents: Extents,
     blocks: Range<usize>,
-    epilogue: &'a E,
+    steps: &'a dyn Steps,
     /// Whether several rows of w are read at a time, for one row of x as pairs.
     streams: bool,
     arithmetic: A,
 }
 
-impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A, E> {
+impl<X: Float, T: Float, A: Arithmetic> Kernel for Gemv<'_, X, T, A> {
     const BF16: bool = A::PAIRS;
     const ONLY_BF16: bool = Self::BF16;
 
@@ -145,35 +160,47 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Kernel for Gemv<'_, X, T, A
     unsafe fn run<V: F32x16>(self) {
         let _ = self.arithmetic;
         let n = self.extents.n;
-        for block in self.blocks.clone() {
-            let column = block * LANES;
+        let (mut sums, m) = ([[0.0f32; WIDE]; TOGETHER], self.extents.m);
+        let Range { start, end } = self.blocks;
+        for first in (start * LANES..n.min(end * LANES)).step_by(WIDE) {
+            let columns = WIDE.min(n.min(end * LANES) - first);
             // SAFETY: the caller's contract.
-            unsafe { self.columns::<V>(column, LANES.min(n - column)) };
+            unsafe {
+                for at in (0..columns).step_by(LANES) {
+                    self.columns::<V>(first, at..columns.min(at + LANES), &mut sums);
+                }
+                let (sums, pitch, row, rows, column) = (sums.as_ptr().cast(), WIDE, 0, m, first);
+                self.steps.finish(Sums { sums, pitch, row, rows, column, columns });
+            }
         }
     }
 }
 
-impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
-    /// Computes `count` columns.
+impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
+    /// Computes columns, at most sixteen, counted from the column `from` on.
     #[inline(always)]
-    unsafe fn columns<V: F32x16>(&self, column: usize, count: usize) {
+    unsafe fn columns<V: F32x16>(
+        &self,
+        from: usize,
+        columns: Range<usize>,
+        sums: &mut [[f32; WIDE]; TOGETHER],
+    ) {
         let Extents { m, k, .. } = self.extents;
-        let mut sums = [[0.0f32; LANES]; TOGETHER];
-        let mut first = 0;
+        let w = self.w.wrapping_add(from * k);
+        let Range { start: mut first, end } = columns;
         if A::PAIRS && self.streams && m == 1 {
-            while first + STREAMS <= count {
+            while first + STREAMS <= end {
                 // SAFETY: these rows of w and the row of x exist.
                 unsafe {
-                    let w = self.w.add((column + first) * k);
-                    dots::<V, X, T, A, 1, STREAMS>(self.x, w, k, &mut sums, first);
+                    dots::<V, X, T, A, 1, STREAMS>(self.x, w.add(first * k), k, sums, first);
                 }
                 first += STREAMS;
             }
         }
-        for i in first..count {
+        for i in first..end {
             // SAFETY: the row of w and the rows of x exist.
             unsafe {
-                let w = self.w.add((column + i) * k);
+                let w = w.add(i * k);
                 let mut row = 0;
                 while row < m {
                     let (x, to) = (self.x.add(row * k), &mut sums[row..]);
@@ -183,34 +210,6 @@ impl<X: Float, T: Float, A: Arithmetic, E: Epilogue> Gemv<'_, X, T, A, E> {
                         _ => dots::<V, X, T, A, 1, 1>(x, w, k, to, i),
                     };
                 }
-            }
-        }
-        // SAFETY: the outputs exist.
-        unsafe {
-            let (sums, epilogue) = (&sums[..m], self.epilogue);
-            V::part(Finish { sums, column, count, epilogue });
-        }
-    }
-}
-
-/// Finishes a block of columns.
-struct Finish<'a, E> {
-    sums: &'a [[f32; LANES]],
-    column: usize,
-    count: usize,
-    epilogue: &'a E,
-}
-
-impl<E: Epilogue> Kernel for Finish<'_, E> {
-    const BF16: bool = false;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        for (row, sums) in self.sums.iter().enumerate() {
-            // SAFETY: the outputs exist.
-            unsafe {
-                let sums = V::load(sums.as_ptr());
-                self.epilogue.finish(sums, row, self.column, self.count);
             }
         }
     }
@@ -230,7 +229,7 @@ unsafe fn dots<
     x: *const X,
     w: *const T,
     k: usize,
-    to: &mut [[f32; LANES]],
+    to: &mut [[f32; WIDE]],
     i: usize,
 ) -> usize {
     let chunk = LANES * A::PER_WORD;

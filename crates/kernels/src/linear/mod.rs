@@ -3,6 +3,7 @@
 pub mod arithmetic;
 mod columns;
 pub mod dense;
+mod epilogue;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
@@ -77,7 +78,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }
-        if !tokens && T::IS_BF16 && machine.level.packs_bf16() {
+        if const { T::IS_BF16 } && !tokens && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
             return gemm::<InBf16, T>(machine, extents, (x, call.turned), &weights, &finish);
         }

@@ -8,7 +8,8 @@ use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 use super::super::{Machine, Shared};
 use super::arithmetic::Arithmetic;
-use super::gemm::{Epilogue, Extents};
+use super::epilogue::{Steps, Sums};
+use super::gemm::Extents;
 use super::together::{BAND, COLUMNS, PITCH, Together};
 use super::workspace;
 
@@ -21,13 +22,13 @@ const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`. Factors are bf16 only if `T` is.
+/// `x` is `[m, k]`, `w` is `[n, k]`; the steps take `[m, n]`. Factors are bf16 only if `T` is.
 pub unsafe fn several<A: Arithmetic, T: Float>(
     machine: Machine,
     extents: Extents,
     x: *const T,
     w: *const T,
-    epilogue: &impl Epilogue,
+    steps: &dyn Steps,
 ) {
     let Extents { m, n, k } = extents;
     let blocks = padded::<A>(k);
@@ -45,7 +46,7 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
             let (x, w) = (banded.get().cast_const(), w.get().cast_const());
             let factors = PhantomData::<A>;
             // SAFETY: the caller's contract; the blocks' columns are disjoint.
-            unsafe { machine.level.run(Several { x, w, extents, blocks, epilogue, factors }) }
+            unsafe { machine.level.run(Several { x, w, extents, blocks, steps, factors }) }
         });
     });
 }
@@ -98,17 +99,17 @@ impl<A: Arithmetic, T: Float> Kernel for Lay<A, T> {
 }
 
 /// Computes blocks of sixteen columns of the output, each from sixteen rows of w.
-struct Several<'a, A, T, E> {
+struct Several<'a, A, T> {
     /// As [`Lay`] writes it.
     x: *const f32,
     w: *const T,
     extents: Extents,
     blocks: Range<usize>,
-    epilogue: &'a E,
+    steps: &'a dyn Steps,
     factors: PhantomData<A>,
 }
 
-impl<A: Arithmetic, T: Float, E: Epilogue> Kernel for Several<'_, A, T, E> {
+impl<A: Arithmetic, T: Float> Kernel for Several<'_, A, T> {
     const BF16: bool = A::PAIRS;
     const ONLY_BF16: bool = A::PAIRS;
 
@@ -127,15 +128,15 @@ impl<A: Arithmetic, T: Float, E: Epilogue> Kernel for Several<'_, A, T, E> {
                     for first in (0..count).step_by(COLUMNS) {
                         self.columns::<V>(column + first, (top, rows), all.add(first * PITCH));
                     }
-                    let (sums, epilogue) = (all.cast_const(), self.epilogue);
-                    V::part(Finish { sums, top, rows, column, count, epilogue });
+                    let (sums, steps) = (all.cast_const(), self.steps);
+                    V::part(Finish { sums, top, rows, column, count, steps });
                 }
             }
         }
     }
 }
 
-impl<A: Arithmetic, T: Float, E: Epilogue> Several<'_, A, T, E> {
+impl<A: Arithmetic, T: Float> Several<'_, A, T> {
     /// Writes the sums of [`COLUMNS`] columns, of which those beyond the last one repeat it.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(&self, column: usize, (top, rows): (usize, usize), to: *mut f32) {
@@ -208,31 +209,38 @@ impl<A: Arithmetic, T: Float, E: Epilogue> Several<'_, A, T, E> {
 }
 
 /// Finishes a block of columns.
-struct Finish<'a, E> {
+struct Finish<'a> {
     sums: *const f32,
     /// The first row.
     top: usize,
     rows: usize,
     column: usize,
     count: usize,
-    epilogue: &'a E,
+    steps: &'a dyn Steps,
 }
 
-impl<E: Epilogue> Kernel for Finish<'_, E> {
+impl Kernel for Finish<'_> {
     const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { sums, top, rows, column, count, epilogue } = self;
-        for row in 0..rows {
-            // SAFETY: the outputs exist, and there are sums of the columns.
+        let Self { sums, top, rows, column, count, steps } = self;
+        let mut lines = [[0.0f32; LANES]; BAND];
+        for (row, line) in lines.iter_mut().enumerate().take(rows) {
+            // SAFETY: there are sums of the columns.
             unsafe {
                 let mut all = [V::splat(0.0); LANES];
                 for (c, all) in all.iter_mut().enumerate().take(count) {
                     *all = V::load(sums.add(c * PITCH + row * LANES));
                 }
-                epilogue.finish(V::reduce_add_each(all), top + row, column, count);
+                V::reduce_add_each(all).store(line.as_mut_ptr());
             }
+        }
+        let sums = lines.as_ptr().cast();
+        // SAFETY: the outputs exist.
+        unsafe {
+            let (pitch, row, columns) = (LANES, top, count);
+            steps.finish(Sums { sums, pitch, row, rows, column, columns });
         }
     }
 }

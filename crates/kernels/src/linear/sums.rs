@@ -33,16 +33,6 @@ pub struct Pass<const PANELS: usize> {
     pub words: usize,
 }
 
-/// Finishes the sums and writes the outputs.
-pub trait Epilogue: Sync {
-    /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
-    /// is finished once, by one thread.
-    ///
-    /// # Safety
-    /// The outputs exist.
-    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
-}
-
 /// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
 /// around it, the compiler kept some of them in memory, and prompts took 1.6 times as long.
 pub(super) struct TileSums<A, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bool> {
@@ -151,41 +141,6 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
             for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {
                 let (w, sums) = (w.add(r * STRIDE + whole), sums.add(r * SUMS));
                 tile_sums::<V, A, { TILE_ROWS / 4 }, TILE_PANELS, false>(rest, w, sums);
-            }
-        }
-    }
-}
-
-/// Transposes the sums of a block into rows of the output.
-pub(super) struct Finish<'a, E> {
-    pub row: usize,
-    pub rows: usize,
-    pub column: usize,
-    pub columns: usize,
-    pub sums: *const f32,
-    pub epilogue: &'a E,
-}
-
-impl<E: Epilogue> Kernel for Finish<'_, E> {
-    const BF16: bool = false;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Self { row, rows, column, columns, sums, epilogue } = self;
-        for i in (0..rows).step_by(LANES) {
-            for j in (0..columns).step_by(LANES) {
-                let count = LANES.min(columns - j);
-                // SAFETY: within the block; rows and columns beyond it are not touched.
-                unsafe {
-                    let mut square = [V::splat(0.0); LANES];
-                    for (c, lanes) in square.iter_mut().enumerate() {
-                        *lanes = V::load(sums.add((j + c.min(count - 1)) * SUMS + i));
-                    }
-                    let square = V::transpose(square);
-                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
-                        epilogue.finish(lanes, row + i + r, column + j, count);
-                    }
-                }
             }
         }
     }

@@ -9,14 +9,14 @@ use std::ops::Range;
 use super::bands::{Block, Chunks};
 use super::columns::{Columns, Dots, Operands, prefetch_weights};
 use super::format::Format;
-use crate::element::Bf16;
+use crate::element::Element;
 use crate::linear::arithmetic::InBf16;
 use crate::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn run<F: Format>(columns: Columns<Bf16>) {
+pub(super) unsafe fn run<F: Format>(columns: Columns) {
     // SAFETY: the caller's contract.
     unsafe { columns.run::<Avx512<true>, Lookup<F>>() }
 }
@@ -183,7 +183,6 @@ unsafe fn add<const M: usize>(
 }
 
 impl<F: Format> Chunks for Lookup<F> {
-    type Element = Bf16;
     type Format = F;
     type Arithmetic = InBf16;
     const STEPS: usize = if F::BITS == 8 && F::AFFINE { F::PER_LANE } else { F::PER_LANE / 2 };
@@ -230,7 +229,8 @@ impl<F: Format> Chunks for Lookup<F> {
 
 impl<F: Format> Dots for Lookup<F> {
     const BITS: usize = F::BITS as usize;
-    const SCALE_BYTES: usize = if F::AFFINE { 2 } else { 1 };
+    const AFFINE: bool = F::AFFINE;
+    const ELEMENT: Option<Element> = Some(Element::BF16);
 
     #[inline(always)]
     unsafe fn many<V: F32x16>(
@@ -289,7 +289,8 @@ impl<const M: usize> Sums<M> {
         at: usize,
         count: usize,
     ) -> Self {
-        row.prefetch_scales::<Lookup<F>>(at);
+        let of_groups = row.scales::<Lookup<F>>().after(at / LANES * row.step);
+        row.prefetch_scales(&of_groups);
         let prepared = row.prepared;
         let mut packed = row.packed.wrapping_add(at * row.group * F::BITS as usize / 8);
         let mut x: [*const u16; M] = [prepared.row(rows[0]); M];
@@ -303,15 +304,16 @@ impl<const M: usize> Sums<M> {
             let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());
             let upper = _mm512_loadu_si512(Lookup::<F>::UPPER.as_ptr().cast());
             let scales = if F::AFFINE {
-                let bias = load_bf16::<WHOLE>(row.biases.cast::<u16>().add(at), count);
+                let bias = load_bf16::<WHOLE>(of_groups.biases.cast(), count);
                 for (sum, &m) in self.biases.iter_mut().zip(&rows) {
                     let of_x = _mm512_loadu_ps(prepared.sums(m).add(at));
                     *sum = _mm512_fmadd_ps(bias, of_x, *sum);
                 }
-                load_bf16::<WHOLE>(row.scales.cast::<u16>().add(at), count)
+                load_bf16::<WHOLE>(of_groups.scales.cast(), count)
             } else {
                 let mut lanes = [0.0f32; LANES];
-                F::scales::<V, Bf16>(row.scales, at, count).store(lanes.as_mut_ptr());
+                let [scales, _] = F::scales::<V>(&of_groups, 0, count);
+                scales.store(lanes.as_mut_ptr());
                 _mm512_loadu_ps(lanes.as_ptr())
             };
             let mut group: [u32; LANES] = [0; LANES];

@@ -7,7 +7,6 @@ use std::ops::Range;
 
 use super::columns::{Dots, Operands};
 use super::format::Format;
-use crate::element::Float;
 use crate::linear::arithmetic::Arithmetic;
 use crate::linear::together::PITCH;
 use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far};
@@ -17,7 +16,6 @@ const TOGETHER: usize = 2;
 
 /// Weights that are decoded a chunk at a time.
 pub(super) trait Chunks: Dots {
-    type Element: Float;
     type Format: Format;
     type Arithmetic: Arithmetic;
     /// Vectors of a decoded chunk.
@@ -79,7 +77,7 @@ impl<D: Chunks> Block<'_, D> {
 }
 
 impl<D: Chunks> Kernel for Block<'_, D> {
-    const BF16: bool = D::Element::IS_BF16;
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -106,13 +104,12 @@ impl<D: Chunks> Kernel for Block<'_, D> {
             for at in (0..groups).step_by(LANES) {
                 let here = LANES.min(groups - at);
                 for column in 0..count {
-                    let row = operands.below::<D>(column);
-                    row.prefetch_scales::<D>(at);
-                    let scales = D::Format::scales::<V, D::Element>(row.scales, at, here);
+                    let here_of = operands.below(column).scales::<D>();
+                    let here_of = here_of.after(at / LANES * operands.step);
+                    operands.prefetch_scales(&here_of);
+                    let [scales, bias] = D::Format::scales::<V>(&here_of, 0, here);
                     scales.store(of_groups.add(column * LANES));
                     if D::Format::AFFINE {
-                        let bias = row.biases.cast::<D::Element>().add(at);
-                        let bias = D::Element::load_block::<V>(bias, here);
                         for (i, m) in band.clone().enumerate() {
                             let to = biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));
@@ -178,14 +175,19 @@ struct Chunk<D> {
     dots: PhantomData<D>,
 }
 
+/// The most rows of x in a tile.
+const fn most<V: F32x16, D: Chunks>() -> usize {
+    Part::<V, D>::DECODED_ROWS
+}
+
 type Part<V, D> = <<D as Chunks>::Arithmetic as Arithmetic>::Register<V>;
 
 impl<D: Chunks> Kernel for Chunk<D> {
-    const BF16: bool = D::Element::IS_BF16;
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let tiles = self.rows.div_ceil(Part::<V, D>::DECODED_ROWS);
+        let tiles = self.rows.div_ceil(most::<V, D>());
         let (least, more) = (self.rows / tiles, self.rows % tiles);
         for column in (0..self.count).step_by(TOGETHER) {
             let mut row = 0;
@@ -193,8 +195,8 @@ impl<D: Chunks> Kernel for Chunk<D> {
                 // SAFETY: the caller's contract; a row beyond the last one repeats it.
                 row += unsafe {
                     match least + usize::from(tile < more) {
-                        6 => self.tile::<V, 6>(column, row),
-                        5 => self.tile::<V, 5>(column, row),
+                        6 if const { most::<V, D>() >= 6 } => self.tile::<V, 6>(column, row),
+                        5 if const { most::<V, D>() >= 6 } => self.tile::<V, 5>(column, row),
                         4 => self.tile::<V, 4>(column, row),
                         3 => self.tile::<V, 3>(column, row),
                         2 => self.tile::<V, 2>(column, row),

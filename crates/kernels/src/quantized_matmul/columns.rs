@@ -1,15 +1,17 @@
 //! Computes a range of the result's columns, sixteen at a time: the products, then the steps that
-//! follow them.
+//! follow them. The model's type only names the scales that weights have and the results, so that
+//! the products are compiled once for all of them.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
+use super::format::Scales;
 use super::prepare::Prepared;
 use super::{Call, Join, Weights};
-use crate::element::Float;
+use crate::element::{Element, Float, with_element};
 use crate::linear::together::BAND;
-use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
 /// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
 const BLOCKS: usize = 8;
@@ -18,8 +20,14 @@ const BLOCKS: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub packed: *const u8,
-    pub scales: *const u8,
-    pub biases: *const u8,
+    /// The row's scales and biases.
+    scales: Scales,
+    /// Bytes of a row of weights, of a row of scales, and of sixteen scales.
+    pub bytes: usize,
+    pub scale_bytes: usize,
+    pub step: usize,
+    /// How many bytes ahead of the loads scales are prefetched.
+    ahead: usize,
     pub axis: usize,
     pub group: usize,
     pub prepared: &'a Prepared,
@@ -28,24 +36,46 @@ pub(super) struct Operands<'a> {
 /// How many bytes ahead of the loads weights are prefetched; scales are prefetched equally far.
 const AHEAD: usize = 8192;
 
-impl Operands<'_> {
+impl<'a> Operands<'a> {
+    /// The first row. Divisions take as long as the work on a short row, so that they come once.
+    #[inline(always)]
+    fn first<D: Dots>(call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
+        let &Weights { packed, scales, biases, .. } = weights;
+        let &Call { element, axis, group, .. } = call;
+        let each = if D::AFFINE { D::ELEMENT.unwrap_or(element).bytes() } else { 1 };
+        Self {
+            packed,
+            scales: Scales { element, scales, biases },
+            bytes: axis * D::BITS / 8,
+            scale_bytes: axis / group * each,
+            step: LANES * each,
+            ahead: AHEAD * 8 / (group * D::BITS) * each,
+            axis,
+            group,
+            prepared,
+        }
+    }
+
     /// The row that is `rows` rows below.
     #[inline(always)]
-    pub fn below<D: Dots>(mut self, rows: usize) -> Self {
-        let scales = rows * (self.axis / self.group) * D::SCALE_BYTES;
-        self.packed = self.packed.wrapping_add(rows * (self.axis * D::BITS / 8));
-        self.scales = self.scales.wrapping_add(scales);
-        self.biases = self.biases.wrapping_add(scales);
+    pub fn below(mut self, rows: usize) -> Self {
+        self.packed = self.packed.wrapping_add(rows * self.bytes);
+        self.scales = self.scales.after(rows * self.scale_bytes);
         self
     }
 
-    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after the groups from
-    /// `at` on, since hardware prefetchers do not follow two more streams this slow.
     #[inline(always)]
-    pub fn prefetch_scales<D: Dots>(&self, at: usize) {
-        let ahead = at + AHEAD * 8 / (self.group * D::BITS);
-        prefetch_far(self.scales.wrapping_add(ahead * D::SCALE_BYTES), 1);
-        prefetch_far(self.biases.wrapping_add(ahead * D::SCALE_BYTES), 1);
+    pub fn scales<D: Dots>(&self) -> Scales {
+        Scales { element: D::ELEMENT.unwrap_or(self.scales.element), ..self.scales }
+    }
+
+    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after those of `here`,
+    /// since hardware prefetchers do not follow two more streams this slow.
+    #[inline(always)]
+    pub fn prefetch_scales(&self, here: &Scales) {
+        let ahead = here.after(self.ahead);
+        prefetch_far(ahead.scales, 1);
+        prefetch_far(ahead.biases, 1);
     }
 }
 
@@ -58,7 +88,12 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
 /// How a row of weights is multiplied.
 pub(super) trait Dots: Sized {
     const BITS: usize;
-    const SCALE_BYTES: usize;
+    /// Whether a group has a scale and a bias of the model's type; otherwise a scale of one byte.
+    const AFFINE: bool;
+    /// The model's type, if these products have only one.
+    const ELEMENT: Option<Element> = None;
+    /// Whether [`many`](Self::many) multiplies every band of several rows.
+    const BANDED: bool = false;
     /// Whether it multiplies bytes.
     const BYTES: bool = false;
 
@@ -92,20 +127,20 @@ pub(super) trait Dots: Sized {
         let mut sums = [V::splat(0.0); LANES];
         for (column, sum) in sums.iter_mut().enumerate().take(count) {
             // SAFETY: the caller's contract.
-            [*sum] = unsafe { Self::dot::<V, 1>(first.below::<Self>(column), [m]) };
+            [*sum] = unsafe { Self::dot::<V, 1>(first.below(column), [m]) };
         }
         V::reduce_add_each(sums)
     }
 }
 
-pub(super) struct Columns<'a, T> {
+pub(super) struct Columns<'a> {
     pub call: &'a Call<'a>,
     pub prepared: &'a Prepared,
-    pub finish: &'a Finish<'a, T>,
+    pub finish: &'a Finish<'a>,
     pub range: Range<usize>,
 }
 
-impl<T: Float> Columns<'_, T> {
+impl Columns<'_> {
     /// Computes the columns without closures, since a closure that is not inlined would be compiled
     /// without the level's features.
     ///
@@ -114,27 +149,23 @@ impl<T: Float> Columns<'_, T> {
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let rows = self.call.rows;
-        // SAFETY: the caller's contract; the bands hold each row once.
-        unsafe {
-            if rows == 1 || V::SMALL {
-                for row in 0..rows {
-                    self.band::<V, D, 1>(row..row + 1);
-                }
-                return;
-            }
-            for top in (0..rows).step_by(BAND) {
-                self.band::<V, D, BAND>(top..rows.min(top + BAND));
-            }
+        for top in (0..rows).step_by(if V::SMALL { 1 } else { BAND }) {
+            let end = if V::SMALL { top + 1 } else { rows.min(top + BAND) };
+            // SAFETY: the caller's contract; the bands hold each row once.
+            unsafe { self.band::<V, D>(top..end) };
         }
     }
 
-    /// Computes the range's columns of up to `B` rows.
+    /// Computes the range's columns of up to [`BAND`] rows.
     #[inline(always)]
-    unsafe fn band<V: F32x16, D: Dots, const B: usize>(&self, band: Range<usize>) {
+    unsafe fn band<V: F32x16, D: Dots>(&self, band: Range<usize>) {
         let call = self.call;
+        let (mut sums, mut ups) = (Sums::uninit(), Sums::uninit());
+        let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
         for (index, weights) in call.weights.iter().enumerate() {
-            if call.join == Join::Swiglu && index > 0 {
+            let joined = call.join == Join::Swiglu;
+            if joined && index > 0 {
                 break;
             }
             let end = self.range.end.min(first + weights.columns);
@@ -142,21 +173,15 @@ impl<T: Float> Columns<'_, T> {
                 let count = (end - at).min(BLOCKS * LANES);
                 // SAFETY: the caller's contract; these columns are some of this range.
                 unsafe {
-                    let mut sums = [[[0.0f32; LANES]; B]; BLOCKS];
-                    self.products::<V, D, B>(weights, at - first, count, &band, &mut sums);
-                    let mut ups = None;
-                    if call.join == Join::Swiglu {
-                        let sums = ups.insert([[[0.0f32; LANES]; B]; BLOCKS]);
-                        self.products::<V, D, B>(&call.weights[1], at, count, &band, sums);
+                    self.products::<V, D>(weights, at - first, count, &band, sums);
+                    if joined {
+                        self.products::<V, D>(&call.weights[1], at, count, &band, ups);
                     }
-                    V::part(Write {
-                        finish: self.finish,
-                        band: band.clone(),
-                        at,
-                        count,
-                        sums: sums.as_flattened(),
-                        ups: ups.as_ref().map(|ups| ups.as_flattened()),
-                        rows: B,
+                    let (finish, band) = (self.finish, band.clone());
+                    let (sums, ups) = (sums.cast_const(), joined.then_some(ups.cast_const()));
+                    with_element!(D::ELEMENT.unwrap_or(call.element), T => {
+                        let element = PhantomData::<T>;
+                        V::part(Write { finish, band, at, count, sums, ups, element });
                     });
                 }
             }
@@ -166,39 +191,42 @@ impl<T: Float> Columns<'_, T> {
 
     /// Computes up to `BLOCKS` blocks of columns of a band of rows.
     #[inline(always)]
-    unsafe fn products<V: F32x16, D: Dots, const B: usize>(
+    unsafe fn products<V: F32x16, D: Dots>(
         &self,
         weights: &Weights,
         at: usize,
         count: usize,
         band: &Range<usize>,
-        to: &mut [[[f32; LANES]; B]; BLOCKS],
+        to: *mut [f32; LANES],
     ) {
-        let first = Operands {
-            packed: weights.packed,
-            scales: weights.scales,
-            biases: weights.biases,
-            axis: self.call.axis,
-            group: self.call.group,
-            prepared: self.prepared,
-        };
-        let (operands, band) = (first.below::<D>(at), band.clone());
+        let first = Operands::first::<D>(self.call, weights, self.prepared);
+        let (operands, band, dots) = (first.below(at), band.clone(), PhantomData::<D>);
         // SAFETY: the caller's contract.
-        unsafe { V::part(Products::<D, B> { operands, count, band, to, dots: PhantomData }) };
+        unsafe {
+            if V::SMALL || band.len() == 1 {
+                V::part(Row { operands, count, m: band.start, to, dots });
+            } else {
+                V::part(Band { operands, count, band, to, dots });
+            }
+        }
     }
 }
 
+/// The sums of [`BLOCKS`] blocks of columns: block after block, sixteen columns for each row of a
+/// band.
+type Sums = Lines<{ BLOCKS * BAND * LANES }>;
+
 /// Finishes columns of a band of rows and writes them.
 struct Write<'a, T> {
-    finish: &'a Finish<'a, T>,
+    finish: &'a Finish<'a>,
     band: Range<usize>,
     at: usize,
     count: usize,
-    /// Block after block, `rows` rows of sixteen columns.
-    sums: &'a [[f32; LANES]],
+    /// Of [`Sums`].
+    sums: *const [f32; LANES],
     /// The second factors of swiglu.
-    ups: Option<&'a [[f32; LANES]]>,
-    rows: usize,
+    ups: Option<*const [f32; LANES]>,
+    element: PhantomData<T>,
 }
 
 impl<T: Float> Kernel for Write<'_, T> {
@@ -206,112 +234,122 @@ impl<T: Float> Kernel for Write<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
+        let rows = self.band.len();
         for (block, from) in (0..self.count).step_by(LANES).enumerate() {
             let count = (self.count - from).min(LANES);
             for (i, m) in self.band.clone().enumerate() {
                 // SAFETY: the caller's contract; each is sixteen floats.
                 unsafe {
-                    let at = block * self.rows + i;
-                    let mut y = V::load(self.sums[at].as_ptr());
+                    let at = block * rows + i;
+                    let mut y = T::round(V::load(self.sums.add(at).cast()));
                     if let Some(ups) = self.ups {
-                        let up = V::load(ups[at].as_ptr());
-                        y = swiglu::<V, T>(T::round(y), T::round(up));
+                        let up = V::load(ups.add(at).cast());
+                        y = swiglu::<V, T>(y, T::round(up));
                     }
-                    self.finish.write(T::round(y), m, self.at + from, count);
+                    self.finish.write::<V, T>(y, m, self.at + from, count);
                 }
             }
         }
     }
 }
 
-/// Multiplies `count` rows of weights, at most `BLOCKS` blocks, with a band of up to `B` rows of x.
-struct Products<'a, D, const B: usize> {
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. Where products
+/// of bands were in the same function, the compiler loaded constants again for each chunk.
+struct Row<'a, D> {
     operands: Operands<'a>,
     count: usize,
-    band: Range<usize>,
-    to: &'a mut [[[f32; LANES]; B]; BLOCKS],
+    m: usize,
+    /// Sixteen columns of each block.
+    to: *mut [f32; LANES],
     dots: PhantomData<D>,
 }
 
-impl<D: Dots, const B: usize> Kernel for Products<'_, D, B> {
+impl<D: Dots> Kernel for Row<'_, D> {
     const BF16: bool = false;
     const BYTES: bool = D::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        for (to, from) in self.to.iter_mut().zip((0..self.count).step_by(LANES)) {
-            let (operands, count) =
-                (self.operands.below::<D>(from), (self.count - from).min(LANES));
-            // SAFETY: the caller's contract.
-            unsafe { block::<V, D, B>(operands, count, self.band.clone(), to) };
+        for (block, from) in (0..self.count).step_by(LANES).enumerate() {
+            let (operands, count) = (self.operands.below(from), (self.count - from).min(LANES));
+            // SAFETY: the caller's contract; the rows are some of the weights', and that of x is
+            // the call's.
+            unsafe { D::block::<V>(operands, self.m, count).store(self.to.add(block).cast()) };
         }
     }
 }
 
-/// Multiplies `count` rows of weights, at most sixteen, with a band of rows of x.
-///
-/// # Safety
-/// The contract of [`Dots::dot`], for each of the rows.
-#[inline(always)]
-unsafe fn block<V: F32x16, D: Dots, const B: usize>(
-    operands: Operands,
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with several rows of x.
+struct Band<'a, D> {
+    operands: Operands<'a>,
     count: usize,
     band: Range<usize>,
-    to: &mut [[f32; LANES]; B],
-) {
-    if B == 1 || V::SMALL {
-        // SAFETY: the rows are some of the weights', the row of x is the call's; sixteen floats.
-        unsafe {
-            D::block::<V>(operands, band.start, count).store(to[0].as_mut_ptr());
-        }
-        return;
-    }
-    // SAFETY: the caller's contract.
-    if unsafe { D::many::<V>(operands, count, band.clone(), to.as_mut_ptr()) } {
-        return;
-    }
-    // These rows of x stay in the first-level cache while all columns are computed.
-    let mut m = band.start;
-    while m < band.end {
-        let to = &mut to[m - band.start..];
-        // SAFETY: the caller's contract.
-        m += unsafe {
-            match band.end - m {
-                1 => together::<V, D, 1>(operands, count, m..m + 1, to),
-                _ => together::<V, D, 4>(operands, count, m..band.end, to),
+    /// Of [`Sums`].
+    to: *mut [f32; LANES],
+    dots: PhantomData<D>,
+}
+
+impl<D: Dots> Kernel for Band<'_, D> {
+    const BF16: bool = false;
+    const BYTES: bool = D::BYTES;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for (block, from) in (0..self.count).step_by(LANES).enumerate() {
+            let (operands, count) = (self.operands.below(from), (self.count - from).min(LANES));
+            let to = self.to.wrapping_add(block * self.band.len());
+            // SAFETY: the caller's contract; the rows are some of the weights', and those of x are
+            // the call's.
+            unsafe {
+                if D::many::<V>(operands, count, self.band.clone(), to) {
+                    continue;
+                }
+                // These rows of x stay in the first-level cache while all columns are computed.
+                let all = self.band.clone();
+                for m in all.step_by(if D::BANDED { 1 } else { TOGETHER }) {
+                    let (rows, to) =
+                        (m..self.band.end.min(m + TOGETHER), to.add(m - self.band.start));
+                    if const { D::BANDED } || rows.len() == 1 {
+                        V::part(Row { operands, count, m, to, dots: self.dots });
+                    } else {
+                        together::<V, D>(operands, count, rows, to);
+                    }
+                }
             }
-        };
+        }
     }
 }
 
-/// Multiplies `count` rows of weights, at most sixteen, with the first `M` rows of x, or those that
-/// there are: fewer rows cost as much, since decoding dominates. Returns their number.
+/// Rows of x that share the decoded weights.
+const TOGETHER: usize = 4;
+
+/// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x: fewer
+/// rows cost as much, since decoding dominates.
 ///
 /// # Safety
-/// The contract of [`Dots::dot`], for each of the rows.
+/// The contract of [`Dots::dot`], for each of the rows; `to` has a row for each of x.
 #[inline(always)]
-unsafe fn together<V: F32x16, D: Dots, const M: usize>(
+unsafe fn together<V: F32x16, D: Dots>(
     operands: Operands,
     count: usize,
     rows: Range<usize>,
-    to: &mut [[f32; LANES]],
-) -> usize {
-    let mut numbers = [rows.end - 1; M];
+    to: *mut [f32; LANES],
+) {
+    let mut numbers = [rows.end - 1; TOGETHER];
     for (number, row) in numbers.iter_mut().zip(rows.clone()) {
         *number = row;
     }
-    let mut sums = [[V::splat(0.0); LANES]; M];
+    let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
     for column in 0..count {
         // SAFETY: the row is one of the weights', the rows of x are the call's.
-        let dots = unsafe { D::dot::<V, M>(operands.below::<D>(column), numbers) };
+        let dots = unsafe { D::dot::<V, TOGETHER>(operands.below(column), numbers) };
         for (sums, dot) in sums.iter_mut().zip(dots) {
             sums[column] = dot;
         }
     }
     // By reference, since a copy of the sums would take longer than their additions.
-    for (to, sums) in to.iter_mut().zip(&sums).take(rows.len()) {
+    for (i, sums) in sums.iter().enumerate().take(rows.len()) {
         // SAFETY: sixteen floats.
-        unsafe { V::reduce_add_each(*sums).store(to.as_mut_ptr()) };
+        unsafe { V::reduce_add_each(*sums).store(to.add(i).cast()) };
     }
-    rows.len().min(M)
 }

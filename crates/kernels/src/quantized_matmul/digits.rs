@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use super::Call;
 use super::columns::{Dots, Operands};
-use super::format::Format;
+use super::format::{Format, Scales};
 use crate::Machine;
-use crate::element::Float;
+use crate::element::{Element, Float};
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, LANES, prefetch_far};
 pub(super) use split::prepare;
@@ -56,7 +56,8 @@ pub(super) struct Digits<T, F>(PhantomData<(T, F)>);
 
 impl<T: Float, F: Format> Dots for Digits<T, F> {
     const BITS: usize = F::BITS as usize;
-    const SCALE_BYTES: usize = size_of::<T>();
+    const AFFINE: bool = true;
+    const ELEMENT: Option<Element> = Some(if T::IS_BF16 { Element::BF16 } else { Element::F16 });
     const BYTES: bool = true;
 
     #[inline(always)]
@@ -93,7 +94,7 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
         unsafe {
             if count < LANES {
                 for (column, sum) in sums.iter_mut().enumerate().take(count) {
-                    [*sum] = Self::dot::<V, 1>(first.below::<Self>(column), [m]);
+                    [*sum] = Self::dot::<V, 1>(first.below(column), [m]);
                 }
                 return V::reduce_add_each(sums);
             }
@@ -119,9 +120,7 @@ impl<T: Float, F: Format> Dots for Digits<T, F> {
                 for (stream, [sum]) in dots.into_iter().enumerate() {
                     sums[stream * STREAM + i] = sum;
                 }
-                row.packed = row.packed.wrapping_add(common.row_bytes);
-                row.scales = row.scales.wrapping_add(common.scale_bytes);
-                row.biases = row.biases.wrapping_add(common.scale_bytes);
+                row = row.below(1);
             }
         }
         V::reduce_add_each(sums)
@@ -183,8 +182,8 @@ impl<T: Float, F: Format> Digits<T, F> {
             let unit = V::load(of_x.add(LANES)).permute(again);
             let of_x = V::load(of_x).permute(again);
             for sums in &mut sums {
-                let (scales, biases) = (row.scales.cast(), row.biases.cast());
-                let (scales, biases) = (T::load::<V>(scales), T::load::<V>(biases));
+                let Scales { scales, biases, .. } = row.scales::<Self>();
+                let (scales, biases) = (T::load::<V>(scales.cast()), T::load::<V>(biases.cast()));
                 let ahead = [LANES * common.row_bytes, LANES * common.scale_bytes];
                 let scales = scales * unit;
                 let each = [
@@ -195,7 +194,7 @@ impl<T: Float, F: Format> Digits<T, F> {
                 ];
                 let [[a], [b], [c], [d]] = Self::dots(common, row, 1, ahead, Some(each));
                 *sums = biases.mul_add(of_x, V::quarters([a, b, c, d]));
-                row = row.below::<Self>(TOGETHER);
+                row = row.below(TOGETHER);
             }
             let order = numbers::<V>(|lane| lane % TOGETHER * TOGETHER + lane / TOGETHER);
             V::within_quarters(sums).permute(order)
@@ -227,12 +226,11 @@ impl<T: Float, F: Format> Digits<T, F> {
         let mut sums = [[V::splat(0.0); M]; R];
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
-            let offset = at * Self::SCALE_BYTES;
-            let (scale, bias) =
-                (first.scales.wrapping_add(offset), first.biases.wrapping_add(offset));
+            let offset = at * size_of::<T>();
+            let Scales { scales: scale, biases: bias, .. } = first.scales::<Self>().after(offset);
             let next = ahead[1] + (R - 1) * offset;
-            prefetch_far(scale.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
-            prefetch_far(bias.wrapping_add(next), R * LANES * Self::SCALE_BYTES);
+            prefetch_far(scale.wrapping_add(next), R * LANES * size_of::<T>());
+            prefetch_far(bias.wrapping_add(next), R * LANES * size_of::<T>());
             let mut scales = [[V::splat(0.0); M]; R];
             // SAFETY: the groups from `at` on belong to each row, and so do their weights; the
             // prepared rows cover whole chunks, their sums and units whole vectors.

@@ -6,15 +6,13 @@ use std::ops::Range;
 use super::bands::{Block, Chunks, lane_groups};
 use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::Format;
-use crate::element::Float;
 use crate::linear::arithmetic::InF32;
 use crate::simd::{F32x16, LANES};
 
 /// Decodes weights to f32 in registers.
-pub(super) struct Decode<T, F>(PhantomData<(T, F)>);
+pub(super) struct Decode<F>(PhantomData<F>);
 
-impl<T: Float, F: Format> Chunks for Decode<T, F> {
-    type Element = T;
+impl<F: Format> Chunks for Decode<F> {
     type Format = F;
     type Arithmetic = InF32;
     const STEPS: usize = F::PER_LANE;
@@ -37,9 +35,10 @@ impl<T: Float, F: Format> Chunks for Decode<T, F> {
     }
 }
 
-impl<T: Float, F: Format> Dots for Decode<T, F> {
+impl<F: Format> Dots for Decode<F> {
     const BITS: usize = F::BITS as usize;
-    const SCALE_BYTES: usize = if F::AFFINE { size_of::<T>() } else { 1 };
+    const AFFINE: bool = F::AFFINE;
+    const BANDED: bool = true;
 
     #[inline(always)]
     unsafe fn many<V: F32x16>(
@@ -60,24 +59,25 @@ impl<T: Float, F: Format> Dots for Decode<T, F> {
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
-        let mut x: [*const f32; M] = [prepared.row(rows[0]); M];
-        for (x, m) in x.iter_mut().zip(rows) {
-            *x = prepared.row(m);
+        // These are computed once, since the compiler does not move them across a prefetch.
+        let (mut x, mut of_x) = ([std::ptr::null(); M], [std::ptr::null(); M]);
+        for m in 0..M {
+            (x[m], of_x[m]) = (prepared.row::<f32>(rows[m]), prepared.sums(rows[m]));
         }
+        let (mut of_groups, step) = (row.scales::<Self>(), row.step);
         let mut sums = [V::splat(0.0); M];
         let mut biases = [V::splat(0.0); M];
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
-            row.prefetch_scales::<Self>(at);
+            row.prefetch_scales(&of_groups);
             // SAFETY: the groups from `at` on belong to this row, and so do their weights; prepared
             // rows cover whole chunks, their sums whole vectors.
             unsafe {
-                let scales = F::scales::<V, T>(row.scales, at, count);
+                let [scales, bias] = F::scales::<V>(&of_groups, 0, count);
+                of_groups = of_groups.after(step);
                 if F::AFFINE {
-                    let bias = T::load_block::<V>(row.biases.cast::<T>().add(at), count);
                     for m in 0..M {
-                        let of_x = V::load(prepared.sums(rows[m]).add(at));
-                        biases[m] = bias.mul_add(of_x, biases[m]);
+                        biases[m] = bias.mul_add(V::load(of_x[m].add(at)), biases[m]);
                     }
                 }
                 let lanes = count << shift;

@@ -14,25 +14,24 @@ use crate::math::sigmoid;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// The steps after the product and the place of the result.
-#[repr(C)]
-pub(super) struct Finish<'a, T> {
+/// The steps after the product and the place of the result, of the element type that the functions
+/// name.
+pub(super) struct Finish<'a> {
     call: &'a Call<'a>,
     columns: usize,
     correction: Option<Correction>,
-    element: PhantomData<T>,
 }
 
 // SAFETY: inputs are only read; each output is written by one thread, after its residual was read.
-unsafe impl<T> Sync for Finish<'_, T> {}
+unsafe impl Sync for Finish<'_> {}
 
-impl<'a, T: Float> Finish<'a, T> {
+impl<'a> Finish<'a> {
     /// # Safety
     /// The contract of [`super::quantized_matmul`].
-    pub unsafe fn new(machine: Machine, call: &'a Call) -> Self {
+    pub unsafe fn new<T: Float>(machine: Machine, call: &'a Call) -> Self {
         // SAFETY: the caller's contract; x is `[m, k]`, and a row of A as long.
         unsafe {
-            Self::with(machine, call, |low, rows| {
+            Self::with::<T>(machine, call, |low, rows| {
                 let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
                 gemv(machine, extents, call.x.cast::<T>(), low.a.cast(), rows);
             })
@@ -43,14 +42,15 @@ impl<'a, T: Float> Finish<'a, T> {
     ///
     /// # Safety
     /// The contract of [`new`](Self::new); `x` is the call's.
-    pub unsafe fn of_prompt<A>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
+    pub unsafe fn of_prompt<A, T>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
     where
         A: Arithmetic,
+        T: Float,
         Dense<T>: Weights<A>,
     {
         // SAFETY: the caller's contract; A is `[rank, axis]`.
         unsafe {
-            Self::with(machine, call, |low, rows| {
+            Self::with::<T>(machine, call, |low, rows| {
                 let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
                 let a = Dense::<T> { w: low.a.cast(), extents, columns: false };
                 multiply(machine, x, low.rank, &a, rows);
@@ -58,7 +58,7 @@ impl<'a, T: Float> Finish<'a, T> {
         }
     }
 
-    unsafe fn with(
+    unsafe fn with<T: Float>(
         machine: Machine,
         call: &'a Call,
         project: impl FnOnce(LowRank, &Rows<T>),
@@ -66,18 +66,11 @@ impl<'a, T: Float> Finish<'a, T> {
         let low = call.low_rank.filter(|low| low.rank > 0);
         // SAFETY: the caller's contract.
         let correction = low.map(|low| unsafe { Correction::new(machine, call, low, project) });
-        Self { call, columns: call.columns(), correction, element: PhantomData }
-    }
-
-    /// Reinterprets the element type, which is only a marker.
-    #[cfg(target_arch = "x86_64")]
-    pub fn of<U: Float>(&self) -> &Finish<'a, U> {
-        // SAFETY: the type is only named in a `PhantomData`.
-        unsafe { &*std::ptr::from_ref(self).cast() }
+        Self { call, columns: call.columns(), correction }
     }
 
     /// The address of column `at` of row `m` of the result.
-    pub fn place(&self, m: usize, at: usize) -> *mut T {
+    pub fn place<T>(&self, m: usize, at: usize) -> *mut T {
         self.call.out.cast::<T>().wrapping_add(m * self.columns + at)
     }
 
@@ -87,7 +80,7 @@ impl<'a, T: Float> Finish<'a, T> {
     /// # Safety
     /// The outputs exist, `count <= 16`, and no other thread accesses them.
     #[inline(always)]
-    pub unsafe fn write<V: F32x16>(&self, mut y: V, m: usize, at: usize, count: usize) {
+    pub unsafe fn write<V: F32x16, T: Float>(&self, mut y: V, m: usize, at: usize, count: usize) {
         let (bias, residual) = (self.call.bias.cast::<T>(), self.call.residual.cast::<T>());
         // SAFETY: `count` columns from `at` on are within each row of each buffer.
         unsafe {
@@ -209,6 +202,8 @@ struct Rows<T> {
 unsafe impl<T> Sync for Rows<T> {}
 
 impl<T: Float> Epilogue for Rows<T> {
+    const BF16: bool = T::IS_BF16;
+
     #[inline(always)]
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize) {
         // SAFETY: the outputs exist.

@@ -5,8 +5,38 @@
 //! 24 bits (20 bits for 5-bit numbers). Lane l of a chunk holds weights `l * PER_LANE ..`, lowest
 //! bits first.
 
-use crate::element::Float;
+use crate::element::{Element, F16, Float, with_element};
 use crate::simd::{F32x16, LANES};
+
+/// The scales of groups of weights and, if the format is affine, their biases, of the model's type.
+#[derive(Clone, Copy)]
+pub(super) struct Scales {
+    pub element: Element,
+    pub scales: *const u8,
+    pub biases: *const u8,
+}
+
+impl Scales {
+    /// The scales and biases from `bytes` bytes on.
+    #[inline(always)]
+    pub fn after(mut self, bytes: usize) -> Self {
+        self.scales = self.scales.wrapping_add(bytes);
+        self.biases = self.biases.wrapping_add(bytes);
+        self
+    }
+
+    /// The scale and the bias of a group, in every lane.
+    ///
+    /// # Safety
+    /// The group exists.
+    #[inline(always)]
+    pub unsafe fn of_group<V: F32x16, F: Format>(&self, index: usize) -> [V; 2] {
+        let first = V::splat_int(0);
+        // SAFETY: the caller's contract.
+        let [scale, bias] = unsafe { F::scales::<V>(self, index, 1) };
+        [scale.permute(first), if F::AFFINE { bias.permute(first) } else { bias }]
+    }
+}
 
 /// A format of packed weights, in groups that share a scale.
 pub(super) trait Format: Copy + Send + Sync + 'static {
@@ -33,11 +63,11 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// Shifts the lowest weight out of each lane.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
-    /// Loads `count` scales, then zeros.
+    /// Loads `count` scales and as many biases, then zeros. Without biases they are zeros.
     ///
     /// # Safety
-    /// `scales` is readable from `at` for `count <= 16` scales.
-    unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V;
+    /// `scales` and, if the format is affine, `biases` are readable from `at` on for `count <= 16`.
+    unsafe fn scales<V: F32x16>(of: &Scales, at: usize, count: usize) -> [V; 2];
 
     /// Loads `count` lanes of a chunk, then zeros.
     ///
@@ -109,9 +139,12 @@ impl<const BITS: u32> Format for Affine<BITS> {
         V::shift_right::<BITS>(lanes)
     }
     #[inline(always)]
-    unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V {
+    unsafe fn scales<V: F32x16>(of: &Scales, at: usize, count: usize) -> [V; 2] {
         // SAFETY: the caller's contract.
-        unsafe { T::load_block(scales.cast::<T>().add(at), count) }
+        with_element!(of.element, T => unsafe {
+            let (scales, biases) = (of.scales.cast::<T>(), of.biases.cast::<T>());
+            [T::load_block(scales.add(at), count), T::load_block(biases.add(at), count)]
+        })
     }
 }
 
@@ -137,10 +170,10 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
         V::shift_right::<BITS>(lanes)
     }
     #[inline(always)]
-    unsafe fn scales<V: F32x16, T: Float>(scales: *const u8, at: usize, count: usize) -> V {
+    unsafe fn scales<V: F32x16>(of: &Scales, at: usize, count: usize) -> [V; 2] {
         // SAFETY: the caller's contract; the array holds sixteen bytes.
         let bytes = unsafe {
-            let from = scales.add(at);
+            let from = of.scales.add(at);
             if count == LANES {
                 V::load_bytes(from)
             } else {
@@ -149,14 +182,19 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
                 V::load_bytes(first.as_ptr())
             }
         };
+        let zeros = V::splat(0.0);
         if FP8 {
-            return V::low_fp8(bytes).keep_first(count, 0.0);
+            return [V::low_fp8(bytes).keep_first(count, 0.0), zeros];
         }
         // Zero encodes 2^-127, half of the smallest normal number; 255 gives infinity. As in MLX,
-        // scales are rounded to the model's type.
+        // scales are rounded to the model's type, which changes them only if it is f16.
         let scale = V::from_bits(V::shift_left::<23>(bytes));
         let least = V::from_bits(V::splat_int(0x0040_0000));
-        T::round(V::select(bytes, scale, least)).keep_first(count, 0.0)
+        let mut scale = V::select(bytes, scale, least);
+        if of.element == Element::F16 {
+            scale = F16::round(scale);
+        }
+        [scale.keep_first(count, 0.0), zeros]
     }
 }
 

@@ -6,11 +6,10 @@
 //! weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::Finish;
-use super::format::{Affine, Floats, Format};
+use super::format::{Affine, Floats, Format, Scales};
 use super::prefill;
 use super::{Call, Mode, with_format};
 use crate::element::Float;
@@ -60,9 +59,9 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
                     machine.level.run(Round { x, m, k, group: call.group, to: &x8, panels });
                 });
                 interleaved::<InF32, f32>(machine, [m, k / BYTES], (x8.words, false), &|x| {
-                    let finish = Finish::<T>::new(machine, call);
-                    prefill::each_product(call, &finish, |weights, epilogue| {
-                        let w = Bytes::<T> { call, weights, x: &x8, element: PhantomData };
+                    let finish = Finish::new::<T>(machine, call);
+                    prefill::each_product::<T>(call, &finish, |weights, epilogue| {
+                        let w = Bytes { call, weights, x: &x8 };
                         multiply(machine, x, weights.columns, &w, epilogue);
                     });
                 });
@@ -172,17 +171,16 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
 }
 
 /// One matrix of a call, for the x of that call.
-struct Bytes<'a, T> {
+struct Bytes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
     x: &'a Rounded,
-    element: PhantomData<T>,
 }
 
 // SAFETY: only read.
-unsafe impl<T> Sync for Bytes<'_, T> {}
+unsafe impl Sync for Bytes<'_> {}
 
-impl<T: Float> Bytes<'_, T> {
+impl Bytes<'_> {
     /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
     ///
     /// # Safety
@@ -195,13 +193,13 @@ impl<T: Float> Bytes<'_, T> {
         len: usize,
         out: *mut f32,
     ) {
-        let Call { axis, group, .. } = *self.call;
-        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
-        let first = (row * axis + k * BYTES) / group;
+        let Call { element, axis, group, .. } = *self.call;
+        let scale_bytes = if F::AFFINE { element.bytes() } else { 1 };
+        let first = (row * axis + k * BYTES) / group * scale_bytes;
         let packed =
             self.weights.packed.wrapping_add((row * axis + k * BYTES) / 8 * F::BITS as usize);
-        let scales = self.weights.scales.wrapping_add(first * scale_bytes);
-        let biases = self.weights.biases.cast::<T>().wrapping_add(first);
+        let scales = self.weights.scales.wrapping_add(first);
+        let scales = Scales { element, scales, biases: self.weights.biases.wrapping_add(first) };
         // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
         // and behind them for twice `GROUPS` floats.
         unsafe {
@@ -210,14 +208,12 @@ impl<T: Float> Bytes<'_, T> {
             let to = out.add(WORDS);
             for at in (0..groups).step_by(LANES) {
                 let count = LANES.min(groups - at);
-                let mut scale = F::scales::<V, T>(scales, at, count);
-                let bias = if F::AFFINE {
-                    T::load_first::<V>(biases.add(at), count)
-                } else {
+                let [mut scale, mut bias] = F::scales::<V>(&scales, at, count);
+                if !F::AFFINE {
                     // Codes are twice the number plus twelve.
                     scale = scale * V::splat(0.5);
-                    scale * V::splat(-12.0)
-                };
+                    bias = scale * V::splat(-12.0);
+                }
                 scale.store(to.add(at));
                 bias.store(to.add(GROUPS + at));
             }
@@ -250,7 +246,7 @@ unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut
     }
 }
 
-impl<T: Float> Weights<InF32> for Bytes<'_, T> {
+impl Weights<InF32> for Bytes<'_> {
     const BYTES: bool = true;
 
     #[inline(always)]

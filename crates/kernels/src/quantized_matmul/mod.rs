@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Machine;
-use super::element::{Float, with_element};
+use super::element::{Element, Float, with_element};
 use super::linear::together::BAND;
 use super::simd::{F32x16, Kernel, LANES, Level};
 use call::Order;
@@ -48,42 +48,38 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     if call.axis == 0 || call.rows == 0 {
         return;
     }
-    with_element!(call.element, T => {
-        if !call.of_tokens() {
-            let int8 = call.int8 && int8::takes::<T>(machine, call);
-            // SAFETY: the caller's contract.
-            unsafe {
-                match int8 {
-                    true => int8::run::<T>(machine, call),
-                    false => prefill::run::<T>(machine, call),
-                }
-            }
-        } else if call.mode == Mode::Plain {
-            // SAFETY: as above.
-            unsafe { prefill::run_plain_tokens::<T>(machine, call) }
-        } else {
-            // SAFETY: as above.
-            with_format!(call, F => unsafe { run::<T, F>(machine, call) })
-        }
-    })
-}
-
-unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
-    let finish = unsafe { Finish::<T>::new(machine, call) };
-    let finish = &finish;
-    if const { digits::support::<T, F>() } && digits::takes(machine, call) {
-        // SAFETY: the caller's contract.
-        if let Some(prepared) = &unsafe { digits::prepare::<T, F>(machine, call) } {
-            return each_range::<F>(machine, call, &|range| {
-                let columns = Columns::<T> { call, prepared, finish, range };
-                let kernel = InDigits::<T, F> { columns, format: PhantomData };
-                // SAFETY: the caller's contract; the ranges of columns are disjoint.
-                unsafe { machine.level.run(kernel) };
-            });
+    unsafe {
+        if !call.of_tokens() {
+            with_element!(call.element, T => match call.int8 && int8::takes::<T>(machine, call) {
+                true => int8::run::<T>(machine, call),
+                false => prefill::run::<T>(machine, call),
+            })
+        } else if call.mode == Mode::Plain {
+            with_element!(call.element, T => prefill::run_plain_tokens::<T>(machine, call))
+        } else {
+            with_format!(call, F => run::<F>(machine, call))
         }
     }
-    let half = T::IS_BF16 && machine.level.dots_bf16();
+}
+
+unsafe fn run<F: Format>(machine: Machine, call: &Call) {
+    // SAFETY: the caller's contract.
+    let finish = &with_element!(call.element, T => unsafe { Finish::new::<T>(machine, call) });
+    if digits::takes(machine, call) {
+        // SAFETY: the caller's contract.
+        let done = with_element!(call.element, T => unsafe {
+            if const { digits::support::<T, F>() } {
+                in_digits::<T, F>(machine, call, finish)
+            } else {
+                false
+            }
+        });
+        if done {
+            return;
+        }
+    }
+    let half = call.element == Element::BF16 && machine.level.dots_bf16();
     // The portable level takes rows one by one. Up to four rows of bf16 share decoded weights in
     // registers for whole rows of weights, as do more while four of them fit in the first cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
@@ -96,19 +92,37 @@ unsafe fn run<T: Float, F: Format>(machine: Machine, call: &Call) {
         Order { lanes: LANES, per_lane: F::PER_LANE, half, band }
     };
     // SAFETY: the caller's contract.
-    let prepared = &unsafe { prepare::prepare::<T>(machine, call, order) };
+    let prepared = &with_element!(call.element, T => unsafe {
+        prepare::prepare::<T>(machine, call, order)
+    });
     each_range::<F>(machine, call, &|range| {
+        let columns = Columns { call, prepared, finish, range };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if half {
-                let finish = finish.of::<super::element::Bf16>();
-                return avx512bf16::run::<F>(Columns { call, prepared, finish, range });
+                return avx512bf16::run::<F>(columns);
             }
-            let columns = Columns::<T> { call, prepared, finish, range };
-            machine.level.run(Decoded::<T, F> { columns, format: PhantomData });
+            machine.level.run(Decoded::<F> { columns, format: PhantomData });
         }
     });
+}
+
+/// Multiplies in integers, unless x has an element that they cannot express. Returns whether it
+/// did.
+///
+/// # Safety
+/// The contract of [`quantized_matmul`]; [`digits::takes`] and [`digits::support`] hold.
+unsafe fn in_digits<T: Float, F: Format>(machine: Machine, call: &Call, finish: &Finish) -> bool {
+    // SAFETY: the caller's contract.
+    let Some(prepared) = &(unsafe { digits::prepare::<T, F>(machine, call) }) else { return false };
+    each_range::<F>(machine, call, &|range| {
+        let columns = Columns { call, prepared, finish, range };
+        let kernel = InDigits::<T, F> { columns, format: PhantomData };
+        // SAFETY: the caller's contract; the ranges of columns are disjoint.
+        unsafe { machine.level.run(kernel) };
+    });
+    true
 }
 
 /// Divides the columns of the result among the threads.
@@ -125,25 +139,25 @@ fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usiz
 }
 
 /// Computes the columns with the body that all levels share.
-struct Decoded<'a, T, F> {
-    columns: Columns<'a, T>,
+struct Decoded<'a, F> {
+    columns: Columns<'a>,
     format: PhantomData<F>,
 }
 
-impl<T: Float, F: Format> Kernel for Decoded<'_, T, F> {
+impl<F: Format> Kernel for Decoded<'_, F> {
     const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         // SAFETY: the caller's contract.
-        unsafe { self.columns.run::<V, dot::Decode<T, F>>() }
+        unsafe { self.columns.run::<V, dot::Decode<F>>() }
     }
 }
 
 /// Computes the columns in integers.
 struct InDigits<'a, T, F> {
-    columns: Columns<'a, T>,
-    format: PhantomData<F>,
+    columns: Columns<'a>,
+    format: PhantomData<(T, F)>,
 }
 
 impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {

@@ -3,12 +3,12 @@
 use std::marker::PhantomData;
 
 use super::finish::{Finish, swiglu};
-use super::format::{Affine, Floats, Format};
+use super::format::{Affine, Floats, Format, Scales};
 #[cfg(target_arch = "x86_64")]
 use super::unpack;
 use super::{Call, Join, Mode, with_format};
 use crate::Machine;
-use crate::element::{Bf16, Float};
+use crate::element::{Bf16, Element, Float};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32};
 use crate::linear::dense::Dense;
 use crate::linear::gemm::{Epilogue, Extents, Weights, multiply};
@@ -35,23 +35,22 @@ pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
 /// The contract of [`run`].
 unsafe fn products<A: Arithmetic, T: Float>(machine: Machine, call: &Call)
 where
-    for<'a> Packed<'a, T>: Weights<A>,
+    for<'a> Packed<'a>: Weights<A>,
     Dense<T>: Weights<A>,
 {
     // SAFETY: the caller's contract; the products are this call's.
     unsafe {
         normalized::<T>(machine, call, &|x| {
             interleaved::<A, T>(machine, [call.rows, call.axis], (x, false), &|x| {
-                let finish = Finish::<T>::of_prompt(machine, call, x);
-                each_product(call, &finish, |weights, epilogue| {
+                let finish = Finish::of_prompt::<A, T>(machine, call, x);
+                each_product::<T>(call, &finish, |weights, epilogue| {
                     let n = weights.columns;
                     if call.mode == Mode::Plain {
                         let extents = Extents { m: call.rows, n, k: call.axis };
                         let w = Dense::<T> { w: weights.packed.cast(), extents, columns: false };
                         multiply(machine, x, n, &w, epilogue);
                     } else {
-                        let w = Packed::<T> { call, weights, element: PhantomData };
-                        multiply(machine, x, n, &w, epilogue);
+                        multiply(machine, x, n, &Packed { call, weights }, epilogue);
                     }
                 });
             });
@@ -77,7 +76,7 @@ pub(super) unsafe fn normalized<T: Float>(machine: Machine, call: &Call, body: &
 /// Calls `multiply` with each matrix of the call and the epilogue of its product.
 pub(super) fn each_product<T: Float>(
     call: &Call,
-    finish: &Finish<T>,
+    finish: &Finish,
     mut multiply: impl FnMut(&super::Weights, &Columns<T>),
 ) {
     let mut first = 0;
@@ -87,7 +86,7 @@ pub(super) fn each_product<T: Float>(
             (Join::Swiglu, 0) => Step::KeepGate,
             (Join::Swiglu, _) => Step::Swiglu,
         };
-        multiply(weights, &Columns { finish, first, step });
+        multiply(weights, &Columns { finish, first, step, element: PhantomData });
         if call.join == Join::Concatenate {
             first += weights.columns;
         }
@@ -103,8 +102,9 @@ pub(super) unsafe fn run_plain_tokens<T: Float>(machine: Machine, call: &Call) {
     let extents = Extents { m: call.rows, n: weights.columns, k: call.axis };
     // SAFETY: the caller's contract.
     unsafe {
-        let finish = Finish::<T>::new(machine, call);
-        let epilogue = Columns { finish: &finish, first: 0, step: Step::Finish };
+        let finish = Finish::new::<T>(machine, call);
+        let (finish, step) = (&finish, Step::Finish);
+        let epilogue = Columns::<T> { finish, first: 0, step, element: PhantomData };
         gemv(machine, extents, call.x.cast::<T>(), weights.packed.cast(), &epilogue);
     }
 }
@@ -119,18 +119,24 @@ pub(super) enum Step {
 }
 
 pub(super) struct Columns<'a, T> {
-    finish: &'a Finish<'a, T>,
+    finish: &'a Finish<'a>,
     /// The column of the result for the product's first column.
     first: usize,
     step: Step,
+    element: PhantomData<T>,
 }
 
+// SAFETY: as for `Finish`.
+unsafe impl<T> Sync for Columns<'_, T> {}
+
 impl<T: Float> Epilogue for Columns<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
     #[inline(always)]
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize) {
         let at = self.first + column;
         let mut y = T::round(sums);
-        let place = self.finish.place(row, at);
+        let place = self.finish.place::<T>(row, at);
         // SAFETY: the outputs exist; each has one thread at a time.
         unsafe {
             match self.step {
@@ -138,33 +144,33 @@ impl<T: Float> Epilogue for Columns<'_, T> {
                 Step::KeepGate => return T::store_first(y, place, count),
                 Step::Swiglu => y = swiglu::<V, T>(T::load_first(place, count), y),
             }
-            self.finish.write(y, row, at, count);
+            self.finish.write::<V, T>(y, row, at, count);
         }
     }
 }
 
 /// One matrix of a call.
-struct Packed<'a, T> {
+struct Packed<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
-    element: PhantomData<T>,
 }
 
 // SAFETY: only read.
-unsafe impl<T> Sync for Packed<'_, T> {}
+unsafe impl Sync for Packed<'_> {}
 
-impl<T: Float> Packed<'_, T> {
-    /// The addresses of the weights, scale and bias of a row at `k`, which begins a group.
+impl Packed<'_> {
+    /// The addresses of the weights of a row at `k`, which begins a group, and of their scales, for
+    /// factors in bf16 (`HALF`) or in f32.
     #[inline(always)]
-    fn at<F: Format>(&self, row: usize, k: usize) -> (*const u8, *const u8, *const T) {
+    fn at<F: Format, const HALF: bool>(&self, row: usize, k: usize) -> (*const u8, Scales) {
         let Call { axis, group, .. } = *self.call;
-        let scale_bytes = if F::AFFINE { size_of::<T>() } else { 1 };
-        let index = row * (axis / group) + k / group;
-        (
-            self.weights.packed.wrapping_add((row * axis + k) * F::BITS as usize / 8),
-            self.weights.scales.wrapping_add(index * scale_bytes),
-            self.weights.biases.cast::<T>().wrapping_add(index),
-        )
+        // Only products of bf16 have such factors.
+        let element = if HALF { Element::BF16 } else { self.call.element };
+        let at = (row * (axis / group) + k / group) * if F::AFFINE { element.bytes() } else { 1 };
+        let super::Weights { packed, scales, biases, .. } = *self.weights;
+        let (scales, biases) = (scales.wrapping_add(at), biases.wrapping_add(at));
+        let packed = packed.wrapping_add((row * axis + k) * F::BITS as usize / 8);
+        (packed, Scales { element, scales, biases })
     }
 
     /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
@@ -179,20 +185,13 @@ impl<T: Float> Packed<'_, T> {
         len: usize,
         out: *mut u8,
     ) {
-        let (packed, scales, biases) = self.at::<F>(row, k);
+        let (packed, scales) = self.at::<F, HALF>(row, k);
         let group = self.call.group;
-        let first = V::splat_int(0);
         for start in (0..len).step_by(group) {
-            let index = start / group;
             // SAFETY: the group and its weights belong to this row. A group begins at `k`, and
             // `len` covers whole groups.
             unsafe {
-                let scale = F::scales::<V, T>(scales, index, 1).permute(first);
-                let bias = if F::AFFINE {
-                    T::load_first::<V>(biases.add(index), 1).permute(first)
-                } else {
-                    V::splat(0.0)
-                };
+                let [scale, bias] = scales.of_group::<V, F>(start / group);
                 for at in (start..start + group).step_by(LANES) {
                     let weights = F::in_order::<V>(packed.add(at * F::BITS as usize / 8));
                     let weights = weights.mul_add(scale, bias);
@@ -207,7 +206,7 @@ impl<T: Float> Packed<'_, T> {
     }
 }
 
-impl<T: Float> Weights<InF32> for Packed<'_, T> {
+impl Weights<InF32> for Packed<'_> {
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,
@@ -227,15 +226,15 @@ impl<T: Float> Weights<InF32> for Packed<'_, T> {
     }
 }
 
-impl Weights<InBf16> for Packed<'_, Bf16> {
+impl Weights<InBf16> for Packed<'_> {
     #[inline(always)]
     fn prefetch(&self, row: usize, k: usize, len: usize) {
         with_format!(self.call, F => {
-            let (packed, scales, biases) = self.at::<F>(row, k);
+            let (packed, Scales { scales, biases, .. }) = self.at::<F, true>(row, k);
             let len = len.min(self.call.axis.saturating_sub(k));
             prefetch_far(packed, len * F::BITS as usize / 8);
             prefetch_far(scales, 1);
-            prefetch_far(biases.cast(), 1);
+            prefetch_far(biases, 1);
         })
     }
 
@@ -252,13 +251,12 @@ impl Weights<InBf16> for Packed<'_, Bf16> {
         with_format!(self.call, F => for i in 0..rows {
             #[cfg(target_arch = "x86_64")]
             if V::DOTS_BF16 && unpack::unpacks::<F>() {
-                let (packed, scales, biases) = self.at::<F>(row + i, k);
+                let (packed, scales) = self.at::<F, true>(row + i, k);
                 let (group, groups) = (self.call.group, len / self.call.group);
                 // SAFETY: the caller ensures that the rows and elements exist and that `out` has
                 // room for them; this machine has AVX512_BF16.
                 unsafe {
-                    let out = out.add(i * stride);
-                    unpack::unpack::<V, F>(packed, scales, biases, group, groups, out);
+                    unpack::unpack::<V, F>(packed, &scales, group, groups, out.add(i * stride));
                 }
                 continue;
             }

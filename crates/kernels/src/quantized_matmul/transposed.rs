@@ -1,10 +1,8 @@
 //! `x · W + residual` with W in MLX's packed layouts, as derivatives of `x · Wᵀ` need it: tiles of
 //! W are decoded, with rows and columns exchanged, for the GEMM of `linear`.
 
-use std::marker::PhantomData;
-
 use super::call::{Mode, Weights};
-use super::format::{Affine, Floats, Format, with_format};
+use super::format::{Affine, Floats, Format, Scales, with_format};
 use crate::Machine;
 use crate::element::{Bf16, Element, Float, with_element};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32, paired};
@@ -66,19 +64,18 @@ unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTranspo
         activation: None,
         residual: call.residual.cast(),
     };
-    let (x, weights) = (call.x.cast::<T>(), Turned::<T> { call, element: PhantomData });
+    let (x, weights) = (call.x.cast::<T>(), Turned { call });
     // SAFETY: the caller's contract.
     unsafe { gemm::<A, T>(machine, extents, (x, false), &weights, &finish) }
 }
 
 /// The weights as `[axis, columns]`.
-struct Turned<'a, T> {
+struct Turned<'a> {
     call: &'a QuantizedTransposedCall,
-    element: PhantomData<T>,
 }
 
 // SAFETY: only read.
-unsafe impl<T> Sync for Turned<'_, T> {}
+unsafe impl Sync for Turned<'_> {}
 
 /// The room for the blocks of weights that sixteen elements from any place on belong to.
 const BLOCKS: usize = 2 * LANES;
@@ -86,14 +83,14 @@ const BLOCKS: usize = 2 * LANES;
 /// writes whole blocks.
 const ROOM: usize = (TOGETHER * TILE).next_multiple_of(LANES) + 2 * LANES;
 
-impl<T: Float> Turned<'_, T> {
+impl Turned<'_> {
     /// Decodes the blocks of sixteen weights that hold `rows` elements of a row of W from `at` on,
     /// to `to`; the first block begins at a multiple of sixteen.
     ///
     /// # Safety
     /// They exist.
     #[inline(always)]
-    unsafe fn decode<V: F32x16, F: Format>(
+    unsafe fn decode<V: F32x16, A: Arithmetic, F: Format>(
         &self,
         column: usize,
         at: usize,
@@ -101,21 +98,20 @@ impl<T: Float> Turned<'_, T> {
         to: *mut f32,
     ) {
         let &QuantizedTransposedCall { axis, group, ref weights, .. } = self.call;
-        let first = V::splat_int(0);
+        let &Weights { scales, biases, .. } = weights;
+        // Only products of bf16 have such factors.
+        let element = if A::PAIRS { Element::BF16 } else { self.call.element };
+        let scales = Scales { element, scales, biases };
         let start = at / LANES * LANES;
         for block in (start..at + rows).step_by(LANES) {
             // SAFETY: a block belongs to one group of one row.
             unsafe {
                 let index = column * (axis / group) + block / group;
-                let scale = F::scales::<V, T>(weights.scales, index, 1).permute(first);
+                let [scale, bias] = scales.of_group::<V, F>(index);
                 let packed = weights.packed.add((column * axis + block) * F::BITS as usize / 8);
                 let numbers = F::in_order::<V>(packed);
-                let numbers = if F::AFFINE {
-                    let bias = T::load_first::<V>(weights.biases.cast::<T>().add(index), 1);
-                    numbers.mul_add(scale, bias.permute(first))
-                } else {
-                    numbers * scale
-                };
+                let numbers =
+                    if F::AFFINE { numbers.mul_add(scale, bias) } else { numbers * scale };
                 numbers.store(to.add(block - start));
             }
         }
@@ -126,17 +122,19 @@ impl<T: Float> Turned<'_, T> {
     /// # Safety
     /// They exist.
     #[inline(always)]
-    unsafe fn column<V: F32x16, F: Format>(&self, row: usize, rows: usize, k: usize) -> V {
+    unsafe fn column<V: F32x16, A: Arithmetic>(&self, row: usize, rows: usize, k: usize) -> V {
         let mut blocks = [0.0f32; BLOCKS];
         // SAFETY: the caller's contract; the blocks hold sixteen elements from `row` on.
         unsafe {
-            self.decode::<V, F>(k, row, rows, blocks.as_mut_ptr());
+            with_format!(self.call, F => {
+                self.decode::<V, A, F>(k, row, rows, blocks.as_mut_ptr());
+            });
             V::load(blocks.as_ptr().add(row % LANES))
         }
     }
 }
 
-impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
+impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
     fn lie_across(&self) -> bool {
         true
     }
@@ -155,9 +153,9 @@ impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
             let at = word * A::PER_WORD;
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
             unsafe {
-                self.decode::<V, F>(k + at, row, rows, blocks[0].as_mut_ptr());
-                if A::PAIRS && at + 1 < len {
-                    self.decode::<V, F>(k + at + 1, row, rows, blocks[1].as_mut_ptr());
+                let here = A::PER_WORD.min(len - at);
+                for (next, blocks) in blocks.iter_mut().enumerate().take(here) {
+                    self.decode::<V, A, F>(k + at + next, row, rows, blocks.as_mut_ptr());
                 }
                 for first in (0..rows).step_by(TILE) {
                     let place = row % LANES + first;
@@ -182,7 +180,7 @@ impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
         out: *mut A::Factor,
         stride: usize,
     ) {
-        with_format!(self.call, F => for at in (0..len).step_by(A::PER_WORD * LANES) {
+        for at in (0..len).step_by(A::PER_WORD * LANES) {
             let words = (len - at).div_ceil(A::PER_WORD).min(LANES);
             let mut square = [V::splat(0.0); LANES];
             // SAFETY: the rows and elements exist and `out` has room for them, the caller says; a
@@ -190,14 +188,14 @@ impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
             unsafe {
                 for (i, word) in square.iter_mut().enumerate().take(words) {
                     let first = at + A::PER_WORD * i;
-                    *word = self.column::<V, F>(row, rows, k + first);
-                    if A::PAIRS {
-                        let mut next = V::splat(0.0);
-                        if first + 1 < len {
-                            next = self.column::<V, F>(row, rows, k + first + 1);
-                        }
-                        *word = paired(word.to_bf16(), next.to_bf16());
+                    let mut pair = [V::splat(0.0); 2];
+                    let here = A::PER_WORD.min(len - first);
+                    for (next, column) in pair.iter_mut().enumerate().take(here) {
+                        *column = self.column::<V, A>(row, rows, k + first + next);
                     }
+                    let [column, next] = pair;
+                    *word =
+                        if A::PAIRS { paired(column.to_bf16(), next.to_bf16()) } else { column };
                 }
                 for (i, lanes) in V::transpose(square).into_iter().enumerate().take(rows) {
                     let to = out.add(i * stride + at).cast();
@@ -207,6 +205,6 @@ impl<A: Arithmetic, T: Float> gemm::Weights<A> for Turned<'_, T> {
                     }
                 }
             }
-        })
+        }
     }
 }

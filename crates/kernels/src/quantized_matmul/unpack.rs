@@ -4,8 +4,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512bf16::Lookup;
-use super::format::Format;
-use crate::element::{Bf16, Float};
+use super::format::{Format, Scales};
 use crate::simd::{F32x16, LANES};
 
 /// Whether [`unpack`] supports the format: groups are whole vectors of bf16.
@@ -18,13 +17,11 @@ pub(super) const fn unpacks<F: Format>() -> bool {
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
-/// weights, `scales` and, if the format is affine, `biases` have one for each group, and `out` has
-/// room.
+/// weights, each group has a scale and, if the format is affine, a bias, and `out` has room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,
-    scales: *const u8,
-    biases: *const Bf16,
+    scales: &Scales,
     group: usize,
     groups: usize,
     out: *mut u16,
@@ -32,10 +29,10 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     // SAFETY: the caller's contract.
     unsafe {
         if const { F::BITS == 2 || F::BITS == 4 } {
-            return look_up::<V, F>(packed, scales, biases, group, groups, out);
+            return look_up::<V, F>(packed, scales, group, groups, out);
         }
         for index in 0..groups {
-            let [scale, bias] = scale_and_bias::<V, F>(scales, biases, index);
+            let [scale, bias] = scales.of_group::<V, F>(index);
             for at in (index * group..(index + 1) * group).step_by(2 * LANES) {
                 let from = packed.add(at * F::BITS as usize / 8);
                 let low = F::in_order::<V>(from).mul_add(scale, bias);
@@ -51,27 +48,6 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     }
 }
 
-/// The scale and the bias of a group, in every lane.
-///
-/// # Safety
-/// The contract of [`unpack`].
-#[inline(always)]
-unsafe fn scale_and_bias<V: F32x16, F: Format>(
-    scales: *const u8,
-    biases: *const Bf16,
-    index: usize,
-) -> [V; 2] {
-    let first = V::splat_int(0);
-    // SAFETY: the caller's contract.
-    unsafe {
-        let bias = match F::AFFINE {
-            true => Bf16::load_first::<V>(biases.add(index), 1).permute(first),
-            false => V::splat(0.0),
-        };
-        [F::scales::<V, Bf16>(scales, index, 1).permute(first), bias]
-    }
-}
-
 /// [`unpack`] for two or four bits. A group has at most sixteen distinct weights, which are
 /// computed and rounded once and then looked up.
 ///
@@ -80,8 +56,7 @@ unsafe fn scale_and_bias<V: F32x16, F: Format>(
 #[inline(always)]
 unsafe fn look_up<V: F32x16, F: Format>(
     packed: *const u8,
-    scales: *const u8,
-    biases: *const Bf16,
+    scales: &Scales,
     group: usize,
     groups: usize,
     out: *mut u16,
@@ -103,7 +78,7 @@ unsafe fn look_up<V: F32x16, F: Format>(
         }
         let numbers = V::load(numbers.as_ptr());
         for index in 0..groups {
-            let [scale, bias] = scale_and_bias::<V, F>(scales, biases, index);
+            let [scale, bias] = scales.of_group::<V, F>(index);
             let mut table = [0u16; LANES];
             V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
             let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));

@@ -1,0 +1,123 @@
+//! The steps after a product. They are compiled apart from the products, since there are few of
+//! each, but many pairs.
+
+use super::super::simd::{F32x16, Kernel, LANES, Level};
+
+/// Finishes the sums and writes the outputs.
+pub trait Epilogue: Sync {
+    /// Whether it gains from `avx512bf16`, as [`Kernel::BF16`] says.
+    const BF16: bool;
+
+    /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
+    /// is finished once, by one thread.
+    ///
+    /// # Safety
+    /// The outputs exist.
+    unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
+}
+
+/// The sums of `columns` columns from `column` on, side by side in whole blocks of sixteen, for
+/// `rows` rows from `row` on, which are `pitch` floats apart.
+#[derive(Clone, Copy)]
+pub struct Sums {
+    pub sums: *const f32,
+    pub pitch: usize,
+    pub row: usize,
+    pub rows: usize,
+    pub column: usize,
+    pub columns: usize,
+}
+
+/// The sums of a block of rows and columns, column by column; those of the next column are `pitch`
+/// floats away.
+#[derive(Clone, Copy)]
+pub struct Block {
+    pub sums: *const f32,
+    pub pitch: usize,
+    pub row: usize,
+    pub rows: usize,
+    pub column: usize,
+    pub columns: usize,
+}
+
+/// An [`Epilogue`] on a machine.
+pub trait Steps: Sync {
+    /// # Safety
+    /// The sums are whole blocks of sixteen for each row, and the outputs exist.
+    unsafe fn finish(&self, sums: Sums);
+    /// # Safety
+    /// The sums are whole blocks of sixteen for each column, and the outputs exist.
+    unsafe fn finish_block(&self, block: Block);
+}
+
+/// An epilogue, and the level that runs it.
+pub struct OnLevel<'a, E> {
+    pub level: Level,
+    pub epilogue: &'a E,
+}
+
+impl<E: Epilogue> Steps for OnLevel<'_, E> {
+    unsafe fn finish(&self, sums: Sums) {
+        // SAFETY: the caller's contract.
+        unsafe { self.level.run(Finish { sums, epilogue: self.epilogue }) }
+    }
+
+    unsafe fn finish_block(&self, block: Block) {
+        // SAFETY: the caller's contract.
+        unsafe { self.level.run(Transpose { block, epilogue: self.epilogue }) }
+    }
+}
+
+struct Finish<'a, E> {
+    sums: Sums,
+    epilogue: &'a E,
+}
+
+impl<E: Epilogue> Kernel for Finish<'_, E> {
+    const BF16: bool = E::BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Sums { sums, pitch, row, rows, column, columns } = self.sums;
+        for i in 0..rows {
+            for j in (0..columns).step_by(LANES) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let lanes = V::load(sums.add(i * pitch + j));
+                    self.epilogue.finish(lanes, row + i, column + j, LANES.min(columns - j));
+                }
+            }
+        }
+    }
+}
+
+/// Transposes the sums of a block into rows of the output.
+struct Transpose<'a, E> {
+    block: Block,
+    epilogue: &'a E,
+}
+
+impl<E: Epilogue> Kernel for Transpose<'_, E> {
+    const BF16: bool = E::BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { block: Block { sums, pitch, row, rows, column, columns }, epilogue } = self;
+        for i in (0..rows).step_by(LANES) {
+            for j in (0..columns).step_by(LANES) {
+                let count = LANES.min(columns - j);
+                // SAFETY: within the block; rows and columns beyond it are not touched.
+                unsafe {
+                    let mut square = [V::splat(0.0); LANES];
+                    for (c, lanes) in square.iter_mut().enumerate() {
+                        *lanes = V::load(sums.add((j + c.min(count - 1)) * pitch + i));
+                    }
+                    let square = V::transpose(square);
+                    for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
+                        epilogue.finish(lanes, row + i + r, column + j, count);
+                    }
+                }
+            }
+        }
+    }
+}
