@@ -53,22 +53,49 @@ struct Source {
   }
 };
 
+/** The bytes of a block of elements of the largest type. */
+constexpr int64_t BLOCK = 512;
+constexpr int64_t BLOCK_BYTES = BLOCK * sizeof(mx::complex64_t);
+
+/** Converts a number of elements that lie behind one another. */
+using ConvertBlock = void (*)(const uint8_t* from, uint8_t* to, int64_t count);
+
+/** Copies elements of a type of some size, `stride` bytes from one to the next. */
+template <typename Word>
+void gather(const uint8_t* from, int64_t stride, uint8_t* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * sizeof(Word), from + i * stride, sizeof(Word));
+  }
+}
+
+void gather(const uint8_t* from, int64_t stride, uint8_t* to, int64_t count, int64_t size) {
+  if (stride == size) {
+    std::memcpy(to, from, count * size);
+  } else if (size == 1) {
+    gather<uint8_t>(from, stride, to, count);
+  } else if (size == 2) {
+    gather<uint16_t>(from, stride, to, count);
+  } else if (size == 4) {
+    gather<uint32_t>(from, stride, to, count);
+  } else {
+    gather<uint64_t>(from, stride, to, count);
+  }
+}
+
 /**
  * Converts elements in blocks that the processor's cache holds. A block is read before it is
- * written, so that elements of one size can be converted where they lie.
+ * written, so that elements of one size can be converted where they lie. Only `convert` is compiled
+ * for each pair of types; the sizes are those of its types in bytes.
  */
-template <typename From, typename To, typename One>
-void convert_elements(const Source& source, uint8_t* to, One one) {
-  constexpr int64_t block = 512;
-  From read[block];
-  To written[block];
+void convert_elements(
+    const Source& source, int64_t size, uint8_t* to, int64_t to_size, ConvertBlock convert) {
+  alignas(64) uint8_t read[BLOCK_BYTES];
+  alignas(64) uint8_t written[BLOCK_BYTES];
   int64_t filled = 0;
   auto flush = [&] {
-    for (int64_t i = 0; i < filled; ++i) {
-      written[i] = one(read[i]);
-    }
-    std::memcpy(to, written, filled * sizeof(To));
-    to += filled * sizeof(To);
+    convert(read, written, filled);
+    std::memcpy(to, written, filled * to_size);
+    to += filled * to_size;
     filled = 0;
   };
   const auto [length, stride] = source.axes.back();
@@ -77,31 +104,21 @@ void convert_elements(const Source& source, uint8_t* to, One one) {
   auto* row = source.data;
   for (int64_t number = 0; number < source.rows; ++number) {
     for (int64_t at = 0; at < length;) {
-      int64_t count = std::min(block - filled, length - at);
-      const uint8_t* from = row + at * stride * static_cast<int64_t>(sizeof(From));
-      if (stride == 1) {
-        std::memcpy(read + filled, from, count * sizeof(From));
-      } else {
-        for (int64_t i = 0; i < count; ++i) {
-          std::memcpy(
-              read + filled + i,
-              from + i * stride * static_cast<int64_t>(sizeof(From)),
-              sizeof(From));
-        }
-      }
+      int64_t count = std::min(BLOCK - filled, length - at);
+      gather(row + at * stride * size, stride * size, read + filled * size, count, size);
       at += count;
       filled += count;
-      if (filled == block) {
+      if (filled == BLOCK) {
         flush();
       }
     }
     for (size_t axis = outer; axis-- > 0;) {
-      const auto [size, step] = source.axes[axis];
-      row += step * static_cast<int64_t>(sizeof(From));
-      if (++index[axis] < size) {
+      const auto [extent, step] = source.axes[axis];
+      row += step * size;
+      if (++index[axis] < extent) {
         break;
       }
-      row -= size * step * static_cast<int64_t>(sizeof(From));
+      row -= extent * step * size;
       index[axis] = 0;
     }
   }
@@ -109,26 +126,45 @@ void convert_elements(const Source& source, uint8_t* to, One one) {
 }
 
 /** Converts elements as MLX does. */
+template <typename From, typename To>
+void convert_block(const uint8_t* from, uint8_t* to, int64_t count) {
+  auto* read = reinterpret_cast<const From*>(from);
+  auto* written = reinterpret_cast<To*>(to);
+  for (int64_t i = 0; i < count; ++i) {
+    written[i] = static_cast<To>(read[i]);
+  }
+}
+
 void convert_cpu(const Source& source, mx::Dtype from, uint8_t* to, mx::Dtype dtype) {
   mx::dispatch_all_types(from, [&](auto from_type) {
     using From = MLX_GET_TYPE(from_type);
     mx::dispatch_all_types(dtype, [&](auto to_type) {
       using To = MLX_GET_TYPE(to_type);
-      convert_elements<From, To>(source, to, [](const From& x) { return static_cast<To>(x); });
+      convert_elements(source, sizeof(From), to, sizeof(To), convert_block<From, To>);
     });
   });
+}
+
+template <typename From>
+void clamp_block(const uint8_t* from, uint8_t* to, int64_t count) {
+  using Limits = std::numeric_limits<int32_t>;
+  auto* read = reinterpret_cast<const From*>(from);
+  auto* written = reinterpret_cast<int32_t*>(to);
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::cmp_less(read[i], Limits::min())) {
+      written[i] = Limits::min();
+    } else if (std::cmp_greater(read[i], Limits::max())) {
+      written[i] = Limits::max();
+    } else {
+      written[i] = static_cast<int32_t>(read[i]);
+    }
+  }
 }
 
 void clamp_cpu(const Source& source, mx::Dtype from, uint8_t* to) {
   mx::dispatch_int_types(from, "clamp", [&](auto from_type) {
     using From = MLX_GET_TYPE(from_type);
-    using Limits = std::numeric_limits<int32_t>;
-    convert_elements<From, int32_t>(source, to, [](From x) {
-      if (std::cmp_less(x, Limits::min())) {
-        return Limits::min();
-      }
-      return std::cmp_greater(x, Limits::max()) ? Limits::max() : static_cast<int32_t>(x);
-    });
+    convert_elements(source, sizeof(From), to, sizeof(int32_t), clamp_block<From>);
   });
 }
 

@@ -7,6 +7,27 @@
 
 namespace mlx_primitives {
 
+Dispatch::Dispatch(
+    std::string stem_,
+    Launch launch_,
+    const Arrays& inputs,
+    const Arrays& outputs,
+    const void* params,
+    size_t bytes)
+    : stem(std::move(stem_)), launch(std::move(launch_)) {
+  auto next = [&] { return static_cast<uint32_t>(bindings.size()); };
+  bindings.reserve(inputs.size() + outputs.size() + 1);
+  for (const auto& array : inputs) {
+    bindings.push_back({next(), array, false, 0, {}});
+  }
+  for (const auto& array : outputs) {
+    bindings.push_back({next(), array, true, 0, {}});
+  }
+  Binding by_value{next(), std::nullopt, false, 0, std::vector<uint8_t>(bytes)};
+  std::memcpy(by_value.bytes.data(), params, bytes);
+  bindings.push_back(std::move(by_value));
+}
+
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count) {
   if (count > std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument(

@@ -118,23 +118,16 @@ struct Dispatch {
       const Arrays& inputs,
       const Arrays& outputs,
       const Params& params)
-      : stem(std::move(stem_)), launch(std::move(launch_)) {
-    bind(inputs, false);
-    bind(outputs, true);
-    Binding by_value{next(), std::nullopt, false, 0, std::vector<uint8_t>(sizeof(Params))};
-    std::memcpy(by_value.bytes.data(), &params, sizeof(Params));
-    bindings.push_back(std::move(by_value));
-  }
+      : Dispatch(std::move(stem_), std::move(launch_), inputs, outputs, &params, sizeof(Params)) {}
 
  private:
-  uint32_t next() const {
-    return static_cast<uint32_t>(bindings.size());
-  }
-  void bind(const Arrays& arrays, bool written) {
-    for (const auto& array : arrays) {
-      bindings.push_back({next(), array, written, 0, {}});
-    }
-  }
+  Dispatch(
+      std::string stem_,
+      Launch launch_,
+      const Arrays& inputs,
+      const Arrays& outputs,
+      const void* params,
+      size_t bytes);
 };
 
 constexpr uint32_t MAX_THREADS = 1024; // per threadgroup, on every Apple GPU
