@@ -38,18 +38,17 @@ const AHEAD: usize = 8192;
 
 impl<'a> Operands<'a> {
     /// The first row. Divisions take as long as the work on a short row, so that they come once.
-    #[inline(always)]
-    fn first<D: Dots>(call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
+    fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { element, axis, group, .. } = call;
-        let each = if D::AFFINE { D::ELEMENT.unwrap_or(element).bytes() } else { 1 };
+        let each = if kind.affine { kind.element.unwrap_or(element).bytes() } else { 1 };
         Self {
             packed,
             scales: Scales { element, scales, biases },
-            bytes: axis * D::BITS / 8,
+            bytes: axis * kind.bits / 8,
             scale_bytes: axis / group * each,
             step: LANES * each,
-            ahead: AHEAD * 8 / (group * D::BITS) * each,
+            ahead: AHEAD * 8 / (group * kind.bits) * each,
             axis,
             group,
             prepared,
@@ -141,25 +140,52 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Computes the columns without closures, since a closure that is not inlined would be compiled
-    /// without the level's features.
+    /// Computes the columns.
     ///
     /// # Safety
     /// The contract of [`super::quantized_matmul`]; no other thread writes these columns.
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
-        let rows = self.call.rows;
+        let kind = Kind { bits: D::BITS, affine: D::AFFINE, element: D::ELEMENT };
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Bands { columns: self, kind, multiply: multiply::<V, D> }) };
+    }
+}
+
+/// The constants of [`Dots`] that the loop over bands reads.
+#[derive(Clone, Copy)]
+struct Kind {
+    bits: usize,
+    affine: bool,
+    element: Option<Element>,
+}
+
+/// Computes the columns band by band, in a function that all kinds of [`Dots`] share.
+struct Bands<'a> {
+    columns: &'a Columns<'a>,
+    kind: Kind,
+    multiply: unsafe fn(Operands, usize, Range<usize>, *mut [f32; LANES]),
+}
+
+impl Kernel for Bands<'_> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let rows = self.columns.call.rows;
         for top in (0..rows).step_by(if V::SMALL { 1 } else { BAND }) {
             let end = if V::SMALL { top + 1 } else { rows.min(top + BAND) };
             // SAFETY: the caller's contract; the bands hold each row once.
-            unsafe { self.band::<V, D>(top..end) };
+            unsafe { self.band::<V>(top..end) };
         }
     }
+}
 
+impl Bands<'_> {
     /// Computes the range's columns of up to [`BAND`] rows.
     #[inline(always)]
-    unsafe fn band<V: F32x16, D: Dots>(&self, band: Range<usize>) {
-        let call = self.call;
+    unsafe fn band<V: F32x16>(&self, band: Range<usize>) {
+        let Columns { call, prepared, finish, ref range } = *self.columns;
         let (mut sums, mut ups) = (Sums::uninit(), Sums::uninit());
         let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
@@ -168,18 +194,20 @@ impl Columns<'_> {
             if joined && index > 0 {
                 break;
             }
-            let end = self.range.end.min(first + weights.columns);
-            for at in (self.range.start.max(first)..end).step_by(BLOCKS * LANES) {
+            let second = if joined { &call.weights[1] } else { weights };
+            let end = range.end.min(first + weights.columns);
+            for at in (range.start.max(first)..end).step_by(BLOCKS * LANES) {
                 let count = (end - at).min(BLOCKS * LANES);
+                let places = [(weights, at - first, sums), (second, at, ups)];
                 // SAFETY: the caller's contract; these columns are some of this range.
                 unsafe {
-                    self.products::<V, D>(weights, at - first, count, &band, sums);
-                    if joined {
-                        self.products::<V, D>(&call.weights[1], at, count, &band, ups);
+                    for (weights, at, to) in places.into_iter().take(1 + usize::from(joined)) {
+                        let first = Operands::first(self.kind, call, weights, prepared);
+                        (self.multiply)(first.below(at), count, band.clone(), to);
                     }
-                    let (finish, band) = (self.finish, band.clone());
+                    let band = band.clone();
                     let (sums, ups) = (sums.cast_const(), joined.then_some(ups.cast_const()));
-                    with_element!(D::ELEMENT.unwrap_or(call.element), T => {
+                    with_element!(self.kind.element.unwrap_or(call.element), T => {
                         let element = PhantomData::<T>;
                         V::part(Write { finish, band, at, count, sums, ups, element });
                     });
@@ -188,26 +216,26 @@ impl Columns<'_> {
             first += weights.columns;
         }
     }
+}
 
-    /// Computes up to `BLOCKS` blocks of columns of a band of rows.
-    #[inline(always)]
-    unsafe fn products<V: F32x16, D: Dots>(
-        &self,
-        weights: &Weights,
-        at: usize,
-        count: usize,
-        band: &Range<usize>,
-        to: *mut [f32; LANES],
-    ) {
-        let first = Operands::first::<D>(self.call, weights, self.prepared);
-        let (operands, band, dots) = (first.below(at), band.clone(), PhantomData::<D>);
-        // SAFETY: the caller's contract.
-        unsafe {
-            if V::SMALL || band.len() == 1 {
-                V::part(Row { operands, count, m: band.start, to, dots });
-            } else {
-                V::part(Band { operands, count, band, to, dots });
-            }
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x.
+///
+/// # Safety
+/// The machine has the features of the vectors; the contract of [`Dots::dot`], for each of the
+/// rows. `to` is as [`Sums`] says.
+unsafe fn multiply<V: F32x16, D: Dots>(
+    operands: Operands,
+    count: usize,
+    band: Range<usize>,
+    to: *mut [f32; LANES],
+) {
+    let dots = PhantomData::<D>;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if const { V::SMALL } || band.len() == 1 {
+            V::part(Row { operands, count, m: band.start, to, dots });
+        } else {
+            V::part(Band { operands, count, band, to, dots });
         }
     }
 }
