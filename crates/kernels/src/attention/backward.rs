@@ -88,7 +88,7 @@ struct Total<'a, T> {
 }
 
 impl<T: Float> Kernel for Total<'_, T> {
-    const BF16: bool = T::IS_BF16;
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -133,7 +133,7 @@ struct Sinks<'a, T> {
 }
 
 impl<T: Float> Kernel for Sinks<'_, T> {
-    const BF16: bool = T::IS_BF16;
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
