@@ -353,20 +353,20 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let PhantomData = self.map;
-        let mut at = self.range.start;
+        let Self { a, b, out, range, map: PhantomData } = self;
+        let mut at = range.start;
         // SAFETY: every access is within the range, and reads come before the write to their place.
         unsafe {
-            while at + LANES <= self.range.end {
-                let (a, b): (V, V) = (T::load_mixed(self.a.add(at)), T::load_mixed(self.b.add(at)));
-                self.out.put_mixed(M::of::<V, T>(a, b), at);
+            while !V::SMALL && at + LANES <= range.end {
+                let (a, b): (V, V) = (T::load_mixed(a.add(at)), T::load_mixed(b.add(at)));
+                out.put_mixed(M::of::<V, T>(a, b), at);
                 at += LANES;
             }
-            let count = self.range.end - at;
-            if count > 0 {
-                let a: V = T::load_first(self.a.add(at), count);
-                let b: V = T::load_first(self.b.add(at), count);
-                self.out.put_first(M::of::<V, T>(a, b), at, count);
+            while at < range.end {
+                let count = LANES.min(range.end - at);
+                let (a, b) = (T::load_block(a.add(at), count), T::load_block(b.add(at), count));
+                out.put_block::<V>(M::of::<V, T>(a, b), at, count);
+                at += LANES;
             }
         }
     }

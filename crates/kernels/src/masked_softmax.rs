@@ -117,7 +117,7 @@ impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
     unsafe fn run<V: F32x16>(self) {
         // SAFETY: the caller's contract, whichever way.
         unsafe {
-            if self.scale == 1.0 {
+            if !V::SMALL && self.scale == 1.0 {
                 self.scaled::<V, false>();
             } else {
                 self.scaled::<V, true>();

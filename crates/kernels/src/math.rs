@@ -1,45 +1,63 @@
 //! Elementary functions on blocks of lanes.
 
 use super::element::Float;
-use super::simd::{F32x16, INTEGERS, LANES};
+use super::simd::{F32x16, Function, INTEGERS, LANES};
 
 /// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
 #[inline(always)]
 pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
-    // e^-104 rounds to zero; the clamp keeps -inf out of the reduction.
-    let x = V::splat(-104.0).max(x);
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding the number rounds to an integer, and
-    // ln 2's high part is short enough for n * high to be exact.
-    let integers = V::splat(INTEGERS);
-    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
-    let n = sum - integers;
-    let r = n.mul_add(V::splat(-0.693_359_4), x);
-    let r = n.mul_add(V::splat(2.121_944_4e-4), r);
-    let p = V::splat(1.392_621_3e-3);
-    let p = p.mul_add(r, V::splat(8.363_203e-3));
-    let p = p.mul_add(r, V::splat(4.166_655_6e-2));
-    let p = p.mul_add(r, V::splat(1.666_657_6e-1));
-    let p = p.mul_add(r, V::splat(0.5));
-    let p = p.mul_add(r, V::splat(1.0));
-    let p = p.mul_add(r, V::splat(1.0));
-    p.scale_by_power(n, sum)
+    V::call::<ExpNonpositive>(x)
+}
+
+struct ExpNonpositive;
+
+impl Function for ExpNonpositive {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        // e^-104 rounds to zero; the clamp keeps -inf out of the reduction.
+        let x = V::splat(-104.0).max(x);
+        // x = n ln 2 + r with |r| <= ln 2 / 2. Adding the number rounds to an integer, and
+        // ln 2's high part is short enough for n * high to be exact.
+        let integers = V::splat(INTEGERS);
+        let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
+        let n = sum - integers;
+        let r = n.mul_add(V::splat(-0.693_359_4), x);
+        let r = n.mul_add(V::splat(2.121_944_4e-4), r);
+        let p = V::splat(1.392_621_3e-3);
+        let p = p.mul_add(r, V::splat(8.363_203e-3));
+        let p = p.mul_add(r, V::splat(4.166_655_6e-2));
+        let p = p.mul_add(r, V::splat(1.666_657_6e-1));
+        let p = p.mul_add(r, V::splat(0.5));
+        let p = p.mul_add(r, V::splat(1.0));
+        let p = p.mul_add(r, V::splat(1.0));
+        p.scale_by_power(n, sum)
+    }
 }
 
 /// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. Shorter than [`exp_nonpositive`],
 /// for results that are rounded to eleven bits or fewer.
 #[inline(always)]
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
-    // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
-    let t = V::splat(-151.0).max(x * V::splat(std::f32::consts::LOG2_E));
-    let (n, sum) = t.round_to_power();
-    let r = t - n;
-    let p = V::splat(1.327_647_1e-3);
-    let p = p.mul_add(r, V::splat(9.675_541e-3));
-    let p = p.mul_add(r, V::splat(5.550_713e-2));
-    let p = p.mul_add(r, V::splat(2.402_212e-1));
-    let p = p.mul_add(r, V::splat(6.931_469_4e-1));
-    let p = p.mul_add(r, V::splat(1.0));
-    p.scale_by_power(n, sum)
+    V::call::<ExpNonpositiveShort>(x)
+}
+
+struct ExpNonpositiveShort;
+
+impl Function for ExpNonpositiveShort {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
+        let t = V::splat(-151.0).max(x * V::splat(std::f32::consts::LOG2_E));
+        let (n, sum) = t.round_to_power();
+        let r = t - n;
+        let p = V::splat(1.327_647_1e-3);
+        let p = p.mul_add(r, V::splat(9.675_541e-3));
+        let p = p.mul_add(r, V::splat(5.550_713e-2));
+        let p = p.mul_add(r, V::splat(2.402_212e-1));
+        let p = p.mul_add(r, V::splat(6.931_469_4e-1));
+        let p = p.mul_add(r, V::splat(1.0));
+        p.scale_by_power(n, sum)
+    }
 }
 
 /// Above this magnitude MLX calls libm instead of its polynomials.
@@ -137,27 +155,45 @@ pub fn exp_like_mlx(x: f32) -> f32 {
 /// [`exp_like_mlx`] on lanes, bit for bit, for x >= 0 and NaN.
 #[inline(always)]
 pub fn exp_of_mlx_up<V: F32x16>(x: V) -> V {
-    let y = V::splat(89.0).min(x) * V::splat(std::f32::consts::LOG2_E);
-    // floor(y + 1/2) without rounding the sum: 2 y is exact, and truncation is its floor.
-    let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
-    let result = exp_of_parts(whole, y - V::from_int(whole));
-    let over = V::splat(88.0) - x;
-    V::select(negative(over), V::splat(f32::INFINITY), result)
+    V::call::<ExpOfMlxUp>(x)
+}
+
+struct ExpOfMlxUp;
+
+impl Function for ExpOfMlxUp {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        let y = V::splat(89.0).min(x) * V::splat(std::f32::consts::LOG2_E);
+        // floor(y + 1/2) without rounding the sum: 2 y is exact, and truncation is its floor.
+        let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
+        let result = exp_of_parts(whole, y - V::from_int(whole));
+        let over = V::splat(88.0) - x;
+        V::select(negative(over), V::splat(f32::INFINITY), result)
+    }
 }
 
 /// [`exp_like_mlx`] on lanes, bit for bit, for x <= 0 and NaN.
 #[inline(always)]
 pub fn exp_of_mlx_down<V: F32x16>(x: V) -> V {
-    let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
-    // floor(y + 1/2) without rounding the sum: values halfway between integers go up, which `round`
-    // may round down.
-    let nearest = y.round();
-    let below = (V::splat(0.5) - (y - nearest)).to_bits();
-    let whole = V::select(below, nearest, nearest + V::splat(1.0));
-    let result = exp_of_parts(whole.to_int(), y - whole);
-    let under = x - V::splat(-88.0);
-    let result = V::select(negative(under), V::splat(0.0), result);
-    V::select(x.is_nan(), x, result)
+    V::call::<ExpOfMlxDown>(x)
+}
+
+struct ExpOfMlxDown;
+
+impl Function for ExpOfMlxDown {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
+        // floor(y + 1/2) without rounding the sum: values halfway between integers go up, which
+        // `round` may round down.
+        let nearest = y.round();
+        let below = (V::splat(0.5) - (y - nearest)).to_bits();
+        let whole = V::select(below, nearest, nearest + V::splat(1.0));
+        let result = exp_of_parts(whole.to_int(), y - whole);
+        let under = x - V::splat(-88.0);
+        let result = V::select(negative(under), V::splat(0.0), result);
+        V::select(x.is_nan(), x, result)
+    }
 }
 
 /// `2^(whole + part)` by MLX's polynomial.
@@ -211,18 +247,27 @@ pub fn erf_and_exp<V: F32x16>(x: V) -> (V, V) {
 /// tanh x, within two ulps; NaN gives NaN.
 #[inline(always)]
 pub fn tanh<V: F32x16>(x: V) -> V {
-    let one = V::splat(1.0);
-    let magnitude = x.abs();
-    // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, where Cephes' polynomial takes over.
-    let e = exp_nonpositive(magnitude * V::splat(-2.0));
-    let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
-    let large = ((one - e) / (one + e)).xor_bits(sign);
-    let z = x * x;
-    let p = V::splat(-5.704_988_7e-3);
-    let p = p.mul_add(z, V::splat(2.063_908_8e-2));
-    let p = p.mul_add(z, V::splat(-5.373_971_6e-2));
-    let p = p.mul_add(z, V::splat(1.333_144_2e-1));
-    let p = p.mul_add(z, V::splat(-3.333_328e-1));
-    let small = (p * z).mul_add(x, x);
-    V::select(negative(magnitude - V::splat(0.625)), small, large)
+    V::call::<Tanh>(x)
+}
+
+struct Tanh;
+
+impl Function for Tanh {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        let one = V::splat(1.0);
+        let magnitude = x.abs();
+        // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, where Cephes' polynomial takes over.
+        let e = exp_nonpositive(magnitude * V::splat(-2.0));
+        let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
+        let large = ((one - e) / (one + e)).xor_bits(sign);
+        let z = x * x;
+        let p = V::splat(-5.704_988_7e-3);
+        let p = p.mul_add(z, V::splat(2.063_908_8e-2));
+        let p = p.mul_add(z, V::splat(-5.373_971_6e-2));
+        let p = p.mul_add(z, V::splat(1.333_144_2e-1));
+        let p = p.mul_add(z, V::splat(-3.333_328e-1));
+        let small = (p * z).mul_add(x, x);
+        V::select(negative(magnitude - V::splat(0.625)), small, large)
+    }
 }

@@ -125,17 +125,32 @@ impl<T: Float> Kernel for Rows<'_, T> {
                 let end = call.rows.min((part + 1) * each);
                 for row in (part * each..end).step_by(PART_ROWS) {
                     let rows = row..end.min(row + PART_ROWS);
-                    match (call.weight.is_null(), call.centered) {
-                        (false, false) => self.job.rows::<V, true, false>(rows, sums),
-                        (false, true) => self.job.rows::<V, true, true>(rows, sums),
-                        (true, false) => self.job.rows::<V, false, false>(rows, sums),
-                        (true, true) => self.job.rows::<V, false, true>(rows, sums),
+                    let form = Form { weighted: !call.weight.is_null(), centered: call.centered };
+                    // The compiler knows the form in each of these, and drops what it has not.
+                    match (form.weighted, form.centered) {
+                        _ if V::SMALL => self.job.rows::<V>(form, rows, sums),
+                        (true, false) => self.job.rows::<V>(WEIGHTED, rows, sums),
+                        (true, true) => self.job.rows::<V>(BOTH, rows, sums),
+                        (false, false) => self.job.rows::<V>(PLAIN, rows, sums),
+                        (false, true) => self.job.rows::<V>(CENTERED, rows, sums),
                     }
                 }
             }
         }
     }
 }
+
+/// Whether x is multiplied by a weight, and whether its mean is subtracted.
+#[derive(Clone, Copy)]
+struct Form {
+    weighted: bool,
+    centered: bool,
+}
+
+const PLAIN: Form = Form { weighted: false, centered: false };
+const WEIGHTED: Form = Form { weighted: true, centered: false };
+const CENTERED: Form = Form { weighted: false, centered: true };
+const BOTH: Form = Form { weighted: true, centered: true };
 
 /// Columns of a few rows that are written together, so that their weights and sums stay in the
 /// nearest cache.
@@ -154,28 +169,24 @@ struct Stats {
 impl<T: Float> Job<T> {
     /// At most [`PART_ROWS`] rows.
     #[inline(always)]
-    unsafe fn rows<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
-        &self,
-        rows: Range<usize>,
-        sums: [Option<*mut f32>; 2],
-    ) {
+    unsafe fn rows<V: F32x16>(&self, form: Form, rows: Range<usize>, sums: [Option<*mut f32>; 2]) {
         let axis = self.call.axis;
         let mut all = [Stats::default(); PART_ROWS];
         // SAFETY: the rows lie within all buffers.
         unsafe {
             for (row, stats) in rows.clone().zip(&mut all) {
-                *stats = self.stats::<V, WEIGHTED, CENTERED>(row);
+                *stats = self.stats::<V>(form, row);
             }
             for start in (0..axis).step_by(COLUMNS) {
                 let end = axis.min(start + COLUMNS);
                 for (row, stats) in rows.clone().zip(all) {
                     let mut at = start;
                     while at + LANES <= end {
-                        self.block::<V, WEIGHTED, CENTERED>(row, at, LANES, stats, sums);
+                        self.block::<V>(form, row, at, LANES, stats, sums);
                         at += LANES;
                     }
                     if at < end {
-                        self.block::<V, WEIGHTED, CENTERED>(row, at, end - at, stats, sums);
+                        self.block::<V>(form, row, at, end - at, stats, sums);
                     }
                 }
             }
@@ -183,16 +194,13 @@ impl<T: Float> Job<T> {
     }
 
     #[inline(always)]
-    unsafe fn stats<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
-        &self,
-        row: usize,
-    ) -> Stats {
+    unsafe fn stats<V: F32x16>(&self, form: Form, row: usize) -> Stats {
         let axis = self.call.axis;
         let reciprocal = (1.0 / axis as f64) as f32;
         // SAFETY: the row lies within all buffers.
         unsafe {
             let mut middle = 0.0;
-            if CENTERED {
+            if form.centered {
                 let x = self.call.x.cast::<T>().add(row * axis);
                 middle = fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal;
             }
@@ -202,13 +210,13 @@ impl<T: Float> Job<T> {
             while at + 2 * LANES <= axis {
                 for (half, sums) in sums.iter_mut().enumerate() {
                     let at = at + half * LANES;
-                    self.sum::<V, WEIGHTED, CENTERED>(row, at, LANES, middle, sums);
+                    self.sum::<V>(form, row, at, LANES, middle, sums);
                 }
                 at += 2 * LANES;
             }
             while at < axis {
                 let count = LANES.min(axis - at);
-                self.sum::<V, WEIGHTED, CENTERED>(row, at, count, middle, &mut sums[0]);
+                self.sum::<V>(form, row, at, count, middle, &mut sums[0]);
                 at += LANES;
             }
             let [a, b] = sums;
@@ -222,8 +230,9 @@ impl<T: Float> Job<T> {
 
     /// Adds squares of `x - middle`, h, and their products, of `count` elements from `at` on.
     #[inline(always)]
-    unsafe fn sum<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+    unsafe fn sum<V: F32x16>(
         &self,
+        form: Form,
         row: usize,
         at: usize,
         count: usize,
@@ -237,10 +246,10 @@ impl<T: Float> Job<T> {
             prefetch_block(x.wrapping_add(self.call.axis)); // the next row
             prefetch_block(g.wrapping_add(self.call.axis));
             let (mut d, mut h): (V, V) = (T::load_block(x, count), T::load_block(g, count));
-            if WEIGHTED {
+            if form.weighted {
                 h = h * T::load_block(self.call.weight.cast::<T>().add(at), count);
             }
-            if CENTERED {
+            if form.centered {
                 d = d - V::splat(middle);
                 if count < LANES {
                     d = d.keep_first(count, 0.0);
@@ -254,8 +263,9 @@ impl<T: Float> Job<T> {
 
     /// Writes the gradients of `count` elements from `at` on, and adds those of the vectors.
     #[inline(always)]
-    unsafe fn block<V: F32x16, const WEIGHTED: bool, const CENTERED: bool>(
+    unsafe fn block<V: F32x16>(
         &self,
+        form: Form,
         row: usize,
         at: usize,
         count: usize,
@@ -270,10 +280,10 @@ impl<T: Float> Job<T> {
             let gradient: V = T::load_block(call.g.cast::<T>().add(place), count);
             let mut n: V = T::load_block(call.x.cast::<T>().add(place), count);
             let mut h = gradient;
-            if WEIGHTED {
+            if form.weighted {
                 h = h * T::load_block(call.weight.cast::<T>().add(at), count);
             }
-            if CENTERED {
+            if form.centered {
                 n = n - V::splat(stats.middle);
                 h = h - V::splat(stats.height);
             }

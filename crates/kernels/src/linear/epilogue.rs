@@ -113,6 +113,13 @@ impl<E: Epilogue> Kernel for Transpose<'_, E> {
                         *lanes = V::load(sums.add((j + c.min(count - 1)) * pitch + i));
                     }
                     let square = V::transpose(square);
+                    if V::SMALL {
+                        let (sums, pitch, columns) = (square.as_ptr().cast(), LANES, count);
+                        let (row, rows, column) = (row + i, LANES.min(rows - i), column + j);
+                        let sums = Sums { sums, pitch, row, rows, column, columns };
+                        V::part(Finish { sums, epilogue });
+                        continue;
+                    }
                     for (r, lanes) in square.into_iter().enumerate().take(rows - i) {
                         epilogue.finish(lanes, row + i + r, column + j, count);
                     }

@@ -21,6 +21,11 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
     }
+    /// A function of lanes, which is part of what calls it, but a call on the portable level.
+    #[inline(always)]
+    fn call<F: Function>(x: Self) -> Self {
+        F::of(x)
+    }
     /// Transposes a square of sixteen rows.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
@@ -122,6 +127,11 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn low_fp8(a: Self::Int) -> Self {
         floats::low::<Self, 8>(a)
     }
+}
+
+/// A function of each lane.
+pub trait Function {
+    fn of<V: F32x16>(x: V) -> V;
 }
 
 /// A kernel body written once over the vector type.

@@ -21,7 +21,7 @@ mod scalar;
 mod stream;
 pub mod tiles;
 pub mod transpose;
-pub use kernel::{F32x16, Kernel, Parts};
+pub use kernel::{F32x16, Function, Kernel, Parts};
 pub use lanes::{INTEGERS, LANES, Lanes, Register};
 pub use level::Level;
 pub use memory::{Lines, fence, prefetch, prefetch_block, prefetch_far};

@@ -10,7 +10,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::dots::{self, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::registers::Scalar;
 use super::tiles::Tiles;
-use super::{F32x16, LANES, Lanes, stream};
+use super::{F32x16, Function, LANES, Lanes, stream};
 
 /// An array with an element for each lane. A closure would take the arguments by their addresses,
 /// and callers would copy what they pass.
@@ -293,6 +293,10 @@ impl Lanes for Scalar {
 }
 
 impl F32x16 for Scalar {
+    #[inline(never)]
+    fn call<F: Function>(x: Self) -> Self {
+        F::of(x)
+    }
     #[inline(never)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
