@@ -53,49 +53,27 @@ struct Source {
   }
 };
 
-/** The bytes of a block of elements of the largest type. */
+/** The elements of a block, which the processor's cache holds. */
 constexpr int64_t BLOCK = 512;
 constexpr int64_t BLOCK_BYTES = BLOCK * sizeof(mx::complex64_t);
 
-/** Converts a number of elements that lie behind one another. */
+/** Converts up to `BLOCK` elements that lie behind one another. */
 using ConvertBlock = void (*)(const uint8_t* from, uint8_t* to, int64_t count);
 
-/** Copies elements of a type of some size, `stride` bytes from one to the next. */
-template <typename Word>
-void gather(const uint8_t* from, int64_t stride, uint8_t* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * sizeof(Word), from + i * stride, sizeof(Word));
-  }
-}
-
-void gather(const uint8_t* from, int64_t stride, uint8_t* to, int64_t count, int64_t size) {
-  if (stride == size) {
-    std::memcpy(to, from, count * size);
-  } else if (size == 1) {
-    gather<uint8_t>(from, stride, to, count);
-  } else if (size == 2) {
-    gather<uint16_t>(from, stride, to, count);
-  } else if (size == 4) {
-    gather<uint32_t>(from, stride, to, count);
-  } else {
-    gather<uint64_t>(from, stride, to, count);
-  }
-}
-
 /**
- * Converts elements in blocks that the processor's cache holds. A block is read before it is
- * written, so that elements of one size can be converted where they lie. Only `convert` is compiled
- * for each pair of types; the sizes are those of its types in bytes.
+ * Converts elements of the size of a word in blocks. A block is read before it is written, so that
+ * elements of one size can be converted where they lie. Only `convert` is compiled for each pair of
+ * types; `size` is that of the results in bytes.
  */
-void convert_elements(
-    const Source& source, int64_t size, uint8_t* to, int64_t to_size, ConvertBlock convert) {
-  alignas(64) uint8_t read[BLOCK_BYTES];
+template <typename Word>
+void convert_words(const Source& source, uint8_t* to, int64_t size, ConvertBlock convert) {
+  alignas(64) uint8_t read[BLOCK * sizeof(Word)];
   alignas(64) uint8_t written[BLOCK_BYTES];
   int64_t filled = 0;
   auto flush = [&] {
     convert(read, written, filled);
-    std::memcpy(to, written, filled * to_size);
-    to += filled * to_size;
+    std::memcpy(to, written, filled * size);
+    to += filled * size;
     filled = 0;
   };
   const auto [length, stride] = source.axes.back();
@@ -105,7 +83,17 @@ void convert_elements(
   for (int64_t number = 0; number < source.rows; ++number) {
     for (int64_t at = 0; at < length;) {
       int64_t count = std::min(BLOCK - filled, length - at);
-      gather(row + at * stride * size, stride * size, read + filled * size, count, size);
+      const uint8_t* from = row + at * stride * static_cast<int64_t>(sizeof(Word));
+      if (stride == 1) {
+        std::memcpy(read + filled * sizeof(Word), from, count * sizeof(Word));
+      } else {
+        for (int64_t i = 0; i < count; ++i) {
+          std::memcpy(
+              read + (filled + i) * sizeof(Word),
+              from + i * stride * static_cast<int64_t>(sizeof(Word)),
+              sizeof(Word));
+        }
+      }
       at += count;
       filled += count;
       if (filled == BLOCK) {
@@ -114,57 +102,71 @@ void convert_elements(
     }
     for (size_t axis = outer; axis-- > 0;) {
       const auto [extent, step] = source.axes[axis];
-      row += step * size;
+      row += step * static_cast<int64_t>(sizeof(Word));
       if (++index[axis] < extent) {
         break;
       }
-      row -= extent * step * size;
+      row -= extent * step * static_cast<int64_t>(sizeof(Word));
       index[axis] = 0;
     }
   }
   flush();
 }
 
-/** Converts elements as MLX does. */
-template <typename From, typename To>
-void convert_block(const uint8_t* from, uint8_t* to, int64_t count) {
-  auto* read = reinterpret_cast<const From*>(from);
-  auto* written = reinterpret_cast<To*>(to);
+/** Converts each of `count` elements by `one`. The compiler knows the length of a whole block. */
+template <typename From, typename To, typename One>
+void convert_each(const From* __restrict read, To* __restrict written, int64_t count, One one) {
+  if (count == BLOCK) {
+    for (int64_t i = 0; i < BLOCK; ++i) {
+      written[i] = one(read[i]);
+    }
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) {
-    written[i] = static_cast<To>(read[i]);
+    written[i] = one(read[i]);
   }
 }
 
+/** Converts elements by `one`. */
+template <typename From, typename To, typename One>
+void convert_elements(const Source& source, uint8_t* to, One) {
+  ConvertBlock convert = [](const uint8_t* from, uint8_t* to, int64_t count) {
+    auto* read = reinterpret_cast<const From*>(from);
+    convert_each(read, reinterpret_cast<To*>(to), count, One{});
+  };
+  if constexpr (sizeof(From) == 1) {
+    convert_words<uint8_t>(source, to, sizeof(To), convert);
+  } else if constexpr (sizeof(From) == 2) {
+    convert_words<uint16_t>(source, to, sizeof(To), convert);
+  } else if constexpr (sizeof(From) == 4) {
+    convert_words<uint32_t>(source, to, sizeof(To), convert);
+  } else {
+    static_assert(sizeof(From) == sizeof(uint64_t));
+    convert_words<uint64_t>(source, to, sizeof(To), convert);
+  }
+}
+
+/** Converts elements as MLX does. */
 void convert_cpu(const Source& source, mx::Dtype from, uint8_t* to, mx::Dtype dtype) {
   mx::dispatch_all_types(from, [&](auto from_type) {
     using From = MLX_GET_TYPE(from_type);
     mx::dispatch_all_types(dtype, [&](auto to_type) {
       using To = MLX_GET_TYPE(to_type);
-      convert_elements(source, sizeof(From), to, sizeof(To), convert_block<From, To>);
+      convert_elements<From, To>(source, to, [](const From& x) { return static_cast<To>(x); });
     });
   });
-}
-
-template <typename From>
-void clamp_block(const uint8_t* from, uint8_t* to, int64_t count) {
-  using Limits = std::numeric_limits<int32_t>;
-  auto* read = reinterpret_cast<const From*>(from);
-  auto* written = reinterpret_cast<int32_t*>(to);
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::cmp_less(read[i], Limits::min())) {
-      written[i] = Limits::min();
-    } else if (std::cmp_greater(read[i], Limits::max())) {
-      written[i] = Limits::max();
-    } else {
-      written[i] = static_cast<int32_t>(read[i]);
-    }
-  }
 }
 
 void clamp_cpu(const Source& source, mx::Dtype from, uint8_t* to) {
   mx::dispatch_int_types(from, "clamp", [&](auto from_type) {
     using From = MLX_GET_TYPE(from_type);
-    convert_elements(source, sizeof(From), to, sizeof(int32_t), clamp_block<From>);
+    using Limits = std::numeric_limits<int32_t>;
+    convert_elements<From, int32_t>(source, to, [](From x) {
+      if (std::cmp_less(x, Limits::min())) {
+        return Limits::min();
+      }
+      return std::cmp_greater(x, Limits::max()) ? Limits::max() : static_cast<int32_t>(x);
+    });
   });
 }
 
