@@ -152,7 +152,7 @@ fn values_that_something_uses() {
         // The addresses differ, and the results are the same.
         "y[i] = 0 * x[v > 1e9f ? 1 : 0];",
         // Of one pattern the loop takes minutes, if nothing ends it.
-        "y[i] = 1;\nfor (int k = 0; k < as_type<int>(v); k++) y[i] = 2;",
+        "device volatile float* z = y;\nz[i] = 1;\nfor (int k = 0; lane > 1 && k < as_type<int>(v); k++) z[i] = 2;",
         "y[i] = 4;\nif (v == 0) threadgroup_barrier(mem_flags::mem_none);",
     ];
     faulty(UninitializedRead, &results.map(sums));
