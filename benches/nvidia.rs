@@ -11,7 +11,7 @@ use std::time::Instant;
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::tune::{Choices, Key, with_choices};
-use mlx_primitives::{Array, Dtype, Result, async_eval, memory, random};
+use mlx_primitives::{Array, Dtype, Error, Result, async_eval, memory, random};
 use mlx_primitives_llama::{Config, Llama, Quantization};
 
 const EPS: f32 = 1e-5;
@@ -132,23 +132,23 @@ fn products() -> Result<Vec<Work>> {
     let pairs = [(14_336, 4096, 4), (14_336, 4096, 8), (8192, 2048, 4), (1024, 4096, 4)];
     let mut works = Vec::new();
     let copied = numbers(&[1 << 28], Dtype::Bfloat16)?; // larger than the caches
-    let mut add = |name: String, bits: i32, k: i32, weights: usize, step: Step| -> Result<()> {
+    let mut add = |name: String, rows: i32, bits: i32, k: i32, weights: usize, step: Step| {
         works.push(Work {
-            name: format!("quantized_linear {name}, 1 row, {bits} bits"),
-            start: numbers(&[1, k], Dtype::Bfloat16)?,
+            name: format!("quantized_linear {name}, {rows} rows, {bits} bits"),
+            start: numbers(&[rows, k], Dtype::Bfloat16)?,
             step,
             calls: 4 * MATRICES,
             bytes: weights * (2 * bits as usize + 1) / 16, // two 16-bit numbers for 64
             copied: copied.clone(),
         });
-        Ok(())
+        Ok::<_, Error>(())
     };
     let product =
         |x: &Array, w: &QuantizedWeight| ops::quantized_linear(x, w, QuantizedLinear::default());
     for (k, bits) in squares {
         let all = packed(k, k, bits)?;
         let step: Step = Rc::new(move |x, call| product(x, &all[call % all.len()]));
-        add(format!("{k} to {k}"), bits, k, (k * k) as usize, step)?;
+        add(format!("{k} to {k}"), 1, bits, k, (k * k) as usize, step)?;
     }
     for (n, k, bits) in pairs {
         let weights = (n * k) as usize;
@@ -157,12 +157,15 @@ fn products() -> Result<Vec<Work>> {
             let up = up.clone();
             let step: Step =
                 Rc::new(move |x, call| product(x, &up[call % up.len()])?.slice_axis(-1, 0..k));
-            add(format!("{k} to {n}"), bits, k, weights, step)?;
+            add(format!("{k} to {n}"), 1, bits, k, weights, step)?;
         }
         let step: Step = Rc::new(move |x, call| {
             product(&product(x, &up[call % up.len()])?, &down[call % down.len()])
         });
-        add(format!("{k} to {n} and back"), bits, k, 2 * weights, step)?;
+        for rows in [1, 2, 8] {
+            let step = step.clone();
+            add(format!("{k} to {n} and back"), rows, bits, k, 2 * weights, step)?;
+        }
     }
     Ok(works)
 }

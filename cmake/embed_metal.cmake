@@ -66,7 +66,7 @@ function(parts file out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-file(GLOB kernels RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.metal")
+file(GLOB kernels RELATIVE "${METAL_DIR}" "${METAL_DIR}/*.metal" "${METAL_DIR}/nvidia/*.metal")
 list(SORT kernels)
 set(entries "")
 foreach(kernel IN LISTS kernels)

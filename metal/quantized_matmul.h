@@ -15,7 +15,20 @@ enum : unsigned {
   QUANTIZED_TILE = 32,       // columns of a tile, depth of its steps, and its rows or half of them
   QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
   QUANTIZED_TILE_THREADS = 128,
+  QUANTIZED_FEW_STAGED =
+      32768,                // elements of x that metal/nvidia/quantized_matmul_few.metal stages at most
+  QUANTIZED_FEW_PAD = 16,   // elements between its staged rows of x
+  QUANTIZED_FEW_ZEROS = 64, // floats that it reads in place of other columns
 };
+
+/** Returns how many columns of x `quantized_few` stages at a time, for a multiple of its steps. */
+constexpr unsigned quantized_few_staged(
+    unsigned rows, unsigned band, unsigned axis, unsigned splits) {
+  unsigned texts = rows < band ? rows : band;
+  unsigned most = QUANTIZED_FEW_STAGED / texts / (128 * splits) * (128 * splits);
+  unsigned whole = (axis + 127) / 128 * 128;
+  return whole < most ? whole : most;
+}
 
 /** Returns how many rows of weights a SIMD group multiplies at a time with `band` rows of x. */
 constexpr unsigned quantized_rows(unsigned band) {
@@ -43,6 +56,7 @@ struct QuantizedMatmulParams {
   unsigned biased;
   unsigned added; // a residual follows
   float eps;
+  unsigned splits; // SIMD groups that share rows of weights, in `quantized_few`
 };
 
 struct QuantizedTransposedParams {

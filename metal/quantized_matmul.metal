@@ -176,7 +176,7 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
     }
     if (M > 1) {
       if (params.normed != 0 && k0 == 0) {
-        find_inverses<T, M>(x, top, inverses, place, params);
+        find_inverses<T, M>(x, top, inverses, slots, place, params);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
     } else if (k0 > 0) { // wait until every SIMD group is done with the values before

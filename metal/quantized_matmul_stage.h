@@ -39,26 +39,24 @@ METAL_FUNC float find_inverse(
   return precise::rsqrt(sum / float(params.axis) + params.eps);
 }
 
-/** Reciprocal root mean squares of the rows of a band, in threadgroup memory. */
+/**
+ * Reciprocal root mean squares of the rows of a band, in threadgroup memory, each in the order of
+ * the only row.
+ */
 template <typename T, uint M>
 METAL_FUNC void find_inverses(
     const device T* x,
     uint top,
     threadgroup float* inverses,
+    threadgroup float* slots,
     Place place,
     constant QuantizedMatmulParams& params) {
-  for (uint m = place.simd; m < M && top + m < params.rows; m += place.simds) {
-    float sum = 0.0f;
-    for (uint at = place.lane * READS; at < params.axis; at += SIMD_WIDTH * READS) {
-      packed4<T> quad = *(const device packed4<T>*)(x + size_t(top + m) * params.axis + at);
-      for (uint i = 0; i < READS; i++) {
-        sum += float(quad[i]) * float(quad[i]);
-      }
+  for (uint m = 0; m < M && top + m < params.rows; m++) {
+    const float inverse = find_inverse(x + size_t(top + m) * params.axis, slots, place, params);
+    if (place.index == 0) {
+      inverses[m] = inverse;
     }
-    sum = simd_sum(sum);
-    if (place.lane == 0) {
-      inverses[m] = precise::rsqrt(sum / float(params.axis) + params.eps);
-    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 

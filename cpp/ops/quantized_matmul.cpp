@@ -273,12 +273,11 @@ Launch plan(
 std::vector<Dispatch> QuantizedMatmul::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto x = inputs[0];
-  auto& out = outputs[0];
   Rows rows(x);
   QuantizedMatmulParams params{};
   params.rows = grid_count(op, "rows", rows.count);
   params.axis = rows.axis;
-  params.columns = out.shape(-1);
+  params.columns = outputs[0].shape(-1);
   params.parts = kind_.parts;
   params.group_shift = std::countr_zero(static_cast<unsigned>(kind_.format.group_size));
   params.swiglu = kind_.swiglu;
@@ -286,37 +285,45 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   params.biased = kind_.biased;
   params.added = kind_.added;
   params.eps = kind_.eps;
+  max_threads = whole_simds(op, max_threads);
+  bool tiles = takes_tiles(params.rows, max_threads, kind_.order);
+  bool few = !tiles && takes_few(x.dtype(), stream());
   for (int part = 0; part < kind_.parts; ++part) {
-    params.part_columns[part] = weight(inputs, part).packed.shape(0);
+    auto& packed = inputs[1 + part * stride()];
+    params.part_columns[part] = packed.shape(0);
+    few = few && is_aligned(packed);
   }
   auto format =
       "_" + (kind_.format.affine() ? "b" + std::to_string(kind_.format.bits) : kind_.format.name());
   auto bytes = static_cast<uint32_t>(x.itemsize());
-  max_threads = whole_simds(op, max_threads);
-  auto launch = plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);
+  auto launch = few ? plan_few(params, kind_.format, type_suffix(x), max_threads)
+                    : plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);
 
-  auto more = extras(inputs);
+  size_t extra = 1 + kind_.parts * stride();
+  auto next = [&](bool there) { return there ? &inputs[extra++] : &inputs[0]; };
+  auto *norm = next(kind_.normed), *bias = next(kind_.biased), *residual = next(kind_.added);
   std::vector<Dispatch> all;
-  bool tiles = takes_tiles(params.rows, max_threads, kind_.order);
-  if (tiles && more.norm) {
+  if (tiles && kind_.normed) {
     auto normed = temporary(x.shape(), x.dtype());
-    all = RmsNorm(stream(), kind_.eps).dispatches({x, *more.norm}, {normed}, max_threads);
+    all = RmsNorm(stream(), kind_.eps).dispatches({x, *norm}, {normed}, max_threads);
     x = normed;
   }
-  Arrays bound = {x};
-  auto bind = [&](const std::optional<mx::array>& a) { bound.push_back(a ? *a : inputs[0]); };
+  Arrays bound;
+  bound.reserve(2 + 3 * QUANTIZED_PARTS + 3);
+  bound.push_back(x);
   for (int part = 0; part < static_cast<int>(QUANTIZED_PARTS); ++part) {
-    auto w = weight(inputs, part < kind_.parts ? part : 0); // a buffer must be bound
-    bind(w.packed);
-    bind(w.scales);
-    bind(w.biases);
+    int at = 1 + (part < kind_.parts ? part : 0) * stride(); // a buffer must be bound
+    bound.push_back(inputs[at]);
+    bound.push_back(inputs[at + 1]);
+    bound.push_back(kind_.format.affine() ? inputs[at + 2] : inputs[0]);
   }
-  bind(more.bias);
-  bind(more.residual);
+  bound.push_back(*bias);
+  bound.push_back(*residual);
   if (!tiles) {
-    bind(more.norm);
+    bound.push_back(*norm);
   }
-  all.emplace_back("quantized_matmul", launch, bound, outputs, params);
+  auto stem = few ? "nvidia/quantized_matmul_few" : "quantized_matmul";
+  all.emplace_back(stem, std::move(launch), std::move(bound), outputs, params);
   return all;
 }
 

@@ -62,6 +62,22 @@ mx::array quantized_matmul(
     const QuantizedExtras& extras,
     mx::StreamOrDevice s = {});
 
+struct QuantizedMatmulParams; // of metal/quantized_matmul.h
+
+/**
+ * Whether few rows of x take the kernels for NVIDIA GPUs, which are of 16-bit types. `packed`
+ * begins where loads of 16 bytes may begin.
+ */
+bool takes_few(mx::Dtype dtype, mx::Stream stream);
+bool is_aligned(const mx::array& packed);
+
+/** Plans these kernels for one row of x, or bands of two or eight. */
+Launch plan_few(
+    QuantizedMatmulParams& params,
+    const QuantizedFormat& format,
+    const std::string& dtype,
+    uint32_t max_threads);
+
 /**
  * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual, if
  * present; all row-contiguous, with one type for the floating ones.

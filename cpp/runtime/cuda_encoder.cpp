@@ -1,7 +1,8 @@
 // Adds dispatches to the graphs of MLX's CUDA backend; no_cuda.cpp replaces this file in builds
 // without the feature `cuda`.
+#include <algorithm>
+#include <array>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 
 #include "mlx-primitives/src/cuda.rs.h"
@@ -22,6 +23,8 @@ uint32_t architecture(mx::cu::Device& device) {
   return static_cast<uint32_t>(
       10 * device.compute_capability_major() + device.compute_capability_minor());
 }
+
+constexpr size_t MOST_BUFFERS = 32; // of a kernel, as in Metal
 
 class CudaEncoder : public Encoder {
  public:
@@ -47,12 +50,15 @@ class CudaEncoder : public Encoder {
 
   void begin(const Kernel& kernel) override {
     kernel_ = static_cast<CudaKernel*>(kernel.handle);
-    buffers_.clear();
+    bytes_.clear();
+    places_.fill({0, 0});
     memory_.clear();
+    shared_ = 0;
   }
 
   void reserve_threadgroup_memory(uint32_t index, uint32_t bytes) override {
-    memory_[index] = bytes;
+    memory_.emplace_back(index, shared_);
+    shared_ += round_up(bytes, 16);
   }
 
   void bind_input(const mx::array& array, uint32_t index, int64_t offset) override {
@@ -66,7 +72,7 @@ class CudaEncoder : public Encoder {
   }
 
   void bind_bytes(const std::vector<uint8_t>& bytes, uint32_t index) override {
-    buffers_[index] = bytes;
+    bind(index, bytes.data(), bytes.size());
   }
 
   void run(const Launch& launch, bool grid_is_threads) override {
@@ -84,31 +90,28 @@ class CudaEncoder : public Encoder {
           "[cuda] a grid of " + std::to_string(grid.y) + " by " + std::to_string(grid.z) +
           " threadgroups in y and z; CUDA has at most 65535 of each.");
     }
-    std::map<uint32_t, uint32_t> places;
-    uint32_t shared = 0;
-    for (auto [index, bytes] : memory_) {
-      places[index] = shared;
-      shared += round_up(bytes, 16);
-    }
-    allow(shared);
-    std::vector<std::vector<uint8_t>> values;
+    allow(shared_);
+    size_t total = 0;
     for (const auto& argument : kernel_->arguments) {
-      values.push_back(value(argument, launch, places));
-      values.back().resize(std::max(values.back().size(), argument.bytes));
+      total += round_up(static_cast<uint32_t>(argument.bytes), 16);
     }
-    std::vector<void*> pointers;
-    for (auto& bytes : values) {
-      pointers.push_back(bytes.data());
+    values_.assign(total, 0);
+    pointers_.clear();
+    auto* at = values_.data();
+    for (const auto& argument : kernel_->arguments) {
+      write(argument, launch, at);
+      pointers_.push_back(at);
+      at += round_up(static_cast<uint32_t>(argument.bytes), 16);
     }
     try {
-      to_.add_kernel_node_raw(kernel_->function, grid, group, dim3(), shared, pointers.data());
+      to_.add_kernel_node_raw(kernel_->function, grid, group, dim3(), shared_, pointers_.data());
     } catch (const std::exception& error) {
       auto size = [](dim3 of) {
         return std::to_string(of.x) + "x" + std::to_string(of.y) + "x" + std::to_string(of.z);
       };
       throw std::runtime_error(
           error.what() + (" (" + kernel_->name) + ": " + size(grid) + " groups of " + size(group) +
-          " threads, " + std::to_string(shared) + " bytes of shared memory)");
+          " threads, " + std::to_string(shared_) + " bytes of shared memory)");
     }
   }
 
@@ -117,33 +120,45 @@ class CudaEncoder : public Encoder {
   }
 
  private:
-  template <typename T>
-  static std::vector<uint8_t> bytes_of(const T& value) {
-    std::vector<uint8_t> bytes(sizeof(T));
-    std::memcpy(bytes.data(), &value, sizeof(T));
-    return bytes;
+  /** The bytes that were bound to an index of the kernel. */
+  struct Place {
+    uint32_t from;
+    uint32_t count;
+  };
+
+  void bind(uint32_t index, const void* from, size_t count) {
+    places_.at(index) = {static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(count)};
+    auto* bytes = static_cast<const uint8_t*>(from);
+    bytes_.insert(bytes_.end(), bytes, bytes + count);
   }
 
   void bind_address(const mx::array& array, uint32_t index, int64_t offset) {
     // Arrays without elements may have no buffer.
     bool has_buffer = array.buffer().ptr() != nullptr;
     auto first = has_buffer ? reinterpret_cast<uintptr_t>(mx::gpu_ptr<void>(array)) : 0;
-    buffers_[index] = bytes_of(first + offset);
+    first += offset;
+    bind(index, &first, sizeof(first));
   }
 
-  std::vector<uint8_t> value(
-      const CudaArgument& argument,
-      const Launch& launch,
-      const std::map<uint32_t, uint32_t>& places) const {
+  /** Writes the value of an argument, which has its number of bytes at most. */
+  void write(const CudaArgument& argument, const Launch& launch, uint8_t* to) const {
+    auto copy = [&](const void* from, size_t count) {
+      std::memcpy(to, from, std::min(count, argument.bytes));
+    };
     switch (argument.kind) {
-      case CudaArgument::Buffer:
-        return buffers_.at(argument.index);
+      case CudaArgument::Buffer: {
+        auto place = places_.at(argument.index);
+        return copy(bytes_.data() + place.from, place.count);
+      }
       case CudaArgument::ThreadgroupMemory: {
-        auto place = places.find(argument.index);
-        return bytes_of(place == places.end() ? 0u : place->second);
+        uint32_t first = 0;
+        for (auto [index, from] : memory_) {
+          first = index == argument.index ? from : first;
+        }
+        return copy(&first, sizeof(first));
       }
       default:
-        return bytes_of(launch.grid);
+        return copy(launch.grid.data(), sizeof(launch.grid));
     }
   }
 
@@ -158,8 +173,14 @@ class CudaEncoder : public Encoder {
 
   mx::cu::CommandEncoder& to_; // of MLX
   CudaKernel* kernel_{nullptr};
-  std::map<uint32_t, std::vector<uint8_t>> buffers_; // an address or bytes by value
-  std::map<uint32_t, uint32_t> memory_;              // bytes of threadgroup memory
+  // Bound values by index, and the beginnings of threadgroup memory. The vectors keep their memory
+  // from one dispatch to the next.
+  std::array<Place, MOST_BUFFERS> places_{};
+  std::vector<uint8_t> bytes_;
+  std::vector<std::pair<uint32_t, uint32_t>> memory_;
+  uint32_t shared_{0}; // bytes of threadgroup memory
+  std::vector<uint8_t> values_;
+  std::vector<void*> pointers_;
 };
 
 } // namespace
@@ -178,6 +199,10 @@ void construct_cuda_encoders() {
 
 bool is_cuda(const mx::Stream& stream) {
   return stream.device == mx::Device::gpu;
+}
+
+bool plans_for_nvidia(const mx::Stream& stream) {
+  return is_cuda(stream);
 }
 
 bool has_device_memory() {

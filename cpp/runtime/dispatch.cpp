@@ -10,18 +10,18 @@ namespace mlx_primitives {
 Dispatch::Dispatch(
     std::string stem_,
     Launch launch_,
-    const Arrays& inputs,
-    const Arrays& outputs,
+    Arrays inputs,
+    Arrays outputs,
     const void* params,
     size_t bytes)
     : stem(std::move(stem_)), launch(std::move(launch_)) {
   auto next = [&] { return static_cast<uint32_t>(bindings.size()); };
   bindings.reserve(inputs.size() + outputs.size() + 1);
-  for (const auto& array : inputs) {
-    bindings.push_back({next(), array, false, 0, {}});
+  for (auto& array : inputs) {
+    bindings.push_back({next(), std::move(array), false, 0, {}});
   }
-  for (const auto& array : outputs) {
-    bindings.push_back({next(), array, true, 0, {}});
+  for (auto& array : outputs) {
+    bindings.push_back({next(), std::move(array), true, 0, {}});
   }
   Binding by_value{next(), std::nullopt, false, 0, std::vector<uint8_t>(bytes)};
   std::memcpy(by_value.bytes.data(), params, bytes);

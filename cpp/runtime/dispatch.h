@@ -112,20 +112,21 @@ struct Dispatch {
 
   /** Binds the inputs from index 0 on, then the outputs, then the parameters by value. */
   template <typename Params>
-  Dispatch(
-      std::string stem_,
-      Launch launch_,
-      const Arrays& inputs,
-      const Arrays& outputs,
-      const Params& params)
-      : Dispatch(std::move(stem_), std::move(launch_), inputs, outputs, &params, sizeof(Params)) {}
+  Dispatch(std::string stem_, Launch launch_, Arrays inputs, Arrays outputs, const Params& params)
+      : Dispatch(
+            std::move(stem_),
+            std::move(launch_),
+            std::move(inputs),
+            std::move(outputs),
+            &params,
+            sizeof(Params)) {}
 
  private:
   Dispatch(
       std::string stem_,
       Launch launch_,
-      const Arrays& inputs,
-      const Arrays& outputs,
+      Arrays inputs,
+      Arrays outputs,
       const void* params,
       size_t bytes);
 };

@@ -114,7 +114,9 @@ void construct_metal_encoders() {
 }
 
 std::vector<MetalKernel> metal_kernels() {
-  return embedded_metal_kernels();
+  auto kernels = embedded_metal_kernels();
+  std::erase_if(kernels, [](const auto& kernel) { return kernel.stem.starts_with("nvidia/"); });
+  return kernels;
 }
 
 uint32_t metal_kernel_threads(const MetalKernel& kernel) {

@@ -3,7 +3,7 @@ use crate::array::{Array, from_list, or_null, select, to_list};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
-use crate::tune::{Call, chosen, rows};
+use crate::tune::{chosen, rows};
 
 /// A matrix `[n, k]` in MLX's packed layout, as `mx.quantize` and checkpoints of mlx-lm store it.
 ///
@@ -286,13 +286,7 @@ fn run(
             or_null(options.residual),
         )
     };
-    let QuantizedLinear { bias, residual, norm } = options;
-    let more = bias.or(residual).is_some() || norm.is_some() || weights.len() > 1;
-    let call = || match rows(x) {
-        rows if more => rows.into(),
-        rows => Call::of_weights(rows, first.nbytes()),
-    };
-    chosen(op, call, built)
+    chosen(op, || rows(x), built)
 }
 
 /// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for

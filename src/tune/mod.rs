@@ -97,8 +97,6 @@ impl Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Size {
     Any,
-    /// One row is multiplied by packed weights of few bytes, and nothing else is done to it.
-    SmallWeights,
     /// Many rows of many elements.
     WideRows,
 }
@@ -117,14 +115,6 @@ impl From<usize> for Call {
 }
 
 impl Call {
-    /// A product of `rows` rows with packed weights that take `bytes` bytes, without another step.
-    pub(crate) fn of_weights(rows: usize, bytes: usize) -> Self {
-        // 4096 rows of 4096 weights of 4 bits take 9 MiB, and 14336 of them take 32 MiB.
-        const SMALL: usize = 10 << 20;
-        let small = rows == 1 && bytes <= SMALL;
-        Self { rows, size: if small { Size::SmallWeights } else { Size::Any } }
-    }
-
     /// The rows of an array that are normalized.
     pub(crate) fn of_rows(x: &Array) -> Self {
         const MANY: usize = 2048;
@@ -159,7 +149,6 @@ impl fmt::Display for Class {
         };
         let size = match self.size {
             Size::Any => "",
-            Size::SmallWeights => ", small weights",
             Size::WideRows => " that are wide",
         };
         write!(f, "{}, {}, {rows}{size}", self.op, self.dtype)
@@ -252,13 +241,18 @@ impl Choices {
             short && known && class.rows == Rows::Many
         };
         let of_mlx = || {
-            let packed =
-                class.op.starts_with("quantized_") || class.op.starts_with("lora_linear, ");
+            // The kernels for few rows are of 16-bit types.
+            let few = class.rows == Rows::Few && class.dtype != Dtype::Float32;
+            let ours = match class.rows {
+                Rows::One => {
+                    ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op))
+                }
+                _ => few && class.op.starts_with("quantized_"),
+            };
             // MLX's product of a batch of packed matrices refuses views and shared heads.
             let known = class.op.starts_with("attention of ")
                 || MATRICES.iter().any(|name| class.op.starts_with(name));
             let wide = class.op == "rms_norm" && class.size == Size::WideRows;
-            let ours = packed && class.rows == Rows::One && class.size != Size::SmallWeights;
             wide || known && !ours
         };
         match self.rule {
@@ -290,7 +284,7 @@ impl fmt::Display for Choices {
             }
             Rule::Nvidia => {
                 "our kernels, but MLX's for attention, rms_norm of many wide rows, and products \
-                 except those of one row with large packed weights"
+                 except those of one to eight rows with packed weights"
             }
         })
     }

@@ -43,38 +43,35 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// A product of one row with 4096 times 4096 weights of 4 bits is MLX's, with 14336 times 4096 it
-/// is ours, and so is each product that a kernel of ours joins with other steps. Many rows of 2048
-/// elements are MLX's to normalize.
+/// Products of one to eight rows with packed weights are ours, and of more rows MLX's. Many rows of
+/// 2048 elements are MLX's to normalize.
 #[test]
-fn sizes_decide_on_nvidia() -> Checked {
+fn numbers_of_rows_decide_on_nvidia() -> Checked {
     let here = built_in();
     let elsewhere = Choices::built_in(&key());
-    let dtype = Dtype::Bfloat16;
-    let packed = |n: i32, k: i32, bits: i32| -> Result<QuantizedWeight> {
+    let packed = |n: i32, k: i32, bits: i32, dtype: Dtype| -> Result<QuantizedWeight> {
         let part = || Array::zeros_of([n, k / 64], dtype);
         let codes = Array::zeros_of([n, k / 32 * bits], Dtype::Uint32)?;
         QuantizedWeight::new(codes, part()?, Some(part()?), 64, bits, QuantizedMode::Affine)
     };
-    for (n, k, bits, rows, choice) in [
-        (4096, 4096, 4, 1, Choice::Mlx),
-        (1024, 4096, 4, 1, Choice::Mlx),
-        (2048, 2048, 8, 1, Choice::Mlx),
-        (14_336, 4096, 4, 1, Choice::Ours),
-        (4096, 14_336, 4, 1, Choice::Ours),
-        (4096, 4096, 8, 1, Choice::Ours),
-        (14_336, 4096, 4, 2, Choice::Mlx),
+    let (half, single) = (Dtype::Bfloat16, Dtype::Float32);
+    for (n, k, bits, rows, dtype, choice) in [
+        (1024, 4096, 4, 1, half, Choice::Ours),
+        (14_336, 4096, 8, 1, single, Choice::Ours),
+        (14_336, 4096, 4, 2, half, Choice::Ours),
+        (128, 128, 4, 8, half, Choice::Ours),
+        (128, 128, 4, 2, single, Choice::Mlx),
+        (128, 128, 4, 9, half, Choice::Mlx),
     ] {
-        let (x, w) = (Array::zeros_of([rows, k], dtype)?, packed(n, k, bits)?);
+        let (x, w) = (Array::zeros_of([rows, k], dtype)?, packed(n, k, bits, dtype)?);
         let of = class(|| ops::quantized_linear(&x, &w, QuantizedLinear::default()))?;
         assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}, {n}");
-        let small = ["", ", small weights"][usize::from(rows == 1 && choice == Choice::Mlx)];
-        let rows = ["1 row", "2 to 8 rows"][rows as usize - 1];
-        assert_eq!(
-            of.to_string(),
-            format!("quantized_linear, {bits} bits, bfloat16, {rows}{small}")
-        );
+        let rows =
+            ["1 row", "2 to 8 rows", "more rows"][usize::from(rows > 1) + usize::from(rows > 8)];
+        assert_eq!(of.to_string(), format!("quantized_linear, {bits} bits, {dtype}, {rows}"));
     }
+    let dtype = half;
+    let packed = |n: i32, k: i32, bits: i32| packed(n, k, bits, dtype);
     let (x, w) = (Array::zeros_of([1, 128], dtype)?, packed(128, 128, 4)?);
     let (row, of_axis) = (Array::zeros_of([1, 128], dtype)?, Array::zeros_of([128], dtype)?);
     let plain = QuantizedLinear::default();
@@ -114,7 +111,7 @@ fn results_on_nvidia_are_of_the_same_type() -> Checked {
     let here = Rc::new(built_in());
     let ours = Rc::new(Choices::ours());
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
-        let (x, w) = (random(&[1, 1, 128], dtype, 1)?, random(&[64, 128], dtype, 2)?);
+        let (x, w) = (random(&[1, 9, 128], dtype, 1)?, random(&[64, 128], dtype, 2)?);
         let w = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
         let op = |x: &Array| ops::quantized_linear(x, &w, QuantizedLinear::default());
         let of = |choices: &Rc<Choices>| -> Result<(Array, Array)> {

@@ -1,5 +1,6 @@
 //! The tests of this binary again in the simulator of Metal, and the simulator's errors.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use harness::simulated::{Run, SCHEDULE, THREADS, again, in_other_orders, once, summary, text};
@@ -29,6 +30,23 @@ fn every_kernel_runs() {
 #[ignore = "run by scripts/verify.sh"]
 fn in_other_orders_of_threads() {
     in_other_orders(|order| every_kernel(order, "1"));
+}
+
+/// The kernels for NVIDIA GPUs: every format in a group, and 4 bits in all.
+#[test(seconds = 1800, simulated = never)]
+fn kernels_for_nvidia_gpus() {
+    let arguments = &["quantized_linear", "quantized_matmul::", "--skip", "moves_weights"];
+    let ran = Run { arguments, nvidia: true, sample: "5", ..Run::default() }.pass();
+    let kernels = |name: &str| -> BTreeSet<String> {
+        let few = name.strip_prefix("mlxp_quantized_few_").map(|name| {
+            let group = ["_g32", "_g64", "_g128"].into_iter().find(|group| name.contains(group));
+            name.replace(group.filter(|_| !name.contains("_b4_")).unwrap_or("_"), "_")
+        });
+        few.into_iter().collect()
+    };
+    let all: BTreeSet<String> = ran.all.iter().flat_map(|name| kernels(name)).collect();
+    let run: BTreeSet<String> = ran.kernels.keys().flat_map(|name| kernels(name)).collect();
+    assert!(all == run && run.len() == 44, "{all:?}, {run:?}");
 }
 
 /// If a pipeline allows fewer threads than planned, the plan is made again.

@@ -19,7 +19,7 @@ pub use request::{Bound, Constant, Fault, Request};
 pub use signature::Argument;
 
 /// The name and text of each header that the rewritten source includes.
-pub const HEADERS: [(&str, &str); 24] = {
+pub const HEADERS: [(&str, &str); 25] = {
     const ALIAS: &str = "#include <metal_stdlib>\n";
     [
         ("metal_stdlib", include_str!("../include/metal_stdlib")),
@@ -28,6 +28,7 @@ pub const HEADERS: [(&str, &str); 24] = {
         ("msl/integer.h", include_str!("../include/msl/integer.h")),
         ("msl/simdgroup.h", include_str!("../include/msl/simdgroup.h")),
         ("msl/simdgroup_matrix.h", include_str!("../include/msl/simdgroup_matrix.h")),
+        ("msl/fragments.h", include_str!("../include/msl/fragments.h")),
         ("msl/atomic.h", include_str!("../include/msl/atomic.h")),
         ("msl/places.h", include_str!("../include/msl/places.h")),
         ("msl/wide.h", include_str!("../include/msl/wide.h")),

@@ -41,17 +41,23 @@ fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
 }
 
 /// The launches of these kernels read eight elements of 16 bits at a time.
-const EIGHT: [&str; 4] =
-    ["mlxp_layer_norm_", "mlxp_residual_norm_", "mlxp_rms_norm_", "mlxp_softmax_"];
+const EIGHT: [&str; 5] = [
+    "mlxp_layer_norm_",
+    "mlxp_quantized_few_",
+    "mlxp_residual_norm_",
+    "mlxp_rms_norm_",
+    "mlxp_softmax_",
+];
 
 /// Each kernel of `metal/` with the source that holds it.
 fn all() -> Vec<(String, String)> {
     let mut found = Vec::new();
-    let folder = root().join("metal");
-    for entry in std::fs::read_dir(folder).expect("metal/") {
+    let metal = root().join("metal");
+    let entries = |folder: &Path| std::fs::read_dir(folder).expect("metal/");
+    for entry in entries(&metal).chain(entries(&metal.join("nvidia"))) {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|kind| kind == "metal") {
-            let source = flatten(&path, &[]).expect("a source");
+            let source = flatten(&path, &[metal.clone()]).expect("a source");
             for name in kernels(&source).expect("kernels") {
                 if EIGHT.iter().any(|op| name.starts_with(op)) && !name.ends_with("float32") {
                     found.push((name.clone(), format!("#define MLXP_READS 8\n{source}")));

@@ -36,6 +36,9 @@ const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 /// Without it, all run.
 pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
 
+/// Ops use the kernels of `metal/nvidia/` in the simulator.
+const NVIDIA: &str = "MLX_PRIMITIVES_TEST_NVIDIA";
+
 /// The name of a [`Simulated`]: only these tests run then, and all without it.
 const SIMULATED: &str = "MLX_PRIMITIVES_TEST_SIMULATED";
 

@@ -47,11 +47,20 @@ pub struct Run<'a> {
     pub tests: Option<Simulated>,
     /// One in this many comparisons of the conformance table runs.
     pub sample: &'a str,
+    /// Whether ops use the kernels of `metal/nvidia/` where they have one.
+    pub nvidia: bool,
 }
 
 impl Default for Run<'_> {
     fn default() -> Self {
-        Self { schedule: "forward", threads: 1024, arguments: &[], tests: None, sample: "1" }
+        Self {
+            schedule: "forward",
+            threads: 1024,
+            arguments: &[],
+            tests: None,
+            sample: "1",
+            nvidia: false,
+        }
     }
 }
 
@@ -70,7 +79,8 @@ impl Run<'_> {
         let (start, limit) = (Instant::now(), threads.to_string());
         let tests = self.tests.map(|tests| format!("{tests:?}"));
         let chosen = tests.iter().map(|tests| (crate::SIMULATED, Path::new(tests)));
-        let chosen: Vec<_> = chosen.collect();
+        let nvidia = self.nvidia.then_some((crate::NVIDIA, Path::new("1")));
+        let chosen: Vec<_> = chosen.chain(nvidia).collect();
         let simulator: [(&str, &Path); 4] = [
             (SCHEDULE, schedule.as_ref()),
             (THREADS, limit.as_ref()),

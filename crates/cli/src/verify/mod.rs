@@ -58,7 +58,8 @@ pub struct Args {
     /// such as sums::softmax, selects that one alone.
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Run only one of N shares of each self-test: N processes with different I check all.
+    /// Run only one of N shares of each self-test, or of the rows of --widths: N processes with
+    /// different I check all.
     #[arg(long, value_name = "I/N", value_parser = share)]
     share: Option<(usize, usize)>,
     /// Compare values with the references alone, not with MLX's own ops too, which may take long to
@@ -73,7 +74,7 @@ pub struct Args {
     /// Only check that the bits of a row are the same whatever runs beside it. Prints for each op
     /// in how many cases they are, for tokens at 1 to 256 rows and for prompts in steps of 1 to
     /// 512.
-    #[arg(long, conflicts_with_all = ["only", "share", "config", "without_peers"])]
+    #[arg(long, conflicts_with_all = ["only", "config", "without_peers"])]
     widths: bool,
     /// The device to check; the GPU where there is one.
     #[arg(long, value_parser = ["cpu", "gpu"])]
@@ -96,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.threads.set()?;
     let device = ops::device(args.device.as_deref())?;
     if args.widths {
-        return widths::run(device, args.quick, args.json);
+        return widths::run(device, args.quick, args.share, args.json);
     }
     files::check_replaceable(&args.output)?;
     let quantization = args.packing.quantization()?;

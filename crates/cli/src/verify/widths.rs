@@ -21,8 +21,17 @@ type Counts = [[usize; 2]; 2];
 
 /// Compares our kernels of every op, also where the built-in rule prefers MLX's, and prints a line
 /// for each op with the numbers of its cases that are equal.
-pub fn run(device: Device, quick: bool, machine: bool) -> Result<()> {
-    let rows = with_device(device, || widths::all(quick))?;
+pub fn run(
+    device: Device,
+    quick: bool,
+    share: Option<(usize, usize)>,
+    machine: bool,
+) -> Result<()> {
+    let mut rows = with_device(device, || widths::all(quick))?;
+    if let Some((number, of)) = share {
+        let mut index = 0..;
+        rows.retain(|_| index.next().is_some_and(|index| index % of == number - 1));
+    }
     let bar = progress(rows.len() as u64)?;
     let (mut table, mut differ) = (BTreeMap::<_, Counts>::new(), Vec::new());
     for rows in rows {

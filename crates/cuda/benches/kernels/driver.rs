@@ -15,6 +15,7 @@ pub struct Driver {
     library: Library,
     /// 90 for `sm_90`.
     pub architecture: u32,
+    stream: Handle,
     pub name: String,
 }
 
@@ -83,6 +84,7 @@ impl Driver {
         };
         // Major and minor version of the architecture.
         let architecture = 10 * attribute(75)? + attribute(76)?;
+        let mut stream: Handle = ptr::null_mut();
         let mut name = [0u8; 128];
         call!(library, "cuDeviceGetName",
             name.as_mut_ptr().cast() => *mut c_char, 127 => c_int, device => c_int)?;
@@ -90,9 +92,10 @@ impl Driver {
         call!(library, "cuDevicePrimaryCtxRetain",
             &raw mut context => *mut Handle, device => c_int)?;
         call!(library, "cuCtxSetCurrent", context => Handle)?;
+        call!(library, "cuStreamCreate", &raw mut stream => *mut Handle, 0 => c_uint)?;
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         let name = String::from_utf8_lossy(&name[..end]).into_owned();
-        Ok(Self { library, architecture, name })
+        Ok(Self { library, architecture, name, stream })
     }
 
     /// Memory with these contents, again and again.
@@ -147,6 +150,13 @@ impl Driver {
         Ok(Function { handle, arguments })
     }
 
+    /// Lets launches of a kernel use this much shared memory.
+    pub fn allow(&self, function: &Function, bytes: u32) -> Result<()> {
+        const MOST_DYNAMIC_SHARED_BYTES: c_int = 8;
+        call!(self.library, "cuFuncSetAttribute",
+            function.handle => Handle, MOST_DYNAMIC_SHARED_BYTES => c_int, bytes as c_int => c_int)
+    }
+
     /// The launch of a kernel, again and again.
     pub fn prepared(function: &Function, launch: &Launch) -> Prepared {
         let value = |(argument, bytes): &(Argument, usize)| {
@@ -170,8 +180,30 @@ impl Driver {
             launch.handle => Handle,
             launch.grid => c_uint, 1 => c_uint, 1 => c_uint,
             launch.threads => c_uint, 1 => c_uint, 1 => c_uint,
-            launch.shared => c_uint, ptr::null_mut() => Handle,
+            launch.shared => c_uint, self.stream => Handle,
             pointers.as_mut_ptr() => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
+    }
+
+    /// The median time of a run in microseconds, in a graph of `calls` runs.
+    pub fn time_graph(
+        &self,
+        calls: usize,
+        run: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<f64> {
+        let (mut graph, mut made): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
+        call!(self.library, "cuStreamBeginCapture_v2", self.stream => Handle, 0 => c_int)?;
+        (0..calls).try_for_each(&mut *run)?;
+        call!(self.library, "cuStreamEndCapture",
+            self.stream => Handle, &raw mut graph => *mut Handle)?;
+        call!(self.library, "cuGraphInstantiateWithFlags",
+            &raw mut made => *mut Handle, graph => Handle, 0 => u64)?;
+        let time = self.time(
+            1,
+            &mut |_| call!(self.library, "cuGraphLaunch", made => Handle, self.stream => Handle),
+        )?;
+        call!(self.library, "cuGraphExecDestroy", made => Handle)?;
+        call!(self.library, "cuGraphDestroy", graph => Handle)?;
+        Ok(time / calls as f64)
     }
 
     /// The median time of a run in microseconds, of several times `calls` runs.
@@ -181,7 +213,7 @@ impl Driver {
         for event in &mut events {
             call!(self.library, "cuEventCreate", &raw mut *event => *mut Handle, 0 => c_uint)?;
         }
-        let record = |event: Handle| call!(self.library, "cuEventRecord", event => Handle, ptr::null_mut() => Handle);
+        let record = |event: Handle| call!(self.library, "cuEventRecord", event => Handle, self.stream => Handle);
         let mut times = Vec::new();
         for round in 0..=ROUNDS {
             record(events[0])?;

@@ -1,0 +1,88 @@
+// Products of small matrices whose elements are in the registers of a SIMD group, as the tensor
+// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds of the left one, 16 by 16, columns 2 t, 2
+// t
+// + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right one, 16 by 8, these rows of column g;
+// and of the result columns 2 t and 2 t + 1 of rows g and g + 8.
+#pragma once
+
+#include "common.h"
+
+/** Two elements in a register. */
+template <typename T>
+METAL_FUNC uint two_elements(float low, float high) {
+#ifdef __CUDACC__
+  return as_type<uint>(msl::Two<T>::rounded(low, high));
+#else
+  return as_type<uint>(vec<T, 2>(T(low), T(high)));
+#endif
+}
+
+/** Subtracts two elements from two. */
+template <typename T>
+METAL_FUNC uint minus_two(uint a, uint b) {
+#ifdef __CUDACC__
+  typedef typename msl::Two<T>::type two;
+  return as_type<uint>(__hsub2(as_type<two>(a), as_type<two>(b)));
+#else
+  return as_type<uint>(as_type<vec<T, 2> >(a) - as_type<vec<T, 2> >(b));
+#endif
+}
+
+/** (word & mask) | bits, in one instruction. */
+template <uint MASK>
+METAL_FUNC uint masked_or(uint word, uint bits) {
+#ifdef __CUDACC__
+  return msl::masked_or<MASK>(word, bits);
+#else
+  return (word & MASK) | bits;
+#endif
+}
+
+/** A constant that the compiler keeps in a register. */
+METAL_FUNC uint in_register(uint value) {
+#ifdef __CUDACC__
+  return msl::in_register(value);
+#else
+  return value;
+#endif
+}
+
+/** Loads four words that are read once; on CUDA, their address is a multiple of 16. */
+METAL_FUNC uint4 load_once(const device uint* from) {
+#ifdef __CUDACC__
+  return msl::load_once(from);
+#else
+  return uint4(*(const device packed_uint4*)from);
+#endif
+}
+
+/** sums += left * right. */
+template <typename T>
+METAL_FUNC void multiply_add(
+    thread float* sums, const thread uint* left, const thread uint* right, uint lane) {
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+  msl::multiply_add<T>(sums, left, right);
+#else
+  for (uint from = 0; from < 4; from++) { // the lanes that hold four columns of a row
+    float a[8];
+    for (uint i = 0; i < 4; i++) {
+      const vec<T, 2> both =
+          as_type<vec<T, 2> >(simd_shuffle(left[i], ushort(lane / 4 * 4 + from)));
+      a[2 * i] = float(both[0]);
+      a[2 * i + 1] = float(both[1]);
+    }
+    for (uint column = 0; column < 2; column++) {
+      for (uint i = 0; i < 2; i++) {
+        const uint lane_of_column = (lane % 4 * 2 + column) * 4 + from;
+        const vec<T, 2> both = as_type<vec<T, 2> >(simd_shuffle(right[i], ushort(lane_of_column)));
+        for (uint row = 0; row < 2; row++) {
+          const thread float* of_row = a + 2 * (row + 2 * i);
+          thread float& sum = sums[2 * row + column];
+          sum = fma(of_row[0], float(both[0]), sum);
+          sum = fma(of_row[1], float(both[1]), sum);
+        }
+      }
+    }
+  }
+#endif
+}
