@@ -357,16 +357,23 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
         let mut at = range.start;
         // SAFETY: every access is within the range, and reads come before the write to their place.
         unsafe {
-            while !V::SMALL && at + LANES <= range.end {
+            if V::SMALL {
+                for at in range.clone().step_by(LANES) {
+                    let count = LANES.min(range.end - at);
+                    let (a, b) = (T::load_block(a.add(at), count), T::load_block(b.add(at), count));
+                    out.put_block::<V>(M::of::<V, T>(a, b), at, count);
+                }
+                return;
+            }
+            while at + LANES <= range.end {
                 let (a, b): (V, V) = (T::load_mixed(a.add(at)), T::load_mixed(b.add(at)));
                 out.put_mixed(M::of::<V, T>(a, b), at);
                 at += LANES;
             }
-            while at < range.end {
-                let count = LANES.min(range.end - at);
-                let (a, b) = (T::load_block(a.add(at), count), T::load_block(b.add(at), count));
-                out.put_block::<V>(M::of::<V, T>(a, b), at, count);
-                at += LANES;
+            let count = range.end - at;
+            if count > 0 {
+                let (a, b) = (T::load_first(a.add(at), count), T::load_first(b.add(at), count));
+                out.put_first::<V>(M::of::<V, T>(a, b), at, count);
             }
         }
     }

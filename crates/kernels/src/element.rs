@@ -63,6 +63,7 @@ pub trait Mixed {
 /// # Safety
 /// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
 pub trait Float: Mixed + Copy + Send + Sync + 'static {
+    const ELEMENT: Element;
     /// The lowest finite number.
     const LOWEST: f32;
     const IS_BF16: bool = false;
@@ -122,6 +123,7 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
 }
 
 impl Float for f32 {
+    const ELEMENT: Element = Element::F32;
     const LOWEST: f32 = f32::MIN;
     fn as_f32(from: *const f32) -> Option<*const f32> {
         Some(from)
@@ -267,6 +269,7 @@ impl Sixteen for Bf16 {
 }
 
 impl<T: Sixteen> Float for T {
+    const ELEMENT: Element = if T::IS_BF16 { Element::BF16 } else { Element::F16 };
     const LOWEST: f32 = T::LOWEST;
     const IS_BF16: bool = T::IS_BF16;
     #[inline(always)]

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use super::block::{Block, ROWS};
 use super::product::{Left, Product, Right};
-use super::scores::{cap, exponential};
+use super::scores::{cap, exponential_of};
 use super::source::{Load, Rows, load_query};
 use super::{Attention, MASKED, Mask, Source, TILE, with_scratch};
-use crate::element::Float;
+use crate::element::{Element, Float, with_element};
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
@@ -24,7 +24,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);
         with_scratch(space.floats(), |at| {
-            let kernel = Blocks { call, out: out.get(), items, blocks, space: space.at(at) };
+            let (out, element) = (out.get().cast(), T::ELEMENT);
+            let kernel = Blocks { call, out, items, blocks, space: space.at(at), element };
             // SAFETY: the caller's contract; the items have disjoint rows.
             unsafe { machine.level.run(kernel) }
         });
@@ -99,16 +100,18 @@ impl Space<usize> {
     }
 }
 
-struct Blocks<'a, T> {
+/// Blocks of rows. Only parts of it know the element type.
+struct Blocks<'a> {
     call: &'a Attention,
-    out: *mut T,
+    out: *mut u8,
     items: Range<usize>,
     blocks: usize,
     space: Space<*mut f32>,
+    element: Element,
 }
 
-impl<T: Float> Kernel for Blocks<'_, T> {
-    const BF16: bool = T::IS_BF16;
+impl Kernel for Blocks<'_> {
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -119,7 +122,7 @@ impl<T: Float> Kernel for Blocks<'_, T> {
             let block = Block::new(call, head, self.blocks - 1 - item % self.blocks);
             // SAFETY: the caller's contract.
             unsafe {
-                self.load_queries::<V>(&block);
+                self.typed::<V>(&block, Typed::Queries);
                 let mut span = block.span(call);
                 loop {
                     self.go_through::<V>(&block, span);
@@ -131,16 +134,27 @@ impl<T: Float> Kernel for Blocks<'_, T> {
                     // A row whose keys are all masked weighs all of them equally.
                     span = (0, call.keys);
                 }
-                self.store::<V>(&block);
+                self.typed::<V>(&block, Typed::Store);
             }
         }
     }
 }
 
-impl<T: Float> Blocks<'_, T> {
+impl Blocks<'_> {
+    /// # Safety
+    /// The contract of the kernel.
+    #[inline(always)]
+    unsafe fn typed<V: F32x16>(&self, block: &Block, step: Typed) {
+        with_element!(self.element, T => {
+            let element = PhantomData::<T>;
+            // SAFETY: the caller's contract.
+            unsafe { V::part(Step { blocks: self, block, step, element }) }
+        });
+    }
+
     /// Loads the queries transposed; rows that do not exist are zeros.
     #[inline(always)]
-    unsafe fn load_queries<V: F32x16>(&self, block: &Block) {
+    unsafe fn load_queries<V: F32x16, T: Float>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
         let mut row_floats = [0.0f32; super::MAX_DIM];
         for row in 0..block.lanes {
@@ -165,10 +179,7 @@ impl<T: Float> Blocks<'_, T> {
         let (call, space) = (self.call, &self.space);
         // SAFETY: the caller's contract; every place is within the space.
         unsafe {
-            for row in 0..block.lanes {
-                let (_, head, _) = block.place(call, row.min(block.rows - 1));
-                (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
-            }
+            self.typed::<V>(block, Typed::Start);
             std::ptr::write_bytes(space.out, 0, ROWS * space.pitch);
             let before = call.dropped % TILE;
             let mut next = ((first + before) / TILE * TILE).saturating_sub(before);
@@ -177,28 +188,21 @@ impl<T: Float> Blocks<'_, T> {
                 let count = (TILE - (at + before) % TILE).min(end - at);
                 next = at + count;
                 let place = (block.batch, block.kv_head);
-                let load = |source, dim, out, pitch| Load::<T> {
-                    source,
-                    place,
-                    first: at,
-                    count,
-                    dim,
-                    out,
-                    pitch,
-                    element: PhantomData,
-                };
                 let rows = |data: *mut f32, pitch: usize| Rows::<f32> {
                     data: data.cast_const(),
                     stride: pitch as isize,
                 };
                 // The product reads keys several at a time, and values in whole blocks.
-                let k = floats::<T>(&call.k, place, at, count == TILE).unwrap_or_else(|| {
-                    V::part(load(&call.k, call.dim, space.keys, space.key_pitch));
+                let wide = self.element == Element::F32;
+                let k = floats(&call.k, place, at, wide && count == TILE).unwrap_or_else(|| {
+                    let to = (space.keys, space.key_pitch);
+                    self.typed::<V>(block, Typed::Load(&call.k, call.dim, [at, count], to));
                     rows(space.keys, space.key_pitch)
                 });
-                let whole = call.value_dim == space.pitch;
-                let v = floats::<T>(&call.v, place, at, whole).unwrap_or_else(|| {
-                    V::part(load(&call.v, call.value_dim, space.values, space.pitch));
+                let whole = wide && call.value_dim == space.pitch;
+                let v = floats(&call.v, place, at, whole).unwrap_or_else(|| {
+                    let to = (space.values, space.pitch);
+                    self.typed::<V>(block, Typed::Load(&call.v, call.value_dim, [at, count], to));
                     rows(space.values, space.pitch)
                 });
                 self.score::<V>(block, &k);
@@ -229,8 +233,9 @@ impl<T: Float> Blocks<'_, T> {
             if call.soft_cap > 0.0 {
                 cap::<V>(space.scores, count * lanes, call.soft_cap);
             }
-            call.mask_block::<T>(space.scores, block, (first, count));
+            self.typed::<V>(block, Typed::Hide((first, count)));
             let mut grown = false;
+            let short = self.element != Element::F32;
             for lane in (0..lanes).step_by(LANES) {
                 let score = |key: usize| space.scores.add(key * lanes + lane);
                 let before = V::load(space.max.add(lane));
@@ -240,11 +245,11 @@ impl<T: Float> Blocks<'_, T> {
                 }
                 let [a, b, c, d] = largest;
                 let largest = a.max(b).max(c.max(d));
-                let factor = exponential::<V, T>(before - largest);
+                let factor = exponential_of::<V>(short, before - largest);
                 grown |= (largest - before).any_above(0.0);
                 let mut sums = [V::splat(0.0); 2];
                 for key in 0..count {
-                    let weight = exponential::<V, T>(V::load(score(key)) - largest);
+                    let weight = exponential_of::<V>(short, V::load(score(key)) - largest);
                     weight.store(score(key));
                     sums[key % 2] = sums[key % 2] + weight;
                 }
@@ -277,7 +282,7 @@ impl<T: Float> Blocks<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn store<V: F32x16>(&self, block: &Block) {
+    unsafe fn store<V: F32x16, T: Float>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
         for row in 0..block.rows {
             let (batch, head, query) = block.place(call, row);
@@ -285,7 +290,7 @@ impl<T: Float> Blocks<'_, T> {
             // SAFETY: the caller's contract.
             unsafe {
                 let scale = V::splat(1.0 / *space.sum.add(row));
-                let out = self.out.add(at);
+                let out = self.out.cast::<T>().add(at);
                 for at in (0..call.value_dim).step_by(LANES) {
                     let lanes = V::load(space.out.add(row * space.pitch + at)) * scale;
                     let count = LANES.min(call.value_dim - at);
@@ -300,15 +305,63 @@ impl<T: Float> Blocks<'_, T> {
     }
 }
 
-/// The rows of a tile in place, if they are floats and `usable` as they are.
+/// A step that loads or stores elements.
+enum Typed<'a> {
+    Queries,
+    /// Sets the maxima and sums.
+    Start,
+    /// Loads keys or values: their features, the first row and the number of rows, and the place
+    /// of the first, with the floats from one row to the next.
+    Load(&'a Source, usize, [usize; 2], (*mut f32, usize)),
+    /// Masks the scores of keys.
+    Hide((usize, usize)),
+    Store,
+}
+
+struct Step<'a, T> {
+    blocks: &'a Blocks<'a>,
+    block: &'a Block,
+    step: Typed<'a>,
+    element: PhantomData<T>,
+}
+
+impl<T: Float> Kernel for Step<'_, T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { blocks, block, element, .. } = self;
+        let (call, space) = (blocks.call, &blocks.space);
+        // SAFETY: the caller's contract; every place is within the space.
+        unsafe {
+            match self.step {
+                Typed::Queries => blocks.load_queries::<V, T>(block),
+                Typed::Start => {
+                    for row in 0..block.lanes {
+                        let (_, head, _) = block.place(call, row.min(block.rows - 1));
+                        (*space.max.add(row), *space.sum.add(row)) = call.start::<T>(head);
+                    }
+                }
+                Typed::Load(source, dim, [first, count], (out, pitch)) => {
+                    let place = (block.batch, block.kv_head);
+                    V::part(Load { source, place, first, count, dim, out, pitch, element });
+                }
+                Typed::Hide(keys) => call.mask_block::<T>(space.scores, block, keys),
+                Typed::Store => blocks.store::<V, T>(block),
+            }
+        }
+    }
+}
+
+/// The rows of a tile in place, if they are plain and `usable` as they are.
 #[inline(always)]
-fn floats<T: Float>(
+fn floats(
     source: &Source,
     (batch, head): (usize, usize),
     first: usize,
     usable: bool,
 ) -> Option<Rows<f32>> {
-    if !usable || size_of::<T>() != size_of::<f32>() {
+    if !usable {
         return None;
     }
     let rows = source.rows::<f32>(batch, head)?;

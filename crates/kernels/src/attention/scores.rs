@@ -8,7 +8,13 @@ use crate::simd::{F32x16, LANES};
 /// e^x to the precision of the element type.
 #[inline(always)]
 pub fn exponential<V: F32x16, T: Float>(x: V) -> V {
-    if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
+    exponential_of(size_of::<T>() < size_of::<f32>(), x)
+}
+
+/// e^x to the precision of f32, or of a type with eleven bits or fewer.
+#[inline(always)]
+pub fn exponential_of<V: F32x16>(short: bool, x: V) -> V {
+    if short { exp_nonpositive_short(x) } else { exp_nonpositive(x) }
 }
 
 /// e^x of one number.

@@ -57,7 +57,7 @@ pub(super) struct Digits<T, F>(PhantomData<(T, F)>);
 impl<T: Float, F: Format> Dots for Digits<T, F> {
     const BITS: usize = F::BITS as usize;
     const AFFINE: bool = true;
-    const ELEMENT: Option<Element> = Some(if T::IS_BF16 { Element::BF16 } else { Element::F16 });
+    const ELEMENT: Option<Element> = Some(T::ELEMENT);
     const BYTES: bool = true;
 
     #[inline(always)]
