@@ -226,7 +226,7 @@ struct msl_casts {
     MSL_PACKED_OPERATOR(T, /)                                                      \
   };                                                                               \
   template <>                                                                      \
-  constexpr bool metal::is_packed_v<packed_##T##3> = true;
+  inline constexpr bool metal::is_packed_v<packed_##T##3> = true;
 MSL_EACH_NUMBER(MSL_PACKED)
 #undef MSL_PACKED
 #undef MSL_PACKED_OPERATOR
