@@ -15,13 +15,15 @@ enum : unsigned {
   QUANTIZED_TILE = 32,       // columns of a tile, depth of its steps, and its rows or half of them
   QUANTIZED_TILE_PITCH = 40, // elements from one staged row of a tile to the next
   QUANTIZED_TILE_THREADS = 128,
-  QUANTIZED_FEW_STAGED =
-      32768,                // elements of x that metal/nvidia/quantized_matmul_few.metal stages at most
-  QUANTIZED_FEW_PAD = 16,   // elements between its staged rows of x
-  QUANTIZED_FEW_ZEROS = 64, // floats that it reads in place of other columns
+  QUANTIZED_FEW_STAGED = 16384, // elements of x that `quantized_few` stages at most
+  QUANTIZED_FEW_PAD = 16,       // elements between its staged rows of x
+  QUANTIZED_FEW_ZEROS = 64,     // floats that it reads in place of other columns
 };
 
-/** Returns how many columns of x `quantized_few` stages at a time, for a multiple of its steps. */
+/**
+ * Returns how many columns of x `quantized_few` of metal/nvidia stages at a time: whole steps of
+ * its SIMD groups. A threadgroup takes less than 64 KiB.
+ */
 constexpr unsigned quantized_few_staged(
     unsigned rows, unsigned band, unsigned axis, unsigned splits) {
   unsigned texts = rows < band ? rows : band;

@@ -202,7 +202,7 @@ bool is_cuda(const mx::Stream& stream) {
 }
 
 bool plans_for_nvidia(const mx::Stream& stream) {
-  return is_cuda(stream);
+  return is_cuda(stream) && architecture(mx::cu::get_command_encoder(stream).device()) >= 80;
 }
 
 bool has_device_memory() {

@@ -73,7 +73,10 @@ void construct_cuda_encoders();
 /** Whether the stream is one of an NVIDIA GPU. */
 bool is_cuda(const mx::Stream& stream);
 
-/** Whether ops use kernels of metal/nvidia, also where a test simulates them. */
+/**
+ * Whether ops use kernels of metal/nvidia, whose tensor cores multiply 16-bit types: on GPUs of
+ * compute capability 8.0 or later, and where a test simulates them.
+ */
 bool plans_for_nvidia(const mx::Stream& stream);
 
 /** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */

@@ -84,6 +84,9 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if architecture < 80 && name.starts_with("mlxp_quantized_few_") {
+                        continue; // no plan uses them there
+                    }
                     let request =
                         Request { source, kernel: name, bound: &bound, ..Request::default() };
                     match compile(&request, architecture) {
@@ -153,7 +156,11 @@ fn every_kernel_compiles() {
         let reports = compile_all(architecture, &kernels);
         let slow: Vec<String> = reports
             .iter()
-            .filter(|(name, one)| one.spilled > 0 || one.stack > allowed_stack(name))
+            .filter(|(name, one)| {
+                // The plan of these has 512 threads on every GPU, in one order of sums.
+                let few = name.starts_with("mlxp_quantized_few_") && one.registers > 128;
+                one.spilled > 0 || one.stack > allowed_stack(name) || few
+            })
             .map(|(name, one)| format!("sm_{architecture} {name}: {one:?}"))
             .collect();
         assert!(slow.is_empty(), "{}", slow.join("\n"));

@@ -194,7 +194,7 @@ impl Product {
             return (self.rows * staged / 16 + 8 + 32) * 4 + self.rows * staged * 2;
         }
         let (band, step) = (if self.rows <= 2 { 2 } else { 8 }, 128 * self.splits);
-        let count = k.next_multiple_of(128).min(32768 / self.rows / step * step);
+        let count = k.next_multiple_of(128).min(16384 / self.rows / step * step);
         let floats = 64 + 8 + 32 + self.simds * 16 * band + band * count / 16;
         floats * 4 + self.rows * (count + 16) * 2
     }
