@@ -32,7 +32,9 @@ Launch plan_few(
   uint32_t rows_of_tile = params.swiglu ? ROWS / 2 : ROWS;
   uint64_t tiles = ceil_div(params.columns, rows_of_tile);
   uint32_t most = std::bit_floor(max_threads / SIMD_WIDTH);
-  uint32_t splits = std::min(most, tiles >= MANY_TILES ? 2u : params.axis < LONG_AXIS ? 8u : 16u);
+  bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
+  uint32_t splits = tiles >= MANY_TILES ? 2 : half || params.axis < LONG_AXIS ? 8 : 16;
+  splits = std::min(most, splits);
   bool one = params.rows <= 2;
   // More rows of x take longer to stage, so more rows of weights share them.
   uint32_t simds = std::min(most, std::max(splits, one ? 4u : 16u));

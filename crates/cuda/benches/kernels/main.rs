@@ -184,7 +184,7 @@ impl Product {
     }
 
     fn columns(&self) -> u32 {
-        if self.splits == 0 { self.simds * self.of } else { self.simds / self.splits * 16 }
+        self.simds.checked_div(self.splits).map_or(self.simds * self.of, |tiles| tiles * 16)
     }
 
     /// The bytes of threadgroup memory.
