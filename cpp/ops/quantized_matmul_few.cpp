@@ -9,8 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint32_t ROWS = 16;         // of weights for a SIMD group
-constexpr uint64_t MANY_TILES = 1024; // which fill the cores without many splits
+constexpr uint32_t ROWS = 16; // of weights for a SIMD group
 constexpr uint32_t LONG_AXIS = 8192;
 
 } // namespace
@@ -28,16 +27,15 @@ Launch plan_few(
     const QuantizedFormat& format,
     const std::string& dtype,
     uint32_t max_threads) {
-  // The splits decide the order of sums, so they depend on the weights alone.
   uint32_t rows_of_tile = params.swiglu ? ROWS / 2 : ROWS;
-  uint64_t tiles = ceil_div(params.columns, rows_of_tile);
   uint32_t most = std::bit_floor(max_threads / SIMD_WIDTH);
+  // The splits decide the order of sums. A process may hold a part of the rows of weights, so the
+  // order does not depend on their number.
   bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
-  uint32_t splits = tiles >= MANY_TILES ? 2 : half || params.axis < LONG_AXIS ? 8 : 16;
-  splits = std::min(most, splits);
+  uint32_t splits = std::min(most, half || params.axis < LONG_AXIS ? 8u : 16u);
   bool one = params.rows <= 2;
   // More rows of x take longer to stage, so more rows of weights share them.
-  uint32_t simds = std::min(most, std::max(splits, one ? 4u : 16u));
+  uint32_t simds = std::min(most, one ? splits : 16u);
   uint32_t band = one ? 2u : uint32_t{QUANTIZED_BAND};
   uint32_t texts = std::min(params.rows, band);
   uint32_t count = quantized_few_staged(params.rows, band, params.axis, splits);
