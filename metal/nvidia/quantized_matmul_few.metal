@@ -3,9 +3,9 @@
 /**
  * Up to BAND rows of x with packed weights. Each SIMD group multiplies FEW_ROWS rows of weights, as
  * small matrices, with a part of the columns; `splits` of them share these rows. A column of the
- * right matrix is a row of x at the columns of one of four lanes, and zero elsewhere, so that the
- * result has a sum for each group of weights. Every sum has the same products in the same order in
- * every band.
+ * right matrix is a row of x at the columns of one group of weights, or of one lane if groups are
+ * shorter, and zero elsewhere, so that the result has a sum for each. Every sum has the same
+ * products in the same order in every band.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND>
 [[kernel]] void quantized_few(
