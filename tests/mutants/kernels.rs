@@ -107,6 +107,9 @@ impl Kernels {
         let left_out = LEFT_OUT.iter().filter(|(of, _)| *of == stem);
         let left_out: Vec<_> = left_out.flat_map(|(_, parts)| *parts).collect();
         for entry in std::fs::read_dir(metal()).expect("sources").flatten() {
+            if entry.path().is_dir() {
+                continue; // of kernels that these do not include
+            }
             let name = entry.file_name().to_string_lossy().into_owned();
             let mut text = match mutant.file == name {
                 true => mutant.text.clone(),

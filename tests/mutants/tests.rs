@@ -303,6 +303,10 @@ fn mutants_are_noticed() -> Result<(), Failed> {
         programs - equal,
         start.elapsed()
     );
+    let crashed = kinds.get("crash").copied().unwrap_or_default();
+    if 2 * crashed > noticed {
+        return Err(format!("{crashed} of {noticed} crash: do the workers run at all?").into());
+    }
     if !survivors.is_empty() {
         return Err(format!("{} survive:\n{}", survivors.len(), survivors.join("\n")).into());
     }
