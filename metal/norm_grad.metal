@@ -33,10 +33,119 @@ METAL_FUNC void load_scaled(
   }
 }
 
+/** The buffers of a row. */
+template <typename T>
+struct NormGradRow {
+  const device T* x;
+  const device T* weight;
+  const device T* g;
+  const device T* added;
+  device T* out;
+};
+
+/** A row's mean, or 0, and its reciprocal root mean square. */
+struct NormGradStats {
+  float mean;
+  float inverse;
+};
+
 /**
- * The gradient of x, and each row's mean and reciprocal root mean square. A thread keeps all quads
- * of a row that it reads, KEPT at most; where KEPT is 0, it reads them again for each sum.
+ * The gradient of x in a row. A thread keeps all quads of a row that it reads, KEPT at most; where
+ * KEPT is 0, it reads them again for each sum. With SUMS it adds what its elements give to the
+ * gradients of the weight and of the bias.
  */
+template <typename T, bool CENTERED, uint KEPT, bool SUMS>
+METAL_FUNC NormGradStats write_row(
+    const thread NormGradRow<T>& buffers,
+    const thread GroupRow<true>& row,
+    constant NormGradParams& params,
+    thread float* of_weight,
+    thread float* of_bias) {
+  const float share = 1.0f / float(params.axis);
+  const uint quads = KEPT > 0 ? KEPT : (params.axis + row.stride() - 1) / row.stride();
+  constexpr uint ROOM = KEPT > 0 ? KEPT : 1;
+  float values[ROOM][READS];
+  float heights[ROOM][READS];
+  float mean = 0.0f;
+  if (CENTERED) {
+    float sum = 0.0f;
+    for (uint q = 0; q < quads; q++) {
+      thread float* own = values[q % ROOM];
+      load_floats(own, buffers.x, row.at(q), params.axis);
+      for (uint i = 0; i < READS; i++) {
+        sum += own[i];
+      }
+    }
+    mean = row.sum(sum, 2) * share;
+  }
+  float squares = 0.0f;
+  float height = 0.0f;
+  float along = 0.0f;
+  for (uint q = 0; q < quads; q++) {
+    const uint at = row.at(q);
+    thread float* own = values[q % ROOM];
+    thread float* scaled = heights[q % ROOM];
+    if (!CENTERED || KEPT == 0) {
+      load_floats(own, buffers.x, at, params.axis);
+    }
+    load_scaled(scaled, buffers.g, buffers.weight, at, params);
+    for (uint i = 0; i < READS; i++) {
+      const float d = at + i < params.axis ? own[i] - mean : 0.0f;
+      squares += d * d;
+      height += scaled[i];
+      along += d * scaled[i];
+    }
+  }
+  squares = row.sum(squares, 0) * share;
+  along = row.sum(along, 1) * share;
+  height = CENTERED ? row.sum(height, 3) * share : 0.0f;
+  const float inverse = precise::rsqrt(squares + params.eps);
+  const float slope = along * inverse;
+  for (uint q = 0; q < quads; q++) {
+    const uint at = row.at(q);
+    thread float* own = values[q % ROOM];
+    thread float* scaled = heights[q % ROOM];
+    if (KEPT == 0) {
+      load_floats(own, buffers.x, at, params.axis);
+      load_scaled(scaled, buffers.g, buffers.weight, at, params);
+    }
+    for (uint i = 0; i < READS; i++) {
+      const float n = (own[i] - mean) * inverse;
+      own[i] = n;
+      scaled[i] = (scaled[i] - height - n * slope) * inverse;
+    }
+    if (SUMS) {
+      float gradients[READS];
+      load_floats(gradients, buffers.g, at, params.axis);
+      for (uint i = 0; i < READS; i++) {
+        of_weight[q * READS + i] += gradients[i] * own[i];
+        of_bias[q * READS + i] += gradients[i];
+      }
+    }
+    if (params.added != 0) {
+      load_floats(own, buffers.added, at, params.axis);
+      for (uint i = 0; i < READS; i++) {
+        scaled[i] += own[i];
+      }
+    }
+    store4(buffers.out, at, params.axis, rounded<T>(scaled));
+  }
+  return {mean, inverse};
+}
+
+/** The buffers of the first row of a threadgroup. */
+template <typename T>
+METAL_FUNC NormGradRow<T> first_row(NormGradRow<T> buffers, uint row, uint axis) {
+  const size_t start = size_t(row) * axis;
+  return {
+      buffers.x + start,
+      buffers.weight,
+      buffers.g + start,
+      buffers.added + start,
+      buffers.out + start};
+}
+
+/** The gradient of x, and each row's stats: a row for each threadgroup. */
 template <typename T, bool CENTERED, uint KEPT>
 [[kernel]] void norm_grad_row(
     const device T* x [[buffer(0)]],
@@ -48,75 +157,50 @@ template <typename T, bool CENTERED, uint KEPT>
     constant NormGradParams& params [[buffer(6)]],
     MLXP_GROUP_ROW) {
   const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
-  const size_t start = size_t(group) * params.axis;
-  x += start;
-  g += start;
-  added += start;
-  out += start;
-  const float share = 1.0f / float(params.axis);
-  const uint quads = KEPT > 0 ? KEPT : (params.axis + row.stride() - 1) / row.stride();
-  constexpr uint ROOM = KEPT > 0 ? KEPT : 1;
-  float values[ROOM][READS];
-  float heights[ROOM][READS];
-  float mean = 0.0f;
-  if (CENTERED) {
-    float sum = 0.0f;
-    for (uint q = 0; q < quads; q++) {
-      thread float* own = values[q % ROOM];
-      load_floats(own, x, row.at(q), params.axis);
-      for (uint i = 0; i < READS; i++) {
-        sum += own[i];
-      }
-    }
-    mean = row.sum(sum, 0) * share;
-  }
-  float squares = 0.0f;
-  float height = 0.0f;
-  float along = 0.0f;
-  for (uint q = 0; q < quads; q++) {
-    const uint at = row.at(q);
-    thread float* own = values[q % ROOM];
-    thread float* scaled = heights[q % ROOM];
-    if (!CENTERED || KEPT == 0) {
-      load_floats(own, x, at, params.axis);
-    }
-    load_scaled(scaled, g, weight, at, params);
-    for (uint i = 0; i < READS; i++) {
-      const float d = at + i < params.axis ? own[i] - mean : 0.0f;
-      squares += d * d;
-      height += scaled[i];
-      along += d * scaled[i];
-    }
-  }
-  // The slots of the mean are free again once every thread has passed the barriers of this sum.
-  squares = row.sum(squares, 1) * share;
-  along = row.sum(along, 2) * share;
-  height = CENTERED ? row.sum(height, 0) * share : 0.0f;
-  const float inverse = precise::rsqrt(squares + params.eps);
-  const float slope = along * inverse;
-  for (uint q = 0; q < quads; q++) {
-    const uint at = row.at(q);
-    thread float* own = values[q % ROOM];
-    thread float* scaled = heights[q % ROOM];
-    if (KEPT == 0) {
-      load_floats(own, x, at, params.axis);
-      load_scaled(scaled, g, weight, at, params);
-    }
-    for (uint i = 0; i < READS; i++) {
-      const float n = (own[i] - mean) * inverse;
-      own[i] = (scaled[i] - height - n * slope) * inverse;
-    }
-    if (params.added != 0) {
-      load_floats(scaled, added, at, params.axis);
-      for (uint i = 0; i < READS; i++) {
-        own[i] += scaled[i];
-      }
-    }
-    store4(out, at, params.axis, rounded<T>(own));
-  }
+  const auto buffers = first_row<T>({x, weight, g, added, out}, group, params.axis);
+  const auto of_row = write_row<T, CENTERED, KEPT, false>(buffers, row, params, nullptr, nullptr);
   if (thread_index == 0) {
-    stats[2 * group] = mean;
-    stats[2 * group + 1] = inverse;
+    stats[2 * group] = of_row.mean;
+    stats[2 * group + 1] = of_row.inverse;
+  }
+}
+
+/** The gradient of x, and the sums of a part of the rows, which a threadgroup has. */
+template <typename T, bool CENTERED>
+[[kernel]] void norm_grad_rows(
+    const device T* x [[buffer(0)]],
+    const device T* weight [[buffer(1)]],
+    const device T* g [[buffer(2)]],
+    const device T* added [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    device float* sums [[buffer(5)]],
+    constant NormGradParams& params [[buffer(6)]],
+    MLXP_GROUP_ROW) {
+  const GroupRow<true> row = {{thread_index, threads, lane, simd, simds}, scratch};
+  float of_weight[NORM_GRAD_QUADS * READS];
+  float of_bias[NORM_GRAD_QUADS * READS];
+  for (uint i = 0; i < NORM_GRAD_QUADS * READS; i++) {
+    of_weight[i] = 0.0f;
+    of_bias[i] = 0.0f;
+  }
+  const uint first = group * params.part_rows;
+  auto buffers = first_row<T>({x, weight, g, added, out}, first, params.axis);
+  const uint count = min(params.part_rows, params.rows - first);
+  for (uint i = 0; i < count; i++) {
+    write_row<T, CENTERED, NORM_GRAD_QUADS, true>(buffers, row, params, of_weight, of_bias);
+    buffers = first_row(buffers, 1, params.axis);
+  }
+  device float* to = sums + size_t(group) * params.vectors * params.axis;
+  for (uint q = 0; q < NORM_GRAD_QUADS; q++) {
+    for (uint i = 0; i < READS; i++) {
+      const uint at = row.at(q) + i;
+      if (at < params.axis) {
+        to[at] = of_weight[q * READS + i];
+        if (CENTERED && params.vectors > 1) {
+          to[params.axis + at] = of_bias[q * READS + i];
+        }
+      }
+    }
   }
 }
 
@@ -153,11 +237,13 @@ template <typename T>
       of_bias[i] += gradients[i];
     }
   }
-  device float* to = sums + size_t(place.y) * 2 * params.axis;
+  device float* to = sums + size_t(place.y) * params.vectors * params.axis;
   for (uint i = 0; i < READS; i++) {
     if (at + i < params.axis) {
       to[at + i] = of_weight[i];
-      to[params.axis + at + i] = of_bias[i];
+      if (params.vectors > 1) {
+        to[params.axis + at + i] = of_bias[i];
+      }
     }
   }
 }
@@ -176,9 +262,11 @@ template <typename T>
   float weight = 0.0f;
   float bias = 0.0f;
   for (uint part = 0; part < params.parts; part++) {
-    const device float* from = sums + size_t(part) * 2 * params.axis + at;
+    const device float* from = sums + size_t(part) * params.vectors * params.axis + at;
     weight += from[0];
-    bias += from[params.axis];
+    if (params.vectors > 1) {
+      bias += from[params.axis];
+    }
   }
   of_weight[at] = T(weight);
   of_bias[at] = T(bias);
@@ -189,6 +277,8 @@ template <typename T>
   MLXP_KERNEL("mlxp_norm_grad_rms_looped_" DTYPE, norm_grad_row<T, false, 0>)              \
   MLXP_KERNEL("mlxp_norm_grad_layer_row2_" DTYPE, norm_grad_row<T, true, NORM_GRAD_QUADS>) \
   MLXP_KERNEL("mlxp_norm_grad_layer_looped_" DTYPE, norm_grad_row<T, true, 0>)             \
+  MLXP_KERNEL("mlxp_norm_grad_rms_rows_" DTYPE, norm_grad_rows<T, false>)                  \
+  MLXP_KERNEL("mlxp_norm_grad_layer_rows_" DTYPE, norm_grad_rows<T, true>)                 \
   MLXP_KERNEL("mlxp_norm_grad_part_" DTYPE, norm_grad_part<T>)                             \
   MLXP_KERNEL("mlxp_norm_grad_sum_" DTYPE, norm_grad_sum<T>)
 

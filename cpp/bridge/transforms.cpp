@@ -11,6 +11,7 @@
 #include "runtime/barrier.h"
 #include "runtime/evaluate.h"
 #include "runtime/process.h"
+#include "runtime/sums.h"
 
 namespace mlx_primitives::bridge {
 
@@ -163,7 +164,9 @@ bool tracing() {
 ListPair vjp(const Closure& f, const ArrayList& primals, const ArrayList& cotangents) {
   prepare();
   Differentiating differentiating;
-  return pair(mx::vjp(borrowed(f), primals, cotangents));
+  auto lists = mx::vjp(borrowed(f), primals, cotangents);
+  merge_sums(lists.first, lists.second);
+  return pair(std::move(lists));
 }
 
 ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangents) {
@@ -174,7 +177,9 @@ ListPair jvp(const Closure& f, const ArrayList& primals, const ArrayList& tangen
 ListPair value_and_grad(const Closure& f, Ints argnums, const ArrayList& inputs) {
   prepare();
   Differentiating differentiating;
-  return pair(mx::value_and_grad(borrowed(f), to_ints(argnums))(inputs));
+  auto lists = mx::value_and_grad(borrowed(f), to_ints(argnums))(inputs);
+  merge_sums(lists.first, lists.second);
+  return pair(std::move(lists));
 }
 
 ListHandle vmap(const Closure& f, const ArrayList& inputs, Ints in_axes, Ints out_axes) {

@@ -68,6 +68,20 @@ class Linear : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
+  bool adds() const override {
+    return state_.residual;
+  }
+  Arrays plus(const Arrays& inputs, const mx::array& term) override {
+    if (state_.residual) {
+      return {};
+    }
+    auto all = inputs;
+    all.push_back(row_contiguous(term, stream()));
+    auto state = state_;
+    state.residual = true;
+    auto primitive = std::make_shared<Linear>(stream(), state);
+    return {mx::array(term.shape(), term.dtype(), std::move(primitive), std::move(all))};
+  }
   VJP_METHOD
   VMAP_METHOD
 

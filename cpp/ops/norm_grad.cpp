@@ -85,6 +85,15 @@ std::vector<mx::Shape> NormGrad::output_shapes(const Arrays& inputs) {
   return shapes;
 }
 
+Arrays NormGrad::plus(const Arrays& inputs, const mx::array& term) {
+  if (kind_.added) {
+    return {};
+  }
+  auto kind = kind_;
+  kind.added = true;
+  return norm_gradients(kind, inputs[0], weight(inputs), g(inputs), term, stream());
+}
+
 Arrays NormGrad::compose(const Arrays& inputs) {
   auto s = stream();
   auto wide = [s](const mx::array& x) { return mx::astype(x, mx::float32, s); };
@@ -141,36 +150,51 @@ std::vector<Dispatch> NormGrad::dispatches(
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = type_suffix(x);
-  NormGradParams params{
-      grid_count(op, "rows", rows.count), rows.axis, kind_.eps, kind_.weighted, kind_.added};
+  NormGradParams params{};
+  params.rows = grid_count(op, "rows", rows.count);
+  params.axis = rows.axis;
+  params.eps = kind_.eps;
+  params.weighted = kind_.weighted;
+  params.added = kind_.added;
+  params.part_rows = std::max<uint32_t>(1, ceil_div(params.rows, NORM_GRAD_PARTS));
+  params.vectors = kind_.of_bias ? 2 : 1;
+  NormGradSumParams sum{
+      rows.axis, static_cast<uint32_t>(ceil_div(params.rows, params.part_rows)), params.vectors};
   auto quads = static_cast<uint32_t>(ceil_div(rows.axis, READS));
   uint32_t each = NORM_GRAD_QUADS;
   auto wanted = round_up(static_cast<uint32_t>(ceil_div(quads, each)), SIMD_WIDTH);
   auto threads = std::min(whole_simds(op, max_threads), wanted);
+  bool kept = quads <= each * threads;
+  bool together = kept && outputs.size() > 1; // a threadgroup sums the rows that it computes
+  uint32_t slots = kind_.centered ? NORM_GRAD_SLOTS : NORM_GRAD_SLOTS / 2;
   Launch along{
       std::string("mlxp_norm_grad_") + (kind_.centered ? "layer" : "rms") +
-          (quads <= each * threads ? "_row2" : "_looped") + suffix,
-      {params.rows, 1, 1},
+          (together ? "_rows"
+           : kept   ? "_row2"
+                    : "_looped") +
+          suffix,
+      {together ? sum.parts : params.rows, 1, 1},
       {threads, 1, 1},
-      round_up(NORM_GRAD_SLOTS * threads / SIMD_WIDTH * uint32_t{sizeof(float)}, 16)};
+      round_up(slots * threads / SIMD_WIDTH * uint32_t{sizeof(float)}, 16)};
   auto or_x = [&](const std::optional<mx::array>& input) { return input ? *input : x; };
   auto stats = temporary({static_cast<int>(params.rows), 2}, mx::float32);
+  auto sums = temporary(
+      {static_cast<int>(sum.parts), static_cast<int>(sum.vectors), x.shape(-1)}, mx::float32);
   auto& gradient = g(inputs);
   Arrays bound = {x, or_x(weight(inputs)), gradient, or_x(added(inputs))};
-  std::vector<Dispatch> all = {{op, along, bound, {outputs[0], stats}, params}};
+  std::vector<Dispatch> all = {{op, along, bound, {outputs[0], together ? sums : stats}, params}};
   if (outputs.size() == 1) {
     return all;
   }
-  NormGradPartParams part{params.rows, rows.axis, 0};
-  part.part_rows = static_cast<uint32_t>(ceil_div(rows.count, NORM_GRAD_PARTS));
-  NormGradSumParams sum{rows.axis, static_cast<uint32_t>(ceil_div(params.rows, part.part_rows))};
-  auto sums = temporary({static_cast<int>(sum.parts), 2, x.shape(-1)}, mx::float32);
   auto group = std::min<uint32_t>(max_threads, NORM_GRAD_GROUP);
-  Launch parts{
-      "mlxp_norm_grad_part" + suffix,
-      {static_cast<uint32_t>(ceil_div(quads, group)), sum.parts, 1},
-      {group, 1, 1}};
-  all.emplace_back(op, parts, Arrays{x, gradient, stats}, Arrays{sums}, part);
+  if (!together) {
+    NormGradPartParams part{params.rows, rows.axis, params.part_rows, params.vectors};
+    Launch parts{
+        "mlxp_norm_grad_part" + suffix,
+        {static_cast<uint32_t>(ceil_div(quads, group)), sum.parts, 1},
+        {group, 1, 1}};
+    all.emplace_back(op, parts, Arrays{x, gradient, stats}, Arrays{sums}, part);
+  }
   Launch last{
       "mlxp_norm_grad_sum" + suffix,
       {static_cast<uint32_t>(ceil_div(rows.axis, group)), 1, 1},

@@ -51,6 +51,10 @@ class NormGrad : public ComposedPrimitive {
   COMPOSED_METHODS(NormGrad)
   std::vector<size_t> donors(const Arrays& inputs) const override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool adds() const override {
+    return kind_.added;
+  }
+  Arrays plus(const Arrays& inputs, const mx::array& term) override;
   VMAP_METHOD
 
  private:

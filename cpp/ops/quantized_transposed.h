@@ -26,6 +26,15 @@ class QuantizedTransposed : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return added_ ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
+  bool adds() const override {
+    return added_;
+  }
+  Arrays plus(const Arrays& inputs, const mx::array& term) override {
+    if (added_) {
+      return {};
+    }
+    return {quantized_transposed(inputs[0], weight(inputs), format_, term, stream())};
+  }
   VJP_METHOD
   VMAP_METHOD
 

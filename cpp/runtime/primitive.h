@@ -73,6 +73,18 @@ class FusedPrimitive : public mx::Primitive {
     return 0;
   }
 
+  /**
+   * New outputs of these inputs, with a term of its shape and type added to the first, by as many
+   * dispatches; none if the kernels cannot do that.
+   */
+  virtual Arrays plus(const Arrays&, const mx::array&) {
+    return {};
+  }
+  /** Whether the kernels add the last input to the first output. */
+  virtual bool adds() const {
+    return false;
+  }
+
   /** Counts the dispatches, each whole input and output, and each temporary twice. */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 

@@ -58,6 +58,7 @@ mod shapes;
 #[cfg(target_os = "linux")]
 mod simulated;
 mod softmax;
+mod sums;
 mod threads;
 mod tidy;
 #[cfg(target_os = "linux")]

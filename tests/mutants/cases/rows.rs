@@ -91,7 +91,7 @@ fn norms() -> Vec<Cases> {
 
 fn norm_gradients() -> Cases {
     let mut cases = Cases::of("norm_grad");
-    for shape in ROWS.into_iter().chain([[70, 5], [130, 33]]) {
+    for shape in ROWS.into_iter().chain([[70, 5], [130, 33], [65, 8196]]) {
         cases.add(format_args!("{shape:?}"), move || {
             let vector = |seed| wave(&shape[1..], seed)?.subtract(1.5);
             let (x, g, weight, bias) =
@@ -104,6 +104,11 @@ fn norm_gradients() -> Cases {
             all.extend(vjp(layer, &[&x, &weight, &bias], &[&g])?.1);
             let bare = |p: Vec<Array>| Ok(vec![ops::layer_norm(&p[0], None, None, EPS)?]);
             all.extend(vjp(bare, &[&x], &[&g])?.1);
+            let weighted = |p: Vec<Array>| {
+                Ok(vec![ops::layer_norm(&p[0], Some(p.get(1).unwrap_or(&weight)), None, EPS)?])
+            };
+            all.extend(vjp(weighted, &[&x], &[&g])?.1);
+            all.extend(vjp(weighted, &[&x, &weight], &[&g])?.1);
             let (residual, of_sum) = (wave(&shape, 3)?, wave(&shape, 7)?);
             let sum = |p: Vec<Array>| {
                 let (sum, norm) = ops::rms_norm_residual(&p[0], &residual, Some(&weight), EPS)?;
