@@ -150,6 +150,132 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   }
 }
 
+/** The heads that a thread moves, and their angle. */
+struct HeadSpan {
+  uint batch;
+  uint first;
+  uint end; // none beyond the grid
+  Turn by;
+};
+
+/** Grid as above, of all heads. */
+template <bool EXPLICIT>
+METAL_FUNC HeadSpan span_of_heads(
+    uint3 at,
+    const device int* offset,
+    const device float* freqs,
+    constant RopeAppendParams& params,
+    float direction) {
+  Turn by = {1.0f, 0.0f};
+  const uint all_heads = params.heads + 2 * params.kv_heads;
+  const uint head_groups = (all_heads + APPEND_HEADS - 1) / APPEND_HEADS;
+  const uint batch = at.z / head_groups;
+  if (at.x >= params.columns || at.y >= params.length || batch >= params.batch) {
+    return {0, 0, 0, by};
+  }
+  const uint first = (at.z - batch * head_groups) * APPEND_HEADS;
+  if (at.x < params.pairs) {
+    const float frequency =
+        inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
+    const int start = offset[batch * params.offset_stride];
+    by = turn(int(at.y) + start, frequency, params.scale, direction);
+  }
+  return {batch, first, min(first + APPEND_HEADS, all_heads), by};
+}
+
+/** A head's vector of a position in q, k or v, each [batch, heads, length, features]. */
+template <typename P>
+METAL_FUNC P
+place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendParams& params) {
+  const uint turned = params.heads + params.kv_heads;
+  const uint before = head < params.heads ? 0 : head < turned ? params.heads : turned;
+  const uint heads = head < params.heads ? params.heads : params.kv_heads;
+  P part = head < params.heads ? q : head < turned ? k : v;
+  const size_t row = (size_t(batch) * heads + head - before) * params.length + time;
+  return part + row * params.features;
+}
+
+/** Moves a pair of a head, rotated if it is no value's, or two of the features that stay. */
+template <typename T, bool INTERLEAVED, bool FORWARD>
+METAL_FUNC void move_pair(
+    const device T* from,
+    device T* to,
+    uint column,
+    bool turns,
+    Turn by,
+    constant RopeAppendParams& params) {
+  if (column >= params.pairs) {
+    for (uint i = 2 * column; i < min(2 * column + 2, params.features); i++) {
+      to[i] = from[i];
+    }
+    return;
+  }
+  packed2<T> pair = load_pair<T, INTERLEAVED>(from, column, params.pairs);
+  if (turns) {
+    if (!FORWARD) {
+      pair = rotated<T>(pair, by);
+    }
+    pair[0] = T(float(pair[0]) * params.multiplier);
+    pair[1] = T(float(pair[1]) * params.multiplier);
+    if (FORWARD) {
+      pair = rotated<T>(pair, by);
+    }
+  }
+  store_pair<T, INTERLEAVED>(to, column, params.pairs, pair);
+}
+
+/** Queries, keys and values of a step by heads, of which queries and keys are rotated. */
+template <typename T, bool INTERLEAVED, bool EXPLICIT>
+[[kernel]] void rope_heads(
+    const device T* qkv [[buffer(0)]],
+    const device int* offset [[buffer(1)]],
+    const device float* freqs [[buffer(2)]],
+    device T* q [[buffer(3)]],
+    device T* k [[buffer(4)]],
+    device T* v [[buffer(5)]],
+    constant RopeAppendParams& params [[buffer(6)]],
+    uint3 at [[thread_position_in_grid]]) {
+  const HeadSpan span = span_of_heads<EXPLICIT>(at, offset, freqs, params, 1.0f);
+  const uint all_heads = params.heads + 2 * params.kv_heads;
+  const size_t step = (size_t(span.batch) * params.length + at.y) * all_heads;
+  for (uint head = span.first; head < span.end; head++) {
+    const bool turns = head < params.heads + params.kv_heads;
+    move_pair<T, INTERLEAVED, true>(
+        qkv + (step + head) * params.features,
+        place_of(q, k, v, span.batch, head, at.y, params),
+        at.x,
+        turns,
+        span.by,
+        params);
+  }
+}
+
+/** The derivative of this, which goes the other way. */
+template <typename T, bool INTERLEAVED, bool EXPLICIT>
+[[kernel]] void rope_heads_grad(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device int* offset [[buffer(3)]],
+    const device float* freqs [[buffer(4)]],
+    device T* qkv [[buffer(5)]],
+    constant RopeAppendParams& params [[buffer(6)]],
+    uint3 at [[thread_position_in_grid]]) {
+  const HeadSpan span = span_of_heads<EXPLICIT>(at, offset, freqs, params, -1.0f);
+  const uint all_heads = params.heads + 2 * params.kv_heads;
+  const size_t step = (size_t(span.batch) * params.length + at.y) * all_heads;
+  for (uint head = span.first; head < span.end; head++) {
+    const bool turns = head < params.heads + params.kv_heads;
+    move_pair<T, INTERLEAVED, false>(
+        place_of(q, k, v, span.batch, head, at.y, params),
+        qkv + (step + head) * params.features,
+        at.x,
+        turns,
+        span.by,
+        params);
+  }
+}
+
 /** Copies the previous state into a separate buffer, four elements per thread. */
 template <typename T>
 [[kernel]] void copy_state(
@@ -175,6 +301,16 @@ template <typename T>
   MLXP_KERNEL("mlxp_rope_append_grad_half_freqs_" DTYPE, rope_append_grad<T, false, true>)       \
   MLXP_KERNEL("mlxp_rope_append_grad_interleaved_base_" DTYPE, rope_append_grad<T, true, false>) \
   MLXP_KERNEL("mlxp_rope_append_grad_interleaved_freqs_" DTYPE, rope_append_grad<T, true, true>) \
+  MLXP_KERNEL("mlxp_rope_append_heads_half_base_" DTYPE, rope_heads<T, false, false>)            \
+  MLXP_KERNEL("mlxp_rope_append_heads_half_freqs_" DTYPE, rope_heads<T, false, true>)            \
+  MLXP_KERNEL("mlxp_rope_append_heads_interleaved_base_" DTYPE, rope_heads<T, true, false>)      \
+  MLXP_KERNEL("mlxp_rope_append_heads_interleaved_freqs_" DTYPE, rope_heads<T, true, true>)      \
+  MLXP_KERNEL("mlxp_rope_append_heads_grad_half_base_" DTYPE, rope_heads_grad<T, false, false>)  \
+  MLXP_KERNEL("mlxp_rope_append_heads_grad_half_freqs_" DTYPE, rope_heads_grad<T, false, true>)  \
+  MLXP_KERNEL(                                                                                   \
+      "mlxp_rope_append_heads_grad_interleaved_base_" DTYPE, rope_heads_grad<T, true, false>)    \
+  MLXP_KERNEL(                                                                                   \
+      "mlxp_rope_append_heads_grad_interleaved_freqs_" DTYPE, rope_heads_grad<T, true, true>)    \
   MLXP_KERNEL("mlxp_rope_append_copy_" DTYPE, copy_state<T>)
 
 MLXP_EACH_DTYPE(APPEND_KERNELS)

@@ -343,6 +343,16 @@ Handle rope_append(
       here()));
 }
 
+ListHandle rope_heads(
+    const MlxArray& qkv,
+    const AppendLayout& layout,
+    const AppendRotation& rotation,
+    const MlxArray* freqs,
+    const MlxArray& offset) {
+  return handle(mlx_primitives::rope_heads(
+      qkv, to_layout(layout), to_rotation(rotation, freqs), offset, here()));
+}
+
 ListHandle rope_append_attention(
     const MlxArray& state,
     const MlxArray& qkv,

@@ -127,6 +127,12 @@ Handle rope_append(
     const MlxArray* freqs,
     const MlxArray& offset,
     const MlxArray* slots);
+ListHandle rope_heads(
+    const MlxArray& qkv,
+    const AppendLayout& layout,
+    const AppendRotation& rotation,
+    const MlxArray* freqs,
+    const MlxArray& offset);
 /** The mask and the sinks may be null. */
 ListHandle rope_append_attention(
     const MlxArray& state,

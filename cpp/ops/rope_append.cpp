@@ -40,28 +40,6 @@ void check_layout(const KvLayout& layout, const mx::array& state, const mx::arra
   }
 }
 
-void check_rotation(const Rotation& rotation, int head_dim) {
-  auto& [dims, traditional, base, scale, multiplier, freqs] = rotation;
-  if (dims <= 0 || dims % 2 != 0 || dims > head_dim) {
-    refuse(op, "expected dims to be even and within 2 to ", head_dim, ", got ", dims);
-  }
-  if (base.has_value() == freqs.has_value()) {
-    refuse(op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
-  }
-  if (freqs && (freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) {
-    refuse(op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
-  }
-}
-
-void check_positions(const char* what, const mx::array& positions, int batch) {
-  if (!mx::issubdtype(positions.dtype(), mx::integer)) {
-    refuse(op, "expected ", what, " of an integer dtype, got ", positions.dtype());
-  }
-  if (positions.ndim() > 1 || (positions.size() != 1 && positions.size() != size_t(batch))) {
-    refuse(op, "expected ", what, " to be one number or ", batch, ", got ", positions.shape());
-  }
-}
-
 /** Throws for positions beyond the capacity, if the slots are data that the host can read. */
 void check_room(const mx::array& slots, int time, int capacity) {
   bool known = slots.dtype() == mx::int32 && !slots.has_primitive() && slots.data_shared_ptr() &&
@@ -84,6 +62,28 @@ void check_room(const mx::array& slots, int time, int capacity) {
 }
 
 } // namespace
+
+void check_rotation(const Rotation& rotation, int head_dim) {
+  auto& [dims, traditional, base, scale, multiplier, freqs] = rotation;
+  if (dims <= 0 || dims % 2 != 0 || dims > head_dim) {
+    refuse(op, "expected dims to be even and within 2 to ", head_dim, ", got ", dims);
+  }
+  if (base.has_value() == freqs.has_value()) {
+    refuse(op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
+  }
+  if (freqs && (freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) {
+    refuse(op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
+  }
+}
+
+void check_positions(const char* what, const mx::array& positions, int batch) {
+  if (!mx::issubdtype(positions.dtype(), mx::integer)) {
+    refuse(op, "expected ", what, " of an integer dtype, got ", positions.dtype());
+  }
+  if (positions.ndim() > 1 || (positions.size() != 1 && positions.size() != size_t(batch))) {
+    refuse(op, "expected ", what, " to be one number or ", batch, ", got ", positions.shape());
+  }
+}
 
 Arrays append_inputs(
     const mx::array& state,
@@ -140,40 +140,15 @@ Arrays RopeAppend::compose(const Arrays& inputs) {
   if (batch == 0 || time == 0) {
     return {inputs[0]};
   }
-  auto vectors = mx::reshape(qkv, {batch, time, heads + 2 * kv_heads, head_dim}, s);
-  vectors = mx::transpose(vectors, {0, 2, 1, 3}, s);
-  auto of_heads = [&, head_dim = head_dim](const mx::array& x, int from, int to) {
-    return mx::slice(x, {0, from, 0, 0}, {batch, to, time, head_dim}, s);
-  };
-  auto turned = of_heads(vectors, 0, heads + kv_heads);
-  if (multiplier_ != 1.0f) {
-    auto factor = mx::array(multiplier_, qkv.dtype());
-    auto scaled = mx::multiply(
-        mx::slice(turned, {0, 0, 0, 0}, {batch, heads + kv_heads, time, dims_}, s), factor, s);
-    auto rest = mx::slice(turned, {0, 0, 0, dims_}, {batch, heads + kv_heads, time, head_dim}, s);
-    turned = mx::concatenate({scaled, rest}, -1, s);
-  }
-  bool explicit_freqs = inputs.size() > 4;
-  turned = mx::fast::rope(
-      turned,
-      dims_,
-      traditional_,
-      explicit_freqs ? std::nullopt : std::optional<float>(base_),
-      scale_,
-      offset_of_mlx(inputs[2], s),
-      explicit_freqs ? std::optional<mx::array>(inputs[4]) : std::nullopt,
-      s);
+  auto freqs = inputs.size() > 4 ? std::optional(inputs[4]) : std::nullopt;
+  auto parts = composed_heads(qkv, inputs[2], freqs);
   auto state = inputs[0];
   if (time <= query_positions) {
-    auto queries = mx::reshape(of_heads(turned, 0, heads), {batch, heads * time, head_dim}, s);
+    auto queries = mx::reshape(parts[0], {batch, heads * time, head_dim}, s);
     state = mx::slice_update(
         state, queries, mx::Shape{0, 0, 0}, mx::Shape{batch, heads * time, head_dim}, s);
   }
-  auto stored = mx::concatenate(
-      {of_heads(turned, heads, heads + kv_heads),
-       of_heads(vectors, heads + kv_heads, heads + 2 * kv_heads)},
-      1,
-      s);
+  auto stored = mx::concatenate({parts[1], parts[2]}, 1, s);
   return {keys_and_values(state, stored, inputs[3])};
 }
 
@@ -387,7 +362,8 @@ cpu::RopeAppendCall RopeAppend::call(
       .slot_count = slots.size(),
       .state = bytes(state),
       .qkv = const_cast<uint8_t*>(bytes(step)), // written only backward
-      .out = bytes(out)};
+      .out = bytes(out),
+      .heads = {}};
 }
 
 } // namespace mlx_primitives

@@ -60,6 +60,21 @@ Arrays rope_append_attention(
     const std::optional<mx::array>& sinks,
     mx::StreamOrDevice s = {});
 
+/**
+ * Queries, keys and values [batch, heads, time, head_dim] of qkv, with queries and keys rotated as
+ * `rope_append` does. The capacity of the layout has no meaning.
+ */
+Arrays rope_heads(
+    const mx::array& qkv,
+    const KvLayout& layout,
+    const Rotation& rotation,
+    const mx::array& offset,
+    mx::StreamOrDevice s = {});
+
+/** Throws for a rotation, or for integers, that `rope_append` does not take. */
+void check_rotation(const Rotation& rotation, int head_dim);
+void check_positions(const char* what, const mx::array& positions, int batch);
+
 /** Checks the arguments of `rope_append` and returns the inputs of its primitive. */
 Arrays append_inputs(
     const mx::array& state,
@@ -106,6 +121,7 @@ class RopeAppend : public ComposedPrimitive {
 
  private:
   friend class RopeAppendGrad;
+  friend class RopeHeads;
 
   // Of both directions: `places` are the inputs after qkv, and the step is an input forward, and
   // the second output backward.
@@ -122,6 +138,9 @@ class RopeAppend : public ComposedPrimitive {
       mx::array& out,
       bool forward) const;
 
+  /** What `rope_heads` computes, by MLX's ops. */
+  Arrays composed_heads(
+      const mx::array& qkv, const mx::array& offset, const std::optional<mx::array>& freqs);
   mx::array keys_and_values(
       const mx::array& state, const mx::array& stored, const mx::array& slots);
 
@@ -154,6 +173,33 @@ class RopeAppendGrad : public ComposedPrimitive {
  private:
   std::shared_ptr<RopeAppend> append_;
   int time_; // positions of the step
+};
+
+/**
+ * Forward, inputs are qkv, the offset (int32, one element or one per batch entry) and, if explicit,
+ * freqs; outputs are queries, keys and values. Backward, queries, keys and values take the place of
+ * qkv, which is the output. Each is the derivative of the other.
+ */
+class RopeHeads : public ComposedPrimitive {
+ public:
+  RopeHeads(mx::Stream stream, std::shared_ptr<RopeAppend> append, bool forward)
+      : ComposedPrimitive(stream), append_(std::move(append)), forward_(forward) {}
+
+  COMPOSED_METHODS(RopeHeads)
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  VJP_METHOD
+
+  /** The outputs of a node of this stream and rotation. */
+  Arrays node(Arrays inputs, bool forward);
+
+ private:
+  /** The number of inputs before the offset. */
+  size_t arrays() const {
+    return forward_ ? 1 : 3;
+  }
+
+  std::shared_ptr<RopeAppend> append_;
+  bool forward_;
 };
 
 /**

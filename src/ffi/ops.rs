@@ -263,6 +263,14 @@ pub(crate) mod bridge {
             offset: &MlxArray,
             slots: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
+        /// Queries, keys and values, in a list.
+        unsafe fn rope_heads(
+            qkv: &MlxArray,
+            layout: &AppendLayout,
+            rotation: &AppendRotation,
+            freqs: *const MlxArray,
+            offset: &MlxArray,
+        ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
         /// The state and the result of the attention, in a list.
         unsafe fn rope_append_attention(
             state: &MlxArray,

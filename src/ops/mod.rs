@@ -21,6 +21,7 @@ mod residual_norm;
 mod rms_norm;
 mod rope;
 mod rope_append;
+mod rope_append_heads;
 pub(crate) mod row_order;
 mod softmax;
 
@@ -47,5 +48,6 @@ pub use residual_norm::{layer_norm_residual, rms_norm_residual};
 pub use rms_norm::rms_norm;
 pub use rope::{Offset, Rope, rope};
 pub use rope_append::{KvLayout, RopeAppend, rope_append, rope_append_attention};
+pub use rope_append_heads::rope_heads;
 pub use row_order::{RowOrder, row_order, with_row_order};
 pub use softmax::softmax;

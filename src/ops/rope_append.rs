@@ -253,16 +253,16 @@ pub fn rope_append_attention(
 }
 
 /// The arguments of both ops, as the bridge takes them.
-struct Arguments {
-    offset: Array,
+pub(super) struct Arguments {
+    pub offset: Array,
     slots: Option<Array>,
-    freqs: *const MlxArray,
-    layout: ffi::AppendLayout,
-    rotation: ffi::AppendRotation,
+    pub freqs: *const MlxArray,
+    pub layout: ffi::AppendLayout,
+    pub rotation: ffi::AppendRotation,
 }
 
 impl RopeAppend<'_> {
-    fn arguments(&self, layout: KvLayout) -> Result<Arguments> {
+    pub(super) fn arguments(&self, layout: KvLayout) -> Result<Arguments> {
         let Self { rope, multiplier, slots } = *self;
         let KvLayout { heads, kv_heads, head_dim, capacity } = layout;
         Ok(Arguments {

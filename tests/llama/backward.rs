@@ -69,13 +69,13 @@ fn a_layer_takes_few_dispatches_backward() -> Checked {
     };
     let (all, two) = (lora(None, false), lora(Some(["q_proj", "v_proj"]), false));
     for (kind, bits, dtype, most, of_mlx) in [
-        (&all, 4, Dtype::Bfloat16, 80, 139),
-        (&all, 0, Dtype::Bfloat16, 80, 139),
-        (&all, 0, Dtype::Float32, 66, 121),
-        (&two, 4, Dtype::Bfloat16, 39, 99),
-        (&lora(None, true), 4, Dtype::Bfloat16, 115, 174),
-        (&Kind::Full, 0, Dtype::Float32, 22, 90),
-        (&Kind::Full, 0, Dtype::Bfloat16, 31, 94),
+        (&all, 4, Dtype::Bfloat16, 78, 139),
+        (&all, 0, Dtype::Bfloat16, 78, 139),
+        (&all, 0, Dtype::Float32, 64, 121),
+        (&two, 4, Dtype::Bfloat16, 37, 99),
+        (&lora(None, true), 4, Dtype::Bfloat16, 113, 174),
+        (&Kind::Full, 0, Dtype::Float32, 20, 90),
+        (&Kind::Full, 0, Dtype::Bfloat16, 29, 94),
     ] {
         let [[forward, both], [more_forward, more_both]] =
             [nodes(2, bits, dtype, kind)?, nodes(3, bits, dtype, kind)?];

@@ -22,7 +22,7 @@ use crate::{
     TakenRows, Targets,
 };
 
-/// Asserts the size of a struct and the offsets of fields, as `kernels.h` does.
+/// Asserts the size of a struct and the offsets of fields, as `kernels_layout.h` does.
 macro_rules! layout {
     ($type:ty, $size:literal $(, $field:ident $offset:literal)*) => {
         const _: () = assert!(size_of::<$type>() == $size);
@@ -166,9 +166,11 @@ pub struct RopeAppendCall {
     state: *const u8,
     qkv: *mut u8,
     out: *mut u8,
+    /// Null, or queries, keys and values in the state's place
+    heads: [*mut u8; 3],
 }
 layout!(AppendShape, 72, forward 57, multiplier 64);
-layout!(RopeAppendCall, 144, shape 8, freqs 80, slots 104, out 136);
+layout!(RopeAppendCall, 168, shape 8, freqs 80, slots 104, out 136, heads 144);
 layout!(ResidualNorm, 72, rows 48, eps 64, centered 68);
 layout!(NormGrad, 80, rows 56, centered 76);
 layout!(AffineShape, 32);
@@ -297,8 +299,11 @@ entries! {
     "mlxp_cpu_rope_append" rope_append(call: &RopeAppendCall) {
         let RopeAppendCall { element, base, ref shape, freqs, state, qkv, out, .. } = *call;
         let offsets = from_raw_parts(call.offsets, call.offset_count);
-        let slots = from_raw_parts(call.slots, call.slot_count);
         let freqs = frequencies(freqs, base, shape.dims);
+        if !call.heads[0].is_null() {
+            return crate::rope_heads(element, call.heads, qkv, shape, freqs, offsets);
+        }
+        let slots = from_raw_parts(call.slots, call.slot_count);
         crate::rope_append(element, state, out, qkv, shape, freqs, offsets, slots)
     }
     "mlxp_cpu_softmax" softmax(

@@ -54,6 +54,7 @@ pub mod roofline;
 pub mod rope;
 #[doc(hidden)]
 pub mod rope_append;
+pub mod rope_append_heads;
 mod row_order;
 #[doc(hidden)]
 pub mod simd;
@@ -85,6 +86,7 @@ pub use residual_norm::{ResidualNorm, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};
 pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
+pub use rope_append_heads::rope_heads;
 pub use row_order::{FEW_ROWS, RowOrder};
 pub use softmax::softmax;
 

@@ -54,11 +54,6 @@ impl AppendShape {
     pub fn all_heads(&self) -> usize {
         self.heads + 2 * self.kv_heads
     }
-
-    /// The first head that is stored in the state; longer steps store no queries.
-    fn first_head(&self) -> usize {
-        if self.time <= QUERY_POSITIONS { 0 } else { self.heads }
-    }
 }
 
 /// Writes the queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of
@@ -94,9 +89,52 @@ pub unsafe fn rope_append(
     })
 }
 
+/// # Safety
+/// The contract of [`rope_append`] with a state in its place.
 pub unsafe fn append_on<T: Float>(
     machine: Machine,
     out: *mut T,
+    qkv: *mut T,
+    shape: &AppendShape,
+    frequencies: Frequencies,
+    offsets: &[i32],
+    slots: &[i32],
+) {
+    // SAFETY: the caller's contract.
+    unsafe { move_on(machine, Place::State(out), qkv, shape, frequencies, offsets, slots) }
+}
+
+/// Where the vectors of all heads are, besides in the step.
+#[derive(Clone, Copy)]
+pub enum Place<T> {
+    /// In their rows of a state.
+    State(*mut T),
+    /// In queries, keys and values, `[batch, heads, time, head_dim]` each.
+    Heads([*mut T; 3]),
+}
+
+// SAFETY: each vector is written by one thread.
+unsafe impl<T> Sync for Place<T> {}
+
+impl<T> Place<T> {
+    /// Of one batch entry, within the buffers.
+    fn entry(self, batch: usize, shape: &AppendShape) -> Self {
+        let each = batch * shape.head_dim;
+        match self {
+            Self::State(state) => Self::State(state.wrapping_add(each * shape.rows())),
+            Self::Heads([q, k, v]) => {
+                let of = |part: *mut T, heads| part.wrapping_add(each * heads * shape.time);
+                Self::Heads([of(q, shape.heads), of(k, shape.kv_heads), of(v, shape.kv_heads)])
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The contract of [`rope_append`], with this place for the state.
+pub unsafe fn move_on<T: Float>(
+    machine: Machine,
+    place: Place<T>,
     qkv: *mut T,
     shape: &AppendShape,
     frequencies: Frequencies,
@@ -122,7 +160,8 @@ pub unsafe fn append_on<T: Float>(
         forward: shape.forward,
         scale: shape.scale,
     };
-    let (out, qkv) = (Shared(out), Shared(qkv));
+    let qkv = Shared(qkv);
+    let place = &place;
     machine.pool.for_each(shape.batch * runs, run * position, &|tiles| {
         for tile in tiles {
             let (batch, start) = (tile / runs, tile % runs * run);
@@ -130,12 +169,11 @@ pub unsafe fn append_on<T: Float>(
             let kernel = Append {
                 // SAFETY: the batch entry lies within both buffers.
                 qkv: unsafe { qkv.get().add(batch * shape.time * position) },
-                // SAFETY: as above.
-                state: unsafe { out.get().add(batch * shape.rows() * shape.head_dim) },
+                place: place.entry(batch, shape),
                 shape,
                 turns: Tile {
                     x: qkv.get(),
-                    out: Output::near(out.get()),
+                    out: Output::near(qkv.get()),
                     shape: &rope,
                     frequencies,
                     offset: of_batch(offsets),
@@ -153,7 +191,7 @@ pub unsafe fn append_on<T: Float>(
 
 struct Append<'a, T> {
     qkv: *mut T,
-    state: *mut T,
+    place: Place<T>,
     shape: &'a AppendShape,
     /// Only its sines and cosines are used.
     turns: Tile<'a, T>,
@@ -171,7 +209,7 @@ impl<T: Float> Kernel for Append<'_, T> {
         let columns = self.turns.columns;
         // SAFETY: the caller's contract.
         unsafe {
-            self.copy(shape.first_head()..last_turned, shape.dims);
+            self.copy(self.first_head()..last_turned, shape.dims);
             self.copy(last_turned..shape.all_heads(), 0);
             if !shape.forward {
                 self.clear_skipped();
@@ -188,7 +226,7 @@ impl<T: Float> Kernel for Append<'_, T> {
                 let first = self.turns.positions.start;
                 for times in self.turns.positions.clone().step_by(RUN) {
                     let times = times..self.turns.positions.end.min(times + RUN);
-                    for head in shape.first_head()..last_turned {
+                    for head in self.first_head()..last_turned {
                         for time in times.clone() {
                             let line = (time - first) * stride;
                             let cos = table.cos.as_ptr().cast::<f32>().add(line);
@@ -209,7 +247,7 @@ impl<T: Float> Kernel for Append<'_, T> {
                             }
                             if !shape.forward && block.end == columns {
                                 self.multiply::<V>(to, to);
-                                from.cast_mut().write_bytes(0, shape.dims);
+                                self.clear(from, shape.dims);
                             }
                         }
                     }
@@ -221,25 +259,52 @@ impl<T: Float> Kernel for Append<'_, T> {
 }
 
 impl<T: Float> Append<'_, T> {
-    /// The source and destination of a head's vector at a position, if the state has a row for it.
+    /// The first head that is moved; longer steps store no queries in a state.
+    #[inline(always)]
+    fn first_head(&self) -> usize {
+        let stored = self.shape.time <= QUERY_POSITIONS || matches!(self.place, Place::Heads(_));
+        if stored { 0 } else { self.shape.heads }
+    }
+
+    /// The source and destination of a head's vector at a position, if there is a row for it.
     #[inline(always)]
     unsafe fn vectors(&self, head: usize, time: usize) -> Option<(*const T, *mut T)> {
         let shape = self.shape;
-        let row = if head < shape.first_head() {
+        if head < self.first_head() {
             return None;
-        } else if head < shape.heads {
-            head * shape.time + time
-        } else {
-            let slot = usize::try_from(self.slot + time as i64).ok()?;
-            if slot >= shape.capacity {
-                return None;
+        }
+        let (buffer, row) = match self.place {
+            Place::Heads([q, k, v]) => {
+                let turned = shape.heads + shape.kv_heads;
+                let (part, first) = match head {
+                    _ if head < shape.heads => (q, 0),
+                    _ if head < turned => (k, shape.heads),
+                    _ => (v, turned),
+                };
+                (part, (head - first) * shape.time + time)
             }
-            shape.area() + (head - shape.heads) * shape.capacity + slot
+            Place::State(state) if head < shape.heads => (state, head * shape.time + time),
+            Place::State(state) => {
+                let slot = usize::try_from(self.slot + time as i64).ok()?;
+                if slot >= shape.capacity {
+                    return None;
+                }
+                (state, shape.area() + (head - shape.heads) * shape.capacity + slot)
+            }
         };
-        // SAFETY: the row lies within the state of the batch entry.
+        // SAFETY: the row lies within the buffer of the batch entry.
         let (of_step, row) =
-            unsafe { (self.of_step(head, time), self.state.add(row * shape.head_dim)) };
+            unsafe { (self.of_step(head, time), buffer.add(row * shape.head_dim)) };
         Some(if shape.forward { (of_step, row) } else { (row, of_step) })
+    }
+
+    /// Clears the derivatives in a state that went to the step.
+    #[inline(always)]
+    unsafe fn clear(&self, from: *const T, count: usize) {
+        if matches!(self.place, Place::State(_)) {
+            // SAFETY: within the vector, which the caller may write.
+            unsafe { from.cast_mut().write_bytes(0, count) }
+        }
     }
 
     /// A head's vector of the step at a position.
@@ -303,7 +368,7 @@ impl<T: Float> Append<'_, T> {
                         if let Some((from, to)) = self.vectors(head, time) {
                             std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
                             if !self.shape.forward {
-                                from.add(first).cast_mut().write_bytes(0, count);
+                                self.clear(from.add(first), count);
                             }
                         }
                     }

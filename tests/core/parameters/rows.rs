@@ -307,6 +307,11 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             };
             [1, 2].map(of).into_iter().collect()
         }),
+        apart("RopeHeads::append_", &[&[1, 2, 80]], |p| {
+            let of = |rope: Rope<'_>| Ok(ops::rope_heads(&p[0], LAYOUT, rope.into())?[1].clone());
+            rotations(&offset()).into_iter().map(of).collect()
+        }),
+        fixed("RopeHeads::forward_", "a step is one input, and its heads are three"),
         fixed("RopeAppend::layout_.head_dim, RopeAppendAttention::layout_.head_dim", SHAPES_SAY),
         apart("RopeAppendAttention::append_", STEP, |p| {
             rotations(&offset())

@@ -3,6 +3,7 @@
 mod attended;
 mod buffers;
 mod gradients;
+mod heads;
 
 use mlx_primitives::ops::{KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::{Array, Dtype, Result, ops};

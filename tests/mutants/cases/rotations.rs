@@ -100,6 +100,11 @@ fn appends() -> Cases {
                 let g = wave(&[batch, layout.rows(), head_dim], 3)?;
                 let (mut all, gradients) = vjp(append, &[&state, &qkv], &[&g])?;
                 all.extend(gradients);
+                let divided = |p: Vec<Array>| Ok(ops::rope_heads(&p[0], layout, options)?.to_vec());
+                let of = |heads, seed| wave(&[batch, heads, time, head_dim], seed);
+                let parts = [of(heads, 4)?, of(kv_heads, 5)?, of(kv_heads, 6)?];
+                let (parts, gradients) = vjp(divided, &[&qkv], &parts.each_ref())?;
+                all.extend(parts.into_iter().chain(gradients));
                 // A state that something else uses is copied; any other is written in place.
                 all.extend((kind % 2 == 0).then_some([state, g]).into_iter().flatten());
                 Ok(all)

@@ -1,6 +1,7 @@
 use crate::testing::*;
 use mlx_primitives_kernels::rope::rope_on;
 use mlx_primitives_kernels::rope_append::*;
+use mlx_primitives_kernels::rope_append_heads::heads_on;
 use mlx_primitives_kernels::{Frequencies, RopeShape};
 
 const SHAPE: AppendShape = AppendShape {
@@ -17,6 +18,27 @@ const SHAPE: AppendShape = AppendShape {
     multiplier: 1.0,
 };
 
+/// Multiplies and rotates one vector, or backward, rotates it back and multiplies it.
+fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequencies, position: i32) {
+    let AppendShape { head_dim, dims, traditional, forward, scale, .. } = *shape;
+    let factor = rounded::<T>(shape.multiplier);
+    let multiply = |vector: &mut [T]| {
+        for v in &mut vector[..dims] {
+            *v = T::from_f32(v.to_f32() * factor);
+        }
+    };
+    if forward {
+        multiply(vector);
+    }
+    let one = RopeShape { batch: 1, heads: 1, seq: 1, head_dim, dims, traditional, forward, scale };
+    let place = vector.as_mut_ptr();
+    // SAFETY: one vector, in place.
+    unsafe { rope_on(machines()[0], place, place, &one, frequencies, &[position]) };
+    if !forward {
+        multiply(vector);
+    }
+}
+
 /// The state by one rope for each head of each position and a copy for each row. Backward, the
 /// derivatives in the state and in the step, by the opposite order.
 fn reference<T: Sample>(
@@ -27,9 +49,8 @@ fn reference<T: Sample>(
     offsets: &[i32],
     slots: &[i32],
 ) -> [Vec<T>; 2] {
-    let AppendShape { heads, kv_heads, time, head_dim, capacity, dims, forward, .. } = *shape;
+    let AppendShape { heads, kv_heads, time, head_dim, capacity, forward, .. } = *shape;
     let (mut out, mut of_step) = (state.to_vec(), qkv.to_vec());
-    let factor = rounded::<T>(shape.multiplier);
     for (index, step) in of_step.chunks_exact_mut(head_dim).enumerate() {
         let head = index % shape.all_heads();
         let t = index / shape.all_heads() % time;
@@ -51,33 +72,8 @@ fn reference<T: Sample>(
         let at = (batch * shape.rows() + row) * head_dim;
         let row = &mut out[at..at + head_dim];
         let mut vector = if forward { step.to_vec() } else { row.to_vec() };
-        let scale = |vector: &mut [T]| {
-            for v in &mut vector[..dims] {
-                *v = T::from_f32(v.to_f32() * factor);
-            }
-        };
         if head < heads + kv_heads {
-            if forward {
-                scale(&mut vector);
-            }
-            let one = RopeShape {
-                batch: 1,
-                heads: 1,
-                seq: 1,
-                head_dim,
-                dims,
-                traditional: shape.traditional,
-                forward,
-                scale: shape.scale,
-            };
-            let place = vector.as_mut_ptr();
-            // SAFETY: one vector, in place.
-            unsafe {
-                rope_on(machines()[0], place, place, &one, frequencies, &[of(offsets) + t as i32])
-            };
-            if !forward {
-                scale(&mut vector);
-            }
+            turn(&mut vector, shape, frequencies, of(offsets) + t as i32);
         }
         if forward {
             row.copy_from_slice(&vector);
@@ -106,10 +102,52 @@ fn check<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i3
     }
 }
 
+/// Each vector of a step by heads, and back.
+fn check_heads<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32]) {
+    let AppendShape { batch, heads, kv_heads, time, head_dim, .. } = *shape;
+    let counts = [heads, kv_heads, kv_heads];
+    let parts = counts.map(|heads| values::<T>(batch * heads * time * head_dim, 1.0));
+    let qkv = values::<T>(batch * time * shape.all_heads() * head_dim, 4.0);
+    for shape in [AppendShape { forward: false, ..*shape }, *shape] {
+        let (mut expected, mut of_step) = (parts.clone(), qkv.clone());
+        for (index, step) in of_step.chunks_exact_mut(head_dim).enumerate() {
+            let (head, t) = (index % shape.all_heads(), index / shape.all_heads() % time);
+            let entry = index / shape.all_heads() / time;
+            let (part, own) = match head {
+                _ if head < heads => (0, head),
+                _ if head < heads + kv_heads => (1, head - heads),
+                _ => (2, head - heads - kv_heads),
+            };
+            let at = ((entry * counts[part] + own) * time + t) * head_dim;
+            let vector = &mut expected[part][at..at + head_dim];
+            let (from, to) = if shape.forward { (step, vector) } else { (vector, step) };
+            to.copy_from_slice(from);
+            if part < 2 {
+                let offset = offsets[if offsets.len() > 1 { entry } else { 0 }];
+                turn(to, &shape, frequencies, offset + t as i32);
+            }
+        }
+        for machine in machines() {
+            let what = format!("heads, {:?} {shape:?}", machine.level);
+            let (mut got, mut step) = (parts.clone(), qkv.clone());
+            let places = got.each_mut().map(Vec::as_mut_ptr);
+            // SAFETY: the buffers hold the shape's elements.
+            unsafe { heads_on(machine, places, step.as_mut_ptr(), &shape, frequencies, offsets) };
+            for (got, expected) in got.iter().zip(&expected) {
+                assert_same(got, expected, &what);
+            }
+            assert_same(&step, &of_step, &format!("the step of {what}"));
+        }
+    }
+}
+
 fn check_types(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32], slots: &[i32]) {
     check::<f32>(shape, frequencies, offsets, slots);
     check::<F16>(shape, frequencies, offsets, slots);
     check::<Bf16>(shape, frequencies, offsets, slots);
+    check_heads::<f32>(shape, frequencies, offsets);
+    check_heads::<F16>(shape, frequencies, offsets);
+    check_heads::<Bf16>(shape, frequencies, offsets);
 }
 
 #[test]

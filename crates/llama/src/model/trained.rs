@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mlx_primitives::ops::{self, CrossEntropy, LinearCrossEntropy, LinearWeight, Lora};
+use mlx_primitives::ops::{self, CrossEntropy, KvLayout, LinearCrossEntropy, LinearWeight, Lora};
 use mlx_primitives::support::Fnv;
 use mlx_primitives::{Array, Dtype, Error, Result, random, transforms};
 
@@ -120,10 +120,9 @@ impl DecoderLayer {
     /// than that of the ops that append to a cache.
     fn attend_to_itself(&self, qkv: &Array, mask: &AttentionMask) -> Result<Array> {
         let Heads { heads, kv_heads, head_dim } = self.heads;
-        let (batch, time) = (qkv.dim(0)?, qkv.dim(1)?);
-        let all = qkv.reshape([batch, time, heads + 2 * kv_heads, head_dim])?;
-        let [turned, values] = all.transpose([0, 2, 1, 3])?.split_at(heads + kv_heads, 1)?;
-        let [queries, keys] = self.rope.rotate(&turned, 0)?.split_at(heads, 1)?;
+        let layout = KvLayout { heads, kv_heads, head_dim, capacity: 0 };
+        let rotation = self.rope.rotation(0, qkv.dim(1)?);
+        let [queries, keys, values] = ops::rope_heads(qkv, layout, rotation)?;
         join_heads(&ops::attention(&queries, &keys, &values, mask.rules())?)
     }
 
