@@ -3,6 +3,7 @@
 
 #include "bridge/core.h"
 #include "mlx-primitives/src/ffi/mod.rs.h"
+#include "ops/take_grad.h"
 #include "runtime/contiguous.h"
 #include "runtime/convert.h"
 #include "runtime/process.h"
@@ -174,7 +175,7 @@ Handle stack(const ArrayList& arrays, int32_t axis) {
 }
 
 Handle take(const MlxArray& a, const MlxArray& indices, int32_t axis) {
-  return handle(mx::take(a, indices, axis, here()));
+  return handle(mlx_primitives::take(a, indices, axis, here()));
 }
 
 Handle take_along_axis(const MlxArray& a, const MlxArray& indices, int32_t axis) {

@@ -315,6 +315,8 @@ void mlxp_cpu_rms_norm(
 void mlxp_cpu_rope(const RopeCall&);
 void mlxp_cpu_rope_append(const RopeAppendCall&);
 void mlxp_cpu_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_take_grad(
+    Element, Bytes g, const uint32_t* ids, size_t count, uint8_t* out, size_t rows, size_t axis);
 }
 // clang-format on
 

@@ -59,6 +59,7 @@ mod shapes;
 mod simulated;
 mod softmax;
 mod sums;
+mod take_grad;
 mod threads;
 mod tidy;
 #[cfg(target_os = "linux")]

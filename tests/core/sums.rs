@@ -60,7 +60,7 @@ fn of_two_products() -> Checked {
     Ok(())
 }
 
-/// What a low-rank product adds already may be a product that can add the rest.
+/// A low-rank product adds a product already, which can add the rest.
 #[test]
 fn of_products_that_add_already() -> Checked {
     let x = random32(&[2, 9, 64], 1)?;

@@ -309,4 +309,8 @@ entries! {
     "mlxp_cpu_softmax" softmax(
         element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
     ) { crate::softmax(element, x, out, rows, axis) }
+    "mlxp_cpu_take_grad" take_grad(
+        of: Element, g: *const u8, ids: *const u32, count: usize, out: *mut u8, rows: usize,
+        axis: usize,
+    ) { crate::take_grad(of, g, from_raw_parts(ids, count), out, [rows, axis]) }
 }

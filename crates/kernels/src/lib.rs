@@ -60,6 +60,7 @@ mod row_order;
 pub mod simd;
 #[doc(hidden)]
 pub mod softmax;
+pub mod take_grad;
 
 pub use activation::{
     Activation, AffineShape, Combination, activation, affine, combination, combination_grad,
@@ -89,6 +90,7 @@ pub use rope_append::{AppendShape, QUERY_POSITIONS, rope_append};
 pub use rope_append_heads::rope_heads;
 pub use row_order::{FEW_ROWS, RowOrder};
 pub use softmax::softmax;
+pub use take_grad::take_grad;
 
 pub use pool::MAX_THREADS;
 use pool::Pool;

@@ -364,5 +364,12 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             let of = |len| attended(p, LAYOUT, usual(&offset()), len, Attention::default());
             Ok(vec![of(5)?, of(8)?])
         }),
+        apart("TakeGrad::rows_", &[&[1, 8]], |p| {
+            let ids = offset().reshape(1)?;
+            let of = |rows| {
+                Ok(vjp(|x: Array| x.take(&ids, 0), &Array::ones::<f32>((rows, 8))?, &p[0])?.1)
+            };
+            [5, 6].map(of).into_iter().collect()
+        }),
     ]
 }

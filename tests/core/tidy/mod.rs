@@ -46,7 +46,8 @@ fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// A user's primitives and gradients have no function here.
-const OTHERS: [&str; 5] = ["custom", "fragments", "stored", "norm_grad", "quantized_transposed"];
+const OTHERS: [&str; 6] =
+    ["custom", "fragments", "stored", "norm_grad", "quantized_transposed", "take_grad"];
 
 fn stems() -> anyhow::Result<Vec<String>> {
     let stems: Vec<String> = files("cpp/ops", &["h"])?

@@ -36,3 +36,4 @@ mod rms_norm;
 mod rope;
 mod rope_append;
 mod softmax;
+mod take_grad;
