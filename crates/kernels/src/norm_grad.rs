@@ -45,6 +45,10 @@ const PARTS: usize = 64;
 /// The fewest rows of a part, which are computed together.
 const PART_ROWS: usize = 8;
 
+/// Bytes of a few rows that the nearest cache keeps, and of all arrays that the next ones keep.
+const NEAREST: usize = 32 << 10;
+const KEPT: usize = 16 << 20;
+
 /// Computed in f32 and rounded once.
 ///
 /// # Safety
@@ -68,7 +72,14 @@ pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
     workspace::with(vectors * parts * width, &|sums| {
         let inputs = [call.x, call.g].map(<*const u8>::cast::<T>);
         let out = Output::new(call.of_x.cast::<T>(), &inputs, rows * axis, axis);
-        let shared = Job { call, out, sums: Shared(sums), width, each, parts };
+        // Rows that the nearest cache keeps are read from it again. Where the next caches do not
+        // keep the rows, more of them at a time are faster.
+        let bytes = size_of::<T>() * axis;
+        let together = match 3 * rows * bytes <= KEPT {
+            true => (NEAREST / (2 * bytes)).clamp(2, PART_ROWS),
+            false => PART_ROWS,
+        };
+        let shared = Job { call, out, sums: Shared(sums), width, each, parts, together };
         machine.pool.for_each(parts, 2 * each * axis, &|range| {
             // SAFETY: the caller's contract; the parts are disjoint, and each has separate sums.
             unsafe { machine.level.run(Rows { job: &shared, parts: range }) }
@@ -89,6 +100,8 @@ struct Job<T> {
     width: usize,
     each: usize,
     parts: usize,
+    /// The rows that are computed together, where their sums stay in registers.
+    together: usize,
 }
 
 // SAFETY: inputs are only read; the threads divide the outputs and the sums among themselves.
@@ -114,7 +127,8 @@ impl<T: Float> Kernel for Rows<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let &Job { call, each, width, .. } = self.job;
+        let &Job { call, each, width, together, .. } = self.job;
+        let together = if V::ONE_REGISTER { together } else { PART_ROWS };
         for part in self.parts {
             let sums = self.job.sums(part);
             // SAFETY: the sums have `width` columns; the rows exist.
@@ -123,8 +137,8 @@ impl<T: Float> Kernel for Rows<'_, T> {
                     sums.write_bytes(0, width);
                 }
                 let end = call.rows.min((part + 1) * each);
-                for row in (part * each..end).step_by(PART_ROWS) {
-                    let rows = row..end.min(row + PART_ROWS);
+                for row in (part * each..end).step_by(together) {
+                    let rows = row..end.min(row + together);
                     let form = Form { weighted: !call.weight.is_null(), centered: call.centered };
                     // The compiler knows the form in each of these, and drops what it has not.
                     match (form.weighted, form.centered) {
@@ -155,6 +169,8 @@ const BOTH: Form = Form { weighted: true, centered: true };
 /// Columns of a few rows that are written together, so that their weights and sums stay in the
 /// nearest cache.
 const COLUMNS: usize = 16 * LANES;
+/// Blocks of columns whose weights and sums stay in registers, if there are enough of them.
+const BLOCKS: usize = 4;
 
 /// The sums over a row that its gradients need: `(x - middle) * scale` is the normalized
 /// x, and `height` and `slope` are the means of h and of h times that.
@@ -177,16 +193,24 @@ impl<T: Float> Job<T> {
             for (row, stats) in rows.clone().zip(&mut all) {
                 *stats = self.stats::<V>(form, row);
             }
-            for start in (0..axis).step_by(COLUMNS) {
+            let all = &all[..rows.len()];
+            let mut done = 0;
+            if V::ONE_REGISTER {
+                while done + BLOCKS * LANES <= axis {
+                    self.blocks::<V, BLOCKS>(form, rows.start, done, LANES, all, sums);
+                    done += BLOCKS * LANES;
+                }
+            }
+            for start in (done..axis).step_by(COLUMNS) {
                 let end = axis.min(start + COLUMNS);
-                for (row, stats) in rows.clone().zip(all) {
+                for (row, stats) in rows.clone().zip(all.chunks_exact(1)) {
                     let mut at = start;
                     while at + LANES <= end {
-                        self.block::<V>(form, row, at, LANES, stats, sums);
+                        self.blocks::<V, 1>(form, row, at, LANES, stats, sums);
                         at += LANES;
                     }
                     if at < end {
-                        self.block::<V>(form, row, at, end - at, stats, sums);
+                        self.blocks::<V, 1>(form, row, at, end - at, stats, sums);
                     }
                 }
             }
@@ -261,46 +285,72 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Writes the gradients of `count` elements from `at` on, and adds those of the vectors.
+    /// Writes the gradients of N blocks of `count` elements from `at` on, of the rows from `first`
+    /// on that have these stats, and adds those of the vectors.
     #[inline(always)]
-    unsafe fn block<V: F32x16>(
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn blocks<V: F32x16, const N: usize>(
         &self,
         form: Form,
-        row: usize,
+        first: usize,
         at: usize,
         count: usize,
-        stats: Stats,
-        [of_weight, of_bias]: [Option<*mut f32>; 2],
+        all: &[Stats],
+        sums: [Option<*mut f32>; 2],
     ) {
         let call = &self.call;
-        let place = row * call.axis + at;
+        let zero = V::splat(0.0);
+        let (mut weights, mut of_vectors) = ([zero; N], [[zero; N]; 2]);
         // SAFETY: the elements lie within all buffers, the sums have whole blocks, and reads come
         // before the write to their place.
         unsafe {
-            let gradient: V = T::load_block(call.g.cast::<T>().add(place), count);
-            let mut n: V = T::load_block(call.x.cast::<T>().add(place), count);
-            let mut h = gradient;
-            if form.weighted {
-                h = h * T::load_block(call.weight.cast::<T>().add(at), count);
+            for block in 0..N {
+                let at = at + block * LANES;
+                if form.weighted {
+                    weights[block] = T::load_block(call.weight.cast::<T>().add(at), count);
+                }
+                for (of, sums) in of_vectors.iter_mut().zip(sums) {
+                    if let Some(sums) = sums {
+                        of[block] = V::load(sums.add(at));
+                    }
+                }
             }
-            if form.centered {
-                n = n - V::splat(stats.middle);
-                h = h - V::splat(stats.height);
+            let [of_weight, of_bias] = &mut of_vectors;
+            for (row, stats) in all.iter().enumerate() {
+                let start = (first + row) * call.axis;
+                for block in 0..N {
+                    let at = at + block * LANES;
+                    let place = start + at;
+                    let gradient: V = T::load_block(call.g.cast::<T>().add(place), count);
+                    let mut n: V = T::load_block(call.x.cast::<T>().add(place), count);
+                    let mut h = gradient;
+                    if form.weighted {
+                        h = h * weights[block];
+                    }
+                    if form.centered {
+                        n = n - V::splat(stats.middle);
+                        h = h - V::splat(stats.height);
+                    }
+                    n = n * V::splat(stats.scale);
+                    let mut y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
+                    if !call.added.is_null() {
+                        y = y + T::load_block(call.added.cast::<T>().add(place), count);
+                    }
+                    // Also where they are not wanted: branches here take longer.
+                    of_weight[block] = gradient.mul_add(n, of_weight[block]);
+                    if form.centered || sums[1].is_some() {
+                        of_bias[block] = of_bias[block] + gradient;
+                    }
+                    self.out.add(start).put_block(y, at, count);
+                }
             }
-            n = n * V::splat(stats.scale);
-            let mut y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
-            if !call.added.is_null() {
-                y = y + T::load_block(call.added.cast::<T>().add(place), count);
+            for (of, sums) in of_vectors.iter().zip(sums) {
+                if let Some(sums) = sums {
+                    for (block, of) in of.iter().enumerate() {
+                        of.store(sums.add(at + block * LANES));
+                    }
+                }
             }
-            if let Some(sums) = of_weight {
-                let sums = sums.add(at);
-                gradient.mul_add(n, V::load(sums)).store(sums);
-            }
-            if let Some(sums) = of_bias {
-                let sums = sums.add(at);
-                (V::load(sums) + gradient).store(sums);
-            }
-            self.out.add(row * call.axis).put_block(y, at, count);
         }
     }
 }
