@@ -88,6 +88,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("rope_append_heads_half_base", "swapped 1 2", "the offsets stand in for frequencies"),
     ("rope_append_heads_interleaved_base", "swapped 1 2", "the offsets stand in for frequencies"),
     ("rope_append_heads_grad_", "swapped 3 4", "the offsets stand in for frequencies"),
+    ("quantize", "word 4 2..4", "another dispatch takes rows"),
     ("linear_columns", "swapped 2 3", "these products have neither bias nor residual"),
     ("attention_grad_", "memory 0 -16", "the last staged row ends in padding"),
     ("attention_", "swapped 1 2", "plain keys have no scales"),
