@@ -5,14 +5,13 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "attention";
 constexpr int max_dim = 256;
 
 using Optional = std::optional<mx::array>;
 
 void require_rank(const char* name, const mx::array& x) {
   if (x.ndim() != 4) {
-    refuse(op, "expected ", name, " of rank 4, got shape ", x.shape());
+    refuse(attention_op, "expected ", name, " of rank 4, got shape ", x.shape());
   }
 }
 
@@ -21,27 +20,27 @@ void require_rank(const char* name, const mx::array& x) {
 void check_attention(
     const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules) {
   if (!std::equal(k.begin(), k.begin() + 3, v.begin())) {
-    refuse(op, "expected as many values as keys, got ", v, " and ", k);
+    refuse(attention_op, "expected as many values as keys, got ", v, " and ", k);
   }
   if (q[0] != k[0] || q[3] != k[3]) {
-    refuse(op, "expected keys of batch ", q[0], " and dimension ", q[3], ", got ", k);
+    refuse(attention_op, "expected keys of batch ", q[0], " and dimension ", q[3], ", got ", k);
   }
   if (k[1] == 0 ? q[1] != 0 : q[1] % k[1] != 0) {
-    refuse(op, "expected a multiple of ", k[1], " heads, got ", q[1]);
+    refuse(attention_op, "expected a multiple of ", k[1], " heads, got ", q[1]);
   }
   for (int dim : {k[3], v[3]}) {
     if (dim > max_dim) {
-      refuse(op, "expected a head dimension of at most ", max_dim, ", got ", dim);
+      refuse(attention_op, "expected a head dimension of at most ", max_dim, ", got ", dim);
     }
   }
   if (!std::isfinite(rules.scale)) {
-    refuse(op, "expected a finite scale, got ", rules.scale);
+    refuse(attention_op, "expected a finite scale, got ", rules.scale);
   }
   if (rules.window < 0) {
-    refuse(op, "expected a window of at least one position, got ", rules.window);
+    refuse(attention_op, "expected a window of at least one position, got ", rules.window);
   }
   if (!(rules.soft_cap >= 0 && std::isfinite(rules.soft_cap))) {
-    refuse(op, "expected a positive soft cap, got ", rules.soft_cap);
+    refuse(attention_op, "expected a positive soft cap, got ", rules.soft_cap);
   }
 }
 
@@ -54,24 +53,31 @@ void push_mask_and_sinks(
     mx::Stream s) {
   if (mask) {
     if (mx::promote_types(mask->dtype(), dtype) != dtype) {
-      refuse(op, "expected a mask whose type promotes to ", dtype, ", got ", mask->dtype());
+      refuse(
+          attention_op, "expected a mask whose type promotes to ", dtype, ", got ", mask->dtype());
     }
     bool fits = mask->ndim() <= 4;
     for (int i = 1; fits && i <= static_cast<int>(mask->ndim()); ++i) {
       fits = mask->shape(-i) == 1 || mask->shape(-i) == scores[4 - i];
     }
     if (!fits) {
-      refuse(op, "expected a mask that broadcasts to ", scores, ", got shape ", mask->shape());
+      refuse(
+          attention_op,
+          "expected a mask that broadcasts to ",
+          scores,
+          ", got shape ",
+          mask->shape());
     }
     auto typed = mask->dtype() == mx::bool_ ? *mask : convert(*mask, dtype, s);
     inputs.push_back(mx::broadcast_to(typed, scores, s));
   }
   if (sinks) {
     if (sinks->ndim() != 1 || sinks->shape(0) != scores[1]) {
-      refuse(op, "expected sinks of shape (", scores[1], "), got ", sinks->shape());
+      refuse(attention_op, "expected sinks of shape (", scores[1], "), got ", sinks->shape());
     }
     if (mx::promote_types(sinks->dtype(), dtype) != dtype) {
-      refuse(op, "expected sinks whose type promotes to ", dtype, ", got ", sinks->dtype());
+      refuse(
+          attention_op, "expected sinks whose type promotes to ", dtype, ", got ", sinks->dtype());
     }
     inputs.push_back(row_contiguous(convert(*sinks, dtype, s), s));
   }
@@ -110,7 +116,7 @@ mx::Shape check_quantized(const char* name, const QuantizedRows& rows, int bits,
     require_rank(name, *x);
   }
   if (rows.packed.dtype() != mx::uint32) {
-    refuse(op, "expected packed ", name, " of uint32, got ", rows.packed.dtype());
+    refuse(attention_op, "expected packed ", name, " of uint32, got ", rows.packed.dtype());
   }
   auto shape = rows.packed.shape();
   shape[3] = static_cast<int>(int64_t{shape[3]} * 32 / bits);
@@ -119,7 +125,7 @@ mx::Shape check_quantized(const char* name, const QuantizedRows& rows, int bits,
   if (shape[3] % group_size != 0 || rows.scales.shape() != groups ||
       rows.biases.shape() != groups) {
     refuse(
-        op,
+        attention_op,
         "expected ",
         name,
         " of whole groups of ",
@@ -151,7 +157,7 @@ mx::array attention(
   require_rank("values", v);
   check_attention(q.shape(), k.shape(), v.shape(), rules);
   auto dtype = mx::result_type(q, k, v);
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(attention_op, dtype);
   auto s = mx::to_stream(s_);
   Arrays inputs;
   for (auto* x : {&q, &k, &v}) {
@@ -171,10 +177,10 @@ mx::array attention_quantized(
     const Optional& sinks,
     mx::StreamOrDevice s_) {
   if (bits != 4 && bits != 8) {
-    refuse(op, "expected 4 or 8 bits, got ", bits);
+    refuse(attention_op, "expected 4 or 8 bits, got ", bits);
   }
   if (group_size != 32 && group_size != 64 && group_size != 128) {
-    refuse(op, "expected groups of 32, 64 or 128, got ", group_size);
+    refuse(attention_op, "expected groups of 32, 64 or 128, got ", group_size);
   }
   require_rank("queries", q);
   auto keys = check_quantized("keys", k, bits, group_size);
@@ -182,7 +188,7 @@ mx::array attention_quantized(
   check_attention(q.shape(), keys, values, rules);
   auto dtype = mx::promote_types(
       mx::result_type(q, k.scales, k.biases), mx::result_type(v.scales, v.biases));
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(attention_op, dtype);
   auto s = mx::to_stream(s_);
   Arrays inputs = {convert(q, dtype, s)};
   for (auto* rows : {&k, &v}) {

@@ -9,6 +9,8 @@
 
 namespace mlx_primitives {
 
+constexpr auto attention_op = "attention";
+
 struct AttentionRules {
   float scale;
   bool causal;

@@ -9,8 +9,6 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr auto op = "attention";
-
 constexpr uint64_t ATTENTION_SPLIT_KEYS = 256; // of a split of many, and the fewest that are split
 constexpr uint64_t ATTENTION_SPLITS = 8;       // the fewest splits of a vector's keys
 constexpr uint32_t ATTENTION_PROMPT_KEYS = 2048; // of a split for queries in the order of prompts
@@ -44,7 +42,7 @@ bool plain(const AttentionParams& params, bool quantized) {
 
 /** Rows per threadgroup of the matrix kernel, within the largest threadgroup allowed. */
 uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
-  uint32_t simds = whole_simds(op, max_threads) / SIMD_WIDTH;
+  uint32_t simds = whole_simds(attention_op, max_threads) / SIMD_WIDTH;
   // Threadgroup memory holds 16 rows of 256 floats beside a tile.
   uint32_t most = features * itemsize > 512 ? ATTENTION_MATRIX_SIMDS / 2 : ATTENTION_MATRIX_SIMDS;
   return std::min(simds, most) * ATTENTION_FRAGMENT;
@@ -97,10 +95,10 @@ Launch plan_keys(
     uint32_t itemsize,
     uint32_t max_threads,
     RowOrder order) {
-  max_threads = whole_simds(op, max_threads);
-  auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
-  uint32_t depth =
-      grid_count(op, "splits of all batch entries", uint64_t{params.batch} * params.splits);
+  max_threads = whole_simds(attention_op, max_threads);
+  auto rows = grid_count(attention_op, "rows", uint64_t{params.group} * params.queries);
+  uint32_t depth = grid_count(
+      attention_op, "splits of all batch entries", uint64_t{params.batch} * params.splits);
   uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
   if (by_vector(params, order)) {
     bool split = params.splits > 1 || order != RowOrder::by_count;
@@ -117,8 +115,8 @@ Launch plan_keys(
     uint32_t together = rows <= 1   ? 1
                         : rows <= 4 ? 4u
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
-    auto blocks =
-        grid_count(op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
+    auto blocks = grid_count(
+        attention_op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
     // The queries at first; afterwards each SIMD group's maxima, sums and row.
     uint32_t floats =
         std::max(together * features, threads / SIMD_WIDTH * (2 * together + features));
@@ -145,10 +143,10 @@ Launch plan_keys(
 
 /** Combines the partial results of the splits. */
 Launch plan_combine(const AttentionParams& params, const std::string& type, uint32_t max_threads) {
-  uint32_t together =
-      std::min<uint32_t>(whole_simds(op, max_threads) / SIMD_WIDTH, ATTENTION_COMBINED_ROWS);
+  uint32_t together = std::min<uint32_t>(
+      whole_simds(attention_op, max_threads) / SIMD_WIDTH, ATTENTION_COMBINED_ROWS);
   uint64_t rows = uint64_t{params.batch} * params.kv_heads * params.group * params.queries;
-  uint32_t groups = grid_count(op, "rows", ceil_div(rows, together));
+  uint32_t groups = grid_count(attention_op, "rows", ceil_div(rows, together));
   return {"mlxp_attention_combine" + type, {groups, 1, 1}, {together * SIMD_WIDTH, 1, 1}, 0};
 }
 
@@ -229,14 +227,14 @@ std::vector<Dispatch> Attention::dispatches(
   auto itemsize = static_cast<uint32_t>(out.itemsize());
   auto launch = plan_keys(all, bits_ > 0, suffix, itemsize, max_threads, rules_.order);
   if (all.splits == 1) {
-    return {{op, launch, bound, outputs, all}};
+    return {{attention_op, launch, bound, outputs, all}};
   }
   auto rows = out.size() / all.value_dim;
   auto partials = temporary(
       {static_cast<int>(all.splits), static_cast<int>(rows * (all.value_dim + 2))}, mx::float32);
   return {
-      {op, launch, bound, {partials}, all},
-      {op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
+      {attention_op, launch, bound, {partials}, all},
+      {attention_op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
 }
 
 cpu::AttentionCall Attention::call(const Arrays& inputs) const {
@@ -315,8 +313,8 @@ std::vector<Dispatch> AttentionGrad::dispatches(
   auto itemsize = static_cast<uint32_t>(q.itemsize());
   uint32_t features = kernel_features(std::max(params.dim, params.value_dim));
   uint32_t most = attention_grad_simds(features * itemsize);
-  uint32_t simds = std::min(most, whole_simds(op, max_threads) / SIMD_WIDTH);
-  auto rows = grid_count(op, "rows", uint64_t{params.group} * params.queries);
+  uint32_t simds = std::min(most, whole_simds(attention_op, max_threads) / SIMD_WIDTH);
+  auto rows = grid_count(attention_op, "rows", uint64_t{params.group} * params.queries);
   // A threadgroup keeps its rows of `arrays`; the others pass through a tile.
   auto launch = [&](const char* kind, uint32_t count, uint32_t arrays) -> Launch {
     uint32_t held = (most + arrays * simds) * ATTENTION_FRAGMENT;
@@ -328,8 +326,8 @@ std::vector<Dispatch> AttentionGrad::dispatches(
         {simds * SIMD_WIDTH, 1, 1},
         held * (features * itemsize + 16)};
   };
-  auto all_rows =
-      grid_count(op, "rows of all heads", uint64_t{params.batch} * params.kv_heads * rows);
+  auto all_rows = grid_count(
+      attention_op, "rows of all heads", uint64_t{params.batch} * params.kv_heads * rows);
   auto stats = temporary({static_cast<int>(all_rows), ATTENTION_STATS}, mx::float32);
   bool has_sinks = params.has_sinks != 0;
   auto sinks = has_sinks ? inputs[attention_->sinks()] : bound[0];

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "cross_entropy";
+constexpr auto cross_entropy_op = "cross_entropy";
 
 /** A node with two outputs: the losses and the statistics that the gradient needs. */
 Arrays node(const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
@@ -66,18 +66,18 @@ mx::array cross_entropy(
     float smoothing,
     std::optional<int> ignored,
     mx::StreamOrDevice s_) {
-  require_last_axis(op, x);
-  require_kernel_dtype(op, x.dtype());
+  require_last_axis(cross_entropy_op, x);
+  require_kernel_dtype(cross_entropy_op, x.dtype());
   if (!mx::issubdtype(targets.dtype(), mx::integer)) {
-    refuse(op, "expected targets of an integer dtype, got ", targets.dtype());
+    refuse(cross_entropy_op, "expected targets of an integer dtype, got ", targets.dtype());
   }
   auto expected = x.shape();
   expected.pop_back();
   if (targets.shape() != expected) {
-    refuse(op, "expected targets of shape ", expected, ", got ", targets.shape());
+    refuse(cross_entropy_op, "expected targets of shape ", expected, ", got ", targets.shape());
   }
   if (!(smoothing >= 0.0f && smoothing < 1.0f)) {
-    refuse(op, "expected label smoothing in [0, 1), got ", smoothing);
+    refuse(cross_entropy_op, "expected label smoothing in [0, 1), got ", smoothing);
   }
   auto s = mx::to_stream(s_);
   return node(x, clamp_to_int32(targets, s), {smoothing, ignored}, s)[0];
@@ -194,12 +194,12 @@ std::vector<Dispatch> CrossEntropy::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];
   Rows rows(x);
-  auto launch = plan_rows(op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
+  auto launch = plan_rows(cross_entropy_op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
   if (rows.axis > SIMD_ROW) {
     // No row has to be kept for a second pass, so one kernel handles every length.
     launch.kernel = "mlxp_cross_entropy_looped" + type_suffix(x);
   }
-  return {{op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};
+  return {{cross_entropy_op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};
 }
 
 CpuCall CrossEntropy::cpu_call(const Arrays& inputs, Arrays& outputs) const {
@@ -223,7 +223,7 @@ std::vector<Dispatch> CrossEntropyGrad::dispatches(
     launch.group[0] = threads;
   }
   auto params = targets_.params(rows.narrow(), rows.axis);
-  return {{op, launch, {x, inputs[1], inputs[3], inputs[2]}, outputs, params}};
+  return {{cross_entropy_op, launch, {x, inputs[1], inputs[3], inputs[2]}, outputs, params}};
 }
 
 CpuCall CrossEntropyGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "layer_norm";
+constexpr auto layer_norm_op = "layer_norm";
 } // namespace
 
 NormAffine NormAffine::of(const Arrays& inputs, size_t first, bool weighted, bool biased) {
@@ -67,14 +67,14 @@ mx::array layer_norm(
     const std::optional<mx::array>& bias,
     float eps,
     mx::StreamOrDevice s_) {
-  require_last_axis(op, x);
+  require_last_axis(layer_norm_op, x);
   NormAffine affine{weight, bias};
-  affine.require(op, x);
+  affine.require(layer_norm_op, x);
   // As in MLX, a bias without a weight does not promote.
   auto dtype = !weight ? x.dtype()
                : bias  ? mx::result_type(x, *weight, *bias)
                        : mx::result_type(x, *weight);
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(layer_norm_op, dtype);
 
   auto s = mx::to_stream(s_);
   Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
@@ -140,12 +140,12 @@ std::vector<Dispatch> LayerNorm::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];
   Rows rows(x);
-  auto launch =
-      plan_rows(op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads, LAYER_NORM_QUADS);
+  auto launch = plan_rows(
+      layer_norm_op, type_suffix(x), rows, LAYER_NORM_SLOTS, max_threads, LAYER_NORM_QUADS);
   auto& weight = weighted_ ? inputs[1] : x; // a buffer must be bound
   auto& bias = biased_ ? inputs[1 + weighted_] : x;
   LayerNormParams params{rows.narrow(), rows.axis, eps_, weighted_, biased_};
-  return {{op, launch, {x, weight, bias}, outputs, params}};
+  return {{layer_norm_op, launch, {x, weight, bias}, outputs, params}};
 }
 
 CpuCall LayerNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "lora_linear";
+constexpr auto lora_op = "lora_linear";
 constexpr size_t BASE = 3; // the first input of the base
 
 QuantizedWeight packed(const Arrays& arrays, size_t at) {
@@ -27,36 +27,36 @@ mx::array lora_linear(
   auto& w = base.arrays.at(0);
   int axis = 0;
   if (base.format) {
-    require_quantized(op, packed(base.arrays, 0), *base.format);
+    require_quantized(lora_op, packed(base.arrays, 0), *base.format);
     axis = static_cast<int>(int64_t{w.shape(1)} * 32 / base.format->bits);
   } else {
     if (w.ndim() != 2) {
-      refuse(op, "expected a matrix of weights, got shape ", w.shape());
+      refuse(lora_op, "expected a matrix of weights, got shape ", w.shape());
     }
     axis = w.shape(1);
   }
   int columns = w.shape(0);
   if (axis == 0) {
-    refuse(op, "expected an axis of at least one element, got weights of shape ", w.shape());
+    refuse(lora_op, "expected an axis of at least one element, got weights of shape ", w.shape());
   }
   if (x.ndim() == 0 || x.shape(-1) != axis) {
-    refuse(op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
+    refuse(lora_op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
   }
   if (a.ndim() != 2 || a.shape(1) != axis) {
-    refuse(op, "expected a of shape (rank, ", axis, "), got ", a.shape());
+    refuse(lora_op, "expected a of shape (rank, ", axis, "), got ", a.shape());
   }
   if (b.shape() != mx::Shape{columns, a.shape(0)}) {
-    refuse(op, "expected b of shape (", columns, ", ", a.shape(0), "), got ", b.shape());
+    refuse(lora_op, "expected b of shape (", columns, ", ", a.shape(0), "), got ", b.shape());
   }
   auto dtype = mx::promote_types(x.dtype(), mx::promote_types(a.dtype(), b.dtype()));
   for (auto& array : base.arrays) {
     if (mx::issubdtype(array.dtype(), mx::floating)) {
       dtype = mx::promote_types(dtype, array.dtype());
     } else if (!base.format) {
-      refuse(op, "expected floating weights, got ", array.dtype());
+      refuse(lora_op, "expected floating weights, got ", array.dtype());
     }
   }
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(lora_op, dtype);
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
@@ -183,7 +183,7 @@ std::vector<Dispatch> LoraLinear::dispatches(
 
   LoraParams params{};
   params.columns = out.shape(-1);
-  params.rows = grid_count(op, "rows", out.size() / params.columns);
+  params.rows = grid_count(lora_op, "rows", out.size() / params.columns);
   params.rank = b.shape(1);
   params.scale = rounded(scale_, x.dtype());
   uint32_t threads = std::clamp<uint32_t>(max_threads, 1, LORA_THREADS);

@@ -7,7 +7,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "masked_softmax";
+constexpr auto masked_softmax_op = "masked_softmax";
 
 void require_broadcast(const mx::array& mask, const mx::array& x) {
   bool fits = mask.ndim() <= x.ndim();
@@ -15,7 +15,12 @@ void require_broadcast(const mx::array& mask, const mx::array& x) {
     fits = mask.shape(-i) == 1 || mask.shape(-i) == x.shape(-i);
   }
   if (!fits) {
-    refuse(op, "expected a mask that broadcasts to ", x.shape(), ", got shape ", mask.shape());
+    refuse(
+        masked_softmax_op,
+        "expected a mask that broadcasts to ",
+        x.shape(),
+        ", got shape ",
+        mask.shape());
   }
 }
 
@@ -106,17 +111,21 @@ mx::array masked_softmax(
     bool causal,
     std::optional<int> window,
     mx::StreamOrDevice s_) {
-  require_last_axis(op, x);
-  require_kernel_dtype(op, x.dtype());
+  require_last_axis(masked_softmax_op, x);
+  require_kernel_dtype(masked_softmax_op, x.dtype());
   auto s = mx::to_stream(s_);
   if (window && *window <= 0) {
-    refuse(op, "expected a window of at least one key, got ", *window);
+    refuse(masked_softmax_op, "expected a window of at least one key, got ", *window);
   }
   if (mask) {
     require_broadcast(*mask, x);
     if (mask->dtype() != mx::bool_ && mx::promote_types(mask->dtype(), x.dtype()) != x.dtype()) {
       refuse(
-          op, "expected a mask of bool or that promotes to ", x.dtype(), ", got ", mask->dtype());
+          masked_softmax_op,
+          "expected a mask of bool or that promotes to ",
+          x.dtype(),
+          ", got ",
+          mask->dtype());
     }
   }
   if (x.ndim() == 1) { // one query
@@ -275,7 +284,12 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
   reach(params.mask_key_stride, x.shape(-1));
   params.mask_start = -lowest;
   if (dims.size() > MASK_DIMS) {
-    refuse(op, "expected a mask of at most ", int(MASK_DIMS), " axes, got ", dims.size());
+    refuse(
+        masked_softmax_op,
+        "expected a mask of at most ",
+        int(MASK_DIMS),
+        " axes, got ",
+        dims.size());
   }
   params.mask_dims = static_cast<uint32_t>(dims.size());
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -336,7 +350,7 @@ cpu::MaskedSoftmaxCall call_of(
 
 std::vector<Dispatch> MaskedSoftmax::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  return dispatch(op, 1, inputs, outputs, masking_, max_threads);
+  return dispatch(masked_softmax_op, 1, inputs, outputs, masking_, max_threads);
 }
 
 CpuCall MaskedSoftmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "norm_grad";
+constexpr auto norm_grad_op = "norm_grad";
 } // namespace
 
 Arrays norm_gradients(
@@ -151,7 +151,7 @@ std::vector<Dispatch> NormGrad::dispatches(
   Rows rows(x);
   auto suffix = type_suffix(x);
   NormGradParams params{};
-  params.rows = grid_count(op, "rows", rows.count);
+  params.rows = grid_count(norm_grad_op, "rows", rows.count);
   params.axis = rows.axis;
   params.eps = kind_.eps;
   params.weighted = kind_.weighted;
@@ -163,7 +163,7 @@ std::vector<Dispatch> NormGrad::dispatches(
   auto quads = static_cast<uint32_t>(ceil_div(rows.axis, READS));
   uint32_t each = NORM_GRAD_QUADS;
   auto wanted = round_up(static_cast<uint32_t>(ceil_div(quads, each)), SIMD_WIDTH);
-  auto threads = std::min(whole_simds(op, max_threads), wanted);
+  auto threads = std::min(whole_simds(norm_grad_op, max_threads), wanted);
   bool kept = quads <= each * threads;
   bool together = kept && outputs.size() > 1; // a threadgroup sums the rows that it computes
   uint32_t slots = kind_.centered ? NORM_GRAD_SLOTS : NORM_GRAD_SLOTS / 2;
@@ -182,7 +182,8 @@ std::vector<Dispatch> NormGrad::dispatches(
       {static_cast<int>(sum.parts), static_cast<int>(sum.vectors), x.shape(-1)}, mx::float32);
   auto& gradient = g(inputs);
   Arrays bound = {x, or_x(weight(inputs)), gradient, or_x(added(inputs))};
-  std::vector<Dispatch> all = {{op, along, bound, {outputs[0], together ? sums : stats}, params}};
+  std::vector<Dispatch> all = {
+      {norm_grad_op, along, bound, {outputs[0], together ? sums : stats}, params}};
   if (outputs.size() == 1) {
     return all;
   }
@@ -193,7 +194,7 @@ std::vector<Dispatch> NormGrad::dispatches(
         "mlxp_norm_grad_part" + suffix,
         {static_cast<uint32_t>(ceil_div(quads, group)), sum.parts, 1},
         {group, 1, 1}};
-    all.emplace_back(op, parts, Arrays{x, gradient, stats}, Arrays{sums}, part);
+    all.emplace_back(norm_grad_op, parts, Arrays{x, gradient, stats}, Arrays{sums}, part);
   }
   Launch last{
       "mlxp_norm_grad_sum" + suffix,
@@ -202,7 +203,7 @@ std::vector<Dispatch> NormGrad::dispatches(
   auto unwanted = temporary({x.shape(-1)}, x.dtype());
   auto& of_weight = kind_.of_weight ? outputs[1] : unwanted;
   auto& of_bias = kind_.of_bias ? outputs.back() : unwanted;
-  all.emplace_back(op, last, Arrays{sums}, Arrays{of_weight, of_bias}, sum);
+  all.emplace_back(norm_grad_op, last, Arrays{sums}, Arrays{of_weight, of_bias}, sum);
   return all;
 }
 

@@ -9,7 +9,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "quantized_linear";
+constexpr auto quantized_matmul_op = "quantized_linear";
 constexpr size_t MOST_PARTS = 3;
 
 int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
@@ -47,41 +47,61 @@ mx::array quantized_matmul(
     const QuantizedExtras& extras,
     mx::StreamOrDevice s_) {
   if (weights.empty() || weights.size() > MOST_PARTS) {
-    refuse(op, "expected 1 to ", MOST_PARTS, " weights, got ", weights.size());
+    refuse(quantized_matmul_op, "expected 1 to ", MOST_PARTS, " weights, got ", weights.size());
   }
   for (auto& weight : weights) {
-    require_quantized(op, weight, format);
+    require_quantized(quantized_matmul_op, weight, format);
   }
   int axis = axis_of(weights[0], format);
   if (x.ndim() == 0 || x.shape(-1) != axis) {
-    refuse(op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
+    refuse(quantized_matmul_op, "expected x of a last axis of ", axis, ", got shape ", x.shape());
   }
   int columns = 0;
   for (auto& weight : weights) {
     if (axis_of(weight, format) != axis) {
-      refuse(op, "expected weights of the same axis, got ", axis, " and ", axis_of(weight, format));
+      refuse(
+          quantized_matmul_op,
+          "expected weights of the same axis, got ",
+          axis,
+          " and ",
+          axis_of(weight, format));
     }
     columns += weight.packed.shape(0);
   }
   if (extras.swiglu) {
     columns = weights[0].packed.shape(0);
     if (weights.size() != 2 || weights[1].packed.shape(0) != columns) {
-      refuse(op, "expected gate and up of one shape, got others");
+      refuse(quantized_matmul_op, "expected gate and up of one shape, got others");
     }
   }
   auto shape = x.shape();
   shape.back() = columns;
   if (extras.norm && extras.norm->shape() != mx::Shape{axis}) {
-    refuse(op, "expected a norm's weight of shape (", axis, "), got ", extras.norm->shape());
+    refuse(
+        quantized_matmul_op,
+        "expected a norm's weight of shape (",
+        axis,
+        "), got ",
+        extras.norm->shape());
   }
   if (extras.bias && extras.bias->shape() != mx::Shape{columns}) {
-    refuse(op, "expected a bias of shape (", columns, "), got ", extras.bias->shape());
+    refuse(
+        quantized_matmul_op,
+        "expected a bias of shape (",
+        columns,
+        "), got ",
+        extras.bias->shape());
   }
   if (extras.residual && extras.residual->shape() != shape) {
-    refuse(op, "expected a residual of shape ", shape, ", got ", extras.residual->shape());
+    refuse(
+        quantized_matmul_op,
+        "expected a residual of shape ",
+        shape,
+        ", got ",
+        extras.residual->shape());
   }
   auto dtype = common_dtype(x, weights, extras);
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(quantized_matmul_op, dtype);
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
@@ -215,7 +235,7 @@ uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
     params.part_blocks[i] = static_cast<uint32_t>(blocks);
     blocks += ceil_div(params.part_columns[i], per_block);
   }
-  return grid_count(op, "threadgroups", blocks);
+  return grid_count(quantized_matmul_op, "threadgroups", blocks);
 }
 
 /** Many rows use tiles, if a threadgroup can hold a tile's four SIMD groups. */
@@ -275,7 +295,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   auto x = inputs[0];
   Rows rows(x);
   QuantizedMatmulParams params{};
-  params.rows = grid_count(op, "rows", rows.count);
+  params.rows = grid_count(quantized_matmul_op, "rows", rows.count);
   params.axis = rows.axis;
   params.columns = outputs[0].shape(-1);
   params.parts = kind_.parts;
@@ -285,7 +305,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   params.biased = kind_.biased;
   params.added = kind_.added;
   params.eps = kind_.eps;
-  max_threads = whole_simds(op, max_threads);
+  max_threads = whole_simds(quantized_matmul_op, max_threads);
   bool tiles = takes_tiles(params.rows, max_threads, kind_.order);
   bool few = !tiles && takes_few(x.dtype(), stream());
   for (int part = 0; part < kind_.parts; ++part) {

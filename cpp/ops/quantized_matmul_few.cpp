@@ -9,7 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint32_t ROWS = 16; // of weights for a SIMD group
+constexpr uint32_t TILE_ROWS = 16; // of weights for a SIMD group
 constexpr uint32_t LONG_AXIS = 8192;
 
 } // namespace
@@ -27,7 +27,7 @@ Launch plan_few(
     const QuantizedFormat& format,
     const std::string& dtype,
     uint32_t max_threads) {
-  uint32_t rows_of_tile = params.swiglu ? ROWS / 2 : ROWS;
+  uint32_t rows_of_tile = params.swiglu ? TILE_ROWS / 2 : TILE_ROWS;
   uint32_t most = std::bit_floor(max_threads / SIMD_WIDTH);
   // The splits decide the order of sums. A process may hold a part of the rows of weights, so the
   // order does not depend on their number.
@@ -39,7 +39,7 @@ Launch plan_few(
   uint32_t band = one ? 2u : uint32_t{QUANTIZED_BAND};
   uint32_t texts = std::min(params.rows, band);
   uint32_t count = quantized_few_staged(params.rows, band, params.axis, splits);
-  uint32_t floats = QUANTIZED_FEW_ZEROS + QUANTIZED_BAND + SIMD_WIDTH + simds * ROWS * band +
+  uint32_t floats = QUANTIZED_FEW_ZEROS + QUANTIZED_BAND + SIMD_WIDTH + simds * TILE_ROWS * band +
                     band * count / QUANTIZED_VALUES;
   params.splits = splits;
   auto name = std::string("mlxp_quantized_few_band") + (one ? "2_" : "8_");

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "quantized_transposed";
+constexpr auto quantized_transposed_op = "quantized_transposed";
 } // namespace
 
 mx::array quantized_transposed(
@@ -17,14 +17,19 @@ mx::array quantized_transposed(
     const QuantizedFormat& format,
     const std::optional<mx::array>& residual,
     mx::StreamOrDevice s_) {
-  require_quantized(op, weight, format);
+  require_quantized(quantized_transposed_op, weight, format);
   if (x.ndim() == 0 || x.shape(-1) != weight.packed.shape(0)) {
-    refuse(op, "expected x of a last axis of ", weight.packed.shape(0), ", got ", x.shape());
+    refuse(
+        quantized_transposed_op,
+        "expected x of a last axis of ",
+        weight.packed.shape(0),
+        ", got ",
+        x.shape());
   }
   auto shape = x.shape();
   shape.back() = static_cast<int>(int64_t{weight.packed.shape(1)} * 32 / format.bits);
   auto dtype = x.dtype();
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(quantized_transposed_op, dtype);
   auto s = mx::to_stream(s_);
   Arrays inputs = {x, weight.packed, weight.scales};
   if (format.affine()) {
@@ -33,7 +38,12 @@ mx::array quantized_transposed(
   }
   if (residual) {
     if (residual->shape() != shape) {
-      refuse(op, "expected a residual of shape ", shape, ", got ", residual->shape());
+      refuse(
+          quantized_transposed_op,
+          "expected a residual of shape ",
+          shape,
+          ", got ",
+          residual->shape());
     }
     inputs.push_back(convert(*residual, dtype, s));
   }
@@ -101,12 +111,17 @@ std::vector<Dispatch> QuantizedTransposed::dispatches(
   auto& x = inputs[0];
   auto& out = outputs[0];
   if (max_threads < QUANTIZED_TILE_THREADS) {
-    refuse(op, "expected threadgroups of ", +QUANTIZED_TILE_THREADS, ", got ", max_threads);
+    refuse(
+        quantized_transposed_op,
+        "expected threadgroups of ",
+        +QUANTIZED_TILE_THREADS,
+        ", got ",
+        max_threads);
   }
   QuantizedTransposedParams params{};
   params.axis = out.shape(-1);
   params.columns = x.shape(-1);
-  params.rows = grid_count(op, "rows", out.size() / params.axis);
+  params.rows = grid_count(quantized_transposed_op, "rows", out.size() / params.axis);
   params.group_shift = std::countr_zero(static_cast<unsigned>(format_.group_size));
   params.added = added_;
   auto format = format_.affine() ? "b" + std::to_string(format_.bits) : format_.name();
@@ -120,7 +135,7 @@ std::vector<Dispatch> QuantizedTransposed::dispatches(
   auto w = weight(inputs);
   auto& residual = added_ ? inputs.back() : x; // a buffer must be bound
   Arrays bound = {x, w.packed, w.scales, w.biases ? *w.biases : x, residual};
-  return {{op, launch, bound, outputs, params}};
+  return {{quantized_transposed_op, launch, bound, outputs, params}};
 }
 
 CpuCall QuantizedTransposed::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -7,7 +7,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "rms_norm";
+constexpr auto rms_norm_op = "rms_norm";
 
 /** x in float32 and its reciprocal root mean square, for derivatives along a direction. */
 struct Normalizer {
@@ -31,12 +31,12 @@ struct Normalizer {
 
 mx::array rms_norm(
     const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::StreamOrDevice s_) {
-  require_last_axis(op, x);
+  require_last_axis(rms_norm_op, x);
   if (weight && (weight->ndim() != 1 || weight->shape(0) != x.shape(-1))) {
-    refuse(op, "expected weight of shape (", x.shape(-1), "), got ", weight->shape());
+    refuse(rms_norm_op, "expected weight of shape (", x.shape(-1), "), got ", weight->shape());
   }
   auto dtype = weight ? mx::result_type(x, *weight) : x.dtype();
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(rms_norm_op, dtype);
 
   auto s = mx::to_stream(s_);
   Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
@@ -109,9 +109,10 @@ std::vector<Dispatch> RmsNorm::dispatches(
   Rows rows(x);
   bool weighted = inputs.size() > 1;
   auto suffix = (weighted ? "_weighted" : "") + type_suffix(x);
-  auto launch = plan_rows(op, suffix, rows, RMS_NORM_SLOTS, max_threads);
+  auto launch = plan_rows(rms_norm_op, suffix, rows, RMS_NORM_SLOTS, max_threads);
   auto& weight = weighted ? inputs[1] : x; // a buffer must be bound
-  return {{op, launch, {x, weight}, outputs, RmsNormParams{rows.narrow(), rows.axis, eps_}}};
+  return {
+      {rms_norm_op, launch, {x, weight}, outputs, RmsNormParams{rows.narrow(), rows.axis, eps_}}};
 }
 
 CpuCall RmsNorm::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "rope";
+constexpr auto rope_op = "rope";
 } // namespace
 
 mx::array rope(
@@ -21,23 +21,28 @@ mx::array rope(
     const std::optional<mx::array>& freqs,
     mx::StreamOrDevice s_) {
   if (x.ndim() < 3) {
-    refuse(op, "expected x of rank 3 or more, got shape ", x.shape());
+    refuse(rope_op, "expected x of rank 3 or more, got shape ", x.shape());
   }
-  require_kernel_dtype(op, x.dtype());
+  require_kernel_dtype(rope_op, x.dtype());
   if (dims <= 0 || dims % 2 != 0 || dims > x.shape(-1)) {
-    refuse(op, "expected dims to be even and within 2 to ", x.shape(-1), ", got ", dims);
+    refuse(rope_op, "expected dims to be even and within 2 to ", x.shape(-1), ", got ", dims);
   }
   if (!mx::issubdtype(offset.dtype(), mx::integer)) {
-    refuse(op, "expected offset of an integer dtype, got ", offset.dtype());
+    refuse(rope_op, "expected offset of an integer dtype, got ", offset.dtype());
   }
   if (offset.ndim() > 1 || (offset.size() != 1 && offset.size() != size_t(x.shape(0)))) {
-    refuse(op, "expected offset to be one number or ", x.shape(0), ", got shape ", offset.shape());
+    refuse(
+        rope_op,
+        "expected offset to be one number or ",
+        x.shape(0),
+        ", got shape ",
+        offset.shape());
   }
   if (base.has_value() == freqs.has_value()) {
-    refuse(op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
+    refuse(rope_op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
   }
   if (freqs && (freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) {
-    refuse(op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
+    refuse(rope_op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
   }
 
   auto s = mx::to_stream(s_);
@@ -88,7 +93,7 @@ Arrays Rope::jvp(const Arrays& primals, const Arrays& tangents, const std::vecto
 void Rope::require_only_x(const std::vector<int>& argnums) {
   for (auto argnum : argnums) {
     if (argnum != 0) {
-      refuse(op, "expected derivatives with respect to x, got offset or freqs");
+      refuse(rope_op, "expected derivatives with respect to x, got offset or freqs");
     }
   }
 }
@@ -137,7 +142,7 @@ bool Rope::is_equivalent(const mx::Primitive& other) const {
 
 /** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
 Launch plan_box(
-    std::string_view op,
+    std::string_view rope_op,
     std::string kernel,
     std::array<uint64_t, 3> threads,
     uint32_t max_threads) {
@@ -148,7 +153,7 @@ Launch plan_box(
   for (int i = 0; i < 3; i++) {
     uint64_t groups = ceil_div(threads[i], left);
     uint64_t extent = groups ? ceil_div(threads[i], groups) : 1;
-    grid_count(op, "threads", groups * extent);
+    grid_count(rope_op, "threads", groups * extent);
     launch.grid[i] = static_cast<uint32_t>(groups);
     launch.group[i] = static_cast<uint32_t>(extent);
     left /= launch.group[i];
@@ -183,10 +188,10 @@ std::vector<Dispatch> Rope::dispatches(
   kernel += traditional_ ? "_interleaved" : "_half";
   kernel += explicit_freqs ? "_freqs" : "_base";
   kernel += one_head ? "_one_head" : "";
-  auto launch =
-      plan_box(op, kernel + type_suffix(x), {params.columns, params.length, depth}, max_threads);
+  auto launch = plan_box(
+      rope_op, kernel + type_suffix(x), {params.columns, params.length, depth}, max_threads);
   auto& freqs = explicit_freqs ? inputs[2] : offset; // a buffer must be bound
-  return {{op, launch, {x, offset, freqs}, outputs, params}};
+  return {{rope_op, launch, {x, offset, freqs}, outputs, params}};
 }
 
 CpuCall Rope::cpu_call(const Arrays& inputs, Arrays& outputs) const {

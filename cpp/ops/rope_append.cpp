@@ -10,7 +10,7 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr auto op = "rope_append";
+constexpr auto kv_op = "rope_append";
 constexpr int query_positions = QUERY_POSITIONS;
 
 int64_t rows(const KvLayout& layout) {
@@ -22,21 +22,22 @@ void check_layout(const KvLayout& layout, const mx::array& state, const mx::arra
   constexpr int limit = 1 << 24; // far above any model, and no product below overflows
   for (int extent : {heads, kv_heads, head_dim}) {
     if (extent < 1 || extent > limit) {
-      refuse(op, "expected heads, kv_heads and head_dim within 1 to ", limit, ", got ", extent);
+      refuse(kv_op, "expected heads, kv_heads and head_dim within 1 to ", limit, ", got ", extent);
     }
   }
   if (capacity < 0 || rows(layout) > std::numeric_limits<int>::max()) {
-    refuse(op, "expected a capacity of at most 31 bits of rows, got ", capacity);
+    refuse(kv_op, "expected a capacity of at most 31 bits of rows, got ", capacity);
   }
   auto width = (int64_t{heads} + 2 * int64_t{kv_heads}) * head_dim;
   if (state.ndim() != 3 || state.shape(1) != rows(layout) || state.shape(2) != head_dim) {
-    refuse(op, "expected a state (batch, ", rows(layout), ", ", head_dim, "), got ", state.shape());
+    refuse(
+        kv_op, "expected a state (batch, ", rows(layout), ", ", head_dim, "), got ", state.shape());
   }
   if (qkv.ndim() != 3 || qkv.shape(0) != state.shape(0) || qkv.shape(2) != width) {
-    refuse(op, "expected qkv (", state.shape(0), ", time, ", width, "), got ", qkv.shape());
+    refuse(kv_op, "expected qkv (", state.shape(0), ", time, ", width, "), got ", qkv.shape());
   }
   if (qkv.shape(1) > capacity) {
-    refuse(op, "expected at most ", capacity, " positions, got ", qkv.shape(1));
+    refuse(kv_op, "expected at most ", capacity, " positions, got ", qkv.shape(1));
   }
 }
 
@@ -49,7 +50,7 @@ void check_room(const mx::array& slots, int time, int capacity) {
     int64_t slot = slots.data<int32_t>()[static_cast<int64_t>(i) * stride];
     if (slot < 0 || slot + time > capacity) {
       refuse(
-          op,
+          kv_op,
           "expected ",
           time,
           " positions within a capacity of ",
@@ -66,22 +67,22 @@ void check_room(const mx::array& slots, int time, int capacity) {
 void check_rotation(const Rotation& rotation, int head_dim) {
   auto& [dims, traditional, base, scale, multiplier, freqs] = rotation;
   if (dims <= 0 || dims % 2 != 0 || dims > head_dim) {
-    refuse(op, "expected dims to be even and within 2 to ", head_dim, ", got ", dims);
+    refuse(kv_op, "expected dims to be even and within 2 to ", head_dim, ", got ", dims);
   }
   if (base.has_value() == freqs.has_value()) {
-    refuse(op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
+    refuse(kv_op, "expected exactly one of base and freqs, got ", base ? "both" : "neither");
   }
   if (freqs && (freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) {
-    refuse(op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
+    refuse(kv_op, "expected freqs of shape (", dims / 2, "), got ", freqs->shape());
   }
 }
 
 void check_positions(const char* what, const mx::array& positions, int batch) {
   if (!mx::issubdtype(positions.dtype(), mx::integer)) {
-    refuse(op, "expected ", what, " of an integer dtype, got ", positions.dtype());
+    refuse(kv_op, "expected ", what, " of an integer dtype, got ", positions.dtype());
   }
   if (positions.ndim() > 1 || (positions.size() != 1 && positions.size() != size_t(batch))) {
-    refuse(op, "expected ", what, " to be one number or ", batch, ", got ", positions.shape());
+    refuse(kv_op, "expected ", what, " to be one number or ", batch, ", got ", positions.shape());
   }
 }
 
@@ -93,9 +94,9 @@ Arrays append_inputs(
     const mx::array& offset,
     const std::optional<mx::array>& slots_,
     mx::Stream s) {
-  require_kernel_dtype(op, state.dtype());
+  require_kernel_dtype(kv_op, state.dtype());
   if (qkv.dtype() != state.dtype()) {
-    refuse(op, "expected qkv of the state's dtype ", state.dtype(), ", got ", qkv.dtype());
+    refuse(kv_op, "expected qkv of the state's dtype ", state.dtype(), ", got ", qkv.dtype());
   }
   check_layout(layout, state, qkv);
   check_rotation(rotation, layout.head_dim);
@@ -259,12 +260,12 @@ Dispatch copy(const mx::array& from, const mx::array& to, uint32_t max_threads) 
   params.count_low = static_cast<uint32_t>(count);
   params.count_high = static_cast<uint32_t>(count >> 32);
   params.row = static_cast<uint32_t>(columns * group);
-  uint32_t rows = grid_count(op, "threads", ceil_div(threads, params.row));
+  uint32_t rows = grid_count(kv_op, "threads", ceil_div(threads, params.row));
   Launch launch{
       "mlxp_rope_append_copy" + type_suffix(to),
       {static_cast<uint32_t>(columns), rows, 1},
       {group, 1, 1}};
-  return {op, launch, {from}, {to}, params};
+  return {kv_op, launch, {from}, {to}, params};
 }
 
 } // namespace
@@ -318,11 +319,11 @@ std::vector<Dispatch> RopeAppend::launches(
   kernel += traditional_ ? "_interleaved" : "_half";
   kernel += explicit_freqs ? "_freqs" : "_base";
   auto launch = plan_box(
-      op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
+      kv_op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
   Arrays bound = {out};
   bound.insert(bound.end(), step.begin(), step.end());
   bound.insert(bound.end(), {offset, slots, places[explicit_freqs ? 2 : 0]}); // or any buffer
-  all.emplace_back(op, launch, bound, outputs, params);
+  all.emplace_back(kv_op, launch, bound, outputs, params);
   return all;
 }
 

@@ -7,7 +7,7 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr auto op = "rope_append_attention";
+constexpr auto rope_append_attention_op = "rope_append_attention";
 
 /** A view of an array that may not be evaluated yet, by strides in elements. */
 mx::array view(
@@ -41,10 +41,20 @@ Arrays rope_append_attention(
   int time = qkv.shape(1);
   auto& [heads, kv_heads, head_dim, capacity] = layout;
   if (time > static_cast<int>(QUERY_POSITIONS)) {
-    refuse(op, "expected a step of at most ", QUERY_POSITIONS, " positions, got ", time);
+    refuse(
+        rope_append_attention_op,
+        "expected a step of at most ",
+        QUERY_POSITIONS,
+        " positions, got ",
+        time);
   }
   if (len < 1 || len > capacity) {
-    refuse(op, "expected a length within 1 to the capacity ", capacity, ", got ", len);
+    refuse(
+        rope_append_attention_op,
+        "expected a length within 1 to the capacity ",
+        capacity,
+        ", got ",
+        len);
   }
   mx::Shape keys = {batch, kv_heads, len, head_dim};
   check_attention({batch, heads, time, head_dim}, keys, keys, rules);

@@ -8,7 +8,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "rope_append";
+constexpr auto heads_op = "rope_append";
 } // namespace
 
 Arrays rope_heads(
@@ -17,10 +17,10 @@ Arrays rope_heads(
     const Rotation& rotation,
     const mx::array& offset,
     mx::StreamOrDevice s_) {
-  require_kernel_dtype(op, qkv.dtype());
+  require_kernel_dtype(heads_op, qkv.dtype());
   auto width = (int64_t{layout.heads} + 2 * int64_t{layout.kv_heads}) * layout.head_dim;
   if (layout.heads < 1 || layout.kv_heads < 1 || qkv.ndim() != 3 || qkv.shape(2) != width) {
-    refuse(op, "expected qkv (batch, time, ", width, "), got ", qkv.shape());
+    refuse(heads_op, "expected qkv (batch, time, ", width, "), got ", qkv.shape());
   }
   check_rotation(rotation, layout.head_dim);
   check_positions("offset", offset, qkv.shape(0));
@@ -142,7 +142,7 @@ std::vector<Dispatch> RopeHeads::dispatches(
   kernel += append_->traditional_ ? "_interleaved" : "_half";
   kernel += explicit_freqs ? "_freqs" : "_base";
   auto launch = plan_box(
-      op,
+      heads_op,
       kernel + type_suffix(qkv),
       {params.columns, params.length, params.batch * ceil_div(heads, APPEND_HEADS)},
       max_threads);
@@ -150,7 +150,7 @@ std::vector<Dispatch> RopeHeads::dispatches(
   if (!explicit_freqs) {
     bound.push_back(offset); // or any buffer
   }
-  return {{op, launch, bound, outputs, params}};
+  return {{heads_op, launch, bound, outputs, params}};
 }
 
 CpuCall RopeHeads::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -7,7 +7,7 @@
 namespace mlx_primitives {
 
 namespace {
-constexpr auto op = "softmax";
+constexpr auto softmax_op = "softmax";
 
 /** y * (t - sum(y * t)) */
 mx::array project(const mx::array& y_, const mx::array& t_, mx::Stream s) {
@@ -19,9 +19,9 @@ mx::array project(const mx::array& y_, const mx::array& t_, mx::Stream s) {
 } // namespace
 
 mx::array softmax(const mx::array& x, mx::StreamOrDevice s_) {
-  require_last_axis(op, x);
+  require_last_axis(softmax_op, x);
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
-  require_kernel_dtype(op, dtype);
+  require_kernel_dtype(softmax_op, dtype);
   auto s = mx::to_stream(s_);
   Arrays inputs = {row_contiguous(convert(x, dtype, s), s)};
   return mx::array(x.shape(), dtype, std::make_shared<Softmax>(s), std::move(inputs));
@@ -54,8 +54,8 @@ std::vector<Dispatch> Softmax::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];
   Rows rows(x);
-  auto launch = plan_rows(op, type_suffix(x), rows, SOFTMAX_SLOTS, max_threads);
-  return {{op, launch, {x}, outputs, SoftmaxParams{rows.narrow(), rows.axis}}};
+  auto launch = plan_rows(softmax_op, type_suffix(x), rows, SOFTMAX_SLOTS, max_threads);
+  return {{softmax_op, launch, {x}, outputs, SoftmaxParams{rows.narrow(), rows.axis}}};
 }
 
 CpuCall Softmax::cpu_call(const Arrays& inputs, Arrays& outputs) const {
