@@ -58,6 +58,22 @@ mx::array attention_quantized(
 /** A lazy attention composed of MLX's ops, in the form that an NVIDIA GPU runs. */
 Arrays dequantizing_composition(const mx::array& ours);
 
+/**
+ * Whether few rows of queries take the kernel for NVIDIA GPUs, which is of 16-bit types, plain keys
+ * and values, and arrays in which every row begins where loads of 16 bytes may begin.
+ */
+bool takes_few_queries(
+    const AttentionParams& params,
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    mx::Stream stream);
+
+/** Plans this kernel, and the one that combines its splits. */
+Launch plan_few_queries(
+    const AttentionParams& params, const std::string& type, uint32_t max_threads);
+Launch plan_few_splits(const AttentionParams& params, const std::string& type);
+
 /** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */
 void check_attention(
     const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules);

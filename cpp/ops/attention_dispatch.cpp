@@ -225,16 +225,28 @@ std::vector<Dispatch> Attention::dispatches(
   auto type = type_suffix(out);
   auto suffix = (bits_ > 0 ? "_q" + std::to_string(bits_) : std::string()) + type;
   auto itemsize = static_cast<uint32_t>(out.itemsize());
-  auto launch = plan_keys(all, bits_ > 0, suffix, itemsize, max_threads, rules_.order);
+  bool few = bits_ == 0 && by_vector(all, rules_.order) &&
+             takes_few_queries(all, bound[0], bound[1], bound[4], stream());
+  auto stem = few ? "nvidia/attention_few" : attention_op;
+  if (few) {
+    bound = {bound[0], bound[1], bound[4], bound[7], bound[8]};
+  }
+  auto launch = few ? plan_few_queries(all, type, max_threads)
+                    : plan_keys(all, bits_ > 0, suffix, itemsize, max_threads, rules_.order);
+  std::vector<Dispatch> dispatches;
   if (all.splits == 1) {
-    return {{attention_op, launch, bound, outputs, all}};
+    dispatches.emplace_back(stem, std::move(launch), std::move(bound), outputs, all);
+    return dispatches;
   }
   auto rows = out.size() / all.value_dim;
   auto partials = temporary(
       {static_cast<int>(all.splits), static_cast<int>(rows * (all.value_dim + 2))}, mx::float32);
-  return {
-      {attention_op, launch, bound, {partials}, all},
-      {attention_op, plan_combine(all, type, max_threads), {partials, bound.back()}, outputs, all}};
+  Arrays of_splits = {partials, bound.back()};
+  dispatches.reserve(2);
+  dispatches.emplace_back(stem, std::move(launch), std::move(bound), Arrays{partials}, all);
+  auto sum = few ? plan_few_splits(all, type) : plan_combine(all, type, max_threads);
+  dispatches.emplace_back(stem, std::move(sum), std::move(of_splits), outputs, all);
+  return dispatches;
 }
 
 cpu::AttentionCall Attention::call(const Arrays& inputs) const {

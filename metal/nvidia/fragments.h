@@ -1,8 +1,7 @@
 // Products of small matrices whose elements are in the registers of a SIMD group, as the tensor
-// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds of the left one, 16 by 16, columns 2 t, 2
-// t
-// + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right one, 16 by 8, these rows of column g;
-// and of the result columns 2 t and 2 t + 1 of rows g and g + 8.
+// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds of the left one, 16 by 16, columns 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right one, 16 by 8, these rows of column
+// g; and of the result columns 2 t and 2 t + 1 of rows g and g + 8.
 #pragma once
 
 #include "common.h"

@@ -34,7 +34,7 @@ pub struct Function {
 
 /// The grid and the threads of a launch, and the contents of its buffers by their indices.
 pub struct Launch {
-    pub grid: u32,
+    pub grid: [u32; 3],
     pub threads: u32,
     pub shared: u32,
     pub buffers: Vec<Vec<u8>>,
@@ -43,7 +43,7 @@ pub struct Launch {
 /// A launch with the bytes of its arguments.
 pub struct Prepared {
     handle: Handle,
-    grid: u32,
+    grid: [u32; 3],
     threads: u32,
     shared: u32,
     values: Vec<Vec<u8>>,
@@ -163,7 +163,7 @@ impl Driver {
             let mut value = match argument {
                 Argument::Buffer(index) => launch.buffers[*index as usize].clone(),
                 Argument::ThreadgroupMemory(_) => vec![0; 4],
-                Argument::Grid => [launch.grid, 1, 1].map(u32::to_le_bytes).concat(),
+                Argument::Grid => launch.grid.map(u32::to_le_bytes).concat(),
             };
             value.resize(value.len().max(*bytes), 0);
             value
@@ -178,7 +178,7 @@ impl Driver {
             launch.values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
         call!(self.library, "cuLaunchKernel",
             launch.handle => Handle,
-            launch.grid => c_uint, 1 => c_uint, 1 => c_uint,
+            launch.grid[0] => c_uint, launch.grid[1] => c_uint, launch.grid[2] => c_uint,
             launch.threads => c_uint, 1 => c_uint, 1 => c_uint,
             launch.shared => c_uint, self.stream => Handle,
             pointers.as_mut_ptr() => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)

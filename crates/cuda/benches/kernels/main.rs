@@ -1,12 +1,13 @@
-//! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows and for products of
-//! one row alone, by CUDA's events around launches without MLX, in several forms and numbers of
-//! threads, and compares their results with references in double precision. Prints Markdown. With
-//! `--compile`, it only compiles the kernels for sm_90, which needs no GPU. Other arguments select
-//! rows of the tables by parts of their names.
+//! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows, for products of
+//! few rows and for the attention of one token, by CUDA's events around launches without MLX, in
+//! several forms and numbers of threads, and compares their results with references in double
+//! precision. Prints Markdown. With `--compile`, it only compiles the kernels for sm_90, which
+//! needs no GPU. Other arguments select rows of the tables by parts of their names.
 //!
 //! `MLX_PRIMITIVES_SOURCES` names the folder with `metal` and `crates` if it is not the one that
 //! the bench was built in.
 
+mod attention;
 mod driver;
 mod numbers;
 
@@ -39,7 +40,8 @@ fn metal(source: &str, reads: u32) -> Result<String> {
 
 /// Compiles a kernel of a source with its arrays and, at the last index, its parameters.
 fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
-    let reads = if source.starts_with("quantized") { 4 } else { READS };
+    let reads =
+        if source.starts_with("quantized") || source.contains("attention") { 4 } else { READS };
     let text = metal(source, reads)?;
     let arrays = (0..arrays).map(|index| Bound { index, bytes: 0 });
     let last = Bound { index: arrays.len() as u32, bytes: parameters };
@@ -141,6 +143,7 @@ fn rows(driver: &Driver, rows: u32, axis: u32, wanted: &dyn Fn(&str) -> bool) ->
         let mut buffers: Vec<Vec<u8>> = arrays.into_iter().map(at).collect();
         buffers.push(bytes_of(&words));
         let grid = rows.div_ceil(form.together);
+        let grid = [grid, 1, 1];
         let launch = Launch { grid, threads: form.threads, shared: SHARED, buffers };
         let mut launch = Driver::prepared(&function, &launch);
         driver.copy(out, x)?; // so that rows that are not written show
@@ -257,7 +260,7 @@ fn products(driver: &Driver, n: u32, k: u32) -> Result<()> {
             let mut buffers: Vec<Vec<u8>> =
                 arrays.iter().map(|at| at.to_le_bytes().to_vec()).collect();
             buffers.push(bytes_of(&words));
-            let grid = n.div_ceil(form.columns());
+            let grid = [n.div_ceil(form.columns()), 1, 1];
             Launch { grid, threads: form.simds * SIMD, shared: form.shared(k), buffers }
         };
         let mut launches: Vec<_> =
@@ -319,6 +322,9 @@ fn main() -> Result<()> {
         for form in forms_of_products() {
             println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
         }
+        for form in attention::FORMS {
+            println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
+        }
         return Ok(());
     }
     let driver = match Driver::open() {
@@ -336,6 +342,11 @@ fn main() -> Result<()> {
     );
     for [count, axis] in SHAPES {
         rows(&driver, count, axis, &wanted)?;
+    }
+    if wanted("attention") {
+        for keys in [100, 250, 1000, 4096, 32_768] {
+            attention::times(&driver, keys)?;
+        }
     }
     if wanted("products") {
         for (n, k) in [(4096, 4096), (28_672, 4096), (4096, 14_336), (6144, 4096), (2048, 2048)] {
