@@ -37,8 +37,11 @@ void encoder() __asm__("_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE");
 void input() __asm__("_ZN3mlx4core2cu14CommandEncoder15set_input_arrayERKNS0_5arrayE");
 void output() __asm__("_ZN3mlx4core2cu14CommandEncoder16set_output_arrayERKNS0_5arrayE");
 void node() __asm__("_ZN3mlx4core2cu14CommandEncoder19add_kernel_node_rawEP9CUfunc_st4dim3S5_S5_jPPv");
+void full() __asm__("_ZN3mlx4core2cu14CommandEncoder12needs_commitEv");
+void done() __asm__("_ZN3mlx4core2cu14CommandEncoder21add_completed_handlerESt8functionIFvvEE");
+void commit() __asm__("_ZN3mlx4core2cu14CommandEncoder6commitEv");
 void current() __asm__("_ZN3mlx4core2cu6Device12make_currentEv");
-int main() { encoder(), input(), output(), node(), current(); }
+int main() { encoder(), input(), output(), node(), full(), done(), commit(), current(); }
 ]])
   try_compile(exports_link SOURCES ${exports}
     LINK_LIBRARIES ${MLX_LIBRARY_FILE}

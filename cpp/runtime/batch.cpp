@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "runtime/encoder.h"
 #include "runtime/mlx_patches.h"
 #include "runtime/node.h"
 #include "runtime/process.h"
@@ -60,6 +61,7 @@ void Batch::keep(const mx::array& array) {
     if (!use) {
       found->second = use = std::make_shared<Use>(Use{memory});
     }
+    use->handed = given_.flushes;
     kept = std::move(use);
   }
   items_.back().memory.push_back(std::move(kept));
@@ -69,13 +71,19 @@ void Batch::updated(const mx::array& state) {
   given_.uses.try_emplace(state.data_shared_ptr().get());
 }
 
-bool Batch::only_calls_use(const mx::array& state) const {
+bool Batch::takes_over(const mx::array& state) {
   const auto& memory = state.data_shared_ptr();
   // This order is safe, because the stream's thread may end a use at any time, and none begins.
   bool once = memory.use_count() == 2 && is_owned(*memory);
   auto found = given_.uses.find(memory.get());
-  bool in_calls = once && found != given_.uses.end() && !found->second.expired();
-  return in_calls && node_of(state).use_count() == 2; // one is the temporary
+  auto use = once && found != given_.uses.end() ? found->second.lock() : nullptr;
+  if (!use || node_of(state).use_count() != 2) { // one is the temporary
+    return false;
+  }
+  if (is_cuda(stream_) && use->handed == given_.flushes) {
+    flush();
+  }
+  return true;
 }
 
 void Batch::flush() {
@@ -83,9 +91,10 @@ void Batch::flush() {
     return;
   }
   calls_ = 0;
+  ++given_.flushes;
   auto items = std::make_shared<std::vector<Item>>(std::exchange(items_, {}));
   ++*given_.tasks;
-  mx::cpu::get_command_encoder(stream_).dispatch([items = std::move(items), tasks = given_.tasks] {
+  auto task = [items = std::move(items), tasks = given_.tasks] {
     for (auto& item : *items) {
       if (item.call && !abandoned()) {
         item.call();
@@ -94,7 +103,12 @@ void Batch::flush() {
     }
     --*tasks;
     tasks->notify_all();
-  });
+  };
+  if (is_cuda(stream_)) {
+    hand_over_graph(stream_, std::move(task));
+  } else {
+    mx::cpu::get_command_encoder(stream_).dispatch(std::move(task));
+  }
 }
 
 std::unordered_map<int, Batch::Given>& Batch::all_given() {
@@ -120,7 +134,11 @@ void Batch::flush_calls() {
 }
 
 void Batch::flush_if_full() {
-  if (items_.size() >= full_) {
+  if (is_cuda(stream_)) {
+    if (is_graph_full(stream_)) {
+      flush();
+    }
+  } else if (items_.size() >= full_) {
     flush();
     full_ = std::min(2 * full_, MOST);
   }

@@ -1,4 +1,4 @@
-// Calls of CPU kernels that reach the stream's thread together.
+// Calls of CPU kernels that reach the stream's thread together, and what a stream's work uses.
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,9 @@ namespace mx = mlx::core;
  * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up, which takes
  * longer than a small kernel. The calls run in their order. A task that does not go through the
  * batch may only be queued after `flush_calls`.
+ *
+ * For a stream of an NVIDIA GPU, whose kernels MLX collects in a graph, there are no calls: the
+ * batch keeps the memory that the graph uses, and hands the graph over.
  */
 class Batch {
  public:
@@ -43,10 +46,11 @@ class Batch {
 
   /**
    * Whether the memory of `state` has no users except `state` itself, which is an input of one op,
-   * and calls that this stream has queued. A call that is added now runs after them, so it may
-   * change the memory.
+   * and work that this stream was given. An op that is added now runs after that work, so it may
+   * change the memory. MLX's graphs order an op behind earlier ones that write its memory, and not
+   * behind those that read it; so a graph with such an op is handed over first.
    */
-  bool only_calls_use(const mx::array& state) const;
+  bool takes_over(const mx::array& state);
 
   /** Hands over all that was collected. */
   void flush();
@@ -54,7 +58,7 @@ class Batch {
   /** Hands over all that was collected, if there is a call among it. */
   void flush_calls();
 
-  /** Hands over all that was collected, if it is much. */
+  /** Hands over all that was collected, if it is much, or if MLX's graph is large. */
   void flush_if_full();
 
   /**
@@ -69,9 +73,10 @@ class Batch {
     std::vector<std::shared_ptr<void>> memory{};
   };
 
-  /** Queued calls share this hold on a memory, so that they count as one of its holders. */
+  /** Queued work shares this hold on a memory, so that it counts as one of its holders. */
   struct Use {
     std::shared_ptr<mx::array::Data> memory;
+    uint64_t handed = 0; // the number of flushes before the last one that kept it
   };
   using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
 
@@ -79,6 +84,7 @@ class Batch {
   struct Given {
     Uses uses;
     std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
+    uint64_t flushes = 0;
   };
   static std::unordered_map<int, Given>& all_given(); // by the index of the stream
   static Given& given_to(mx::Stream stream);

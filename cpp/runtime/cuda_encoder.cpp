@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "mlx-primitives/src/cuda.rs.h"
+#include "mlx/backend/cuda/allocator.h"
 #include "mlx/backend/cuda/device.h"
 #include "mlx/backend/cuda/utils.h"
 #include "runtime/cuda_kernels.h"
@@ -53,6 +54,7 @@ class CudaEncoder : public Encoder {
     bytes_.clear();
     places_.fill({0, 0});
     memory_.clear();
+    told_.clear();
     shared_ = 0;
   }
 
@@ -62,7 +64,10 @@ class CudaEncoder : public Encoder {
   }
 
   void bind_input(const mx::array& array, uint32_t index, int64_t offset) override {
-    to_.set_input_array(array);
+    if (auto id = array.buffer().ptr(); std::find(told_.begin(), told_.end(), id) == told_.end()) {
+      told_.push_back(id);
+      to_.set_input_array(array);
+    }
     bind_address(array, index, offset);
   }
 
@@ -178,7 +183,8 @@ class CudaEncoder : public Encoder {
   std::array<Place, MOST_BUFFERS> places_{};
   std::vector<uint8_t> bytes_;
   std::vector<std::pair<uint32_t, uint32_t>> memory_;
-  uint32_t shared_{0}; // bytes of threadgroup memory
+  std::vector<const void*> told_; // the buffers that MLX knows as inputs of this dispatch
+  uint32_t shared_{0};            // bytes of threadgroup memory
   std::vector<uint8_t> values_;
   std::vector<void*> pointers_;
 };
@@ -201,6 +207,16 @@ bool is_cuda(const mx::Stream& stream) {
   return stream.device == mx::Device::gpu;
 }
 
+bool is_graph_full(const mx::Stream& stream) {
+  return mx::cu::get_command_encoder(stream).needs_commit();
+}
+
+void hand_over_graph(const mx::Stream& stream, std::function<void()> done) {
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  encoder.add_completed_handler(std::move(done));
+  encoder.commit();
+}
+
 bool plans_for_nvidia(const mx::Stream& stream) {
   return is_cuda(stream) && architecture(mx::cu::get_command_encoder(stream).device()) >= 80;
 }
@@ -208,6 +224,31 @@ bool plans_for_nvidia(const mx::Stream& stream) {
 bool has_device_memory() {
   static const bool has = mx::is_available(mx::Device::gpu);
   return has;
+}
+
+void prefetch_cuda(const std::vector<mx::array>& arrays) {
+  constexpr size_t page = 4096;
+  auto& encoder = mx::cu::get_command_encoder(mx::default_stream(mx::Device::gpu));
+  auto& device = encoder.device();
+  if (!device.managed_memory() || !device.concurrent_managed_access()) {
+    return;
+  }
+  device.make_current();
+  size_t room, total;
+  CUDA_DRIVER(cuMemGetInfo_v2, &room, &total);
+  CUmemLocation gpu{CU_MEM_LOCATION_TYPE_DEVICE, {device.cuda_device()}};
+  for (const auto& array : arrays) {
+    if (!array.is_available() || !array.data_shared_ptr()) {
+      continue;
+    }
+    auto* buffer = static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr());
+    if (!buffer || buffer->device >= 0 || buffer->size < page || buffer->size > room) {
+      continue;
+    }
+    room -= buffer->size;
+    auto at = reinterpret_cast<CUdeviceptr>(buffer->data);
+    CUDA_DRIVER(cuMemPrefetchAsync_v2, at, buffer->size, gpu, 0, encoder.stream());
+  }
 }
 
 std::string cuda_description() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -73,6 +74,12 @@ void construct_cuda_encoders();
 /** Whether the stream is one of an NVIDIA GPU. */
 bool is_cuda(const mx::Stream& stream);
 
+/** Whether MLX's graph of the stream has all that MLX gives an NVIDIA GPU at a time. */
+bool is_graph_full(const mx::Stream& stream);
+
+/** Gives the GPU the graph of the stream. MLX runs `done` after it, on another thread. */
+void hand_over_graph(const mx::Stream& stream, std::function<void()> done);
+
 /**
  * Whether ops use kernels of metal/nvidia, whose tensor cores multiply 16-bit types: on GPUs of
  * compute capability 8.0 or later, and where a test simulates them.
@@ -81,6 +88,12 @@ bool plans_for_nvidia(const mx::Stream& stream);
 
 /** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */
 bool has_device_memory();
+
+/**
+ * Starts to move the memory of these arrays, which have been computed, to the NVIDIA GPU of this
+ * thread's default stream, as far as the GPU has room.
+ */
+void prefetch_cuda(const std::vector<mx::array>& arrays);
 
 /** The origin of CUDA's kernels, for a person; empty if there is no CUDA. */
 std::string cuda_description();

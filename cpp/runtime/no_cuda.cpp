@@ -16,6 +16,14 @@ bool is_cuda(const mx::Stream&) {
   return false;
 }
 
+bool is_graph_full(const mx::Stream&) {
+  return false;
+}
+
+void hand_over_graph(const mx::Stream&, std::function<void()>) {
+  refuse("CUDA", "expected a build with the feature `cuda`, got one without");
+}
+
 bool plans_for_nvidia(const mx::Stream&) {
   static const bool asked = std::getenv("MLX_PRIMITIVES_TEST_NVIDIA") != nullptr;
   return simulating() && asked;
@@ -24,6 +32,8 @@ bool plans_for_nvidia(const mx::Stream&) {
 bool has_device_memory() {
   return false;
 }
+
+void prefetch_cuda(const std::vector<mx::array>&) {}
 
 std::string cuda_description() {
   return "";

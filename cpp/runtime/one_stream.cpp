@@ -11,6 +11,7 @@
 #include "mlx/primitives.h"
 #include "runtime/batch.h"
 #include "runtime/contiguous.h"
+#include "runtime/encoder.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -20,6 +21,16 @@ namespace {
 /** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory.
  */
 constexpr size_t MOST_BYTES = 16 << 20;
+
+/** Has the device of an array's primitive compute it. */
+void run(mx::array& array, std::vector<mx::array>& outputs) {
+  auto& primitive = array.primitive();
+  if (primitive.device() == mx::Device::gpu) {
+    primitive.eval_gpu(array.inputs(), outputs);
+  } else {
+    primitive.eval_cpu(array.inputs(), outputs);
+  }
+}
 
 /** Gives an array the memory of its input, where that needs no task. */
 bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
@@ -40,7 +51,7 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
     }
     return shares;
   }
-  array.primitive().eval_cpu(inputs, outputs);
+  run(array, outputs);
   return true;
 }
 
@@ -147,7 +158,7 @@ void queue_one(mx::array& array, Batch& batch) {
     batch.flush_calls();
   }
   try {
-    primitive.eval_cpu(array.inputs(), outputs);
+    run(array, outputs);
   } catch (...) {
     keep_all(array.inputs(), batch);
     throw;
@@ -161,7 +172,7 @@ void queue_one(mx::array& array, Batch& batch) {
   for (const auto* others : {&std::as_const(array).inputs(), &std::as_const(array).siblings()}) {
     std::for_each(others->begin(), others->end(), keep);
   }
-  if (!ours) {
+  if (!ours && primitive.device() == mx::Device::cpu) {
     auto& encoder = mx::cpu::get_command_encoder(primitive.stream());
     for (const auto& temporary : std::exchange(encoder.temporaries(), {})) {
       batch.keep(temporary);
@@ -171,8 +182,8 @@ void queue_one(mx::array& array, Batch& batch) {
 }
 
 /**
- * The one array that MLX evaluates. MLX signals its event after the tasks that `eval_cpu` queued,
- * so it serves for all of them.
+ * The one array that MLX evaluates. MLX signals its event after all that its evaluation queued, so
+ * it serves for all of the tape's arrays.
  */
 class Queue : public mx::Primitive {
  public:
@@ -180,6 +191,27 @@ class Queue : public mx::Primitive {
       : mx::Primitive(stream), tape_(std::move(tape)), roots_(std::move(roots)) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    queue_all(outputs);
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    queue_all(outputs);
+  }
+
+  const char* name() const override {
+    return "Queue";
+  }
+
+  const std::exception_ptr& error() const {
+    return error_;
+  }
+
+ private:
+  std::vector<mx::array> tape_;
+  std::vector<mx::array> roots_; // the arrays that were asked for
+  std::exception_ptr error_;
+
+  void queue_all(const std::vector<mx::array>& outputs) {
     auto event = outputs[0].event();
     size_t before = mx::get_active_memory();
     Batch batch(stream());
@@ -213,23 +245,6 @@ class Queue : public mx::Primitive {
     batch.flush();
   }
 
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    refuse(name(), "expected a stream of the CPU, got one of a GPU");
-  }
-
-  const char* name() const override {
-    return "Queue";
-  }
-
-  const std::exception_ptr& error() const {
-    return error_;
-  }
-
- private:
-  std::vector<mx::array> tape_;
-  std::vector<mx::array> roots_; // the arrays that were asked for
-  std::exception_ptr error_;
-
   static void all(const mx::array& array, const auto& action) {
     action(array);
     for (const auto& sibling : array.siblings()) {
@@ -248,7 +263,7 @@ bool queue_on_one_stream(const std::vector<mx::array>& arrays) {
     return false;
   }
   auto stream = left->primitive().stream();
-  if (stream.device != mx::Device::cpu) {
+  if (stream.device != mx::Device::cpu && !is_cuda(stream)) {
     return false;
   }
   Tape tape(stream);

@@ -86,6 +86,7 @@ pub fn only_ours() -> Result<bool> {
     });
     match scope {
         Some(only) => Ok(only),
+        None if row_order() == RowOrder::Tokens => Ok(true),
         None => Ok(Process::of(device::current()?)?.choices().is_all_ours()),
     }
 }
