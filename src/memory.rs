@@ -31,8 +31,25 @@
 
 mod wired;
 
+use crate::array::{Array, to_list};
+use crate::device::{self, Device};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
+
+/// Starts to move the memory of evaluated arrays to the NVIDIA GPU that ops of this thread use, so
+/// that kernels which read a little of an array do not wait for the system to move its pages. It
+/// does nothing for other devices, nor for arrays that do not fit.
+///
+/// # Errors
+///
+/// Returns an error if CUDA reports one.
+#[doc(hidden)]
+pub fn prefetch<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
+    if !crate::support::CUDA || device::current()? == Device::Cpu {
+        return Ok(());
+    }
+    Ok(ffi::prefetch(&to_list(arrays))?)
+}
 
 #[doc(hidden)]
 pub use wired::{Ledger, Limits, Mlx};

@@ -241,6 +241,10 @@ size_t set_wired_limit(size_t bytes) {
   return mx::set_wired_limit(bytes);
 }
 
+void prefetch(const ArrayList& arrays) {
+  prefetch_cuda(arrays);
+}
+
 ListHandle new_list() {
   return std::make_unique<ArrayList>();
 }

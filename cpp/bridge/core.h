@@ -80,6 +80,7 @@ size_t set_cache_limit(size_t bytes);
 size_t memory_limit();
 size_t set_memory_limit(size_t bytes);
 size_t set_wired_limit(size_t bytes);
+void prefetch(const ArrayList& arrays);
 
 // Lists of arrays.
 ListHandle new_list();

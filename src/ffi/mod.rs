@@ -182,6 +182,7 @@ pub(crate) mod bridge {
         fn memory_limit() -> usize;
         fn set_memory_limit(bytes: usize) -> Result<usize>;
         fn set_wired_limit(bytes: usize) -> Result<usize>;
+        fn prefetch(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
         // Lists of arrays.
         fn new_list() -> UniquePtr<CxxVector<MlxArray>>;

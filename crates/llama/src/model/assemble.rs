@@ -1,7 +1,7 @@
 use std::cell::OnceCell;
 
 use mlx_primitives::device::{Device, default_device};
-use mlx_primitives::{Array, Dtype, Result, eval};
+use mlx_primitives::{Array, Dtype, Result, eval, memory};
 
 use super::adapters::Adapters;
 use super::layer::DecoderLayer;
@@ -77,6 +77,7 @@ impl Llama {
             adapters: Adapters::default(),
             weights_sum: OnceCell::new(),
         };
+        memory::prefetch(llama.arrays())?;
         share.learn_types(llama.dtype(), &mut |dtype| llama.dtype_after(dtype))?;
         Ok(llama)
     }
