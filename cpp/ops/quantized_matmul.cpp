@@ -105,15 +105,21 @@ mx::array quantized_matmul(
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
-  auto add = [&](const mx::array& a) { inputs.push_back(row_contiguous(convert(a, dtype, s), s)); };
+  inputs.reserve(1 + 3 * weights.size() + 3);
+  auto add_as = [&](const mx::array& a, mx::Dtype type) {
+    if (a.dtype() == type && known_row_contiguous(a)) {
+      inputs.push_back(a);
+    } else {
+      inputs.push_back(row_contiguous(convert(a, type, s), s));
+    }
+  };
+  auto add = [&](const mx::array& a) { add_as(a, dtype); };
   add(x);
   for (auto& weight : weights) {
-    inputs.push_back(row_contiguous(weight.packed, s));
+    add_as(weight.packed, weight.packed.dtype());
+    add_as(weight.scales, format.affine() ? dtype : weight.scales.dtype());
     if (format.affine()) {
-      add(weight.scales);
       add(*weight.biases);
-    } else {
-      inputs.push_back(row_contiguous(weight.scales, s));
     }
   }
   for (auto& a : {extras.norm, extras.bias, extras.residual}) {
@@ -320,7 +326,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
                     : plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);
 
   size_t extra = 1 + kind_.parts * stride();
-  auto next = [&](bool there) { return there ? &inputs[extra++] : &inputs[0]; };
+  auto next = [&](bool there) { return there ? &inputs[extra++] : nullptr; };
   auto *norm = next(kind_.normed), *bias = next(kind_.biased), *residual = next(kind_.added);
   std::vector<Dispatch> all;
   if (tiles && kind_.normed) {
@@ -328,22 +334,24 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
     all = RmsNorm(stream(), kind_.eps).dispatches({x, *norm}, {normed}, max_threads);
     x = normed;
   }
-  Arrays bound;
-  bound.reserve(2 + 3 * QUANTIZED_PARTS + 3);
-  bound.push_back(x);
-  for (int part = 0; part < static_cast<int>(QUANTIZED_PARTS); ++part) {
-    int at = 1 + (part < kind_.parts ? part : 0) * stride(); // a buffer must be bound
-    bound.push_back(inputs[at]);
-    bound.push_back(inputs[at + 1]);
-    bound.push_back(kind_.format.affine() ? inputs[at + 2] : inputs[0]);
-  }
-  bound.push_back(*bias);
-  bound.push_back(*residual);
-  if (!tiles) {
-    bound.push_back(*norm);
-  }
   auto stem = few ? "nvidia/quantized_matmul_few" : "quantized_matmul";
-  all.emplace_back(stem, std::move(launch), std::move(bound), outputs, params);
+  auto& product = all.emplace_back(stem, std::move(launch));
+  product.bindings.reserve(3 * QUANTIZED_PARTS + 6);
+  auto bind = [&](const mx::array* array) { array ? product.bind(*array) : product.bind_unread(); };
+  product.bind(std::move(x));
+  for (int part = 0; part < static_cast<int>(QUANTIZED_PARTS); ++part) {
+    auto* arrays = part < kind_.parts ? &inputs[1 + part * stride()] : nullptr;
+    for (int i = 0; i < 3; ++i) {
+      bind(arrays && i < stride() ? arrays + i : nullptr);
+    }
+  }
+  bind(bias);
+  bind(residual);
+  if (!tiles) {
+    bind(norm);
+  }
+  product.bind(outputs[0], true);
+  product.bind_bytes(&params, sizeof(params));
   return all;
 }
 

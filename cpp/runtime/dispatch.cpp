@@ -7,27 +7,6 @@
 
 namespace mlx_primitives {
 
-Dispatch::Dispatch(
-    std::string stem_,
-    Launch launch_,
-    Arrays inputs,
-    Arrays outputs,
-    const void* params,
-    size_t bytes)
-    : stem(std::move(stem_)), launch(std::move(launch_)) {
-  auto next = [&] { return static_cast<uint32_t>(bindings.size()); };
-  bindings.reserve(inputs.size() + outputs.size() + 1);
-  for (auto& array : inputs) {
-    bindings.push_back({next(), std::move(array), false, 0, {}});
-  }
-  for (auto& array : outputs) {
-    bindings.push_back({next(), std::move(array), true, 0, {}});
-  }
-  Binding by_value{next(), std::nullopt, false, 0, std::vector<uint8_t>(bytes)};
-  std::memcpy(by_value.bytes.data(), params, bytes);
-  bindings.push_back(std::move(by_value));
-}
-
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count) {
   if (count > std::numeric_limits<uint32_t>::max()) {
     throw std::invalid_argument(
@@ -51,6 +30,16 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype) {
 }
 
 std::string type_suffix(const mx::array& x) {
+  switch (x.dtype().val()) { // a stream would take longer than the rest of a plan
+    case mx::Dtype::Val::float32:
+      return "_float32";
+    case mx::Dtype::Val::float16:
+      return "_float16";
+    case mx::Dtype::Val::bfloat16:
+      return "_bfloat16";
+    default:
+      break;
+  }
   std::ostringstream suffix;
   suffix << "_" << x.dtype();
   return suffix.str();

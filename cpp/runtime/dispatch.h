@@ -65,6 +65,7 @@ struct Binding {
   bool written = false;
   int64_t offset = 0; // in bytes, from the first element of the array
   std::vector<uint8_t> bytes;
+  bool unread = false; // takes the array of the dispatch's first binding
 };
 
 /** A function constant that specializes a kernel. */
@@ -109,26 +110,40 @@ struct Dispatch {
   bool grid_is_threads = false;
 
   Dispatch() = default;
+  Dispatch(std::string stem_, Launch launch_)
+      : stem(std::move(stem_)), launch(std::move(launch_)) {}
+
+  /** Binds the next index. */
+  void bind(mx::array array, bool written = false) {
+    bindings.push_back({next(), std::move(array), written, 0, {}});
+  }
+  /** Binds an index that the kernel does not read, though it must be bound: to the first array. */
+  void bind_unread() {
+    bindings.push_back({next(), std::nullopt, false, 0, {}, true});
+  }
+  void bind_bytes(const void* from, size_t bytes) {
+    bindings.push_back({next(), std::nullopt, false, 0, std::vector<uint8_t>(bytes)});
+    std::memcpy(bindings.back().bytes.data(), from, bytes);
+  }
 
   /** Binds the inputs from index 0 on, then the outputs, then the parameters by value. */
   template <typename Params>
   Dispatch(std::string stem_, Launch launch_, Arrays inputs, Arrays outputs, const Params& params)
-      : Dispatch(
-            std::move(stem_),
-            std::move(launch_),
-            std::move(inputs),
-            std::move(outputs),
-            &params,
-            sizeof(Params)) {}
+      : Dispatch(std::move(stem_), std::move(launch_)) {
+    bindings.reserve(inputs.size() + outputs.size() + 1);
+    for (auto& array : inputs) {
+      bind(std::move(array));
+    }
+    for (auto& array : outputs) {
+      bind(std::move(array), true);
+    }
+    bind_bytes(&params, sizeof(Params));
+  }
 
  private:
-  Dispatch(
-      std::string stem_,
-      Launch launch_,
-      Arrays inputs,
-      Arrays outputs,
-      const void* params,
-      size_t bytes);
+  uint32_t next() const {
+    return static_cast<uint32_t>(bindings.size());
+  }
 };
 
 constexpr uint32_t MAX_THREADS = 1024; // per threadgroup, on every Apple GPU

@@ -1,5 +1,9 @@
 #include "runtime/encode.h"
 
+#include <algorithm>
+#include <typeinfo>
+#include <unordered_map>
+
 #include "runtime/encoder.h"
 #include "runtime/primitive.h"
 
@@ -8,71 +12,266 @@ namespace mlx_primitives {
 namespace {
 
 /** Allocates a temporary when it is first bound. */
-void provide(Encoder& encoder, mx::array& array) {
-  if (!array.has_primitive() && !array.data_shared_ptr()) {
-    allocate(array);
-    encoder.keep(array);
+bool provide(Encoder& encoder, mx::array& array) {
+  if (array.has_primitive() || array.data_shared_ptr()) {
+    return false;
   }
+  allocate(array);
+  encoder.keep(array);
+  return true;
 }
 
-void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
-  const auto& launch = dispatch.launch;
+void begin(
+    Encoder& encoder,
+    const Kernel& kernel,
+    const Launch& launch,
+    const std::vector<ThreadgroupMemory>& memory) {
   encoder.begin(kernel);
   if (launch.threadgroup_bytes > 0) {
     encoder.reserve_threadgroup_memory(0, launch.threadgroup_bytes);
   }
-  for (const auto& memory : dispatch.memory) {
-    encoder.reserve_threadgroup_memory(memory.index, memory.bytes);
+  for (const auto& of_index : memory) {
+    encoder.reserve_threadgroup_memory(of_index.index, of_index.bytes);
   }
-  for (auto& binding : dispatch.bindings) {
-    if (!binding.array) {
-      encoder.bind_bytes(binding.bytes, binding.index);
-      continue;
-    }
-    provide(encoder, *binding.array);
-    if (binding.written) {
-      encoder.bind_output(*binding.array, binding.index, binding.offset);
-    } else {
-      encoder.bind_input(*binding.array, binding.index, binding.offset);
-    }
-  }
-  encoder.run(launch, dispatch.grid_is_threads);
 }
 
-} // namespace
-
-void encode(
-    const mx::Stream& stream,
-    const char* op,
-    const std::function<std::vector<Dispatch>(uint32_t)>& plan) {
-  auto encoder = cuda_encoder(stream);
-  if (!encoder) {
-    encoder = metal_encoder(stream, op); // of metal_encoder.cpp
+void bind(Encoder& encoder, mx::array& array, bool written, uint32_t index, int64_t offset) {
+  if (written) {
+    encoder.bind_output(array, index, offset);
+  } else {
+    encoder.bind_input(array, index, offset);
   }
-  for (uint32_t limit = encoder->most_threads();;) {
-    auto dispatches = plan(limit);
-    std::vector<Kernel> kernels;
+}
+
+void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
+  begin(encoder, kernel, dispatch.launch, dispatch.memory);
+  for (auto& binding : dispatch.bindings) {
+    auto& source = binding.unread ? dispatch.bindings[0] : binding;
+    if (source.array) {
+      provide(encoder, *source.array);
+      bind(encoder, *source.array, source.written, binding.index, source.offset);
+    } else {
+      encoder.bind_bytes(binding.bytes, binding.index);
+    }
+  }
+  encoder.run(dispatch.launch, dispatch.grid_is_threads);
+}
+
+struct Planned {
+  std::vector<Dispatch> dispatches;
+  std::vector<Kernel> kernels; // of the dispatches
+};
+
+Planned planned(Encoder& encoder, const char* op, const Plan& plan) {
+  for (uint32_t limit = encoder.most_threads();;) {
+    Planned all{plan(limit), {}};
     uint32_t allowed = limit;
     uint32_t refused = 0; // the most threads per group that were planned but not allowed
-    for (auto& dispatch : dispatches) {
-      encoder->plan_anew(dispatch.launch, limit);
-      kernels.push_back(encoder->kernel(dispatch));
-      uint32_t most = kernels.back().max_threads;
-      if (uint32_t planned = dispatch.launch.threads_per_group(); planned > most) {
+    for (auto& dispatch : all.dispatches) {
+      encoder.plan_anew(dispatch.launch, limit);
+      all.kernels.push_back(encoder.kernel(dispatch));
+      uint32_t most = all.kernels.back().max_threads;
+      if (uint32_t threads = dispatch.launch.threads_per_group(); threads > most) {
         allowed = std::min(allowed, most);
-        refused = std::max(refused, planned);
+        refused = std::max(refused, threads);
       }
     }
     if (refused == 0) {
-      for (size_t i = 0; i < dispatches.size(); ++i) {
-        encode_one(*encoder, dispatches[i], kernels[i]);
-      }
-      return;
+      return all;
     }
     if (allowed >= limit) {
       refuse(op, "expected a launch of at most ", allowed, " threads a group, got ", refused);
     }
     limit = allowed;
+  }
+}
+
+std::unique_ptr<Encoder> encoder_of(const mx::Stream& stream, const char* op) {
+  auto encoder = cuda_encoder(stream);
+  return encoder ? std::move(encoder) : metal_encoder(stream, op); // of metal_encoder.cpp
+}
+
+/** An array of an op in the words that its plan may depend on, as appended to a key. */
+class Key {
+ public:
+  std::vector<int64_t> words;
+
+  /** Whether every array has memory, without which there is no place to compare. */
+  bool add(const Arrays& arrays) {
+    for (const auto& array : arrays) {
+      if (!array.data_shared_ptr() || !array.buffer().ptr()) {
+        return false;
+      }
+      size_t node = 0, memory = 0;
+      while (node < all_.size() && all_[node]->id() != array.id()) {
+        ++node;
+      }
+      while (memory < all_.size() && all_[memory]->buffer().ptr() != array.buffer().ptr()) {
+        ++memory;
+      }
+      bool alone = memory == all_.size();
+      words.insert(
+          words.end(),
+          {static_cast<int64_t>(array.dtype().val()),
+           static_cast<int64_t>(node),
+           static_cast<int64_t>(memory),
+           alone ? array.offset() % 16 : array.offset() - all_[memory]->offset(),
+           array.flags().row_contiguous,
+           static_cast<int64_t>(array.ndim())});
+      words.insert(words.end(), array.shape().begin(), array.shape().end());
+      words.insert(words.end(), array.strides().begin(), array.strides().end());
+      all_.push_back(&array);
+    }
+    return true;
+  }
+
+  uint64_t hash(const mx::Primitive& primitive) const {
+    uint64_t hash = typeid(primitive).hash_code();
+    for (auto word : words) {
+      hash = (hash ^ static_cast<uint64_t>(word)) * 0x9e3779b97f4a7c15;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+
+  const std::vector<const mx::array*>& arrays() const {
+    return all_;
+  }
+
+ private:
+  std::vector<const mx::array*> all_;
+};
+
+/** A dispatch whose arrays are numbers: of the op's inputs, then its outputs, then temporaries. */
+struct Step {
+  struct Bound {
+    uint32_t index;
+    size_t array; // or NONE for bytes
+    bool written;
+    int64_t start; // in bytes, from the array's first element to that of the view that is bound
+    size_t span;   // elements of the view
+    int64_t offset;
+    std::vector<uint8_t> bytes;
+  };
+  static constexpr size_t NONE = SIZE_MAX;
+  Kernel kernel;
+  Launch launch;
+  std::vector<ThreadgroupMemory> memory;
+  bool grid_is_threads;
+  std::vector<Bound> bound;
+};
+
+mx::array view_of(const mx::array& array, int64_t start, size_t span) {
+  mx::array view({1}, array.dtype(), nullptr, {});
+  auto first = start / static_cast<int64_t>(array.itemsize());
+  view.copy_shared_buffer(array, {1}, {true, true, true}, span, first);
+  return view;
+}
+
+struct Recipe {
+  std::shared_ptr<mx::Primitive> primitive;
+  std::vector<int64_t> words;
+  std::vector<std::pair<mx::Shape, mx::Dtype>> temporaries;
+  std::vector<Step> steps;
+
+  void run(Encoder& encoder, std::vector<const mx::array*> arrays) const {
+    Arrays temporary;
+    temporary.reserve(temporaries.size());
+    for (const auto& [shape, dtype] : temporaries) {
+      provide(encoder, temporary.emplace_back(shape, dtype, nullptr, Arrays{}));
+      arrays.push_back(&temporary.back());
+    }
+    for (const auto& step : steps) {
+      begin(encoder, step.kernel, step.launch, step.memory);
+      for (const auto& bound : step.bound) {
+        if (bound.array == Step::NONE) {
+          encoder.bind_bytes(bound.bytes, bound.index);
+          continue;
+        }
+        auto& array = const_cast<mx::array&>(*arrays[bound.array]);
+        if (simulating() && (bound.start != 0 || bound.span != array.data_size())) {
+          auto view = view_of(array, bound.start, bound.span); // whose bounds are checked
+          bind(encoder, view, bound.written, bound.index, bound.offset);
+        } else {
+          bind(encoder, array, bound.written, bound.index, bound.start + bound.offset);
+        }
+      }
+      encoder.run(step.launch, step.grid_is_threads);
+    }
+  }
+};
+
+/** Encodes a plan, and returns it as a recipe; without steps if an array is none of the op's. */
+Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::array*> arrays) {
+  Recipe recipe;
+  bool whole = true;
+  for (size_t i = 0; i < plan.dispatches.size(); ++i) {
+    auto& dispatch = plan.dispatches[i];
+    Step step{plan.kernels[i], dispatch.launch, dispatch.memory, dispatch.grid_is_threads, {}};
+    whole = whole && !dispatch.library; // a user's launch may depend on anything
+    for (auto& binding : dispatch.bindings) {
+      auto& source = binding.unread ? dispatch.bindings[0] : binding;
+      if (!source.array) {
+        step.bound.push_back({binding.index, Step::NONE, false, 0, 0, 0, binding.bytes});
+        continue;
+      }
+      auto& array = *source.array;
+      if (provide(encoder, array)) {
+        recipe.temporaries.emplace_back(array.shape(), array.dtype());
+        arrays.push_back(&array);
+      }
+      auto found = std::find_if(arrays.begin(), arrays.end(), [&](const mx::array* other) {
+        return other->buffer().ptr() == array.buffer().ptr();
+      });
+      whole = whole && found != arrays.end();
+      if (whole) {
+        auto number = static_cast<size_t>(found - arrays.begin());
+        auto start = array.offset() - (*found)->offset();
+        step.bound.push_back(
+            {binding.index, number, source.written, start, array.data_size(), source.offset, {}});
+      }
+    }
+    recipe.steps.push_back(std::move(step));
+    encode_one(encoder, dispatch, plan.kernels[i]);
+  }
+  if (!whole) {
+    recipe.steps.clear();
+  }
+  return recipe;
+}
+
+} // namespace
+
+void encode(
+    const std::shared_ptr<mx::Primitive>& primitive,
+    const Arrays& inputs,
+    const Arrays& outputs,
+    const Plan& plan) {
+  constexpr size_t most = 512; // recipes of a thread
+  thread_local std::unordered_multimap<uint64_t, Recipe> kept;
+  const auto& stream = primitive->stream();
+  auto encoder = encoder_of(stream, primitive->name());
+  Key key;
+  key.words = {stream.index, static_cast<int64_t>(inputs.size())};
+  bool keeps = key.add(inputs) && key.add(outputs);
+  auto hash = key.hash(*primitive);
+  auto [from, to] = kept.equal_range(hash);
+  for (; keeps && from != to; ++from) {
+    auto& recipe = from->second;
+    if (recipe.words == key.words && typeid(*recipe.primitive) == typeid(*primitive) &&
+        recipe.primitive->is_equivalent(*primitive)) {
+      return recipe.run(*encoder, key.arrays());
+    }
+  }
+  auto all = planned(*encoder, primitive->name(), plan);
+  auto recipe = encode_and_keep(*encoder, all, key.arrays());
+  if (keeps && !recipe.steps.empty()) {
+    recipe.primitive = primitive;
+    recipe.words = std::move(key.words);
+    if (kept.size() >= most) {
+      kept.clear();
+    }
+    kept.emplace(hash, std::move(recipe));
   }
 }
 

@@ -1,20 +1,30 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <vector>
 
-#include "mlx/stream.h"
+#include "mlx/primitives.h"
 #include "runtime/dispatch.h"
 
 namespace mlx_primitives {
+
+/** The dispatches of an op, in order, for a largest threadgroup. */
+using Plan = std::function<std::vector<Dispatch>(uint32_t max_threads)>;
 
 /**
  * Encodes the dispatches that `plan` returns for a largest threadgroup, in order. A kernel that
  * needs many registers may allow fewer threads than planned: the plan is then made again within
  * that limit. Throws if the library was built without Metal.
+ *
+ * A plan is kept, since planning takes longer than encoding. It is not made again for an equivalent
+ * primitive with arrays of the same types, shapes, strides and places in memory relative to one
+ * another: a plan depends on nothing else.
  */
 void encode(
-    const mx::Stream& stream,
-    const char* op,
-    const std::function<std::vector<Dispatch>(uint32_t max_threads)>& plan);
+    const std::shared_ptr<mx::Primitive>& primitive,
+    const Arrays& inputs,
+    const Arrays& outputs,
+    const Plan& plan);
 
 } // namespace mlx_primitives

@@ -69,7 +69,7 @@ bool FusedPrimitive::prepare(const Arrays& inputs, Arrays& outputs) const {
       bool fits = inputs[input].itemsize() == outputs[i].itemsize();
       auto free = [&](const mx::array& x) {
         return x.is_donatable() ||
-               (updated && (only_held_by(outputs, x) || (batch && batch->only_calls_use(x))));
+               (updated && (only_held_by(outputs, x) || (batch && batch->takes_over(x))));
       };
       if (!donor && fits && free(inputs[input])) {
         donor = &inputs[input];
@@ -99,7 +99,7 @@ void FusedPrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
 
 void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   if (prepare(inputs, outputs)) {
-    encode(stream(), name(), [&](uint32_t max_threads) {
+    encode(outputs[0].primitive_ptr(), inputs, outputs, [&](uint32_t max_threads) {
       return dispatches(inputs, outputs, max_threads);
     });
   }
