@@ -81,6 +81,7 @@ bool Batch::takes_over(const mx::array& state) {
     return false;
   }
   if (is_cuda(stream_) && use->handed == given_.flushes) {
+    items_.push_back({}); // hands the graph over even if another batch collected it
     flush();
   }
   return true;

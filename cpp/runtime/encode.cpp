@@ -1,6 +1,7 @@
 #include "runtime/encode.h"
 
 #include <algorithm>
+#include <deque>
 #include <typeinfo>
 #include <unordered_map>
 
@@ -247,20 +248,21 @@ void encode(
     const Arrays& inputs,
     const Arrays& outputs,
     const Plan& plan) {
-  constexpr size_t most = 512; // recipes of a thread
-  thread_local std::unordered_multimap<uint64_t, Recipe> kept;
+  constexpr size_t most = 256; // keys of a thread
+  constexpr size_t alike = 4;  // recipes of a key: those of other primitives, the last one first
+  thread_local std::unordered_map<uint64_t, std::deque<Recipe>> kept;
   const auto& stream = primitive->stream();
   auto encoder = encoder_of(stream, primitive->name());
   Key key;
   key.words = {stream.index, static_cast<int64_t>(inputs.size())};
   bool keeps = key.add(inputs) && key.add(outputs);
   auto hash = key.hash(*primitive);
-  auto [from, to] = kept.equal_range(hash);
-  for (; keeps && from != to; ++from) {
-    auto& recipe = from->second;
-    if (recipe.words == key.words && typeid(*recipe.primitive) == typeid(*primitive) &&
-        recipe.primitive->is_equivalent(*primitive)) {
-      return recipe.run(*encoder, key.arrays());
+  if (auto found = kept.find(hash); keeps && found != kept.end()) {
+    for (const auto& recipe : found->second) {
+      if (recipe.words == key.words && typeid(*recipe.primitive) == typeid(*primitive) &&
+          recipe.primitive->is_equivalent(*primitive)) {
+        return recipe.run(*encoder, key.arrays());
+      }
     }
   }
   auto all = planned(*encoder, primitive->name(), plan);
@@ -271,7 +273,11 @@ void encode(
     if (kept.size() >= most) {
       kept.clear();
     }
-    kept.emplace(hash, std::move(recipe));
+    auto& recipes = kept[hash];
+    recipes.push_front(std::move(recipe));
+    if (recipes.size() > alike) {
+      recipes.pop_back();
+    }
   }
 }
 
