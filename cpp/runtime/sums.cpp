@@ -170,8 +170,9 @@ class Merge {
     // The kernel adds another array, which may be the result of one that can add the term.
     if (outputs.size() == 1 && adds(primitive)) {
       if (auto inner = sum(part.inputs().back(), term)) {
-        part.inputs().back() = *inner;
-        return placed(part);
+        auto inputs = part.inputs(); // of another node, since somebody may hold this one
+        inputs.back() = *inner;
+        return placed(mx::array(part.shape(), part.dtype(), part.primitive_ptr(), inputs));
       }
     }
     return {};

@@ -43,6 +43,24 @@ fn gradients_are_sums_of_copies() -> Checked {
     Ok(())
 }
 
+/// Numbers of rows that count from the end, in types that do not hold the number of all rows.
+#[test]
+fn narrow_numbers_count_from_the_end() -> Checked {
+    let (matrix, g) = (random32(&[300, 5], 1)?, random32(&[3, 5], 2)?);
+    let ids = Array::from_slice(&[-1i32, -128, 7], 3)?;
+    let (_, want) = gradient(&matrix, &ids, &g)?;
+    assert_same(
+        &want.slice_axis(0, 172..173)?,
+        &g.slice_axis(0, 1..2)?,
+        "the row 128 from the end",
+    )?;
+    for of_type in [Dtype::Int8, Dtype::Int16, Dtype::Int64] {
+        let (_, same) = gradient(&matrix, &ids.astype(of_type)?, &g)?;
+        assert_same(&same, &want, of_type.name())?;
+    }
+    Ok(())
+}
+
 /// Other derivatives of taking rows, and of its gradient.
 #[test]
 fn taken_rows_transform() -> Checked {
