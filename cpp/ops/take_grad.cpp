@@ -11,7 +11,7 @@ mx::array take_grad(
   auto count = static_cast<int>(indices.size());
   auto ids = mx::reshape(indices, {count}, s);
   if (!mx::issubdtype(ids.dtype(), mx::unsignedinteger)) { // negative ones count from the end
-    if (mx::size_of(ids.dtype()) < 4) { // which may not hold the number of rows
+    if (mx::size_of(ids.dtype()) < 4) {                    // which may not hold the number of rows
       ids = mx::astype(ids, mx::int32, s);
     }
     auto negative = mx::less(ids, mx::array(0, ids.dtype()), s);
