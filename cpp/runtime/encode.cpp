@@ -241,7 +241,18 @@ Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::ar
   return recipe;
 }
 
+using Kept = std::unordered_map<uint64_t, std::deque<Recipe>>;
+
+Kept& kept_plans() {
+  thread_local Kept all;
+  return all;
+}
+
 } // namespace
+
+void prepare_plans() {
+  kept_plans();
+}
 
 void encode(
     const std::shared_ptr<mx::Primitive>& primitive,
@@ -250,7 +261,7 @@ void encode(
     const Plan& plan) {
   constexpr size_t most = 256; // keys of a thread
   constexpr size_t alike = 4;  // recipes of a key: those of other primitives, the last one first
-  thread_local std::unordered_map<uint64_t, std::deque<Recipe>> kept;
+  auto& kept = kept_plans();
   const auto& stream = primitive->stream();
   auto encoder = encoder_of(stream, primitive->name());
   Key key;

@@ -27,4 +27,7 @@ void encode(
     const Arrays& outputs,
     const Plan& plan);
 
+/** Constructs the plans that `encode` keeps for this thread. */
+void prepare_plans();
+
 } // namespace mlx_primitives

@@ -23,6 +23,7 @@
 #include "mlx/scheduler.h"
 #include "mlx/version.h"
 #include "runtime/batch.h"
+#include "runtime/encode.h"
 #include "runtime/encoder.h"
 #include "runtime/failure.h"
 
@@ -115,6 +116,7 @@ class Lease {
     traced.set_tracer(true);
     traced.is_tracer();
     Batch::prepare();
+    prepare_plans();
   }
   /** Gives the thread a default stream again, after its own streams were ended. */
   void renew() {
