@@ -87,7 +87,10 @@ fn tables_and_objects_have_the_same_rows() -> Checked {
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout)?;
     assert_eq!(rows.len(), parts.iter().map(|part| part.len() - 2).sum::<usize>(), "{table}");
     assert_eq!(stdout(&output).lines().count(), rows.len() + 2, "an object on each line");
-    for row in &rows {
+    // On a busy machine, MLX's op may seem too slow for its largest case, which is then left out.
+    let left_out = |row: &&Value| row["builtin_left_out_us"].is_number();
+    assert!(rows.iter().filter(left_out).count() < rows.len() / 2, "{rows:?}");
+    for row in rows.iter().filter(|row| !left_out(row)) {
         let samples = row["builtin_samples"].as_u64();
         assert!(samples >= Some(1) && row["speedup"].as_f64() > Some(0.0), "{row}");
     }
