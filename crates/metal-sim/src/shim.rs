@@ -33,28 +33,38 @@ const HEADERS: &[(&str, &str)] = embedded![
     "msl/traits.h",
     "msl/types.h",
     "msl/vectors.h",
+    "simd/simd.h",
 ];
 
 /// Names of Apple's own headers, all of which come with `metal_stdlib` here.
-const FORWARDS: [&str; 19] = [
+const FORWARDS: [&str; 28] = [
     "array",
     "atomic",
+    "command_buffer",
     "common",
     "compute",
+    "config",
+    "extended_vector",
     "geometric",
+    "graphics",
+    "imageblocks",
+    "initializer_list",
     "integer",
     "limits",
     "logging",
     "math",
+    "matrix",
     "pack",
     "packing",
     "quadgroup",
     "relational",
     "simdgroup",
     "simdgroup_matrix",
+    "texture",
     "type_traits",
     "types",
     "uniform",
+    "visible_function_table",
     "numeric",
 ];
 
@@ -64,7 +74,7 @@ pub(crate) const RUNTIME: &str = include_str!("../runtime/runtime.cpp");
 
 /// Everything embedded, for the cache's key.
 pub(crate) fn contents() -> impl Iterator<Item = &'static str> {
-    HEADERS.iter().map(|(_, text)| *text).chain([RUNTIME])
+    HEADERS.iter().map(|(_, text)| *text).chain(FORWARDS).chain([RUNTIME])
 }
 
 /// Writes the headers under `folder` unless they are there, and returns their folder.
@@ -74,7 +84,9 @@ pub(crate) fn write(folder: &Path) -> Result<PathBuf> {
         return Ok(include);
     }
     let draft = crate::cache::draft(folder);
-    at_path(&draft, std::fs::create_dir_all(draft.join("msl")))?;
+    for folder in ["msl", "simd"] {
+        at_path(&draft, std::fs::create_dir_all(draft.join(folder)))?;
+    }
     for (name, text) in HEADERS {
         at_path(&draft, std::fs::write(draft.join(name), text))?;
     }

@@ -12,6 +12,14 @@ METAL_FUNC element_t<V> dot(V a, V b) {
   return sum;
 }
 template <class V, class = if_vector<V>>
+METAL_FUNC element_t<V> dot(V a, element_t<V> b) {
+  return dot(a, V(b));
+}
+template <class V, class = if_vector<V>>
+METAL_FUNC element_t<V> dot(element_t<V> a, V b) {
+  return dot(V(a), b);
+}
+template <class V, class = if_vector<V>>
 METAL_FUNC element_t<V> length_squared(V v) {
   return dot(v, v);
 }

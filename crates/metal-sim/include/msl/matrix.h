@@ -5,6 +5,7 @@ namespace metal {
 
 template <class T, int C, int R>
 struct matrix {
+  typedef T element;
   typedef vec<T, R> column;
   column columns[C];
 
@@ -21,6 +22,14 @@ struct matrix {
   template <class... A, class = enable_if_t<(sizeof...(A) == C - 2)>>
   METAL_FUNC matrix(column first, column second, A... others)
       : columns{first, second, column(others)...} {}
+  /** All elements, a column after the other. */
+  template <class... A, class = enable_if_t<(sizeof...(A) == C * R - 2)>, int = 0>
+  METAL_FUNC matrix(T first, T second, A... others) {
+    const T all[C * R] = {first, second, T(others)...};
+    for (int i = 0; i < C * R; i++) {
+      columns[i / R][i % R] = all[i];
+    }
+  }
   template <class U>
   METAL_FUNC explicit matrix(const matrix<U, C, R>& other) {
     for (int c = 0; c < C; c++) {
@@ -37,31 +46,51 @@ struct matrix {
 
 #define MSL_MATRIX_SUM(OP)                                                              \
   template <class T, int C, int R>                                                      \
-  METAL_FUNC matrix<T, C, R> operator OP(matrix<T, C, R> a, const matrix<T, C, R>& b) { \
+  METAL_FUNC matrix<T, C, R> operator OP(matrix<T, C, R> a, matrix<T, C, R> b) { \
     for (int c = 0; c < C; c++) {                                                       \
       a.columns[c] = a.columns[c] OP b.columns[c];                                      \
     }                                                                                   \
     return a;                                                                           \
+  }                                                                                     \
+  template <class T, int C, int R, class B>                                             \
+  METAL_FUNC matrix<T, C, R>& operator OP##=(matrix<T, C, R>& a, const B& b) {          \
+    return a = a OP b;                                                                  \
   }
 MSL_MATRIX_SUM(+)
 MSL_MATRIX_SUM(-)
 #undef MSL_MATRIX_SUM
 
-template <class T, int C, int R>
-METAL_FUNC matrix<T, C, R> operator*(matrix<T, C, R> a, T factor) {
-  for (int c = 0; c < C; c++) {
-    a.columns[c] = a.columns[c] * factor;
+/** By a number, which converts to the element's type. */
+#define MSL_MATRIX_SCALE(OP)                                                            \
+  template <class T, int C, int R>                                                      \
+  METAL_FUNC matrix<T, C, R> operator OP(                                               \
+      matrix<T, C, R> a, typename matrix<T, C, R>::element factor) {                    \
+    for (int c = 0; c < C; c++) {                                                       \
+      a.columns[c] = a.columns[c] OP factor;                                            \
+    }                                                                                   \
+    return a;                                                                           \
+  }                                                                                     \
+  template <class T, int C, int R, class B>                                             \
+  METAL_FUNC matrix<T, C, R>& operator OP##=(matrix<T, C, R>& a, const B& b) {          \
+    return a = a OP b;                                                                  \
   }
-  return a;
-}
+MSL_MATRIX_SCALE(*)
+MSL_MATRIX_SCALE(/)
+#undef MSL_MATRIX_SCALE
 
 template <class T, int C, int R>
-METAL_FUNC matrix<T, C, R> operator*(T factor, matrix<T, C, R> a) {
+METAL_FUNC matrix<T, C, R> operator*(
+    typename matrix<T, C, R>::element factor, matrix<T, C, R> a) {
   return a * factor;
 }
 
 template <class T, int C, int R>
-METAL_FUNC vec<T, R> operator*(const matrix<T, C, R>& a, vec<T, C> x) {
+METAL_FUNC matrix<T, C, R> operator-(matrix<T, C, R> a) {
+  return a * T(-1);
+}
+
+template <class T, int C, int R>
+METAL_FUNC vec<T, R> operator*(matrix<T, C, R> a, vec<T, C> x) {
   vec<T, R> sum = a.columns[0] * x[0];
   for (int c = 1; c < C; c++) {
     sum += a.columns[c] * x[c];
@@ -71,7 +100,7 @@ METAL_FUNC vec<T, R> operator*(const matrix<T, C, R>& a, vec<T, C> x) {
 
 /** A row times a matrix. */
 template <class T, int C, int R>
-METAL_FUNC vec<T, C> operator*(vec<T, R> x, const matrix<T, C, R>& a) {
+METAL_FUNC vec<T, C> operator*(vec<T, R> x, matrix<T, C, R> a) {
   vec<T, C> product = {};
   for (int c = 0; c < C; c++) {
     for (int r = 0; r < R; r++) {
@@ -82,7 +111,7 @@ METAL_FUNC vec<T, C> operator*(vec<T, R> x, const matrix<T, C, R>& a) {
 }
 
 template <class T, int C, int R, int N>
-METAL_FUNC matrix<T, N, R> operator*(const matrix<T, C, R>& a, const matrix<T, N, C>& b) {
+METAL_FUNC matrix<T, N, R> operator*(matrix<T, C, R> a, matrix<T, N, C> b) {
   matrix<T, N, R> product;
   for (int n = 0; n < N; n++) {
     product.columns[n] = a * b.columns[n];
@@ -91,7 +120,7 @@ METAL_FUNC matrix<T, N, R> operator*(const matrix<T, C, R>& a, const matrix<T, N
 }
 
 template <class T, int C, int R>
-METAL_FUNC matrix<T, R, C> transpose(const matrix<T, C, R>& a) {
+METAL_FUNC matrix<T, R, C> transpose(matrix<T, C, R> a) {
   matrix<T, R, C> turned;
   for (int c = 0; c < C; c++) {
     for (int r = 0; r < R; r++) {

@@ -15,8 +15,8 @@ namespace metal {
     return BUILTIN(float(x));                                   \
   }                                                             \
   template <class V, class = if_vector<V>>                      \
-  METAL_FUNC vec<bool, width_v<V>> NAME(V v) {                  \
-    vec<bool, width_v<V>> out = false;                          \
+  METAL_FUNC typename vector_of<bool, width_v<V>>::type NAME(V v) { \
+    typename vector_of<bool, width_v<V>>::type out = 0;         \
     for (int i = 0; i < width_v<V>; i++) {                      \
       out[i] = NAME(element_t<V>(v[i]));                        \
     }                                                           \

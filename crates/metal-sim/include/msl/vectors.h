@@ -9,7 +9,11 @@
   MACRO(char) MACRO(uchar) MACRO(short) MACRO(ushort) MACRO(int) MACRO(uint) MACRO(long)     \
   MACRO(ulong) MACRO(half) MACRO(bfloat) MACRO(float)
 MSL_EACH_NUMBER(MSL_VECTOR)
-MSL_VECTOR(bool)
+/** The compiler's vectors of bool have a bit for each, which it can neither name nor store. */
+typedef unsigned _BitInt(8) msl_truth;
+typedef msl_truth bool2 __attribute__((ext_vector_type(2)));
+typedef msl_truth bool3 __attribute__((ext_vector_type(3)));
+typedef msl_truth bool4 __attribute__((ext_vector_type(4)));
 
 namespace metal {
 
@@ -42,6 +46,10 @@ MSL_VECTOR_TRAITS_EACH(bool)
 /** `vec<T, N>` deduces in templates because the attribute is part of the type. */
 template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
+
+/** With `bool`, too, which the compiler's vectors do not take; deduces nothing. */
+template <class T, int N>
+using msl_vec = conditional_t<is_same_v<T, bool>, msl_truth, T> __attribute__((ext_vector_type(N)));
 
 template <class V>
 constexpr bool is_vector_v = vector_traits<__remove_cv(V)>::width != 0;

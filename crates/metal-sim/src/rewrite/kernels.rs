@@ -17,6 +17,7 @@ impl Rewriter {
                 None => self.kernels.push(kernel),
             }
         }
+        self.texture_functions();
         let mut depth = 0;
         self.global = (0..self.tokens.len())
             .map(|i| {
@@ -59,7 +60,8 @@ impl Rewriter {
             Purpose::Check => {}
             Purpose::Gpu => self.entry(kernel, host, &kernel.name),
             Purpose::Run => {
-                let name = self.apart(kernel.body.end, &kernel.name);
+                let name = self.alone(kernel);
+                let name = self.apart(kernel.body.end, &name);
                 let entry = self.registration(kernel, host, &name);
                 self.tokens.list[kernel.body.end].text.push_str(&entry);
             }
@@ -118,6 +120,19 @@ impl Rewriter {
             self.tokens.list[start].text =
                 self.registration(&kernel, &instance.host_name, &instantiated);
         }
+    }
+
+    /// The name of a kernel, which gets a new one where another function has the same.
+    fn alone(&mut self, kernel: &Kernel) -> String {
+        let at = kernel.open - 1;
+        let defined = |i: usize| {
+            let is_it = i != at && self.tokens.at(i) == kernel.name && self.tokens.at(i + 1) == "(";
+            is_it && self.tokens.at(self.tokens.close(i + 1) + 1) == "{"
+        };
+        if (0..self.tokens.len()).any(defined) {
+            self.tokens.list[at].text.push_str("_kernel");
+        }
+        self.tokens.at(at).to_owned()
     }
 
     /// The name of a function at `i`, told from those of Metal's namespace: a kernel may be called

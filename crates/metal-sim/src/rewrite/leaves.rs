@@ -48,6 +48,7 @@ impl Rewriter {
             .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
             .filter(|&i| matches!(self.tokens.at(i + 1), "," | ">" | "="))
             .map(|i| self.tokens.at(i).to_owned())
+            .chain(self.typedefs())
             .collect();
         for i in 0..self.tokens.len() {
             let word = self.tokens.at(i);
@@ -57,20 +58,43 @@ impl Rewriter {
             let named = matches!(before, "operator" | "struct" | "~" | "::" | "." | "->")
                 || (i > 0 && self.tokens.is_word(i - 1) && !matches!(before, "return" | "else"));
             if begins && !named && self.types.contains(word) {
-                self.tokens.list[i].text = format!("::metal::msl_convert<{word}>");
+                self.tokens.list[i].text = format!(" ::metal::msl_convert<{word}>");
             } else if word == "static_cast" && self.tokens.close(i + 1) == i + 3 {
                 let kind = self.tokens.at(i + 2);
                 if may_be_vector(kind) || is_vector(kind) || matches!(kind, "half" | "bfloat") {
-                    self.tokens.list[i].text = "::metal::msl_convert".to_string();
+                    self.tokens.list[i].text = " ::metal::msl_convert".to_string();
                 }
             }
         }
     }
 
+    /// The `N` of `typedef T N;`.
+    fn typedefs(&self) -> impl Iterator<Item = String> {
+        let starts = (0..self.tokens.len()).filter(|&i| self.tokens.at(i) == "typedef");
+        starts.filter_map(|start| {
+            let words = (start + 1..self.tokens.len()).map(|i| self.tokens.at(i));
+            let words: Vec<_> =
+                words.take_while(|word| !matches!(*word, ";" | "(" | "[")).collect();
+            let plain = self.tokens.at(start + 1 + words.len()) == ";" && !words.contains(&"{");
+            plain.then(|| words.last().copied().unwrap_or_default().to_owned())
+        })
+    }
+
     /// `f({a, b})`: the compiler makes no vector of a list.
     fn braces(&mut self) {
+        let mut around = Vec::new();
         for open in 1..self.tokens.len() {
-            if self.tokens.at(open) == "{" && self.tokens.before(open) == "(" {
+            match self.tokens.at(open) {
+                "(" | "[" => around.push(open),
+                ")" | "]" | "}" => drop(around.pop()),
+                _ => {}
+            }
+            if self.tokens.at(open) != "{" {
+                continue;
+            }
+            let called = around.last().is_some_and(|&at| self.tokens.at(at) == "(");
+            around.push(open);
+            if called && matches!(self.tokens.before(open), "(" | ",") {
                 let end = self.tokens.close(open);
                 let is_list = !(open..end).any(|i| self.tokens.at(i) == ";");
                 if is_list && matches!(self.tokens.split(open).len(), 2 | 3) {
@@ -78,6 +102,41 @@ impl Rewriter {
                     self.tokens.list[end].text = ")".to_string();
                 }
             }
+        }
+    }
+
+    /// `bool4 v = a < b;`, where the compiler's comparison makes a vector of integers.
+    fn truths(&mut self, i: usize) {
+        let kind = self.tokens.at(i).to_owned();
+        let starts = matches!(kind.as_str(), "bool2" | "bool3" | "bool4")
+            && self.tokens.is_word(i + 1)
+            && self.tokens.at(i + 2) == "=";
+        if !starts || self.tokens.at(i + 3) == "{" {
+            return;
+        }
+        let mut end = i + 3;
+        while !matches!(self.tokens.at(end), ";" | "," | "") {
+            let opens = matches!(self.tokens.at(end), "(" | "[" | "{");
+            end = if opens { self.tokens.close(end) } else { end } + 1;
+        }
+        if self.tokens.at(end) == ";" {
+            self.tokens.list[i + 2].text = format!("= ::metal::make<{kind}>(");
+            self.tokens.list[end].text = ");".to_string();
+        }
+    }
+
+    /// `vec<T, N>` in a `typedef` or a `using` of no template, where `T` may be `bool`: nothing is
+    /// deduced from these.
+    fn alias_of_vector(&mut self, i: usize) {
+        if self.tokens.at(i) != "vec" || self.tokens.at(i + 1) != "<" {
+            return;
+        }
+        let before = (0..i).rev().map(|k| self.tokens.at(k));
+        let words = before.take_while(|word| !matches!(*word, ";" | "{" | "}" | "(" | ")"));
+        let words: Vec<_> = words.collect();
+        let names = words.iter().any(|word| matches!(*word, "typedef" | "using"));
+        if self.tokens.at(i + 2) == "bool" || (names && !words.contains(&"template")) {
+            self.tokens.list[i].text = "msl_vec".to_string();
         }
     }
 
@@ -116,13 +175,12 @@ impl Rewriter {
         let is_type = vector || self.types.contains(self.tokens.at(i)); // or `(a) - b`
         let operand = word(operand)
             || operand == "("
-            || (is_type && matches!(operand, "-" | "+" | "~"))
-            || (vector && operand == "*");
+            || (is_type && matches!(operand, "-" | "+" | "~" | "*"));
         if called || !operand {
             return false;
         }
         let name = self.tokens.at(i);
-        self.tokens.list[i].text = format!("::metal::msl_cast<{name}>(");
+        self.tokens.list[i].text = format!(" ::metal::msl_cast<{name}>(");
         self.tokens.list[after].text = ")) ->*".to_string();
         true
     }
@@ -151,6 +209,8 @@ impl Rewriter {
         if self.cast(i) {
             return;
         }
+        self.truths(i);
+        self.alias_of_vector(i);
         let qualified = self.tokens.before(i) == "::" && i > 1 && self.tokens.at(i - 2) == "metal";
         if matches!(self.tokens.before(i), "operator" | "struct" | "~" | "::") && !qualified {
             return;
@@ -160,14 +220,15 @@ impl Rewriter {
             self.tokens.list[i + 1].text.push_str(&format!(" = ::metal::make<{kind}>"));
         } else if is_vector(self.tokens.at(i)) && self.tokens.at(i + 1) == "(" {
             let name = self.tokens.at(i);
-            let scope = if qualified { "" } else { "::metal::" };
+            // After a space, for the `:` of `a ?b:half2(c)`.
+            let scope = if qualified { "" } else { " ::metal::" };
             self.tokens.list[i].text = format!("{scope}make<{name}>");
-        } else if self.tokens.at(i) == "vec" && self.tokens.at(i + 1) == "<" {
+        } else if matches!(self.tokens.at(i), "vec" | "msl_vec") && self.tokens.at(i + 1) == "<" {
             let end = self.tokens.close(i + 1);
             if self.tokens.at(end + 1) == "(" {
-                self.tokens.list[i].text = "make<vec".to_string();
+                self.tokens.list[i].text.insert_str(0, "make<");
                 if !qualified {
-                    self.tokens.list[i].text.insert_str(0, "::metal::");
+                    self.tokens.list[i].text.insert_str(0, " ::metal::");
                 }
                 self.tokens.list[end].text = "> >".to_string();
             }

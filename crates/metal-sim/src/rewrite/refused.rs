@@ -3,25 +3,35 @@
 
 use std::collections::HashSet;
 
-use mlx_primitives_build::front::Kernel;
+use mlx_primitives_build::front::{self, Kernel};
 
 use super::Rewriter;
 
 /// Resources that need more than memory, and what they are called.
-const RESOURCES: [(&str, &str); 12] = [
-    ("texture", "a texture"),
-    ("depth2d", "a texture"),
-    ("depthcube", "a texture"),
+const RESOURCES: [(&str, &str); 8] = [
     ("sampler", "a sampler"),
     ("command_buffer", "an indirect command buffer"),
     ("compute_command", "an indirect command"),
     ("render_command", "an indirect command"),
-    ("acceleration_structure", "an acceleration structure"),
     ("visible_function_table", "a function table"),
     ("intersection_function_table", "a function table"),
     ("compute_pipeline_state", "a pipeline state"),
     ("tensor", "a tensor"),
 ];
+
+/// The resource that a type is, if its name is that of one.
+fn resource(word: &str) -> Option<&'static str> {
+    let texture = ["texture", "depth"].iter().find_map(|start| word.strip_prefix(start));
+    if texture.is_some_and(|rest| {
+        ["1d", "2d", "3d", "cube", "_buffer"].iter().any(|it| rest.starts_with(it))
+    }) {
+        return Some("a texture");
+    }
+    if word.ends_with("acceleration_structure") {
+        return Some("an acceleration structure");
+    }
+    RESOURCES.iter().find(|(name, _)| *name == word).map(|(_, what)| *what)
+}
 
 impl Rewriter {
     /// The reason for which a kernel cannot run, if there is one.
@@ -31,9 +41,7 @@ impl Rewriter {
         argument_buffers: &HashSet<String>,
     ) -> Option<String> {
         let of = |words: &[&str]| {
-            let named =
-                |(start, _): &&(&str, &str)| words.iter().any(|word| word.starts_with(start));
-            let found = RESOURCES.iter().find(named).map(|(_, what)| *what);
+            let found = words.iter().find_map(|word| resource(word));
             let is_table = || words.iter().any(|word| argument_buffers.contains(*word));
             found.or_else(|| is_table().then_some("an argument buffer"))
         };
@@ -46,6 +54,22 @@ impl Rewriter {
             let (file, line) = self.tokens.place(parameter.range.start);
             Some(format!("takes {what}, '{}' at {file}:{line}", parameter.name))
         })
+    }
+
+    /// Leaves out functions that take a texture or a sampler, which only such kernels call.
+    pub(super) fn texture_functions(&mut self) {
+        for function in front::functions(&self.tokens) {
+            let mut words = function.parameters.iter().cloned().flatten();
+            let takes = words.any(|i| {
+                let what = resource(self.tokens.at(i));
+                let is_type =
+                    matches!(self.tokens.at(i + 1), "<" | "&") || self.tokens.is_word(i + 1);
+                is_type && matches!(what, Some("a texture" | "a sampler"))
+            });
+            if takes && !function.is_kernel {
+                self.tokens.blank(function.start..function.body.end + 1);
+            }
+        }
     }
 
     /// The structs that hold pointers to buffers, or resources with an `[[id(n)]]`.

@@ -109,6 +109,11 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
         while !matches!(tokens.at(at), ";" | "") {
             match tokens.at(at) {
                 _ if tokens.is_attribute(at) => at = tokens.close(at),
+                "operator" => {
+                    while !matches!(tokens.at(at + 1), "(" | ";" | "") {
+                        at += 1;
+                    }
+                }
                 "<" => at = tokens.close(at),
                 mark @ ("=" | "(" | "[" | "{") => {
                     called |= mark == "(" && name.is_none();

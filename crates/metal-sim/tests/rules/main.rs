@@ -73,6 +73,7 @@ template <typename T> [[kernel]] void sized(const device T* x [[buffer(0)]],
 template [[host_name("sized_float")]] [[kernel]] void sized(const device float* x [[buffer(0)]],
     device float* y [[buffer(1)]], const device Flag* on [[buffer(2)]],
     uint i [[thread_position_in_grid]]);
+constexpr bool operator>=(C a, C b) { return a.re >= b.re; }
 template <typename T> T pick(const device T* x, T y, bool first) {
   return first ? x[0] : y;
 }
