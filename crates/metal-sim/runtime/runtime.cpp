@@ -15,6 +15,7 @@ struct Table {
   void* (*threadgroup_variable)(const void* key, ulong size, const char* name);
   void (*array_bounds)(ulong index, const void* site);
   void (*division_by_zero)(const void* site);
+  void (*fence)(uint flags, uint order, uint scope, const void* site);
 };
 
 // Until the host attaches (its constructors run before), nothing is watched.
@@ -28,6 +29,7 @@ static const Table silent = {
     [](const void*, ulong, const char*) -> void* { return nullptr; },
     [](ulong, const void*) {},
     [](const void*) {},
+    [](uint, uint, uint, const void*) {},
 };
 static const Table* table = &silent;
 
@@ -95,6 +97,9 @@ void msl_threadgroup_barrier(uint flags) {
 }
 void msl_simdgroup_barrier(uint flags) {
   table->simdgroup_barrier(flags, SITE);
+}
+void msl_fence(uint flags, uint order, uint scope) {
+  table->fence(flags, order, scope, SITE);
 }
 const unsigned char* msl_simd_exchange(const void* value, uint size, uint* active) {
   return table->simd_exchange(value, size, active, SITE);

@@ -13,7 +13,11 @@ enum memory_order {
 };
 
 METAL_FUNC void atomic_thread_fence(
-    mem_flags, memory_order, thread_scope = thread_scope_device) {}
+    mem_flags flags, memory_order order, thread_scope scope = thread_scope_device) {
+#ifndef MSL_GPU
+  msl_fence(uint(flags), uint(order), uint(scope));
+#endif
+}
 
 template <class T>
 struct atomic {

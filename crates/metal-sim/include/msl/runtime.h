@@ -8,6 +8,7 @@
 
 MSL_EXECUTOR void msl_threadgroup_barrier(uint flags);
 MSL_EXECUTOR void msl_simdgroup_barrier(uint flags);
+MSL_EXECUTOR void msl_fence(uint flags, uint order, uint scope);
 /** Shows every lane's value to its SIMD group: 32 slots of 32 bytes, and a mask of who is there. */
 MSL_EXECUTOR const uchar* msl_simd_exchange(const void* value, uint size, uint* active);
 MSL_EXECUTOR uint msl_lane();

@@ -18,6 +18,7 @@ pub(crate) struct Table {
     threadgroup_variable: extern "C" fn(*const c_void, u64, *const c_char) -> *mut c_void,
     array_bounds: extern "C" fn(u64, *const c_void),
     division_by_zero: extern "C" fn(*const c_void),
+    fence: extern "C" fn(u32, u32, u32, *const c_void),
 }
 
 pub(crate) static TABLE: Table = Table {
@@ -30,6 +31,7 @@ pub(crate) static TABLE: Table = Table {
     threadgroup_variable,
     array_bounds,
     division_by_zero,
+    fence,
 };
 
 thread_local! {
@@ -148,4 +150,9 @@ extern "C" fn division_by_zero(site: *const c_void) {
         (*machine).division_by_zero(site as usize);
         Machine::suspend(machine);
     }
+}
+
+extern "C" fn fence(flags: u32, order: u32, scope: u32, site: *const c_void) {
+    // SAFETY: as in threadgroup_barrier, without its suspension.
+    unsafe { (*machine()).fence(flags, order, scope, site as usize) }
 }

@@ -165,7 +165,7 @@ impl Machine {
         }
     }
 
-    fn stamps(&self) -> [Stamp; 2] {
+    pub(super) fn stamps(&self) -> [Stamp; 2] {
         let simd = &self.simds[self.current / SIMD_WIDTH];
         [0, 1].map(|space| {
             Stamp::new(self.group, self.current as u32, self.epochs[space], simd.epochs[space])

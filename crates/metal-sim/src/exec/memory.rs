@@ -4,6 +4,7 @@ use std::hash::Hasher;
 use std::io;
 
 use super::arena::{Arena, SLOTS};
+use super::order::Order;
 use super::shadow::{Cell, Earlier, Stamp};
 use super::watch::{Byte, Watch};
 use crate::buffer::Access;
@@ -72,6 +73,7 @@ pub(super) struct Memory {
     /// The addresses of bytes that a store is about to race for with an earlier one, and what the
     /// earlier one left there.
     pub(super) overwritten: Vec<(usize, u8)>,
+    pub(super) order: Order,
     storages: Vec<Storage>,
     watch: Watch,
     junk: u8,
@@ -86,7 +88,8 @@ impl Memory {
     pub(super) fn new(watch: Watch, junk: u8) -> io::Result<Self> {
         let regions = (0..SLOTS).map(|_| None).collect();
         let (arena, overwritten, storages) = (Arena::new()?, Vec::new(), Vec::new());
-        Ok(Memory { arena, regions, overwritten, storages, watch, junk })
+        let order = Order::default();
+        Ok(Memory { arena, regions, overwritten, order, storages, watch, junk })
     }
 
     pub(super) fn storage(&mut self, bytes: usize) -> io::Result<usize> {
@@ -202,23 +205,37 @@ impl Memory {
             if kind & READ != 0 && !*given {
                 trouble = trouble.or(Some(Trouble::Uninitialized));
             }
+            let fenced = |earlier| {
+                !region.threadgroup && self.order.is_before((region.storage, byte), earlier, now)
+            };
             let race = if kind & ATOMIC != 0 {
-                cell.atomic(now, kind & WRITE != 0)
+                cell.atomic(now, kind & WRITE != 0, fenced)
             } else if kind & WRITE != 0 {
-                let [race, overwrite] = cell.store(now);
+                let [race, overwrite] = cell.store(now, fenced);
                 if let Some(before) = overwrite {
                     keep(&mut self.overwritten, region.origin + byte);
                     overwrites = Some((before, byte));
                 }
                 race
             } else {
-                cell.load(now)
+                cell.load(now, fenced)
             };
             if let Some(before) = race {
                 let byte = (region.storage, byte);
                 trouble = Some(Trouble::Race(before, byte, self.watch.find(byte, before)));
             }
             *given |= kind & WRITE != 0;
+        }
+        if !region.threadgroup && self.order.is_used() {
+            let bytes = (first..first + bytes).map(|byte| (region.storage, byte));
+            match kind & ATOMIC != 0 {
+                true => self.order.atomic(
+                    (region.storage, first),
+                    now,
+                    [READ, WRITE].map(|it| kind & it != 0),
+                ),
+                false => bytes.for_each(|byte| self.order.plain(byte, now)),
+            }
         }
         if !self.watch.is_empty() {
             for byte in first..first + bytes {

@@ -5,6 +5,7 @@ mod arena;
 mod faults;
 mod machine;
 mod memory;
+mod order;
 mod scheduler;
 mod setup;
 mod shadow;
@@ -155,6 +156,7 @@ unsafe fn run_groups(
                 .map(|simd| Simd::new((threads - simd * SIMD_WIDTH).min(SIMD_WIDTH) as u32))
                 .collect();
             (*machine).reset_threadgroup_memory();
+            (*machine).memory.order.start_group();
             let values: Vec<Values> = (0..threads as u32).map(|i| shape.values(i)).collect();
             let arguments: Vec<Arguments> = values
                 .iter()

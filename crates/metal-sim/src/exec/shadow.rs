@@ -42,6 +42,15 @@ impl Stamp {
         self.0 | 1 == other.0 | 1
     }
 
+    /// Whether a release fence of a thread covers this access, of a byte that the thread has not
+    /// accessed since.
+    pub(super) fn is_released_by(self, fence: Stamp) -> bool {
+        let epoch = |stamp: Stamp| stamp.0 >> 15 & EPOCH;
+        let passed = epoch(fence).wrapping_sub(epoch(self)) & EPOCH;
+        let by_itself = passed == 0 && self.thread() == fence.thread();
+        self.same_group(fence) && (by_itself || (1..=EPOCH / 2).contains(&passed))
+    }
+
     /// Whether nothing orders this access before that of `now`, by another thread.
     pub(super) fn races(self, now: Stamp) -> bool {
         if self.0 == 0 || self.0 >> 30 == now.0 >> 30 {
@@ -95,11 +104,15 @@ pub(super) struct Earlier {
     pub(super) wrote: bool,
 }
 
-/// The first of these accesses that races with that of `now`.
+/// The first of these accesses that races with that of `now`, unless a fence orders both.
 #[inline(always)]
-fn first<const N: usize>(earlier: [(Stamp, bool); N], now: Stamp) -> Option<Earlier> {
+fn first<const N: usize>(
+    earlier: [(Stamp, bool); N],
+    now: Stamp,
+    fenced: &impl Fn(Stamp) -> bool,
+) -> Option<Earlier> {
     let earlier = earlier.into_iter().map(|(stamp, wrote)| Earlier { stamp, wrote });
-    earlier.into_iter().find(|before| before.stamp.races(now))
+    earlier.into_iter().find(|before| before.stamp.races(now) && !fenced(before.stamp))
 }
 
 /// The history of one byte.
@@ -115,9 +128,9 @@ pub(super) struct Cell {
 
 impl Cell {
     /// The earlier access that this load races with.
-    pub(super) fn load(&mut self, now: Stamp) -> Option<Earlier> {
+    pub(super) fn load(&mut self, now: Stamp, fenced: impl Fn(Stamp) -> bool) -> Option<Earlier> {
         let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
-        let race = first([(self.write, true), (atomic, true)], now);
+        let race = first([(self.write, true), (atomic, true)], now, &fenced);
         if self.read.0 >> 30 != now.0 >> 30 {
             self.other_read = self.read;
         }
@@ -126,29 +139,43 @@ impl Cell {
     }
 
     /// The earlier load or atomic access that this store races with, and the earlier store.
-    pub(super) fn store(&mut self, now: Stamp) -> [Option<Earlier>; 2] {
+    pub(super) fn store(
+        &mut self,
+        now: Stamp,
+        fenced: impl Fn(Stamp) -> bool,
+    ) -> [Option<Earlier>; 2] {
         let atomic = (self.atomic, self.atomic.wrote());
         let reads = [(self.read, false), (self.other_read, false), atomic];
-        let earlier = [first(reads, now), first([(self.write, true)], now)];
+        let written = [(self.write, true)];
+        let earlier = [first(reads, now, &fenced), first(written, now, &fenced)];
         self.write = now;
         earlier
     }
 
     /// The earlier plain access that this atomic one races with.
-    pub(super) fn atomic(&mut self, now: Stamp, writes: bool) -> Option<Earlier> {
+    pub(super) fn atomic(
+        &mut self,
+        now: Stamp,
+        writes: bool,
+        fenced: impl Fn(Stamp) -> bool,
+    ) -> Option<Earlier> {
         if writes {
             self.atomic = Stamp(now.0 | 1);
         } else if !(self.atomic.wrote() && self.atomic.races(now)) {
             self.atomic = now;
         }
         let reads = if writes { [self.read, self.other_read] } else { Default::default() };
-        first([(self.write, true), (reads[0], false), (reads[1], false)], now)
+        first([(self.write, true), (reads[0], false), (reads[1], false)], now, &fenced)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn unfenced(_: Stamp) -> bool {
+        false
+    }
 
     #[test]
     fn barriers_order() {
@@ -181,30 +208,30 @@ mod tests {
     #[test]
     fn second_reader_is_remembered() {
         let mut cell = Cell::default();
-        assert!(cell.load(Stamp::new(0, 1, 0, 0)).is_none());
-        assert!(cell.load(Stamp::new(0, 2, 0, 0)).is_none());
-        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0));
+        assert!(cell.load(Stamp::new(0, 1, 0, 0), unfenced).is_none());
+        assert!(cell.load(Stamp::new(0, 2, 0, 0), unfenced).is_none());
+        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0), unfenced);
         assert!(load.is_some_and(|before| before.stamp.thread() == 1) && store.is_none());
     }
 
     #[test]
     fn stores_are_told_from_loads() {
         let mut cell = Cell::default();
-        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0)), [None, None]);
-        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0));
+        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0), unfenced), [None, None]);
+        let [load, store] = cell.store(Stamp::new(0, 2, 0, 0), unfenced);
         assert!(load.is_none() && store.is_some_and(|before| before.stamp.thread() == 1));
-        assert!(cell.load(Stamp::new(0, 1, 0, 0)).is_some());
-        assert!(cell.store(Stamp::new(0, 2, 0, 0))[0].is_some());
+        assert!(cell.load(Stamp::new(0, 1, 0, 0), unfenced).is_some());
+        assert!(cell.store(Stamp::new(0, 2, 0, 0), unfenced)[0].is_some());
     }
 
     #[test]
     fn atomics_race_with_plain_accesses_only() {
         let mut cell = Cell::default();
-        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0)), [None, None]);
-        assert!(cell.atomic(Stamp::new(0, 1, 0, 0), true).is_none());
-        assert!(cell.atomic(Stamp::new(0, 2, 0, 0), true).is_some());
-        assert!(cell.atomic(Stamp::new(0, 1, 1, 0), true).is_none());
-        assert!(cell.atomic(Stamp::new(0, 2, 1, 0), true).is_none());
-        assert!(cell.load(Stamp::new(0, 1, 1, 0)).is_some());
+        assert_eq!(cell.store(Stamp::new(0, 1, 0, 0), unfenced), [None, None]);
+        assert!(cell.atomic(Stamp::new(0, 1, 0, 0), true, unfenced).is_none());
+        assert!(cell.atomic(Stamp::new(0, 2, 0, 0), true, unfenced).is_some());
+        assert!(cell.atomic(Stamp::new(0, 1, 1, 0), true, unfenced).is_none());
+        assert!(cell.atomic(Stamp::new(0, 2, 1, 0), true, unfenced).is_none());
+        assert!(cell.load(Stamp::new(0, 1, 1, 0), unfenced).is_some());
     }
 }

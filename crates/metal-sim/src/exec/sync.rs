@@ -17,6 +17,13 @@ const STACK_BYTES: usize = 256 << 10;
 const MEM_DEVICE: u32 = 1;
 const MEM_THREADGROUP: u32 = 2;
 
+/// `memory_order` and `thread_scope` of include/msl/atomic.h.
+const ACQUIRE: u32 = 1;
+const RELEASE: u32 = 2;
+const ACQUIRE_RELEASE: u32 = 3;
+const SEQUENTIAL: u32 = 4;
+const DEVICE_SCOPE: u32 = 3;
+
 fn advance(epochs: &mut [u32; 2], flags: u32) {
     epochs[0] += u32::from(flags & MEM_DEVICE != 0);
     epochs[1] += u32::from(flags & MEM_THREADGROUP != 0);
@@ -144,9 +151,26 @@ impl Machine {
             self.barrier.arrived = 0;
             self.report.threadgroup_barriers += 1;
             advance(&mut self.epochs, flags);
+            self.memory.order.barrier(flags & MEM_DEVICE != 0);
             for thread in 0..self.threads.len() {
                 self.wake(thread);
             }
+        }
+    }
+
+    /// A fence, by the values of Metal's `mem_flags`, `memory_order` and `thread_scope`. One of a
+    /// threadgroup orders less than its barriers do, and is not followed.
+    pub(super) fn fence(&mut self, flags: u32, order: u32, scope: u32, site: usize) {
+        self.step(site, order as usize);
+        if flags & MEM_DEVICE == 0 || scope != DEVICE_SCOPE {
+            return;
+        }
+        let now = self.stamps()[0];
+        if matches!(order, ACQUIRE | ACQUIRE_RELEASE | SEQUENTIAL) {
+            self.memory.order.acquire(now);
+        }
+        if matches!(order, RELEASE | ACQUIRE_RELEASE | SEQUENTIAL) {
+            self.memory.order.release(now);
         }
     }
 

@@ -1,0 +1,152 @@
+//! The order of accesses that fences make. A thread's release fence covers the accesses that the
+//! thread made before it, and those of its threadgroup before the last barrier. The atomics that the
+//! thread writes next carry them. A thread's acquire fence makes known the accesses that the atomics
+//! carried which its threadgroup has read.
+
+use std::collections::HashMap;
+
+use super::shadow::Stamp;
+use super::watch::Byte;
+
+/// The barriers of the running threadgroup, which order it as an atomic would.
+const BARRIER: Byte = (usize::MAX, 0);
+
+/// Atomics, each with the number of releases into it that are known.
+type View = HashMap<Byte, usize>;
+
+/// A release fence: where its thread was, and how many that thread has executed, with this one.
+type Fence = (Stamp, usize);
+
+/// The releases that an atomic carries.
+#[derive(Default)]
+struct Carried {
+    count: usize,
+    /// Of each threadgroup: the fence, and the release's number.
+    of_group: HashMap<u32, Vec<(Fence, usize)>>,
+    /// The other atomics that a release passes on, and the release's number.
+    passed: Vec<(View, usize)>,
+}
+
+/// A thread of the running threadgroup that executed a fence.
+#[derive(Default)]
+struct Fenced {
+    released: Option<(Fence, View)>,
+    known: View,
+}
+
+/// The order that fences make in device memory.
+#[derive(Default)]
+pub(super) struct Order {
+    carried: HashMap<Byte, Carried>,
+    /// Bytes that threads accessed after their release fences, with the number of those fences.
+    late: HashMap<Byte, Fence>,
+    /// Of the running threadgroup.
+    fenced: HashMap<u32, Fenced>,
+    seen: View,
+    known: View,
+}
+
+fn join(into: &mut View, other: &View) {
+    for (&byte, &count) in other {
+        let known = into.entry(byte).or_default();
+        *known = count.max(*known);
+    }
+}
+
+impl Order {
+    /// Whether the kernel has used a fence.
+    pub(super) fn is_used(&self) -> bool {
+        !self.fenced.is_empty() || !self.carried.is_empty()
+    }
+
+    pub(super) fn start_group(&mut self) {
+        self.fenced.clear();
+        self.carried.remove(&BARRIER);
+        self.seen.clear();
+        self.known.clear();
+    }
+
+    /// A barrier of the threadgroup. It carries releases as an atomic does that all threads write
+    /// and then read; after one for device memory, all threads know what one knew.
+    pub(super) fn barrier(&mut self, is_for_device: bool) {
+        let released = |fenced: &Fenced| fenced.released.clone();
+        for (fence, known) in self.fenced.values().filter_map(released).collect::<Vec<_>>() {
+            self.carry(BARRIER, fence, known);
+        }
+        if let Some(carried) = self.carried.get(&BARRIER) {
+            self.seen.insert(BARRIER, carried.count);
+        }
+        let known = self.fenced.values().map(|fenced| &fenced.known);
+        known.filter(|_| is_for_device).for_each(|known| join(&mut self.known, known));
+    }
+
+    pub(super) fn acquire(&mut self, now: Stamp) {
+        let fenced = self.fenced.entry(now.thread()).or_default();
+        join(&mut fenced.known, &self.seen);
+    }
+
+    pub(super) fn release(&mut self, now: Stamp) {
+        let fenced = self.fenced.entry(now.thread()).or_default();
+        let mut known = self.known.clone();
+        join(&mut known, &fenced.known);
+        known.remove(&BARRIER); // of this threadgroup alone
+        let count = fenced.released.as_ref().map_or(0, |((_, count), _)| *count);
+        fenced.released = Some(((now, count + 1), known));
+    }
+
+    /// An atomic access of a thread.
+    pub(super) fn atomic(&mut self, object: Byte, now: Stamp, [reads, writes]: [bool; 2]) {
+        if let (true, Some(carried)) = (reads, self.carried.get(&object)) {
+            self.seen.insert(object, carried.count);
+        }
+        let released = self.fenced.get(&now.thread()).and_then(|fenced| fenced.released.as_ref());
+        if let (true, Some((fence, known))) = (writes, released.cloned()) {
+            self.carry(object, fence, known);
+        }
+    }
+
+    fn carry(&mut self, object: Byte, fence: Fence, known: View) {
+        let carried = self.carried.entry(object).or_default();
+        let of_group = carried.of_group.entry(fence.0.group()).or_default();
+        of_group.push((fence, carried.count));
+        if known.keys().any(|other| *other != object) {
+            carried.passed.push((known, carried.count));
+        }
+        carried.count += 1;
+    }
+
+    /// A plain access of a thread.
+    pub(super) fn plain(&mut self, byte: Byte, now: Stamp) {
+        let fenced = self.fenced.get(&now.thread());
+        if let Some(((_, count), _)) = fenced.and_then(|fenced| fenced.released.as_ref()) {
+            self.late.insert(byte, (now, *count));
+        }
+    }
+
+    /// Whether an access to a byte comes before what the thread of `now` does.
+    pub(super) fn is_before(&self, byte: Byte, earlier: Stamp, now: Stamp) -> bool {
+        if !self.is_used() {
+            return false;
+        }
+        let late = self.late.get(&byte).filter(|(stamp, _)| stamp.is_at(earlier));
+        let access = (earlier, late.map_or(0, |(_, count)| *count));
+        let own = self.fenced.get(&now.thread()).map(|fenced| &fenced.known);
+        [Some(&self.known), own].into_iter().flatten().any(|view| self.covers(view, access))
+    }
+
+    fn covers(&self, view: &View, access: Fence) -> bool {
+        let (earlier, after) = access;
+        let released = |(fence, count): Fence| {
+            let is_late = fence.thread() == earlier.thread() && count <= after;
+            earlier.is_released_by(fence) && !is_late
+        };
+        view.iter().any(|(object, known)| {
+            let Some(carried) = self.carried.get(object) else { return false };
+            let releases = carried.of_group.get(&earlier.group()).into_iter().flatten();
+            let mut releases = releases.filter(|(_, number)| number < known);
+            let mut passed = carried.passed.iter().filter(|(_, number)| number < known);
+            releases.any(|(fence, _)| released(*fence))
+                || passed.any(|(view, _)| self.covers(view, access))
+        })
+    }
+}
