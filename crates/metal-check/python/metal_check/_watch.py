@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from typing import Any, Callable, Iterator, Sequence
 
@@ -24,6 +25,9 @@ class Watch:
         """How often each kernel ran."""
         self.faults: list[KernelFault | NotChecked] = []
         """The errors of all launches, in their order."""
+        self.notes: list[str] = []
+        """The reports of launches without a fault that have a new note, which stderr gets, too."""
+        self._noted: set[tuple[str, str]] = set()
         self._known: set[str] = set()
 
     def _made(self, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, *options: Any, **named: Any) -> Any:
@@ -92,7 +96,17 @@ class Watch:
                 self.faults.append(KernelFault(report))
                 if self.stop:
                     raise self.faults[-1]
+            else:
+                self._note(report)
             return [_array(path, shape, dtype) for path, (shape, dtype) in zip(saved, outputs)]
+
+    def _note(self, report: dict[str, Any]) -> None:
+        """Keeps and prints a report, if it has a note of a line that had none before."""
+        found = {(note["kind"], str(note["places"])) for note in report["notes"]}
+        if not found <= self._noted:
+            self._noted |= found
+            self.notes.append(report["text"])
+            print(report["text"], file=sys.stderr)
 
 
 class _Arguments:
@@ -221,7 +235,8 @@ def watch(order: str = "all", gpu: bool = False, stop: bool = True) -> Iterator[
     A call runs its kernel at once, on the arrays that it is given and in the orders of threads: "all" three, or
     "forward", "reversed" or "shuffled". It returns the results of the first. A fault is a `KernelFault`, whose text names
     the lines and the threads; without `stop` it is only added to `watched.faults`. A kernel that cannot be run is a
-    `NotChecked`.
+    `NotChecked`. A note, of what looks like a fault and changes nothing, is printed to stderr and added to
+    `watched.notes`.
 
     Only kernels that are made inside of the context run so, and those of many modules are made when the module is
     imported. With `gpu`, MLX answers as on a Mac whether there is a GPU (`mx.metal.is_available`, `mx.is_available`,

@@ -55,7 +55,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     watched = config.stash.get(_KEY, None)
     if watched is not None:
+        if watched.notes:
+            terminalreporter.section("notes of metal-check")
+        for text in watched.notes:
+            terminalreporter.write_line(text)
         launches, kernels = sum(watched.launches.values()), len(watched.launches)
+        notes = f", {len(watched.notes)} with new notes" if watched.notes else ""
         terminalreporter.write_line(
-            f"metal-check: {launches} launches of {kernels} kernels, {len(watched.faults)} with faults"
+            f"metal-check: {launches} launches of {kernels} kernels, {len(watched.faults)} with faults{notes}"
         )

@@ -54,6 +54,22 @@ def test_kernels_of_a_project_are_checked(project, how):
     ran.stdout.fnmatch_lines(["metal-check: 3 launches of 1 kernels, 2 with faults"])
 
 
+def test_notes_are_in_the_summary(project):
+    project.makepyfile(
+        test_note="""
+        def test_it():
+            import mlx.core as mx
+            made = mx.fast.metal_kernel(name="same", input_names=["x"], output_names=["y"], source="y[0] = 5;")
+            size = dict(grid=(64, 1, 1), threadgroup=(64, 1, 1))
+            made(inputs=[mx.ones((1,))], output_shapes=[(1,)], output_dtypes=[mx.float32], **size)
+        """
+    )
+    ran = project.runpytest_subprocess("--metal-check", "test_note.py")
+    ran.assert_outcomes(passed=1)
+    ran.stdout.fnmatch_lines(["*notes of metal-check*", "note: *same.metal:*: DataRace: *a store of the same value*"])
+    ran.stdout.fnmatch_lines(["metal-check: 1 launches of 1 kernels, 0 with faults, 1 with new notes"])
+
+
 def test_a_fixture_checks_the_kernels_of_one_test(project):
     project.makepyfile(
         test_one="""

@@ -67,6 +67,16 @@ def test_faults_of_a_whole_program_are_collected():
     assert watched.launches == {"each": 3} and len(watched.faults) == 2
 
 
+def test_notes_are_shown_once(capsys):
+    with watch("forward") as watched:
+        for size in (8, 16):
+            assert elementwise("y[0] = 5;", mx.ones((size,)), shape=(1,)).item() == 5
+    assert len(watched.notes) == 1 and not watched.faults
+    printed = capsys.readouterr()
+    assert "note: " in printed.err and "DataRace: " in printed.err and printed.err.strip() == watched.notes[0]
+    assert printed.out == ""
+
+
 def test_outputs_are_filled_and_atomic():
     source = """
         uint i = thread_position_in_grid.x;
