@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::arena::SLOTS;
 use super::faults::Faults;
-use super::memory::{Memory, READ, THREADGROUP_SLOTS, Trouble, WRITE, When};
+use super::memory::{Memory, THREADGROUP_SLOTS, Trouble, When};
 use super::scheduler::{Barrier, Ready, SIMD_WIDTH, Simd, Thread};
-use super::shadow::{Earlier, Stamp};
+use super::shadow::{Earlier, READ, Stamp, WRITE};
 use super::trace::Trace;
 use super::watch::Byte;
 use crate::buffer::Access;

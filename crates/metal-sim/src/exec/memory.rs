@@ -5,7 +5,7 @@ use std::io;
 
 use super::arena::{Arena, SLOTS};
 use super::order::Order;
-use super::shadow::{Cell, Earlier, Stamp};
+use super::shadow::{Cell, Earlier, READ, Stamp, WRITE};
 use super::watch::{Byte, Watch};
 use crate::buffer::Access;
 use crate::report::Traffic;
@@ -79,10 +79,7 @@ pub(super) struct Memory {
     junk: u8,
 }
 
-pub(super) const READ: u32 = 1;
-pub(super) const WRITE: u32 = 2;
 pub(super) const ALIGNED: u32 = 4;
-pub(super) const ATOMIC: u32 = 8;
 
 impl Memory {
     pub(super) fn new(watch: Watch, junk: u8) -> io::Result<Self> {
@@ -196,6 +193,7 @@ impl Memory {
         let first = at - region.origin;
         let storage = &mut self.storages[region.storage];
         let (mut trouble, mut overwrites) = (None, None);
+        let ordered = self.order.is_used && !region.threadgroup;
         if !self.overwritten.is_empty() {
             self.overwritten.clear();
         }
@@ -205,37 +203,19 @@ impl Memory {
             if kind & READ != 0 && !*given {
                 trouble = trouble.or(Some(Trouble::Uninitialized));
             }
-            let fenced = |earlier| {
-                !region.threadgroup && self.order.is_before((region.storage, byte), earlier, now)
+            let [race, overwrite] = match ordered {
+                true => self.order.access(cell, (region.storage, byte), now, kind),
+                false => cell.access(now, kind, |_| false),
             };
-            let race = if kind & ATOMIC != 0 {
-                cell.atomic(now, kind & WRITE != 0, fenced)
-            } else if kind & WRITE != 0 {
-                let [race, overwrite] = cell.store(now, fenced);
-                if let Some(before) = overwrite {
-                    keep(&mut self.overwritten, region.origin + byte);
-                    overwrites = Some((before, byte));
-                }
-                race
-            } else {
-                cell.load(now, fenced)
-            };
+            if let Some(before) = overwrite {
+                keep(&mut self.overwritten, region.origin + byte);
+                overwrites = Some((before, byte));
+            }
             if let Some(before) = race {
                 let byte = (region.storage, byte);
                 trouble = Some(Trouble::Race(before, byte, self.watch.find(byte, before)));
             }
             *given |= kind & WRITE != 0;
-        }
-        if !region.threadgroup && self.order.is_used() {
-            let bytes = (first..first + bytes).map(|byte| (region.storage, byte));
-            match kind & ATOMIC != 0 {
-                true => self.order.atomic(
-                    (region.storage, first),
-                    now,
-                    [READ, WRITE].map(|it| kind & it != 0),
-                ),
-                false => bytes.for_each(|byte| self.order.plain(byte, now)),
-            }
         }
         if !self.watch.is_empty() {
             for byte in first..first + bytes {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::shadow::Stamp;
+use super::shadow::{ATOMIC, Cell, Earlier, READ, Stamp, WRITE};
 use super::watch::Byte;
 
 /// The barriers of the running threadgroup, which order it as an atomic would.
@@ -37,6 +37,8 @@ struct Fenced {
 /// The order that fences make in device memory.
 #[derive(Default)]
 pub(super) struct Order {
+    /// Whether the kernel has executed a fence: all accesses ask this.
+    pub(super) is_used: bool,
     carried: HashMap<Byte, Carried>,
     /// Bytes that threads accessed after their release fences, with the number of those fences.
     late: HashMap<Byte, Fence>,
@@ -54,11 +56,6 @@ fn join(into: &mut View, other: &View) {
 }
 
 impl Order {
-    /// Whether the kernel has used a fence.
-    pub(super) fn is_used(&self) -> bool {
-        !self.fenced.is_empty() || !self.carried.is_empty()
-    }
-
     pub(super) fn start_group(&mut self) {
         self.fenced.clear();
         self.carried.remove(&BARRIER);
@@ -81,11 +78,13 @@ impl Order {
     }
 
     pub(super) fn acquire(&mut self, now: Stamp) {
+        self.is_used = true;
         let fenced = self.fenced.entry(now.thread()).or_default();
         join(&mut fenced.known, &self.seen);
     }
 
     pub(super) fn release(&mut self, now: Stamp) {
+        self.is_used = true;
         let fenced = self.fenced.entry(now.thread()).or_default();
         let mut known = self.known.clone();
         join(&mut known, &fenced.known);
@@ -94,8 +93,25 @@ impl Order {
         fenced.released = Some(((now, count + 1), known));
     }
 
+    /// An access of a thread, and the earlier ones that [`Cell::access`] finds.
+    #[cold]
+    pub(super) fn access(
+        &mut self,
+        cell: &mut Cell,
+        byte: Byte,
+        now: Stamp,
+        kind: u32,
+    ) -> [Option<Earlier>; 2] {
+        let races = cell.access(now, kind, |earlier| self.is_before(byte, earlier, now));
+        match kind & ATOMIC != 0 {
+            true => self.atomic(byte, now, [READ, WRITE].map(|it| kind & it != 0)),
+            false => self.plain(byte, now),
+        }
+        races
+    }
+
     /// An atomic access of a thread.
-    pub(super) fn atomic(&mut self, object: Byte, now: Stamp, [reads, writes]: [bool; 2]) {
+    fn atomic(&mut self, object: Byte, now: Stamp, [reads, writes]: [bool; 2]) {
         if let (true, Some(carried)) = (reads, self.carried.get(&object)) {
             self.seen.insert(object, carried.count);
         }
@@ -116,7 +132,7 @@ impl Order {
     }
 
     /// A plain access of a thread.
-    pub(super) fn plain(&mut self, byte: Byte, now: Stamp) {
+    fn plain(&mut self, byte: Byte, now: Stamp) {
         let fenced = self.fenced.get(&now.thread());
         if let Some(((_, count), _)) = fenced.and_then(|fenced| fenced.released.as_ref()) {
             self.late.insert(byte, (now, *count));
@@ -124,10 +140,7 @@ impl Order {
     }
 
     /// Whether an access to a byte comes before what the thread of `now` does.
-    pub(super) fn is_before(&self, byte: Byte, earlier: Stamp, now: Stamp) -> bool {
-        if !self.is_used() {
-            return false;
-        }
+    fn is_before(&self, byte: Byte, earlier: Stamp, now: Stamp) -> bool {
         let late = self.late.get(&byte).filter(|(stamp, _)| stamp.is_at(earlier));
         let access = (earlier, late.map_or(0, |(_, count)| *count));
         let own = self.fenced.get(&now.thread()).map(|fenced| &fenced.known);

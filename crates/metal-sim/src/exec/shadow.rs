@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+/// Bits of the kind of an access, as include/msl/runtime.h and runtime/runtime.cpp have them.
+pub(super) const READ: u32 = 1;
+pub(super) const WRITE: u32 = 2;
+pub(super) const ATOMIC: u32 = 8;
+
 /// One access in 64 bits: threadgroup + 1 (24), thread (10), barriers passed by the
 /// threadgroup (15) and by the SIMD group (14), whether an atomic wrote (1). Zero: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,6 +132,21 @@ pub(super) struct Cell {
 }
 
 impl Cell {
+    /// The earlier access that this one races with, and the earlier store, if both are stores.
+    #[inline(always)]
+    pub(super) fn access(
+        &mut self,
+        now: Stamp,
+        kind: u32,
+        fenced: impl Fn(Stamp) -> bool,
+    ) -> [Option<Earlier>; 2] {
+        match (kind & ATOMIC != 0, kind & WRITE != 0) {
+            (true, writes) => [self.atomic(now, writes, fenced), None],
+            (false, true) => self.store(now, fenced),
+            (false, false) => [self.load(now, fenced), None],
+        }
+    }
+
     /// The earlier access that this load races with.
     pub(super) fn load(&mut self, now: Stamp, fenced: impl Fn(Stamp) -> bool) -> Option<Earlier> {
         let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
