@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/norm_grad.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
@@ -260,6 +261,28 @@ mx::array affine(
 
 Arrays Affine::compose(const Arrays& inputs) {
   return {mx::add(mx::multiply(inputs[0], inputs[1], stream()), inputs[2], stream())};
+}
+
+Arrays Affine::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  auto s = stream();
+  bool vectors = primals[1].ndim() == 1 && primals[2].ndim() == 1 && primals[0].size() > 0;
+  if (!vectors || s.device != mx::Device::cpu || simulating()) {
+    return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
+  auto asked = [&](int argnum) {
+    return std::find(argnums.begin(), argnums.end(), argnum) != argnums.end();
+  };
+  NormGradKind kind{false, true, false, asked(1), asked(2), 0, true};
+  auto all = norm_gradients(kind, primals[0], primals[1], cotangents[0], std::nullopt, s);
+  Arrays gradients;
+  for (int argnum : argnums) {
+    gradients.push_back(argnum == 0 ? all[0] : argnum == 1 ? all[1] : all.back());
+  }
+  return gradients;
 }
 
 std::pair<Arrays, std::vector<int>> Affine::vmap(

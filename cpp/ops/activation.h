@@ -72,6 +72,7 @@ class Affine : public ComposedPrimitive {
 
   COMPOSED_METHODS(Affine)
   DONATES(0)
+  VJP_METHOD
   VMAP_METHOD
 };
 

@@ -68,6 +68,9 @@ class Linear : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
+  bool cpu_alone() const override {
+    return state_.turned;
+  }
   bool adds() const override {
     return state_.residual;
   }

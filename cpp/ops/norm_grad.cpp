@@ -106,6 +106,10 @@ Arrays NormGrad::compose(const Arrays& inputs) {
     primals.push_back(mx::zeros({inputs[0].shape(-1)}, mx::float32, s));
   }
   auto norm = [&](const Arrays& x) {
+    if (kind_.affine) {
+      auto y = mx::multiply(x[0], x[1], s);
+      return Arrays{kind_.of_bias ? mx::add(y, x[2], s) : y};
+    }
     auto affine = NormAffine::of(x, 1, kind_.weighted, kind_.of_bias);
     return Arrays{
         kind_.centered ? composed_layer_norm(x[0], affine, kind_.eps, s)
@@ -147,6 +151,9 @@ bool NormGrad::is_equivalent(const mx::Primitive& other) const {
 
 std::vector<Dispatch> NormGrad::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  if (kind_.affine) {
+    refuse("affine", "a gradient on a CPU does not run elsewhere");
+  }
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = type_suffix(x);
@@ -222,7 +229,8 @@ CpuCall NormGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .rows = rows.count,
       .axis = rows.axis,
       .eps = kind_.eps,
-      .centered = kind_.centered};
+      .centered = kind_.centered,
+      .affine = kind_.affine};
   return [element = element_of(x), call] { cpu::mlxp_cpu_norm_grad(element, call); };
 }
 

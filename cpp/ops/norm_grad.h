@@ -4,7 +4,7 @@
 
 namespace mlx_primitives {
 
-/** Which normalization, and which of its gradients. */
+/** Which normalization, or an affine map, and which of its gradients. */
 struct NormGradKind {
   bool centered; // layer normalization; otherwise RMS normalization
   bool weighted;
@@ -12,6 +12,7 @@ struct NormGradKind {
   bool of_weight;
   bool of_bias;
   float eps;
+  bool affine = false; // x itself is multiplied by the weight: on CPUs alone
 
   bool operator==(const NormGradKind&) const = default;
 };
@@ -51,6 +52,9 @@ class NormGrad : public ComposedPrimitive {
   COMPOSED_METHODS(NormGrad)
   std::vector<size_t> donors(const Arrays& inputs) const override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool cpu_alone() const override {
+    return kind_.affine;
+  }
   bool adds() const override {
     return kind_.added;
   }

@@ -1,5 +1,6 @@
 #include "ops/reduce.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -79,6 +80,61 @@ Arrays Reduction::compose(const Arrays& inputs) {
       return {mx::sqrt(mx::sum(mx::square(x, s), axes, keepdims_, s), s)};
   }
   refuse(name(), "expected a known kind, got ", static_cast<int>(kind_));
+}
+
+Arrays Reduction::vjp(
+    const Arrays& primals,
+    const Arrays& cotangents,
+    const std::vector<int>& argnums,
+    const Arrays& outputs) {
+  auto s = stream();
+  auto& x = primals[0];
+  bool rooted = kind_ == ReductionKind::Norm;
+  bool squared = rooted || kind_ == ReductionKind::SumOfSquares;
+  if (!squared || s.device != mx::Device::cpu || simulating() || x.size() == 0) {
+    return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
+  Arrays inputs = {row_contiguous(x, s), row_contiguous(convert(cotangents[0], x.dtype(), s), s)};
+  if (rooted) {
+    inputs.push_back(row_contiguous(outputs[0], s));
+  }
+  return {mx::array(x.shape(), x.dtype(), std::make_shared<ReductionGrad>(s), std::move(inputs))};
+}
+
+Arrays ReductionGrad::compose(const Arrays& inputs) {
+  auto s = stream();
+  auto& x = inputs[0];
+  auto shape = x.shape();
+  if (inputs[1].size() == 1) {
+    std::fill(shape.begin(), shape.end(), 1);
+  } else {
+    shape.back() = 1;
+  }
+  auto of_rows = [&](size_t input) { return mx::reshape(inputs[input], shape, s); };
+  auto factor = inputs.size() == 2 ? mx::multiply(mx::array(2, x.dtype()), of_rows(1), s)
+                                   : mx::divide(of_rows(1), of_rows(2), s);
+  return {mx::multiply(x, factor, s)};
+}
+
+bool ReductionGrad::is_equivalent(const mx::Primitive&) const {
+  return true; // the number of inputs says which gradient
+}
+
+std::vector<Dispatch> ReductionGrad::dispatches(const Arrays&, const Arrays&, uint32_t) {
+  refuse("reduce", "a gradient on a CPU does not run elsewhere");
+}
+
+CpuCall ReductionGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  auto& x = inputs[0];
+  return [element = element_of(x),
+          in = bytes(x),
+          y = inputs.size() == 2 ? nullptr : bytes(inputs[2]),
+          g = bytes(inputs[1]),
+          to = bytes(outputs[0]),
+          rows = inputs[1].size(),
+          axis = x.size() / inputs[1].size()] {
+    cpu::mlxp_cpu_reduce_grad(element, in, y, g, to, rows, axis);
+  };
 }
 
 std::pair<Arrays, std::vector<int>> Reduction::vmap(

@@ -18,12 +18,27 @@ class Reduction : public ComposedPrimitive {
 
   COMPOSED_METHODS(Reduction)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  VJP_METHOD
   VMAP_METHOD
 
  private:
   ReductionKind kind_;
   bool all_; // all axes, otherwise the last
   bool keepdims_;
+};
+
+/**
+ * The gradient of sums of squares on a CPU, or that of L2 norms. Inputs: x, the gradient of the
+ * result, and the norms; row-contiguous, of one type, with a number for each row of x or one.
+ */
+class ReductionGrad : public ComposedPrimitive {
+ public:
+  using ComposedPrimitive::ComposedPrimitive;
+
+  COMPOSED_METHODS(ReductionGrad)
+  bool cpu_alone() const override {
+    return true;
+  }
 };
 
 } // namespace mlx_primitives

@@ -22,6 +22,9 @@ class TakeGrad : public ComposedPrimitive {
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{rows_, inputs[0].shape(1)}};
   }
+  bool cpu_alone() const override {
+    return true;
+  }
   VJP_METHOD
 
  private:

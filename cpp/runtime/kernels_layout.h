@@ -41,6 +41,7 @@ OFFSET(MaskedSoftmaxCall, out, 184);
 static_assert(sizeof(NormGrad) == 80 && sizeof(ResidualNorm) == 72 && sizeof(TakenRows) == 24);
 OFFSET(NormGrad, rows, 56);
 OFFSET(NormGrad, centered, 76);
+OFFSET(NormGrad, affine, 77);
 static_assert(sizeof(RopeAppendCall) == 168 && sizeof(QuantizeShape) == 24);
 static_assert(sizeof(QuantizedMatmulCall) == 96 && sizeof(QuantizedTransposedCall) == 88);
 OFFSET(QuantizedMatmulCall, bits, 4);

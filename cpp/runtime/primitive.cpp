@@ -126,6 +126,10 @@ Cost FusedPrimitive::cost(const Arrays& inputs, const Arrays& outputs) {
   if (std::all_of(outputs.begin(), outputs.end(), [](auto& out) { return out.size() == 0; })) {
     return cost;
   }
+  if (cpu_alone()) {
+    cost.dispatches = 1;
+    return cost;
+  }
   for (const auto& dispatch : dispatches(inputs, outputs, MAX_THREADS)) {
     cost.dispatches += 1;
     for (const auto& binding : dispatch.bindings) {

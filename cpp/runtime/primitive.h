@@ -85,7 +85,15 @@ class FusedPrimitive : public mx::Primitive {
     return false;
   }
 
-  /** Counts the dispatches, each whole input and output, and each temporary twice. */
+  /** Whether only CPUs have a kernel for this. */
+  virtual bool cpu_alone() const {
+    return false;
+  }
+
+  /**
+   * Counts the dispatches, or the call of a kernel that only CPUs have, each whole input and
+   * output, and each temporary twice.
+   */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
  protected:

@@ -1,6 +1,7 @@
 //! The primitives as nodes of MLX's graph: lazy, shared, donating their buffers.
 
-use mlx_primitives::{Array, async_eval, builtin, eval, memory, ops};
+use mlx_primitives::transforms::grad;
+use mlx_primitives::{Array, async_eval, builtin, eval, graph, memory, ops};
 
 use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, LAYOUTS, random, random32};
@@ -172,5 +173,21 @@ fn long_chains_and_deep_graphs() -> Checked {
         y = OPS[i % 3].1(&y)?;
     }
     assert!(y.to_vec::<f32>()?.iter().all(|v| v.is_finite()));
+    Ok(())
+}
+
+/// Also of gradients whose kernels only CPUs have.
+#[test]
+fn gradients_have_a_cost() -> Checked {
+    let (x, w) = (random32(&[6, 32], 1)?, random32(&[6, 32], 2)?);
+    let ids = Array::from_slice(&[2i32, 0, 2], 3)?;
+    let of = |(x, w): (Array, Array)| -> mlx_primitives::Result<Array> {
+        let rows = w.take(&ids, 0)?.sum(..)?;
+        x.matmul(&w.t()?)?.sum(..)?.add(&ops::norm(&x, ..)?)?.add(&rows)
+    };
+    let (of_x, of_w) = grad(of, (&x, &w))?;
+    for node in graph::nodes([&of_x, &of_w])?.iter().filter(|node| node.ours) {
+        assert!(node.dispatches > 0 && node.device_bytes > 0, "{}", node.name);
+    }
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extremes, empty axes, costs, traffic. `table`
 //! tests their values.
 
+use mlx_primitives::transforms::{grad, vjp};
 use mlx_primitives::{Array, Dtype, Result, builtin, graph, ops};
 
-use crate::support::compare::numbers;
+use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{FLOATS, data, random, random32};
-use crate::support::{self, Checked, each_device};
+use crate::support::{self, Checked, each_device, simulated};
 
 type Op = fn(&Array, Option<i32>) -> Result<Array>;
 
@@ -65,6 +66,35 @@ fn extremes_are_those_of_mlx() -> Checked {
         assert_eq!(numbers(&ops::norm(&x, ..)?)?, [3000.0]);
         Ok(())
     })
+}
+
+/// On a CPU the gradients of norms and of sums of squares are a kernel's.
+#[test]
+fn gradients_are_one_node() -> Checked {
+    for dtype in FLOATS {
+        let x = random(&[3, 40], dtype, 1)?;
+        for (name, op) in &OPS[3..] {
+            for (axis, count) in [(Some(-1), 3), (None, 1)] {
+                let g = random(&[count], dtype, 2)?;
+                let of = |x: Array| op(&x, axis)?.reshape(count);
+                let of_x = vjp(of, &x, &g)?.1;
+                let node = of_x.primitive();
+                assert_eq!(node.as_deref() == Some("ReductionGrad"), !simulated(), "{name}");
+                if !simulated() {
+                    let theirs = builtin::composition(&of_x)?.swap_remove(0);
+                    let near = if dtype == Dtype::Float32 { 1e-6 } else { 0.05 };
+                    assert_close(&numbers(&of_x)?, &numbers(&theirs)?, near, name);
+                }
+            }
+        }
+    }
+    // d/dx of (x / |x|) · t is (t - x (x · t) / |x|²) / |x|.
+    let x = Array::from_slice(&[3.0f32, 4.0], 2)?;
+    let of_x = |x: Array| Ok(grad(|x: Array| ops::norm(&x, ..), &x)?);
+    let t = Array::from_slice(&[1.0f32, 0.0], 2)?;
+    let second = vjp(of_x, &x, &t)?.1;
+    assert_close(&numbers(&second)?, &[(1.0 - 9.0 / 25.0) / 5.0, -12.0 / 125.0], 1e-6, "second");
+    Ok(())
 }
 
 #[test]

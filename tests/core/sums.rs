@@ -122,3 +122,36 @@ fn of_a_norm_by_its_own_row() -> Checked {
         Ok(())
     })
 }
+
+/// On a CPU the three gradients of an affine map with vectors are one node, which adds another
+/// gradient of x itself.
+#[test]
+fn of_an_affine_map_and_its_input() -> Checked {
+    for dtype in FLOATS {
+        let (x, g) = (random(&[5, 70], dtype, 1)?, random(&[5, 70], dtype, 2)?);
+        let vectors = (random(&[70], dtype, 3)?, random(&[70], dtype, 4)?);
+        let map = |(x, w, c): (Array, Array, Array)| ops::affine(&x, &w, &c);
+        let (of_x, of_w, of_c) = vjp(map, (&x, &vectors.0, &vectors.1), &g)?.1;
+        let nodes = count("NormGrad", &[&of_x, &of_w, &of_c])?;
+        assert_eq!(nodes, usize::from(!simulated()));
+        let want = [
+            g.multiply(&vectors.0)?,
+            g.astype(Dtype::Float32)?.multiply(&x.astype(Dtype::Float32)?)?.sum(0)?,
+            g.astype(Dtype::Float32)?.sum(0)?,
+        ];
+        let near = if dtype == Dtype::Float32 { 1e-5 } else { 0.05 };
+        for (of, want) in [of_x, of_w, of_c].iter().zip(&want) {
+            assert_close(&numbers(of)?, &numbers(want)?, near, dtype.name());
+        }
+        let both = |x: Array| -> Result<(Array, Array)> {
+            Ok((ops::affine(&x, &vectors.0, &vectors.1)?, x.multiply(1.0)?))
+        };
+        let sum = vjp(both, &x, (&g, &g))?.1;
+        if !simulated() {
+            assert_eq!(count("Add", &[&sum])?, 0);
+        }
+        let want = numbers(&g.multiply(&vectors.0)?.add(&g)?)?;
+        assert_close(&numbers(&sum)?, &want, 2.0 * near, "a sum");
+    }
+    Ok(())
+}

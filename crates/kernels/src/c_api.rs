@@ -172,7 +172,7 @@ pub struct RopeAppendCall {
 layout!(AppendShape, 72, forward 57, multiplier 64);
 layout!(RopeAppendCall, 168, shape 8, freqs 80, slots 104, out 136, heads 144);
 layout!(ResidualNorm, 72, rows 48, eps 64, centered 68);
-layout!(NormGrad, 80, rows 56, centered 76);
+layout!(NormGrad, 80, rows 56, centered 76, affine 77);
 layout!(AffineShape, 32);
 layout!(QuantizeShape, 24);
 layout!(TakenRows, 24);
@@ -284,6 +284,10 @@ entries! {
     "mlxp_cpu_reduce" reduce(
         element: Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
     ) { crate::reduce(element, kind, x, out, rows, axis) }
+    "mlxp_cpu_reduce_grad" reduce_grad(
+        of: Element, x: *const u8, y: *const u8, g: *const u8, out: *mut u8, rows: usize,
+        axis: usize,
+    ) { crate::reduce_grad(of, [x, y, g], out, [rows, axis]) }
     "mlxp_cpu_residual_norm" residual_norm(of: Element, call: &ResidualNorm) {
         crate::residual_norm(of, *call)
     }

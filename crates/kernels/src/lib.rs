@@ -82,7 +82,7 @@ pub use quantize::{QuantizeShape, TakenRows, dequantize, dequantize_rows, quanti
 pub use quantized_matmul::{
     Call as QuantizedCall, Join, LowRank, Mode, Norm, Weights, quantized_matmul,
 };
-pub use reduce::{Reduction, reduce};
+pub use reduce::{Reduction, reduce, reduce_grad};
 pub use residual_norm::{ResidualNorm, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope::{Frequencies, RopeShape, rope};

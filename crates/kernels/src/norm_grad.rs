@@ -4,6 +4,7 @@
 //! for RMS normalization: the gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
 //! `h = g * weight`, where RMS normalization leaves out `mean(h)`. The gradient of the weight is
 //! the sum of `g * n` over the rows, and that of the bias the sum of g.
+//! An affine map has the gradient h of x, and for its vectors the sums of `g * x` and g.
 
 use std::ops::Range;
 
@@ -37,6 +38,8 @@ pub struct NormGrad {
     pub eps: f32,
     /// Layer normalization; otherwise RMS normalization.
     pub centered: bool,
+    /// No normalization, and there is a weight.
+    pub affine: bool,
 }
 
 /// The rows are summed in this many parts at most, and then the parts, so that the sums do not
@@ -139,10 +142,12 @@ impl<T: Float> Kernel for Rows<'_, T> {
                 let end = call.rows.min((part + 1) * each);
                 for row in (part * each..end).step_by(together) {
                     let rows = row..end.min(row + together);
-                    let form = Form { weighted: !call.weight.is_null(), centered: call.centered };
+                    let (weighted, centered) = (!call.weight.is_null(), call.centered);
+                    let form = Form { weighted, centered, affine: call.affine };
                     // The compiler knows the form in each of these, and drops what it has not.
-                    match (form.weighted, form.centered) {
+                    match (weighted, centered) {
                         _ if V::SMALL => self.job.rows::<V>(form, rows, sums),
+                        _ if form.affine => self.job.rows::<V>(AFFINE, rows, sums),
                         (true, false) => self.job.rows::<V>(WEIGHTED, rows, sums),
                         (true, true) => self.job.rows::<V>(BOTH, rows, sums),
                         (false, false) => self.job.rows::<V>(PLAIN, rows, sums),
@@ -154,17 +159,19 @@ impl<T: Float> Kernel for Rows<'_, T> {
     }
 }
 
-/// Whether x is multiplied by a weight, and whether its mean is subtracted.
+/// Whether there is a weight, whether the mean is subtracted, and whether the map is affine.
 #[derive(Clone, Copy)]
 struct Form {
     weighted: bool,
     centered: bool,
+    affine: bool,
 }
 
-const PLAIN: Form = Form { weighted: false, centered: false };
-const WEIGHTED: Form = Form { weighted: true, centered: false };
-const CENTERED: Form = Form { weighted: false, centered: true };
-const BOTH: Form = Form { weighted: true, centered: true };
+const PLAIN: Form = Form { weighted: false, centered: false, affine: false };
+const WEIGHTED: Form = Form { weighted: true, ..PLAIN };
+const CENTERED: Form = Form { centered: true, ..PLAIN };
+const BOTH: Form = Form { weighted: true, ..CENTERED };
+const AFFINE: Form = Form { affine: true, ..WEIGHTED };
 
 /// Columns of a few rows that are written together, so that their weights and sums stay in the
 /// nearest cache.
@@ -190,8 +197,10 @@ impl<T: Float> Job<T> {
         let mut all = [Stats::default(); PART_ROWS];
         // SAFETY: the rows lie within all buffers.
         unsafe {
-            for (row, stats) in rows.clone().zip(&mut all) {
-                *stats = self.stats::<V>(form, row);
+            if !form.affine {
+                for (row, stats) in rows.clone().zip(&mut all) {
+                    *stats = self.stats::<V>(form, row);
+                }
             }
             let all = &all[..rows.len()];
             let mut done = 0;
@@ -331,8 +340,11 @@ impl<T: Float> Job<T> {
                         n = n - V::splat(stats.middle);
                         h = h - V::splat(stats.height);
                     }
-                    n = n * V::splat(stats.scale);
-                    let mut y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
+                    let mut y = h;
+                    if !form.affine {
+                        n = n * V::splat(stats.scale);
+                        y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
+                    }
                     if !call.added.is_null() {
                         y = y + T::load_block(call.added.cast::<T>().add(place), count);
                     }

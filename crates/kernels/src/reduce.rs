@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
 use super::fold::{Fold, Max, Squares, Sum, fold_row};
-use super::simd::{F32x16, Kernel};
+use super::output::Output;
+use super::simd::{F32x16, Kernel, LANES};
 use super::{Machine, Shared};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,6 +145,78 @@ impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
                     After::Root => folded.sqrt(),
                 };
                 U::store_first(V::splat(value), self.out.add(index), 1);
+            }
+        }
+    }
+}
+
+/// The gradient `[rows, axis]` of the L2 norms `y` of rows, or of their sums of squares if `y` is
+/// null: `x * g / y` and `x * 2 g` for the gradient g of each. In f32, rounded once.
+///
+/// # Safety
+/// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element and
+/// apart.
+pub unsafe fn reduce_grad(
+    element: Element,
+    [x, y, g]: [*const u8; 3],
+    out: *mut u8,
+    [rows, axis]: [usize; 2],
+) {
+    let machine = Machine::current();
+    // SAFETY: as the caller promises; `machine` is this machine.
+    with_element!(element, T => unsafe {
+        reduce_grad_on::<T>(machine, [x.cast(), y.cast(), g.cast()], out.cast(), [rows, axis])
+    })
+}
+
+/// # Safety
+/// The contract of [`reduce_grad`].
+pub unsafe fn reduce_grad_on<T: Float>(
+    machine: Machine,
+    of: [*const T; 3],
+    out: *mut T,
+    [rows, axis]: [usize; 2],
+) {
+    let out = Output::new(out, &of, rows * axis, axis);
+    let of = of.map(|from| Shared(from.cast_mut()));
+    let per_row = axis.div_ceil(PIECE);
+    machine.pool.for_each(rows * per_row, PIECE.min(axis), &|pieces| {
+        let of = [0, 1, 2].map(|i: usize| of[i].get().cast_const());
+        // SAFETY: the caller's contract; the threads have different pieces.
+        unsafe { machine.level.run(Scaled { of, out, pieces, axis }) }
+    });
+}
+
+/// Multiplies each piece of a row of x by a number of the row.
+struct Scaled<T> {
+    of: [*const T; 3],
+    out: Output<T>,
+    pieces: Range<usize>,
+    axis: usize,
+}
+
+impl<T: Float> Kernel for Scaled<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let ([x, y, g], per_row) = (self.of, self.axis.div_ceil(PIECE));
+        for index in self.pieces {
+            let (row, start) = (index / per_row, index % per_row * PIECE);
+            let end = self.axis.min(start + PIECE);
+            // SAFETY: the piece lies within its row, and the row's numbers exist.
+            unsafe {
+                let slope = T::load_block::<V>(g.add(row), 1).reduce_add();
+                let factor = match y.is_null() {
+                    true => 2.0 * slope,
+                    false => slope / T::load_block::<V>(y.add(row), 1).reduce_add(),
+                };
+                let (x, out) = (x.add(row * self.axis), self.out.add(row * self.axis));
+                for at in (start..end).step_by(LANES) {
+                    let count = LANES.min(end - at);
+                    let scaled: V = T::load_block::<V>(x.add(at), count) * V::splat(factor);
+                    out.put_block(scaled, at, count);
+                }
             }
         }
     }

@@ -190,6 +190,12 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 vjp(|bias: Array| norm(&p[1], &bias), &p[2], &p[3])?.1,
             ])
         }),
+        apart("NormGrad::kind_.affine", &[&[4, 8], &[8], &[4, 8]], |p| {
+            Ok(vec![
+                vjp(|x: Array| ops::affine(&x, &p[1], &p[1]), &p[0], &p[2])?.1,
+                vjp(|x: Array| ops::rms_norm(&x, Some(&p[1]), 0.0), &p[0], &p[2])?.1,
+            ])
+        }),
         fixed(
             "QuantizedTransposed::format_, ::added_",
             "the number and the shapes of the inputs determine it",

@@ -117,6 +117,7 @@ struct Norm<'a, T> {
     added: &'a [T],
     axis: usize,
     centered: bool,
+    affine: bool,
 }
 
 const EPS: f32 = 1e-3;
@@ -141,6 +142,7 @@ impl<T: Sample> Norm<'_, T> {
             axis,
             eps: EPS,
             centered: self.centered,
+            affine: self.affine,
         };
         // SAFETY: the buffers above.
         unsafe { norm_grad_on::<T>(on, call) };
@@ -159,11 +161,13 @@ impl<T: Sample> Norm<'_, T> {
         for (row, (x, g)) in x.chunks_exact(axis).zip(g.chunks_exact(axis)).enumerate() {
             let middle = if self.centered { mean(&mut x.iter().copied()) } else { 0.0 };
             let square = mean(&mut x.iter().map(|x| (x - middle).powi(2)));
-            let inverse = 1.0 / (square + f64::from(EPS)).sqrt();
+            let root = (square + f64::from(EPS)).sqrt();
+            let inverse = if self.affine { 1.0 } else { 1.0 / root };
             let n: Vec<_> = x.iter().map(|x| (x - middle) * inverse).collect();
             let h: Vec<_> = g.iter().zip(&weight).map(|(g, w)| g * w).collect();
             let height = if self.centered { mean(&mut h.iter().copied()) } else { 0.0 };
             let along = mean(&mut h.iter().zip(&n).map(|(h, n)| h * n));
+            let along = if self.affine { 0.0 } else { along };
             for i in 0..axis {
                 let more = added.get(row * axis + i).copied().unwrap_or(0.0);
                 of_x.push((h[i] - height - n[i] * along) * inverse + more);
@@ -182,13 +186,15 @@ fn norms<T: Sample>() {
         let (x, g) = (values::<T>(rows * axis, 3.0), values::<T>(rows * axis + 1, 2.0));
         let (g, weight) = (g[1..].to_vec(), values::<T>(axis, 2.0));
         let added = values::<T>(rows * axis + 2, 1.0)[2..].to_vec();
-        for (weight, added, centered) in [
-            (&weight[..], &added[..], false),
-            (&[], &[], false),
-            (&weight[..], &[], true),
-            (&[], &added[..], true),
+        for (weight, added, centered, affine) in [
+            (&weight[..], &added[..], false, false),
+            (&[], &[], false, false),
+            (&weight[..], &[], true, false),
+            (&[], &added[..], true, false),
+            (&weight[..], &[], false, true),
+            (&weight[..], &added[..], false, true),
         ] {
-            let norm = Norm { x: &x, weight, g: &g, added, axis, centered };
+            let norm = Norm { x: &x, weight, g: &g, added, axis, centered, affine };
             let got = same(|on| norm.gradients(on, false));
             assert_same(&norm.gradients(machines()[0], true), &got, "in place");
             let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 4e-6;

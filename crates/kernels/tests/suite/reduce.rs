@@ -55,6 +55,51 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
+/// The gradients of sums of squares, if `y` is empty, and of norms.
+fn gradient<T: Sample>(x: &[T], y: &[T], g: &[T]) -> Vec<T> {
+    same(|on| {
+        let mut out = vec![T::from_f32(9.0); x.len()];
+        let of = [x.as_ptr(), pointer(y), g.as_ptr()];
+        let shape = [g.len(), x.len() / g.len()];
+        // SAFETY: the buffers hold rows * axis and rows elements.
+        unsafe { reduce_grad_on(on, of, out.as_mut_ptr(), shape) };
+        out
+    })
+}
+
+/// A product and a quotient in f32, and one rounding.
+fn gradients<T: Sample>() {
+    go_past_the_caches();
+    for (rows, axis) in
+        rows_and_axes(200_000).filter(|&(rows, axis)| rows * axis > 0).chain([(2, 40_000)])
+    {
+        let (x, g) = (values::<T>(rows * axis, 3.0), values::<T>(rows, 2.0));
+        let y: Vec<T> = wide(&x)
+            .chunks_exact(axis)
+            .map(|row| T::from_f32((sums(row).squares.sqrt() + 0.125) as f32))
+            .collect();
+        for y in [&[][..], &y] {
+            let numbers = wide(y);
+            let factor = |row: usize| match numbers.get(row) {
+                Some(y) => f64::from(g[row].to_f32()) / y,
+                None => 2.0 * f64::from(g[row].to_f32()),
+            };
+            let exact: Vec<_> =
+                wide(&x).into_iter().enumerate().map(|(i, x)| x * factor(i / axis)).collect();
+            let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 2e-7;
+            assert_close(&gradient(&x, y, &g), &exact, relative, 3.1e-8, "reduce_grad");
+        }
+    }
+}
+
+each_type!(gradients);
+
+#[test]
+fn gradients_at_a_norm_of_zero_are_nan() {
+    let got = gradient(&[0.0f32, 0.0, 3.0, 4.0], &[0.0, 5.0], &[1.0, 10.0]);
+    assert!(got[0].is_nan() && got[1].is_nan() && got[2..] == [6.0, 8.0], "{got:?}");
+}
+
 #[test]
 fn no_elements() {
     let of = |kind| run::<f32>(kind, &[], 2);
