@@ -89,16 +89,19 @@ Arrays Reduction::vjp(
     const Arrays& outputs) {
   auto s = stream();
   auto& x = primals[0];
-  bool rooted = kind_ == ReductionKind::Norm;
-  bool squared = rooted || kind_ == ReductionKind::SumOfSquares;
-  if (!squared || s.device != mx::Device::cpu || simulating() || x.size() == 0) {
+  bool linear = kind_ == ReductionKind::Sum || kind_ == ReductionKind::Mean;
+  if (linear || s.device != mx::Device::cpu || simulating() || x.size() == 0) {
     return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
   }
-  Arrays inputs = {row_contiguous(x, s), row_contiguous(convert(cotangents[0], x.dtype(), s), s)};
-  if (rooted) {
-    inputs.push_back(row_contiguous(outputs[0], s));
+  Arrays inputs = {x, convert(cotangents[0], x.dtype(), s)};
+  if (kind_ != ReductionKind::SumOfSquares) {
+    inputs.push_back(outputs[0]);
   }
-  return {mx::array(x.shape(), x.dtype(), std::make_shared<ReductionGrad>(s), std::move(inputs))};
+  for (auto& input : inputs) {
+    input = row_contiguous(input, s);
+  }
+  auto primitive = std::make_shared<ReductionGrad>(s, kind_);
+  return {mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs))};
 }
 
 Arrays ReductionGrad::compose(const Arrays& inputs) {
@@ -110,14 +113,28 @@ Arrays ReductionGrad::compose(const Arrays& inputs) {
   } else {
     shape.back() = 1;
   }
-  auto of_rows = [&](size_t input) { return mx::reshape(inputs[input], shape, s); };
-  auto factor = inputs.size() == 2 ? mx::multiply(mx::array(2, x.dtype()), of_rows(1), s)
-                                   : mx::divide(of_rows(1), of_rows(2), s);
-  return {mx::multiply(x, factor, s)};
+  auto g = mx::reshape(inputs[1], shape, s);
+  auto y = mx::reshape(inputs.back(), shape, s);
+  switch (kind_) {
+    case ReductionKind::SumOfSquares:
+      return {mx::multiply(x, mx::multiply(mx::array(2, x.dtype()), g, s), s)};
+    case ReductionKind::Norm:
+      return {mx::multiply(x, mx::divide(g, y, s), s)};
+    default: {
+      auto equal = mx::equal(x, y, s);
+      std::vector<int> axes = {-1};
+      if (inputs[1].size() == 1) {
+        axes.resize(x.ndim());
+        std::iota(axes.begin(), axes.end(), 0);
+      }
+      auto count = mx::astype(mx::sum(equal, axes, true, s), x.dtype(), s);
+      return {mx::multiply(mx::divide(g, count, s), mx::astype(equal, x.dtype(), s), s)};
+    }
+  }
 }
 
-bool ReductionGrad::is_equivalent(const mx::Primitive&) const {
-  return true; // the number of inputs says which gradient
+bool ReductionGrad::is_equivalent(const mx::Primitive& other) const {
+  return kind_ == static_cast<const ReductionGrad&>(other).kind_;
 }
 
 std::vector<Dispatch> ReductionGrad::dispatches(const Arrays&, const Arrays&, uint32_t) {
@@ -127,13 +144,14 @@ std::vector<Dispatch> ReductionGrad::dispatches(const Arrays&, const Arrays&, ui
 CpuCall ReductionGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   return [element = element_of(x),
+          kind = static_cast<uint8_t>(kind_),
           in = bytes(x),
           y = inputs.size() == 2 ? nullptr : bytes(inputs[2]),
           g = bytes(inputs[1]),
           to = bytes(outputs[0]),
           rows = inputs[1].size(),
           axis = x.size() / inputs[1].size()] {
-    cpu::mlxp_cpu_reduce_grad(element, in, y, g, to, rows, axis);
+    cpu::mlxp_cpu_reduce_grad(element, kind, in, y, g, to, rows, axis);
   };
 }
 

@@ -28,17 +28,21 @@ class Reduction : public ComposedPrimitive {
 };
 
 /**
- * The gradient of sums of squares on a CPU, or that of L2 norms. Inputs: x, the gradient of the
- * result, and the norms; row-contiguous, of one type, with a number for each row of x or one.
+ * The gradient of maxima, sums of squares or L2 norms on a CPU. Inputs: x, the gradient of the
+ * result and, except for sums of squares, the result; row-contiguous, of one type, with a number
+ * for each row of x or one.
  */
 class ReductionGrad : public ComposedPrimitive {
  public:
-  using ComposedPrimitive::ComposedPrimitive;
+  ReductionGrad(mx::Stream stream, ReductionKind kind) : ComposedPrimitive(stream), kind_(kind) {}
 
   COMPOSED_METHODS(ReductionGrad)
   bool cpu_alone() const override {
     return true;
   }
+
+ private:
+  ReductionKind kind_;
 };
 
 } // namespace mlx_primitives

@@ -311,7 +311,7 @@ void mlxp_cpu_quantized_matmul(const QuantizedMatmulCall&);
 void mlxp_cpu_quantized_transposed(const QuantizedTransposedCall&);
 void mlxp_cpu_reduce(Element, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_reduce_grad(
-    Element, Bytes x, Bytes y, Bytes g, uint8_t* out, size_t rows, size_t axis);
+    Element, uint8_t kind, Bytes x, Bytes y, Bytes g, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_residual_norm(Element, const ResidualNorm&);
 void mlxp_cpu_rms_norm(
     Element, Bytes x, Bytes weight, uint8_t* out, size_t rows, size_t axis, float eps);

@@ -68,12 +68,12 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// On a CPU the gradients of norms and of sums of squares are a kernel's.
+/// On a CPU the gradients of maxima, sums of squares and norms are a kernel's.
 #[test]
 fn gradients_are_one_node() -> Checked {
     for dtype in FLOATS {
         let x = random(&[3, 40], dtype, 1)?;
-        for (name, op) in &OPS[3..] {
+        for (name, op) in &OPS[2..] {
             for (axis, count) in [(Some(-1), 3), (None, 1)] {
                 let g = random(&[count], dtype, 2)?;
                 let of = |x: Array| op(&x, axis)?.reshape(count);
@@ -88,6 +88,12 @@ fn gradients_are_one_node() -> Checked {
             }
         }
     }
+    // Two elements share the gradient of a maximum; one is NaN where the maximum is.
+    let x = Array::from_slice(&[-0.0f32, 0.0, -1.0, f32::NAN, 2.0, 1.0], (2, 3))?;
+    let g = Array::from_slice(&[3.0f32, 5.0], 2)?;
+    let of_x = numbers(&vjp(|x: Array| ops::max(&x, -1), &x, &g)?.1)?;
+    assert_eq!(of_x[..3], [1.5, 1.5, 0.0]);
+    assert!(of_x[3..].iter().all(|of_x| of_x.is_nan()), "{of_x:?}");
     // d/dx of (x / |x|) · t is (t - x (x · t) / |x|²) / |x|.
     let x = Array::from_slice(&[3.0f32, 4.0], 2)?;
     let of_x = |x: Array| Ok(grad(|x: Array| ops::norm(&x, ..), &x)?);

@@ -285,9 +285,9 @@ entries! {
         element: Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
     ) { crate::reduce(element, kind, x, out, rows, axis) }
     "mlxp_cpu_reduce_grad" reduce_grad(
-        of: Element, x: *const u8, y: *const u8, g: *const u8, out: *mut u8, rows: usize,
-        axis: usize,
-    ) { crate::reduce_grad(of, [x, y, g], out, [rows, axis]) }
+        of: Element, kind: Reduction, x: *const u8, y: *const u8, g: *const u8, out: *mut u8,
+        rows: usize, axis: usize,
+    ) { crate::reduce_grad(of, kind, [x, y, g], out, [rows, axis]) }
     "mlxp_cpu_residual_norm" residual_norm(of: Element, call: &ResidualNorm) {
         crate::residual_norm(of, *call)
     }

@@ -14,8 +14,8 @@ struct ExpNonpositive;
 impl Function for ExpNonpositive {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        // e^-104 rounds to zero; the clamp keeps -inf out of the reduction.
-        let x = V::splat(-104.0).max(x);
+        // The clamp, 2^-190, keeps -inf out of the reduction.
+        let x = if V::SCALES { x } else { V::splat(-131.697_97).max(x) };
         // x = n ln 2 + r with |r| <= ln 2 / 2. Adding the number rounds to an integer, and
         // ln 2's high part is short enough for n * high to be exact.
         let integers = V::splat(INTEGERS);
@@ -46,8 +46,8 @@ struct ExpNonpositiveShort;
 impl Function for ExpNonpositiveShort {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        // 2^-151 rounds to zero; the clamp keeps -inf out of the reduction.
-        let t = V::splat(-151.0).max(x * V::splat(std::f32::consts::LOG2_E));
+        let t = x * V::splat(std::f32::consts::LOG2_E);
+        let t = if V::SCALES { t } else { V::splat(-190.0).max(t) };
         let (n, sum) = t.round_to_power();
         let r = t - n;
         let p = V::splat(1.327_647_1e-3);

@@ -150,22 +150,24 @@ impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
     }
 }
 
-/// The gradient `[rows, axis]` of the L2 norms `y` of rows, or of their sums of squares if `y` is
-/// null: `x * g / y` and `x * 2 g` for the gradient g of each. In f32, rounded once.
+/// The gradient `[rows, axis]` of a reduction to `y`, for the gradient g of each of its numbers: of
+/// L2 norms `x * g / y`, of sums of squares `x * 2 g`, where `y` may be null, and of maxima g over
+/// the number of elements that equal the maximum, for each of them. In f32, rounded once.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element and
-/// apart.
+/// apart. Sums and means have no such gradient.
 pub unsafe fn reduce_grad(
     element: Element,
+    reduction: Reduction,
     [x, y, g]: [*const u8; 3],
     out: *mut u8,
     [rows, axis]: [usize; 2],
 ) {
-    let machine = Machine::current();
+    let (machine, of) = (Machine::current(), [x, y, g]);
     // SAFETY: as the caller promises; `machine` is this machine.
     with_element!(element, T => unsafe {
-        reduce_grad_on::<T>(machine, [x.cast(), y.cast(), g.cast()], out.cast(), [rows, axis])
+        reduce_grad_on::<T>(machine, reduction, of.map(<*const u8>::cast), out.cast(), [rows, axis])
     })
 }
 
@@ -173,51 +175,98 @@ pub unsafe fn reduce_grad(
 /// The contract of [`reduce_grad`].
 pub unsafe fn reduce_grad_on<T: Float>(
     machine: Machine,
+    reduction: Reduction,
     of: [*const T; 3],
     out: *mut T,
     [rows, axis]: [usize; 2],
 ) {
     let out = Output::new(out, &of, rows * axis, axis);
     let of = of.map(|from| Shared(from.cast_mut()));
-    let per_row = axis.div_ceil(PIECE);
-    machine.pool.for_each(rows * per_row, PIECE.min(axis), &|pieces| {
-        let of = [0, 1, 2].map(|i: usize| of[i].get().cast_const());
+    // A row's maxima are counted before any gradient.
+    let piece = if reduction == Reduction::Max { axis } else { PIECE.min(axis) };
+    machine.pool.for_each(rows * axis.div_ceil(piece.max(1)), piece, &|pieces| {
+        let [x, y, g] = of.each_ref().map(|from| from.get().cast_const());
         // SAFETY: the caller's contract; the threads have different pieces.
-        unsafe { machine.level.run(Scaled { of, out, pieces, axis }) }
+        unsafe { machine.level.run(Slopes { reduction, x, y, g, out, pieces, piece, axis }) }
     });
 }
 
-/// Multiplies each piece of a row of x by a number of the row.
-struct Scaled<T> {
-    of: [*const T; 3],
+/// The gradient of each piece of a row.
+struct Slopes<T> {
+    reduction: Reduction,
+    x: *const T,
+    y: *const T,
+    g: *const T,
     out: Output<T>,
     pieces: Range<usize>,
+    piece: usize,
     axis: usize,
 }
 
-impl<T: Float> Kernel for Scaled<T> {
+impl<T: Float> Kernel for Slopes<T> {
     const BF16: bool = T::IS_BF16;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let ([x, y, g], per_row) = (self.of, self.axis.div_ceil(PIECE));
+        let Self { x, y, g, out, piece, axis, .. } = self;
+        let per_row = axis.div_ceil(piece);
         for index in self.pieces {
-            let (row, start) = (index / per_row, index % per_row * PIECE);
-            let end = self.axis.min(start + PIECE);
+            let (row, start) = (index / per_row, index % per_row * piece);
+            let end = axis.min(start + piece);
             // SAFETY: the piece lies within its row, and the row's numbers exist.
             unsafe {
-                let slope = T::load_block::<V>(g.add(row), 1).reduce_add();
-                let factor = match y.is_null() {
-                    true => 2.0 * slope,
-                    false => slope / T::load_block::<V>(y.add(row), 1).reduce_add(),
-                };
-                let (x, out) = (x.add(row * self.axis), self.out.add(row * self.axis));
+                let (x, out) = (x.add(row * axis), out.add(row * axis));
+                let g = T::load_block::<V>(g.add(row), 1).reduce_add();
+                if self.reduction == Reduction::SumOfSquares {
+                    scale::<V, T>(x, V::splat(2.0 * g), out, start..end);
+                    continue;
+                }
+                let y = T::load_block::<V>(y.add(row), 1).reduce_add();
+                if self.reduction == Reduction::Norm {
+                    scale::<V, T>(x, V::splat(g / y), out, start..end);
+                    continue;
+                }
+                let mut count = V::splat(0.0);
                 for at in (start..end).step_by(LANES) {
-                    let count = LANES.min(end - at);
-                    let scaled: V = T::load_block::<V>(x.add(at), count) * V::splat(factor);
-                    out.put_block(scaled, at, count);
+                    let lanes = LANES.min(end - at);
+                    let equal = ones_where_equal::<V, T>(x.add(at), y, lanes);
+                    count = count + equal.keep_first(lanes, 0.0);
+                }
+                let share = V::splat(g / count.reduce_add());
+                for at in (start..end).step_by(LANES) {
+                    let lanes = LANES.min(end - at);
+                    let equal = ones_where_equal::<V, T>(x.add(at), y, lanes);
+                    out.put_block(equal * share, at, lanes);
                 }
             }
         }
     }
+}
+
+/// # Safety
+/// The elements lie within both buffers.
+#[inline(always)]
+unsafe fn scale<V: F32x16, T: Float>(
+    x: *const T,
+    factor: V,
+    out: Output<T>,
+    elements: Range<usize>,
+) {
+    for at in elements.clone().step_by(LANES) {
+        let count = LANES.min(elements.end - at);
+        // SAFETY: the caller's contract.
+        unsafe { out.put_block(T::load_block::<V>(x.add(at), count) * factor, at, count) };
+    }
+}
+
+/// 1 where an element is `y`, which NaN is not, and 0 elsewhere; zeros of both signs are equal.
+///
+/// # Safety
+/// `count` elements are readable.
+#[inline(always)]
+unsafe fn ones_where_equal<V: F32x16, T: Float>(x: *const T, y: f32, count: usize) -> V {
+    let (zero, one) = (V::splat(0.0), V::splat(if y.is_nan() { 0.0 } else { 1.0 }));
+    // SAFETY: the caller's contract.
+    let x = unsafe { T::load_block::<V>(x, count) } + zero;
+    V::select(x.xor_bits((V::splat(y) + zero).to_bits()).to_bits(), zero, one)
 }

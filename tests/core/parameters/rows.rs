@@ -196,6 +196,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 vjp(|x: Array| ops::rms_norm(&x, Some(&p[1]), 0.0), &p[0], &p[2])?.1,
             ])
         }),
+        fixed("ReductionGrad::kind_", "the result, which is an input, differs or is none"),
         fixed(
             "QuantizedTransposed::format_, ::added_",
             "the number and the shapes of the inputs determine it",

@@ -299,7 +299,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     const SCALES: bool = true;
     #[inline(always)]
     fn scale_by_power(self, n: Self, _: Self) -> Self {
-        Self(lanes!(_mm512_scalef_ps(self.0, n.0)))
+        Self(lanes!(whole::scale_by_power(self.0, n.0)))
     }
 }
 

@@ -321,9 +321,9 @@ pub trait Lanes:
         (self + magic) - magic
     }
 
-    /// Whether [`scale_by_power`](Self::scale_by_power) is one instruction.
+    /// Whether [`scale_by_power`](Self::scale_by_power) is an instruction, which takes any n.
     const SCALES: bool = false;
-    /// The nearest integral value n, ties to even, of lanes in -189..=63, and what
+    /// The nearest integral value n, ties to even, of lanes in -190..=63, and what
     /// [`scale_by_power`](Self::scale_by_power) takes with it: the sum of n and [`INTEGERS`].
     #[inline(always)]
     fn round_to_power(self) -> (Self, Self) {
@@ -333,11 +333,13 @@ pub trait Lanes:
         let sum = self + Self::splat(INTEGERS);
         (sum - Self::splat(INTEGERS), sum)
     }
-    /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN.
+    /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. Zero for n of -190, which
+    /// no rounding reaches: processors take ten times as long where a result is too small for f32,
+    /// as those of hidden keys were.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
         // The lowest bits of the sum are n + 190, the exponent of 2^(n + 63), so that a subnormal
-        // result is reached from a normal one.
+        // result is reached from a normal one. The power for -190 is zero.
         let power = Self::from_bits(Self::shift_left::<23>(sum.to_bits()));
         self * power * Self::splat(f32::from_bits((127 - 63) << 23))
     }

@@ -73,12 +73,14 @@ fn short_exp_is_as_close_as_it_says() {
 fn exp_at_the_ends() {
     let mut x = [0.0f32; LANES];
     x[..6].copy_from_slice(&[0.0, -0.0, f32::NEG_INFINITY, f32::NAN, f32::MIN, -1e-40]);
+    x[6..13].copy_from_slice(&[-105.0, -110.0, -131.4, -131.6, -131.8, -140.0, -1e6]);
     for level in Level::available() {
         let [exp, _, _, short] = apply(level, &x);
         for exp in [exp, short] {
             assert_eq!(exp[..3], [1.0, 1.0, 0.0]);
             assert!(exp[3].is_nan());
             assert_eq!(exp[4..6], [0.0, 1.0]);
+            assert_eq!(exp[6..13], [0.0; 7]);
         }
     }
 }

@@ -55,39 +55,43 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
-/// The gradients of sums of squares, if `y` is empty, and of norms.
-fn gradient<T: Sample>(x: &[T], y: &[T], g: &[T]) -> Vec<T> {
+fn gradient<T: Sample>(kind: Reduction, x: &[T], y: &[T], g: &[T]) -> Vec<T> {
     same(|on| {
         let mut out = vec![T::from_f32(9.0); x.len()];
-        let of = [x.as_ptr(), pointer(y), g.as_ptr()];
+        let of = [x.as_ptr(), y.as_ptr(), g.as_ptr()];
         let shape = [g.len(), x.len() / g.len()];
         // SAFETY: the buffers hold rows * axis and rows elements.
-        unsafe { reduce_grad_on(on, of, out.as_mut_ptr(), shape) };
+        unsafe { reduce_grad_on(on, kind, of, out.as_mut_ptr(), shape) };
         out
     })
 }
 
-/// A product and a quotient in f32, and one rounding.
+/// Two operations in f32, and one rounding.
 fn gradients<T: Sample>() {
     go_past_the_caches();
     for (rows, axis) in
         rows_and_axes(200_000).filter(|&(rows, axis)| rows * axis > 0).chain([(2, 40_000)])
     {
         let (x, g) = (values::<T>(rows * axis, 3.0), values::<T>(rows, 2.0));
-        let y: Vec<T> = wide(&x)
-            .chunks_exact(axis)
-            .map(|row| T::from_f32((sums(row).squares.sqrt() + 0.125) as f32))
-            .collect();
-        for y in [&[][..], &y] {
-            let numbers = wide(y);
-            let factor = |row: usize| match numbers.get(row) {
-                Some(y) => f64::from(g[row].to_f32()) / y,
-                None => 2.0 * f64::from(g[row].to_f32()),
+        let (all, slopes) = (wide(&x), wide(&g));
+        for kind in [Reduction::SumOfSquares, Reduction::Norm, Reduction::Max] {
+            let result = |row: &[f64]| match kind {
+                Reduction::Norm => T::from_f32((sums(row).squares.sqrt() + 0.125) as f32),
+                _ => T::from_f32(sums(row).max as f32),
             };
-            let exact: Vec<_> =
-                wide(&x).into_iter().enumerate().map(|(i, x)| x * factor(i / axis)).collect();
+            let y: Vec<T> = all.chunks_exact(axis).map(result).collect();
+            let mut exact = Vec::new();
+            for ((row, g), y) in all.chunks_exact(axis).zip(&slopes).zip(wide(&y)) {
+                let largest = row.iter().filter(|x| **x == y).count() as f64;
+                exact.extend(row.iter().map(|x| match kind {
+                    Reduction::SumOfSquares => x * 2.0 * g,
+                    Reduction::Norm => x * (g / y),
+                    _ => f64::from(*x == y) * (g / largest),
+                }));
+            }
             let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 2e-7;
-            assert_close(&gradient(&x, y, &g), &exact, relative, 3.1e-8, "reduce_grad");
+            let got = gradient(kind, &x, &y, &g);
+            assert_close(&got, &exact, relative, 3.1e-8, &format!("{kind:?}"));
         }
     }
 }
@@ -95,9 +99,14 @@ fn gradients<T: Sample>() {
 each_type!(gradients);
 
 #[test]
-fn gradients_at_a_norm_of_zero_are_nan() {
-    let got = gradient(&[0.0f32, 0.0, 3.0, 4.0], &[0.0, 5.0], &[1.0, 10.0]);
+fn gradients_at_the_ends() {
+    let got = gradient(Reduction::Norm, &[0.0f32, 0.0, 3.0, 4.0], &[0.0, 5.0], &[1.0, 10.0]);
     assert!(got[0].is_nan() && got[1].is_nan() && got[2..] == [6.0, 8.0], "{got:?}");
+    let infinite = [f32::INFINITY, 1.0, f32::INFINITY, -1.0, 0.0, -0.0];
+    let got = gradient(Reduction::Max, &infinite, &[f32::INFINITY, 0.0], &[4.0, 6.0]);
+    assert_eq!(got, [2.0, 0.0, 2.0, 0.0, 3.0, 3.0]);
+    let got = gradient(Reduction::Max, &[f32::NAN, 1.0], &[f32::NAN], &[1.0]);
+    assert!(got[0].is_nan() && got[1].is_nan(), "{got:?}");
 }
 
 #[test]

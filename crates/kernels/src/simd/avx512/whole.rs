@@ -18,6 +18,17 @@ pub unsafe fn sum(a: __m512) -> f32 {
     }
 }
 
+/// [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Lanes that no rounding lifts above
+/// zero are masked; NaN is not.
+#[inline(always)]
+pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
+    // SAFETY: the caller promises AVX-512.
+    unsafe {
+        let reached = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(n, _mm512_set1_ps(-150.0));
+        _mm512_maskz_scalef_ps(reached, a, n)
+    }
+}
+
 /// [`F32x16::quarters`](super::super::F32x16::quarters).
 #[inline(always)]
 pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
