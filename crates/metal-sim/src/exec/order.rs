@@ -1,7 +1,7 @@
 //! The order of accesses that fences make. A thread's release fence covers the accesses that the
-//! thread made before it, and those of its threadgroup before the last barrier. The atomics that the
-//! thread writes next carry them. A thread's acquire fence makes known the accesses that the atomics
-//! carried which its threadgroup has read.
+//! thread made before it, and those of its threadgroup before the last barrier. The atomics that
+//! the thread writes next carry them. A thread's acquire fence makes known the accesses that the
+//! atomics carried which its threadgroup has read.
 
 use std::collections::HashMap;
 
