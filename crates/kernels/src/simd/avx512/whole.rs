@@ -18,8 +18,8 @@ pub unsafe fn sum(a: __m512) -> f32 {
     }
 }
 
-/// [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Masks lanes that no rounding lifts
-/// above zero; NaN is not one.
+/// [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Lanes that no rounding lifts
+/// above zero are masked; NaN is not.
 #[inline(always)]
 pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     // SAFETY: the caller promises AVX-512.
