@@ -75,7 +75,7 @@ impl<T: Float> Kernel for Columns<'_, T> {
             unsafe {
                 let sums = (&raw mut (*sums.as_mut_ptr()).0).cast::<f32>();
                 std::ptr::write_bytes(sums, 0, m * STRIP);
-                let whole = k / DEPTH * DEPTH;
+                let whole = if V::SMALL { 0 } else { k / DEPTH * DEPTH };
                 for at in (0..whole).step_by(DEPTH) {
                     self.add::<V, DEPTH>(at, &columns, sums);
                 }
@@ -117,7 +117,9 @@ impl<T: Float> Columns<'_, T> {
                 while row < m {
                     let (x, sums) = (x.add(row * k), sums.add(row * STRIP));
                     row += match m - row {
-                        1 => add_rows::<V, 1, DEPTH>(x, k, &weights, sums),
+                        rows if V::SMALL || rows == 1 => {
+                            add_rows::<V, 1, DEPTH>(x, k, &weights, sums)
+                        }
                         2 | 3 => add_rows::<V, 2, DEPTH>(x, k, &weights, sums),
                         _ => add_rows::<V, TOGETHER, DEPTH>(x, k, &weights, sums),
                     };

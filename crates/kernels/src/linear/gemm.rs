@@ -256,7 +256,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         let one = Pass { x: [x(panel)], panel, at, words };
                         let w = blocks.weights;
                         if V::SMALL {
-                            for r in 0..TILE {
+                            for r in 0..TILE.min(columns - first) {
                                 w.add::<V, 1, 1>(one, tile.add(r * next_row), to.add(r * SUMS));
                             }
                             done += 1;

@@ -140,14 +140,23 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
                 while done < len {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
+                    let x = self.x.add(panel * LANES * k + at);
                     // A closure would be compiled without the level's features.
                     let mut square = [V::splat(0.0); LANES];
-                    for (i, words) in square.iter_mut().enumerate().take(rows) {
-                        let x = self.x.add((panel * LANES + i) * k + at);
-                        *words = match count == chunk {
-                            true => A::whole::<V, T>(x),
-                            false => A::words::<V, T>(x, count),
-                        };
+                    if !V::SMALL && rows == LANES && count == chunk {
+                        for (i, words) in square.iter_mut().enumerate() {
+                            *words = A::whole::<V, T>(x.add(i * k));
+                        }
+                    } else {
+                        // A separate array, so that the one above stays in registers.
+                        let mut rest = [V::splat(0.0); LANES];
+                        for (i, words) in rest[..rows].iter_mut().enumerate() {
+                            *words = match count == chunk {
+                                true => A::whole::<V, T>(x.add(i * k)),
+                                false => A::words::<V, T>(x.add(i * k), count),
+                            };
+                        }
+                        square = rest;
                     }
                     let keep = LANES.min(len - done);
                     for (j, lanes) in V::transpose(square).into_iter().enumerate().take(keep) {
