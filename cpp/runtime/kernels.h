@@ -163,7 +163,7 @@ struct NormGrad {
   size_t axis;
   float eps;
   bool centered; // layer normalization; otherwise RMS normalization
-  bool affine; // no normalization
+  bool affine;   // no normalization
 };
 
 struct QuantizeShape {
