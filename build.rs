@@ -289,10 +289,9 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
     // Unoptimized MLX templates are slow. More gains nothing: C++ has no loop over elements.
-    let level = if env::var("PROFILE")? == "release" { "-O2" } else { "-O1" };
     config
         .profile("Release")
-        .define("CMAKE_CXX_FLAGS_RELEASE", format!("{level} -DNDEBUG"))
+        .define("CMAKE_CXX_FLAGS_RELEASE", "-O1 -DNDEBUG")
         .build_target("mlx_primitives_cpp")
         .define("MLX_DIR", mlx.prefix.join("share/cmake/MLX"))
         .define("MLX_HEADER_VERSION", &mlx.version)
