@@ -1,5 +1,6 @@
 //! A loaded kernel library: its registry, its place in memory, its line table.
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Component, Path, PathBuf};
 
@@ -104,7 +105,10 @@ struct RawKernel {
 impl Module {
     /// Loads a library, whose kernels will call the functions of `table`: `Table` of runtime.cpp.
     pub(crate) fn load<T>(path: &Path, table: &'static T) -> Result<Self> {
-        let failed = |error: libloading::Error| Error::Load(error.to_string());
+        let failed = |error: libloading::Error| {
+            let cause = error.source().map(|cause| format!(": {cause}"));
+            Error::Load(format!("{error}{}", cause.unwrap_or_default()))
+        };
         // SAFETY: the library was built from our runtime and rewritten kernels; its
         // constructors only link its registry.
         let library = unsafe { libloading::Library::new(path) }.map_err(failed)?;
@@ -249,4 +253,19 @@ fn image_of(address: usize) -> std::ops::Range<usize> {
     // SAFETY: `visit` matches the expected signature, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_cannot_be_loaded_says_why() -> std::io::Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), "no library")?;
+        let failed = Module::load(file.path(), &()).err().expect("no library").to_string();
+        // The loader's own words name the file.
+        assert!(failed.contains(&file.path().display().to_string()), "{failed}");
+        Ok(())
+    }
 }
