@@ -273,16 +273,8 @@ Arrays Affine::vjp(
   if (!vectors || s.device != mx::Device::cpu || simulating()) {
     return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
   }
-  auto asked = [&](int argnum) {
-    return std::find(argnums.begin(), argnums.end(), argnum) != argnums.end();
-  };
-  NormGradKind kind{false, true, false, asked(1), asked(2), 0, true};
-  auto all = norm_gradients(kind, primals[0], primals[1], cotangents[0], std::nullopt, s);
-  Arrays gradients;
-  for (int argnum : argnums) {
-    gradients.push_back(argnum == 0 ? all[0] : argnum == 1 ? all[1] : all.back());
-  }
-  return gradients;
+  NormAffine affine{primals[1], primals[2]};
+  return norm_vjp({false, 0, true}, primals[0], affine, cotangents[0], {}, argnums, 1, s);
 }
 
 std::pair<Arrays, std::vector<int>> Affine::vmap(

@@ -112,7 +112,7 @@ Arrays LayerNorm::vjp(
     const std::vector<int>& argnums,
     const Arrays&) {
   auto affine = NormAffine::of(primals, 1, weighted_, biased_);
-  return norm_vjp(true, primals[0], affine, eps_, cotangents[0], {}, argnums, 1, stream());
+  return norm_vjp({true, eps_}, primals[0], affine, cotangents[0], {}, argnums, 1, stream());
 }
 
 std::pair<Arrays, std::vector<int>> LayerNorm::vmap(

@@ -34,10 +34,9 @@ Arrays norm_gradients(
 }
 
 Arrays norm_vjp(
-    bool centered,
+    NormGradKind kind,
     const mx::array& x,
     const NormAffine& affine,
-    float eps,
     const mx::array& g,
     const std::optional<mx::array>& added,
     const std::vector<int>& argnums,
@@ -47,10 +46,10 @@ Arrays norm_vjp(
     return std::find(argnums.begin(), argnums.end(), argnum) != argnums.end();
   };
   int bias = first + (affine.weight ? 1 : 0);
-  bool of_weight = affine.weight && asked(first);
-  bool of_bias = affine.bias && asked(bias);
-  NormGradKind kind{
-      centered, affine.weight.has_value(), added.has_value(), of_weight, of_bias, eps};
+  kind.weighted = affine.weight.has_value();
+  kind.added = added.has_value();
+  kind.of_weight = affine.weight && asked(first);
+  kind.of_bias = affine.bias && asked(bias);
   auto all = norm_gradients(kind, x, affine.weight, g, added, s);
   Arrays gradients;
   for (int argnum : argnums) {
@@ -152,7 +151,7 @@ bool NormGrad::is_equivalent(const mx::Primitive& other) const {
 std::vector<Dispatch> NormGrad::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   if (kind_.affine) {
-    refuse("affine", "a gradient on a CPU does not run elsewhere");
+    refuse_elsewhere("affine");
   }
   auto& x = inputs[0];
   Rows rows(x);

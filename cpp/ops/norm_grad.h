@@ -7,12 +7,12 @@ namespace mlx_primitives {
 /** Which normalization, or an affine map, and which of its gradients. */
 struct NormGradKind {
   bool centered; // layer normalization; otherwise RMS normalization
-  bool weighted;
-  bool added; // to the gradient of x
-  bool of_weight;
-  bool of_bias;
   float eps;
-  bool affine = false; // x itself is multiplied by the weight: on CPUs alone
+  bool affine = false; // no normalization, but a weight: on CPUs alone
+  bool weighted = false;
+  bool added = false; // to the gradient of x
+  bool of_weight = false;
+  bool of_bias = false;
 
   bool operator==(const NormGradKind&) const = default;
 };
@@ -31,13 +31,12 @@ Arrays norm_gradients(
 
 /**
  * The gradients that `argnums` names, of a normalization of x whose weight and bias are the inputs
- * `first` and later.
+ * `first` and later. The kind says which normalization; what it says of gradients is not read.
  */
 Arrays norm_vjp(
-    bool centered,
+    NormGradKind kind,
     const mx::array& x,
     const NormAffine& affine,
-    float eps,
     const mx::array& g,
     const std::optional<mx::array>& added,
     const std::vector<int>& argnums,

@@ -137,10 +137,6 @@ bool ReductionGrad::is_equivalent(const mx::Primitive& other) const {
   return kind_ == static_cast<const ReductionGrad&>(other).kind_;
 }
 
-std::vector<Dispatch> ReductionGrad::dispatches(const Arrays&, const Arrays&, uint32_t) {
-  refuse("reduce", "a gradient on a CPU does not run elsewhere");
-}
-
 CpuCall ReductionGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& x = inputs[0];
   return [element = element_of(x),

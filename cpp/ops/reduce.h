@@ -32,14 +32,11 @@ class Reduction : public ComposedPrimitive {
  * result and, except for sums of squares, the result; row-contiguous, of one type, with a number
  * for each row of x or one.
  */
-class ReductionGrad : public ComposedPrimitive {
+class ReductionGrad : public CpuPrimitive {
  public:
-  ReductionGrad(mx::Stream stream, ReductionKind kind) : ComposedPrimitive(stream), kind_(kind) {}
+  ReductionGrad(mx::Stream stream, ReductionKind kind) : CpuPrimitive(stream), kind_(kind) {}
 
-  COMPOSED_METHODS(ReductionGrad)
-  bool cpu_alone() const override {
-    return true;
-  }
+  CPU_METHODS(ReductionGrad)
 
  private:
   ReductionKind kind_;

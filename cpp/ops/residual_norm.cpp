@@ -89,7 +89,7 @@ Arrays ResidualNorm::vjp(
   auto affine = NormAffine::of(primals, 2, weighted_, biased_);
   auto& of_sum = cotangents[0];
   auto& of_norm = cotangents[1];
-  return norm_vjp(centered_, outputs[0], affine, eps_, of_norm, of_sum, argnums, 2, stream());
+  return norm_vjp({centered_, eps_}, outputs[0], affine, of_norm, of_sum, argnums, 2, stream());
 }
 
 std::pair<Arrays, std::vector<int>> ResidualNorm::vmap(

@@ -57,7 +57,7 @@ Arrays RmsNorm::vjp(
     const std::vector<int>& argnums,
     const Arrays&) {
   auto affine = NormAffine::of(primals, 1, primals.size() > 1, false);
-  return norm_vjp(false, primals[0], affine, eps_, cotangents[0], {}, argnums, 1, stream());
+  return norm_vjp({false, eps_}, primals[0], affine, cotangents[0], {}, argnums, 1, stream());
 }
 
 Arrays RmsNorm::jvp(

@@ -65,10 +65,6 @@ bool TakeGrad::is_equivalent(const mx::Primitive& other) const {
   return rows_ == static_cast<const TakeGrad&>(other).rows_;
 }
 
-std::vector<Dispatch> TakeGrad::dispatches(const Arrays&, const Arrays&, uint32_t) {
-  refuse("take", "a gradient on a CPU does not run elsewhere");
-}
-
 CpuCall TakeGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   auto& out = outputs[0];
   return [element = element_of(out),

@@ -14,16 +14,13 @@ mx::array take(const mx::array& a, const mx::array& indices, int axis, mx::Strea
  * The gradient of a matrix [rows, columns]. Inputs: the gradient [count, columns] of the rows that
  * were taken, and their numbers, uint32 [count]; row-contiguous.
  */
-class TakeGrad : public ComposedPrimitive {
+class TakeGrad : public CpuPrimitive {
  public:
-  TakeGrad(mx::Stream stream, int rows) : ComposedPrimitive(stream), rows_(rows) {}
+  TakeGrad(mx::Stream stream, int rows) : CpuPrimitive(stream), rows_(rows) {}
 
-  COMPOSED_METHODS(TakeGrad)
+  CPU_METHODS(TakeGrad)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{rows_, inputs[0].shape(1)}};
-  }
-  bool cpu_alone() const override {
-    return true;
   }
   VJP_METHOD
 

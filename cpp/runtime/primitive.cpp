@@ -114,6 +114,10 @@ bool FusedPrimitive::in_place(const mx::array& x, const mx::array& out) const {
   return evaluated ? x.buffer().ptr() == out.buffer().ptr() : x.itemsize() == out.itemsize();
 }
 
+void refuse_elsewhere(const char* op) {
+  refuse(op, "only CPUs have a kernel for this, and its stream is a GPU's");
+}
+
 Cost FusedPrimitive::cost(const Arrays& inputs, const Arrays& outputs) {
   Cost cost{0, 0};
   std::set<std::uintptr_t> known;

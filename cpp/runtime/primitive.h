@@ -180,19 +180,39 @@ class ComposedPrimitive : public FusedPrimitive {
   auto partial(const Arrays& inputs, const std::vector<int>& argnums);
 };
 
+/** Throws for a node of a GPU whose kernel only CPUs have. */
+[[noreturn]] void refuse_elsewhere(const char* op);
+
+/** A composed primitive that only CPUs have a kernel for. */
+class CpuPrimitive : public ComposedPrimitive {
+ public:
+  using ComposedPrimitive::ComposedPrimitive;
+
+  bool cpu_alone() const override {
+    return true;
+  }
+  std::vector<Dispatch> dispatches(const Arrays&, const Arrays&, uint32_t) override {
+    refuse_elsewhere(name());
+  }
+};
+
+/** The methods that every primitive for CPUs alone overrides. */
+#define CPU_METHODS(TYPE)                                        \
+  Arrays compose(const Arrays&) override;                        \
+  const char* name() const override {                            \
+    return #TYPE;                                                \
+  }                                                              \
+  bool is_equivalent(const mx::Primitive& other) const override; \
+                                                                 \
+ protected:                                                      \
+  CpuCall cpu_call(const Arrays&, Arrays&) const override;       \
+                                                                 \
+ public:
+
 /** The methods that every composed primitive overrides. */
 #define COMPOSED_METHODS(TYPE)                                                       \
   std::vector<Dispatch> dispatches(const Arrays&, const Arrays&, uint32_t) override; \
-  Arrays compose(const Arrays&) override;                                            \
-  const char* name() const override {                                                \
-    return #TYPE;                                                                    \
-  }                                                                                  \
-  bool is_equivalent(const mx::Primitive& other) const override;                     \
-                                                                                     \
- protected:                                                                          \
-  CpuCall cpu_call(const Arrays&, Arrays&) const override;                           \
-                                                                                     \
- public:
+  CPU_METHODS(TYPE)
 
 /** The methods of a primitive with hand-written derivatives. */
 #define PRIMITIVE_METHODS(TYPE) \

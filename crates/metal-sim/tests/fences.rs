@@ -120,3 +120,28 @@ fn releases_are_passed_on() {
         assert_eq!(y, [7]);
     }
 }
+
+/// Each threadgroup waits for the two before it, so that the ways from one to the first are as many
+/// as Fibonacci's numbers. The first stores once more behind its fence, which nothing orders.
+#[test]
+fn many_ways_to_a_release_are_read_once() {
+    let source = format!(
+        "kernel void chain(device uint* x [[buffer(0)]], device atomic_uint* flags [[buffer(1)]],\n\
+         device uint* y [[buffer(2)]], uint g [[thread_position_in_grid]]) {{\n\
+         uint sum = 0;\n\
+         for (uint k = 1; k <= min(g, 2u); k++)\n\
+         sum += atomic_load_explicit(flags + g - k, memory_order_relaxed);\n\
+         {ACQUIRE}\n{RELEASE}\n\
+         if (g == 0) x[0] = 7;\n\
+         atomic_store_explicit(flags + g, 1 + sum - sum, memory_order_relaxed);\n\
+         if (g == 99) y[0] = x[0];\n}}"
+    );
+    let kernel = kernel(&source);
+    let (mut x, mut flags, mut y) = ([0u32], [0u32; 100], [0u32]);
+    let dispatch = Dispatch::new(&kernel).buffer(0, Buffer::in_out(&mut x));
+    let dispatch = dispatch.buffer(1, Buffer::in_out(&mut flags));
+    let dispatch = dispatch.buffer(2, Buffer::in_out(&mut y));
+    let report = dispatch.threads([100, 1, 1], [1, 1, 1]).run().unwrap();
+    let kinds: Vec<_> = report.faults.iter().map(|it| it.kind).collect();
+    assert_eq!(kinds, [FaultKind::DataRace]);
+}

@@ -174,7 +174,7 @@ fn every_field_has_a_row() -> Checked {
             sources += &std::fs::read_to_string(path)?;
         }
     }
-    let class = Regex::new(r"(?m)^class (\w+) : public (?:Fused|Composed)Primitive")?;
+    let class = Regex::new(r"(?m)^class (\w+) : public (?:Fused|Composed|Cpu)Primitive")?;
     let mut found = BTreeSet::new();
     let mut classes = 0;
     for name in class.captures_iter(&sources) {

@@ -334,8 +334,8 @@ pub trait Lanes:
         (sum - Self::splat(INTEGERS), sum)
     }
     /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. Zero for n of -190, which
-    /// no rounding reaches: processors take ten times as long where a result is too small for f32,
-    /// as those of hidden keys were.
+    /// no rounding reaches: Intel's processors take ten times as long for a block with a result
+    /// that is too small for f32.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
         // The lowest bits of the sum are n + 190, the exponent of 2^(n + 63), so that a subnormal

@@ -44,39 +44,42 @@ struct matrix {
   }
 };
 
-#define MSL_MATRIX_SUM(OP)                                                              \
-  template <class T, int C, int R>                                                      \
+#define MSL_MATRIX_SUM(OP)                                                       \
+  template <class T, int C, int R>                                               \
   METAL_FUNC matrix<T, C, R> operator OP(matrix<T, C, R> a, matrix<T, C, R> b) { \
-    for (int c = 0; c < C; c++) {                                                       \
-      a.columns[c] = a.columns[c] OP b.columns[c];                                      \
-    }                                                                                   \
-    return a;                                                                           \
-  }                                                                                     \
-  template <class T, int C, int R, class B>                                             \
-  METAL_FUNC matrix<T, C, R>& operator OP##=(matrix<T, C, R>& a, const B& b) {          \
-    return a = a OP b;                                                                  \
+    for (int c = 0; c < C; c++) {                                                \
+      a.columns[c] = a.columns[c] OP b.columns[c];                               \
+    }                                                                            \
+    return a;                                                                    \
   }
 MSL_MATRIX_SUM(+)
 MSL_MATRIX_SUM(-)
 #undef MSL_MATRIX_SUM
 
 /** By a number, which converts to the element's type. */
-#define MSL_MATRIX_SCALE(OP)                                                            \
-  template <class T, int C, int R>                                                      \
-  METAL_FUNC matrix<T, C, R> operator OP(                                               \
-      matrix<T, C, R> a, typename matrix<T, C, R>::element factor) {                    \
-    for (int c = 0; c < C; c++) {                                                       \
-      a.columns[c] = a.columns[c] OP factor;                                            \
-    }                                                                                   \
-    return a;                                                                           \
-  }                                                                                     \
-  template <class T, int C, int R, class B>                                             \
-  METAL_FUNC matrix<T, C, R>& operator OP##=(matrix<T, C, R>& a, const B& b) {          \
-    return a = a OP b;                                                                  \
+#define MSL_MATRIX_SCALE(OP)                                              \
+  template <class T, int C, int R>                                        \
+  METAL_FUNC matrix<T, C, R> operator OP(                                 \
+      matrix<T, C, R> a, typename matrix<T, C, R>::element factor) {      \
+    for (int c = 0; c < C; c++) {                                         \
+      a.columns[c] = a.columns[c] OP factor;                              \
+    }                                                                     \
+    return a;                                                             \
   }
 MSL_MATRIX_SCALE(*)
 MSL_MATRIX_SCALE(/)
 #undef MSL_MATRIX_SCALE
+
+#define MSL_MATRIX_ASSIGN(OP)                                                    \
+  template <class T, int C, int R, class B>                                      \
+  METAL_FUNC matrix<T, C, R>& operator OP##=(matrix<T, C, R>& a, const B& b) {   \
+    return a = a OP b;                                                           \
+  }
+MSL_MATRIX_ASSIGN(+)
+MSL_MATRIX_ASSIGN(-)
+MSL_MATRIX_ASSIGN(*)
+MSL_MATRIX_ASSIGN(/)
+#undef MSL_MATRIX_ASSIGN
 
 template <class T, int C, int R>
 METAL_FUNC matrix<T, C, R> operator*(

@@ -3,25 +3,21 @@
 
 #include <metal_stdlib>
 
-#define MSL_SIMD_NAMES(T) \
-  typedef T simd_##T;     \
-  typedef T vector_##T;   \
-  namespace simd {        \
-  using ::T;              \
+#define MSL_SIMD_NAMES(KIND, T) \
+  typedef T simd_##T;           \
+  typedef T KIND##_##T;         \
+  namespace simd {              \
+  using ::T;                    \
   }
-#define MSL_SIMD_EACH(T) MSL_SIMD_NAMES(T##2) MSL_SIMD_NAMES(T##3) MSL_SIMD_NAMES(T##4)
-MSL_EACH_NUMBER(MSL_SIMD_EACH)
-#undef MSL_SIMD_NAMES
-
-#define MSL_SIMD_NAMES(T) \
-  typedef T simd_##T;     \
-  typedef T matrix_##T;   \
-  namespace simd {        \
-  using ::T;              \
-  }
-#define MSL_SIMD_COLUMNS(T) MSL_SIMD_EACH(T##2x) MSL_SIMD_EACH(T##3x) MSL_SIMD_EACH(T##4x)
-MSL_SIMD_COLUMNS(float)
-MSL_SIMD_COLUMNS(half)
-#undef MSL_SIMD_COLUMNS
+#define MSL_SIMD_EACH(KIND, T) \
+  MSL_SIMD_NAMES(KIND, T##2) MSL_SIMD_NAMES(KIND, T##3) MSL_SIMD_NAMES(KIND, T##4)
+#define MSL_SIMD_VECTORS(T) MSL_SIMD_EACH(vector, T)
+#define MSL_SIMD_MATRICES(T) \
+  MSL_SIMD_EACH(matrix, T##2x) MSL_SIMD_EACH(matrix, T##3x) MSL_SIMD_EACH(matrix, T##4x)
+MSL_EACH_NUMBER(MSL_SIMD_VECTORS)
+MSL_SIMD_MATRICES(float)
+MSL_SIMD_MATRICES(half)
+#undef MSL_SIMD_MATRICES
+#undef MSL_SIMD_VECTORS
 #undef MSL_SIMD_EACH
 #undef MSL_SIMD_NAMES

@@ -3,7 +3,7 @@
 //! the thread writes next carry them. A thread's acquire fence makes known the accesses that the
 //! atomics carried which its threadgroup has read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::shadow::{ATOMIC, Cell, Earlier, READ, Stamp, WRITE};
 use super::watch::Byte;
@@ -31,6 +31,8 @@ struct Carried {
 #[derive(Default)]
 struct Fenced {
     released: Option<(Fence, View)>,
+    /// The atomics that carry this release already: once is enough, since readers come later.
+    carried_by: HashSet<Byte>,
     known: View,
 }
 
@@ -66,9 +68,8 @@ impl Order {
     /// A barrier of the threadgroup. It carries releases as an atomic does that all threads write
     /// and then read; after one for device memory, all threads know what one knew.
     pub(super) fn barrier(&mut self, is_for_device: bool) {
-        let released = |fenced: &Fenced| fenced.released.clone();
-        for (fence, known) in self.fenced.values().filter_map(released).collect::<Vec<_>>() {
-            self.carry(BARRIER, fence, known);
+        for thread in self.fenced.keys().copied().collect::<Vec<_>>() {
+            self.carry(BARRIER, thread);
         }
         if let Some(carried) = self.carried.get(&BARRIER) {
             self.seen.insert(BARRIER, carried.count);
@@ -91,6 +92,7 @@ impl Order {
         known.remove(&BARRIER); // of this threadgroup alone
         let count = fenced.released.as_ref().map_or(0, |((_, count), _)| *count);
         fenced.released = Some(((now, count + 1), known));
+        fenced.carried_by.clear();
     }
 
     /// An access of a thread, and the earlier ones that [`Cell::access`] finds.
@@ -115,13 +117,19 @@ impl Order {
         if let (true, Some(carried)) = (reads, self.carried.get(&object)) {
             self.seen.insert(object, carried.count);
         }
-        let released = self.fenced.get(&now.thread()).and_then(|fenced| fenced.released.as_ref());
-        if let (true, Some((fence, known))) = (writes, released.cloned()) {
-            self.carry(object, fence, known);
+        if writes {
+            self.carry(object, now.thread());
         }
     }
 
-    fn carry(&mut self, object: Byte, fence: Fence, known: View) {
+    /// Lets an atomic carry the release of a thread, if the thread has executed a release fence.
+    fn carry(&mut self, object: Byte, thread: u32) {
+        let Some(fenced) = self.fenced.get_mut(&thread) else { return };
+        let Some((fence, known)) = &fenced.released else { return };
+        if !fenced.carried_by.insert(object) {
+            return;
+        }
+        let (fence, known) = (*fence, known.clone());
         let carried = self.carried.entry(object).or_default();
         let of_group = carried.of_group.entry(fence.0.group()).or_default();
         of_group.push((fence, carried.count));
@@ -147,19 +155,31 @@ impl Order {
         [Some(&self.known), own].into_iter().flatten().any(|view| self.covers(view, access))
     }
 
-    fn covers(&self, view: &View, access: Fence) -> bool {
-        let (earlier, after) = access;
+    /// Whether one of the releases that a view knows, or that these passed on, covers an access.
+    /// Reads each release once, however many ways lead to it.
+    fn covers(&self, view: &View, (earlier, after): Fence) -> bool {
         let released = |(fence, count): Fence| {
             let is_late = fence.thread() == earlier.thread() && count <= after;
             earlier.is_released_by(fence) && !is_late
         };
-        view.iter().any(|(object, known)| {
-            let Some(carried) = self.carried.get(object) else { return false };
-            let releases = carried.of_group.get(&earlier.group()).into_iter().flatten();
-            let mut releases = releases.filter(|(_, number)| number < known);
-            let mut passed = carried.passed.iter().filter(|(_, number)| number < known);
-            releases.any(|(fence, _)| released(*fence))
-                || passed.any(|(view, _)| self.covers(view, access))
-        })
+        let (mut read, mut left) = (View::new(), vec![view]);
+        while let Some(view) = left.pop() {
+            for (object, &known) in view {
+                let from = read.entry(*object).or_default();
+                let Some(carried) = self.carried.get(object).filter(|_| *from < known) else {
+                    continue;
+                };
+                let numbers = *from..known;
+                *from = known;
+                let releases = carried.of_group.get(&earlier.group()).into_iter().flatten();
+                let mut releases = releases.filter(|(_, number)| numbers.contains(number));
+                if releases.any(|(fence, _)| released(*fence)) {
+                    return true;
+                }
+                let passed = carried.passed.iter().filter(|(_, number)| numbers.contains(number));
+                left.extend(passed.map(|(view, _)| view));
+            }
+        }
+        false
     }
 }
