@@ -1,10 +1,14 @@
 //! Plain weights, and the steps that follow a product.
 
+use std::ops::Range;
+
+use super::super::Machine;
 use super::super::activation::Activation;
 use super::super::element::{Bf16, Float};
 use super::super::simd::{F32x16, LANES, prefetch};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
-use super::gemm::{ACROSS, Epilogue, Extents, TILE, Weights};
+use super::gemm::{Epilogue, Extents, Factor, Places, Weights};
+use super::interleaved::{Interleaved, interleaved, interleaved_across};
 
 /// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
 pub struct Dense<T> {
@@ -26,7 +30,7 @@ impl<T: Float> Dense<T> {
         &self,
         [row, rows]: [usize; 2],
         [k, len]: [usize; 2],
-        out: *mut f32,
+        places: Places,
     ) {
         let n = self.extents.n;
         for word in 0..len.div_ceil(A::PER_WORD) {
@@ -34,10 +38,10 @@ impl<T: Float> Dense<T> {
             let from = self.w.wrapping_add((k + at) * n + row);
             // No prefetcher follows such strides.
             for at in 0..A::PER_WORD {
-                let ahead = from.wrapping_add((AHEAD * A::PER_WORD + at) * n);
+                let ahead = from.wrapping_add((AHEAD + at) * n);
                 prefetch(ahead.cast(), rows * size_of::<T>());
             }
-            for first in (0..rows).step_by(TILE) {
+            for first in (0..rows).step_by(places.step) {
                 let from = from.wrapping_add(first);
                 let next = (at + 1 < len).then_some(from.wrapping_add(n));
                 let count = LANES.min(n - row - first);
@@ -45,14 +49,14 @@ impl<T: Float> Dense<T> {
                 // lanes after it are the next word's, which follows.
                 unsafe {
                     let words = A::across::<V, T>(from, next, count);
-                    words.store(out.add(first / TILE * ACROSS + word * TILE));
+                    words.store(places.of(first, word));
                 }
             }
         }
     }
 }
 
-/// How many words ahead the rows of columns are prefetched.
+/// How many rows ahead columns are prefetched.
 const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {
@@ -82,6 +86,7 @@ impl<T: Float> Weights<InF32> for Dense<T> {
             }
         }
     }
+
     fn lie_across(&self) -> bool {
         self.columns
     }
@@ -93,10 +98,10 @@ impl<T: Float> Weights<InF32> for Dense<T> {
         rows: usize,
         k: usize,
         len: usize,
-        out: *mut f32,
+        places: Places,
     ) {
         // SAFETY: the caller's contract.
-        unsafe { self.across::<V, InF32>([row, rows], [k, len], out) }
+        unsafe { self.across::<V, InF32>([row, rows], [k, len], places) }
     }
 }
 
@@ -149,6 +154,7 @@ impl Weights<InBf16> for Dense<Bf16> {
             }
         }
     }
+
     fn lie_across(&self) -> bool {
         self.columns
     }
@@ -160,10 +166,32 @@ impl Weights<InBf16> for Dense<Bf16> {
         rows: usize,
         k: usize,
         len: usize,
-        out: *mut f32,
+        places: Places,
     ) {
         // SAFETY: the caller's contract.
-        unsafe { self.across::<V, InBf16>([row, rows], [k, len], out) }
+        unsafe { self.across::<V, InBf16>([row, rows], [k, len], places) }
+    }
+}
+
+impl<A: Arithmetic, T: Float> Factor<A> for Dense<T>
+where
+    Self: Weights<A>,
+{
+    unsafe fn interleaved(
+        &self,
+        machine: Machine,
+        rows: Range<usize>,
+        body: &dyn Fn(&Interleaved<A>),
+    ) {
+        let (first, extents) = (rows.start, [rows.len(), self.extents.k]);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if self.columns {
+                interleaved_across(machine, extents, (self, first), body);
+            } else {
+                interleaved(machine, extents, self.w.wrapping_add(first * extents[1]), body);
+            }
+        }
     }
 }
 

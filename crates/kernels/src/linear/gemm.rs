@@ -13,12 +13,14 @@ use super::super::element::Float;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
+use super::dense::Dense;
 pub use super::epilogue::Epilogue;
 use super::epilogue::{self, OnLevel, Steps};
-use super::interleaved::{Interleaved, WORDS, interleaved};
+use super::exchanged::exchanged;
+use super::interleaved::{Interleaved, WORDS};
 use super::sums::BLOCK_ROWS;
 pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE};
-pub use super::weights::Weights;
+pub use super::weights::{Factor, Places, Weights};
 
 /// Rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
@@ -42,21 +44,41 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// x is `[m, k]`, or `[k, m]` if the flag is set.
+/// The product of `[m, k]` and `[n, k]`.
 ///
 /// # Safety
-/// As for [`interleaved`](super::interleaved::interleaved); the weights and the epilogue hold what
-/// `extents` says.
+/// x and the weights have these rows, and the epilogue takes `[m, n]`.
 pub unsafe fn gemm<A: Arithmetic, T: Float>(
     machine: Machine,
-    extents: Extents,
-    x: (*const T, bool),
-    weights: &impl Weights<A>,
+    x: &Dense<T>,
+    n: usize,
+    weights: &impl Factor<A>,
     epilogue: &impl Epilogue,
-) {
-    let Extents { m, n, k } = extents;
+) where
+    Dense<T>: Weights<A>,
+{
+    let m = x.extents.n;
     // SAFETY: the caller's contract.
-    unsafe { interleaved(machine, [m, k], x, &|x| multiply(machine, x, n, weights, epilogue)) }
+    unsafe {
+        if exchanges(in_tiles(machine, weights), (m, x.columns), (n, weights.lie_across())) {
+            exchanged(machine, x, n, weights, &OnLevel { level: machine.level, epilogue });
+        } else {
+            let body = |x: &Interleaved<A>| multiply(machine, x, n, weights, epilogue);
+            Factor::<A>::interleaved(x, machine, 0..m, &body);
+        }
+    }
+}
+
+/// Whether the weights take the place of x, and x that of weights. Words are interleaved once, so
+/// the smaller factor should be, where it is much smaller; a factor that lies across is already
+/// interleaved, and unpacking rows of it for tiles takes an exchange of rows and columns.
+fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
+    match (x_across, w_across) {
+        (true, true) if in_tiles => 4 * m <= n,
+        (false, true) if in_tiles => true,
+        (true, false) if in_tiles => false,
+        _ => 4 * n <= m,
+    }
 }
 
 /// Multiplies an interleaved x, which several products may share.
@@ -75,7 +97,7 @@ pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     unsafe { multiply_with(machine, x, n, weights, steps) }
 }
 
-unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
+pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     machine: Machine,
     x: &Interleaved<A>,
     n: usize,
@@ -86,7 +108,7 @@ unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     // Use smaller blocks if there are too few blocks for the threads to end at one time. With four
     // threads or more, products in tiles use smaller blocks too, if x stays in the second-level
     // cache.
-    let in_tiles = machine.level.multiplies_tiles() && tiled::<A, W>();
+    let in_tiles = in_tiles(machine, weights);
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let tile = if in_tiles { TILE_ROWS } else { TILE };
     let columns = if in_tiles && !near { MOST_COLUMNS } else { BLOCK_COLUMNS };
@@ -178,6 +200,11 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
     }
 }
 
+/// Whether this machine multiplies these factors and weights in tiles.
+fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) -> bool {
+    machine.level.multiplies_tiles() && tiled::<A, W>()
+}
+
 /// Whether any level has products of tiles for these factors and weights.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
     A::PAIRS || W::BYTES
@@ -230,7 +257,9 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         let index = first / TILE % TOGETHER;
                         if index == 0 {
                             let rows = (TOGETHER * TILE).min(columns - first);
-                            blocks.weights.unpack_across::<V>(column + first, rows, at, len, tile);
+                            let places = Places { out: tile, step: TILE, pitch: ACROSS };
+                            let first = column + first;
+                            blocks.weights.unpack_across::<V>(first, rows, at, len, places);
                         }
                         tile = tile.add(index * ACROSS);
                     } else {

@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::element::Float;
-use super::super::simd::{F32x16, Kernel, LANES, prefetch};
+use super::super::simd::{F32x16, Kernel, LANES};
 use super::super::{Machine, Shared};
 use super::arithmetic::Arithmetic;
+use super::weights::{Places, Weights};
 use super::workspace;
 
 /// Words of a row in a tile of weights; `k` is blocked by this many.
@@ -32,85 +33,100 @@ impl<A: Arithmetic> Interleaved<A> {
         let at = (start * panels + panel * WORDS.min(words - start)) * LANES;
         self.packed.wrapping_add(at)
     }
+
+    fn panels(&self) -> usize {
+        self.m.div_ceil(LANES)
+    }
+
+    /// Blocks of words.
+    fn blocks(&self) -> usize {
+        self.k.div_ceil(A::PER_WORD).div_ceil(WORDS)
+    }
 }
 
-/// Calls `body` with x interleaved, which any number of products can use: `[m, k]`, or `[k, m]` if
-/// `columns`.
+/// Calls `body` with x, which is `[m, k]`, interleaved; any number of products can use it.
 ///
 /// # Safety
-/// `x` holds `m * k` elements, which are bf16 if `columns` and factors are.
+/// `x` holds `m * k` elements, which are bf16 if factors are.
 pub unsafe fn interleaved<A: Arithmetic, T: Float>(
     machine: Machine,
     [m, k]: [usize; 2],
-    (x, columns): (*const T, bool),
+    x: *const T,
     body: &dyn Fn(&Interleaved<A>),
 ) {
-    let (panels, words) = (m.div_ceil(LANES), k.div_ceil(A::PER_WORD));
-    workspace::with(panels * LANES * words, &|packed| {
-        let to = Interleaved { packed, m, k, arithmetic: PhantomData };
-        let x = Shared(x.cast_mut());
-        let across = if columns { panels.div_ceil(TOGETHER) } else { panels };
-        let work = 20 * WORDS * if columns { TOGETHER } else { 1 };
-        machine.pool.for_each(across * words.div_ceil(WORDS), work, &|items| {
+    let x = Shared(x.cast_mut());
+    fill([m, k], body, &|to| {
+        machine.pool.for_each(to.panels() * to.blocks(), 20 * WORDS, &|items| {
             // SAFETY: the caller's contract; the workspace holds every panel.
-            unsafe {
-                match columns {
-                    true => machine.level.run(Columns { x: x.get(), to: &to, items }),
-                    false => machine.level.run(Interleave { x: x.get(), to: &to, items }),
-                }
-            }
+            unsafe { machine.level.run(Interleave { x: x.get(), to, items }) }
         });
+    });
+}
+
+/// [`interleaved`] for `m` rows from `first` on of a matrix that lies across, such as a transposed
+/// x. `first` is a multiple of sixteen.
+///
+/// # Safety
+/// The rows exist, with `k` elements each.
+pub unsafe fn interleaved_across<A: Arithmetic>(
+    machine: Machine,
+    [m, k]: [usize; 2],
+    (rows, first): (&impl Weights<A>, usize),
+    body: &dyn Fn(&Interleaved<A>),
+) {
+    fill([m, k], body, &|to| {
+        let items = to.panels().div_ceil(TOGETHER) * to.blocks();
+        machine.pool.for_each(items, 20 * WORDS * TOGETHER, &|items| {
+            // SAFETY: the caller's contract; the workspace holds every panel.
+            unsafe { machine.level.run(Across { rows, first, to, items }) }
+        });
+    });
+}
+
+fn fill<A: Arithmetic>(
+    [m, k]: [usize; 2],
+    body: &dyn Fn(&Interleaved<A>),
+    write: &dyn Fn(&Interleaved<A>),
+) {
+    workspace::with(m.next_multiple_of(LANES) * k.div_ceil(A::PER_WORD), &|packed| {
+        let to = Interleaved { packed, m, k, arithmetic: PhantomData };
+        write(&to);
         body(&to);
     });
 }
 
-/// Panels of x as `[k, m]` that are interleaved together, so that what is read of a row of x is
-/// not a cache line alone.
-const TOGETHER: usize = 4;
+/// Panels that [`interleaved_across`] writes together, so that what is read of a row is not a
+/// cache line alone.
+pub const TOGETHER: usize = 4;
 
-/// [`Interleave`] for x as `[k, m]`; an item is a block of words of [`TOGETHER`] panels.
-struct Columns<'a, A, T> {
-    x: *const T,
+/// [`Interleave`] for rows that lie across; an item is a block of words of [`TOGETHER`] panels.
+struct Across<'a, A, W> {
+    rows: &'a W,
+    first: usize,
     to: &'a Interleaved<A>,
     items: Range<usize>,
 }
 
-impl<A: Arithmetic, T: Float> Kernel for Columns<'_, A, T> {
+impl<A: Arithmetic, W: Weights<A>> Kernel for Across<'_, A, W> {
     const BF16: bool = A::PAIRS;
     const ONLY_BF16: bool = Self::BF16;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let &Interleaved { m, k, .. } = self.to;
-        let panels = m.div_ceil(LANES);
-        let across = panels.div_ceil(TOGETHER);
+        let across = self.to.panels().div_ceil(TOGETHER);
         for item in self.items {
-            let (block, first) = (item / across, item % across * TOGETHER);
-            let start = block * WORDS * A::PER_WORD;
-            let len = (WORDS * A::PER_WORD).min(k - start);
-            for at in (0..len).step_by(A::PER_WORD) {
-                let row = self.x.wrapping_add((start + at) * m);
-                for panel in first..panels.min(first + TOGETHER) {
-                    let column = panel * LANES;
-                    let row = row.wrapping_add(column);
-                    let next = (at + 1 < len).then(|| row.wrapping_add(m));
-                    let to = self.to.panel(block, panel).cast_mut();
-                    // No prefetcher follows such strides.
-                    let ahead = row.wrapping_add(AHEAD * A::PER_WORD * m);
-                    prefetch(ahead.cast(), LANES * size_of::<T>());
-                    // SAFETY: the rows and columns exist, and the panel has room for every word.
-                    unsafe {
-                        let words = A::across::<V, T>(row, next, LANES.min(m - column));
-                        words.store(to.add(at / A::PER_WORD * LANES));
-                    }
-                }
-            }
+            let (block, panel) = (item / across, item % across * TOGETHER);
+            let (row, at) = (panel * LANES, block * WORDS * A::PER_WORD);
+            let rows = (TOGETHER * LANES).min(m - row);
+            let len = (WORDS * A::PER_WORD).min(k - at);
+            let out = self.to.panel(block, panel).cast_mut();
+            let places = Places { out, step: LANES, pitch: len.div_ceil(A::PER_WORD) * LANES };
+            // SAFETY: the rows and elements exist, and the panels have room for every word.
+            unsafe { self.rows.unpack_across::<V>(self.first + row, rows, at, len, places) };
         }
     }
 }
-
-/// How many words ahead the rows of x as `[k, m]` are prefetched.
-const AHEAD: usize = 8;
 
 /// An item is a block of words of a panel.
 struct Interleave<'a, A, T> {

@@ -4,6 +4,7 @@ pub mod arithmetic;
 mod columns;
 pub mod dense;
 mod epilogue;
+mod exchanged;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
@@ -78,12 +79,15 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }
+        let of_x = Extents { m: extents.n, n: extents.m, k: extents.k };
         if const { T::IS_BF16 } && !tokens && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
-            return gemm::<InBf16, T>(machine, extents, (x, call.turned), &weights, &finish);
+            let x = Dense::<Bf16> { w: call.x.cast(), extents: of_x, columns: call.turned };
+            return gemm::<InBf16, _>(machine, &x, extents.n, &weights, &finish);
         }
         let weights = Dense::<T> { w: call.w.cast(), extents, columns: call.columns };
-        gemm::<InF32, T>(machine, extents, (x, call.turned), &weights, &finish);
+        let x = Dense::<T> { w: x, extents: of_x, columns: call.turned };
+        gemm::<InF32, _>(machine, &x, extents.n, &weights, &finish);
     }
 }
 

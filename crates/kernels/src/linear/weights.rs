@@ -1,11 +1,32 @@
 //! The matrix on the right of the GEMM, in any format.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
+use super::super::Machine;
 use super::super::simd::tiles::TILE_PANELS;
 use super::super::simd::{F32x16, LANES};
 use super::arithmetic::Arithmetic;
+use super::interleaved::Interleaved;
 use super::sums::{Pass, TileSums, tile_products};
+
+/// Where [`Weights::unpack_across`] writes: for `step` rows together, each word of these rows, then
+/// the next; the next rows `pitch` floats later. Up to sixteen floats are written for a word, of
+/// which the next word overwrites those after `step`.
+#[derive(Clone, Copy)]
+pub struct Places {
+    pub out: *mut f32,
+    pub step: usize,
+    pub pitch: usize,
+}
+
+impl Places {
+    /// The place of a word of the rows from `first` on, a multiple of `step`.
+    #[inline(always)]
+    pub fn of(self, first: usize, word: usize) -> *mut f32 {
+        self.out.wrapping_add(first / self.step * self.pitch + word * self.step)
+    }
+}
 
 /// The right-hand matrix, `[n, k]`, in any format.
 pub trait Weights<A: Arithmetic>: Sync {
@@ -33,19 +54,17 @@ pub trait Weights<A: Arithmetic>: Sync {
         false
     }
 
-    /// Writes words of the elements `k..k + len` of the rows `row..row + rows` to `out`: a tile
-    /// each [`ACROSS`](super::sums::ACROSS) floats, and there for each word that of
-    /// [`TILE`](super::sums::TILE) rows.
+    /// Writes words of the elements `k..k + len` of the rows `row..row + rows`, at most 64.
     ///
     /// # Safety
-    /// As for `unpack`, with room for whole tiles.
+    /// As for `unpack`, with room for sixteen floats from each place on.
     unsafe fn unpack_across<V: F32x16>(
         &self,
         _row: usize,
         _rows: usize,
         _k: usize,
         _len: usize,
-        _out: *mut f32,
+        _places: Places,
     ) {
     }
 
@@ -95,4 +114,18 @@ pub trait Weights<A: Arithmetic>: Sync {
         // SAFETY: the caller's contract.
         unsafe { tile_products::<V, A>(pass, tile, sums) }
     }
+}
+
+/// [`Weights`] that can take the place of x.
+pub trait Factor<A: Arithmetic>: Weights<A> {
+    /// Calls `body` with these rows, interleaved. The first is a multiple of sixteen.
+    ///
+    /// # Safety
+    /// They exist.
+    unsafe fn interleaved(
+        &self,
+        machine: Machine,
+        rows: Range<usize>,
+        body: &dyn Fn(&Interleaved<A>),
+    );
 }

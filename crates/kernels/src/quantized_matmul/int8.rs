@@ -58,7 +58,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
                     let x = from.get().cast_const();
                     machine.level.run(Round { x, m, k, group: call.group, to: &x8, panels });
                 });
-                interleaved::<InF32, f32>(machine, [m, k / BYTES], (x8.words, false), &|x| {
+                interleaved::<InF32, f32>(machine, [m, k / BYTES], x8.words, &|x| {
                     let finish = Finish::new::<T>(machine, call);
                     prefill::each_product::<T>(call, &finish, |weights, epilogue| {
                         let w = Bytes { call, weights, x: &x8 };

@@ -41,7 +41,7 @@ where
     // SAFETY: the caller's contract; the products are this call's.
     unsafe {
         normalized::<T>(machine, call, &|x| {
-            interleaved::<A, T>(machine, [call.rows, call.axis], (x, false), &|x| {
+            interleaved::<A, T>(machine, [call.rows, call.axis], x, &|x| {
                 let finish = Finish::of_prompt::<A, T>(machine, call, x);
                 each_product::<T>(call, &finish, |weights, epilogue| {
                     let n = weights.columns;

@@ -1,13 +1,16 @@
 //! `x · W + residual` with W in MLX's packed layouts, as derivatives of `x · Wᵀ` need it: tiles of
 //! W are decoded, with rows and columns exchanged, for the GEMM of `linear`.
 
+use std::ops::Range;
+
 use super::call::{Mode, Weights};
 use super::format::{Affine, Floats, Format, Scales, with_format};
 use crate::Machine;
 use crate::element::{Bf16, Element, Float, with_element};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32, paired};
-use crate::linear::dense::Finish;
-use crate::linear::gemm::{self, ACROSS, Extents, TILE, TOGETHER, gemm};
+use crate::linear::dense::{Dense, Finish};
+use crate::linear::gemm::{self, Extents, Factor, Places, TILE, TOGETHER, gemm};
+use crate::linear::interleaved::{self, Interleaved, interleaved_across};
 use crate::simd::{F32x16, LANES};
 
 /// One call. Buffers hold elements of `element` and are aligned to them.
@@ -55,8 +58,11 @@ pub unsafe fn quantized_transposed_on(machine: Machine, call: &QuantizedTranspos
     })
 }
 
-unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTransposedCall) {
-    let extents = Extents { m: call.rows, n: call.axis, k: call.weights.columns };
+unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTransposedCall)
+where
+    Dense<T>: gemm::Weights<A>,
+{
+    let extents = Extents { m: call.axis, n: call.rows, k: call.weights.columns };
     let finish = Finish::<T> {
         out: call.out.cast(),
         columns: call.axis,
@@ -64,9 +70,9 @@ unsafe fn run<A: Arithmetic, T: Float>(machine: Machine, call: &QuantizedTranspo
         activation: None,
         residual: call.residual.cast(),
     };
-    let (x, weights) = (call.x.cast::<T>(), Turned { call });
+    let x = Dense::<T> { w: call.x.cast(), extents, columns: false };
     // SAFETY: the caller's contract.
-    unsafe { gemm::<A, T>(machine, extents, (x, false), &weights, &finish) }
+    unsafe { gemm::<A, T>(machine, &x, call.axis, &Turned { call }, &finish) }
 }
 
 /// The weights as `[axis, columns]`.
@@ -79,9 +85,10 @@ unsafe impl Sync for Turned<'_> {}
 
 /// The room for the blocks of weights that sixteen elements from any place on belong to.
 const BLOCKS: usize = 2 * LANES;
-/// The number of weights that `decode` may write for the tiles that are unpacked together. It
-/// writes whole blocks.
-const ROOM: usize = (TOGETHER * TILE).next_multiple_of(LANES) + 2 * LANES;
+/// The number of weights that `decode` may write for rows that are unpacked together. It writes
+/// whole blocks.
+const ROOM: usize = interleaved::TOGETHER * LANES + 2 * LANES;
+const _: () = assert!(TOGETHER * TILE <= interleaved::TOGETHER * LANES);
 
 impl Turned<'_> {
     /// Decodes the blocks of sixteen weights that hold `rows` elements of a row of W from `at` on,
@@ -146,7 +153,7 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
         rows: usize,
         k: usize,
         len: usize,
-        out: *mut f32,
+        places: Places,
     ) {
         with_format!(self.call, F => for word in 0..len.div_ceil(A::PER_WORD) {
             let mut blocks = [[0.0f32; ROOM]; 2];
@@ -157,14 +164,14 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
                 for (next, blocks) in blocks.iter_mut().enumerate().take(here) {
                     self.decode::<V, A, F>(k + at + next, row, rows, blocks.as_mut_ptr());
                 }
-                for first in (0..rows).step_by(TILE) {
+                for first in (0..rows).step_by(places.step) {
                     let place = row % LANES + first;
                     let mut words: V = V::load(blocks[0].as_ptr().add(place));
                     if A::PAIRS {
                         let next: V = V::load(blocks[1].as_ptr().add(place));
                         words = paired(words.to_bf16(), next.to_bf16());
                     }
-                    words.store(out.add(first / TILE * ACROSS + word * TILE));
+                    words.store(places.of(first, word));
                 }
             }
         })
@@ -206,5 +213,18 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
                 }
             }
         }
+    }
+}
+
+impl<A: Arithmetic> Factor<A> for Turned<'_> {
+    unsafe fn interleaved(
+        &self,
+        machine: Machine,
+        rows: Range<usize>,
+        body: &dyn Fn(&Interleaved<A>),
+    ) {
+        let extents = [rows.len(), self.call.weights.columns];
+        // SAFETY: the caller's contract.
+        unsafe { interleaved_across(machine, extents, (self, rows.start), body) }
     }
 }

@@ -172,6 +172,43 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 
 each_type!(rows_have_one_order_at_any_width);
 
+/// Whichever factor takes the place of the other, and however it lies.
+fn sums_are_the_same_in_each_place<T: Sample>() {
+    let (m, n, k) = (140, 150, 70);
+    let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
+    for machine in machines_and_tiles() {
+        let case = |m, n, turned, columns| Case { m, n, k, turned, columns, ..PLAIN };
+        let all = run(machine, &case(m, n, false, false), &x, &w, &[]);
+        for (m, n) in [(m, n), (m, 35), (m, 7), (37, n), (9, n)] {
+            let (x, w) = (&x[..m * k], &w[..n * k]);
+            let expected: Vec<T> = (0..m * n).map(|at| all[at / n * 150 + at % n]).collect();
+            for (turned, columns) in [(false, false), (false, true), (true, false), (true, true)] {
+                let x = if turned { transposed(x, m, k) } else { x.to_vec() };
+                let w = if columns { transposed(w, n, k) } else { w.to_vec() };
+                let got = run(machine, &case(m, n, turned, columns), &x, &w, &[]);
+                let what = format!("{m}x{n} {turned} {columns} {:?}", machine.level);
+                assert_same(&got, &expected, &what);
+            }
+        }
+    }
+}
+
+each_type!(sums_are_the_same_in_each_place);
+
+#[test]
+fn weights_that_are_interleaved_in_parts() {
+    let (m, n, k) = (2, 300, 65_538);
+    let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
+    let across = transposed(&w, n, k);
+    for machine in machines_and_tiles() {
+        if machine.level.multiplies_tiles() {
+            let case = |columns| Case { m, n, k, columns, order: RowOrder::Prompt, ..PLAIN };
+            let expected = run(machine, &case(false), &x, &w, &[]);
+            assert_same(&run(machine, &case(true), &x, &across, &[]), &expected, "in parts");
+        }
+    }
+}
+
 #[test]
 fn blocks_of_an_x_beyond_the_second_cache() {
     // x has more than 1 MB, and the outputs more columns than the largest block.
