@@ -70,15 +70,10 @@ pub unsafe fn gemm<A: Arithmetic, T: Float>(
 }
 
 /// Whether the weights take the place of x, and x that of weights. Words are interleaved once, so
-/// the smaller factor should be, where it is much smaller; a factor that lies across is already
-/// interleaved, and unpacking rows of it for tiles takes an exchange of rows and columns.
+/// the smaller factor should be, where it is much smaller. For tiles, a factor that lies across is
+/// interleaved as it is, and to unpack rows of it means to exchange rows and columns.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
-    match (x_across, w_across) {
-        (true, true) if in_tiles => 4 * m <= n,
-        (false, true) if in_tiles => true,
-        (true, false) if in_tiles => false,
-        _ => 4 * n <= m,
-    }
+    if in_tiles && (x_across || w_across) { !x_across } else { 4 * n <= m }
 }
 
 /// Multiplies an interleaved x, which several products may share.
