@@ -1,10 +1,16 @@
 #include "ops/take_grad.h"
 
+#include <algorithm>
+#include <bit>
+
+#include "../../metal/take_grad.h"
 #include "runtime/kernels.h"
 
 namespace mlx_primitives {
 
 namespace {
+
+constexpr auto take_grad_op = "take_grad";
 
 mx::array take_grad(
     const mx::array& a, const mx::array& indices, const mx::array& g, mx::Stream s) {
@@ -30,8 +36,7 @@ mx::array take(const mx::array& a, const mx::array& indices, int axis, mx::Strea
   auto s = mx::to_stream(s_);
   bool typed = a.dtype() == mx::float32 || a.dtype() == mx::float16 || a.dtype() == mx::bfloat16;
   bool rows = a.ndim() == 2 && (axis == 0 || axis == -2) && a.size() > 0 && indices.size() > 0;
-  bool ours = s.device == mx::Device::cpu && !simulating() && a.is_tracer();
-  if (!typed || !rows || !ours) {
+  if (!typed || !rows || !a.is_tracer()) {
     return mx::take(a, indices, axis, s);
   }
   auto taken = [s](const Arrays& x) {
@@ -63,6 +68,37 @@ Arrays TakeGrad::vjp(
 
 bool TakeGrad::is_equivalent(const mx::Primitive& other) const {
   return rows_ == static_cast<const TakeGrad&>(other).rows_;
+}
+
+std::vector<Dispatch> TakeGrad::dispatches(
+    const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  auto& g = inputs[0];
+  auto& ids = inputs[1];
+  max_threads = whole_simds(take_grad_op, max_threads);
+  auto count = grid_count(take_grad_op, "rows", ids.size());
+  TakeGradParams params{
+      count,
+      std::bit_floor(count),
+      static_cast<uint32_t>(rows_),
+      static_cast<uint32_t>(g.shape(1))};
+  auto sorted = temporary(ids.shape(), ids.dtype());
+  auto places = temporary(ids.shape(), mx::uint32);
+  auto together = std::min<uint32_t>(ROWS_PER_GROUP, max_threads / SIMD_WIDTH);
+  Launch order{
+      "mlxp_take_grad_order" + type_suffix(ids),
+      {static_cast<uint32_t>(ceil_div(count, together)), 1, 1},
+      {together * SIMD_WIDTH, 1, 1}};
+  auto quads = static_cast<uint32_t>(ceil_div(params.axis, READS));
+  auto threads = std::min({max_threads, uint32_t{TAKE_GRAD_GROUP}, round_up(quads, SIMD_WIDTH)});
+  Launch sum{
+      "mlxp_take_grad_sum" + type_suffix(g),
+      {static_cast<uint32_t>(ceil_div(params.rows, TAKE_GRAD_ROWS)),
+       static_cast<uint32_t>(ceil_div(quads, threads)),
+       1},
+      {threads, 1, 1}};
+  return {
+      {take_grad_op, order, {ids}, {sorted, places}, TakeGradOrderParams{count}},
+      {take_grad_op, sum, {g, sorted, places}, outputs, params}};
 }
 
 CpuCall TakeGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {

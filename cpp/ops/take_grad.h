@@ -4,21 +4,19 @@
 
 namespace mlx_primitives {
 
-/**
- * MLX's take. Where rows of a floating matrix are taken on a CPU, the gradient of the matrix is a
- * TakeGrad.
- */
+/** MLX's take, whose gradient is a TakeGrad where rows of a floating matrix are taken. */
 mx::array take(const mx::array& a, const mx::array& indices, int axis, mx::StreamOrDevice s = {});
 
 /**
  * The gradient of a matrix [rows, columns]. Inputs: the gradient [count, columns] of the rows that
- * were taken, and their numbers, uint32 [count]; row-contiguous.
+ * were taken, and their numbers, uint32 [count]; row-contiguous. Each row gets the sum of its
+ * copies' gradients in their order, so that CPUs and GPUs compute the same bits.
  */
-class TakeGrad : public CpuPrimitive {
+class TakeGrad : public ComposedPrimitive {
  public:
-  TakeGrad(mx::Stream stream, int rows) : CpuPrimitive(stream), rows_(rows) {}
+  TakeGrad(mx::Stream stream, int rows) : ComposedPrimitive(stream), rows_(rows) {}
 
-  CPU_METHODS(TakeGrad)
+  COMPOSED_METHODS(TakeGrad)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{rows_, inputs[0].shape(1)}};
   }

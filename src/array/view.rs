@@ -154,7 +154,9 @@ impl Array {
     /// axis: `[..., n, ...]` becomes `[..., indices.shape(), ...]`.
     ///
     /// Negative indices count from the end; those outside the axis take its nearest slice.
-    /// Differentiable in the array.
+    /// Differentiable in the array. The gradient of a floating matrix whose rows are taken, such as
+    /// an embedding, is a kernel of this crate: each row gets the gradients of its copies, added up
+    /// in float32 in the order of the indices and rounded once.
     ///
     /// # Errors
     ///

@@ -7,6 +7,7 @@ and the values follow from how a kernel shares its work: they change when the ke
 from dataclasses import dataclass, field
 
 DTYPES = ("float32", "float16", "bfloat16")
+NAMED = (*DTYPES, "uint32")  # by which the names of kernels end
 AXIS = 4096  # columns of the products of few rows
 
 

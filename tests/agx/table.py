@@ -88,7 +88,7 @@ def measure_ours(tools, pool, cases, wanted):
     used = {case.ours.kernel for case in cases.values()}
     jobs = []
     for head, entries in pool.map(tools.rewrite, sorted((ROOT / "metal").glob("*.metal"))):
-        for t in kernels.DTYPES:
+        for t in kernels.NAMED:
             chosen = {
                 name: entry
                 for name, entry in entries.items()

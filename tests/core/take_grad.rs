@@ -1,12 +1,13 @@
-//! The gradient of a matrix whose rows were taken, beside MLX's. The kernels' tests compare it with
-//! sums in f32, on every level and for any number of threads.
+//! The gradient of a matrix whose rows were taken, beside MLX's and beside sums in f32. The kernels'
+//! tests compare it with these on every level and for any number of threads.
 
+use mlx_primitives::graph::dispatches;
 use mlx_primitives::transforms::{grad, jvp, vjp, vmap};
 use mlx_primitives::{Array, Dtype, Result, builtin};
 
+use crate::support::Checked;
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, random, random32};
-use crate::support::{Checked, simulated};
 
 /// The node and the value of a gradient in a matrix.
 fn gradient(matrix: &Array, ids: &Array, g: &Array) -> Result<(Option<String>, Array)> {
@@ -27,7 +28,7 @@ fn gradients_are_sums_of_copies() -> Checked {
             }
         }
         let (node, of_matrix) = gradient(&matrix, &ids, &g)?;
-        assert_eq!(node.as_deref(), Some(if simulated() { "Scatter Sum" } else { "TakeGrad" }));
+        assert_eq!(node.as_deref(), Some("TakeGrad"));
         let near = if dtype == Dtype::Float32 { 1e-6 } else { 0.05 };
         assert_close(&numbers(&of_matrix)?, &want, near, dtype.name());
         let ids = Array::from_slice(&[3u32, 0, 8, 3, 8, 5, 3, 0], [2, 4])?;
@@ -35,9 +36,60 @@ fn gradients_are_sums_of_copies() -> Checked {
             let (_, same) = gradient(&matrix, &ids.astype(of_type)?, &g)?;
             assert_same(&same, &of_matrix, of_type.name())?;
         }
-        if !simulated() {
-            let theirs = builtin::composition(&gradient(&matrix, &ids, &g)?.1)?.swap_remove(0);
-            assert_close(&numbers(&of_matrix)?, &numbers(&theirs)?, 2.0 * near, "MLX");
+        let theirs = builtin::composition(&gradient(&matrix, &ids, &g)?.1)?.swap_remove(0);
+        assert_close(&numbers(&of_matrix)?, &numbers(&theirs)?, 2.0 * near, "MLX");
+    }
+    Ok(())
+}
+
+/// Every device adds up the copies in their order: the bits are those of sums in f32.
+#[test]
+fn devices_agree_on_every_bit() -> Checked {
+    for [rows, axis, count] in [[1, 1, 1], [40, 5, 70], [17, 1100, 9], [33, 64, 256]] {
+        let (matrix, g) = (random32(&[rows, axis], 1)?, random32(&[count, axis], 2)?);
+        // One row most of the time, others once or never, and the last one at last.
+        let row = |i: i32| if i % 3 == 1 { rows / 2 } else { i * 7919 % rows };
+        let ids: Vec<i32> = (1..count).map(row).chain([rows - 1]).collect();
+        let mut want = vec![0.0f32; (rows * axis) as usize];
+        let (axis, taken) = (axis as usize, g.to_vec::<f32>()?);
+        for (&id, g) in ids.iter().zip(taken.chunks(axis)) {
+            want[id as usize * axis..][..axis].iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
+        }
+        let want = Array::from_slice(&want, matrix.shape())?;
+        let (_, got) = gradient(&matrix, &Array::from_slice(&ids, count)?, &g)?;
+        assert_same(&got, &want, &format!("{count} of {rows}"))?;
+    }
+    Ok(())
+}
+
+/// Numbers outside the matrix take its nearest row, which gets their gradients.
+#[test]
+fn rows_outside_the_matrix_are_its_nearest() -> Checked {
+    let (matrix, g) = (random32(&[5, 9], 1)?, random32(&[4, 9], 2)?);
+    let of = |ids: &[i32; 4]| gradient(&matrix, &Array::from_slice(ids, 4)?, &g);
+    assert_same(&of(&[4, 5, -9, 900])?.1, &of(&[4, 4, 0, 4])?.1, "rows outside the matrix")?;
+    Ok(())
+}
+
+/// A SIMD group for each row that was taken; then sixteen rows of the matrix for each threadgroup,
+/// or the rest, and every column once.
+#[test(simulated = never)]
+fn dispatches_cover_the_matrix_once() -> Checked {
+    let lazy = |shape: &[i32]| Array::scalar(0.0f32)?.broadcast_to(shape);
+    for [count, rows, axis] in [[1, 1, 1], [9, 16, 129], [512, 32_000, 4097], [8192, 128_256, 64]] {
+        let ids = lazy(&[count])?.astype(Dtype::Int32)?;
+        let (_, of) = gradient(&lazy(&[rows, axis])?, &ids, &lazy(&[count, axis])?)?;
+        for max_threads in [32, 100, 256, 1024, 4096] {
+            let plans = dispatches(&of, max_threads)?;
+            let what = format!("{count} of {rows}x{axis} within {max_threads}: {plans:?}");
+            let [order, sum] = &plans[..] else { panic!("{what}") };
+            let simds = order.group[0] / 32;
+            assert!(order.group[0] <= max_threads.min(256) && simds > 0, "{what}");
+            assert_eq!(order.grid, [(count as u32).div_ceil(simds), 1, 1], "{what}");
+            let threads = sum.group[0];
+            assert!(threads <= max_threads.min(256) && threads.is_multiple_of(32), "{what}");
+            let columns = (axis as u32).div_ceil(4 * threads);
+            assert_eq!(sum.grid, [(rows as u32).div_ceil(16), columns, 1], "{what}");
         }
     }
     Ok(())

@@ -62,6 +62,8 @@ pub const KERNELS: &[Equivalent] = &[
     ("copy_state", "at.x >= params.row ", "(false ||", "the grid has whole rows"),
     ("copy_state", "start >= count", "start > count", "a quad of nothing but pad"),
     ("copy_state", "start >= count", "start + 1 >=", "a state has an even number of elements"),
+    ("take_grad_sum", "at >= params.axis", "at > params.axis", "a quad of nothing but pad"),
+    ("take_grad_sum", "= load4(", "T(1.0f)", "only what is stored is used"),
 ];
 
 /// A part of the kernel's name, or the stem of the parameter; the change, where `a..b` matches the

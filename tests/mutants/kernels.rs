@@ -13,7 +13,7 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
 /// Files of `metal/`, and the stems of the kernels that show their mutants.
-const FILES: [(&str, &[&str]); 16] = [
+const FILES: [(&str, &[&str]); 17] = [
     ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
     ("layer_norm_rows.h", &["rms_norm", "layer_norm"]),
@@ -30,6 +30,7 @@ const FILES: [(&str, &[&str]); 16] = [
     ("lora.metal", &["lora"]),
     ("activation.metal", &["activation"]),
     ("norm_grad.metal", &["norm_grad"]),
+    ("take_grad.metal", &["take_grad"]),
 ];
 
 /// Files whose kernels take longer to compile or to run, and the classes of mutants that run.

@@ -375,16 +375,13 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             let of = |len| attended(p, LAYOUT, usual(&offset()), len, Attention::default());
             Ok(vec![of(5)?, of(8)?])
         }),
-        match simulated() {
-            true => fixed("TakeGrad::rows_", "GPUs have MLX's kernel instead"),
-            false => apart("TakeGrad::rows_", &[&[1, 8]], |p| {
-                let ids = offset().reshape(1)?;
-                let of = |rows: i32| {
-                    let matrix = Array::ones::<f32>((rows, 8))?;
-                    Ok(vjp(|x: Array| x.take(&ids, 0), &matrix, &p[0])?.1)
-                };
-                [5, 6].map(of).into_iter().collect()
-            }),
-        },
+        apart("TakeGrad::rows_", &[&[1, 8]], |p| {
+            let ids = offset().reshape(1)?;
+            let of = |rows: i32| {
+                let matrix = Array::ones::<f32>((rows, 8))?;
+                Ok(vjp(|x: Array| x.take(&ids, 0), &matrix, &p[0])?.1)
+            };
+            [5, 6].map(of).into_iter().collect()
+        }),
     ]
 }

@@ -30,7 +30,7 @@ const ROWS: [[i32; 2]; 14] = [
 const EPS: f32 = 0.01;
 
 pub fn all() -> Vec<Case> {
-    let parts = [softmaxes(), norms(), masked(), losses(), reductions(), elements()];
+    let parts = [softmaxes(), norms(), masked(), losses(), reductions(), taken(), elements()];
     parts.into_iter().flatten().flat_map(|cases| cases.all).collect()
 }
 
@@ -200,6 +200,27 @@ fn reductions() -> Vec<Cases> {
         let nan = Array::from_slice(&[1.0f32, f32::NAN, 1.0], [3, 1])?;
         Ok(vec![ops::max(&x.multiply(&nan)?, -1)?])
     });
+    vec![cases]
+}
+
+/// The gradient of a matrix whose rows were taken, some of them several times and some never. A
+/// threadgroup has sixteen rows.
+fn taken() -> Vec<Cases> {
+    let mut cases = Cases::of("take_grad");
+    let mut add = |rows: i32, axis: i32, ids: Vec<i32>| {
+        let count = ids.len() as i32;
+        cases.add(format_args!("{count} of [{rows}, {axis}]"), move || {
+            let (matrix, g) = (wave(&[rows, axis], 0)?, wave(&[count, axis], 2)?);
+            let ids = Array::from_slice(&ids, [count])?;
+            Ok(vec![vjp(|x: Array| x.take(&ids, 0), &matrix, &g)?.1])
+        });
+    };
+    add(1, 1, vec![0]);
+    add(17, 3, vec![3, 15, 0, 15, 16]);
+    for [rows, axis, count] in [[5, 3, 9], [16, 31, 40], [40, 1030, 21], [35, 128, 64]] {
+        let row = |i: i32| if i % 3 == 1 { rows / 2 } else { i * 7919 % rows };
+        add(rows, axis, (0..count).map(row).collect());
+    }
     vec![cases]
 }
 
