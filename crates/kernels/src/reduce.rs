@@ -23,6 +23,11 @@ pub const PIECE: usize = 16_384;
 /// The number of rows from which on rows are not split, since every thread has some.
 const MANY_ROWS: usize = 64;
 
+/// Whether the rows are long and few, so that several threads share each.
+fn is_split(rows: usize, axis: usize) -> bool {
+    axis > 2 * PIECE && rows < MANY_ROWS
+}
+
 /// Accumulates in f32 and rounds once. An empty row gives 0, or NaN for the mean and -inf for the
 /// maximum.
 ///
@@ -91,7 +96,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     axis: usize,
 ) {
     let (x, out) = (Shared(x.cast_mut()), Shared(out));
-    if axis <= 2 * PIECE || rows >= MANY_ROWS {
+    if !is_split(rows, axis) {
         machine.pool.for_each(rows, axis.max(16), &|rows| {
             let (x, out) = (x.get().cast_const(), out.get());
             let kernel = Pieces { fold, after, x, out, pieces: rows, piece: axis, axis };
@@ -182,28 +187,75 @@ pub unsafe fn reduce_grad_on<T: Float>(
 ) {
     let out = Output::new(out, &of, rows * axis, axis);
     let of = of.map(|from| Shared(from.cast_mut()));
-    // A row's maxima are counted before any gradient.
-    let piece = if reduction == Reduction::Max { axis } else { PIECE.min(axis) };
-    machine.pool.for_each(rows * axis.div_ceil(piece.max(1)), piece, &|pieces| {
+    // A row's maxima are counted before any gradient, by several threads if it is long.
+    let counted = reduction == Reduction::Max && is_split(rows, axis);
+    let piece = if reduction == Reduction::Max && !counted { axis } else { PIECE.min(axis) };
+    let per_row = axis.div_ceil(piece.max(1));
+    let mut counts = Vec::new();
+    if counted {
+        let mut parts = vec![0.0f32; rows * per_row];
+        let to = Shared(parts.as_mut_ptr());
+        machine.pool.for_each(parts.len(), piece, &|pieces| {
+            let [x, y, _] = of.each_ref().map(|from| from.get().cast_const());
+            // SAFETY: the caller's contract; the threads have different pieces.
+            unsafe { machine.level.run(Maxima { x, y, out: to.get(), pieces, axis }) }
+        });
+        let whole = |row: &[f32]| row.iter().map(|&part| u64::from(part as u32)).sum::<u64>();
+        counts.extend(parts.chunks(per_row).map(|row| whole(row) as f32));
+    }
+    machine.pool.for_each(rows * per_row, piece, &|pieces| {
         let [x, y, g] = of.each_ref().map(|from| from.get().cast_const());
+        let counts = &counts;
         // SAFETY: the caller's contract; the threads have different pieces.
-        unsafe { machine.level.run(Slopes { reduction, x, y, g, out, pieces, piece, axis }) }
+        unsafe {
+            machine.level.run(Slopes { reduction, x, y, g, counts, out, pieces, piece, axis })
+        }
     });
 }
 
+/// The number of elements that equal their row's maximum, in each piece of a row.
+struct Maxima<T> {
+    x: *const T,
+    y: *const T,
+    out: *mut f32,
+    pieces: Range<usize>,
+    axis: usize,
+}
+
+impl<T: Float> Kernel for Maxima<T> {
+    const BF16: bool = T::IS_BF16;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let per_row = self.axis.div_ceil(PIECE);
+        for index in self.pieces {
+            let (row, start) = (index / per_row, index % per_row * PIECE);
+            let end = self.axis.min(start + PIECE);
+            // SAFETY: the piece lies within its row, and its result within the output.
+            unsafe {
+                let y = T::load_block::<V>(self.y.add(row), 1).reduce_add();
+                let count = count_equal::<V, T>(self.x.add(row * self.axis), y, start..end);
+                *self.out.add(index) = count;
+            }
+        }
+    }
+}
+
 /// The gradient of each piece of a row.
-struct Slopes<T> {
+struct Slopes<'a, T> {
     reduction: Reduction,
     x: *const T,
     y: *const T,
     g: *const T,
+    /// Of the maxima of each row, if several pieces have them.
+    counts: &'a [f32],
     out: Output<T>,
     pieces: Range<usize>,
     piece: usize,
     axis: usize,
 }
 
-impl<T: Float> Kernel for Slopes<T> {
+impl<T: Float> Kernel for Slopes<'_, T> {
     const BF16: bool = T::IS_BF16;
 
     #[inline(always)]
@@ -226,13 +278,11 @@ impl<T: Float> Kernel for Slopes<T> {
                     scale::<V, T>(x, V::splat(g / y), out, start..end);
                     continue;
                 }
-                let mut count = V::splat(0.0);
-                for at in (start..end).step_by(LANES) {
-                    let lanes = LANES.min(end - at);
-                    let equal = ones_where_equal::<V, T>(x.add(at), y, lanes);
-                    count = count + equal.keep_first(lanes, 0.0);
-                }
-                let share = V::splat(g / count.reduce_add());
+                let count = match self.counts.get(row) {
+                    Some(&count) => count,
+                    None => count_equal::<V, T>(x, y, start..end),
+                };
+                let share = V::splat(g / count);
                 for at in (start..end).step_by(LANES) {
                     let lanes = LANES.min(end - at);
                     let equal = ones_where_equal::<V, T>(x.add(at), y, lanes);
@@ -257,6 +307,20 @@ unsafe fn scale<V: F32x16, T: Float>(
         // SAFETY: the caller's contract.
         unsafe { out.put_block(T::load_block::<V>(x.add(at), count) * factor, at, count) };
     }
+}
+
+/// # Safety
+/// The elements are readable.
+#[inline(always)]
+unsafe fn count_equal<V: F32x16, T: Float>(x: *const T, y: f32, elements: Range<usize>) -> f32 {
+    let mut count = V::splat(0.0);
+    for at in elements.clone().step_by(LANES) {
+        let lanes = LANES.min(elements.end - at);
+        // SAFETY: the caller's contract.
+        let equal = unsafe { ones_where_equal::<V, T>(x.add(at), y, lanes) };
+        count = count + equal.keep_first(lanes, 0.0);
+    }
+    count.reduce_add()
 }
 
 /// 1 where an element is `y`, which NaN is not, and 0 elsewhere; zeros of both signs are equal.

@@ -109,6 +109,28 @@ fn gradients_at_the_ends() {
     assert!(got[0].is_nan() && got[1].is_nan(), "{got:?}");
 }
 
+/// Several threads share a long row, whose pieces all have maxima.
+#[test]
+fn maxima_of_one_long_row() {
+    for axis in [2 * PIECE, 2 * PIECE + 1, 5 * PIECE + 77] {
+        let mut x: Vec<f32> = (0..axis).map(|i| (i % 1000) as f32).collect();
+        let largest = (axis / 1000) as f32;
+        for y in [999.0, f32::NAN] {
+            let got = gradient(Reduction::Max, &x, &[y], &[4.0]);
+            let share = 4.0 / largest;
+            let right = got.iter().enumerate().all(|(i, got)| match (y.is_nan(), i % 1000) {
+                (true, _) => got.is_nan(),
+                (_, 999) => *got == share,
+                _ => *got == 0.0,
+            });
+            assert!(right, "{axis} {y}");
+        }
+        x[axis - 1] = 2000.0;
+        let got = gradient(Reduction::Max, &x, &[2000.0], &[4.0]);
+        assert!(got[axis - 1] == 4.0 && got[..axis - 1].iter().all(|got| *got == 0.0), "{axis}");
+    }
+}
+
 #[test]
 fn no_elements() {
     let of = |kind| run::<f32>(kind, &[], 2);
