@@ -90,7 +90,7 @@ fn usable_values_run() -> Checked {
 }
 
 /// A variable that the sources read by name is one that the command knows.
-#[test]
+#[test(simulated = never)]
 fn variables_of_the_sources_are_known() -> Checked {
     let root = root();
     let known = fs::read_to_string(root.join("src/environment.rs"))?;

@@ -257,7 +257,7 @@ fn text(random: &mut fastrand::Rng, length: usize) -> String {
     text
 }
 
-#[test]
+#[test(simulated = never)]
 fn parts_have_the_tokens_of_the_whole() -> Checked {
     let mut random = fastrand::Rng::with_seed(51);
     for (name, json, known) in tokenizers() {
@@ -285,7 +285,7 @@ fn parts_have_the_tokens_of_the_whole() -> Checked {
 }
 
 /// A prompt of ten megabytes is refused before its tokens are known, in a conversation too.
-#[test]
+#[test(simulated = never)]
 fn prompts_that_cannot_fit_are_refused_at_once() {
     for prompt in ["a".repeat(10_000_000), "Once upon a time, ".repeat(550_000)] {
         for command in ["generate", "chat"] {

@@ -31,7 +31,7 @@ fn edited(name: &str, edit: impl FnOnce(&mut Value)) -> anyhow::Result<Vec<u8>> 
     Ok(value.to_string().into_bytes())
 }
 
-#[test]
+#[test(simulated = never)]
 fn errors_of_checkpoints_quote_little() -> Checked {
     let mut cases: Vec<(String, &str, Vec<u8>)> = Vec::new();
     for key in [
