@@ -39,6 +39,11 @@ fn of_two(name: &str, kind: ActivationKind, a: &Array, b: &Array) -> Result<Arra
 ///
 /// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `2 s` elements for an `x` of s, and computes `s` operations. The gradient is
+/// one kernel and keeps `x`.
+///
 /// # Errors
 ///
 /// Returns an error for float64 or complex.
@@ -58,6 +63,11 @@ pub fn relu(x: &Array) -> Result<Array> {
 /// `x * sigmoid(x)`, each factor rounded to the type of `x` as by `mlx.nn.silu`.
 ///
 /// The result has the shape and type of `x` (integers become float32). Differentiable.
+///
+/// # Cost
+///
+/// One kernel moves `2 s` elements for an `x` of s, and computes `4 s` operations, of which s are
+/// exponentials. The gradient is one kernel and keeps `x`.
 ///
 /// # Errors
 ///
@@ -79,6 +89,11 @@ pub fn silu(x: &Array) -> Result<Array> {
 ///
 /// The result has the shape and type of `x` (integers become float32). Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `2 s` elements for an `x` of s, and computes `5 s` operations, of which s are
+/// error functions. The gradient is one kernel and keeps `x`.
+///
 /// # Errors
 ///
 /// Returns an error for float64 or complex.
@@ -98,6 +113,11 @@ pub fn gelu(x: &Array) -> Result<Array> {
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, rounded as by `mlx.nn.gelu_approx`.
 ///
 /// The result has the shape and type of `x` (integers become float32). Differentiable.
+///
+/// # Cost
+///
+/// One kernel moves `2 s` elements for an `x` of s, and computes `9 s` operations, of which s are
+/// hyperbolic tangents. The gradient is one kernel and keeps `x`.
 ///
 /// # Errors
 ///
@@ -120,6 +140,11 @@ pub fn gelu_tanh(x: &Array) -> Result<Array> {
 /// The arrays are broadcast to one shape and promoted to one type, which the result has (integers
 /// become float32). Differentiable in both.
 ///
+/// # Cost
+///
+/// One kernel moves `3 s` elements for a result of s, and computes `5 s` operations. Both gradients
+/// are one kernel, which keeps `gate` and `up` and not the result of [`silu`].
+///
 /// # Errors
 ///
 /// Returns an error for shapes that do not broadcast, float64 or complex.
@@ -139,6 +164,11 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
 /// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded
 /// after [`gelu`]. Shapes, types and errors are as for [`swiglu`]. Differentiable in both.
 ///
+/// # Cost
+///
+/// One kernel moves `3 s` elements for a result of s, and computes `6 s` operations. Both gradients
+/// are one kernel, which keeps `gate` and `up` and not the result of [`gelu`].
+///
 /// # Errors
 ///
 /// Returns an error for what [`swiglu`] refuses.
@@ -156,6 +186,11 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
 
 /// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
 /// errors are as for [`swiglu`]. Differentiable in both.
+///
+/// # Cost
+///
+/// One kernel moves `3 s` elements for a result of s, and computes `10 s` operations. Both
+/// gradients are one kernel, which keeps `gate` and `up` and not the result of [`gelu_tanh`].
 ///
 /// # Errors
 ///
@@ -175,6 +210,11 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
 /// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are
 /// those of [`swiglu`]. Differentiable in both.
 ///
+/// # Cost
+///
+/// One kernel moves `3 s` elements for a result of s, and computes `2 s` operations. Both gradients
+/// are one kernel, which keeps `a` and `b` and not the sum.
+///
 /// # Errors
 ///
 /// Returns an error for what [`swiglu`] refuses.
@@ -193,6 +233,11 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
 
 /// The rectified product `max(a * b, 0)`, with the product rounded first. Shapes, types and errors
 /// are as for [`swiglu`]. Differentiable in both.
+///
+/// # Cost
+///
+/// One kernel moves `3 s` elements for a result of s, and computes `2 s` operations. Both gradients
+/// are one kernel, which keeps `a` and `b` and not the product.
 ///
 /// # Errors
 ///
@@ -214,6 +259,11 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
 ///
 /// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
 /// three are promoted to one type. Differentiable in all three.
+///
+/// # Cost
+///
+/// One kernel moves `2 s + 2 n` elements for an `x` of s and vectors of n, and computes `2 s`
+/// operations. The gradients keep `x` and `scale`; with vectors they are a kernel on CPUs.
 ///
 /// # Errors
 ///

@@ -77,6 +77,13 @@ pub struct QuantizedRows<'a> {
 ///
 /// Differentiable in all arrays except a mask of bools.
 ///
+/// # Cost
+///
+/// One kernel moves `h l d + g s d + g s e + h l e` elements for each batch entry of h heads, g
+/// heads of keys, l queries and s keys, and computes `2 h l s (d + e)` operations. Few queries of
+/// many keys take a second kernel, which joins their parts. The gradient in `q` is two kernels, and
+/// in all of `q`, `k` and `v` four; they compute the scores again, of which none are kept.
+///
 /// # Errors
 ///
 /// Returns an error for shapes that do not fit, d or e above 256, a mask or sinks of a type that
@@ -106,6 +113,12 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
 /// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d and e. The result has the type
 /// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases where MLX's
 /// `quantized_matmul` is.
+///
+/// # Cost
+///
+/// One kernel moves `h l d + p + h l e` elements for keys and values whose bytes are those of p
+/// elements. Kernels and operations are as many as those of [`attention`]. The gradient unpacks
+/// keys and values once.
 ///
 /// # Errors
 ///

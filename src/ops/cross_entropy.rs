@@ -27,6 +27,12 @@ pub struct CrossEntropy {
 ///
 /// Differentiable in the logits.
 ///
+/// # Cost
+///
+/// One kernel moves `r n + 4 r` elements in float32 for r rows of n classes, two of them kept for
+/// each row, and computes `4 r n` operations, or `5 r n` with smoothing. The gradient is one
+/// kernel, which reads the logits again: no softmax is kept.
+///
 /// # Errors
 ///
 /// Returns an error for scalar logits, an axis of no classes, logits of another type, targets of

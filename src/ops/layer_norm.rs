@@ -16,6 +16,12 @@ use crate::tune::{chosen, rows};
 ///
 /// Differentiable in `x`, `weight` and `bias`.
 ///
+/// # Cost
+///
+/// One kernel moves `2 r n + 2 n` elements for r rows, and computes `7 r n` operations. The
+/// gradient in `x` is one kernel; with the weight's or the bias's, two for rows of up to 8192
+/// elements and else three. It keeps `x` and the weight, and no statistics of rows.
+///
 /// # Errors
 ///
 /// Returns an error for a scalar, an axis of no elements, a weight or bias of another shape or a

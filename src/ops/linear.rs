@@ -27,6 +27,12 @@ pub struct Linear<'a> {
 ///
 /// Differentiable in every array.
 ///
+/// # Cost
+///
+/// One kernel moves `m k + n k + m n` elements for m rows, `n` more with a bias and `m n` more with
+/// a residual, and computes `2 m k n` operations. Each gradient is one product, or a sum for the
+/// bias; with an activation the product is computed again instead of kept.
+///
 /// # Errors
 ///
 /// Returns an error for extents that do not match or a type other than float32, float16 and
@@ -58,6 +64,11 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
 ///
+/// # Cost
+///
+/// One kernel moves `m k + k n + m n` elements for each product of `[m, k]` and `[k, n]`, and
+/// computes `2 m k n` operations. Each gradient is one product, and keeps the other matrix.
+///
 /// # Errors
 ///
 /// Returns an error for rank below 2, extents that do not match or a type other than float32,
@@ -80,6 +91,11 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
 /// type that both promote to.
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
+///
+/// # Cost
+///
+/// One kernel moves `m k + n k + m n` elements, and computes `2 m k n` operations, as in
+/// [`matmul`].
 ///
 /// # Errors
 ///

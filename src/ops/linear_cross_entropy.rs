@@ -45,6 +45,12 @@ pub struct LinearCrossEntropy<'a> {
 /// machine without a GPU, evaluation waits for each chunk before it queues the next, also in
 /// [`async_eval`](crate::async_eval). Elsewhere MLX bounds how many chunks wait in its queue.
 ///
+/// # Cost
+///
+/// Two kernels for each chunk of r rows, which move `r k + n k + 2 r n + 4 r` elements in float32
+/// for n classes and a plain weight, and compute `2 r k n + 4 r n` operations. The gradient keeps
+/// no logits.
+///
 /// # Errors
 ///
 /// Returns an error for shapes that do not fit, chunks of no rows, and for the types, targets and

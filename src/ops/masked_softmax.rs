@@ -41,6 +41,12 @@ impl Default for MaskedSoftmax<'_> {
 ///
 /// Differentiable in `x` and an additive mask.
 ///
+/// # Cost
+///
+/// One kernel moves `2 r n` elements for r rows, the mask if there is one, and no score that a
+/// causal mask or a window hides; it computes `6 r n` operations, or `7 r n` with a mask that is
+/// added. The gradient is one kernel, which reads the result and keeps no scores.
+///
 /// # Errors
 ///
 /// Returns an error for a scalar, an axis of no keys, another type, a mask that does not broadcast

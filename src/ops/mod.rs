@@ -4,6 +4,11 @@
 //! All are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
 //! row-contiguous is copied first. Only `attention` reads views in place. Sums are accumulated in
 //! float32.
+//!
+//! The section "Cost" of an op states the kernels that a GPU launches; a CPU runs one call of a
+//! kernel for each node. The elements that they move are those of the inputs and the result, once
+//! each, and of temporaries, twice, in the result's type where the section names no other.
+//! Operations are those of the formula. A gradient keeps arrays from the forward pass on.
 
 mod activation;
 pub(crate) mod attention;

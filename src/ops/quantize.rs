@@ -85,6 +85,11 @@ pub enum CpuActivations {
 /// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of negative
 /// ones; this op, like MLX's CPU kernel, takes the largest. Derivatives are as for `mlx.quantize`.
 ///
+/// # Cost
+///
+/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for an `x` of s, b bits and groups
+/// of g.
+///
 /// # Errors
 ///
 /// Returns an error for other group sizes and bits, a last axis that is no multiple or a type other
@@ -113,6 +118,11 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
 /// rounded to the type before the bias is added.
 ///
 /// Differentiable in scales and biases.
+///
+/// # Cost
+///
+/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for a result of s, b bits and
+/// groups of g, and computes `2 s` operations.
 ///
 /// # Errors
 ///

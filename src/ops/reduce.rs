@@ -42,6 +42,12 @@ fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
 ///
 /// Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `r n + r` elements for r rows, and computes `r n` operations. Fewer than 256
+/// rows of more than 16,384 elements take a second kernel, which adds their pieces. The gradient is
+/// a view of the result's, and keeps nothing.
+///
 /// # Errors
 ///
 /// Returns an error for other axes, for the last axis of a scalar, or for a type other than
@@ -65,6 +71,10 @@ pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 ///
 /// Axes, shapes, types and errors are as for [`sum`]. Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient keeps nothing of `x`.
+///
 /// # Errors
 ///
 /// Returns an error for what [`sum`] refuses.
@@ -84,6 +94,11 @@ pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 ///
 /// Axes, shapes and types are as for [`sum`]. Differentiable; where several elements are largest,
 /// it has the derivative of MLX's built-in.
+///
+/// # Cost
+///
+/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient keeps `x` and the result; it is
+/// one kernel on CPUs, and MLX's ops on GPUs.
 ///
 /// # Errors
 ///
@@ -105,6 +120,11 @@ pub fn max(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
 /// into the type. Axes, shapes, types and errors are as for [`sum`]. Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `r n + r` elements, as in [`sum`], and computes `2 r n` operations. The
+/// gradient keeps `x`; it is one kernel on CPUs, and MLX's ops on GPUs.
+///
 /// # Errors
 ///
 /// Returns an error for what [`sum`] refuses.
@@ -125,6 +145,11 @@ pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 ///
 /// Axes, shapes, types and errors are as for [`sum`]. Differentiable except where the norm is 0.
 ///
+/// # Cost
+///
+/// One kernel moves `r n + r` elements, as in [`sum`], and computes `2 r n` operations. The
+/// gradient keeps `x` and the result; it is one kernel on CPUs, and MLX's ops on GPUs.
+///
 /// # Errors
 ///
 /// Returns an error for what [`sum`] refuses.
@@ -143,6 +168,10 @@ pub fn norm(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 macro_rules! keeping {
     ($($name:ident, $keeping:ident => $kind:ident;)*) => {$(
         #[doc = concat!("[`", stringify!($name), "`], with the reduced axes kept, with length 1.")]
+        ///
+        /// # Cost
+        ///
+        #[doc = concat!("That of [`", stringify!($name), "`].")]
         ///
         /// # Errors
         ///

@@ -80,6 +80,12 @@ impl Default for Rope<'_> {
 /// On the CPU each step is rounded to the type of `x`, on the GPU only the result is, as in MLX's
 /// built-in on each. Differentiable in `x`.
 ///
+/// # Cost
+///
+/// One kernel moves `2 s + 1` elements for an `x` of s and an offset, and computes `3 s` operations
+/// beside an angle for each pair. The gradient is one kernel, which rotates back and keeps the
+/// offset alone.
+///
 /// # Errors
 ///
 /// Returns an error for rank below 3, `dims` that are odd, below 2 or above the features, offsets

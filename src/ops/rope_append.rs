@@ -158,6 +158,13 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 ///
 /// Differentiable in state and `qkv`.
 ///
+/// # Cost
+///
+/// One kernel moves `2 t w + 2` elements for t positions of w columns in all batch entries, less
+/// the queries of more than eight positions, and computes three operations for each rotated
+/// feature. Where something else holds the state, another kernel copies it first. The gradient is
+/// one kernel, which keeps the offset and neither `state` nor `qkv`.
+///
 /// # Errors
 ///
 /// Returns an error for shapes and types that do not belong together, a rotation that
@@ -204,6 +211,11 @@ pub fn rope_append(
 /// less time. The mask broadcasts to `[batch, heads, time, len]`.
 ///
 /// Differentiable in the state, `qkv`, an additive mask and the sinks.
+///
+/// # Cost
+///
+/// The kernels of [`rope_append`] and then those of [`attention`](super::attention) over `len`
+/// positions, as one node. The gradient appends again, and keeps `state`, `qkv` and no scores.
 ///
 /// # Errors
 ///

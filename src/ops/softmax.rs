@@ -10,6 +10,11 @@ use crate::tune::{chosen, rows};
 ///
 /// Differentiable.
 ///
+/// # Cost
+///
+/// One kernel moves `2 r n` elements for r rows, and computes `5 r n` operations, of which r n are
+/// exponentials. The gradient is one kernel, which reads the result again and keeps nothing else.
+///
 /// # Errors
 ///
 /// Returns an error for a scalar, an axis of no elements, float64 or complex.

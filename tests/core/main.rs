@@ -13,6 +13,7 @@ mod build;
 mod checkpointing;
 mod compile;
 mod conformance;
+mod costs;
 mod cross_entropy;
 mod custom;
 mod deep;

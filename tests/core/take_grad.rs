@@ -1,5 +1,5 @@
-//! The gradient of a matrix whose rows were taken, beside MLX's and beside sums in f32. The kernels'
-//! tests compare it with these on every level and for any number of threads.
+//! The gradient of a matrix whose rows were taken, beside MLX's and beside sums in f32. The tests
+//! of the kernels compare it with these on every level and for any number of threads.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::transforms::{grad, jvp, vjp, vmap};
