@@ -25,7 +25,7 @@ fn rendered(source: &str, variables: &Value) -> mlx_primitives::Result<String> {
 }
 
 /// The texts are those of transformers' environment (`snippets.py` beside them).
-#[test]
+#[test(simulated = never)]
 fn snippets_are_rendered_as_by_jinja_or_refused() -> Checked {
     let path =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/chat_templates/snippets.json");
@@ -45,7 +45,7 @@ fn snippets_are_rendered_as_by_jinja_or_refused() -> Checked {
     Ok(())
 }
 
-#[test]
+#[test(simulated = never)]
 fn what_is_missing_is_named() {
     for (source, name) in [
         ("{{ 'a' | wordwrap(3) }}", "the filter \"wordwrap\", which is not supported"),
@@ -71,7 +71,7 @@ fn what_is_missing_is_named() {
 }
 
 /// Each ends in time, and those that need too much in an error that names the bound.
-#[test]
+#[test(simulated = never)]
 fn bounds_hold_for_every_construct() {
     let doubled = |step: &str, last: &str| {
         format!(
@@ -154,7 +154,7 @@ fn bounds_hold_for_every_construct() {
     }
 }
 
-#[test]
+#[test(simulated = never)]
 fn honest_work_fits_into_the_bounds() -> Checked {
     let template = "{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t ~ '<|' ~ m.role ~ '|>' \
                     ~ m.content | trim ~ eos_token %}{% endfor %}{{ n.t }}";
@@ -169,7 +169,7 @@ fn honest_work_fits_into_the_bounds() -> Checked {
     Ok(())
 }
 
-#[test]
+#[test(simulated = never)]
 fn deep_messages_are_refused() {
     let mut deep = json!(1);
     for _ in 0..300 {

@@ -116,7 +116,7 @@ fn text_of(folder: &Path, options: &Options) -> anyhow::Result<(String, Option<F
 /// As in mlx-lm, the tokenizer's end token joins that of the configurations.
 #[test]
 fn the_tokenizers_end_token_ends_a_text() -> Checked {
-    let options = Options { max_tokens: 60, ..Options::default() };
+    let options = Options { max_tokens: 12, ..Options::default() };
     let plain = text_of(Path::new(DEMO), &options)?.0;
     let (sentence, _) = plain.split_once('.').expect("a sentence");
     let dot = Tokenizer::load(DEMO)?.token_id(".").expect("a token of the vocabulary");
@@ -164,7 +164,7 @@ fn stop_strings_may_contain_special_tokens() -> Checked {
     let folder =
         demo_with(&json!({"tokenizer_config.json": {"additional_special_tokens": [","]}}))?;
     let options = |stop: &[&str]| Options {
-        max_tokens: 40,
+        max_tokens: 12,
         stop: stop.iter().map(|&stop| stop.to_owned()).collect(),
         ..Options::default()
     };
