@@ -95,6 +95,15 @@ View view_kind(mx::Primitive& primitive) {
   return found == kinds.end() ? View::none : found->second;
 }
 
+bool updates_slice(mx::Primitive& primitive) {
+  static const std::string_view known = [s = primitive.stream()] {
+    mx::array x({2}, mx::float32, nullptr, {}), part({1}, mx::float32, nullptr, {});
+    auto updated = mx::slice_update(x, part, mx::Shape{0}, mx::Shape{1}, s);
+    return std::string_view(updated.primitive().name());
+  }();
+  return primitive.name() == known;
+}
+
 mx::array contiguous(const mx::array& x, mx::Stream s) {
   if (s.device != mx::Device::cpu) {
     return mx::contiguous(x, false, s);

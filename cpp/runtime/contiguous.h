@@ -22,4 +22,7 @@ mx::array contiguous(const mx::array& x, mx::Stream s);
 enum class View { none, always, of_rows, contiguous };
 View view_kind(mx::Primitive& primitive);
 
+/** Whether an op of MLX writes a part of its input, in place where nothing else holds that. */
+bool updates_slice(mx::Primitive& primitive);
+
 } // namespace mlx_primitives

@@ -182,6 +182,7 @@ struct Recipe {
       provide(encoder, temporary.emplace_back(shape, dtype, nullptr, Arrays{}));
       arrays.push_back(&temporary.back());
     }
+    const bool checked = simulating();
     for (const auto& step : steps) {
       begin(encoder, step.kernel, step.launch, step.memory);
       for (const auto& bound : step.bound) {
@@ -190,7 +191,7 @@ struct Recipe {
           continue;
         }
         auto& array = const_cast<mx::array&>(*arrays[bound.array]);
-        if (simulating() && (bound.start != 0 || bound.span != array.data_size())) {
+        if (checked && (bound.start != 0 || bound.span != array.data_size())) {
           auto view = view_of(array, bound.start, bound.span); // whose bounds are checked
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {

@@ -32,6 +32,7 @@ void compute(const std::vector<mx::array>& arrays) {
     return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
   };
   if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
+    queue_on_one_stream(arrays); // of an NVIDIA GPU
     return mx::eval(arrays);
   }
   start(arrays);

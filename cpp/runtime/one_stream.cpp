@@ -58,6 +58,9 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
 /** The bytes that the outputs of an array's op will probably take, besides those of its inputs. */
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
+  if (is_cuda(primitive.stream()) && updates_slice(primitive)) {
+    return array.inputs().at(1).nbytes(); // of a cache, whose memory is free once it was copied
+  }
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
   if (array.siblings().empty()) {
     bool shared = ours ? ours->updates() > 0 : view_kind(primitive) != View::none;
@@ -230,6 +233,9 @@ class Queue : public mx::Primitive {
         if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than was foreseen
           batch.flush();
           Batch::wait_for_tasks(stream());
+          if (is_cuda(stream())) { // the tasks bound the memory, and a graph is of many ops
+            before = mx::get_active_memory();
+          }
         }
       }
     } catch (...) {

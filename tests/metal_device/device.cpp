@@ -11,8 +11,9 @@
 namespace mlx_primitives {
 
 bool simulating() {
+  static const bool asked = std::getenv("MLX_PRIMITIVES_SIMULATE_METAL") != nullptr;
   int chosen = bridge::chosen_simulation();
-  return chosen < 0 ? std::getenv("MLX_PRIMITIVES_SIMULATE_METAL") != nullptr : chosen > 0;
+  return chosen < 0 ? asked : chosen > 0;
 }
 
 } // namespace mlx_primitives
