@@ -36,14 +36,28 @@ impl QuantizedWeight {
         bits: i32,
         mode: QuantizedMode,
     ) -> Result<Self> {
+        let weight = Self::for_products(packed, scales, biases, group_size, bits, mode)?;
+        ffi::check_quantized(&to_list(weight.arrays()), &weight.layout())?;
+        Ok(weight)
+    }
+
+    /// As [`QuantizedWeight::new`], for products alone, which look at the shapes and types
+    /// themselves.
+    #[doc(hidden)]
+    pub fn for_products(
+        packed: Array,
+        scales: Array,
+        biases: Option<Array>,
+        group_size: i32,
+        bits: i32,
+        mode: QuantizedMode,
+    ) -> Result<Self> {
         if biases.is_some() != (mode == QuantizedMode::Affine) {
             let expected = format_args!("biases for affine and for no other mode, got {mode:?}");
             return Err(Error::argument("quantized_weight", expected));
         }
         let activations = CpuActivations::default();
-        let weight = Self { packed, scales, biases, group_size, bits, mode, activations };
-        ffi::check_quantized(&to_list(weight.arrays()), &weight.layout())?;
-        Ok(weight)
+        Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
     }
 
     /// The matrix for products that round `x` like this: those of [`quantized_linear`],

@@ -189,8 +189,9 @@ enum Rule {
     AllMlx,
     /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
     MatricesMlx,
-    /// MLX's ops run attention over plain keys and values, normalizations by `rms_norm` of many
-    /// wide rows, and all products except for one row with packed weights that are not small.
+    /// MLX's ops run attention over plain keys and values except for few queries of 16-bit types,
+    /// normalizations by `rms_norm` of many wide rows, and all products except for few rows with
+    /// packed weights.
     Nvidia,
 }
 
@@ -231,6 +232,7 @@ impl Choices {
     pub fn choice(&self, class: &Class) -> Choice {
         const MATRICES: [&str; 4] = ["linear", "matmul", "quantized_", "lora_linear"];
         const ATTENTION: [&str; 2] = ["attention of 64", "attention of 128"];
+        const FEW_QUERIES: [&str; 3] = ["attention of 64", "attention of 128", "attention of 256"];
         if let Some(measured) = self.measured.get(&class.to_string()) {
             return measured.choice();
         }
@@ -242,12 +244,15 @@ impl Choices {
         };
         let of_mlx = || {
             // The kernels for few rows are of 16-bit types.
-            let few = class.rows == Rows::Few && class.dtype != Dtype::Float32;
+            let short = class.dtype != Dtype::Float32;
+            let packed = ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op));
             let ours = match class.rows {
-                Rows::One => {
-                    ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op))
+                Rows::One => packed || short && FEW_QUERIES.contains(&&*class.op),
+                Rows::Few => {
+                    short
+                        && (class.op.starts_with("quantized_") || FEW_QUERIES.contains(&&*class.op))
                 }
-                _ => few && class.op.starts_with("quantized_"),
+                Rows::Many => false,
             };
             // MLX's product of a batch of packed matrices refuses views and shared heads.
             let known = class.op.starts_with("attention of ")
@@ -283,8 +288,9 @@ impl fmt::Display for Choices {
                 "our kernels, but MLX's for 16-bit products and attention of more than eight rows"
             }
             Rule::Nvidia => {
-                "our kernels, but MLX's for attention, rms_norm of many wide rows, and products \
-                 except those of one to eight rows with packed weights"
+                "our kernels, but MLX's for attention except that of one to eight queries, rms_norm \
+                 of many wide rows, and products except those of one to eight rows with packed \
+                 weights"
             }
         })
     }

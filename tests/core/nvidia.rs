@@ -21,10 +21,22 @@ fn built_in() -> Choices {
 #[test]
 fn products_are_mlxs_on_nvidia() -> Checked {
     let x = random(&[1, 2, 1, 64], Dtype::Float16, 1)?;
-    let attention = class(|| ops::attention(&x, &x, &x, Attention::default()))?;
     let choices = built_in();
-    for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?, &attention] {
+    for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?] {
         assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
+    }
+    // Attention of few queries has a kernel for 16-bit types and these lengths.
+    for (queries, features, dtype, choice) in [
+        (1, 64, Dtype::Float16, Choice::Ours),
+        (8, 128, Dtype::Bfloat16, Choice::Ours),
+        (1, 256, Dtype::Bfloat16, Choice::Ours),
+        (9, 64, Dtype::Float16, Choice::Mlx),
+        (1, 96, Dtype::Float16, Choice::Mlx),
+        (1, 64, Dtype::Float32, Choice::Mlx),
+    ] {
+        let q = random(&[1, 2, queries, features], dtype, 1)?;
+        let of = class(|| ops::attention(&q, &q, &q, Attention::default()))?;
+        assert_eq!(choices.choice(&of), choice, "{of}");
     }
     assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
     // MLX refuses views of packed keys and values there.
