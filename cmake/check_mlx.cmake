@@ -50,6 +50,6 @@ int main() { encoder(), input(), output(), node(), full(), done(), commit(), cur
   if(NOT exports_link)
     message(FATAL_ERROR
       "MLX ${mlx_library_version} does not export what the feature cuda needs of its CUDA backend. The wheels "
-      "mlx-cuda-12 and mlx-cuda-13 export it from version 0.32.0 on:\n${exports_output}")
+      "mlx-cuda-12 and mlx-cuda-13 export it from version 0.32.4 on:\n${exports_output}")
   endif()
 endif()

@@ -48,6 +48,22 @@ def tag(libraries):
     return "manylinux_2_%d_%s" % (max(map(needed, libraries)), machine)
 
 
+def extras(versions):
+    """The extras of MLX that this package has too, as in `mlx-primitives[cpu]`, and what pip installs with them.
+
+    MLX_PRIMITIVES_CUDA names the versions whose libraries have CUDA.
+    """
+    if sys.platform == "darwin":
+        return []
+    with_cuda = sorted(os.environ.get("MLX_PRIMITIVES_CUDA", "").split(), key=number)
+    lines = []
+    for name, of in (("cpu", versions), ("cuda13", with_cuda)):
+        if of:
+            mlx = "mlx[%s]>=%s,<=%s" % (name, of[0], of[-1])
+            lines += ["Provides-Extra: " + name, 'Requires-Dist: %s; extra == "%s"' % (mlx, name)]
+    return lines
+
+
 def metadata(project, versions):
     lines = [
         "Metadata-Version: 2.4",
@@ -60,6 +76,7 @@ def metadata(project, versions):
         "Keywords: " + ",".join(project["keywords"]),
         "Requires-Python: " + project["requires-python"],
         "Requires-Dist: mlx>=%s,<=%s" % (versions[0], versions[-1]),
+        *extras(versions),
         *("Classifier: " + it for it in project["classifiers"]),
         *("Project-URL: %s, %s" % it for it in project["urls"].items()),
         "Description-Content-Type: text/markdown",

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Builds the Python package as dist/mlx_primitives-*.whl, with a library for each version of MLX.
 #
-#   scripts/build_wheel.sh [--dev] [VERSION...]
+#   scripts/build_wheel.sh [--dev] [--cuda] [VERSION...]
 #
 # --dev takes the build of the tests, whose library is larger and slower.
+# --cuda adds NVIDIA GPUs to the libraries for MLX 0.32.4 and later, which then serve MLX for CUDA 13 and for CPUs.
+# Earlier versions of MLX for CUDA do not export the functions that they call.
 # Without a VERSION it builds for every supported MLX on the package index. Each build is against the headers and the
 # library of the wheel of that MLX, which the script brings into .mlx/.
 set -euo pipefail
@@ -26,11 +28,21 @@ esac
 
 profile=release
 build=(--release -p mlx-primitives-python)
-if [ "${1:-}" = --dev ]; then
+cuda=
+while [ "$#" != 0 ]; do
+  case $1 in
+    --dev)
+      profile=debug
+      build=(--workspace --lib) # cargo chooses the features of dependencies as for the tests
+      ;;
+    --cuda)
+      [ "$(uname -s)" = Linux ] || die "--cuda is for Linux: MLX has no CUDA on $(uname -s)"
+      cuda=--cuda
+      ;;
+    *) break ;;
+  esac
   shift
-  profile=debug
-  build=(--workspace --lib) # cargo chooses the features of dependencies as for the tests
-fi
+done
 
 if [ "$#" = 0 ]; then
   list=$(python3 scripts/wheels.py versions "$wheel" "${newest%.*}.")
@@ -42,16 +54,22 @@ if [ "$#" = 0 ]; then
 fi
 [ "$#" != 0 ] || die "the index has no $wheel from $oldest to $newest"
 
-scripts/build_metal.sh
+scripts/build_metal.sh $cuda
+with_cuda=()
 rm -f "$package"/libmlx_primitives_*
 for version in "$@"; do
-  environment=()
-  if [ -n "${MLX_DIR:-}" ] || ! grep -qs "^Version: $version\$" .mlx/python/mlx_*.dist-info/METADATA; then
-    prefix=$root/.mlx/versions/$version/mlx
-    [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install ".mlx/versions/$version" "$wheel==$version"
-    environment=(MLX_DIR="$prefix")
+  environment=() features=() own=.mlx/python versions=.mlx/versions from=$wheel
+  if [ -n "$cuda" ] && [ "${version##*.}" -ge 4 ]; then
+    own=.mlx/cuda versions=.mlx/versions-cuda from=mlx-cuda-13
+    features=(--features mlx-primitives-python/cuda)
+    with_cuda+=("$version")
   fi
-  env ${environment[@]+"${environment[@]}"} cargo build "${build[@]}"
+  if [ -n "${MLX_DIR:-}" ] || ! grep -qs "^Version: $version\$" "$own"/mlx_*.dist-info/METADATA; then
+    prefix=$root/$versions/$version/mlx
+    [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install "$versions/$version" "$from==$version"
+    environment=(MLX_DIR="$prefix" CUDA_HOME="$root/.mlx/cuda/nvidia/cu13")
+  fi
+  env ${environment[@]+"${environment[@]}"} cargo build "${build[@]}" ${features[@]+"${features[@]}"}
   library=$package/libmlx_primitives_${version//./_}.$suffix
   cp "$target/$profile/$built" "$library"
   "${strip[@]}" "$library"
@@ -60,5 +78,5 @@ done
 if [ -f .mlx/mlx_primitives.metallib ]; then cp .mlx/mlx_primitives.metallib "$package/"; fi
 
 rm -rf dist
-name=$(PYTHONDONTWRITEBYTECODE=1 python3 python/pack.py dist)
+name=$(PYTHONDONTWRITEBYTECODE=1 MLX_PRIMITIVES_CUDA="${with_cuda[*]-}" python3 python/pack.py dist)
 say "dist/$name: $(wc -c <"dist/$name" | tr -d ' ') bytes"

@@ -1,9 +1,15 @@
 //! Lets the library find MLX's on macOS, where both packages lie in one folder. On Linux it finds
-//! the libmlx that the process has loaded, by its name.
+//! the libmlx that the process has loaded, by its name, which may lack the functions for CUDA.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "macos") {
+    let os = std::env::var("CARGO_CFG_TARGET_OS");
+    if os.as_ref().is_ok_and(|os| os == "macos") {
         println!("cargo::rustc-link-arg-cdylib=-Wl,-rpath,@loader_path/../mlx/lib");
+    }
+    if os.is_ok_and(|os| os == "linux") && std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        for argument in ["-Wl,-z,lazy", "-Wl,--allow-shlib-undefined"] {
+            println!("cargo::rustc-link-arg-cdylib={argument}");
+        }
     }
 }

@@ -46,11 +46,19 @@ def _choose(folder, version):
 
 
 def _load(path):
-    """The library at a path, which holds Python's lock during calls."""
-    try:
-        return ctypes.PyDLL(path)
-    except OSError as error:
-        raise ImportError("mlx_primitives cannot be loaded with this MLX: %s" % error) from None
+    """The library at a path, which holds Python's lock during calls.
+
+    Its functions are looked up when they are called: MLX for CPUs lacks those of CUDA, which are not called then.
+    ctypes would look up all of them at once.
+    """
+    system = ctypes.CDLL(None)
+    open_, error = system.dlopen, system.dlerror  # a look-up would forget an error
+    open_.restype, error.restype = ctypes.c_void_p, ctypes.c_char_p
+    open_.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    handle = open_(os.fsencode(path), os.RTLD_LAZY)
+    if not handle:
+        raise ImportError("mlx_primitives cannot be loaded with this MLX: %s" % os.fsdecode(error() or b""))
+    return ctypes.PyDLL(path, handle=handle)
 
 
 def _begin(library, array_type, probe, size):

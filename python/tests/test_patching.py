@@ -1,16 +1,14 @@
 """What `patch` puts in the place of MLX's functions, and that it puts back what was there."""
 
-import importlib
-import importlib.util
 import sys
-import types
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 import mlx_primitives
-from mlx_primitives.patching import _patch
+from conftest import DEVICE, counts
+from mlx_primitives.patching import _hook, _patch
 
 TYPES = [mx.float32, mx.float16, mx.bfloat16]
 OWNERS = (mx, mx.fast, nn, nn.losses, nn.Linear, nn.Embedding, nn.QuantizedLinear, nn.QuantizedEmbedding, nn.SiLU)
@@ -49,26 +47,6 @@ PASSED_ON = {
     "cross_entropy": lambda: nn.losses.cross_entropy(x, nn.softmax(x)),
     "silu": lambda: nn.silu(mx.ones((3,), mx.complex64)),
 }
-
-
-def counts(name):
-    (found,) = [it for it in mlx_primitives.report() if it.name.endswith("." + name)]
-    return found.served, sum(found.reasons.values())
-
-
-@pytest.fixture
-def models(monkeypatch):
-    """Imports a module of mlx_lm.models, without the rest of mlx-lm and the packages that it needs."""
-    spec = importlib.util.find_spec("mlx_lm")
-    if spec is None:
-        pytest.skip("mlx-lm is not installed")
-    for name in ("", ".tuner"):
-        package = types.ModuleType("mlx_lm" + name)
-        package.__path__ = [path + name.replace(".", "/") for path in spec.submodule_search_locations]
-        monkeypatch.setitem(sys.modules, "mlx_lm" + name, package)
-    yield lambda name, package="models": importlib.import_module("mlx_lm.%s.%s" % (package, name))
-    for name in [name for name in sys.modules if name.startswith("mlx_lm.")]:
-        del sys.modules[name]
 
 
 def near(got, want, dtype):
@@ -160,6 +138,19 @@ def test_low_rank_layers_and_their_gradients_are_those_of_mlx(models):
     near(got, want, mx.float32)
     for name in ("lora_a", "lora_b"):
         near(ours[name], slope[name], mx.float32)
+
+
+def test_on_an_nvidia_gpu_products_of_few_rows_are_replaced(nvidia):
+    nvidia(True)
+    layer, before = quantized(linear), mx.fast.rms_norm
+    want = layer(x)
+    with mlx_primitives.patched():
+        names = {it.name.split(".")[-1] for it in mlx_primitives.report()}
+        assert names >= {"eval", "async_eval", "quantized_matmul"} and mx.fast.rms_norm is before
+        assert mx.array_equal(layer(x), want) and counts("QuantizedLinear.__call__") == (0, 1)
+        near(layer(x[:, :4]), want[:, :4], mx.float32)
+        assert counts("QuantizedLinear.__call__") == (1, 1)
+    assert not _hook.on_nvidia() or DEVICE == "gpu"
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

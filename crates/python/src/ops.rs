@@ -36,11 +36,21 @@ struct Packing {
 }
 
 impl Packing {
-    fn weight(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
+    fn mode(&self) -> Result<QuantizedMode> {
         let mode = usize::try_from(self.mode).ok().and_then(|mode| QuantizedMode::ALL.get(mode));
-        let mode = *mode.ok_or_else(|| Error::argument("quantized", "a mode that MLX has"))?;
+        mode.copied().ok_or_else(|| Error::argument("quantized", "a mode that MLX has"))
+    }
+
+    fn weight(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
         let (w, scales, biases) = (w.clone(), scales.clone(), biases.cloned());
-        let weight = QuantizedWeight::new(w, scales, biases, self.group_size, self.bits, mode)?;
+        QuantizedWeight::new(w, scales, biases, self.group_size, self.bits, self.mode()?)
+    }
+
+    /// A weight whose shapes and types the op looks at.
+    fn factor(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
+        let (w, scales, biases) = (w.clone(), scales.clone(), biases.cloned());
+        let (group_size, bits, mode) = (self.group_size, self.bits, self.mode()?);
+        let weight = QuantizedWeight::for_products(w, scales, biases, group_size, bits, mode)?;
         Ok(if self.int8 { weight.with_activations(CpuActivations::Int8) } else { weight })
     }
 
@@ -62,7 +72,7 @@ impl Packing {
             weights.iter().filter_map(|(w, scales, biases)| Some(((*w)?, *scales, *biases)));
         let missing = || Error::argument("quantized_linears", "scales for each weight");
         present
-            .map(|(w, scales, biases)| self.weight(w, scales.ok_or_else(missing)?, biases))
+            .map(|(w, scales, biases)| self.factor(w, scales.ok_or_else(missing)?, biases))
             .collect()
     }
 }
@@ -252,7 +262,7 @@ table! {
         x: array, w: array, scales: array, biases: optional, group_size: int, bits: int, mode: int,
         bias: optional, residual: optional, norm: optional, eps: float, int8: flag
     ) => {
-        let weight = Packing { group_size, bits, mode, int8 }.weight(w, scales, biases)?;
+        let weight = Packing { group_size, bits, mode, int8 }.factor(w, scales, biases)?;
         let norm = norm.map(|norm| (norm, eps));
         ops::quantized_linear(x, &weight, ops::QuantizedLinear { bias, residual, norm })
     };
@@ -274,9 +284,40 @@ table! {
         norm: optional, eps: float, int8: flag
     ) => {
         let packing = Packing { group_size, bits, mode, int8 };
-        let gate = packing.weight(gate, gate_scales, gate_biases)?;
-        let up = packing.weight(up, up_scales, up_biases)?;
+        let gate = packing.factor(gate, gate_scales, gate_biases)?;
+        let up = packing.factor(up, up_scales, up_biases)?;
         ops::quantized_swiglu(x, &gate, &up, norm.map(|norm| (norm, eps)))
+    };
+    // A block of a Llama for few tokens: the new state of its layer, and its result.
+    llama_block(
+        x: array, state: array, norm: array, eps: float, q: array, q_scales: array,
+        q_biases: optional, k: array, k_scales: array, k_biases: optional, v: array,
+        v_scales: array, v_biases: optional, o: array, o_scales: array, o_biases: optional,
+        next_norm: array, next_eps: float, gate: array, gate_scales: array, gate_biases: optional,
+        up: array, up_scales: array, up_biases: optional, down: array, down_scales: array,
+        down_biases: optional, group_size: int, bits: int, mode: int, heads: int, kv_heads: int,
+        head_dim: int, capacity: int, dims: int, traditional: flag, base: maybe_float,
+        scale: float, freqs: optional, offset: array, len: int, score_scale: float, causal: flag,
+        mask: optional
+    ) => {
+        let packing = Packing { group_size, bits, mode, int8: false };
+        let factor = |w, scales, biases| packing.factor(w, scales, biases);
+        let q = factor(q, q_scales, q_biases)?;
+        let (k, v) = (factor(k, k_scales, k_biases)?, factor(v, v_scales, v_biases)?);
+        let o = factor(o, o_scales, o_biases)?;
+        let (gate, up) = (factor(gate, gate_scales, gate_biases)?, factor(up, up_scales, up_biases)?);
+        let down = factor(down, down_scales, down_biases)?;
+        let qkv = ops::quantized_linears(x, &[&q, &k, &v], Some((norm, eps)))?;
+        let rope = Rope { dims, traditional, base, scale, offset: offset.into(), freqs };
+        let layout = KvLayout { heads, kv_heads, head_dim, capacity };
+        let rules = ops::Attention { scale: Some(score_scale), causal, mask, ..Default::default() };
+        let (state, seen) = ops::rope_append_attention(state, &qkv, layout, rope.into(), len, rules)?;
+        let added = |x, w, to| {
+            ops::quantized_linear(x, w, ops::QuantizedLinear { residual: Some(to), ..Default::default() })
+        };
+        let x = added(&seen, &o, x)?;
+        let hidden = ops::quantized_swiglu(&x, &gate, &up, Some((next_norm, next_eps)))?;
+        Ok((state, added(&hidden, &down, &x)?))
     };
     quantized_embedding(
         ids: array, w: array, scales: array, biases: optional, group_size: int, bits: int,

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .._library import call
 from ..ops._common import f, layout_of
-from ._hook import REFUSED
+from ._hook import REFUSED, on_nvidia, refuse_many
 
 if TYPE_CHECKING:
     from ._hook import Hook
@@ -69,12 +69,16 @@ def attention(hook: Hook) -> Callable:
 
 
 def quantized_matmul(hook: Hook) -> Callable:
+    few = on_nvidia()
+
     def quantized_matmul(
         x, w, /, scales, biases=None, transpose=True, group_size=None, bits=None, mode="affine", *, stream=None
     ):
         try:
             if not transpose:
                 raise ValueError("weights that are packed along their columns")
+            if few:
+                refuse_many(x)
             layout = layout_of("quantized_matmul", group_size, bits, mode)
             steps = (None, None, None, 0.0, False)
             y = call(f.quantized_linear, stream, x, w, scales, biases, *layout, *steps)

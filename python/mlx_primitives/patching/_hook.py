@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import mlx.core as mx
+
 #: The errors of an op for a call that it does not serve.
 REFUSED = (TypeError, ValueError, RuntimeError)
 _MOST_REASONS = 16
+#: The most rows of which one kernel multiplies packed weights with all.
+FEW_ROWS = 8
+
+
+def on_nvidia() -> bool:
+    """Whether MLX's default device is an NVIDIA GPU."""
+    return mx.default_device().type == mx.gpu and not mx.metal.is_available()
+
+
+def refuse_many(x: mx.array) -> None:
+    """Leaves products of many rows to MLX."""
+    if x.size > FEW_ROWS * x.shape[-1]:
+        raise ValueError("a product of more than %d rows, on an NVIDIA GPU" % FEW_ROWS)
 
 
 class Hook:

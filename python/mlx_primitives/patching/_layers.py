@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.nn.losses import _reduce
 
 from ..ops._common import _MODES, f
-from ._hook import REFUSED
+from ._hook import REFUSED, on_nvidia, refuse_many
 
 if TYPE_CHECKING:
     from ._hook import Hook
@@ -17,11 +17,13 @@ _INTEGERS = (mx.int32, mx.uint32, mx.int64, mx.uint64, mx.int16, mx.uint16, mx.i
 
 
 def quantized_linear(hook: Hook) -> Callable:
-    native = f.quantized_linear
+    native, few = f.quantized_linear, on_nvidia()
 
     def __call__(self, x):
         get = self.get
         try:
+            if few:
+                refuse_many(x)
             mode, bias = _MODES[self.mode], get("bias")
             packed = (self["weight"], self["scales"], get("biases"), self.group_size, self.bits, mode)
             y = native(x, *packed, bias, None, None, 0.0, False)
@@ -34,10 +36,12 @@ def quantized_linear(hook: Hook) -> Callable:
 
 
 def quantized_as_linear(hook: Hook) -> Callable:
-    native = f.quantized_linear
+    native, few = f.quantized_linear, on_nvidia()
 
     def as_linear(self, x):
         try:
+            if few:
+                refuse_many(x)
             packed = (self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits)
             y = native(x, *packed, _MODES[self.mode], None, None, None, 0.0, False)
         except REFUSED as why:

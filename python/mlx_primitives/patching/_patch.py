@@ -9,18 +9,22 @@ import threading
 from typing import Any, Callable, Iterator, NamedTuple
 
 from .. import _evaluate
-from . import _core, _experts, _layers, _models
-from ._hook import Hook
+from . import _blocks, _core, _experts, _layers, _models
+from ._hook import Hook, on_nvidia
 from ._imports import after_import
 from ._report import ModuleReport, Report, of_functions, of_modules
 
 
 class Target(NamedTuple):
-    """What is replaced: an attribute of a module, or of a class of it (`QuantizedLinear.__call__`)."""
+    """What is replaced: an attribute of a module, or of a class of it (`QuantizedLinear.__call__`).
+
+    On an NVIDIA GPU, MLX's ops for the others take no longer than ours, or less.
+    """
 
     module: str
     path: str
     make: Callable[[Hook], Callable]
+    nvidia: bool = False  # whether it is replaced on an NVIDIA GPU too
 
 
 TARGETS = (
@@ -28,12 +32,12 @@ TARGETS = (
     Target("mlx.core.fast", "layer_norm", _core.layer_norm),
     Target("mlx.core.fast", "rope", _core.rope),
     Target("mlx.core.fast", "scaled_dot_product_attention", _core.attention),
-    Target("mlx.core", "quantized_matmul", _core.quantized_matmul),
-    Target("mlx.core", "eval", _core.evaluation(_evaluate.eval)),
-    Target("mlx.core", "async_eval", _core.evaluation(_evaluate.async_eval)),
-    Target("mlx.nn", "QuantizedLinear.__call__", _layers.quantized_linear),
+    Target("mlx.core", "quantized_matmul", _core.quantized_matmul, nvidia=True),
+    Target("mlx.core", "eval", _core.evaluation(_evaluate.eval), nvidia=True),
+    Target("mlx.core", "async_eval", _core.evaluation(_evaluate.async_eval), nvidia=True),
+    Target("mlx.nn", "QuantizedLinear.__call__", _layers.quantized_linear, nvidia=True),
     Target("mlx.nn", "QuantizedEmbedding.__call__", _layers.quantized_embedding),
-    Target("mlx.nn", "QuantizedEmbedding.as_linear", _layers.quantized_as_linear),
+    Target("mlx.nn", "QuantizedEmbedding.as_linear", _layers.quantized_as_linear, nvidia=True),
     Target("mlx.nn", "Linear.__call__", _layers.linear),
     Target("mlx.nn", "Embedding.as_linear", _layers.as_linear),
     Target("mlx.nn", "silu", _layers.activation("silu")),
@@ -43,6 +47,7 @@ TARGETS = (
     Target("mlx.nn.losses", "cross_entropy", _layers.cross_entropy),
     Target("mlx_lm.models.activations", "swiglu", _models.swiglu),
     Target("mlx_lm.tuner.lora", "LoRALinear.__call__", _models.lora_linear),
+    Target("mlx_lm.models.llama", "TransformerBlock.__call__", _blocks.llama, nvidia=True),
     Target("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _models.quantized_attention),
     Target("mlx_lm.models.switch_layers", "SwitchGLU.__call__", _models.switch_glu),
     Target("mlx_lm.models.switch_layers", "QuantizedSwitchLinear.__call__", _experts.switch_linear),
@@ -54,6 +59,7 @@ class _State:
     lock = threading.RLock()
     hooks: list[tuple[object, str, Hook]] = []
     patched = False
+    nvidia = False  # whether the patch is for an NVIDIA GPU
 
 
 def _module(name: str) -> object:
@@ -94,7 +100,7 @@ def _replace_in(name: str) -> None:
     with _State.lock:
         if _State.patched:
             for target in TARGETS:
-                if target.module == name:
+                if target.module == name and (target.nvidia or not _State.nvidia):
                     _replace(target)
 
 
@@ -107,7 +113,7 @@ def patch() -> None:
         if _State.patched:
             return
         _State.hooks = []
-        _State.patched = True
+        _State.patched, _State.nvidia = True, on_nvidia()
         for name in dict.fromkeys(target.module for target in TARGETS):
             if name in sys.modules or not name.startswith("mlx_lm"):
                 _replace_in(name)

@@ -1,0 +1,115 @@
+"""The block of a Llama as one call, for few tokens.
+
+The normalizations and the additions of a block are parts of its products, and so are queries, keys and values of each
+other. Each has the bits that it has alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..ops._common import _MODES, f
+from . import _states
+from ._hook import FEW_ROWS, REFUSED
+
+if TYPE_CHECKING:
+    from ._hook import Hook
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+_last: tuple[int, mx.array] = (0, mx.array(0))
+
+
+def _position(offset: int) -> mx.array:
+    """A position as an array, which the blocks of a token share."""
+    global _last
+    number, array = _last
+    if number != offset:
+        _last = number, array = offset, mx.array(offset)
+    return array
+
+
+def _packed(layer: Any, names: tuple[str, ...]) -> tuple[list, tuple[int, int, int]]:
+    """The arrays of packed layers without a bias, and their one format."""
+    arrays: list = []
+    layouts = set()
+    for name in names:
+        part = layer[name]
+        if type(part) is not nn.QuantizedLinear or "bias" in part:
+            raise ValueError("a block with other layers than packed ones without a bias")
+        arrays += (part["weight"], part["scales"], part.get("biases"))
+        layouts.add((part.group_size, part.bits, _MODES[part.mode]))
+    if len(layouts) > 1:
+        raise ValueError("a block whose weights have several formats")
+    return arrays, layouts.pop()
+
+
+def _norm(layer: Any) -> tuple[mx.array, float]:
+    if type(layer) is not nn.RMSNorm:
+        raise ValueError("a block with another normalization")
+    return layer["weight"], layer.eps
+
+
+def _rotation(rope: Any, scaled: Any) -> tuple[int, bool, float | None, float, mx.array | None]:
+    if type(rope) is nn.RoPE:
+        return rope.dims, rope.traditional, rope.base, rope.scale, None
+    if type(rope) is scaled:
+        return rope.dims, rope.traditional, None, 1.0, rope["_freqs"]
+    raise ValueError("a block with another rotation")
+
+
+def llama(hook: Hook) -> Callable:
+    """For `TransformerBlock` of `mlx_lm.models.llama`."""
+    module: Any = sys.modules["mlx_lm.models.llama"]
+    attention, mlp, cache_class = module.Attention, module.MLP, module.KVCache
+    scaled = sys.modules["mlx_lm.models.rope_utils"].Llama3RoPE
+    calls = (attention.__call__, mlp.__call__, cache_class.update_and_fetch)
+    _states.install(cache_class)
+
+    def __call__(self, x, mask=None, cache=None):
+        batch, time, _ = x.shape
+        if batch * time > FEW_ROWS:
+            return hook.original(self, x, mask, cache)
+        try:
+            attend, feed = self["self_attn"], self["mlp"]
+            if type(attend) is not attention or type(feed) is not mlp:
+                raise ValueError("a block with layers of other classes")
+            if type(cache) is not cache_class:
+                raise ValueError("a cache of another class")
+            if calls != (attention.__call__, mlp.__call__, cache_class.update_and_fetch):
+                raise ValueError("a block that another program has changed")
+            causal = type(mask) is str and mask == "causal"
+            first, layout = _packed(attend, _ATTENTION)
+            last, other = _packed(feed, _MLP)
+            if layout != other:
+                raise ValueError("a block whose weights have several formats")
+            heads = (attend.n_heads, attend.n_kv_heads, attend.head_dim)
+            held = _states.state_of(cache, *heads, (batch, time), x.dtype)
+            state, y = f.llama_block(
+                x,
+                held.state,
+                *_norm(self["input_layernorm"]),
+                *first,
+                *_norm(self["post_attention_layernorm"]),
+                *last,
+                *layout,
+                *held.layout,
+                *_rotation(attend.rope, scaled),
+                _position(cache.offset),
+                cache.offset + time,
+                attend.scale,
+                causal,
+                None if causal else mask,
+            )
+        except REFUSED as why:
+            return hook.pass_on(why, self, x, mask, cache)
+        _states.keep(cache, state, held.layout, time)
+        hook.served += 1
+        return y
+
+    return __call__

@@ -1,0 +1,89 @@
+"""The keys and values of a layer as a state of `rope_append_attention`, inside a `KVCache` of mlx-lm.
+
+A step writes into the state. Whoever asks the cache for its keys or values gets them as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from ..ops._attention import QUERY_POSITIONS, KvLayout
+
+_HELD = "_mlx_primitives_state"
+_STEP = 256  # positions by which a state grows, as a cache of mlx-lm does
+
+
+class Held(NamedTuple):
+    """A state and its layout."""
+
+    state: mx.array
+    layout: KvLayout
+
+
+def _release(names: dict[str, Any]) -> None:
+    """Gives a cache its keys and values again, which are views of the state."""
+    state, layout = names.pop(_HELD)
+    names["keys"], names["values"] = layout.keys(state, layout.capacity), layout.values(state, layout.capacity)
+
+
+def _attribute(name: str) -> property:
+    def get(cache: Any) -> Any:
+        names = vars(cache)
+        if _HELD in names:
+            _release(names)
+        if name not in names:
+            raise AttributeError(name)
+        return names[name]
+
+    def set(cache: Any, value: Any) -> None:
+        names = vars(cache)
+        if _HELD in names:
+            _release(names)
+        names[name] = value
+
+    return property(get, set)
+
+
+def install(kind: Any) -> None:
+    """Lets caches of a class hold a state. This stays when a patch ends, since such caches may live on."""
+    if not isinstance(vars(kind).get("keys"), property):
+        kind.keys, kind.values = _attribute("keys"), _attribute("values")
+
+
+def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[int, int], dtype: mx.Dtype) -> Held:
+    """The state of a cache with room for a step of `shape` `[batch, time]`; the cache does not change."""
+    names, (batch, time) = vars(cache), shape
+    held, offset = names.get(_HELD), cache.offset
+    end = offset + time
+    if held is None:
+        keys, values = names["keys"], names["values"]
+    else:
+        state, layout = held
+        if layout[:3] != (heads, kv_heads, head_dim) or state.shape[0] != batch or state.dtype != dtype:
+            raise ValueError("a cache of another shape or type")
+        if end <= layout.capacity:
+            return held
+        keys, values = layout.keys(state, offset), layout.values(state, offset)
+    layout = KvLayout(heads, kv_heads, head_dim, -(-end // _STEP) * _STEP)
+    if keys is None:
+        if offset != 0:
+            raise ValueError("a cache without its keys")
+        return Held(layout.zeros(batch, dtype), layout)
+    rows = [mx.zeros((batch, heads * QUERY_POSITIONS, head_dim), dtype)]
+    for part in (keys, values):
+        if part.shape[:2] != (batch, kv_heads) or part.shape[3] != head_dim or part.dtype != dtype:
+            raise ValueError("a cache of another shape or type")
+        room = mx.zeros((batch, kv_heads, layout.capacity - offset, head_dim), dtype)
+        whole = mx.concatenate([part[:, :, :offset], room], 2)
+        rows.append(whole.reshape(batch, kv_heads * layout.capacity, head_dim))
+    return Held(mx.concatenate(rows, 1), layout)
+
+
+def keep(cache: Any, state: mx.array, layout: KvLayout, time: int) -> None:
+    """Gives a cache the state after a step."""
+    names = vars(cache)
+    names["keys"] = names["values"] = None
+    names[_HELD] = Held(state, layout)
+    cache.offset += time
