@@ -126,6 +126,9 @@ class Tape {
     }
     if (seen_.insert(array.id()).second) {
       bytes_ += new_bytes(array);
+      if (bytes_ > MOST_BYTES) {
+        return false;
+      }
       for (const auto& sibling : array.siblings()) {
         seen_.insert(sibling.id());
       }
@@ -279,8 +282,7 @@ bool queue_on_one_stream(const std::vector<mx::array>& arrays) {
       return false;
     }
   }
-  size_t bytes = tape.bytes();
-  if (bytes > MOST_BYTES || mx::get_active_memory() + bytes > mx::get_memory_limit()) {
+  if (mx::get_active_memory() + tape.bytes() > mx::get_memory_limit()) {
     return false;
   }
   auto queue = std::make_shared<Queue>(stream, std::move(tape.arrays), std::move(roots));

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .._library import call
 from ..ops._common import f, layout_of
-from ._hook import REFUSED, on_nvidia, refuse_many
+from ._hook import MANY_ROWS, REFUSED, has_many_rows, on_nvidia
 
 if TYPE_CHECKING:
     from ._hook import Hook
@@ -77,8 +77,8 @@ def quantized_matmul(hook: Hook) -> Callable:
         try:
             if not transpose:
                 raise ValueError("weights that are packed along their columns")
-            if few:
-                refuse_many(x)
+            if few and has_many_rows(x):
+                raise ValueError(MANY_ROWS)
             layout = layout_of("quantized_matmul", group_size, bits, mode)
             steps = (None, None, None, 0.0, False)
             y = call(f.quantized_linear, stream, x, w, scales, biases, *layout, *steps)

@@ -9,8 +9,10 @@ import mlx.core as mx
 #: The errors of an op for a call that it does not serve.
 REFUSED = (TypeError, ValueError, RuntimeError)
 _MOST_REASONS = 16
-#: The most rows of which one kernel multiplies packed weights with all.
+#: The most rows that one kernel multiplies with packed weights.
 FEW_ROWS = 8
+#: Why products on an NVIDIA GPU are those of MLX.
+MANY_ROWS = "more than %d rows, on an NVIDIA GPU" % FEW_ROWS
 
 
 def on_nvidia() -> bool:
@@ -18,10 +20,9 @@ def on_nvidia() -> bool:
     return mx.default_device().type == mx.gpu and not mx.metal.is_available()
 
 
-def refuse_many(x: mx.array) -> None:
-    """Leaves products of many rows to MLX."""
-    if x.size > FEW_ROWS * x.shape[-1]:
-        raise ValueError("a product of more than %d rows, on an NVIDIA GPU" % FEW_ROWS)
+def has_many_rows(x: Any) -> bool:
+    """Whether `x` has more rows than a kernel for few rows takes."""
+    return type(x) is mx.array and x.size > FEW_ROWS * x.shape[-1]
 
 
 class Hook:

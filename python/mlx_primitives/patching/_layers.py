@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.nn.losses import _reduce
 
 from ..ops._common import _MODES, f
-from ._hook import REFUSED, on_nvidia, refuse_many
+from ._hook import MANY_ROWS, REFUSED, has_many_rows, on_nvidia
 
 if TYPE_CHECKING:
     from ._hook import Hook
@@ -20,10 +20,10 @@ def quantized_linear(hook: Hook) -> Callable:
     native, few = f.quantized_linear, on_nvidia()
 
     def __call__(self, x):
+        if few and has_many_rows(x):
+            return hook.pass_on(MANY_ROWS, self, x)
         get = self.get
         try:
-            if few:
-                refuse_many(x)
             mode, bias = _MODES[self.mode], get("bias")
             packed = (self["weight"], self["scales"], get("biases"), self.group_size, self.bits, mode)
             y = native(x, *packed, bias, None, None, 0.0, False)
@@ -39,9 +39,9 @@ def quantized_as_linear(hook: Hook) -> Callable:
     native, few = f.quantized_linear, on_nvidia()
 
     def as_linear(self, x):
+        if few and has_many_rows(x):
+            return hook.pass_on(MANY_ROWS, self, x)
         try:
-            if few:
-                refuse_many(x)
             packed = (self["weight"], self["scales"], self.get("biases"), self.group_size, self.bits)
             y = native(x, *packed, _MODES[self.mode], None, None, None, 0.0, False)
         except REFUSED as why:
