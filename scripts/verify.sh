@@ -2,7 +2,8 @@
 # Runs the checks that take too long for `cargo test`: the tests through eval_gpu in every order of threads,
 # every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, other
 # versions of MLX, sanitizers, the build for macOS, the comparison with Apple's compiler, the rules for kernels
-# on MLX's own, the kernels' costs on an M1, ARM Linux, and every kernel compiled for four generations of NVIDIA GPUs.
+# on MLX's own, the kernels' costs on an M1, ARM Linux, every kernel compiled for four generations of NVIDIA GPUs,
+# and Python's wheel for them.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
 #   scripts/verify.sh STEP...      these steps: simulator mutants cpp_mutants checks versions sanitizers macos
@@ -55,6 +56,8 @@ for name in "${steps[@]}"; do
       scripts/build_metal.sh --cuda
       MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
         cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
+      # A library with CUDA serves MLX for CPUs.
+      scripts/build_wheel.sh --dev --cuda "$(tr -d '[:space:]' <cmake/mlx_version.txt)" && scripts/test_wheel.sh
       ;;
     *)
       echo "verify: there is no step '$name'" >&2
