@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops._common import _MODES, f
+from ..ops._common import _MODES, f, named
 from . import _states
 from ._hook import FEW_ROWS, REFUSED
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
-_last: tuple[int, mx.array] = (0, mx.array(0))
+_last: tuple[int, mx.array | None] = (0, None)
 
 
 def _position(offset: int) -> mx.array:
     """A position as an array, which the blocks of a token share."""
     global _last
     number, array = _last
-    if number != offset:
-        _last = number, array = offset, mx.array(offset)
+    if array is None or number != offset:
+        array = mx.array(offset)
+        _last = offset, array
     return array
 
 
@@ -39,11 +40,11 @@ def _packed(layer: Any, names: tuple[str, ...]) -> tuple[list, tuple[int, int, i
     arrays: list = []
     layouts = set()
     for name in names:
-        part = layer[name]
+        part = layer.get(name)
         if type(part) is not nn.QuantizedLinear or "bias" in part:
             raise ValueError("a block with other layers than packed ones without a bias")
         arrays += (part["weight"], part["scales"], part.get("biases"))
-        layouts.add((part.group_size, part.bits, _MODES[part.mode]))
+        layouts.add((part.group_size, part.bits, named("block", "mode", _MODES, part.mode)))
     if len(layouts) > 1:
         raise ValueError("a block whose weights have several formats")
     return arrays, layouts.pop()
@@ -66,22 +67,36 @@ def _rotation(rope: Any, scaled: Any) -> tuple[int, bool, float | None, float, m
 def llama(hook: Hook) -> Callable:
     """For `TransformerBlock` of `mlx_lm.models.llama`."""
     module: Any = sys.modules["mlx_lm.models.llama"]
-    attention, mlp, cache_class = module.Attention, module.MLP, module.KVCache
-    scaled = sys.modules["mlx_lm.models.rope_utils"].Llama3RoPE
-    calls = (attention.__call__, mlp.__call__, cache_class.update_and_fetch)
-    _states.install(cache_class)
+    try:
+        attention, mlp, cache_class = module.Attention, module.MLP, module.KVCache
+        scaled = sys.modules["mlx_lm.models.rope_utils"].Llama3RoPE
+        functions = vars(module)["scaled_dot_product_attention"], vars(module)["swiglu"]
+    except (AttributeError, KeyError):
+        return hook.original  # an mlx-lm that is written in another way
+    layers = (attention, mlp, nn.QuantizedLinear, nn.RMSNorm, nn.RoPE, scaled)
+    calls = tuple(layer.__call__ for layer in layers)
+    update = cache_class.update_and_fetch
+    usable = _states.install(cache_class)
+
+    def is_known() -> bool:
+        """Whether the functions whose work a block does itself are the ones that the patch found or made."""
+        return (
+            tuple([layer.__call__ for layer in layers]) == calls
+            and (module.scaled_dot_product_attention, module.swiglu) == functions
+            and cache_class.update_and_fetch is update
+        )
 
     def __call__(self, x, mask=None, cache=None):
         batch, time, _ = x.shape
         if batch * time > FEW_ROWS:
             return hook.original(self, x, mask, cache)
         try:
-            attend, feed = self["self_attn"], self["mlp"]
+            attend, feed = self.get("self_attn"), self.get("mlp")
             if type(attend) is not attention or type(feed) is not mlp:
                 raise ValueError("a block with layers of other classes")
-            if type(cache) is not cache_class:
+            if type(cache) is not cache_class or not usable:
                 raise ValueError("a cache of another class")
-            if calls != (attention.__call__, mlp.__call__, cache_class.update_and_fetch):
+            if not is_known():
                 raise ValueError("a block that another program has changed")
             causal = type(mask) is str and mask == "causal"
             first, layout = _packed(attend, _ATTENTION)
@@ -93,9 +108,9 @@ def llama(hook: Hook) -> Callable:
             state, y = f.llama_block(
                 x,
                 held.state,
-                *_norm(self["input_layernorm"]),
+                *_norm(self.get("input_layernorm")),
                 *first,
-                *_norm(self["post_attention_layernorm"]),
+                *_norm(self.get("post_attention_layernorm")),
                 *last,
                 *layout,
                 *held.layout,

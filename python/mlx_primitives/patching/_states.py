@@ -5,6 +5,7 @@ A step writes into the state. Whoever asks the cache for its keys or values gets
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from ..ops._attention import QUERY_POSITIONS, KvLayout
 
 _HELD = "_mlx_primitives_state"
 _STEP = 256  # positions by which a state grows, as a cache of mlx-lm does
+_lock = threading.RLock()  # another thread may look at a cache between and during steps
 
 
 class Held(NamedTuple):
@@ -22,34 +24,50 @@ class Held(NamedTuple):
     layout: KvLayout
 
 
+class _Attribute(property):
+    """The keys or the values of a cache that may hold a state."""
+
+
 def _release(names: dict[str, Any]) -> None:
-    """Gives a cache its keys and values again, which are views of the state."""
-    state, layout = names.pop(_HELD)
-    names["keys"], names["values"] = layout.keys(state, layout.capacity), layout.values(state, layout.capacity)
+    """Gives a cache its keys and values again, which are views of the state.
+
+    It holds the state until it has them, so an interruption loses nothing.
+    """
+    held = names.get(_HELD)
+    if held is not None:
+        state, layout = held
+        names["keys"], names["values"] = layout.keys(state, layout.capacity), layout.values(state, layout.capacity)
+        names.pop(_HELD, None)
 
 
 def _attribute(name: str) -> property:
     def get(cache: Any) -> Any:
         names = vars(cache)
-        if _HELD in names:
+        with _lock:
             _release(names)
-        if name not in names:
-            raise AttributeError(name)
-        return names[name]
+            if name not in names:
+                raise AttributeError(name)
+            return names[name]
 
     def set(cache: Any, value: Any) -> None:
         names = vars(cache)
-        if _HELD in names:
+        with _lock:
             _release(names)
-        names[name] = value
+            names[name] = value
 
-    return property(get, set)
+    return _Attribute(get, set)
 
 
-def install(kind: Any) -> None:
-    """Lets caches of a class hold a state. This stays when a patch ends, since such caches may live on."""
-    if not isinstance(vars(kind).get("keys"), property):
+def install(kind: Any) -> bool:
+    """Lets caches of a class hold a state. This stays when a patch ends, since such caches may live on.
+
+    It answers False for a class whose keys or values are something else than attributes of an object.
+    """
+    found = [getattr(kind, name, None) for name in ("keys", "values")]
+    if found == [None, None]:
         kind.keys, kind.values = _attribute("keys"), _attribute("values")
+        return True
+    return all(type(it) is _Attribute for it in found)
 
 
 def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[int, int], dtype: mx.Dtype) -> Held:
@@ -58,6 +76,8 @@ def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[
     held, offset = names.get(_HELD), cache.offset
     end = offset + time
     if held is None:
+        if "keys" not in names or "values" not in names:
+            raise ValueError("a cache without its keys")
         keys, values = names["keys"], names["values"]
     else:
         state, layout = held
@@ -82,8 +102,9 @@ def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[
 
 
 def keep(cache: Any, state: mx.array, layout: KvLayout, time: int) -> None:
-    """Gives a cache the state after a step."""
+    """Gives a cache the state after a step, before it forgets the keys and values that it had."""
     names = vars(cache)
-    names["keys"] = names["values"] = None
-    names[_HELD] = Held(state, layout)
+    with _lock:
+        names[_HELD] = Held(state, layout)
+        names["keys"] = names["values"] = None
     cache.offset += time
