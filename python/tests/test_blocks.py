@@ -60,9 +60,9 @@ def same(got, want):
 def near(got, want):
     """Within twenty roundings of a type: a path through two blocks has about as many, and each may fall otherwise.
 
-    In float32, sums of up to 192 terms in another order count as well.
+    In float32, each sum of up to 192 terms, added in another order, counts for fourteen, the root of their number.
     """
-    bound = {mx.float32: 20 * 192 * 2.0**-24, mx.bfloat16: 20 * 2.0**-8}
+    bound = {mx.float32: 20 * 14 * 2.0**-24, mx.bfloat16: 20 * 2.0**-9}
     differences = [mx.abs(a - b).max().item() / max(1.0, mx.abs(b).max().item()) for a, b in zip(got, want)]
     return len(got) == len(want) and max(differences) <= bound[got[0].dtype], differences
 
@@ -82,7 +82,6 @@ def test_a_block_has_the_bits_of_its_ops(models, monkeypatch, options, dtype):
         got = outcome(8)
         assert counts(BLOCK) == (2 * 4, 0)
     if DEVICE == "gpu":  # whose kernels for a product with a norm in it, and for attention over a state, add otherwise
-        print(near(got, want)[1])
         assert near(got, want)[0], near(got, want)[1]
     else:
         assert same(got, want)
@@ -246,7 +245,8 @@ def test_a_cache_changes_between_steps(models):
     def by_turns(token):
         (mlx_primitives.patch, mlx_primitives.unpatch)[token % 2]()
 
-    for change in (quantized, merged, trimmed, written, restored):
+    # MLX for CUDA has no kernel for attention over a quantized cache in float32.
+    for change in (merged, trimmed, written, restored, *[quantized] * (DEVICE == "cpu")):
         want = answers(change, lambda token: None)
         with mlx_primitives.patched():
             got = answers(change, lambda token: None)

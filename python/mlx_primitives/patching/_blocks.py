@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops._common import _MODES, f, named
+from ..ops._common import _MODES, f
 from . import _states
 from ._hook import FEW_ROWS, REFUSED
 
@@ -40,11 +40,11 @@ def _packed(layer: Any, names: tuple[str, ...]) -> tuple[list, tuple[int, int, i
     arrays: list = []
     layouts = set()
     for name in names:
-        part = layer.get(name)
+        part = layer[name]
         if type(part) is not nn.QuantizedLinear or "bias" in part:
             raise ValueError("a block with other layers than packed ones without a bias")
         arrays += (part["weight"], part["scales"], part.get("biases"))
-        layouts.add((part.group_size, part.bits, named("block", "mode", _MODES, part.mode)))
+        layouts.add((part.group_size, part.bits, _MODES[part.mode]))
     if len(layouts) > 1:
         raise ValueError("a block whose weights have several formats")
     return arrays, layouts.pop()
@@ -70,20 +70,27 @@ def llama(hook: Hook) -> Callable:
     try:
         attention, mlp, cache_class = module.Attention, module.MLP, module.KVCache
         scaled = sys.modules["mlx_lm.models.rope_utils"].Llama3RoPE
-        functions = vars(module)["scaled_dot_product_attention"], vars(module)["swiglu"]
+        dot_product, swiglu = module.scaled_dot_product_attention, module.swiglu
     except (AttributeError, KeyError):
         return hook.original  # an mlx-lm that is written in another way
-    layers = (attention, mlp, nn.QuantizedLinear, nn.RMSNorm, nn.RoPE, scaled)
-    calls = tuple(layer.__call__ for layer in layers)
+    linear, norm, rope = nn.QuantizedLinear, nn.RMSNorm, nn.RoPE
+    calls = [layer.__call__ for layer in (attention, mlp, linear, norm, rope, scaled)]
+    of_attention, of_mlp, of_linear, of_norm, of_rope, of_scaled = calls
     update = cache_class.update_and_fetch
     usable = _states.install(cache_class)
 
     def is_known() -> bool:
         """Whether the functions whose work a block does itself are the ones that the patch found or made."""
         return (
-            tuple([layer.__call__ for layer in layers]) == calls
-            and (module.scaled_dot_product_attention, module.swiglu) == functions
+            attention.__call__ is of_attention
+            and mlp.__call__ is of_mlp
+            and linear.__call__ is of_linear
+            and norm.__call__ is of_norm
+            and rope.__call__ is of_rope
+            and scaled.__call__ is of_scaled
             and cache_class.update_and_fetch is update
+            and module.scaled_dot_product_attention is dot_product
+            and module.swiglu is swiglu
         )
 
     def __call__(self, x, mask=None, cache=None):
@@ -91,7 +98,7 @@ def llama(hook: Hook) -> Callable:
         if batch * time > FEW_ROWS:
             return hook.original(self, x, mask, cache)
         try:
-            attend, feed = self.get("self_attn"), self.get("mlp")
+            attend, feed = self["self_attn"], self["mlp"]
             if type(attend) is not attention or type(feed) is not mlp:
                 raise ValueError("a block with layers of other classes")
             if type(cache) is not cache_class or not usable:
@@ -108,9 +115,9 @@ def llama(hook: Hook) -> Callable:
             state, y = f.llama_block(
                 x,
                 held.state,
-                *_norm(self.get("input_layernorm")),
+                *_norm(self["input_layernorm"]),
                 *first,
-                *_norm(self.get("post_attention_layernorm")),
+                *_norm(self["post_attention_layernorm"]),
                 *last,
                 *layout,
                 *held.layout,
@@ -123,6 +130,8 @@ def llama(hook: Hook) -> Callable:
             )
         except REFUSED as why:
             return hook.pass_on(why, self, x, mask, cache)
+        except KeyError as name:
+            return hook.pass_on("a block or a cache without %s" % name, self, x, mask, cache)
         _states.keep(cache, state, held.layout, time)
         hook.served += 1
         return y

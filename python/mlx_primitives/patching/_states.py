@@ -76,8 +76,6 @@ def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[
     held, offset = names.get(_HELD), cache.offset
     end = offset + time
     if held is None:
-        if "keys" not in names or "values" not in names:
-            raise ValueError("a cache without its keys")
         keys, values = names["keys"], names["values"]
     else:
         state, layout = held
