@@ -323,3 +323,27 @@ def test_a_copy_of_a_model_and_an_mlx_lm_that_is_written_in_another_way(models, 
         undo.setattr(module.KVCache, "keys", property(lambda cache: vars(cache).get("its_keys")))
         with mlx_primitives.patched():
             assert not _states.install(module.KVCache)
+
+
+def test_blocks_of_several_rows_and_masks(models):
+    def visible(time, end):
+        return mx.arange(end - time, end)[:, None] >= mx.arange(end)
+
+    masks = [None, "causal", visible, lambda *shape: mx.where(visible(*shape), 0.0, -1e9)]
+
+    def answers(mask, batch, time, **options):
+        run = Run(models("llama"), dtype=mx.float32, **options)
+        block, cache = run.model.layers[0], run.cache[0]
+        for step in range(3):
+            x = mx.sin(mx.arange(batch * time * 128) * (step + 1.0)).reshape(batch, time, 128)
+            run.answers.append(block(x, mask(time, cache.offset + time) if callable(mask) else mask, cache))
+        return run.answers
+
+    for options in ({}, {"num_key_value_heads": 4}, {"head_dim": 64, "num_key_value_heads": 1}):
+        for batch, time in ((2, 3), (4, 2), (1, 8)):
+            for mask in masks:
+                want = answers(mask, batch, time, **options)
+                with mlx_primitives.patched():
+                    got = answers(mask, batch, time, **options)
+                    assert counts(BLOCK) == (3, 0)
+                assert near(got, want)[0], near(got, want)[1]
