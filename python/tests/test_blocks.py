@@ -162,10 +162,9 @@ def test_blocks_inside_transforms(models):
     assert near(got, want)[0], near(got, want)[1]
 
 
-def test_layers_of_others_are_called(models, monkeypatch):
+def test_layers_of_others_are_called(models):
     module, lora = models("llama"), models("lora", "tuner").LoRALinear
     called = []
-
 
     def changed(kind):
         def __call__(self, *args, **kwargs):
@@ -198,7 +197,16 @@ def test_layers_of_others_are_called(models, monkeypatch):
             got = run.step(1, 2).step(3).answers
             assert counts(BLOCK) == (2, 2) and (change is low_rank or len(called) in (2, 4))
         assert near(got, want)[0], near(got, want)[1]
-    run.model.layers[0].__class__ = changed(type(run.model.layers[0]))  # which calls the block's function itself
+    run = Run(module)
+    run.model.layers[0].__class__ = changed(module.TransformerBlock)
+    called.clear()
+    with mlx_primitives.patched():
+        mx.eval(run.step(1, 2).answers)
+        assert len(called) == 1 and counts(BLOCK) == (2, 0)  # it calls the function that is replaced
+
+
+def test_functions_that_others_replaced_are_called(models, monkeypatch):
+    module, called = models("llama"), []
     owners = [(nn.QuantizedLinear, "__call__"), (module.Attention, "__call__"), (module, "swiglu")]
     for owner, name in [*owners, (module.KVCache, "update_and_fetch")]:
         with mlx_primitives.patched(), monkeypatch.context() as undo:
