@@ -7,8 +7,9 @@ use super::super::activation::Activation;
 use super::super::element::{Bf16, Float};
 use super::super::simd::{F32x16, LANES, prefetch};
 use super::arithmetic::{Arithmetic, InBf16, InF32};
-use super::gemm::{Epilogue, Extents, Factor, Places, Weights};
-use super::interleaved::{Interleaved, interleaved, interleaved_across};
+use super::epilogue::Epilogue;
+use super::interleaved::{Factor, Interleaved, interleaved, interleaved_across};
+use super::weights::{Extents, Places, Weights};
 
 /// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
 pub struct Dense<T> {

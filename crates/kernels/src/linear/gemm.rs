@@ -9,18 +9,15 @@
 use std::ops::Range;
 
 use super::super::Machine;
-use super::super::element::Float;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS};
 use super::super::simd::{F32x16, Kernel, LANES, Lines};
 use super::arithmetic::Arithmetic;
-use super::dense::Dense;
 pub use super::epilogue::Epilogue;
 use super::epilogue::{self, OnLevel, Steps};
-use super::exchanged::exchanged;
-use super::interleaved::{Interleaved, WORDS};
+use super::interleaved::Interleaved;
 use super::sums::BLOCK_ROWS;
-pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE};
-pub use super::weights::{Factor, Places, Weights};
+pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
+pub use super::weights::{Extents, Places, Weights};
 
 /// Rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
@@ -35,46 +32,6 @@ pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
 /// Words that a product of tiles takes at a time, so that its weights stay in the level-one cache.
 const TILE_WORDS: usize = 128;
-
-/// The extents of a product.
-#[derive(Clone, Copy, Debug)]
-pub struct Extents {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-}
-
-/// The product of `[m, k]` and `[n, k]`.
-///
-/// # Safety
-/// x and the weights have these rows, and the epilogue takes `[m, n]`.
-pub unsafe fn gemm<A: Arithmetic, T: Float>(
-    machine: Machine,
-    x: &Dense<T>,
-    n: usize,
-    weights: &impl Factor<A>,
-    epilogue: &impl Epilogue,
-) where
-    Dense<T>: Weights<A>,
-{
-    let m = x.extents.n;
-    // SAFETY: the caller's contract.
-    unsafe {
-        if exchanges(in_tiles(machine, weights), (m, x.columns), (n, weights.lie_across())) {
-            exchanged(machine, x, n, weights, &OnLevel { level: machine.level, epilogue });
-        } else {
-            let body = |x: &Interleaved<A>| multiply(machine, x, n, weights, epilogue);
-            Factor::<A>::interleaved(x, machine, 0..m, &body);
-        }
-    }
-}
-
-/// Whether the weights take the place of x, and x that of weights. Words are interleaved once, so
-/// the smaller factor should be, where it is much smaller. For tiles, a factor that lies across is
-/// interleaved as it is, and to unpack rows of it means to exchange rows and columns.
-fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
-    if in_tiles && (x_across || w_across) { !x_across } else { 4 * n <= m }
-}
 
 /// Multiplies an interleaved x, which several products may share.
 ///
@@ -196,7 +153,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
 }
 
 /// Whether this machine multiplies these factors and weights in tiles.
-fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) -> bool {
+pub(super) fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) -> bool {
     machine.level.multiplies_tiles() && tiled::<A, W>()
 }
 

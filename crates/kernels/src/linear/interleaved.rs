@@ -7,11 +7,9 @@ use super::super::element::Float;
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::super::{Machine, Shared};
 use super::arithmetic::Arithmetic;
+use super::sums::WORDS;
 use super::weights::{Places, Weights};
 use super::workspace;
-
-/// Words of a row in a tile of weights; `k` is blocked by this many.
-pub const WORDS: usize = 512;
 
 /// `[m, k]` in blocks of [`WORDS`] words along k, each in panels of sixteen rows.
 pub struct Interleaved<A> {
@@ -183,4 +181,18 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
             }
         }
     }
+}
+
+/// [`Weights`] that can take the place of x.
+pub trait Factor<A: Arithmetic>: Weights<A> {
+    /// Calls `body` with these rows, interleaved. The first is a multiple of sixteen.
+    ///
+    /// # Safety
+    /// They exist.
+    unsafe fn interleaved(
+        &self,
+        machine: Machine,
+        rows: Range<usize>,
+        body: &dyn Fn(&Interleaved<A>),
+    );
 }

@@ -4,10 +4,10 @@ pub mod arithmetic;
 mod columns;
 pub mod dense;
 mod epilogue;
-mod exchanged;
 pub mod gemm;
 pub mod gemv;
 pub mod interleaved;
+pub mod product;
 mod several;
 mod sums;
 pub mod together;
@@ -21,7 +21,8 @@ use super::row_order::{FEW_ROWS, RowOrder};
 use super::simd::Level;
 use arithmetic::{InBf16, InF32};
 use dense::{Dense, Finish};
-use gemm::{Extents, gemm};
+use product::product;
+use weights::Extents;
 
 /// A call of [`linear`], on row-major buffers of one element type.
 pub struct LinearCall {
@@ -83,11 +84,11 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if const { T::IS_BF16 } && !tokens && machine.level.packs_bf16() {
             let weights = Dense::<Bf16> { w: call.w.cast(), extents, columns: call.columns };
             let x = Dense::<Bf16> { w: call.x.cast(), extents: of_x, columns: call.turned };
-            return gemm::<InBf16, _>(machine, &x, extents.n, &weights, &finish);
+            return product::<InBf16, _>(machine, &x, extents.n, &weights, &finish);
         }
         let weights = Dense::<T> { w: call.w.cast(), extents, columns: call.columns };
         let x = Dense::<T> { w: x, extents: of_x, columns: call.turned };
-        gemm::<InF32, _>(machine, &x, extents.n, &weights, &finish);
+        product::<InF32, _>(machine, &x, extents.n, &weights, &finish);
     }
 }
 

@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
-use super::interleaved::WORDS;
 
+/// Words of a row in a tile of weights; `k` is blocked by this many.
+pub const WORDS: usize = 512;
 /// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
 pub const TILE: usize = 12;
 /// Floats from one tile to the next of weights that lie across: the last words are written as

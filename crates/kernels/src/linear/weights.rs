@@ -1,14 +1,19 @@
 //! The matrix on the right of the GEMM, in any format.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
-use super::super::Machine;
 use super::super::simd::tiles::TILE_PANELS;
 use super::super::simd::{F32x16, LANES};
 use super::arithmetic::Arithmetic;
-use super::interleaved::Interleaved;
 use super::sums::{Pass, TileSums, tile_products};
+
+/// The extents of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Extents {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
 
 /// Where [`Weights::unpack_across`] writes: for `step` rows together, each word of these rows, then
 /// the next; the next rows `pitch` floats later. Up to sixteen floats are written for a word, of
@@ -114,18 +119,4 @@ pub trait Weights<A: Arithmetic>: Sync {
         // SAFETY: the caller's contract.
         unsafe { tile_products::<V, A>(pass, tile, sums) }
     }
-}
-
-/// [`Weights`] that can take the place of x.
-pub trait Factor<A: Arithmetic>: Weights<A> {
-    /// Calls `body` with these rows, interleaved. The first is a multiple of sixteen.
-    ///
-    /// # Safety
-    /// They exist.
-    unsafe fn interleaved(
-        &self,
-        machine: Machine,
-        rows: Range<usize>,
-        body: &dyn Fn(&Interleaved<A>),
-    );
 }

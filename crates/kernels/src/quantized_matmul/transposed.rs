@@ -9,8 +9,9 @@ use crate::Machine;
 use crate::element::{Bf16, Element, Float, with_element};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32, paired};
 use crate::linear::dense::{Dense, Finish};
-use crate::linear::gemm::{self, Extents, Factor, Places, TILE, TOGETHER, gemm};
-use crate::linear::interleaved::{self, Interleaved, interleaved_across};
+use crate::linear::gemm::{self, Extents, Places, TILE, TOGETHER};
+use crate::linear::interleaved::{self, Factor, Interleaved, interleaved_across};
+use crate::linear::product::product;
 use crate::simd::{F32x16, LANES};
 
 /// One call. Buffers hold elements of `element` and are aligned to them.
@@ -72,7 +73,7 @@ where
     };
     let x = Dense::<T> { w: call.x.cast(), extents, columns: false };
     // SAFETY: the caller's contract.
-    unsafe { gemm::<A, T>(machine, &x, call.axis, &Turned { call }, &finish) }
+    unsafe { product::<A, T>(machine, &x, call.axis, &Turned { call }, &finish) }
 }
 
 /// The weights as `[axis, columns]`.

@@ -1,23 +1,56 @@
-//! Products whose weights are interleaved in place of x, and whose rows of x are unpacked in place of
-//! weights. Each sum keeps its order.
+//! The product of two factors, of which one is interleaved, and rows of the other are unpacked in
+//! its tiles: x and weights, or weights and x. Each sum keeps its order.
 
 use super::super::Machine;
 use super::super::element::Float;
 use super::arithmetic::Arithmetic;
 use super::dense::Dense;
-use super::epilogue::{Block, Steps, Sums};
-use super::gemm::multiply_with;
+use super::epilogue::{Block, Epilogue, OnLevel, Steps, Sums};
+use super::gemm::{in_tiles, multiply, multiply_with};
+use super::interleaved::{Factor, Interleaved};
 use super::sums::BLOCK_ROWS;
-use super::weights::{Factor, Weights};
+use super::weights::Weights;
 
 /// The words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows have more.
 const WORDS: usize = 8 << 20;
 
+/// The product of `[m, k]` and `[n, k]`.
+///
+/// # Safety
+/// x and the weights have these rows, and the epilogue takes `[m, n]`.
+pub unsafe fn product<A: Arithmetic, T: Float>(
+    machine: Machine,
+    x: &Dense<T>,
+    n: usize,
+    weights: &impl Factor<A>,
+    epilogue: &impl Epilogue,
+) where
+    Dense<T>: Weights<A>,
+{
+    let m = x.extents.n;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if exchanges(in_tiles(machine, weights), (m, x.columns), (n, weights.lie_across())) {
+            exchanged(machine, x, n, weights, &OnLevel { level: machine.level, epilogue });
+        } else {
+            let body = |x: &Interleaved<A>| multiply(machine, x, n, weights, epilogue);
+            Factor::<A>::interleaved(x, machine, 0..m, &body);
+        }
+    }
+}
+
+/// Whether the weights take the place of x, and x that of weights. Words are interleaved once, so
+/// the smaller factor should be, where it is much smaller. For tiles, a factor that lies across is
+/// interleaved as it is, and to unpack rows of it means to exchange rows and columns.
+fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
+    if in_tiles && (x_across || w_across) { !x_across } else { 4 * n <= m }
+}
+
 /// Multiplies rows of x with `n` rows of weights, which are interleaved.
 ///
 /// # Safety
-/// As for [`gemm`](super::gemm::gemm).
-pub unsafe fn exchanged<A: Arithmetic, T: Float>(
+/// As for [`product`].
+unsafe fn exchanged<A: Arithmetic, T: Float>(
     machine: Machine,
     x: &Dense<T>,
     n: usize,
