@@ -81,6 +81,7 @@ pub unsafe fn interleaved_across<A: Arithmetic>(
     });
 }
 
+/// Calls `body` with a matrix of `m` rows of `k` elements that `write` has written.
 fn fill<A: Arithmetic>(
     [m, k]: [usize; 2],
     body: &dyn Fn(&Interleaved<A>),
