@@ -121,9 +121,10 @@ impl Kernels {
                 text = text.replace(EACH, "MACRO(\"float32\", float)");
             }
             if name.strip_suffix(".metal") == Some(stem) {
-                // An omitted line of a macro still continues on the next line.
+                // An omitted line of a macro still continues on the next line, unless it was the last.
                 let keep = |line: &str| match left_out.iter().any(|part| line.contains(**part)) {
-                    true => "  \\".to_owned(),
+                    true if line.ends_with('\\') => "  \\".to_owned(),
+                    true => String::new(),
                     false => line.to_owned(),
                 };
                 text = text.lines().map(|line| keep(line) + "\n").collect();

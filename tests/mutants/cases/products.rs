@@ -121,9 +121,9 @@ fn quantized() -> [Cases; 2] {
     const SIZES: [[i32; 3]; 6] =
         [[1, 19, 128], [2, 21, 128], [3, 40, 256], [7, 24, 128], [9, 33, 128], [37, 70, 128]];
     for (number, (mode, bits, group)) in formats.into_iter().enumerate() {
-        // Of a long row, several parts are staged one after the other.
-        let long = (number == 2).then_some([1, 5, 4224]);
-        for [rows, n, k] in SIZES.into_iter().chain(long) {
+        // Of long rows, several parts are staged one after the other.
+        let long = if number == 2 { &[[1, 5, 4224], [2, 5, 2176]][..] } else { &[] };
+        for &[rows, n, k] in SIZES.iter().chain(long) {
             let name = format!("{rows} x {n} x {k}, {mode:?} {bits}");
             let weight = move |n: i32, seed| -> Result<QuantizedWeight> {
                 let w = wave(&[n, k], seed)?;
