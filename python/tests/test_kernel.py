@@ -1,10 +1,18 @@
 import mlx.core as mx
 import pytest
 
-from mlx_primitives import conformance, kernel, simulate
+from mlx_primitives import _conformance, conformance, kernel, simulate
 from mlx_primitives._simulate import can_simulate
 
 needs_simulator = pytest.mark.skipif(not can_simulate(), reason="the simulator is for Linux")
+has_gpu = not _conformance.gpu_kernels.startswith("none") and mx.is_available(mx.gpu)
+
+
+@pytest.fixture(autouse=True)
+def simulated(request, monkeypatch):
+    """`conformance` takes the simulator, as where there is no GPU, except in the test that needs one."""
+    if request.node.originalname != "test_a_primitive_conforms_on_a_gpu":
+        monkeypatch.setattr(_conformance, "gpu_kernels", "none")
 
 
 def softplus(body="y[i] = log(1.0f + exp(float(x[i])));", **options):
@@ -52,6 +60,13 @@ def test_a_primitive_conforms(shape):
     report = conformance(softplus(), mx.random.normal(shape))
     assert report.passed and len(report.rows) >= 8, report
     assert "gradient in x" in str(report)
+
+
+@pytest.mark.skipif(not has_gpu, reason="there is no GPU")
+def test_a_primitive_conforms_on_a_gpu():
+    inputs = (mx.random.normal((5, 7)), mx.random.normal((7,)), mx.array(3.0))
+    for report in (conformance(softplus(), inputs[0]), conformance(scaled_rows(), *inputs)):
+        assert report.passed and "values, on the GPU" in str(report)
 
 
 @needs_simulator

@@ -10,6 +10,7 @@ mod loops;
 mod request;
 mod signature;
 mod storage;
+mod swizzles;
 mod wide;
 
 use crate::front;
@@ -126,6 +127,7 @@ pub fn rewrite(request: &Request) -> Result<Kernel, Fault> {
             return Err(source.fault(at, text));
         }
     }
+    swizzles::reads(&mut source.tokens);
     loops::unroll(&mut source.tokens);
     Ok(Kernel { text: source.tokens.text(), expression, arguments })
 }

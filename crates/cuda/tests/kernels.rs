@@ -203,6 +203,23 @@ fn kernels_of_users_compile() {
     }
 }
 
+/// Several elements of a vector by their letters.
+#[test]
+fn elements_by_letters_are_read() {
+    if !is_installed() {
+        return;
+    }
+    let source = "#include <metal_stdlib>\nusing namespace metal;\n\
+        template <typename T> T folded(vec<T, 4> all) { return all.wzyx.xy.y + all.rgb.z; }\n\
+        kernel void of_letters(device float* out, uint3 at [[thread_position_in_grid]]) {\n\
+          const uint2 place = at.xy + uint2(1, 2);\n\
+          out[place.x] = folded(float4(1.0f, 2.0f, 3.0f, float(place.y)).zzww);\n}\n";
+    let bound = bound();
+    let request = Request { source, kernel: "of_letters", bound: &bound, ..Request::default() };
+    let made = compile(&request, 80);
+    assert!(made.is_ok(), "{}", made.expect_err("an error"));
+}
+
 #[test]
 fn an_error_names_the_file_and_the_line() {
     if !is_installed() {

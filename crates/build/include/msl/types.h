@@ -102,6 +102,10 @@ struct packed_vec {
   }                                                 \
   METAL_FUNC const T& operator[](uint i) const {    \
     return (&x)[i];                                 \
+  }                                                 \
+  template <int... AT>                              \
+  METAL_FUNC auto swizzled() const {                \
+    return vec<T, sizeof...(AT)>((*this)[AT]...);   \
   }
 
 template <typename T>
