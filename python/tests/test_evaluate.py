@@ -5,6 +5,7 @@ import time
 
 import mlx.core as mx
 import pytest
+from conftest import DEVICE
 
 import mlx_primitives
 from mlx_primitives import ops
@@ -43,7 +44,8 @@ def test_values_of_a_gradient_a_stream_and_mlx_together():
     mixed = y + graph(X, 4)
     mlx_primitives.async_eval(y)
     mlx_primitives.eval(mixed)
-    assert mx.array_equal(mixed, y * 2)
+    near = mx.allclose if DEVICE == "gpu" else mx.array_equal  # a GPU has other bits than a CPU's stream
+    assert near(mixed, y * 2)
 
 
 def test_what_is_no_array_does_not_count():
