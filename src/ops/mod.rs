@@ -21,6 +21,7 @@ mod lora;
 mod masked_softmax;
 mod quantize;
 mod quantized_matmul;
+mod quantized_weight;
 mod reduce;
 mod residual_norm;
 mod rms_norm;
@@ -43,8 +44,9 @@ pub use lora::{LinearWeight, Lora, lora_linear};
 pub use masked_softmax::{MaskedSoftmax, masked_softmax};
 pub use quantize::{CpuActivations, QuantizedMode, dequantize, quantize};
 pub use quantized_matmul::{
-    QuantizedLinear, QuantizedWeight, quantized_linear, quantized_linears, quantized_swiglu,
+    QuantizedLinear, quantized_linear, quantized_linears, quantized_swiglu,
 };
+pub use quantized_weight::QuantizedWeight;
 pub use reduce::{
     max, max_keepdims, mean, mean_keepdims, norm, norm_keepdims, sum, sum_keepdims, sum_of_squares,
     sum_of_squares_keepdims,

@@ -1,5 +1,5 @@
-//! Several elements of a vector by their letters, such as `position.xy`. CUDA's vectors have members
-//! for single elements alone, so a read becomes a call of `swizzled`.
+//! Several elements of a vector by their letters, such as `position.xy`. CUDA's vectors have
+//! members for single elements alone, so a read becomes a call of `swizzled`.
 
 use crate::front::{Kind, Tokens};
 

@@ -1,0 +1,254 @@
+use super::quantize::{CpuActivations, QuantizedMode, dequantize_rows};
+use crate::array::{Array, from_list, select, to_list};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::ffi::ops::bridge as ffi;
+
+/// A matrix `[n, k]` in MLX's packed layout, as `mx.quantize` and checkpoints of mlx-lm store it.
+///
+/// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. `scales` and `biases` are
+/// `[n, k / group_size]` of a floating type; for modes other than [`QuantizedMode::Affine`] the
+/// scales are uint8 and there are no biases. Cloning shares the arrays.
+#[derive(Clone)]
+pub struct QuantizedWeight {
+    packed: Array,
+    scales: Array,
+    biases: Option<Array>,
+    group_size: i32,
+    bits: i32,
+    mode: QuantizedMode,
+    pub(super) activations: CpuActivations,
+}
+
+impl QuantizedWeight {
+    /// A matrix `[n, k]` from its parts, of the shapes and types that [`QuantizedWeight`] lists.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a group size, a number of bits, shapes or types that the layout does
+    /// not have.
+    pub fn new(
+        packed: Array,
+        scales: Array,
+        biases: Option<Array>,
+        group_size: i32,
+        bits: i32,
+        mode: QuantizedMode,
+    ) -> Result<Self> {
+        let weight = Self::for_products(packed, scales, biases, group_size, bits, mode)?;
+        ffi::check_quantized(&to_list(weight.arrays()), &weight.layout())?;
+        Ok(weight)
+    }
+
+    /// As [`QuantizedWeight::new`], for products alone, which look at the shapes and types
+    /// themselves.
+    #[doc(hidden)]
+    pub fn for_products(
+        packed: Array,
+        scales: Array,
+        biases: Option<Array>,
+        group_size: i32,
+        bits: i32,
+        mode: QuantizedMode,
+    ) -> Result<Self> {
+        if biases.is_some() != (mode == QuantizedMode::Affine) {
+            let expected = format_args!("biases for affine and for no other mode, got {mode:?}");
+            return Err(Error::argument("quantized_weight", expected));
+        }
+        let activations = CpuActivations::default();
+        Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
+    }
+
+    /// The matrix for products that round `x` like this: those of [`quantized_linear`],
+    /// [`quantized_linears`] and [`quantized_swiglu`], of which the first weight decides.
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives::ops::{self, CpuActivations, QuantizedMode, QuantizedWeight};
+    ///
+    /// let w = Array::from_slice(&[0.5f32; 128], &[2, 64])?;
+    /// let w = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+    /// let x = Array::from_slice(&[1.0f32; 16 * 64], &[16, 64])?;
+    /// let w = w.with_activations(CpuActivations::Int8);
+    /// let y = ops::quantized_linear(&x, &w, Default::default())?;
+    /// assert!((y.max(..)?.item::<f32>()? - 32.0).abs() < 0.5);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_activations(self, activations: CpuActivations) -> Self {
+        Self { activations, ..self }
+    }
+
+    /// Quantizes a matrix `[n, k]` by `mx.quantize`; k is a multiple of the group size.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `w` is no matrix of a floating type, `k` is no multiple of the group
+    /// size, or the mode has no such bits or group size.
+    ///
+    /// ```
+    /// use mlx_primitives::Array;
+    /// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+    ///
+    /// let w = Array::from_slice(&[0.5f32; 128], &[2, 64])?;
+    /// let quantized = QuantizedWeight::quantize(&w, 64, 4, QuantizedMode::Affine)?;
+    /// assert_eq!(quantized.packed().shape(), [2, 8]);
+    /// assert_eq!(quantized.dequantize()?.to_vec::<f32>()?, [0.5; 128]);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn quantize(w: &Array, group_size: i32, bits: i32, mode: QuantizedMode) -> Result<Self> {
+        if w.ndim() != 2 {
+            let got = format!("a matrix, got shape {:?}", w.shape());
+            return Err(Error::argument("quantized_weight", got));
+        }
+        let layout = layout(group_size, bits, mode);
+        let mut parts = from_list(&*ffi::pack_matrix(w.raw(), &layout)?).into_iter();
+        let mut next = || {
+            parts.next().ok_or_else(|| Error::argument("quantized_weight", "all parts of a result"))
+        };
+        let (packed, scales) = (next()?, next()?);
+        let biases = if mode == QuantizedMode::Affine { Some(next()?) } else { None };
+        Self::new(packed, scales, biases, group_size, bits, mode)
+    }
+
+    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX refuses the parts, which no weight of [`QuantizedWeight::new`] leads
+    /// to.
+    pub fn dequantize(&self) -> Result<Array> {
+        let dtype = match self.mode {
+            QuantizedMode::Affine => self.scales.dtype(),
+            _ => Dtype::Bfloat16,
+        };
+        self.dequantize_to(dtype)
+    }
+
+    /// The matrix `[n, k]` as an array of the type `dtype`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `dtype` is no floating type.
+    pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
+        let list = to_list(self.arrays());
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
+    }
+
+    /// The rows at the indices `ids`, an array `[...]` of integers, as `[..., k]` of the type
+    /// `dtype`: the lookup of an embedding. Indices are as for [`Array::take`].
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `ids` has no integer type, or `dtype` is no floating type.
+    pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
+        let parts: Vec<&Array> = self.arrays().collect();
+        if let [packed, scales, biases] = parts.as_slice()
+            && [scales.dtype(), biases.dtype()] == [dtype; 2]
+        {
+            // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
+            let ids = self.row_numbers(ids)?;
+            return dequantize_rows(packed, scales, biases, &ids, self.group_size, self.bits);
+        }
+        let taken: Vec<Array> =
+            parts.into_iter().map(|part| part.take(ids, 0)).collect::<Result<_>>()?;
+        let list = to_list(&taken);
+        Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
+    }
+
+    /// Indices as uint32 that count from the first row. Those beyond the matrix may remain.
+    fn row_numbers(&self, ids: &Array) -> Result<Array> {
+        if ids.dtype() == Dtype::Uint32 {
+            return Ok(ids.clone());
+        }
+        let ids = self.packed.in_bounds("take_rows", ids, 0)?;
+        match ids.dtype() {
+            Dtype::Uint32 => Ok(ids),
+            _ => select(&ids.less(0)?, &ids.add(self.outputs())?, &ids)?.astype(Dtype::Uint32),
+        }
+    }
+
+    /// The number of rows `n`, which is the length of a product with one row of `x`.
+    pub fn outputs(&self) -> i32 {
+        self.packed.shape().first().copied().unwrap_or(0)
+    }
+
+    /// The number of columns `k`, which is the length of a row of `x`.
+    pub fn inputs(&self) -> i32 {
+        let words = self.packed.shape().last().copied().unwrap_or(0);
+        words * 32 / self.bits
+    }
+
+    /// The packed codes, uint32 `[n, k * bits / 32]`.
+    pub fn packed(&self) -> &Array {
+        &self.packed
+    }
+
+    /// The scales of the groups, `[n, k / group_size]`.
+    pub fn scales(&self) -> &Array {
+        &self.scales
+    }
+
+    /// The biases of the groups, `[n, k / group_size]`; `None` unless the mode is affine.
+    pub fn biases(&self) -> Option<&Array> {
+        self.biases.as_ref()
+    }
+
+    /// The number of weights that share a scale.
+    pub fn group_size(&self) -> i32 {
+        self.group_size
+    }
+
+    /// The bits of a packed weight.
+    pub fn bits(&self) -> i32 {
+        self.bits
+    }
+
+    /// How groups of codes become numbers.
+    pub fn mode(&self) -> QuantizedMode {
+        self.mode
+    }
+
+    /// The bytes that the arrays take.
+    pub fn nbytes(&self) -> usize {
+        self.arrays().map(Array::nbytes).sum()
+    }
+
+    /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
+    #[doc(hidden)]
+    pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
+        let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
+        let biases = self.biases.as_ref().map(f).transpose()?;
+        Ok(Self { packed, scales, biases, ..self.clone() })
+    }
+
+    #[doc(hidden)]
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        [&self.packed, &self.scales].into_iter().chain(&self.biases)
+    }
+
+    pub(crate) fn layout(&self) -> ffi::QuantizedLayout {
+        layout(self.group_size, self.bits, self.mode)
+    }
+
+    /// The name of the format in the names of ops that [`tune`](crate::tune) lists.
+    pub(crate) fn format_name(&self) -> &'static str {
+        match (self.mode, self.bits) {
+            (QuantizedMode::Affine, 2) => "2 bits",
+            (QuantizedMode::Affine, 3) => "3 bits",
+            (QuantizedMode::Affine, 4) => "4 bits",
+            (QuantizedMode::Affine, 5) => "5 bits",
+            (QuantizedMode::Affine, 6) => "6 bits",
+            (QuantizedMode::Affine, _) => "8 bits",
+            (mode, _) => mode.name(),
+        }
+    }
+
+    pub(super) fn format(&self) -> (i32, i32, QuantizedMode) {
+        (self.group_size, self.bits, self.mode)
+    }
+}
+
+fn layout(group_size: i32, bits: i32, mode: QuantizedMode) -> ffi::QuantizedLayout {
+    ffi::QuantizedLayout { group_size, bits, mode: mode.raw() }
+}
