@@ -29,6 +29,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
     const device float* freqs [[buffer(4)]],
     device T* state [[buffer(5)]],
     constant RopeAppendParams& params [[buffer(6)]],
+    constant KnownOffset& known [[buffer(7)]],
     uint3 at [[thread_position_in_grid]]) {
   (void)before;
   const uint all_heads = params.heads + 2 * params.kv_heads;
@@ -40,10 +41,19 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   const uint first = params.first_head + (at.z - batch * head_groups) * APPEND_HEADS;
   const uint heads = min(uint(APPEND_HEADS), all_heads - first);
   const uint turned = params.heads + params.kv_heads;
-  const int start = offset[batch * params.offset_stride];
-  const int slot = params.slots_follow ? start : slots[batch * params.slot_stride];
   qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
   state += size_t(batch) * params.rows * params.features;
+  // All loads are on their way before the offset, which may be in the memory of the processor.
+  packed2<T> pairs[APPEND_HEADS];
+  if (at.x < params.pairs) {
+    for (uint h = 0; h < APPEND_HEADS; h++) {
+      if (h < heads) {
+        pairs[h] = load_pair<T, INTERLEAVED>(qkv + h * params.features, at.x, params.pairs);
+      }
+    }
+  }
+  const int start = known.known ? known.offset : offset[batch * params.offset_stride];
+  const int slot = params.slots_follow ? start : slots[batch * params.slot_stride];
 
   if (at.x >= params.pairs) {
     const uint feature = 2 * at.x;
@@ -66,10 +76,10 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
         inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
     by = turn(int(at.y) + start, frequency, params.scale, 1.0f);
   }
-  for (uint h = 0; h < heads; h++) {
-    const uint row = state_row(first + h, at.y, slot, params);
+  for (uint h = 0; h < APPEND_HEADS; h++) {
+    const uint row = h < heads ? state_row(first + h, at.y, slot, params) : params.rows;
     if (row < params.rows) {
-      packed2<T> pair = load_pair<T, INTERLEAVED>(qkv + h * params.features, at.x, params.pairs);
+      packed2<T> pair = pairs[h];
       if (first + h < turned) {
         if (params.multiplier != 1.0f) {
           pair[0] = T(float(pair[0]) * params.multiplier);

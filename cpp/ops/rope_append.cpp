@@ -324,6 +324,9 @@ std::vector<Dispatch> RopeAppend::launches(
   bound.insert(bound.end(), step.begin(), step.end());
   bound.insert(bound.end(), {offset, slots, places[explicit_freqs ? 2 : 0]}); // or any buffer
   all.emplace_back(kv_op, launch, bound, outputs, params);
+  if (forward) {
+    all.back().bind_known(offset);
+  }
   return all;
 }
 

@@ -35,7 +35,7 @@ std::shared_ptr<Slot> slot(const std::string& key) {
 std::vector<bridge::CudaBound> bound(const Dispatch& dispatch) {
   std::vector<bridge::CudaBound> all;
   for (const auto& binding : dispatch.bindings) {
-    all.push_back({binding.index, static_cast<uint32_t>(binding.array ? 0 : binding.bytes.size())});
+    all.push_back({binding.index, binding.value_bytes()});
   }
   return all;
 }
@@ -54,7 +54,7 @@ std::string key_of(const Dispatch& dispatch, int device) {
   add(dispatch.launch.reads);
   add(static_cast<uint64_t>(device) << 1 | (dispatch.grid_is_threads ? 1 : 0));
   for (const auto& binding : dispatch.bindings) {
-    add(uint64_t{binding.index} << 32 | (binding.array ? 0 : binding.bytes.size()));
+    add(uint64_t{binding.index} << 32 | binding.value_bytes());
   }
   for (const auto& constant : dispatch.constants) {
     add(uint64_t{constant.index} << 32 | constant.data_type);

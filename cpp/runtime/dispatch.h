@@ -58,6 +58,12 @@ struct Launch {
   }
 };
 
+/** An integer by value, where the host knows it when it encodes a dispatch. */
+struct KnownInteger {
+  uint32_t known;
+  int32_t value;
+};
+
 /** The contents of a kernel's buffer index: an array, or bytes by value. */
 struct Binding {
   uint32_t index;
@@ -66,6 +72,12 @@ struct Binding {
   int64_t offset = 0; // in bytes, from the first element of the array
   std::vector<uint8_t> bytes;
   bool unread = false; // takes the array of the dispatch's first binding
+  bool known = false;  // a KnownInteger, of the array's only element
+
+  /** The bytes by value, or 0 for a buffer. */
+  uint32_t value_bytes() const {
+    return known ? sizeof(KnownInteger) : array ? 0 : static_cast<uint32_t>(bytes.size());
+  }
 };
 
 /** A function constant that specializes a kernel. */
@@ -120,6 +132,10 @@ struct Dispatch {
   /** Binds an index that the kernel does not read, though it must be bound: to the first array. */
   void bind_unread() {
     bindings.push_back({next(), std::nullopt, false, 0, {}, true});
+  }
+  /** Binds an array's only element by value, if the host knows it when the dispatch is encoded. */
+  void bind_known(mx::array array) {
+    bindings.push_back({next(), std::move(array), false, 0, {}, false, true});
   }
   void bind_bytes(const void* from, size_t bytes) {
     bindings.push_back({next(), std::nullopt, false, 0, std::vector<uint8_t>(bytes)});

@@ -1,6 +1,7 @@
 #include "runtime/encode.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <typeinfo>
 #include <unordered_map>
@@ -44,11 +45,26 @@ void bind(Encoder& encoder, mx::array& array, bool written, uint32_t index, int6
   }
 }
 
+/** Binds an array's only element by value: as unknown if the host might have to wait for it. */
+void bind_known(Encoder& encoder, const mx::array& array, uint32_t index) {
+  KnownInteger integer{0, 0};
+  if (array.size() == 1 && array.dtype() == mx::int32 && array.data_shared_ptr() &&
+      array.status() == mx::array::Status::available && array.buffer().ptr() &&
+      encoder.is_on_host(array)) {
+    integer = {1, array.data<int32_t>()[0]};
+  }
+  std::vector<uint8_t> bytes(sizeof(integer));
+  std::memcpy(bytes.data(), &integer, sizeof(integer));
+  encoder.bind_bytes(bytes, index);
+}
+
 void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
   begin(encoder, kernel, dispatch.launch, dispatch.memory);
   for (auto& binding : dispatch.bindings) {
     auto& source = binding.unread ? dispatch.bindings[0] : binding;
-    if (source.array) {
+    if (binding.known) {
+      bind_known(encoder, *binding.array, binding.index);
+    } else if (source.array) {
       provide(encoder, *source.array);
       bind(encoder, *source.array, source.written, binding.index, source.offset);
     } else {
@@ -153,6 +169,7 @@ struct Step {
     size_t span;   // elements of the view
     int64_t offset;
     std::vector<uint8_t> bytes;
+    bool known;
   };
   static constexpr size_t NONE = SIZE_MAX;
   Kernel kernel;
@@ -191,7 +208,9 @@ struct Recipe {
           continue;
         }
         auto& array = const_cast<mx::array&>(*arrays[bound.array]);
-        if (checked && (bound.start != 0 || bound.span != array.data_size())) {
+        if (bound.known) {
+          bind_known(encoder, array, bound.index);
+        } else if (checked && (bound.start != 0 || bound.span != array.data_size())) {
           auto view = view_of(array, bound.start, bound.span); // whose bounds are checked
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {
@@ -214,7 +233,7 @@ Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::ar
     for (auto& binding : dispatch.bindings) {
       auto& source = binding.unread ? dispatch.bindings[0] : binding;
       if (!source.array) {
-        step.bound.push_back({binding.index, Step::NONE, false, 0, 0, 0, binding.bytes});
+        step.bound.push_back({binding.index, Step::NONE, false, 0, 0, 0, binding.bytes, false});
         continue;
       }
       auto& array = *source.array;
@@ -223,14 +242,22 @@ Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::ar
         arrays.push_back(&array);
       }
       auto found = std::find_if(arrays.begin(), arrays.end(), [&](const mx::array* other) {
-        return other->buffer().ptr() == array.buffer().ptr();
+        return binding.known ? other->id() == array.id()
+                             : other->buffer().ptr() == array.buffer().ptr();
       });
       whole = whole && found != arrays.end();
       if (whole) {
         auto number = static_cast<size_t>(found - arrays.begin());
         auto start = array.offset() - (*found)->offset();
         step.bound.push_back(
-            {binding.index, number, source.written, start, array.data_size(), source.offset, {}});
+            {binding.index,
+             number,
+             source.written,
+             start,
+             array.data_size(),
+             source.offset,
+             {},
+             binding.known});
       }
     }
     recipe.steps.push_back(std::move(step));

@@ -40,6 +40,15 @@ fn positions_of_every_kind() -> Checked {
         let want = of(&each)?;
         assert_same(&of(&each.astype(Dtype::Int64)?)?, &want, "of 64 bits")?;
         assert_same(&of(&each.add(4)?.subtract(4)?)?, &want, "computed")?;
+        // One for all, which a GPU gets by value if it is known; each has the plan of the first.
+        for position in [0, 9, 20, 7] {
+            let want = of(&Array::from_slice(&[position; 3], [3])?)?;
+            let known = Array::scalar(position)?;
+            assert_same(&of(&known)?, &want, "known")?;
+            assert_same(&of(&known.add(4)?.subtract(4)?)?, &want, "one, computed")?;
+            let slots = RopeAppend { slots: Some(Offset::Each(&known)), ..turning(8, &known) };
+            assert_same(&ops::rope_append(&old, &qkv, LAYOUT, slots)?, &want, "slots")?;
+        }
         Ok(())
     })
 }
