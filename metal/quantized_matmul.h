@@ -18,11 +18,13 @@ enum : unsigned {
   QUANTIZED_FEW_STAGED = 16384, // elements of x that `quantized_few` stages at most
   QUANTIZED_FEW_PAD = 16,       // elements between its staged rows of x
   QUANTIZED_FEW_ZEROS = 64,     // floats that it reads in place of other columns
+  QUANTIZED_FEW_SLOTS = 64,     // partial sums of its rows' squares
+  QUANTIZED_WALK_THREADS = 768, // of a core, by the registers of `quantized_walk`
 };
 
 /**
  * Returns how many columns of x `quantized_few` of metal/nvidia stages at a time: whole steps of
- * its SIMD groups. A threadgroup takes less than 64 KiB.
+ * its SIMD groups.
  */
 constexpr unsigned quantized_few_staged(
     unsigned rows, unsigned band, unsigned axis, unsigned splits) {
@@ -58,7 +60,8 @@ struct QuantizedMatmulParams {
   unsigned biased;
   unsigned added; // a residual follows
   float eps;
-  unsigned splits; // SIMD groups that share rows of weights, in `quantized_few`
+  unsigned splits; // parts of the columns that are summed separately, in `quantized_few`
+  unsigned blocks; // of rows of weights, in `quantized_walk`
 };
 
 struct QuantizedTransposedParams {

@@ -322,7 +322,7 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   auto format =
       "_" + (kind_.format.affine() ? "b" + std::to_string(kind_.format.bits) : kind_.format.name());
   auto bytes = static_cast<uint32_t>(x.itemsize());
-  auto launch = few ? plan_few(params, kind_.format, type_suffix(x), max_threads)
+  auto launch = few ? plan_few(params, kind_.format, type_suffix(x), max_threads, stream())
                     : plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);
 
   size_t extra = 1 + kind_.parts * stride();

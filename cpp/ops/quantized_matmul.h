@@ -76,7 +76,8 @@ Launch plan_few(
     QuantizedMatmulParams& params,
     const QuantizedFormat& format,
     const std::string& dtype,
-    uint32_t max_threads);
+    uint32_t max_threads,
+    mx::Stream stream);
 
 /**
  * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual, if

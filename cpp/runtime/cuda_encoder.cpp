@@ -80,6 +80,12 @@ class CudaEncoder : public Encoder {
     bind(index, bytes.data(), bytes.size());
   }
 
+  bool is_on_host(const mx::array& array) const override {
+    constexpr size_t page = 4096; // more may have moved to the GPU
+    auto* buffer = static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr());
+    return buffer->device < 0 && buffer->size < page;
+  }
+
   void run(const Launch& launch, bool grid_is_threads) override {
     dim3 group(launch.group[0], launch.group[1], launch.group[2]);
     dim3 grid(launch.grid[0], launch.grid[1], launch.grid[2]);
@@ -219,6 +225,18 @@ void hand_over_graph(const mx::Stream& stream, std::function<void()> done) {
 
 bool plans_for_nvidia(const mx::Stream& stream) {
   return is_cuda(stream) && architecture(mx::cu::get_command_encoder(stream).device()) >= 80;
+}
+
+NvidiaLimits nvidia_limits(const mx::Stream& stream) {
+  auto device = mx::cu::get_command_encoder(stream).device().cuda_device();
+  auto of_device = [device](CUdevice_attribute attribute) {
+    int value;
+    CUDA_DRIVER(cuDeviceGetAttribute, &value, attribute, device);
+    return static_cast<uint32_t>(value);
+  };
+  return {
+      of_device(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+      of_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)};
 }
 
 bool has_device_memory() {

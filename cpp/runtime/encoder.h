@@ -42,6 +42,10 @@ class Encoder {
   virtual void bind_input(const mx::array& array, uint32_t index, int64_t offset) = 0;
   virtual void bind_output(mx::array& array, uint32_t index, int64_t offset) = 0;
   virtual void bind_bytes(const std::vector<uint8_t>& bytes, uint32_t index) = 0;
+  /** Whether the host reads the memory of an array, which is computed, at no great cost. */
+  virtual bool is_on_host(const mx::array&) const {
+    return true;
+  }
   /** Runs the kernel with what was bound, after the dispatches that it depends on. */
   virtual void run(const Launch& launch, bool grid_is_threads) = 0;
 
@@ -85,6 +89,15 @@ void hand_over_graph(const mx::Stream& stream, std::function<void()> done);
  * compute capability 8.0 or later, and where a test simulates them.
  */
 bool plans_for_nvidia(const mx::Stream& stream);
+
+/** The cores of an NVIDIA GPU, and the most memory of a threadgroup. */
+struct NvidiaLimits {
+  uint32_t cores;
+  uint32_t threadgroup_bytes;
+};
+
+/** Those of the stream's GPU, or of one core where a test simulates it. */
+NvidiaLimits nvidia_limits(const mx::Stream& stream);
 
 /** Whether MLX's allocator gives memory of a GPU that the CPU should not touch without need. */
 bool has_device_memory();

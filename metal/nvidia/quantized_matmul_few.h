@@ -2,14 +2,7 @@
 #pragma once
 
 #include "nvidia/fragments.h"
-#include "quantized_matmul_stage.h"
-
-enum : uint {
-  FEW_BLOCK = 128, // columns of x that a SIMD group multiplies at a time
-  FEW_CHUNK = 32,  // of them for each of four lanes
-  FEW_UNITS = FEW_CHUNK / QUANTIZED_VALUES,
-  FEW_ROWS = 16, // of weights for a SIMD group
-};
+#include "nvidia/quantized_matmul_few_stage.h"
 
 /** What `few_numbers` adds to each number. */
 template <typename T, uint BITS, uint FLOATS>
@@ -100,72 +93,6 @@ METAL_FUNC void load_few(
   }
 }
 
-/** Where the columns of `texts` rows of x from k0 on are staged, `count` of each. */
-template <typename T>
-struct FewStage {
-  threadgroup T* values;
-  threadgroup float* totals; // of QUANTIZED_VALUES columns, for all rows of x
-  uint k0;
-  uint count;
-  uint texts;
-
-  METAL_FUNC uint pitch() const {
-    return count + QUANTIZED_FEW_PAD;
-  }
-};
-
-/**
- * Stages the values of `index`, QUANTIZED_VALUES columns of a row, in the order in which
- * `few_numbers` gives the weights: eight for a lane, of the lanes of a block one after the other.
- */
-template <typename T, uint BITS, uint BAND>
-METAL_FUNC void stage_few(
-    const device T* x,
-    const device T* norm,
-    uint top,
-    FewStage<T> stage,
-    uint index,
-    const threadgroup float* inverses,
-    constant QuantizedMatmulParams& params) {
-  typedef Format<BITS> F;
-  const uint units = stage.count / QUANTIZED_VALUES;
-  const uint text = index / units;
-  const uint unit = index % units;
-  const uint k = stage.k0 + unit * QUANTIZED_VALUES;
-  const bool live = top + text < params.rows && k < params.axis;
-  T values[QUANTIZED_VALUES];
-  float total = 0.0f;
-  for (uint i = 0; i < QUANTIZED_VALUES; i += READS) {
-    const uint row = top + text < params.rows ? top + text : top;
-    Values<T> loaded = load_values(x + size_t(row) * params.axis, norm, k + i, live, params);
-    if (params.normed != 0) {
-      loaded.x = normalized(loaded, inverses[text]);
-    }
-    for (uint j = 0; j < READS; j++) {
-      values[i + j] = loaded.x[j];
-      total += float(values[i + j]);
-    }
-  }
-  stage.totals[unit * BAND + text] = total;
-  if (text == stage.texts - 1) {
-    for (uint other = stage.texts; other < BAND; other++) {
-      stage.totals[unit * BAND + other] = 0.0f;
-    }
-  }
-  constexpr uint UNITS = FEW_BLOCK / QUANTIZED_VALUES; // of a block
-  threadgroup T* to = stage.values + text * stage.pitch() + unit / UNITS * FEW_BLOCK +
-                      unit % FEW_UNITS * (FEW_BLOCK / FEW_UNITS) + unit % UNITS / FEW_UNITS * 8;
-  for (uint half_of_unit = 0; half_of_unit < 2; half_of_unit++) {
-    uint4 pairs;
-    for (uint i = 0; i < 4; i++) {
-      const uint p = half_of_unit * 4 + i;
-      const uint from = p / F::per_half * 2 * F::per_half + p % F::per_half;
-      pairs[i] = as_type<uint>(vec<T, 2>(values[from], values[from + F::per_half]));
-    }
-    *(threadgroup uint4*)(to + half_of_unit * FEW_CHUNK) = pairs;
-  }
-}
-
 /** The staged values that a lane multiplies in each pass, and the sums of its columns. */
 template <uint PASSES>
 struct FewPlaces {
@@ -174,8 +101,8 @@ struct FewPlaces {
   const threadgroup float* totals;
 };
 
-/** Adds the products with a block of x. */
-template <typename T, uint BITS, uint FLOATS, uint BAND, uint SPAN>
+/** Adds the products with a block of x, whose totals are of OF_TOTAL units. */
+template <typename T, uint BITS, uint FLOATS, uint BAND, uint SPAN, uint OF_TOTAL>
 METAL_FUNC void add_few(
     thread float* sums, // of two rows of weights and two rows of x, in each pass
     const thread FewWeights<T, BITS, FLOATS>& weights,
@@ -229,9 +156,10 @@ METAL_FUNC void add_few(
     for (uint p = 0; p < PASSES; p++) {
       float total[2] = {0.0f, 0.0f};
       if (!FLOATS) {
-        for (uint unit = 0; unit < SPAN * FEW_UNITS; unit++) {
+        constexpr uint COUNT = SPAN * FEW_UNITS / OF_TOTAL;
+        for (uint j = 0; j < COUNT; j++) {
           for (uint i = 0; i < 2; i++) {
-            total[i] += places.totals[(p * SPAN * FEW_UNITS + unit) * BAND + i];
+            total[i] += places.totals[(p * COUNT + j) * BAND + i];
           }
         }
       }
@@ -247,5 +175,121 @@ METAL_FUNC void add_few(
         sums[p * 4 + i] = fma(of_row, products[p * 4 + i], sum);
       }
     }
+  }
+}
+
+/** Stores the sums of rows of weights, added up over the groups in the same order in every band. */
+template <uint BAND, uint SPAN>
+METAL_FUNC void store_sums(thread float* sums, threadgroup float* to, uint lane) {
+  constexpr uint PASSES = BAND == 2 ? 1 : 4 / SPAN;
+  const uint g = lane / 4;
+  const uint t = lane % 4;
+  for (uint i = 0; i < 4; i++) {
+    float sum = sums[i];
+    if (BAND == 2) {
+      for (uint p = 1; p < 4 / SPAN; p *= 2) {
+        sum += simd_shuffle_xor(sum, ushort(p));
+      }
+    } else {
+      for (uint p = 1; p < PASSES; p *= 2) { // as the lanes do
+        for (uint q = 0; q + p < PASSES; q += 2 * p) {
+          sums[q * 4 + i] += sums[(q + p) * 4 + i];
+        }
+      }
+      sum = sums[i];
+    }
+    if (BAND != 2 || t == 0) {
+      to[(g + i / 2 * 8) * BAND + (BAND == 2 ? i % 2 : t * 2 + i % 2)] = sum;
+    }
+  }
+}
+
+/** Adds up the splits of a block of rows of weights, `tiles` times FEW_ROWS, and writes them. */
+template <typename T, uint BAND>
+METAL_FUNC void write_few(
+    const threadgroup float* partial,
+    Where where,
+    uint tiles,
+    uint top,
+    uint texts,
+    const device T* bias,
+    const device T* residual,
+    device T* out,
+    Place place,
+    constant QuantizedMatmulParams& params) {
+  const uint together = params.swiglu != 0 ? FEW_ROWS / 2 : FEW_ROWS;
+  const uint last = params.part_columns[where.part] - 1;
+  for (uint i = place.index; i < tiles * together * texts; i += place.threads) {
+    const uint text = i % texts;
+    const uint r = i / texts % together;
+    const uint tile = i / texts / together;
+    float y[2] = {0.0f, 0.0f};
+    for (uint part = 0; part < params.splits; part++) {
+      const threadgroup float* from =
+          partial + (tile * params.splits + part) * FEW_ROWS * BAND + text;
+      y[0] += from[r * BAND];
+      y[1] += from[(r + 8) % FEW_ROWS * BAND];
+    }
+    float value = float(T(y[0]));
+    if (params.swiglu != 0) {
+      value = swiglu<T>(value, float(T(y[1])));
+    }
+    const uint at = (where.block * tiles + tile) * together + r;
+    if (at <= last && top + text < params.rows) {
+      write_result(value, top + text, where.columns_before + at, bias, residual, out, params);
+    }
+  }
+}
+
+/** The weights that a SIMD group loads next. */
+template <typename T>
+struct FewCursor {
+  Part<T> parts[2];
+  uint block; // of rows of weights
+  uint k;
+};
+
+/** Begins the cursor's block of rows of weights. */
+template <typename T, uint BITS, uint FLOATS>
+METAL_FUNC void begin_block(
+    thread FewCursor<T>& cursor,
+    const thread Part<T>* all,
+    uint ways, // SIMD groups that share rows
+    Place place,
+    constant QuantizedMatmulParams& params) {
+  const uint groups = params.axis >> params.group_shift;
+  // Half of the rows are the gate's, and half are those that it multiplies.
+  const uint together = params.swiglu != 0 ? FEW_ROWS / 2 : FEW_ROWS;
+  const Where where = find_part(cursor.block, params);
+  const uint column = (where.block * (place.simds / ways) + place.simd / ways) * together;
+  const uint last = params.part_columns[where.part] - 1;
+  for (uint r = 0; r < 2; r++) {
+    const uint row = min(column + place.lane / 4 + (params.swiglu != 0 ? 0 : r * 8), last);
+    Part<T> part = part_of(where.part + (params.swiglu != 0 ? r : 0), all[0], all[1], all[2]);
+    part.packed += size_t(row) * (params.axis / 8 * BITS);
+    part.scales += size_t(row) * groups * (FLOATS ? 1 : sizeof(T));
+    part.biases += FLOATS ? 0 : size_t(row) * groups * sizeof(T);
+    cursor.parts[r] = part;
+  }
+}
+
+/** Loads a block's weights of the cursor, which moves on to the next ones, `blocks` rows ahead. */
+template <typename T, uint BITS, uint FLOATS, uint SPAN>
+METAL_FUNC void load_next(
+    thread FewWeights<T, BITS, FLOATS>& weights,
+    thread FewCursor<T>& cursor,
+    const thread Part<T>* all,
+    uint stride,
+    Place place,
+    constant QuantizedMatmulParams& params) {
+  if (cursor.block >= params.blocks) {
+    return;
+  }
+  load_few<T, BITS, FLOATS, SPAN>(weights, cursor.parts, cursor.k, place.lane % 4, params);
+  cursor.k += params.splits * FEW_BLOCK;
+  if (cursor.k >= params.axis) {
+    cursor.k = place.simd % params.splits * FEW_BLOCK;
+    cursor.block += stride;
+    begin_block<T, BITS, FLOATS>(cursor, all, params.splits, place, params);
   }
 }

@@ -46,7 +46,7 @@ fn kernels_for_nvidia_gpus() {
     };
     let all: BTreeSet<String> = ran.all.iter().flat_map(|name| kernels(name)).collect();
     let run: BTreeSet<String> = ran.kernels.keys().flat_map(|name| kernels(name)).collect();
-    assert!(all == run && run.len() == 52, "{all:?}, {run:?}");
+    assert!(all == run && run.len() == 100, "{all:?}, {run:?}");
 }
 
 /// If a pipeline allows fewer threads than planned, the plan is made again.

@@ -61,6 +61,7 @@ pub const KERNELS: &[Equivalent] = &[
     ("rope_append", "first < turned", "first <= turned", "values are not rotated"),
     ("rope_append_grad", "paired && first <", "first <=", "values are not rotated"),
     ("span_of_heads", "Turn by =", "Turn by =", "features that stay are not rotated"),
+    ("rope_append", "h < APPEND_HEADS", "h <= APPEND_HEADS", "no thread has more heads"),
     ("rope_append", "multiplier != 1.0f", "multiplier != 2.0f", "a product with 1"),
     ("rope_append", "multiplier != 1.0f", "if (true)", "a product with 1"),
     ("rope_append_grad", ": 0);", ": 1);", "a row that no position has is not read"),

@@ -157,8 +157,9 @@ fn every_kernel_compiles() {
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| {
-                // The plan of these has 512 threads on every GPU, or 256 in these formats.
-                let half = ["_b5_", "_b6_"].iter().any(|format| name.contains(format));
+                // The plan of these has 512 threads on every GPU, or 256 in these formats and turns.
+                let of_256 = ["_b5_", "_b6_", "_turns2_", "_turns4_"];
+                let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };
                 let few = name.starts_with("mlxp_quantized_few_") && one.registers > most;
                 one.spilled > 0 || one.stack > allowed_stack(name) || few

@@ -15,6 +15,8 @@ pub struct Driver {
     library: Library,
     /// 90 for `sm_90`.
     pub architecture: u32,
+    /// Its multiprocessors.
+    pub cores: u32,
     stream: Handle,
     pub name: String,
 }
@@ -84,6 +86,7 @@ impl Driver {
         };
         // Major and minor version of the architecture.
         let architecture = 10 * attribute(75)? + attribute(76)?;
+        let cores = attribute(16)?;
         let mut stream: Handle = ptr::null_mut();
         let mut name = [0u8; 128];
         call!(library, "cuDeviceGetName",
@@ -95,7 +98,7 @@ impl Driver {
         call!(library, "cuStreamCreate", &raw mut stream => *mut Handle, 0 => c_uint)?;
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         let name = String::from_utf8_lossy(&name[..end]).into_owned();
-        Ok(Self { library, architecture, name, stream })
+        Ok(Self { library, architecture, cores, name, stream })
     }
 
     /// Memory with these contents, again and again.

@@ -10,8 +10,8 @@
 mod attention;
 mod driver;
 mod numbers;
+mod products;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -170,137 +170,6 @@ fn rows(driver: &Driver, rows: u32, axis: u32, wanted: &dyn Fn(&str) -> bool) ->
     [x, out, w, b].into_iter().try_for_each(|memory| driver.free(memory))
 }
 
-/// A product of `rows` rows with packed weights. A threadgroup has `simds` SIMD groups: each
-/// multiplies `of` rows of weights, or `splits` of them share sixteen.
-struct Product {
-    source: &'static str,
-    kernel: &'static str,
-    rows: u32,
-    simds: u32,
-    of: u32,
-    splits: u32,
-}
-
-impl Product {
-    fn compiled(&self, architecture: u32) -> Result<Cubin> {
-        compiled(self.source, self.kernel, 14, 68, architecture)
-    }
-
-    fn columns(&self) -> u32 {
-        self.simds.checked_div(self.splits).map_or(self.simds * self.of, |tiles| tiles * 16)
-    }
-
-    /// The bytes of threadgroup memory.
-    fn shared(&self, k: u32) -> u32 {
-        if self.splits == 0 {
-            let staged = k.next_multiple_of(512).min(8192 / self.rows);
-            return (self.rows * staged / 16 + 8 + 32) * 4 + self.rows * staged * 2;
-        }
-        let (band, step) = (if self.rows <= 2 { 2 } else { 8 }, 128 * self.splits);
-        let count = k.next_multiple_of(128).min(16384 / self.rows / step * step);
-        let floats = 64 + 8 + 32 + self.simds * 16 * band + band * count / 16;
-        floats * 4 + self.rows * (count + 16) * 2
-    }
-}
-
-fn forms_of_products() -> Vec<Product> {
-    let mut all = Vec::new();
-    for (kernel, rows, of) in [
-        ("mlxp_quantized_matmul_row_b4_bfloat16", 1, 4),
-        ("mlxp_quantized_matmul_band8_b4_bfloat16", 8, 2),
-    ] {
-        let source = "quantized_matmul.metal";
-        all.push(Product { source, kernel, rows, simds: 8, of, splits: 0 });
-    }
-    let source = "nvidia/quantized_matmul_few.metal";
-    for (rows, kernel) in [
-        (1, "mlxp_quantized_few_band2_b4_g64_bfloat16"),
-        (2, "mlxp_quantized_few_band2_b4_g64_bfloat16"),
-        (8, "mlxp_quantized_few_band8_b4_g64_bfloat16"),
-    ] {
-        for splits in [1, 2, 4, 8, 16] {
-            let simds = splits.max(if rows < 8 { 4 } else { 16 });
-            all.push(Product { source, kernel, rows, simds, of: 0, splits });
-        }
-    }
-    all
-}
-
-/// Products of rows of `k` elements with `n` rows of weights of 4 bits in groups of 64. Launches of
-/// a graph take turns among matrices that are larger than the caches together. The first row has
-/// the same bits in all launches with one number of splits.
-fn products(driver: &Driver, n: u32, k: u32) -> Result<()> {
-    let mut random = Random::new(u64::from(n));
-    let (weights, groups) = (n as usize * k as usize, n as usize * k as usize / 64);
-    let copies = (512usize << 20).div_ceil(weights / 2).min(64);
-    let codes: Vec<u8> = (0..weights / 2).map(|_| random.bits() as u8).collect();
-    let [scales, biases] = [(); 2].map(|()| random.elements(groups));
-    let x = random.elements(8 * k as usize);
-    let packed = driver.filled(copies * codes.len(), &codes)?;
-    let of_scales = driver.filled(copies * scales.len(), &scales)?;
-    let of_biases = driver.filled(copies * biases.len(), &biases)?;
-    let (row, out) = (driver.filled(x.len(), &x)?, driver.filled(16 * n as usize, &[])?);
-    let bytes_of_scales = scales.len();
-    let [x, scales, biases] = [&x, &scales, &biases].map(|bytes| numbers::numbers(bytes));
-    let mut alone: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
-    for form in forms_of_products() {
-        let function = driver.load(&form.compiled(driver.architecture)?)?;
-        driver.allow(&function, form.shared(k))?;
-        let words =
-            [form.rows, k, n, 1, n, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, EPS.to_bits(), form.splits];
-        let launch = |call: usize| {
-            let part = [
-                packed.at + (call * codes.len()) as u64,
-                of_scales.at + (call * bytes_of_scales) as u64,
-                of_biases.at + (call * bytes_of_scales) as u64,
-            ];
-            let mut arrays = vec![row.at];
-            arrays.extend(part.into_iter().cycle().take(9));
-            arrays.extend([row.at, row.at, row.at, out.at]);
-            let mut buffers: Vec<Vec<u8>> =
-                arrays.iter().map(|at| at.to_le_bytes().to_vec()).collect();
-            buffers.push(bytes_of(&words));
-            let grid = [n.div_ceil(form.columns()), 1, 1];
-            Launch { grid, threads: form.simds * SIMD, shared: form.shared(k), buffers }
-        };
-        let mut launches: Vec<_> =
-            (0..copies).map(|call| Driver::prepared(&function, &launch(call))).collect();
-        let mut call = 0;
-        let time = driver.time_graph(200, &mut |_| {
-            call += 1;
-            driver.run(&mut launches[call % copies])
-        })?;
-        let bytes = driver.read(out)?;
-        let got = numbers::numbers(&bytes);
-        let want = |row: usize, column: usize| -> f64 {
-            let code = |i: usize| f64::from(codes[i / 2] >> (i % 2 * 4) & 15);
-            let term = |j: usize| {
-                let i = column * k as usize + j;
-                x[row * k as usize + j] * (scales[i / 64] * code(i) + biases[i / 64])
-            };
-            (0..k as usize).map(term).sum()
-        };
-        let last = form.rows as usize - 1;
-        let some: Vec<usize> = (0..n as usize).step_by(n as usize / 50).collect();
-        let got: Vec<f64> = some.iter().map(|&column| got[last * n as usize + column]).collect();
-        let want: Vec<f64> = some.iter().map(|&column| want(last, column)).collect();
-        let error = numbers::error(&got, &want);
-        let bandwidth = (weights / 2 + 4 * groups) as f64 / time / 1e6;
-        let Product { kernel, rows, simds, splits, .. } = form;
-        println!(
-            "| {k} to {n} | {kernel}, {rows} rows, {simds} SIMD groups, {splits} splits | \
-             {time:.1} | {bandwidth:.2} TB/s | {error:.3} |"
-        );
-        ensure!(error < 1.0, "an error of {error}");
-        if splits > 0 {
-            let first = bytes[..2 * n as usize].to_vec();
-            let bits = alone.entry(splits).or_insert_with(|| first.clone());
-            ensure!(*bits == first, "{kernel}: other bits with {rows} rows");
-        }
-    }
-    [packed, of_scales, of_biases, row, out].into_iter().try_for_each(|all| driver.free(all))
-}
-
 const SHAPES: [[u32; 2]; 6] = [
     [65_536, 4096],
     [32_768, 8192],
@@ -319,9 +188,7 @@ fn main() -> Result<()> {
                 println!("{axis}: {} {}, {} threads: {report:?}", form.op, form.name, form.threads);
             }
         }
-        for form in forms_of_products() {
-            println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
-        }
+        products::reports(90)?;
         for form in attention::FORMS {
             println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
         }
@@ -349,9 +216,7 @@ fn main() -> Result<()> {
         }
     }
     if wanted("products") {
-        for (n, k) in [(4096, 4096), (28_672, 4096), (4096, 14_336), (6144, 4096), (2048, 2048)] {
-            products(&driver, n, k)?;
-        }
+        products::times(&driver)?;
     }
     Ok(())
 }
