@@ -39,15 +39,14 @@ Launch plan_few(
   // The splits decide the order of sums. A process may hold a part of the rows of weights, so the
   // order does not depend on their number.
   bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
-  uint32_t splits = half || params.axis < LONG_AXIS ? 8u : 16u;
+  uint32_t splits = std::min(most, half || params.axis < LONG_AXIS ? 8u : 16u);
   bool one = params.rows <= 2;
   uint32_t band = one ? 2u : uint32_t{QUANTIZED_BAND};
   uint64_t bands = ceil_div(params.rows, band);
   uint32_t turns = 1;
-  uint32_t simds = std::min(most, splits);
+  uint32_t simds = splits;
   bool walks = false;
   if (one) {
-    splits = simds;
     // With more tiles than the cores take at once, x is staged once for several.
     bool lean = !format.affine() || format.bits == 2 || format.bits == 4; // at most 64 registers
     uint32_t of_core = (lean ? 32u : WALKING) / splits;
@@ -59,12 +58,11 @@ Launch plan_few(
     // a threadgroup.
     simds = std::min(most, 16u);
     bool four = (format.bits == 4 || format.bits == 8) && format.affine() && format.group_size > 32;
-    uint32_t most_turns = four ? 4 : 2;
+    uint32_t most_turns = std::min(splits, four ? 4u : 2u);
     auto groups = [&] { return bands * ceil_div(tiles, simds * turns / splits); };
-    while (turns < most_turns && (splits > simds * turns || groups() > limits.cores)) {
+    while (turns < most_turns && groups() > limits.cores) {
       turns *= 2;
     }
-    splits = std::min(splits, simds * turns);
   }
   uint32_t texts = std::min(params.rows, band);
   uint32_t count = quantized_few_staged(params.rows, band, params.axis, splits);
