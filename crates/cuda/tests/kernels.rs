@@ -157,9 +157,9 @@ fn every_kernel_compiles() {
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| {
-                // The plan of these has 512 threads on every GPU, or 256 with these formats or
-                // turns.
-                let of_256 = ["_b5_", "_b6_", "_turns2_", "_turns4_"];
+                // The plan of these has 512 threads on every GPU, or 256 with these formats. With
+                // 256 for eight rows, it takes more turns.
+                let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };
                 let few = name.starts_with("mlxp_quantized_few_") && one.registers > most;
