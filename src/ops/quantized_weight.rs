@@ -59,8 +59,10 @@ impl QuantizedWeight {
         Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
     }
 
-    /// The matrix for products that round `x` like this: those of [`quantized_linear`],
-    /// [`quantized_linears`] and [`quantized_swiglu`], of which the first weight decides.
+    /// The matrix for products that round `x` like this: those of
+    /// [`quantized_linear`](crate::ops::quantized_linear),
+    /// [`quantized_linears`](crate::ops::quantized_linears) and
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), of which the first weight decides.
     ///
     /// ```
     /// use mlx_primitives::Array;
