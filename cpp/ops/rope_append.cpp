@@ -1,6 +1,7 @@
 #include "ops/rope_append.h"
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include "../../metal/rope_append.h"
@@ -12,6 +13,9 @@ namespace {
 
 constexpr auto kv_op = "rope_append";
 constexpr int query_positions = QUERY_POSITIONS;
+// The kernel's name for what `Dispatch::bind_known` binds.
+static_assert(sizeof(KnownOffset) == sizeof(KnownInteger));
+static_assert(offsetof(KnownOffset, offset) == offsetof(KnownInteger, value));
 
 int64_t rows(const KvLayout& layout) {
   return int64_t{query_positions} * layout.heads + 2 * int64_t{layout.kv_heads} * layout.capacity;
