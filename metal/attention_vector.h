@@ -317,7 +317,9 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   // Combine the SIMD groups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
-  threadgroup float* slots = scratch + 2 * ROWS * simds;
+  // Compilers load two SIMD groups' numbers at once and drop those of a group that is not there:
+  // two floats between keep them from reading what another SIMD group writes.
+  threadgroup float* slots = stats + 2 * (ROWS * simds + 1);
   for (uint r = 0; r < ROWS; r++) {
     if (r < rows) {
       if (lane == 0) {

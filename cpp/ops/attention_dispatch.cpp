@@ -117,9 +117,9 @@ Launch plan_keys(
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
     auto blocks = grid_count(
         attention_op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
-    // The queries at first; afterwards each SIMD group's maxima, sums and row.
+    // The queries at first; afterwards each SIMD group's maxima, sums and row, and two floats more.
     uint32_t floats =
-        std::max(together * features, threads / SIMD_WIDTH * (2 * together + features));
+        std::max(together * features, threads / SIMD_WIDTH * (2 * together + features) + 2);
     return {
         "mlxp_attention_vector_" + std::to_string(features) + "_" + std::to_string(together) +
             suffix,
