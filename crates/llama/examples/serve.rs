@@ -6,12 +6,10 @@
 //! curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
 //! ```
 //!
-//! Fields of a request that it does not know are refused by name. A client that hangs up ends its
-//! text.
+//! Unknown fields of a request are refused by name. A client that hangs up ends its text.
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -22,9 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use mlx_primitives_llama::decode::{Engine, EngineOptions, FinishReason};
-use mlx_primitives_llama::{
-    ChatOptions, ChatTemplate, Checkpoint, Options, Sampling, TextGeneration,
-};
+use mlx_primitives_llama::{ChatOptions, ChatTemplate, Checkpoint, Options, TextGeneration};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -34,7 +30,6 @@ struct Server {
     engine: Engine,
     template: Option<ChatTemplate>,
     model: String,
-    answers: AtomicU64,
 }
 
 #[derive(Deserialize)]
@@ -47,17 +42,11 @@ struct Request {
     temperature: Option<f32>,
     top_p: Option<f32>,
     seed: Option<u64>,
-    stop: Option<Stop>,
+    #[serde(default)]
+    stop: Value, // a text or several
     #[serde(default)]
     stream: bool,
     stream_options: Option<StreamOptions>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -70,39 +59,33 @@ struct StreamOptions {
 /// The messages of a text while it is written.
 enum Part {
     Text(String),
-    /// OpenAI's name of the reason.
-    End(&'static str),
+    End(&'static str), // OpenAI's name of the reason
     Usage(Value),
     Failed(String),
 }
 
+type Parts = mpsc::Sender<Part>;
+
 fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:8080".to_owned());
-    let model = args.next();
-    let template = model.as_ref().map(ChatTemplate::load).transpose()?.flatten();
-    let path = model.clone();
+    let path = args.next();
+    let template = path.as_ref().map(ChatTemplate::load).transpose()?.flatten();
+    let model = path.clone().unwrap_or_else(|| "demo".to_owned());
     let load = move || path.map_or_else(Checkpoint::demo, Checkpoint::load);
     let engine = Engine::start(load, EngineOptions::default())?;
-    let model = model.unwrap_or_else(|| "demo".to_owned());
-    let server = Arc::new(Server { engine, template, model, answers: AtomicU64::new(0) });
+    let server = Arc::new(Server { engine, template, model });
     let models = json!({"object": "list", "data": [{"id": server.model, "object": "model"}]});
-    let routes = Router::new()
-        .route("/v1/models", get(|| async { Json(models) }))
-        .route("/v1/chat/completions", post(complete))
-        .with_state(server);
+    let routes = Router::new().route("/v1/models", get(|| async { Json(models) }));
+    let routes = routes.route("/v1/chat/completions", post(complete)).with_state(server);
     // A thread for each text that waits or runs.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .max_blocking_threads(1024)
-        .enable_io()
-        .build()?;
-    runtime.block_on(async {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(1).max_blocking_threads(1024).enable_io();
+    runtime.build()?.block_on(async {
         let listener = tokio::net::TcpListener::bind(&address).await?;
         println!("http://{}/v1", listener.local_addr()?);
-        axum::serve(listener, routes).await
-    })?;
-    Ok(())
+        Ok(axum::serve(listener, routes).await?)
+    })
 }
 
 async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
@@ -113,13 +96,11 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
     if request.model.as_ref().is_some_and(|model| *model != server.model) {
         return refused(&format!("the model here is {}", server.model));
     }
-    let number = server.answers.fetch_add(1, Ordering::Relaxed);
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (id, model) = (format!("chatcmpl-{number}"), server.model.clone());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (number, model) = (now.as_nanos() as u64, server.model.clone());
     let answer = move |kind: &str, choices: Value, usage: &Value| {
-        let object = format!("chat.completion{kind}");
-        json!({"id": id, "object": object, "created": created, "model": model,
-               "choices": choices, "usage": usage})
+        json!({"id": format!("chatcmpl-{number}"), "object": format!("chat.completion{kind}"),
+               "created": now.as_secs(), "model": model, "choices": choices, "usage": usage})
     };
     let usage_wanted = request.stream_options.as_ref().is_some_and(|it| it.include_usage);
     let stream = request.stream;
@@ -171,47 +152,34 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
 }
 
 /// Writes the text that a request asks for, until nobody listens.
-fn write(
-    server: &Server,
-    number: u64,
-    request: Request,
-    parts: &mpsc::Sender<Part>,
-) -> anyhow::Result<()> {
-    let tokenizer = server.engine.tokenizer();
-    let prompt = match &server.template {
-        Some(template) => tokenizer
-            .encode_verbatim(&template.render(&request.messages, &ChatOptions::default())?)?,
-        None => {
-            let contents = request.messages.iter().map(|message| message["content"].as_str());
-            let contents: Option<Vec<&str>> = contents.collect();
-            tokenizer.encode(&contents.context("a message without text")?.join("\n"))?
-        }
+fn write(server: &Server, seed: u64, request: Request, parts: &Parts) -> anyhow::Result<()> {
+    let (tokenizer, messages) = (server.engine.tokenizer(), &request.messages);
+    let prompt = if let Some(template) = &server.template {
+        tokenizer.encode_verbatim(&template.render(messages, &ChatOptions::default())?)?
+    } else {
+        let contents = messages.iter().map(|message| message["content"].as_str());
+        let contents = contents.collect::<Option<Vec<_>>>().context("a message without text")?;
+        tokenizer.encode(&contents.join("\n"))?
     };
-    let stop = request.stop.map_or(Vec::new(), |stop| match stop {
-        Stop::One(one) => vec![one],
-        Stop::Several(all) => all,
-    });
-    let options = Options {
-        max_tokens: request.max_tokens.unwrap_or(1024),
-        sampling: Sampling {
-            temp: request.temperature.unwrap_or(1.0),
-            top_p: request.top_p.unwrap_or(1.0),
-            seed: request.seed.unwrap_or(number),
-            ..Sampling::default()
-        },
-        ..Options::default()
+    let stop = match request.stop {
+        Value::Null => Vec::new(),
+        Value::String(one) => vec![one],
+        several => serde_json::from_value(several).context("stop")?,
     };
+    let max_tokens = request.max_tokens.unwrap_or(1024);
+    let mut options = Options { max_tokens, ..Options::default() };
+    options.sampling.temp = request.temperature.unwrap_or(1.0);
+    options.sampling.top_p = request.top_p.unwrap_or(1.0);
+    options.sampling.seed = request.seed.unwrap_or(seed);
     let generated = server.engine.generate(&prompt, &options, None);
     let mut text = TextGeneration::new(generated, tokenizer, &stop)?;
     let mut count = 0;
     for piece in text.by_ref() {
         let piece = piece?;
         count += usize::from(piece.token.is_some());
-        let end = piece.finish_reason.map(|reason| match reason {
-            FinishReason::Length => Part::End("length"),
-            _ => Part::End("stop"),
-        });
-        for part in [Part::Text(piece.text)].into_iter().chain(end) {
+        let is_full = |reason| matches!(reason, FinishReason::Length);
+        let end = piece.finish_reason.map(|it| if is_full(it) { "length" } else { "stop" });
+        for part in [Part::Text(piece.text)].into_iter().chain(end.map(Part::End)) {
             if parts.blocking_send(part).is_err() {
                 return Ok(()); // the client hung up
             }
