@@ -164,7 +164,7 @@ fn write(server: &Server, seed: u64, request: Request, parts: &Parts) -> anyhow:
     let stop = match request.stop {
         Value::Null => Vec::new(),
         Value::String(one) => vec![one],
-        several => serde_json::from_value(several).context("stop")?,
+        several => serde_json::from_value(several).context("stop is neither a text nor texts")?,
     };
     let max_tokens = request.max_tokens.unwrap_or(1024);
     let mut options = Options { max_tokens, ..Options::default() };
