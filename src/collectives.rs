@@ -35,6 +35,8 @@ mod ffi {
         type Ranks;
 
         fn ranks_available(backend: &str) -> Result<bool>;
+        fn gpu_count() -> Result<i32>;
+        fn gpu_uuid() -> Result<String>;
         /// Waits until the ranks are connected.
         fn join_ranks(backend: &str) -> Result<UniquePtr<Ranks>>;
         fn rank_of(ranks: &Ranks) -> Result<i32>;
@@ -107,6 +109,16 @@ impl Ranks {
 /// Whether the loaded MLX has the backend of that name.
 pub fn is_available(backend: &str) -> Result<bool> {
     Ok(ffi::ranks_available(backend)?)
+}
+
+/// The number of GPUs that MLX sees.
+pub fn gpu_count() -> Result<i32> {
+    Ok(ffi::gpu_count()?)
+}
+
+/// The name by which the first GPU differs from all others; empty where MLX knows none.
+pub fn gpu_uuid() -> Result<String> {
+    Ok(ffi::gpu_uuid()?)
 }
 
 /// Functions that are called around every evaluation that waits for MLX.

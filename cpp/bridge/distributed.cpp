@@ -1,9 +1,11 @@
 #include "bridge/distributed.h"
 
 #include <stdexcept>
+#include <string>
 #include <variant>
 
 #include "mlx-primitives/src/collectives.rs.h"
+#include "mlx/device.h"
 #include "mlx/distributed/ops.h"
 #include "runtime/process.h"
 
@@ -11,11 +13,12 @@ namespace mlx_primitives::bridge {
 
 namespace {
 
-/** The CPU stream that this thread's ops go to: MLX has no collectives on a GPU's streams. */
-mx::StreamOrDevice link_stream() {
+/** The stream that this thread's ops go to: a GPU's for NCCL, and a CPU's for all else. */
+mx::StreamOrDevice link_stream(const Ranks& ranks) {
+  mx::Device device(ranks.gpu ? mx::Device::gpu : mx::Device::cpu);
   auto place = here();
   auto stream = std::get_if<mx::Stream>(&place);
-  return stream && stream->device == mx::Device::cpu ? place : mx::Device::cpu;
+  return stream && stream->device == device ? place : mx::StreamOrDevice(device);
 }
 
 } // namespace
@@ -24,9 +27,21 @@ bool ranks_available(rust::Str backend) {
   return mx::distributed::is_available(std::string(backend));
 }
 
+int32_t gpu_count() {
+  return mx::device_count(mx::Device::gpu);
+}
+
+rust::String gpu_uuid() {
+  const auto& info = mx::device_info(mx::Device::gpu);
+  auto found = info.find("uuid");
+  auto* text = found == info.end() ? nullptr : std::get_if<std::string>(&found->second);
+  return text ? rust::String::lossy(*text) : rust::String();
+}
+
 std::unique_ptr<Ranks> join_ranks(rust::Str backend) {
   prepare();
-  return std::make_unique<Ranks>(Ranks{mx::distributed::init(true, std::string(backend))});
+  std::string name(backend);
+  return std::make_unique<Ranks>(Ranks{mx::distributed::init(true, name), name == "nccl"});
 }
 
 int32_t rank_of(const Ranks& ranks) {
@@ -40,27 +55,27 @@ int32_t size_of(const Ranks& ranks) {
 Handle all_reduce(const Ranks& ranks, Reduction reduction, const MlxArray& x) {
   switch (reduction) {
     case Reduction::Sum:
-      return handle(mx::distributed::all_sum(x, ranks.group, link_stream()));
+      return handle(mx::distributed::all_sum(x, ranks.group, link_stream(ranks)));
     case Reduction::Max:
-      return handle(mx::distributed::all_max(x, ranks.group, link_stream()));
+      return handle(mx::distributed::all_max(x, ranks.group, link_stream(ranks)));
     case Reduction::Min:
-      return handle(mx::distributed::all_min(x, ranks.group, link_stream()));
+      return handle(mx::distributed::all_min(x, ranks.group, link_stream(ranks)));
   }
   throw std::invalid_argument("[all_reduce] expected a known reduction");
 }
 
 Handle all_gather(const Ranks& ranks, const MlxArray& x) {
-  return handle(mx::distributed::all_gather(x, ranks.group, link_stream()));
+  return handle(mx::distributed::all_gather(x, ranks.group, link_stream(ranks)));
 }
 
 Handle send_to(const Ranks& ranks, const MlxArray& x, int32_t to) {
-  return handle(mx::distributed::send(x, to, ranks.group, link_stream()));
+  return handle(mx::distributed::send(x, to, ranks.group, link_stream(ranks)));
 }
 
 Handle receive_from(const Ranks& ranks, Ints shape, Dtype dtype, int32_t from) {
   require_memory("recv", shape, to_mlx(dtype));
   return handle(
-      mx::distributed::recv(to_shape(shape), to_mlx(dtype), from, ranks.group, link_stream()));
+      mx::distributed::recv(to_shape(shape), to_mlx(dtype), from, ranks.group, link_stream(ranks)));
 }
 
 } // namespace mlx_primitives::bridge

@@ -11,9 +11,12 @@ enum class Reduction : uint8_t;
 
 struct Ranks {
   mx::distributed::Group group;
+  bool gpu; // whether the collectives run on a GPU's streams
 };
 
 bool ranks_available(rust::Str backend);
+int32_t gpu_count();
+rust::String gpu_uuid();
 std::unique_ptr<Ranks> join_ranks(rust::Str backend);
 int32_t rank_of(const Ranks& ranks);
 int32_t size_of(const Ranks& ranks);

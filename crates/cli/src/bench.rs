@@ -65,7 +65,8 @@ pub struct Args {
     context: u32,
     #[command(flatten)]
     kv: KvArgs,
-    /// Print one JSON object: prompt_tps, generation_tps, peak_memory_bytes, weight_bytes.
+    /// Print one JSON object: prompt_tps, generation_tps, peak_memory_bytes, weight_bytes, and
+    /// tokens_hash, which is the same where two runs decode the same tokens.
     #[arg(long)]
     json: bool,
     /// Print the speed of each trial to stderr as soon as the trial ends.
@@ -151,6 +152,8 @@ struct Figures {
     prompt_tps: Option<f64>,
     generation_tps: Option<f64>,
     peak_memory: u64,
+    /// A hash of the tokens of a text.
+    tokens: Option<u64>,
 }
 
 impl fmt::Display for Figures {
@@ -187,21 +190,22 @@ impl<'a> Bench<'a> {
             prompt_tps = Some(prompt as f64 / start.elapsed().as_secs_f64());
         }
         let mut generation_tps = None;
+        let mut hash = HASH;
         if generation > 0 {
             let start = Instant::now();
             for _ in 0..generation {
                 // The next token is computed while this one is waited for, as in `generate`.
                 let after = step(self.llama, &next, &mut cache)?;
-                next.item::<u32>()?;
+                hash = with_token(hash, next.item::<u32>()?);
                 next = after;
             }
-            next.item::<u32>()?;
+            hash = with_token(hash, next.item::<u32>()?);
             generation_tps = Some(generation as f64 / start.elapsed().as_secs_f64());
         }
         // Excludes the copy of the context, which only the trials need.
         let kept: usize = self.before.arrays().map(Array::nbytes).sum();
         let peak_memory = memory::peak_memory().saturating_sub(kept) as u64;
-        Ok(Figures { prompt_tps, generation_tps, peak_memory })
+        Ok(Figures { prompt_tps, generation_tps, peak_memory, tokens: Some(hash) })
     }
 }
 
@@ -237,7 +241,15 @@ fn together(
         prompt_tps: (prompt > 0).then_some(prompt_tps),
         generation_tps: (generation > 0).then_some(generation_tps),
         peak_memory: memory::peak_memory() as u64,
+        tokens: None,
     })
+}
+
+/// The hash of no token, by FNV-1a.
+const HASH: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn with_token(hash: u64, token: u32) -> u64 {
+    (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3)
 }
 
 /// Random tokens of the vocabulary.
@@ -309,6 +321,7 @@ fn report(
             "context": args.context,
             "num_trials": args.num_trials,
             "parameters": llama.parameters(),
+            "tokens_hash": trials.first().and_then(|first| Some(format!("{:016x}", first.tokens?))),
             "ranks": traffic::to_json(ranks),
         });
         return output::println(object);

@@ -46,7 +46,7 @@ const LOCAL: [&str; 8] = [
 ];
 
 impl Ranks {
-    /// Joins the other ranks, if `MLX_RANK` and `MLX_HOSTFILE` name any.
+    /// Joins the other ranks, if MLX's variables name any.
     pub fn join(&self) -> Result<()> {
         let timeout = Duration::from_secs(self.peer_timeout);
         let group = Group::join(Options { timeout, ..Options::default() })?;

@@ -19,7 +19,8 @@ fn seals() -> (Seal, Seal) {
 
 /// The greeting of rank 1 of 2, and the JSON text in it.
 pub fn greeting() -> Result<(Vec<u8>, Vec<u8>)> {
-    let place = Place { rank: 1, size: 2, backend: "ring", first: String::new(), hosts: vec![] };
+    let place =
+        Place { rank: 1, size: 2, backend: Backend::Ring, first: String::new(), hosts: vec![] };
     let (bytes, _, text) = greeting::greet(&Secret::of(b""), &FIRST, &place)?;
     Ok((bytes, text))
 }

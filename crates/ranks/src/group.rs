@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::joined::Joined;
-use super::{Options, frame, greeting, hosts, watch};
+use super::{Backend, Options, frame, greeting, hosts, watch};
 use mlx_primitives::Dtype;
 use mlx_primitives::collectives::Reduction;
 use mlx_primitives::support::require_addressable;
@@ -13,9 +13,6 @@ use mlx_primitives::{Error, Result};
 /// The group that this process has joined. It is never dropped: MLX's threads use its connections
 /// until the process ends.
 static JOINED: Mutex<Option<Group>> = Mutex::new(None);
-
-/// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
-const OLDEST_MLX: [u64; 3] = [0, 32, 1];
 
 /// All ranks of a program; this process is one of them. Clones are the same group.
 ///
@@ -35,12 +32,6 @@ impl std::fmt::Debug for Group {
 
 fn refused(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
-}
-
-/// The numbers at the beginning of a version.
-fn numbers(version: &str) -> [u64; 3] {
-    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-    std::array::from_fn(|_| parts.next().unwrap_or(0))
 }
 
 impl Group {
@@ -73,7 +64,9 @@ impl Group {
     /// is too short or its file cannot be read.
     ///
     /// MLX before 0.32.1 is refused if there is more than one rank: a rank that lost another one
-    /// would hang (ml-explore/mlx#4060).
+    /// would hang (ml-explore/mlx#4060). NCCL is refused without MLX for CUDA, and where two ranks
+    /// or more have one GPU or none. A rank then sees one GPU, which `CUDA_VISIBLE_DEVICES` says:
+    /// join before anything else uses a GPU.
     ///
     /// ```
     /// use mlx_primitives_ranks::{Backend, Group, Options};
@@ -93,13 +86,6 @@ impl Group {
             }
             return Ok(Self { joined: None });
         };
-        let version = greeting::mlx_version();
-        if numbers(&version) < OLDEST_MLX {
-            return Err(refused(format_args!(
-                "more than one rank needs MLX 0.32.1 or later, in which a rank notices that \
-                 another one is lost (ml-explore/mlx#4060), but this is MLX {version}"
-            )));
-        }
         let group = Self { joined: Some(Arc::new(Joined::start(&place, options)?)) };
         *joined = Some(group.clone());
         Ok(group)
@@ -160,6 +146,7 @@ impl Group {
 
     fn reduce(&self, op: &str, reduction: Reduction, x: &Array) -> Result<Array> {
         let Some(joined) = self.usable(op)? else { return Ok(x.clone()) };
+        joined.check(op, x)?;
         joined.ranks.all_reduce(reduction, x)
     }
 
@@ -183,6 +170,7 @@ impl Group {
     /// ```
     pub fn all_gather(&self, x: &Array) -> Result<Array> {
         let Some(joined) = self.usable("all_gather")? else { return Ok(x.clone()) };
+        joined.check("all_gather", x)?;
         joined.ranks.all_gather(x)
     }
 
@@ -192,7 +180,7 @@ impl Group {
     /// # Errors
     ///
     /// Returns an error where [`Group::all_sum`] does, and if `to` is no other rank, or no neighbor
-    /// in a ring.
+    /// in a ring, and with NCCL, by which MLX sends to all ranks alone.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -386,8 +374,11 @@ impl Group {
             let expected = format_args!("another rank of {size}, got {other} on rank {rank}");
             Error::argument(op, expected)
         })?;
+        if !joined.sends {
+            return Err(Error::argument(op, "a backend that sends to one rank, got NCCL in MLX"));
+        }
         let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
-        if joined.ring && other != next && other != last {
+        if joined.backend == Backend::Ring && other != next && other != last {
             return Err(Error::argument(
                 op,
                 format_args!(

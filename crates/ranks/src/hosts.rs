@@ -1,21 +1,27 @@
 //! The ranks as MLX's environment variables describe them.
 
 use std::env;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use super::Backend;
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
+/// Where MLX's NCCL on rank 0 awaits the others, and how many ranks there are.
+const NCCL_HOST: &str = "NCCL_HOST_IP";
+pub(super) const NCCL_PORT: &str = "NCCL_PORT";
+const SIZE: &str = "MLX_WORLD_SIZE";
+
 /// This process's place among several ranks.
 pub(super) struct Place {
     pub rank: usize,
     pub size: usize,
-    /// MLX's name of the backend.
-    pub backend: &'static str,
+    /// The way to connect the ranks, which is not `Any`.
+    pub backend: Backend,
     /// The address at which rank 0 awaits the others, `host:port`.
     pub first: String,
-    /// The addresses of each rank in a ring; for JACCL, where rank 0 awaits the others.
+    /// The addresses of each rank in a ring; for others, where rank 0 awaits the others.
     pub hosts: Vec<Vec<String>>,
 }
 
@@ -34,11 +40,20 @@ pub(super) fn host_of(address: &str) -> &str {
 /// Reads the variables that MLX reads. `None` if they describe one rank.
 pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
     let Some(rank) = variable("MLX_RANK")? else { return Ok(None) };
-    let ring = match backend {
-        Backend::Any => env::var_os("MLX_HOSTFILE").is_some() || !has_jaccl(),
-        Backend::Ring => true,
-        Backend::Jaccl => false,
+    let is_set = |name: &str| env::var_os(name).is_some();
+    let backend = match backend {
+        Backend::Any if is_set("MLX_HOSTFILE") => Backend::Ring,
+        Backend::Any if is_set(NCCL_HOST) => Backend::Nccl,
+        Backend::Any if is_set("MLX_IBV_DEVICES") && is_set("MLX_JACCL_COORDINATOR") => {
+            Backend::Jaccl
+        }
+        Backend::Any => Backend::Ring,
+        named => named,
     };
+    if backend == Backend::Nccl {
+        return of_nccl(&rank);
+    }
+    let ring = backend == Backend::Ring;
     let name = if ring { "MLX_HOSTFILE" } else { "MLX_IBV_DEVICES" };
     let path = variable(name)?.filter(|path| !path.is_empty());
     let path = PathBuf::from(path.ok_or_else(|| {
@@ -57,30 +72,51 @@ pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
     if size == 0 {
         return Err(Error::file(&path, "the list has no ranks"));
     }
-    let number = rank.parse::<usize>().ok().filter(|rank| *rank < size).ok_or_else(|| {
-        let last = size - 1;
-        let path = path.display();
-        Error::argument(
-            "MLX_RANK",
-            format_args!("a rank from 0 to {last}, the ranks of {path}, got {rank:?}"),
-        )
-    })?;
+    let number = number(&rank, size, &path.display())?;
     let hosts = if ring {
         addresses(&path, &entries)?
     } else {
         let first = variable("MLX_JACCL_COORDINATOR")?.unwrap_or_default();
-        check_address(&first).map_err(|reason| Error::argument("MLX_JACCL_COORDINATOR", reason))?;
+        check_address(&first).map_err(|reason| refused("MLX_JACCL_COORDINATOR", &reason))?;
         vec![vec![first]]
     };
     if size == 1 {
         return Ok(None);
     }
-    let (backend, first) = (if ring { "ring" } else { "jaccl" }, hosts[0][0].clone());
+    let first = hosts[0][0].clone();
     Ok(Some(Place { rank: number, size, backend, first, hosts }))
 }
 
-fn has_jaccl() -> bool {
-    env::var_os("MLX_IBV_DEVICES").is_some() && env::var_os("MLX_JACCL_COORDINATOR").is_some()
+/// The ranks as the variables of MLX's NCCL describe them.
+fn of_nccl(rank: &str) -> Result<Option<Place>> {
+    let set = |name: &str, value: &str| {
+        variable(name)?.filter(|text| !text.is_empty()).ok_or_else(|| {
+            Error::argument(name, format_args!("{value}, since NCCL is to connect the ranks"))
+        })
+    };
+    let text = set(SIZE, "the number of ranks")?;
+    let size =
+        text.parse::<usize>().ok().filter(|size| *size > 0).ok_or_else(|| {
+            Error::argument(SIZE, format_args!("the number of ranks, got {text:?}"))
+        })?;
+    let rank = number(rank, size, &SIZE)?;
+    let host = set(NCCL_HOST, "the address of rank 0")?;
+    let first = format!("{host}:{}", set(NCCL_PORT, "a port of rank 0")?);
+    check_address(&first)
+        .map_err(|reason| refused(&format!("{NCCL_HOST}, {NCCL_PORT}"), &reason))?;
+    let hosts = vec![vec![first.clone()]];
+    Ok((size > 1).then_some(Place { rank, size, backend: Backend::Nccl, first, hosts }))
+}
+
+/// The number of this rank, one of those that `source` describes.
+fn number(rank: &str, size: usize, source: &dyn Display) -> Result<usize> {
+    rank.parse().ok().filter(|rank| *rank < size).ok_or_else(|| {
+        let last = size - 1;
+        Error::argument(
+            "MLX_RANK",
+            format_args!("a rank from 0 to {last}, the ranks of {source}, got {rank:?}"),
+        )
+    })
 }
 
 fn variable(name: &str) -> Result<Option<String>> {
@@ -111,6 +147,11 @@ fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<Strin
         return Err(Error::file(path, reason));
     }
     Ok(hosts)
+}
+
+/// The error of variables with an address that [`check_address`] refuses.
+fn refused(names: &str, reason: &str) -> Error {
+    Error::argument(names, reason.trim_start_matches("expected "))
 }
 
 /// MLX takes the text before the first colon for the host.

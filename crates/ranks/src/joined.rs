@@ -9,15 +9,31 @@ use super::keys::{self, Secret};
 use super::mesh::Mesh;
 use super::messages::Messages;
 use super::ring::Ports;
-use super::{Options, greeting, meet, watch};
-use mlx_primitives::Array;
+use super::{Backend, Options, cards, greeting, is_available, meet, watch};
 use mlx_primitives::collectives::Ranks;
+use mlx_primitives::device::{self, Device};
+use mlx_primitives::{Array, Dtype};
 use mlx_primitives::{Error, Result};
 
 /// The shortest timeout: signs of life come four times as often.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Lets gathers take the ring, as on a GPU, for tests.
+/// Lets gathers take the ring, as on a GPU, for tests; with the value `gathers`, all that ranks pass
+/// on takes gathers, as with NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
+/// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
+const OLDEST_MLX: [u64; 3] = [0, 32, 1];
+/// The types that MLX's NCCL exchanges.
+const OF_NCCL: [Dtype; 9] = [
+    Dtype::Uint8,
+    Dtype::Uint32,
+    Dtype::Uint64,
+    Dtype::Int8,
+    Dtype::Int32,
+    Dtype::Int64,
+    Dtype::Float16,
+    Dtype::Float32,
+    Dtype::Bfloat16,
+];
 /// MLX tries for half a minute to connect to a rank.
 const CONNECT: Duration = Duration::from_secs(60);
 /// How long the ranks' first exchanges may take at least, however short the timeout is.
@@ -27,8 +43,9 @@ const FIRST: Duration = Duration::from_secs(30);
 pub(super) struct Joined {
     pub rank: usize,
     pub size: usize,
-    /// Whether ranks reach only their neighbors.
-    pub ring: bool,
+    pub backend: Backend,
+    /// Whether a rank can send to another one alone.
+    pub sends: bool,
     pub ranks: Ranks,
     pub messages: Messages,
     /// The connections for [`Group::gather_last`](super::Group::gather_last).
@@ -40,12 +57,32 @@ fn refused(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
 }
 
+/// The numbers at the beginning of a version.
+fn numbers(version: &str) -> [u64; 3] {
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    std::array::from_fn(|_| parts.next().unwrap_or(0))
+}
+
 impl Joined {
     /// Greets the other ranks and lets MLX connect them.
     pub(super) fn start(place: &Place, options: Options) -> Result<Self> {
         if options.timeout < SHORTEST {
             let got = options.timeout;
             return Err(Error::argument("join", format_args!("a timeout of 100 ms, got {got:?}")));
+        }
+        let version = greeting::mlx_version();
+        if numbers(&version) < OLDEST_MLX {
+            return Err(refused(format_args!(
+                "more than one rank needs MLX 0.32.1 or later, in which a rank notices that \
+                 another one is lost (ml-explore/mlx#4060), but this is MLX {version}"
+            )));
+        }
+        cards::choose(place)?;
+        if place.backend == Backend::Nccl && !is_available(Backend::Nccl) {
+            return Err(refused(format_args!(
+                "NCCL needs MLX for CUDA, as `pip install \"mlx[cuda13]\"` installs it, but this is \
+                 MLX {version} without NCCL"
+            )));
         }
         let secret = Secret::read(place)?;
         let timeout = options.timeout.min(YEAR);
@@ -66,28 +103,37 @@ impl Joined {
         control: Arc<Control>,
         limit: Duration,
     ) -> Result<Self> {
-        let (rank, size, ring) = (place.rank, place.size, place.backend == "ring");
+        let (rank, size, backend) = (place.rank, place.size, place.backend);
         let at = |error: String| {
             refused(format_args!("rank {rank} at {}: {error}", place.own().join(", ")))
         };
         let messages = Messages::new(rank, size, control);
-        // Each rank tells the others a nonce, where it awaits them, and its addresses in the ring.
+        // Each rank tells the others a nonce, where it awaits them, its GPU, and where MLX awaits
+        // them.
+        let card = cards::own(place)?;
         let host = place.own().first().map_or("", |address| hosts::host_of(address));
-        let direct = ring && std::env::var_os(TEST_RING).is_none();
+        let test = std::env::var_os(TEST_RING);
+        let direct = backend == Backend::Ring && test.is_none();
+        let sends = backend != Backend::Nccl && test.is_none_or(|how| how != "gathers");
         let listener = direct.then(|| meet::listen(host)).transpose()?;
-        let ports = Ports::reserve(if ring { place.own() } else { &[] })
-            .map_err(|error| at(error.to_string()))?;
+        let ports = match backend {
+            Backend::Jaccl => &[],
+            _ => place.own(),
+        };
+        let ports = Ports::reserve(ports).map_err(|error| at(error.to_string()))?;
         let nonce = blake3::Hash::from_bytes(keys::random()?).to_hex();
         let door = listener.as_ref().map_or("", |(_, address)| address);
-        let mut own = vec![nonce.as_str(), door];
+        let mut own = vec![nonce.as_str(), door, &card];
         own.extend(ports.addresses.iter().map(String::as_str));
         let told = messages.gather("connect", &own)?;
-        if told.iter().any(|list| list.len() != own.len()) {
+        let ring = backend == Backend::Ring;
+        if told.iter().any(|list| list.len() < 3 || ring && list.len() != own.len()) {
             return Err(refused("the ranks differ in the number of their addresses"));
         }
+        cards::check(told.iter().filter_map(|list| list.get(2).map(String::as_str)))?;
 
         let connected = watch::waiting("the connection of the ranks", CONNECT, || {
-            let of_ring = |list: &Vec<String>| list[2..].to_vec();
+            let of_ring = |list: &Vec<String>| list[3..].to_vec();
             ports.join(place, &told.iter().map(of_ring).collect::<Vec<_>>())
         });
         let ranks = connected.map_err(|error| at(error.to_string()))?;
@@ -98,12 +144,29 @@ impl Joined {
         }
         watch::start(limit);
         let left = Mutex::new(false);
-        let mut joined = Self { rank, size, ring, ranks, messages, mesh: None, left };
+        let mut joined = Self { rank, size, backend, sends, ranks, messages, mesh: None, left };
         joined.check_order()?;
         if let Some((listener, _)) = listener {
             joined.mesh = Some(Mesh::new(meet::all(rank, listener, secret, &told, limit)?));
         }
         Ok(joined)
+    }
+
+    /// Returns an error for what NCCL does not exchange.
+    pub(super) fn check(&self, op: &str, x: &Array) -> Result<()> {
+        if self.backend != Backend::Nccl {
+            return Ok(());
+        }
+        if device::current()? == Device::Cpu {
+            return Err(Error::argument(op, "a GPU, which NCCL connects, got the CPU"));
+        }
+        match OF_NCCL.contains(&x.dtype()) {
+            true => Ok(()),
+            false => {
+                let expected = format_args!("a type that NCCL exchanges, got {}", x.dtype());
+                Err(Error::argument(op, expected))
+            }
+        }
     }
 
     /// The connections between all ranks.

@@ -40,6 +40,7 @@
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod cards;
 mod control;
 mod cuts;
 mod end;
@@ -78,7 +79,8 @@ pub use split::Split;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The one that the environment describes: the ring if `MLX_HOSTFILE` is set, else JACCL.
+    /// The one that the environment describes: the ring if `MLX_HOSTFILE` is set, NCCL if
+    /// `NCCL_HOST_IP` is, else JACCL.
     #[default]
     Any,
     /// TCP connections from each rank to the next, on every system.
@@ -87,6 +89,22 @@ pub enum Backend {
     /// `MLX_JACCL_COORDINATOR` and `MLX_IBV_DEVICES`. This crate passes it on to MLX; it was not
     /// tested with it.
     Jaccl,
+    /// NVIDIA's library, between GPUs of one machine: each rank computes on another one.
+    /// `NCCL_HOST_IP` and `NCCL_PORT` say where rank 0 awaits the others, and `MLX_WORLD_SIZE` how
+    /// many ranks there are. It needs MLX for CUDA and Linux. MLX has no [`Group::send`] for it.
+    Nccl,
+}
+
+impl Backend {
+    /// MLX's name.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Ring => "ring",
+            Self::Jaccl => "jaccl",
+            Self::Nccl => "nccl",
+        }
+    }
 }
 
 /// How [`Group::join`] joins.
@@ -122,10 +140,5 @@ impl Default for Options {
 /// assert!(is_available(Backend::Ring) || !is_available(Backend::Jaccl));
 /// ```
 pub fn is_available(backend: Backend) -> bool {
-    let name = match backend {
-        Backend::Any => "any",
-        Backend::Ring => "ring",
-        Backend::Jaccl => "jaccl",
-    };
-    collectives::is_available(name).unwrap_or(false)
+    collectives::is_available(backend.name()).unwrap_or(false)
 }

@@ -18,8 +18,8 @@ pub(super) struct RankPart {
     /// `None` for a rank that is only planned.
     group: Option<Group>,
     cuts: Cuts,
-    /// The types of the hidden states before this rank's first layer and after the last of all.
-    types: OnceLock<[Dtype; 2]>,
+    /// The types of the hidden states in front of each rank's first layer and behind the last of all.
+    types: OnceLock<Vec<Dtype>>,
 }
 
 impl RankPart {
@@ -44,9 +44,28 @@ impl RankPart {
         self.cuts.layers.len()
     }
 
-    fn types(&self) -> Result<[Dtype; 2]> {
-        let known = self.types.get().copied();
+    /// The type of the hidden states in front of a rank's first layer; behind the last of all, for a
+    /// rank that would follow the last.
+    fn type_before(&self, rank: usize) -> Result<Dtype> {
+        let known = self.types.get().and_then(|types| types.get(rank)).copied();
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
+    }
+
+    /// The hidden states behind the layers of the ranks `which`, one rank after the other, where a
+    /// rank cannot send to another one alone: each passes by all ranks. `h` are those of this rank,
+    /// which says anything for other ranks. Each exchange reads the one before it, so that all ranks
+    /// have them in one order.
+    fn pass(&self, h: &Array, which: Range<usize>) -> Result<Passed> {
+        let of = |all: &Array, rank: usize| {
+            let rank = rank as i32;
+            all.slice_axis(0, rank..rank + 1)?.squeeze(0)
+        };
+        let (mut own, mut from) = (h.clone(), h.clone());
+        for rank in which {
+            let all = self.group()?.pass(&own.astype(self.type_before(rank + 1)?)?)?;
+            (own, from) = (of(&all, self.cuts.rank)?, of(&all, rank)?);
+        }
+        Ok(Passed { own, from })
     }
 
     /// Returns an error inside of a derivative, because a rank would compute only its part's terms.
@@ -57,6 +76,14 @@ impl RankPart {
         let ranks = self.ranks();
         Err(Error::argument("split", format_args!("one rank for derivatives, got {ranks} ranks")))
     }
+}
+
+/// The end of some exchanges.
+struct Passed {
+    /// The part that this rank gave.
+    own: Array,
+    /// The hidden states of the rank whose exchange was last.
+    from: Array,
 }
 
 impl Exchange for RankPart {
@@ -91,9 +118,13 @@ impl Exchange for RankPart {
         if !self.is_pipeline() || self.cuts.rank == 0 {
             return embed();
         }
-        let [dtype, _] = self.types()?;
-        let spec = Spec::new([tokens.dim(0)?, tokens.dim(1)?, hidden], dtype);
-        self.group()?.receive_after(tokens, spec)
+        let dtype = self.type_before(self.cuts.rank)?;
+        let shape = [tokens.dim(0)?, tokens.dim(1)?, hidden];
+        if !self.group()?.sends() {
+            let any = tokens.expand_dims(-1)?.broadcast_to(shape)?;
+            return Ok(self.pass(&any, 0..self.cuts.rank)?.from);
+        }
+        self.group()?.receive_after(tokens, Spec::new(shape, dtype))
     }
 
     /// In a pipeline, the ranks start to compute here, so that what they send comes in the order of
@@ -103,7 +134,15 @@ impl Exchange for RankPart {
             return Ok(h);
         }
         let (group, last) = (self.group()?, self.ranks() - 1);
-        let [_, dtype] = self.types()?;
+        if !group.sends() {
+            let Passed { own, .. } = self.pass(&h, self.cuts.rank..last)?;
+            match self.cuts.rank == last {
+                true => async_eval(caches.iter().copied())?,
+                false => async_eval([&own])?,
+            }
+            return Ok(self.pass(&own, last..last + 1)?.from);
+        }
+        let dtype = self.type_before(last + 1)?;
         let hidden = h.dim(-1)?;
         let own = if self.cuts.rank < last {
             async_eval([&group.send_on(&h)?])?;
@@ -187,17 +226,18 @@ impl Exchange for RankPart {
         };
         let floats = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
         let named = |name: &str| floats.into_iter().find(|dtype| dtype.name() == name);
-        let (mut first_dtype, mut reached) = (first, first);
+        let mut types = vec![first];
+        let mut reached = first;
         for rank in 0..self.ranks() {
             let mut found = String::new();
             if rank == self.cuts.rank {
-                first_dtype = reached;
-                found = after(first_dtype)?.name().to_owned();
+                found = after(reached)?.name().to_owned();
             }
             let found = group.gather_text(&found)?.into_iter().nth(rank).unwrap_or_default();
             reached = named(&found).unwrap_or(first);
+            types.push(reached);
         }
-        let _ = self.types.set([first_dtype, reached]);
+        let _ = self.types.set(types);
         Ok(())
     }
 

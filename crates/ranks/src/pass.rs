@@ -1,4 +1,4 @@
-//! Arrays that go from one rank to another one alone, on a CPU.
+//! Arrays that go from one rank to another one.
 
 use std::sync::Arc;
 
@@ -25,6 +25,17 @@ struct Receive {
 }
 
 impl Group {
+    /// Whether a rank can send to another one alone.
+    pub(crate) fn sends(&self) -> bool {
+        self.joined.as_ref().is_none_or(|joined| joined.sends)
+    }
+
+    /// The arrays of all ranks, one after the other along a new first axis, where a rank cannot send
+    /// to another one alone.
+    pub(crate) fn pass(&self, x: &Array) -> Result<Array> {
+        self.all_gather(&x.expand_dims(0)?)
+    }
+
     /// Sends an array to the next rank when the result, which equals `x`, is evaluated.
     pub(crate) fn send_on(&self, x: &Array) -> Result<Array> {
         let to = self.rank() + 1;

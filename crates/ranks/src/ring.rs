@@ -1,5 +1,5 @@
-//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so its ring does
-//! not use the ports of the host file, which others know, but ports that the ranks tell each other.
+//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so it does not use
+//! the ports of the host file, which others know, but ports that the ranks tell each other.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -9,14 +9,15 @@ use std::time::Duration;
 use socket2::{Domain, Socket, Type};
 use tempfile::NamedTempFile;
 
-use super::hosts::{self, Place};
+use super::Backend;
+use super::hosts::{self, NCCL_PORT, Place};
 use mlx_primitives::collectives::Ranks;
 use mlx_primitives::{Error, Result};
 
 /// The variable from which MLX reads the path of the ring's addresses.
 const HOSTS: &str = "MLX_HOSTFILE";
 
-/// Ports at which MLX will await the rank before this one.
+/// Ports at which MLX will await the rank before this one; with NCCL, rank 0 awaits all others.
 pub(super) struct Ports {
     /// Bound, so that nothing else gets the ports, but not listening.
     _held: Vec<Socket>,
@@ -47,12 +48,16 @@ impl Ports {
 
     /// Lets MLX connect the ranks, whose addresses in the ring are `all`.
     pub(super) fn join(self, place: &Place, all: &[Vec<String>]) -> Result<Ranks> {
-        let init = || Ranks::join(place.backend);
-        if place.backend != "ring" {
-            return init();
-        }
+        let init = || Ranks::join(place.backend.name());
         for address in all.iter().flatten() {
             hosts::check_address(address).map_err(|reason| Error::distributed("join", reason))?;
+        }
+        if place.backend != Backend::Ring {
+            let first = all.first().and_then(|list| list.first());
+            if let Some((_, port)) = first.and_then(|address| address.split_once(':')) {
+                set(NCCL_PORT, port.as_ref());
+            }
+            return init();
         }
         let file = write(all).map_err(|error| Error::distributed("join", error))?;
         if place.rank + 1 == place.size {
@@ -61,10 +66,10 @@ impl Ports {
             thread::sleep(Duration::from_millis(30));
         }
         let given = std::env::var_os(HOSTS);
-        set(file.path().as_os_str());
+        set(HOSTS, file.path().as_os_str());
         let ranks = init();
         if let Some(given) = given {
-            set(&given);
+            set(HOSTS, &given);
         }
         ranks
     }
@@ -77,11 +82,10 @@ fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Sets the path that MLX reads. The variable is set already, since this rank read its place from
-/// it, so its entry alone changes: by one store of a pointer on Linux, under the system's lock on
-/// macOS.
-fn set(path: &std::ffi::OsStr) {
+/// Sets a text that MLX reads. The variable is set already, since this rank read its place from it,
+/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on macOS.
+fn set(name: &str, text: &std::ffi::OsStr) {
     // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
     // entry; neither is freed, and only MLX on this thread keeps a pointer to such a text.
-    unsafe { std::env::set_var(HOSTS, path) }
+    unsafe { std::env::set_var(name, text) }
 }

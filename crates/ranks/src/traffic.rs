@@ -2,6 +2,7 @@ use mlx_primitives::{Array, Result};
 use mlx_primitives_llama::{Config, Llama, base::Axis};
 
 use super::cuts::{Cuts, length};
+use super::group::Group;
 use super::scheme::Scheme;
 use super::split::Split;
 
@@ -50,13 +51,15 @@ impl Split {
             return Ok((0, 0));
         }
         let cuts = self.cuts(llama.config())?;
-        let (exchanges, elements) = traffic(&cuts, llama.config());
+        let sends = self.group.as_ref().is_none_or(Group::sends);
+        let (exchanges, elements) = traffic(&cuts, llama.config(), sends);
         Ok((exchanges, elements * llama.dtype().size() as u64))
     }
 }
 
-/// The exchanges of a token, and the elements that this rank sends in them.
-fn traffic(cuts: &Cuts, config: &Config) -> (u64, u64) {
+/// The exchanges of a token, and the elements that this rank sends in them. In those of a pipeline
+/// whose ranks cannot send to one alone, each sends as much to all others.
+fn traffic(cuts: &Cuts, config: &Config, sends: bool) -> (u64, u64) {
     let own = |axis: Axis| {
         let (ranges, features) = cuts.of(axis);
         u64::from((length(&cuts.own(ranges)) * features).unsigned_abs())
@@ -68,6 +71,10 @@ fn traffic(cuts: &Cuts, config: &Config) -> (u64, u64) {
         Scheme::Gather => {
             let layer = own(Axis::Heads) + 2 * own(Axis::Hidden) + own(Axis::Inner);
             (4 * layers + 2, (layers * layer + hidden + own(Axis::Vocab)) * others)
+        }
+        Scheme::Pipeline if !sends => {
+            let tokens = extent(config.vocab_size);
+            (others + 2, ((others + 1) * hidden + tokens) * others)
         }
         Scheme::Pipeline => {
             // To the next rank, from the last one to all, and the logits to all.

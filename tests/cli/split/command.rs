@@ -49,6 +49,9 @@ fn rank_0_prints_what_one_process_prints() -> Checked {
 
     let bench = ["bench", "-p", "8", "-g", "8", "-n", "1", "--json", "--shares", "3,1"];
     let measured: Value = serde_json::from_str(&printed(&bench)?)?;
+    let once: Value = serde_json::from_str(&alone(&bench[..bench.len() - 2])?)?;
+    assert!(once["tokens_hash"].is_string());
+    assert_eq!(measured["tokens_hash"], once["tokens_hash"]);
     let ranks = measured["ranks"].as_array().context("ranks")?;
     let of = |rank: usize, name: &str| ranks[rank][name].as_f64().unwrap_or(f64::NAN);
     assert_eq!(ranks.len(), 2);

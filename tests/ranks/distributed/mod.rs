@@ -3,6 +3,7 @@
 mod faults;
 mod gathers;
 mod hostile;
+mod nccl;
 mod proxy;
 pub mod ranks;
 mod roles;

@@ -18,6 +18,8 @@ pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
 /// The secret of a group, and a file that has it.
 pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
 pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
+/// What describes ranks that NCCL connects, and their GPUs.
+pub const NCCL: [&str; 4] = ["NCCL_HOST_IP", "NCCL_PORT", "MLX_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"];
 /// The timeout of the group in milliseconds.
 pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
 /// How long a rank may take to end, on a machine with much other work.
@@ -47,7 +49,8 @@ impl Place {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(ROLE, role).env("MLX_RANK", rank.to_string()).env("MLX_HOSTFILE", path);
         command.env("RUST_BACKTRACE", "0").env("MLX_PRIMITIVES_THREADS", "1").stdin(Stdio::null());
-        for name in ["MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_RING_VERBOSE", SECRET, FILE] {
+        let others = ["MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_RING_VERBOSE", SECRET, FILE];
+        for name in others.iter().chain(&NCCL) {
             command.env_remove(name);
         }
         Ok(Starting { command, folder: self.folder.clone() })
@@ -71,6 +74,12 @@ impl Starting {
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
+        self
+    }
+
+    /// Without a variable.
+    pub fn without(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
         self
     }
 

@@ -95,6 +95,15 @@ fn whole_layers_on_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("demo", "pipeline:1,1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
 }
 
+/// With NCCL, hidden states take gathers.
+#[test(simulated = never)]
+fn whole_layers_by_gathers_compute_the_bits_of_one() -> Checked {
+    let gathers = [("MLX_PRIMITIVES_TEST_RING", "gathers")];
+    same_on("demo", "pipeline:1,1,2", Path::new("-"), &gathers)?;
+    same_on("demo", "pipeline:2,1", Path::new("-"), &gathers)?;
+    same_on("few-fixtures", "1,1", Path::new("-"), &gathers)
+}
+
 #[test(simulated = never)]
 fn a_prompt_cache_crosses_between_layers_and_rows() -> Checked {
     let folder = tempfile::tempdir()?;
