@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    ranks: Ranks,
+    pub ranks: Ranks,
     #[command(flatten)]
     kernels: Kernels,
 }

@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use super::Backend;
 use super::frame::{self, FrameKind};
 use super::greeting;
 use super::hosts::Place;

@@ -9,7 +9,7 @@ use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
 /// Where MLX's NCCL on rank 0 awaits the others, and how many ranks there are.
-const NCCL_HOST: &str = "NCCL_HOST_IP";
+pub(super) const NCCL_HOST: &str = "NCCL_HOST_IP";
 pub(super) const NCCL_PORT: &str = "NCCL_PORT";
 const SIZE: &str = "MLX_WORLD_SIZE";
 
@@ -40,14 +40,8 @@ pub(super) fn host_of(address: &str) -> &str {
 /// Reads the variables that MLX reads. `None` if they describe one rank.
 pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
     let Some(rank) = variable("MLX_RANK")? else { return Ok(None) };
-    let is_set = |name: &str| env::var_os(name).is_some();
     let backend = match backend {
-        Backend::Any if is_set("MLX_HOSTFILE") => Backend::Ring,
-        Backend::Any if is_set(NCCL_HOST) => Backend::Nccl,
-        Backend::Any if is_set("MLX_IBV_DEVICES") && is_set("MLX_JACCL_COORDINATOR") => {
-            Backend::Jaccl
-        }
-        Backend::Any => Backend::Ring,
+        Backend::Any => Backend::of_environment(),
         named => named,
     };
     if backend == Backend::Nccl {

@@ -92,10 +92,24 @@ pub enum Backend {
     /// NVIDIA's library, between GPUs of one machine: each rank computes on another one.
     /// `NCCL_HOST_IP` and `NCCL_PORT` say where rank 0 awaits the others, and `MLX_WORLD_SIZE` how
     /// many ranks there are. It needs MLX for CUDA and Linux. MLX has no [`Group::send`] for it.
+    ///
+    /// MLX captures each exchange into a CUDA graph, which takes a processor longer than to start
+    /// it. A program of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
     Nccl,
 }
 
 impl Backend {
+    /// The backend that `Any` stands for: the one that the environment describes.
+    pub fn of_environment() -> Self {
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        match () {
+            () if is_set("MLX_HOSTFILE") => Self::Ring,
+            () if is_set(hosts::NCCL_HOST) => Self::Nccl,
+            () if is_set("MLX_IBV_DEVICES") && is_set("MLX_JACCL_COORDINATOR") => Self::Jaccl,
+            () => Self::Ring,
+        }
+    }
+
     /// MLX's name.
     fn name(self) -> &'static str {
         match self {

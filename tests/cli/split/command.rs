@@ -95,6 +95,23 @@ fn the_command_takes_a_scheme() -> Checked {
     Ok(())
 }
 
+/// MLX for CPUs has no NCCL.
+#[test(simulated = never)]
+fn ranks_of_nccl_are_refused_without_it() -> Checked {
+    if mlx_primitives_ranks::is_available(mlx_primitives_ranks::Backend::Nccl) {
+        return Ok(());
+    }
+    for scheme in ["gather", "pipeline"] {
+        let mut rank = command(&["generate", "A", "--split", scheme]);
+        rank.env("NCCL_HOST_IP", "127.0.0.1").env("NCCL_PORT", "41001");
+        let refused = rank.env("MLX_WORLD_SIZE", "2").env("MLX_RANK", "1").output()?;
+        let error = String::from_utf8(refused.stderr)?;
+        assert!(error.contains("[join] NCCL needs MLX for CUDA"), "{error}");
+        assert_eq!(refused.status.code(), Some(1));
+    }
+    Ok(())
+}
+
 /// By `gather` a token has 15 exchanges more, of a millisecond each here, and takes about half of
 /// the time to compute.
 #[test(simulated = never)]
