@@ -1,5 +1,5 @@
-//! The GPU of each rank that NCCL connects. A rank sees one GPU alone, so that MLX's default device,
-//! its streams and NCCL all mean that one.
+//! The GPU of each rank that NCCL connects. A rank sees one GPU alone, so that it is MLX's default
+//! device, and its streams and NCCL mean that one.
 
 use std::env;
 

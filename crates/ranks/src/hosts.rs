@@ -9,9 +9,22 @@ use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
 /// Where MLX's NCCL on rank 0 awaits the others, and how many ranks there are.
-pub(super) const NCCL_HOST: &str = "NCCL_HOST_IP";
+const NCCL_HOST: &str = "NCCL_HOST_IP";
 pub(super) const NCCL_PORT: &str = "NCCL_PORT";
 const SIZE: &str = "MLX_WORLD_SIZE";
+
+impl Backend {
+    /// The backend that `Any` stands for: the one that the environment describes.
+    pub fn of_environment() -> Self {
+        let is_set = |name: &str| env::var_os(name).is_some();
+        match () {
+            () if is_set("MLX_HOSTFILE") => Self::Ring,
+            () if is_set(NCCL_HOST) => Self::Nccl,
+            () if is_set("MLX_IBV_DEVICES") && is_set("MLX_JACCL_COORDINATOR") => Self::Jaccl,
+            () => Self::Ring,
+        }
+    }
+}
 
 /// This process's place among several ranks.
 pub(super) struct Place {

@@ -17,8 +17,8 @@ use mlx_primitives::{Error, Result};
 
 /// The shortest timeout: signs of life come four times as often.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Lets gathers take the ring, as on a GPU, for tests; with the value `gathers`, all that ranks pass
-/// on takes gathers, as with NCCL.
+/// Lets gathers take the ring, as on a GPU, for tests; with the value `gathers`, all that ranks
+/// pass on takes gathers, as with NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
 /// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];

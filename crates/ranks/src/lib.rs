@@ -99,17 +99,6 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The backend that `Any` stands for: the one that the environment describes.
-    pub fn of_environment() -> Self {
-        let is_set = |name: &str| std::env::var_os(name).is_some();
-        match () {
-            () if is_set("MLX_HOSTFILE") => Self::Ring,
-            () if is_set(hosts::NCCL_HOST) => Self::Nccl,
-            () if is_set("MLX_IBV_DEVICES") && is_set("MLX_JACCL_COORDINATOR") => Self::Jaccl,
-            () => Self::Ring,
-        }
-    }
-
     /// MLX's name.
     fn name(self) -> &'static str {
         match self {

@@ -18,7 +18,8 @@ pub(super) struct RankPart {
     /// `None` for a rank that is only planned.
     group: Option<Group>,
     cuts: Cuts,
-    /// The types of the hidden states in front of each rank's first layer and behind the last of all.
+    /// The types of the hidden states in front of each rank's first layer and behind the last of
+    /// all.
     types: OnceLock<Vec<Dtype>>,
 }
 
@@ -44,8 +45,8 @@ impl RankPart {
         self.cuts.layers.len()
     }
 
-    /// The type of the hidden states in front of a rank's first layer; behind the last of all, for a
-    /// rank that would follow the last.
+    /// The type of the hidden states in front of a rank's first layer; behind the last of all, for
+    /// a rank that would follow the last.
     fn type_before(&self, rank: usize) -> Result<Dtype> {
         let known = self.types.get().and_then(|types| types.get(rank)).copied();
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
@@ -53,8 +54,8 @@ impl RankPart {
 
     /// The hidden states behind the layers of the ranks `which`, one rank after the other, where a
     /// rank cannot send to another one alone: each passes by all ranks. `h` are those of this rank,
-    /// which says anything for other ranks. Each exchange reads the one before it, so that all ranks
-    /// have them in one order.
+    /// which says anything for other ranks. Each exchange reads the one before it, so that all
+    /// ranks have them in one order.
     fn pass(&self, h: &Array, which: Range<usize>) -> Result<Passed> {
         let of = |all: &Array, rank: usize| {
             let rank = rank as i32;

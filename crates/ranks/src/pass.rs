@@ -30,8 +30,8 @@ impl Group {
         self.joined.as_ref().is_none_or(|joined| joined.sends)
     }
 
-    /// The arrays of all ranks, one after the other along a new first axis, where a rank cannot send
-    /// to another one alone.
+    /// The arrays of all ranks, one after the other along a new first axis, where a rank cannot
+    /// send to another one alone.
     pub(crate) fn pass(&self, x: &Array) -> Result<Array> {
         self.all_gather(&x.expand_dims(0)?)
     }

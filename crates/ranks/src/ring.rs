@@ -83,7 +83,8 @@ fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
 }
 
 /// Sets a text that MLX reads. The variable is set already, since this rank read its place from it,
-/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on macOS.
+/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on
+/// macOS.
 fn set(name: &str, text: &std::ffi::OsStr) {
     // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
     // entry; neither is freed, and only MLX on this thread keeps a pointer to such a text.

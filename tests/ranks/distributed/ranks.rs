@@ -18,7 +18,7 @@ pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
 /// The secret of a group, and a file that has it.
 pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
 pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
-/// What describes ranks that NCCL connects, and their GPUs.
+/// The variables of ranks that NCCL connects, and of their GPUs.
 pub const NCCL: [&str; 4] = ["NCCL_HOST_IP", "NCCL_PORT", "MLX_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"];
 /// The timeout of the group in milliseconds.
 pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
