@@ -51,7 +51,7 @@ pub struct Args {
     /// How they share the model: gather or pipeline.
     #[arg(long, value_name = "SCHEME", default_value = "gather", requires = "ranks", value_parser = crate::ranks::scheme(), hide_possible_values = true)]
     pub split: Scheme,
-    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, or as in
+    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, nvlink, or as in
     /// 80us,10Gbit.
     #[arg(long, value_name = "LINK", default_value = "10GbE", requires = "ranks")]
     pub link: Link,
@@ -81,14 +81,16 @@ pub struct Link {
 }
 
 /// The links that have a name: microseconds one way between two programs, and gigabits a second.
-/// They are round figures of what such links commonly reach, not measured here, except loopback.
-const LINKS: [(&str, f64, f64); 6] = [
+/// They are round figures of what such links commonly reach, not measured here, except loopback and
+/// the latency of exchanges by NCCL over NVLink.
+const LINKS: [(&str, f64, f64); 7] = [
     ("loopback", 20.0, 40.0),
     ("1GbE", 120.0, 1.0),
     ("10GbE", 50.0, 10.0),
     ("25GbE", 20.0, 25.0),
     ("thunderbolt", 100.0, 20.0),
     ("rdma", 30.0, 50.0),
+    ("nvlink", 14.0, 1000.0),
 ];
 
 impl FromStr for Link {
