@@ -56,7 +56,8 @@ for name in "${steps[@]}"; do
       scripts/build_metal.sh --cuda
       MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
         cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
-      # A library with CUDA serves MLX for CPUs.
+      # Without a GPU, a command and a library with CUDA take MLX for CPUs.
+      cargo run --release --features cuda -- generate "Once upon a time" -m 5
       scripts/build_wheel.sh --dev --cuda "$(tr -d '[:space:]' <cmake/mlx_version.txt)" && scripts/test_wheel.sh
       ;;
     *)

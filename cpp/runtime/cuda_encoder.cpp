@@ -202,6 +202,9 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
 }
 
 void construct_cuda_encoders() {
+  if (!has_device_memory()) {
+    return; // MLX's library for CPUs, which lacks the function
+  }
   try {
     mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
   } catch (const std::exception&) {
