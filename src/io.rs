@@ -21,7 +21,7 @@ use crate::files;
 use bridge::ffi;
 
 #[doc(inline)]
-pub use gguf::GgufType;
+pub use gguf::{GgufType, KQuants};
 pub use safetensors::Tensors;
 
 /// Loads a safetensors file, whose header and length are checked first. [`save_safetensors`] has an
@@ -108,6 +108,8 @@ pub fn save_safetensors<'a>(
 /// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
 /// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
 ///
+/// [`load_gguf_with`] keeps Q4_K, Q5_K and Q6_K at nearly the bits that they have in the file.
+///
 /// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers; in MLX a
 /// step belongs to at least 32 weights. The half of a group with the larger step keeps its numbers,
 /// and the numbers of the other half are rounded. The table states the error in terms of the larger
@@ -136,15 +138,48 @@ pub fn save_safetensors<'a>(
 /// names the file, and the tensor where there is one. If the file becomes shorter later, evaluating
 /// an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
-    let (arrays, entries) = gguf_tensors(path.as_ref())?;
+    load_gguf_with(path, KQuants::Affine)
+}
+
+/// Loads a GGUF file like [`load_gguf`], with a choice of the layout of K-quants.
+///
+/// With [`KQuants::Own`], a tensor `NAME.weight` of one of these types becomes two arrays of the
+/// mode [`KQuant`](crate::ops::QuantizedMode::KQuant): `NAME.weight` (uint32) and `NAME.scales`
+/// (uint8). The weights are the same numbers.
+///
+/// | type | bits a weight in the file | bits of a code | group | bits a weight in memory |
+/// |---|---|---|---|---|
+/// | Q4_K | 4.5 | 4 | 32 | 4.63 |
+/// | Q5_K | 5.5 | 5 | 32 | 5.63 |
+/// | Q6_K | 6.56 | 6 | 16 | 6.63 |
+///
+/// ```no_run
+/// use mlx_primitives::io::{self, KQuants};
+/// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+///
+/// let arrays = io::load_gguf_with("model-Q4_K_M.gguf", KQuants::Own)?.arrays;
+/// let part = |name: &str| arrays[&format!("blk.0.ffn_up.{name}")].clone();
+/// let (packed, scales) = (part("weight"), part("scales"));
+/// let weight = QuantizedWeight::new(packed, scales, None, 32, 4, QuantizedMode::KQuant)?;
+/// # Ok::<(), mlx_primitives::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Returns an error for what [`load_gguf`] refuses.
+pub fn load_gguf_with(path: impl AsRef<Path>, k_quants: KQuants) -> Result<Tensors> {
+    let (arrays, entries) = gguf_tensors(path.as_ref(), k_quants)?;
     Ok(Tensors { arrays, metadata: entries.to_texts() })
 }
 
-/// Loads a GGUF file like [`load_gguf`], with the types of its entries.
+/// Loads a GGUF file like [`load_gguf_with`], with the types of its entries.
 #[doc(hidden)]
-pub fn gguf_tensors(path: &Path) -> Result<(HashMap<String, Array>, gguf::Entries)> {
+pub fn gguf_tensors(
+    path: &Path,
+    k_quants: KQuants,
+) -> Result<(HashMap<String, Array>, gguf::Entries)> {
     let (file, header) = gguf_header(path)?;
-    header.load(stored::Source::File { file, path: path.to_owned() })
+    header.load(stored::Source::File { file, path: path.to_owned() }, k_quants)
 }
 
 /// The entries of a GGUF file.

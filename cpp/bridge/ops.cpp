@@ -235,22 +235,16 @@ ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto format = format_of(layout);
   require_format("quantized_weight", format); // MLX divides by both before it checks them
   auto [group, bits, mode] = format;
+  if (mode == QuantizedMode::KQuant) {
+    refuse(
+        "quantized_weight", "expected a mode that MLX packs, got k_quant, which GGUF files have");
+  }
   return handle(mx::quantize(w, group, bits, format.name(), std::nullopt, here()));
 }
 
 Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dtype dtype) {
   auto w = weights_of(weight, layout).at(0);
-  auto format = format_of(layout);
-  return handle(mx::dequantize(
-      w.packed,
-      w.scales,
-      w.biases,
-      format.group_size,
-      format.bits,
-      format.name(),
-      std::nullopt,
-      to_mlx(dtype),
-      here()));
+  return handle(unpacked(w, format_of(layout), to_mlx(dtype), mx::to_stream(here())));
 }
 
 Handle reduction(const MlxArray& x, ReductionKind kind, bool all, bool keepdims) {

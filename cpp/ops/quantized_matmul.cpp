@@ -137,8 +137,11 @@ mx::array quantized_matmul(
       extras.residual.has_value(),
       extras.int8,
       extras.order};
-  return mx::array(
-      std::move(shape), dtype, std::make_shared<QuantizedMatmul>(s, kind), std::move(inputs));
+  auto primitive = std::make_shared<QuantizedMatmul>(s, kind);
+  if (unpacks_first(format, s)) {
+    return primitive->compose(inputs)[0];
+  }
+  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
 QuantizedWeight QuantizedMatmul::weight(const Arrays& inputs, int part) const {
@@ -298,6 +301,7 @@ Launch plan(
 
 std::vector<Dispatch> QuantizedMatmul::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  require_gpu_kernel(quantized_matmul_op, kind_.format);
   auto x = inputs[0];
   Rows rows(x);
   QuantizedMatmulParams params{};

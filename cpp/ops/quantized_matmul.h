@@ -7,8 +7,12 @@
 
 namespace mlx_primitives {
 
-/** How codes become numbers, by MLX's names. */
-enum class QuantizedMode : uint8_t { Affine, Mxfp4, Mxfp8, Nvfp4 };
+/**
+ * How codes become numbers, by MLX's names. K-quants are ggml's, and MLX has none: affine codes
+ * with 20 bytes of scales for each 256 weights, which
+ * crates/kernels/src/quantized_matmul/k_quant.rs describes.
+ */
+enum class QuantizedMode : uint8_t { Affine, Mxfp4, Mxfp8, Nvfp4, KQuant };
 
 /** How weights are packed. */
 struct QuantizedFormat {
@@ -39,9 +43,23 @@ void require_format(const char* op, const QuantizedFormat& format);
 void require_quantized(
     const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
 
-/** MLX's own product x * W^T. */
+/** The matrix, or rows of it, [..., axis]. */
+mx::array unpacked(
+    const QuantizedWeight& weight, const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s);
+
+/** Whether GPUs have no kernel for the format: products are then those of the unpacked matrix. */
+bool unpacks_first(const QuantizedFormat& format, mx::Stream s);
+
+/** Throws for a graph that was built for a CPU's kernels and is evaluated by a GPU's. */
+void require_gpu_kernel(const char* op, const QuantizedFormat& format);
+
+/** MLX's own product x * W^T, or x * W. */
 mx::array mlx_product(
-    const mx::array& x, const QuantizedWeight& weight, const QuantizedFormat& format, mx::Stream s);
+    const mx::array& x,
+    const QuantizedWeight& weight,
+    const QuantizedFormat& format,
+    mx::Stream s,
+    bool transposed = true);
 
 /** The operations that a product is fused with. */
 struct QuantizedExtras {

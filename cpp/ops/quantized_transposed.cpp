@@ -51,15 +51,15 @@ mx::array quantized_transposed(
     input = row_contiguous(input, s);
   }
   auto primitive = std::make_shared<QuantizedTransposed>(s, format, residual.has_value());
+  if (unpacks_first(format, s)) {
+    return primitive->compose(inputs)[0];
+  }
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
 Arrays QuantizedTransposed::compose(const Arrays& inputs) {
   auto s = stream();
-  auto w = weight(inputs);
-  auto& [group, bits, mode] = format_;
-  auto y = mx::quantized_matmul(
-      inputs[0], w.packed, w.scales, w.biases, false, group, bits, format_.name(), s);
+  auto y = mlx_product(inputs[0], weight(inputs), format_, s, false);
   return {added_ ? mx::add(y, inputs.back(), s) : y};
 }
 
@@ -108,6 +108,7 @@ std::vector<mx::Shape> QuantizedTransposed::output_shapes(const Arrays& inputs) 
 
 std::vector<Dispatch> QuantizedTransposed::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  require_gpu_kernel(quantized_transposed_op, format_);
   auto& x = inputs[0];
   auto& out = outputs[0];
   if (max_threads < QUANTIZED_TILE_THREADS) {

@@ -12,7 +12,7 @@ namespace mlx_primitives::cpu {
 using Bytes = const uint8_t*;
 
 enum class Element : uint8_t { f32, f16, bf16 };
-enum class Mode : uint8_t { affine, mxfp4, mxfp8, nvfp4, plain };
+enum class Mode : uint8_t { affine, mxfp4, mxfp8, nvfp4, k_quant, plain };
 
 struct AffineShape {
   size_t rows;

@@ -36,6 +36,7 @@ pub(crate) mod bridge {
         Mxfp4,
         Mxfp8,
         Nvfp4,
+        KQuant,
     }
 
     /// How weights are packed.

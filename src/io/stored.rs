@@ -28,7 +28,7 @@ enum Form {
     Plain,
     /// As bytes, 0 for false and, in valid files, 1 for true.
     Bool,
-    /// As blocks of packed weights. The array is one part of them: codes, scales or biases.
+    /// As blocks of packed weights. The array is one part of them, such as the scales.
     Blocks(BlockType, Part),
 }
 
@@ -68,7 +68,7 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
-    /// A lazy array of the codes, scales or biases of the blocks at `offset`. `shape` is the shape
+    /// A lazy array of one part of the blocks at `offset`. `shape` is the shape
     /// of the weights in the file; its last extent is a multiple of the weights of a block.
     pub(super) fn unpacked(
         source: &Arc<Source>,
@@ -79,7 +79,8 @@ impl Stored {
         part: Part,
     ) -> Result<Array> {
         let (dtype, size) = match part {
-            Part::Codes => (Dtype::Uint32, 4),
+            Part::Codes | Part::OwnCodes => (Dtype::Uint32, 4),
+            Part::OwnScales => (Dtype::Uint8, 1),
             Part::Scales | Part::Biases if kind.has_f16_scales() => (Dtype::Float16, 2),
             Part::Scales | Part::Biases => (Dtype::Float32, 4),
         };

@@ -71,12 +71,12 @@ impl LinearWeight {
         }
     }
 
-    /// The type of the numbers: that of the scales of an affine packing, and bfloat16 of others.
+    /// The type of the numbers: that of the scales of an affine packing, float32 of K-quants, and
+    /// bfloat16 of others.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::Plain(rows) => rows.dtype(),
-            Self::Quantized(rows) if rows.mode() == QuantizedMode::Affine => rows.scales().dtype(),
-            Self::Quantized(_) => Dtype::Bfloat16,
+            Self::Quantized(rows) => rows.dtype(),
         }
     }
 
@@ -331,7 +331,8 @@ impl Lora {
     }
 
     /// `W + scale · B · A`, its rows scaled to the magnitudes if there are some, of the type and
-    /// format of W; a packed W is quantized again, which rounds the sum.
+    /// format of W; a packed W is quantized again, which rounds the sum. K-quants become affine
+    /// weights in groups of 32, those of 6 bits with 8.
     ///
     /// # Errors
     ///
@@ -367,8 +368,12 @@ impl Lora {
         Ok(match base {
             LinearWeight::Plain(_) => LinearWeight::Plain(merged),
             LinearWeight::Quantized(weight) => {
-                let (group, bits) = (weight.group_size(), weight.bits());
-                QuantizedWeight::quantize(&merged, group, bits, weight.mode())?.into()
+                let (group, bits, mode) = match weight.mode() {
+                    QuantizedMode::KQuant if weight.bits() == 6 => (32, 8, QuantizedMode::Affine),
+                    QuantizedMode::KQuant => (32, weight.bits(), QuantizedMode::Affine),
+                    mode => (weight.group_size(), weight.bits(), mode),
+                };
+                QuantizedWeight::quantize(&merged, group, bits, mode)?.into()
             }
         })
     }

@@ -20,27 +20,38 @@ pub enum QuantizedMode {
     /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale,
     /// without a scale of the whole matrix. The number of weights in a row is a multiple of 32.
     Nvfp4,
+    /// The numbers of Q4_K, Q5_K and Q6_K in [GGUF files](crate::io::KQuants), which MLX does not
+    /// have: `scale * q + bias` with q of 4 or 5 bits and groups of 32, or `scale * (q - 32)` with
+    /// q of 6 bits and groups of 16. A row is whole blocks of 256 weights, and each has 20 bytes
+    /// of scales: two floats of 16 bits, then 16 integers of 8 bits. With 4 or 5 bits the first
+    /// eight integers times the first float are the scales, and the others times the second float
+    /// the biases. With 6 bits the scales are the integers less 128, times the first float.
+    ///
+    /// CPUs have kernels for it; a GPU multiplies with the unpacked matrix. MLX's `quantize` packs
+    /// no such weights, and its checkpoints have none.
+    KQuant,
 }
 
 impl QuantizedMode {
     /// Every mode.
-    pub const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
+    pub const ALL: [Self; 5] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4, Self::KQuant];
 
-    /// MLX's name for the mode, such as `affine`.
+    /// MLX's name for the mode, such as `affine`; `k_quant` for the one that MLX does not have.
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine => "affine",
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp8 => "mxfp8",
             Self::Nvfp4 => "nvfp4",
+            Self::KQuant => "k_quant",
         }
     }
 
     /// The group size and the bits of a mode that has only one layout; `None` for
-    /// [`Affine`](Self::Affine), which has several.
+    /// [`Affine`](Self::Affine) and [`KQuant`](Self::KQuant), which have several.
     pub fn only_layout(self) -> Option<(i32, i32)> {
         match self {
-            Self::Affine => None,
+            Self::Affine | Self::KQuant => None,
             Self::Mxfp4 => Some((32, 4)),
             Self::Mxfp8 => Some((32, 8)),
             Self::Nvfp4 => Some((16, 4)),
@@ -53,6 +64,7 @@ impl QuantizedMode {
             Self::Mxfp4 => ffi::QuantizedMode::Mxfp4,
             Self::Mxfp8 => ffi::QuantizedMode::Mxfp8,
             Self::Nvfp4 => ffi::QuantizedMode::Nvfp4,
+            Self::KQuant => ffi::QuantizedMode::KQuant,
         }
     }
 }

@@ -8,7 +8,8 @@ use crate::ffi::ops::bridge as ffi;
 ///
 /// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. `scales` and `biases` are
 /// `[n, k / group_size]` of a floating type; for modes other than [`QuantizedMode::Affine`] the
-/// scales are uint8 and there are no biases. Cloning shares the arrays.
+/// scales are uint8 and there are no biases. The scales of [`QuantizedMode::KQuant`] are
+/// `[n, k / 256 * 20]`. Cloning shares the arrays.
 #[derive(Clone)]
 pub struct QuantizedWeight {
     packed: Array,
@@ -113,18 +114,15 @@ impl QuantizedWeight {
         Self::new(packed, scales, biases, group_size, bits, mode)
     }
 
-    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes.
+    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes. K-quants are
+    /// float32, which holds their scales.
     ///
     /// # Errors
     ///
     /// Returns an error if MLX refuses the parts, which no weight of [`QuantizedWeight::new`] leads
     /// to.
     pub fn dequantize(&self) -> Result<Array> {
-        let dtype = match self.mode {
-            QuantizedMode::Affine => self.scales.dtype(),
-            _ => Dtype::Bfloat16,
-        };
-        self.dequantize_to(dtype)
+        self.dequantize_to(self.dtype())
     }
 
     /// The matrix `[n, k]` as an array of the type `dtype`.
@@ -170,6 +168,15 @@ impl QuantizedWeight {
         }
     }
 
+    /// The type of the numbers, as [`dequantize`](Self::dequantize) returns them.
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self.mode {
+            QuantizedMode::Affine => self.scales.dtype(),
+            QuantizedMode::KQuant => Dtype::Float32,
+            _ => Dtype::Bfloat16,
+        }
+    }
+
     /// The number of rows `n`, which is the length of a product with one row of `x`.
     pub fn outputs(&self) -> i32 {
         self.packed.shape().first().copied().unwrap_or(0)
@@ -186,7 +193,7 @@ impl QuantizedWeight {
         &self.packed
     }
 
-    /// The scales of the groups, `[n, k / group_size]`.
+    /// The scales of the groups, `[n, k / group_size]`, or of the blocks of K-quants.
     pub fn scales(&self) -> &Array {
         &self.scales
     }
@@ -242,6 +249,9 @@ impl QuantizedWeight {
             (QuantizedMode::Affine, 5) => "5 bits",
             (QuantizedMode::Affine, 6) => "6 bits",
             (QuantizedMode::Affine, _) => "8 bits",
+            (QuantizedMode::KQuant, 4) => "k_quant of 4 bits",
+            (QuantizedMode::KQuant, 5) => "k_quant of 5 bits",
+            (QuantizedMode::KQuant, _) => "k_quant of 6 bits",
             (mode, _) => mode.name(),
         }
     }

@@ -206,6 +206,7 @@ pub fn bytes(number: u64) -> String {
 pub fn packing_name(to: Quantization) -> String {
     match to.mode {
         QuantizedMode::Affine => format!("{} bits, affine, groups of {}", to.bits, to.group_size),
+        QuantizedMode::KQuant => format!("{} bits, k_quant", to.bits),
         mode => mode.name().to_owned(),
     }
 }

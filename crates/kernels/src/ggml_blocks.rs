@@ -11,6 +11,8 @@ mod layouts;
 
 use half::f16;
 
+use crate::quantized_matmul::k_quant;
+
 pub use layouts::{GROUP, Group};
 
 /// The format of a block, by ggml's name.
@@ -30,12 +32,16 @@ pub enum BlockType {
     Iq4Xs,
 }
 
-/// An array of MLX's affine layout.
+/// An array of MLX's affine layout, or of the layout of K-quants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Codes,
     Scales,
     Biases,
+    /// The codes of the file, of [`BlockType::own_bits`].
+    OwnCodes,
+    /// The scales of [`k_quant`].
+    OwnScales,
 }
 
 impl BlockType {
@@ -107,6 +113,16 @@ impl BlockType {
         }
     }
 
+    /// Bits of a code in the layout of K-quants; `None` for a type that has no such layout.
+    pub fn own_bits(self) -> Option<usize> {
+        match self {
+            Self::Q4K => Some(4),
+            Self::Q5K => Some(5),
+            Self::Q6K => Some(6),
+            _ => None,
+        }
+    }
+
     /// Whether every weight keeps its value from the file; otherwise some are rounded.
     pub fn is_exact(self) -> bool {
         !matches!(self, Self::Q2K | Self::Q6K)
@@ -120,14 +136,18 @@ impl BlockType {
 
     /// Bytes of one part for all groups of a block.
     pub fn part_bytes(self, part: Part) -> usize {
-        self.weights() / GROUP * self.group_bytes(part)
+        match part {
+            Part::OwnScales => k_quant::SCALE_BYTES,
+            _ => self.weights() / GROUP * self.group_bytes(part),
+        }
     }
 
     fn group_bytes(self, part: Part) -> usize {
         match part {
             Part::Codes => GROUP * self.bits() / 8,
-            Part::Scales | Part::Biases if self.has_f16_scales() => size_of::<f16>(),
-            Part::Scales | Part::Biases => size_of::<f32>(),
+            Part::OwnCodes => GROUP * self.own_bits().unwrap_or(self.bits()) / 8,
+            _ if self.has_f16_scales() => size_of::<f16>(),
+            _ => size_of::<f32>(),
         }
     }
 
@@ -144,6 +164,40 @@ impl BlockType {
             Part::Biases => self.each_group(blocks, out, bytes, |group, out| {
                 write_float(group.bias, out);
             }),
+            Part::OwnCodes if self == Self::Q6K => {
+                let outs = out.chunks_exact_mut(self.part_bytes(part));
+                for (block, out) in blocks.chunks_exact(self.bytes()).zip(outs) {
+                    for (index, out) in out.chunks_exact_mut(bytes).enumerate() {
+                        let codes = halves_of(self, block, index).q.map(|q| (q + 32) as u8);
+                        pack(&codes, 6, out);
+                    }
+                }
+            }
+            Part::OwnCodes => self.fill(Part::Codes, blocks, out),
+            Part::OwnScales => {
+                let outs = out.chunks_exact_mut(k_quant::SCALE_BYTES);
+                for (block, out) in blocks.chunks_exact(self.bytes()).zip(outs) {
+                    self.own_scales(block, out);
+                }
+            }
+        }
+    }
+
+    /// Writes the scales of a block as [`k_quant`] has them.
+    fn own_scales(self, block: &[u8], out: &mut [u8]) {
+        if self == Self::Q6K {
+            out[..2].copy_from_slice(&block[208..]);
+            out[2..4].fill(0);
+            for (out, scale) in out[4..].iter_mut().zip(&block[192..208]) {
+                *out = scale ^ 0x80; // 128 more
+            }
+            return;
+        }
+        out[..4].copy_from_slice(&block[..4]);
+        out[3] ^= 0x80; // the lows are subtracted
+        for group in 0..8 {
+            let (scale, low) = layouts::scale_and_low(&block[4..16], group);
+            (out[4 + group], out[12 + group]) = (scale, low);
         }
     }
 
@@ -183,6 +237,7 @@ impl BlockType {
             }
             Self::Q4K | Self::Q5K => {
                 let (scale, low) = layouts::scale_and_low(&block[4..16], index);
+                let (scale, low) = (f32::from(scale), f32::from(low));
                 let codes = match self {
                     Self::Q4K => layouts::half_bytes(&block[16..], index),
                     _ => layouts::five_bits(&block[16..48], &block[48..], index),

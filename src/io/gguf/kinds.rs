@@ -1,6 +1,11 @@
 //! The types of tensors.
 
+use std::cell::Cell;
+
+use crate::device::{self, Device};
 use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::simulator;
 use mlx_primitives_kernels::ggml_blocks::BlockType;
 
 /// A type of a GGUF file's tensors, and the result that [`load_gguf`](crate::io::load_gguf)
@@ -18,6 +23,54 @@ pub struct GgufType {
     pub bits: Option<i32>,
     /// The most that weights are rounded by, in words; `None` where all numbers stay the same.
     pub rounding: Option<&'static str>,
+    /// The bits of a code in the layout of [`KQuants::Own`], which rounds nothing; `None` for a
+    /// type that it does not concern.
+    pub own_bits: Option<i32>,
+}
+
+/// The layout of the types Q4_K, Q5_K and Q6_K of a GGUF file in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KQuants {
+    /// MLX's affine layout, which the other types have too.
+    #[default]
+    Affine,
+    /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant), in nearly the bits of
+    /// the file and with its numbers. CPUs have kernels for it.
+    Own,
+}
+
+thread_local! {
+    /// The layout that this thread chose.
+    static CHOICE: Cell<Option<KQuants>> = const { Cell::new(None) };
+}
+
+impl KQuants {
+    /// Runs `f`, in which this thread loads models with this layout.
+    pub fn with<R>(self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Option<KQuants>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CHOICE.set(self.0);
+            }
+        }
+        let _restore = Restore(CHOICE.replace(Some(self)));
+        f()
+    }
+
+    /// The layout of models that this thread loads: that of [`with`](Self::with), else the one for
+    /// which the device that ops go to has kernels. It is [`Own`](Self::Own) on a CPU, and
+    /// [`Affine`](Self::Affine) on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MLX cannot ask the system for its GPU.
+    pub fn of_models() -> Result<Self> {
+        if let Some(chosen) = CHOICE.get() {
+            return Ok(chosen);
+        }
+        let cpu = device::current()? == Device::Cpu && !simulator::is_on();
+        Ok(if cpu { Self::Own } else { Self::Affine })
+    }
 }
 
 /// How a tensor's elements are stored.
@@ -29,7 +82,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The type with this number in files, or what to say about one that is not read.
-    pub fn of(number: u32) -> Result<Self, String> {
+    pub fn of(number: u32) -> std::result::Result<Self, String> {
         Ok(match number {
             0 => Self::Plain(Dtype::Float32),
             1 => Self::Plain(Dtype::Float16),

@@ -11,7 +11,7 @@ use super::stored::{Source, Stored};
 use crate::array::Array;
 use entries::{Checked, Cursor};
 pub use entries::{Entries, List, Value, brief};
-pub use kinds::GgufType;
+pub use kinds::{GgufType, KQuants};
 use kinds::{Kind, rounding};
 use mlx_primitives_kernels::ggml_blocks::Part;
 
@@ -41,7 +41,11 @@ pub(super) struct Header {
 
 impl Header {
     /// Makes the arrays of the file, whose elements are read from `source` when they are used.
-    pub(super) fn load(self, source: Source) -> crate::Result<(HashMap<String, Array>, Entries)> {
+    pub(super) fn load(
+        self,
+        source: Source,
+        k_quants: KQuants,
+    ) -> crate::Result<(HashMap<String, Array>, Entries)> {
         let source = Arc::new(source);
         let mut arrays = HashMap::new();
         for Tensor { name, kind, shape, offset, .. } in self.tensors {
@@ -55,11 +59,17 @@ impl Header {
                 Kind::Blocks(kind) => kind,
             };
             let stem = name.strip_suffix(".weight").unwrap_or(&name);
-            for (name, part) in [
-                (name.clone(), Part::Codes),
-                (format!("{stem}.scales"), Part::Scales),
-                (format!("{stem}.biases"), Part::Biases),
-            ] {
+            let (scales, biases) = (format!("{stem}.scales"), format!("{stem}.biases"));
+            let own = k_quants == KQuants::Own && kind.own_bits().is_some();
+            let parts = match own {
+                true => vec![(name.clone(), Part::OwnCodes), (scales, Part::OwnScales)],
+                false => vec![
+                    (name.clone(), Part::Codes),
+                    (scales, Part::Scales),
+                    (biases, Part::Biases),
+                ],
+            };
+            for (name, part) in parts {
                 let array = Stored::unpacked(&source, &name, offset, &shape, kind, part)?;
                 arrays.insert(name, array);
             }
@@ -71,9 +81,12 @@ impl Header {
     pub(super) fn types(&self) -> Vec<GgufType> {
         let mut types: BTreeMap<&str, GgufType> = BTreeMap::new();
         for tensor in &self.tensors {
-            let (bits, rounding) = match tensor.kind {
-                Kind::Plain(_) => (None, None),
-                Kind::Blocks(kind) => (Some(kind.bits() as i32), rounding(kind)),
+            let (bits, rounding, own_bits) = match tensor.kind {
+                Kind::Plain(_) => (None, None, None),
+                Kind::Blocks(kind) => {
+                    let own_bits = kind.own_bits().map(|bits| bits as i32);
+                    (Some(kind.bits() as i32), rounding(kind), own_bits)
+                }
             };
             let name = tensor.kind.name();
             let of_type = types.entry(name).or_insert(GgufType {
@@ -82,6 +95,7 @@ impl Header {
                 bytes: 0,
                 bits,
                 rounding,
+                own_bits,
             });
             of_type.tensors += 1;
             of_type.bytes += tensor.bytes;

@@ -1,6 +1,7 @@
 //! Quantized products: single rows and batches, fused operations, several weights at once,
 //! extremes. `table` tests their values.
 
+mod k_quants;
 mod weights;
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use mlx_primitives::graph;
-use mlx_primitives::io::{self, GgufType};
+use mlx_primitives::io::{self, GgufType, KQuants};
 use mlx_primitives_llama::estimate;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<()> {
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
     let weights = llama.nbytes() as u64;
-    let types = tensor_types(args)?;
+    let (types, k_quants) = (tensor_types(args)?, KQuants::of_models()?);
     let packed = match args.packing.quantization()? {
         Some(to) => Some(to),
         None => config.quantization_of("")?,
@@ -33,8 +33,10 @@ pub fn run(args: &Args) -> Result<()> {
     });
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
+    // As a GPU would run it.
+    let on_gpu = KQuants::Affine.with(|| args.model())?;
     let [ours, builtins] =
-        nodes_of_a_token(&llama, at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
+        nodes_of_a_token(&on_gpu, at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
 
     let plans = ranks::plans(args, &llama)?;
     if args.json {
@@ -61,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
             "weight_bytes": weights,
             "dispatches_per_token": ours,
             "builtin_dispatches_per_token": builtins,
-            "gguf_types": types.iter().map(type_json).collect::<Vec<_>>(),
+            "gguf_types": types.iter().map(|kind| type_json(kind, k_quants)).collect::<Vec<_>>(),
             "memory": memory,
             "ranks": ranks::to_json(&plans),
         });
@@ -91,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
         output::println(format_args!("{name:<16}{value}"))?;
     }
     for kind in &types {
-        output::println(format_args!("{:<16}{}", kind.name, type_text(kind)))?;
+        output::println(format_args!("{:<16}{}", kind.name, type_text(kind, k_quants)))?;
     }
     output::println(format_args!("\n{:>10}{:>14}{:>14}", "context", "cache", "with weights"))?;
     for (context, cache, total) in memory {
@@ -111,25 +113,36 @@ fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     }
 }
 
-fn type_text(kind: &GgufType) -> String {
+/// The bits of a code in memory, the weights of a group and the rounding.
+fn becomes(kind: &GgufType, k_quants: KQuants) -> (Option<i32>, i32, Option<&'static str>) {
+    match kind.own_bits.filter(|_| k_quants == KQuants::Own) {
+        Some(bits) => (Some(bits), if bits == 6 { 16 } else { 32 }, None),
+        None => (kind.bits, 32, kind.rounding),
+    }
+}
+
+fn type_text(kind: &GgufType, k_quants: KQuants) -> String {
     let plural = if kind.tensors == 1 { "" } else { "s" };
-    let becomes = match (kind.bits, kind.rounding) {
-        (None, _) => "as they are".to_owned(),
-        (Some(bits), None) => format!("{bits} bits in groups of 32, the same numbers"),
-        (Some(bits), Some(most)) => {
-            format!("{bits} bits in groups of 32, rounded by at most {most}")
+    let becomes = match becomes(kind, k_quants) {
+        (None, ..) => "as they are".to_owned(),
+        (Some(bits), group, None) => {
+            format!("{bits} bits in groups of {group}, the same numbers")
+        }
+        (Some(bits), group, Some(most)) => {
+            format!("{bits} bits in groups of {group}, rounded by at most {most}")
         }
     };
     format!("{} tensor{plural}, {} in the file: {becomes}", kind.tensors, bytes(kind.bytes))
 }
 
-fn type_json(kind: &GgufType) -> Value {
+fn type_json(kind: &GgufType, k_quants: KQuants) -> Value {
+    let (bits, _, rounding) = becomes(kind, k_quants);
     json!({
         "name": kind.name,
         "tensors": kind.tensors,
         "bytes": kind.bytes,
-        "bits": kind.bits,
-        "rounding": kind.rounding,
+        "bits": bits,
+        "rounding": rounding,
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use mlx_primitives::graph::{self, Cost, Node};
+use mlx_primitives::io::KQuants;
 use serde_json::json;
 
 use super::args::Args;
@@ -16,7 +17,8 @@ pub const CONTEXT: u32 = 128;
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
-    let llama = args.model()?;
+    // As a GPU would run it.
+    let llama = KQuants::Affine.with(|| args.model())?;
     let context = match args.context[..] {
         [] => CONTEXT,
         [context] => context,

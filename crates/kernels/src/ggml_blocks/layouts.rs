@@ -41,15 +41,14 @@ pub(super) fn five_bits(high: &[u8], bytes: &[u8], group: usize) -> [u8; GROUP] 
 }
 
 /// The scale and the low of a group, from 12 bytes that hold eight of each with six bits.
-pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (f32, f32) {
-    let (scale, low) = match group {
+pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (u8, u8) {
+    match group {
         0..4 => (bytes[group] & 63, bytes[group + 4] & 63),
         _ => (
             bytes[group + 4] & 15 | bytes[group - 4] >> 6 << 4,
             bytes[group + 4] >> 4 | bytes[group] >> 6 << 4,
         ),
-    };
-    (f32::from(scale), f32::from(low))
+    }
 }
 
 /// The scale of a group, from eight 6-bit scales with an offset of 32: two bytes of high bits, then

@@ -15,6 +15,9 @@ pub enum Mode {
     Mxfp8,
     /// `s * q` with a 4-bit float q and an 8-bit float s.
     Nvfp4,
+    /// `scale * q + bias` with the codes of [`Affine`](Self::Affine), and blocks of scales: 4 or 5
+    /// bits and groups of 32, or 6 bits, groups of 16 and a bias of `-32 * scale`.
+    KQuant,
     /// Not packed: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
     /// plain weights, with one matrix and no norm.
     Plain,
@@ -26,7 +29,8 @@ pub enum Mode {
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
-    /// One scale for each group, of the element type or one byte.
+    /// One scale for each group, of the element type or one byte; of K-quants
+    /// [`SCALE_BYTES`](super::k_quant::SCALE_BYTES) for each of their blocks.
     pub scales: *const u8,
     /// One bias for each group, of the element type; null if the mode has no biases.
     pub biases: *const u8,
@@ -68,7 +72,7 @@ pub struct Call<'a> {
     pub mode: Mode,
     pub bits: u32,
     pub group: usize,
-    /// `[rows, axis]`; `axis` is a multiple of `group`, and of 32.
+    /// `[rows, axis]`; `axis` is a multiple of `group` and of 32, and of the blocks of K-quants.
     pub x: *const u8,
     pub rows: usize,
     pub axis: usize,

@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
 use super::format::Scales;
+use super::k_quant::{Blocks, Rows};
 use super::prepare::Prepared;
-use super::{Call, Join, Weights};
+use super::{Call, Join, Mode, Weights};
 use crate::element::{Element, Float, with_element};
 use crate::linear::together::BAND;
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
@@ -40,8 +41,12 @@ impl<'a> Operands<'a> {
     /// The first row. Divisions take as long as the work on a short row, so that they come once.
     fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
-        let &Call { element, axis, group, .. } = call;
-        let each = if kind.affine { kind.element.unwrap_or(element).bytes() } else { 1 };
+        let &Call { axis, group, .. } = call;
+        let element = match call.mode {
+            Mode::KQuant => Element::F32, // as they are written out
+            _ => kind.element.unwrap_or(call.element),
+        };
+        let each = if kind.affine { element.bytes() } else { 1 };
         Self {
             packed,
             scales: Scales { element, scales, biases },
@@ -189,6 +194,9 @@ impl Bands<'_> {
         let (mut sums, mut ups) = (Sums::uninit(), Sums::uninit());
         let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
+        let blocks = Blocks::of_call(call);
+        let step = blocks.map_or(BLOCKS * LANES, |blocks| blocks.rows_at_once(call.axis));
+        let mut rows = blocks.map(Rows::new);
         for (index, weights) in call.weights.iter().enumerate() {
             let joined = call.join == Join::Swiglu;
             if joined && index > 0 {
@@ -196,14 +204,20 @@ impl Bands<'_> {
             }
             let second = if joined { &call.weights[1] } else { weights };
             let end = range.end.min(first + weights.columns);
-            for at in (range.start.max(first)..end).step_by(BLOCKS * LANES) {
-                let count = (end - at).min(BLOCKS * LANES);
+            for at in (range.start.max(first)..end).step_by(step) {
+                let count = (end - at).min(step);
                 let places = [(weights, at - first, sums), (second, at, ups)];
                 // SAFETY: the caller's contract; these columns are some of this range.
                 unsafe {
                     for (weights, at, to) in places.into_iter().take(1 + usize::from(joined)) {
-                        let first = Operands::first(self.kind, call, weights, prepared);
-                        (self.multiply)(first.below(at), count, band.clone(), to);
+                        let operands = match &mut rows {
+                            None => Operands::first(self.kind, call, weights, prepared).below(at),
+                            Some(rows) => {
+                                let weights = rows.of::<V>(call, weights, at, count);
+                                Operands::first(self.kind, call, &weights, prepared)
+                            }
+                        };
+                        (self.multiply)(operands, count, band.clone(), to);
                     }
                     let band = band.clone();
                     let (sums, ups) = (sums.cast_const(), joined.then_some(ups.cast_const()));

@@ -48,6 +48,8 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const LEAST_GROUP: usize = 32;
     /// Weights in a lane.
     const PER_LANE: usize = (if Self::STRADDLES { 24 } else { 32 }) / Self::BITS as usize;
+    /// Whether the scales may be those of K-quants.
+    const IN_BLOCKS: bool = Self::AFFINE && matches!(Self::BITS, 4..=6);
     const STRADDLES: bool = !Self::BITS.is_power_of_two();
     const LANE_BITS: usize = Self::PER_LANE * Self::BITS as usize;
     const CHUNK_BYTES: usize = LANES / 8 * Self::LANE_BITS;
@@ -198,7 +200,8 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
     }
 }
 
-/// Runs `$run` with the format of a call; does nothing if there is no such format.
+/// Runs `$run` with the format of a call; does nothing if there is no such format. K-quants are
+/// affine once their scales are written out.
 macro_rules! with_format {
     ($call:expr, $format:ident => $run:expr) => {
         match ($call.mode, $call.bits) {
@@ -210,15 +213,15 @@ macro_rules! with_format {
                 type $format = Affine<3>;
                 $run
             }
-            (Mode::Affine, 4) => {
+            (Mode::Affine | Mode::KQuant, 4) => {
                 type $format = Affine<4>;
                 $run
             }
-            (Mode::Affine, 5) => {
+            (Mode::Affine | Mode::KQuant, 5) => {
                 type $format = Affine<5>;
                 $run
             }
-            (Mode::Affine, 6) => {
+            (Mode::Affine | Mode::KQuant, 6) => {
                 type $format = Affine<6>;
                 $run
             }

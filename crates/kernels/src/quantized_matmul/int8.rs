@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::finish::Finish;
 use super::format::{Affine, Floats, Format, Scales};
+use super::k_quant::Blocks;
 use super::prefill;
 use super::{Call, Mode, with_format};
 use crate::element::Float;
@@ -23,25 +24,27 @@ use crate::{Machine, Shared};
 
 /// Bytes in a word.
 const BYTES: usize = 4;
-/// The most groups of a row in a tile.
+/// The most groups of a row in a tile that have biases too.
 const GROUPS: usize = WORDS * BYTES / 32;
-const _: () = assert!(2 * GROUPS <= EXTRA);
+/// Groups of 16 have scales alone, and codes around 32.
+const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 
 /// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
-/// and groups of 16 have more scales than a tile has room for. Tiles of bytes are summed up to the
-/// end of a group, then stored and scaled: in groups of 128 that took as long as exact products in
-/// tiles of bf16 with 128 rows and longer with 512, and shorter groups end more often.
+/// and a tile has room for the scales of groups of 16, but not for biases too. Tiles of bytes are
+/// summed up to the end of a group, then stored and scaled: in groups of 128 that took as long as
+/// exact products in tiles of bf16 with 128 rows and longer with 512, and shorter groups end more
+/// often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     machine.level.dots_bytes()
         && !in_tiles
-        && matches!(call.mode, Mode::Affine | Mode::Mxfp4)
+        && matches!(call.mode, Mode::Affine | Mode::Mxfp4 | Mode::KQuant)
         && call.low_rank.is_none()
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`]; the mode is affine or mxfp4, and the call adds no
-/// product of low rank.
+/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or that of K-quants, and
+/// the call adds no product of low rank.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);
@@ -181,6 +184,11 @@ struct Bytes<'a> {
 unsafe impl Sync for Bytes<'_> {}
 
 impl Bytes<'_> {
+    /// Whether groups have no biases, and codes are around 32.
+    fn centered(&self) -> bool {
+        self.call.mode == Mode::KQuant && self.call.group < 32
+    }
+
     /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
     ///
     /// # Safety
@@ -195,7 +203,11 @@ impl Bytes<'_> {
     ) {
         let Call { element, axis, group, .. } = *self.call;
         let scale_bytes = if F::AFFINE { element.bytes() } else { 1 };
-        let first = (row * axis + k * BYTES) / group * scale_bytes;
+        let blocks = Blocks::of_call(self.call).filter(|_| F::IN_BLOCKS);
+        let first = match blocks {
+            Some(_) => Blocks::bytes(row * axis + k * BYTES),
+            None => (row * axis + k * BYTES) / group * scale_bytes,
+        };
         let packed =
             self.weights.packed.wrapping_add((row * axis + k * BYTES) / 8 * F::BITS as usize);
         let scales = self.weights.scales.wrapping_add(first);
@@ -206,6 +218,10 @@ impl Bytes<'_> {
             codes::<V, F>(packed, len * BYTES, out.cast());
             let groups = len * BYTES / group;
             let to = out.add(WORDS);
+            if let Some(blocks) = blocks {
+                let biases = if self.centered() { std::ptr::null_mut() } else { to.add(GROUPS) };
+                return blocks.write::<V>(scales.scales, len * BYTES, to, biases);
+            }
             for at in (0..groups).step_by(LANES) {
                 let count = LANES.min(groups - at);
                 let [mut scale, mut bias] = F::scales::<V>(&scales, at, count);
@@ -274,6 +290,7 @@ impl Weights<InF32> for Bytes<'_> {
     ) {
         let per_group = self.call.group / BYTES;
         let first = at / per_group;
+        let centered = self.centered();
         // SAFETY: the panels and the tile hold the words, after which the tile has scales and
         // biases of their groups; x has scales and sums of every panel and group.
         unsafe {
@@ -297,7 +314,7 @@ impl Weights<InF32> for Bytes<'_> {
                         let to = sums.add(r * SUMS + p * LANES);
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if first + group > 0 { V::load(to) } else { V::splat(0.0) };
-                        scaled(total[p], scale, x, before).store(to);
+                        scaled(total[p], scale, centered, x, before).store(to);
                     }
                 }
             }
@@ -319,6 +336,7 @@ impl Weights<InF32> for Bytes<'_> {
         let mut totals = Lines::<{ TILE_ROWS * WIDTH }>::uninit();
         let totals = totals.as_mut_ptr();
         let per_group = self.call.group / BYTES;
+        let centered = self.centered();
         // SAFETY: as in `add`; the totals have room for all sums.
         unsafe {
             for start in (0..words).step_by(per_group) {
@@ -341,7 +359,7 @@ impl Weights<InF32> for Bytes<'_> {
                         let total = V::load(totals.add(r * WIDTH + p * LANES)).to_bits();
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if index > 0 { V::load(to) } else { V::splat(0.0) };
-                        scaled(total, scale, x, before).store(to);
+                        scaled(total, scale, centered, x, before).store(to);
                     }
                 }
             }
@@ -353,11 +371,20 @@ impl Weights<InF32> for Bytes<'_> {
 /// `x` is what [`Rounded::group`] returns.
 ///
 /// # Safety
-/// The scale exists, and [`GROUPS`] floats behind it the bias.
+/// The scale exists, and [`GROUPS`] floats behind it the bias unless the codes are `centered`.
 #[inline(always)]
-unsafe fn scaled<V: F32x16>(total: V::Int, scale: *const f32, x: [V; 2], before: V) -> V {
+unsafe fn scaled<V: F32x16>(
+    total: V::Int,
+    scale: *const f32,
+    centered: bool,
+    x: [V; 2],
+    before: V,
+) -> V {
     // SAFETY: the caller's contract.
-    let (scale, bias) = unsafe { (V::splat(*scale), V::splat(*scale.add(GROUPS))) };
+    let (scale, bias) = unsafe {
+        let bias = if centered { -32.0 * *scale } else { *scale.add(GROUPS) };
+        (V::splat(*scale), V::splat(bias))
+    };
     let [of_x, sum_of_x] = x;
     V::from_int(total).mul_add(scale * of_x, bias.mul_add(sum_of_x, before))
 }

@@ -12,6 +12,7 @@ mod dot;
 mod finish;
 mod format;
 pub mod int8;
+pub mod k_quant;
 mod order;
 mod prefill;
 mod prepare;
@@ -66,7 +67,9 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     let finish = &with_element!(call.element, T => unsafe { Finish::new::<T>(machine, call) });
-    if digits::takes(machine, call) {
+    // Scales that are written out in f32 would lose bits as 16-bit ones.
+    let blocks = call.mode == Mode::KQuant;
+    if !blocks && digits::takes(machine, call) {
         // SAFETY: the caller's contract.
         let done = with_element!(call.element, T => unsafe {
             if const { digits::support::<T, F>() } {
@@ -79,7 +82,7 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
             return;
         }
     }
-    let half = call.element == Element::BF16 && machine.level.dots_bf16();
+    let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
     // The portable level takes rows one by one. Up to four rows of bf16 share decoded weights in
     // registers for whole rows of weights, as do more while four of them fit in the first cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use super::finish::{Finish, swiglu};
 use super::format::{Affine, Floats, Format, Scales};
+use super::k_quant::{Blocks, Part};
 #[cfg(target_arch = "x86_64")]
 use super::unpack;
 use super::{Call, Join, Mode, with_format};
@@ -160,17 +161,45 @@ unsafe impl Sync for Packed<'_> {}
 
 impl Packed<'_> {
     /// The addresses of the weights of a row at `k`, which begins a group, and of their scales, for
-    /// factors in bf16 (`HALF`) or in f32.
+    /// factors in bf16 (`HALF`) or in f32. Those of K-quants are addresses of blocks.
     #[inline(always)]
     fn at<F: Format, const HALF: bool>(&self, row: usize, k: usize) -> (*const u8, Scales) {
         let Call { axis, group, .. } = *self.call;
         // Only products of bf16 have such factors.
         let element = if HALF { Element::BF16 } else { self.call.element };
-        let at = (row * (axis / group) + k / group) * if F::AFFINE { element.bytes() } else { 1 };
+        let at = match Blocks::of_call(self.call) {
+            Some(_) => Blocks::bytes(row * axis + k),
+            None => {
+                (row * (axis / group) + k / group) * if F::AFFINE { element.bytes() } else { 1 }
+            }
+        };
         let super::Weights { packed, scales, biases, .. } = *self.weights;
         let (scales, biases) = (scales.wrapping_add(at), biases.wrapping_add(at));
         let packed = packed.wrapping_add((row * axis + k) * F::BITS as usize / 8);
         (packed, Scales { element, scales, biases })
+    }
+
+    /// The weights and the scales of elements `k..k + len` of a row, which are whole groups. Those
+    /// of K-quants are written out in `part`.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    unsafe fn part<V: F32x16, F: Format, const HALF: bool>(
+        &self,
+        row: usize,
+        k: usize,
+        len: usize,
+        part: &mut Part,
+    ) -> (*const u8, Scales) {
+        let (packed, scales) = self.at::<F, HALF>(row, k);
+        match Blocks::of_call(self.call) {
+            Some(blocks) if F::IN_BLOCKS => {
+                // SAFETY: the caller's contract; a tile has at most as many weights as a part.
+                (packed, unsafe { part.of::<V>(blocks, scales.scales, len) })
+            }
+            _ => (packed, scales),
+        }
     }
 
     /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
@@ -185,8 +214,10 @@ impl Packed<'_> {
         len: usize,
         out: *mut u8,
     ) {
-        let (packed, scales) = self.at::<F, HALF>(row, k);
+        let mut part = Part::new();
         let group = self.call.group;
+        // SAFETY: the caller's contract.
+        let (packed, scales) = unsafe { self.part::<V, F, HALF>(row, k, len, &mut part) };
         for start in (0..len).step_by(group) {
             // SAFETY: the group and its weights belong to this row. A group begins at `k`, and
             // `len` covers whole groups.
@@ -250,12 +281,13 @@ impl Weights<InBf16> for Packed<'_> {
     ) {
         with_format!(self.call, F => for i in 0..rows {
             #[cfg(target_arch = "x86_64")]
-            if V::DOTS_BF16 && unpack::unpacks::<F>() {
-                let (packed, scales) = self.at::<F, true>(row + i, k);
+            if V::DOTS_BF16 && unpack::unpacks::<F>() && self.call.group >= 2 * LANES {
+                let mut part = Part::new();
                 let (group, groups) = (self.call.group, len / self.call.group);
                 // SAFETY: the caller ensures that the rows and elements exist and that `out` has
                 // room for them; this machine has AVX512_BF16.
                 unsafe {
+                    let (packed, scales) = self.part::<V, F, true>(row + i, k, len, &mut part);
                     unpack::unpack::<V, F>(packed, &scales, group, groups, out.add(i * stride));
                 }
                 continue;

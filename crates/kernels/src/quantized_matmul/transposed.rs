@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::call::{Mode, Weights};
 use super::format::{Affine, Floats, Format, Scales, with_format};
+use super::k_quant::Blocks;
 use crate::Machine;
 use crate::element::{Bf16, Element, Float, with_element};
 use crate::linear::arithmetic::{Arithmetic, InBf16, InF32, paired};
@@ -105,17 +106,21 @@ impl Turned<'_> {
         rows: usize,
         to: *mut f32,
     ) {
-        let &QuantizedTransposedCall { axis, group, ref weights, .. } = self.call;
+        let &QuantizedTransposedCall { mode, bits, axis, group, ref weights, .. } = self.call;
         let &Weights { scales, biases, .. } = weights;
         // Only products of bf16 have such factors.
         let element = if A::PAIRS { Element::BF16 } else { self.call.element };
         let scales = Scales { element, scales, biases };
+        let blocks = Blocks::of(mode, bits, group);
         let start = at / LANES * LANES;
         for block in (start..at + rows).step_by(LANES) {
             // SAFETY: a block belongs to one group of one row.
             unsafe {
                 let index = column * (axis / group) + block / group;
-                let [scale, bias] = scales.of_group::<V, F>(index);
+                let [scale, bias] = match blocks {
+                    Some(blocks) if F::IN_BLOCKS => blocks.of_group::<V>(scales.scales, index),
+                    _ => scales.of_group::<V, F>(index),
+                };
                 let packed = weights.packed.add((column * axis + block) * F::BITS as usize / 8);
                 let numbers = F::in_order::<V>(packed);
                 let numbers =

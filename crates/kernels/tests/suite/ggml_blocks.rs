@@ -224,6 +224,33 @@ fn exact_types_keep_every_number() {
     assert_eq!(exact, 10);
 }
 
+/// The weights of a K-quant in the layout that keeps its scales in blocks.
+#[test]
+fn k_quants_keep_every_number_at_their_own_size() {
+    let kinds = [(BlockType::Q4K, 4), (BlockType::Q5K, 5), (BlockType::Q6K, 6)];
+    for (kind, bits) in kinds {
+        assert_eq!(kind.own_bits(), Some(bits));
+        let bytes: Vec<u8> = (0..BLOCKS).flat_map(|seed| block(kind, seed)).collect();
+        let part = |part: Part| {
+            let mut out = vec![0; BLOCKS as usize * kind.part_bytes(part)];
+            kind.fill(part, &bytes, &mut out);
+            out
+        };
+        let (codes, scales) = (part(Part::OwnCodes), part(Part::OwnScales));
+        let blocks = bytes.chunks(kind.bytes()).zip(codes.chunks(32 * bits)).zip(scales.chunks(20));
+        for ((block, codes), scales) in blocks {
+            let (scales, biases) = crate::quantized_matmul::numbers_of_block(bits as u32, scales);
+            let bit = |at: usize| u32::from(codes[at / 8] >> (at % 8) & 1);
+            for (i, want) in dequantized(kind, block).into_iter().enumerate() {
+                let code: u32 = (0..bits).map(|b| bit(i * bits + b) << b).sum();
+                let group = i * scales.len() / 256;
+                assert_eq!(scales[group] * f64::from(code) + biases[group], want, "{kind:?}, {i}");
+            }
+        }
+    }
+    assert!(BlockType::ALL.iter().filter(|kind| kind.own_bits().is_some()).count() == 3);
+}
+
 /// The greatest number of which all differences of 16 weights are multiples. This is their step, or
 /// in about one of ten thousand cases twice the step. 0 if all weights are equal.
 fn step(weights: &[f64]) -> f64 {

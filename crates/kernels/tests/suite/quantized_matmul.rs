@@ -6,7 +6,10 @@ use mlx_primitives_kernels::simd::Level;
 use mlx_primitives_kernels::{FEW_ROWS, RowOrder};
 
 mod extremes;
+mod k_quants;
 mod transposed;
+
+pub use k_quants::numbers as numbers_of_block;
 
 const FORMATS: [(Mode, u32); 9] = [
     (Mode::Affine, 2),
@@ -56,7 +59,16 @@ impl<T: Sample> Matrix<T> {
         }
         let groups = columns * axis / group;
         let (mut scales, mut biases, mut of_group) = (Vec::new(), Vec::new(), Vec::new());
-        if mode == Mode::Affine {
+        let mut of_bias = Vec::new();
+        if mode == Mode::KQuant {
+            for block in 0..columns * axis / k_quant::BLOCK {
+                let bytes = k_quants::block(bits, block as u64);
+                let (of_scales, of_biases) = k_quants::numbers(bits, &bytes);
+                scales.extend(bytes);
+                of_group.extend(of_scales);
+                of_bias.extend(of_biases);
+            }
+        } else if mode == Mode::Affine {
             let values: Vec<T> = values(groups, 2.0 / (1 << bits) as f32);
             biases = self::values::<T>(groups + 1, 1.0);
             biases.truncate(groups);
@@ -89,6 +101,7 @@ impl<T: Sample> Matrix<T> {
             let group = row * (axis / group) + k / group;
             match mode {
                 Mode::Affine => of_group[group] * f64::from(q) + f64::from(biases[group].to_f32()),
+                Mode::KQuant => of_group[group] * f64::from(q) + of_bias[group],
                 Mode::Mxfp8 => of_group[group] * fp8(q),
                 _ => of_group[group] * fp4(q),
             }
@@ -186,27 +199,29 @@ fn products<T: Sample>() {
                 continue;
             }
             let group = if format.0 == Mode::Nvfp4 { 16 } else { group };
-            for rows in [1, 2, 5, 9, 40] {
-                let matrices =
-                    [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
-                let x: Vec<T> = values(rows * axis, 2.0);
-                let parts = matrices.each_ref().map(|m| m.times(&wide(&x), axis));
-                let join = |of: fn(&Sums) -> &Vec<f64>| -> Vec<f64> {
-                    let row = |m: usize| {
-                        let first = &of(&parts[0])[19 * m..][..19];
-                        first.iter().chain(&of(&parts[1])[3 * m..][..3]).copied()
-                    };
-                    (0..rows).flat_map(row).collect()
-                };
-                let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
-                let weights = matrices.each_ref().map(Matrix::weights);
-                for machine in machines_and_tiles() {
-                    let out = multiplied(machine, format, group, &x, axis, &weights);
-                    let level = machine.level;
-                    let what = format!("{format:?} {group} {axis} {rows} {level:?}");
-                    check(&out, (&want, &reach), rows, &what);
-                }
-            }
+            products_of::<T>(format, group, axis);
+        }
+    }
+}
+
+fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
+    for rows in [1, 2, 5, 9, 40] {
+        let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+        let x: Vec<T> = values(rows * axis, 2.0);
+        let parts = matrices.each_ref().map(|m| m.times(&wide(&x), axis));
+        let join = |of: fn(&Sums) -> &Vec<f64>| -> Vec<f64> {
+            let row = |m: usize| {
+                let first = &of(&parts[0])[19 * m..][..19];
+                first.iter().chain(&of(&parts[1])[3 * m..][..3]).copied()
+            };
+            (0..rows).flat_map(row).collect()
+        };
+        let (want, reach) = (join(|p| &p.0), join(|p| &p.1));
+        let weights = matrices.each_ref().map(Matrix::weights);
+        for machine in machines_and_tiles() {
+            let out = multiplied(machine, format, group, &x, axis, &weights);
+            let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
+            check(&out, (&want, &reach), rows, &what);
         }
     }
 }
@@ -214,30 +229,33 @@ fn products<T: Sample>() {
 each_type!(products);
 
 fn rows_have_one_order_at_any_width<T: Sample>() {
-    let (m, axis, rank) = (40, 1152, 9);
+    for format in FORMATS {
+        one_order_of::<T>(format, if format.0 == Mode::Nvfp4 { 16 } else { 32 }, 1152);
+    }
+}
+
+fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
+    let (m, rank) = (40, 9);
     let x: Vec<T> = values(m * axis, 2.0);
     let (a, b) = (values::<T>(rank * axis, 0.1), values::<T>(22 * rank, 0.1));
     let low = LowRank { a: a.as_ptr().cast(), b: b.as_ptr().cast(), rank, scale: 0.5 };
-    for format in FORMATS {
-        let group = if format.0 == Mode::Nvfp4 { 16 } else { 32 };
-        let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
-        let weights = matrices.each_ref().map(Matrix::weights);
-        for machine in machines_and_tiles() {
-            for order in [RowOrder::Tokens, RowOrder::Prompt] {
-                let of = |rows: std::ops::Range<usize>| {
-                    let mut out = vec![T::default(); rows.len() * 22];
-                    let x = &x[rows.start * axis..rows.end * axis];
-                    let call = plain(format, group, x, axis, &weights, &mut out);
-                    let call = Call { order, low_rank: Some(low), ..call };
-                    // SAFETY: the buffers above.
-                    unsafe { quantized_matmul_on(machine, &call) };
-                    out
-                };
-                let all = of(0..m);
-                for rows in [0..1, 1..6, 2..11, 5..38] {
-                    let what = format!("{format:?}, {rows:?}, {order:?}, {:?}", machine.level);
-                    assert_same(&of(rows.clone()), &all[rows.start * 22..rows.end * 22], &what);
-                }
+    let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+    let weights = matrices.each_ref().map(Matrix::weights);
+    for machine in machines_and_tiles() {
+        for order in [RowOrder::Tokens, RowOrder::Prompt] {
+            let of = |rows: std::ops::Range<usize>| {
+                let mut out = vec![T::default(); rows.len() * 22];
+                let x = &x[rows.start * axis..rows.end * axis];
+                let call = plain(format, group, x, axis, &weights, &mut out);
+                let call = Call { order, low_rank: Some(low), ..call };
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                out
+            };
+            let all = of(0..m);
+            for rows in [0..1, 1..6, 2..11, 5..38] {
+                let what = format!("{format:?}, {rows:?}, {order:?}, {:?}", machine.level);
+                assert_same(&of(rows.clone()), &all[rows.start * 22..rows.end * 22], &what);
             }
         }
     }
@@ -305,26 +323,29 @@ fn products_of_bytes<T: Sample>() {
             if format.0 == Mode::Mxfp4 && group != 32 {
                 continue;
             }
-            for rows in [9, 16, 33] {
-                let matrices =
-                    [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
-                let x: Vec<T> = values(rows * axis, 2.0);
-                let x8 = in_bytes(&x, group);
-                let weights = matrices.each_ref().map(Matrix::weights);
-                for machine in byte_machines() {
-                    let mut out = vec![T::default(); rows * 32];
-                    let call = plain(format, group, &x, axis, &weights, &mut out);
-                    // SAFETY: the buffers above.
-                    unsafe { int8::run::<T>(machine, &call) };
-                    let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
-                    for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
-                        let (want, reach) = matrix.times(&x8, axis);
-                        let columns = matrix.columns;
-                        let of = |row: usize| out[row * 32 + first..][..columns].iter().copied();
-                        let got: Vec<T> = (0..rows).flat_map(of).collect();
-                        check(&got, (&want, &reach), 1, &what);
-                    }
-                }
+            products_of_bytes_of::<T>(format, group, axis);
+        }
+    }
+}
+
+fn products_of_bytes_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
+    for rows in [9, 16, 33] {
+        let matrices = [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
+        let x: Vec<T> = values(rows * axis, 2.0);
+        let x8 = in_bytes(&x, group);
+        let weights = matrices.each_ref().map(Matrix::weights);
+        for machine in byte_machines() {
+            let mut out = vec![T::default(); rows * 32];
+            let call = plain(format, group, &x, axis, &weights, &mut out);
+            // SAFETY: the buffers above.
+            unsafe { int8::run::<T>(machine, &call) };
+            let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
+            for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
+                let (want, reach) = matrix.times(&x8, axis);
+                let columns = matrix.columns;
+                let of = |row: usize| out[row * 32 + first..][..columns].iter().copied();
+                let got: Vec<T> = (0..rows).flat_map(of).collect();
+                check(&got, (&want, &reach), 1, &what);
             }
         }
     }

@@ -125,9 +125,11 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
-    /// Whether rows of this number of elements can be packed: whole groups, and a multiple of 32.
+    /// Whether rows of this number of elements can be packed: whole groups, and a multiple of 32,
+    /// or of 256 in K-quants.
     pub(crate) fn divides(self, inputs: i32) -> bool {
-        self.group_size > 0 && inputs % self.group_size.max(32) == 0
+        let least = if self.mode == QuantizedMode::KQuant { 256 } else { 32 };
+        self.group_size > 0 && inputs % self.group_size.max(least) == 0
     }
 
     /// The format as `quantization` in a `config.json`.
@@ -158,6 +160,9 @@ impl Quantization {
         let only = mode.and_then(QuantizedMode::only_layout);
         let known = |layout| match only {
             Some(only) => layout == only,
+            None if mode == Some(QuantizedMode::KQuant) => {
+                matches!(layout, (32, 4 | 5) | (16, 6))
+            }
             None => matches!(layout, (32 | 64 | 128, 2..=6 | 8)),
         };
         let (group_size, bits) = only.unwrap_or((64, 4));

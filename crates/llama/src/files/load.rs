@@ -20,7 +20,8 @@ impl Llama {
     /// If there is a `model.safetensors.index.json`, the files that it lists are read, and each
     /// must hold the tensors that the index says. A GGUF file has to be of the architecture llama,
     /// qwen2 or qwen3. Its packed types stay packed, in the formats that
-    /// [`load_gguf`](mlx_primitives::io::load_gguf) lists.
+    /// [`load_gguf`](mlx_primitives::io::load_gguf) lists or, on CPUs,
+    /// [`load_gguf_with`](mlx_primitives::io::load_gguf_with).
     ///
     /// # Errors
     ///

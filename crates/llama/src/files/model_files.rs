@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use mlx_primitives::io::KQuants;
 use mlx_primitives::ops::{LinearWeight, Lora, QuantizedWeight};
 use mlx_primitives::support::files;
 use mlx_primitives::{Array, Dtype, Error, Result, builtin, eval, io};
@@ -70,7 +71,8 @@ impl ModelFiles {
 
     /// Opens a GGUF file, with the files that a checkpoint of it would have.
     fn open_gguf(path: PathBuf) -> Result<Self> {
-        let gguf::Model { config, files } = gguf::read(&path)?;
+        // Checkpoints have the layouts of MLX.
+        let gguf::Model { config, files } = gguf::read(&path, KQuants::Affine)?;
         let companions = Some(gguf::companions(&path)?);
         let tensors = files.into_iter().flat_map(|(_, arrays)| arrays).collect();
         let files = Self { directory: path, config, tensors, companions };

@@ -97,12 +97,13 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
         let numbers = extent(inputs).saturating_mul(extent(outputs));
         let stored = match quantization {
             Some(to @ Quantization { group_size, bits, mode }) if to.divides(inputs) => {
-                let of_group = match mode {
-                    QuantizedMode::Affine => 2 * size,
-                    _ => 1,
+                let (group, of_group) = match mode {
+                    QuantizedMode::Affine => (extent(group_size), 2 * size),
+                    QuantizedMode::KQuant => (256, 20), // of a block
+                    _ => (extent(group_size), 1),
                 };
                 (numbers / 8).saturating_mul(extent(bits))
-                    + (numbers / extent(group_size)).saturating_mul(of_group)
+                    + (numbers / group).saturating_mul(of_group)
             }
             _ => numbers.saturating_mul(size),
         };

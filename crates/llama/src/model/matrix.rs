@@ -84,6 +84,17 @@ pub(super) fn quantized(matrix: &LinearWeight, to: Quantization) -> Result<Linea
     }
 }
 
+/// The format of K-quants, by the words of a row, and the number and the type of its scales; `None`
+/// if they are of another mode.
+pub(crate) fn of_k_quants(words: i32, scales: i32, dtype: Dtype) -> Option<Quantization> {
+    let (bits_of_row, blocks) = (i64::from(words) * 32, i64::from(scales) / 20);
+    let bits = bits_of_row.checked_div(blocks * 256)? as i32;
+    let fits = i64::from(scales) == blocks * 20 && bits_of_row == blocks * 256 * i64::from(bits);
+    let group_size = if bits == 6 { 16 } else { 32 };
+    let known = dtype == Dtype::Uint8 && fits && (4..=6).contains(&bits);
+    known.then_some(Quantization { group_size, bits, mode: QuantizedMode::KQuant })
+}
+
 /// The format of packed weights with `inputs` columns, by the shapes of the weights and their
 /// scales.
 fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
@@ -94,6 +105,15 @@ fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
     };
     let bytes = weights.shape(&scales).is_some_and(|(_, dtype)| dtype == Dtype::Uint8);
     let inputs = i64::from(inputs);
+    let k_quants = || {
+        let ((weight, _), (scales, dtype)) = (weights.shape(&weight)?, weights.shape(&scales)?);
+        let words = *weight.last()?;
+        let found = of_k_quants(words, *scales.last()?, dtype)?;
+        (i64::from(found.bits) * inputs == i64::from(words) * 32).then_some(found)
+    };
+    if let Some(found) = k_quants() {
+        return Ok(found);
+    }
     let format = match (columns(&weight), columns(&scales)) {
         (Some(words), Some(groups)) => (words * 32 / inputs, inputs / groups, bytes),
         _ => (0, 0, bytes),

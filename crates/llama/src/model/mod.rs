@@ -21,4 +21,5 @@ pub use adapters::Adapters;
 pub use estimate::{Estimate, estimate};
 pub(crate) use forward_texts::Step;
 pub use llama::Llama;
+pub(crate) use matrix::of_k_quants;
 pub(crate) use trained::{LOGITS, Trained};

@@ -121,6 +121,10 @@ impl WeightSource for RandomWeights {
         else {
             return self.floats(&[outputs, inputs], rows).map(LinearWeight::Plain);
         };
+        if mode == QuantizedMode::KQuant {
+            let expected = "a mode that MLX packs for random weights, got k_quant";
+            return Err(Error::argument("weights", expected));
+        }
         let words = inputs / 32 * bits;
         let groups = [rows.end - rows.start, inputs / group_size];
         let drawn = if mode == QuantizedMode::Mxfp8 { 0xfefe_fefe } else { u32::MAX };

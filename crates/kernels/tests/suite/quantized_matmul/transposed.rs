@@ -39,30 +39,34 @@ fn products<T: Sample>() {
                 continue;
             }
             let group = if format.0 == Mode::Nvfp4 { 16 } else { group };
-            let matrix = Matrix::<T>::random(format, columns, axis, group);
-            for rows in [1, 9, 40] {
-                let x: Vec<T> = values(rows * columns, 2.0);
-                let (mut want, mut reach) = (vec![0.0; rows * axis], vec![0.0; rows * axis]);
-                for (i, x) in wide(&x).into_iter().enumerate() {
-                    let (row, column) = (i / columns, i % columns);
-                    for k in 0..axis {
-                        let term = x * matrix.dense[column * axis + k];
-                        want[row * axis + k] += term;
-                        reach[row * axis + k] += term.abs();
-                    }
-                }
-                let residual: Vec<T> = values(rows * axis, 4.0);
-                for on in machines_and_tiles() {
-                    let got = run(on, format, group, &x, axis, matrix.weights(), None);
-                    let what = format!("{format:?} {rows} x {columns} x {axis} {:?}", on.level);
-                    // All rows meet decoded weights.
-                    check(&got, (&want, &reach), FEW_ROWS + 1, &what);
-                    let sum = run(on, format, group, &x, axis, matrix.weights(), Some(&residual));
-                    for i in 0..got.len() {
-                        let expected = rounded::<T>(got[i].to_f32() + residual[i].to_f32());
-                        assert_eq!(sum[i].to_f32(), expected, "{what}, a residual");
-                    }
-                }
+            products_of::<T>(format, group, axis, columns);
+        }
+    }
+}
+
+pub fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize, columns: usize) {
+    let matrix = Matrix::<T>::random(format, columns, axis, group);
+    for rows in [1, 9, 40] {
+        let x: Vec<T> = values(rows * columns, 2.0);
+        let (mut want, mut reach) = (vec![0.0; rows * axis], vec![0.0; rows * axis]);
+        for (i, x) in wide(&x).into_iter().enumerate() {
+            let (row, column) = (i / columns, i % columns);
+            for k in 0..axis {
+                let term = x * matrix.dense[column * axis + k];
+                want[row * axis + k] += term;
+                reach[row * axis + k] += term.abs();
+            }
+        }
+        let residual: Vec<T> = values(rows * axis, 4.0);
+        for on in machines_and_tiles() {
+            let got = run(on, format, group, &x, axis, matrix.weights(), None);
+            let what = format!("{format:?} {rows} x {columns} x {axis} {:?}", on.level);
+            // All rows meet decoded weights.
+            check(&got, (&want, &reach), FEW_ROWS + 1, &what);
+            let sum = run(on, format, group, &x, axis, matrix.weights(), Some(&residual));
+            for i in 0..got.len() {
+                let expected = rounded::<T>(got[i].to_f32() + residual[i].to_f32());
+                assert_eq!(sum[i].to_f32(), expected, "{what}, a residual");
             }
         }
     }

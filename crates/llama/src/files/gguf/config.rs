@@ -7,6 +7,9 @@ use serde_json::{Map, Value, json};
 use mlx_primitives::io::gguf::{Entries, brief};
 use mlx_primitives::{Array, Dtype, Result};
 
+use crate::base::Quantization;
+use crate::model::of_k_quants;
+
 use super::keys::{self, number, refused, text, whole};
 use super::tensors::{BIASED, Files, find};
 use super::vocabulary;
@@ -76,9 +79,9 @@ pub(super) fn of(
         });
         config.insert(key.into(), json!(biased));
     }
-    if let Some(bits) = most_common_bits(files) {
+    if let Some(most) = most_common(files) {
         // The format of each module follows from the shape of its scales.
-        config.insert("quantization".into(), json!({"group_size": 32, "bits": bits}));
+        config.insert("quantization".into(), most.to_json());
     }
     config.insert("rope_scaling".into(), scaling(entries, architecture, &config, factors)?);
     config.insert("eos_token_id".into(), json!(vocabulary::end_tokens(entries)?));
@@ -105,20 +108,24 @@ fn check_heads(entries: &Entries, architecture: &str, config: &Map<String, Value
     Ok(())
 }
 
-/// The bits of the codes in the largest part of the packed weights; `None` if nothing is packed.
-fn most_common_bits(files: &Files) -> Option<i32> {
-    let mut bytes = BTreeMap::<i32, usize>::new();
+/// The format of the largest part of the packed weights; `None` if nothing is packed.
+fn most_common(files: &Files) -> Option<Quantization> {
+    let mut bytes = BTreeMap::<(i32, i32), (Quantization, usize)>::new();
     for (name, scales) in files.iter().flat_map(|(_, arrays)| arrays) {
         let stem = name.strip_suffix(".scales");
         let Some(packed) = stem.and_then(|stem| find(files, &format!("{stem}.weight"))) else {
             continue;
         };
-        // A group has 32 weights, so one word for each bit of a code.
-        let (words, groups) = (packed.shape().last()?, scales.shape().last()?);
-        let bits = words.checked_div(*groups).unwrap_or(0);
-        *bytes.entry(bits).or_default() += packed.nbytes();
+        let (words, scales_of_row) = (*packed.shape().last()?, *scales.shape().last()?);
+        let format = match of_k_quants(words, scales_of_row, scales.dtype()) {
+            Some(format) => format,
+            // A group has 32 weights, so one word for each bit of a code.
+            None => Quantization::affine(32, words.checked_div(scales_of_row).unwrap_or(0)),
+        };
+        let (_, sum) = bytes.entry((format.group_size, format.bits)).or_insert((format, 0));
+        *sum += packed.nbytes();
     }
-    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(bits, _)| bits)
+    bytes.into_values().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
 }
 
 /// The `rope_scaling` with llama.cpp's meaning of the entries: without a type it is linear, and a

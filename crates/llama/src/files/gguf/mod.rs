@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use mlx_primitives::io::KQuants;
 use mlx_primitives::io::gguf::Entries;
 use mlx_primitives::support::files;
 use mlx_primitives::{Array, Error, Result, io};
@@ -48,11 +49,11 @@ pub(crate) struct Model {
 }
 
 /// Reads the configuration and the lazy tensors of a file, or of all parts of a split one.
-pub(crate) fn read(path: &Path) -> Result<Model> {
+pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
     let mut files = Vec::new();
     let mut entries = None;
     for part in parts::of(path)? {
-        let (arrays, own) = io::gguf_tensors(&part)?;
+        let (arrays, own) = io::gguf_tensors(&part, k_quants)?;
         entries.get_or_insert(own);
         files.push((part, arrays));
     }
@@ -73,7 +74,7 @@ pub(crate) fn read(path: &Path) -> Result<Model> {
 
 /// Reads the configuration and the tensors, by their names in checkpoints.
 pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
-    let Model { config, files } = read(path)?;
+    let Model { config, files } = read(path, KQuants::of_models()?)?;
     let config = Config::parse(&Value::Object(config).to_string())
         .map_err(|error| Error::file(path, error))?;
     let mut weights = Weights::of(path);

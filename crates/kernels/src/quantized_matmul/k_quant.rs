@@ -1,0 +1,245 @@
+//! The scales of K-quants: blocks of 256 weights with two floats of 16 bits, and small integers for
+//! the block's groups. Kernels decode the weights like affine ones, after the scales and biases of
+//! a few rows were written out in f32, which holds them exactly.
+
+use std::cell::Cell;
+
+use super::call::{Call, Mode, Weights};
+use super::format::Scales;
+use crate::element::{Element, F16, Float};
+use crate::simd::transpose::numbers;
+use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
+
+/// Weights of a block.
+pub const BLOCK: usize = 256;
+/// Bytes of a block's scales: two floats of 16 bits, then sixteen integers.
+pub const SCALE_BYTES: usize = 20;
+
+/// The most weights that [`Part`] has room for.
+const PART: usize = 1024;
+/// The most groups of [`PART`] weights.
+const GROUPS: usize = PART / 16;
+/// Floats of the scales and biases that are written out at once, if sixteen rows have no more: they
+/// stay in the first cache.
+const FEW: usize = 4096;
+
+/// A call's layout of scales.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    /// Weights of a group.
+    group: usize,
+    /// Whether a group's integer is signed and belongs to codes around 32; otherwise a group has
+    /// two integers, of its scale and of its bias.
+    centered: bool,
+}
+
+impl Blocks {
+    /// The layout of a format; `None` if its scales are no blocks.
+    #[inline(always)]
+    pub fn of(mode: Mode, bits: u32, group: usize) -> Option<Self> {
+        (mode == Mode::KQuant).then_some(Self { group, centered: bits == 6 })
+    }
+
+    #[inline(always)]
+    pub fn of_call(call: &Call) -> Option<Self> {
+        Self::of(call.mode, call.bits, call.group)
+    }
+
+    /// The bytes of the scales of a number of weights.
+    #[inline(always)]
+    pub fn bytes(weights: usize) -> usize {
+        weights / BLOCK * SCALE_BYTES
+    }
+
+    /// The number of rows, a multiple of sixteen, whose scales are written out at once.
+    pub fn rows_at_once(self, axis: usize) -> usize {
+        (FEW / (2 * axis / self.group) / LANES).clamp(1, 8) * LANES
+    }
+
+    /// Writes a scale and, unless `biases` is null, a bias for each group of a number of weights.
+    /// Prefetches the blocks that are `ahead` bytes after these.
+    ///
+    /// # Safety
+    /// `from` has their blocks, and there is room.
+    #[inline(always)]
+    unsafe fn spread<V: F32x16>(
+        self,
+        from: *const u8,
+        weights: usize,
+        ahead: usize,
+        scales: *mut f32,
+        biases: *mut f32,
+    ) {
+        // SAFETY: the caller's contract; a block has eight groups of 32 weights or sixteen of 16.
+        unsafe {
+            for block in 0..weights / BLOCK {
+                let from = from.add(block * SCALE_BYTES);
+                prefetch_far(from.wrapping_add(ahead), 1);
+                // A whole vector lies within this block and the next one.
+                let steps = match block + 1 < weights / BLOCK {
+                    true => F16::load::<V>(from.cast()),
+                    false => F16::load_first(from.cast(), 2),
+                };
+                let integers = V::load_bytes(from.add(2 * size_of::<u16>()));
+                if self.centered {
+                    let integers = V::from_int(V::add_int(integers, V::splat_int(-128)));
+                    let scale = integers * steps.permute(V::splat_int(0));
+                    scale.store(scales.add(block * LANES));
+                    if !biases.is_null() {
+                        (scale * V::splat(-32.0)).store(biases.add(block * LANES));
+                    }
+                } else {
+                    let steps = steps.permute(numbers::<V>(|lane| lane / (LANES / 2)));
+                    let mut both = [0.0f32; LANES];
+                    (V::from_int(integers) * steps).store(both.as_mut_ptr());
+                    let both = both.as_ptr().cast::<[f32; LANES / 2]>();
+                    scales.cast::<[f32; LANES / 2]>().add(block).write_unaligned(*both);
+                    if !biases.is_null() {
+                        biases.cast::<[f32; LANES / 2]>().add(block).write_unaligned(*both.add(1));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes like `spread`, in a function that all kernels of a level share.
+    ///
+    /// # Safety
+    /// As for that; the machine has the features of the vectors.
+    #[inline(always)]
+    pub unsafe fn write<V: F32x16>(
+        self,
+        from: *const u8,
+        weights: usize,
+        scales: *mut f32,
+        biases: *mut f32,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Spread { blocks: self, from, weights, ahead: 0, scales, biases }) }
+    }
+
+    /// The scale and the bias of group `index` of the blocks at `from`, in every lane.
+    ///
+    /// # Safety
+    /// The group exists.
+    #[inline(always)]
+    pub unsafe fn of_group<V: F32x16>(self, from: *const u8, index: usize) -> [V; 2] {
+        let (block, within) = (index * self.group / BLOCK, index % (BLOCK / self.group));
+        let mut all = [0.0f32; 2 * LANES];
+        let biases = all.as_mut_ptr().wrapping_add(LANES);
+        // SAFETY: the caller's contract; a block has at most sixteen groups.
+        unsafe {
+            let from = from.add(block * SCALE_BYTES);
+            let scales = all.as_mut_ptr();
+            self.write::<V>(from, BLOCK, scales, biases);
+        }
+        [V::splat(all[within]), V::splat(all[LANES + within])]
+    }
+}
+
+/// Writes out the scales and biases of rows that follow each other.
+struct Spread {
+    blocks: Blocks,
+    from: *const u8,
+    weights: usize,
+    ahead: usize,
+    scales: *mut f32,
+    biases: *mut f32,
+}
+
+impl Kernel for Spread {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { blocks, from, weights, ahead, scales, biases } = self;
+        // SAFETY: the caller's contract.
+        unsafe { blocks.spread::<V>(from, weights, ahead, scales, biases) }
+    }
+}
+
+thread_local! {
+    /// Kept between calls, which need the same few sizes.
+    static ROOM: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// Rows of weights whose scales and biases are written out in f32.
+pub(super) struct Rows {
+    blocks: Blocks,
+    room: Vec<f32>,
+}
+
+impl Rows {
+    pub fn new(blocks: Blocks) -> Self {
+        // A thread that is ending may have none to keep.
+        Self { blocks, room: ROOM.try_with(Cell::take).unwrap_or_default() }
+    }
+
+    /// The `count` rows of `weights` from `at` on, with scales and biases of f32, until this is
+    /// called again.
+    ///
+    /// # Safety
+    /// They are rows of the call, and the machine has the features of the vectors.
+    #[inline(always)]
+    pub unsafe fn of<V: F32x16>(
+        &mut self,
+        call: &Call,
+        weights: &Weights,
+        at: usize,
+        count: usize,
+    ) -> Weights {
+        let (axis, groups) = (call.axis, count * (call.axis / call.group));
+        self.room.resize(self.room.len().max(2 * groups), 0.0);
+        let scales = self.room.as_mut_ptr();
+        let biases = scales.wrapping_add(groups);
+        let from = weights.scales.wrapping_add(at * Blocks::bytes(axis));
+        // While these rows are multiplied, the blocks of the next ones arrive.
+        let ahead = count * Blocks::bytes(axis);
+        let (blocks, weights_of_rows) = (self.blocks, count * axis);
+        let spread = Spread { blocks, from, weights: weights_of_rows, ahead, scales, biases };
+        // SAFETY: the caller's contract; the room was made above.
+        unsafe { V::part(spread) };
+        Weights {
+            packed: weights.packed.wrapping_add(at * (axis * call.bits as usize / 8)),
+            scales: scales.cast(),
+            biases: biases.cast(),
+            columns: count,
+        }
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        let room = std::mem::take(&mut self.room);
+        let _ = ROOM.try_with(|place| place.set(room));
+    }
+}
+
+/// Room for the scales and biases of a part of a row, at most [`PART`] weights.
+pub(super) struct Part(Lines<{ 2 * GROUPS }>);
+
+impl Part {
+    #[inline(always)]
+    pub fn new() -> Self {
+        Self(Lines::uninit())
+    }
+
+    /// The scales and biases of `weights` weights, whose blocks are at `from`. They stay until this
+    /// is called again.
+    ///
+    /// # Safety
+    /// `from` has the blocks of `weights` weights, whole ones and at most [`PART`].
+    #[inline(always)]
+    pub unsafe fn of<V: F32x16>(
+        &mut self,
+        blocks: Blocks,
+        from: *const u8,
+        weights: usize,
+    ) -> Scales {
+        let scales = self.0.as_mut_ptr();
+        let biases = scales.wrapping_add(GROUPS);
+        // SAFETY: the caller's contract; there is room for all groups.
+        unsafe { blocks.write::<V>(from, weights, scales, biases) };
+        Scales { element: Element::F32, scales: scales.cast(), biases: biases.cast() }
+    }
+}
