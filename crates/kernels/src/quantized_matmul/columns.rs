@@ -29,6 +29,8 @@ pub(super) struct Operands<'a> {
     pub step: usize,
     /// How many bytes ahead of the loads scales are prefetched.
     ahead: usize,
+    /// Blocks of scales to prefetch with each row, and their bytes.
+    pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
     pub prepared: &'a Prepared,
@@ -42,10 +44,8 @@ impl<'a> Operands<'a> {
     fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
-        let element = match call.mode {
-            Mode::KQuant => Element::F32, // as they are written out
-            _ => kind.element.unwrap_or(call.element),
-        };
+        let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
+        let element = written_out.or(kind.element).unwrap_or(call.element);
         let each = if kind.affine { element.bytes() } else { 1 };
         Self {
             packed,
@@ -54,6 +54,7 @@ impl<'a> Operands<'a> {
             scale_bytes: axis / group * each,
             step: LANES * each,
             ahead: AHEAD * 8 / (group * kind.bits) * each,
+            next: (std::ptr::null(), 0),
             axis,
             group,
             prepared,
@@ -65,6 +66,7 @@ impl<'a> Operands<'a> {
     pub fn below(mut self, rows: usize) -> Self {
         self.packed = self.packed.wrapping_add(rows * self.bytes);
         self.scales = self.scales.after(rows * self.scale_bytes);
+        self.next.0 = self.next.0.wrapping_add(rows * self.next.1);
         self
     }
 
@@ -213,8 +215,9 @@ impl Bands<'_> {
                         let operands = match &mut rows {
                             None => Operands::first(self.kind, call, weights, prepared).below(at),
                             Some(rows) => {
-                                let weights = rows.of::<V>(call, weights, at, count);
-                                Operands::first(self.kind, call, &weights, prepared)
+                                let (weights, next) = rows.of::<V>(call, weights, at, count);
+                                let first = Operands::first(self.kind, call, &weights, prepared);
+                                Operands { next, ..first }
                             }
                         };
                         (self.multiply)(operands, count, band.clone(), to);

@@ -7,7 +7,7 @@ use super::bands::{Block, Chunks, lane_groups};
 use super::columns::{Dots, Operands, prefetch_weights};
 use super::format::Format;
 use crate::linear::arithmetic::InF32;
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, LANES, prefetch_far};
 
 /// Decodes weights to f32 in registers.
 pub(super) struct Decode<F>(PhantomData<F>);
@@ -59,6 +59,7 @@ impl<F: Format> Dots for Decode<F> {
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
+        prefetch_far(row.next.0, row.next.1);
         // These are computed once, since the compiler does not move them across a prefetch.
         let (mut x, mut of_x) = ([std::ptr::null(); M], [std::ptr::null(); M]);
         for m in 0..M {

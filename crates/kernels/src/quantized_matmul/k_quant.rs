@@ -8,7 +8,7 @@ use super::call::{Call, Mode, Weights};
 use super::format::Scales;
 use crate::element::{Element, F16, Float};
 use crate::simd::transpose::numbers;
-use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, Lines};
 
 /// Weights of a block.
 pub const BLOCK: usize = 256;
@@ -57,7 +57,6 @@ impl Blocks {
     }
 
     /// Writes a scale and, unless `biases` is null, a bias for each group of a number of weights.
-    /// Prefetches the blocks that are `ahead` bytes after these.
     ///
     /// # Safety
     /// `from` has their blocks, and there is room.
@@ -66,7 +65,6 @@ impl Blocks {
         self,
         from: *const u8,
         weights: usize,
-        ahead: usize,
         scales: *mut f32,
         biases: *mut f32,
     ) {
@@ -74,7 +72,6 @@ impl Blocks {
         unsafe {
             for block in 0..weights / BLOCK {
                 let from = from.add(block * SCALE_BYTES);
-                prefetch_far(from.wrapping_add(ahead), 1);
                 // A whole vector lies within this block and the next one.
                 let steps = match block + 1 < weights / BLOCK {
                     true => F16::load::<V>(from.cast()),
@@ -115,7 +112,7 @@ impl Blocks {
         biases: *mut f32,
     ) {
         // SAFETY: the caller's contract.
-        unsafe { V::part(Spread { blocks: self, from, weights, ahead: 0, scales, biases }) }
+        unsafe { V::part(Spread { blocks: self, from, weights, scales, biases }) }
     }
 
     /// The scale and the bias of group `index` of the blocks at `from`, in every lane.
@@ -142,7 +139,6 @@ struct Spread {
     blocks: Blocks,
     from: *const u8,
     weights: usize,
-    ahead: usize,
     scales: *mut f32,
     biases: *mut f32,
 }
@@ -152,9 +148,8 @@ impl Kernel for Spread {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { blocks, from, weights, ahead, scales, biases } = self;
         // SAFETY: the caller's contract.
-        unsafe { blocks.spread::<V>(from, weights, ahead, scales, biases) }
+        unsafe { self.blocks.spread::<V>(self.from, self.weights, self.scales, self.biases) }
     }
 }
 
@@ -176,7 +171,7 @@ impl Rows {
     }
 
     /// The `count` rows of `weights` from `at` on, with scales and biases of f32, until this is
-    /// called again.
+    /// called again, and the blocks of the row after them, with the bytes of a row of blocks.
     ///
     /// # Safety
     /// They are rows of the call, and the machine has the features of the vectors.
@@ -187,24 +182,22 @@ impl Rows {
         weights: &Weights,
         at: usize,
         count: usize,
-    ) -> Weights {
+    ) -> (Weights, (*const u8, usize)) {
         let (axis, groups) = (call.axis, count * (call.axis / call.group));
         self.room.resize(self.room.len().max(2 * groups), 0.0);
         let scales = self.room.as_mut_ptr();
         let biases = scales.wrapping_add(groups);
         let from = weights.scales.wrapping_add(at * Blocks::bytes(axis));
-        // While these rows are multiplied, the blocks of the next ones arrive.
-        let ahead = count * Blocks::bytes(axis);
-        let (blocks, weights_of_rows) = (self.blocks, count * axis);
-        let spread = Spread { blocks, from, weights: weights_of_rows, ahead, scales, biases };
         // SAFETY: the caller's contract; the room was made above.
-        unsafe { V::part(spread) };
-        Weights {
+        unsafe { self.blocks.write::<V>(from, count * axis, scales, biases) };
+        let weights = Weights {
             packed: weights.packed.wrapping_add(at * (axis * call.bits as usize / 8)),
             scales: scales.cast(),
             biases: biases.cast(),
             columns: count,
-        }
+        };
+        let bytes = Blocks::bytes(axis);
+        (weights, (from.wrapping_add(count * bytes), bytes))
     }
 }
 
