@@ -122,7 +122,12 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                     let place = V::add_int(lane_groups, V::splat_int((lane >> shift) as i32));
                     for column in 0..count.next_multiple_of(TOGETHER) {
                         let row = column.min(count - 1);
-                        let scales = V::load(of_groups.add(row * LANES)).permute(place);
+                        let scales = of_groups.add(row * LANES);
+                        let scales = if V::IN_PLACE {
+                            V::load_each(scales.add(lane >> shift), shift)
+                        } else {
+                            V::load(scales).permute(place)
+                        };
                         scales.store(of_lanes.add(column * LANES));
                         // The next chunk of this row, and this chunk of a row in the next block.
                         let from = packed.wrapping_add(row * row_bytes);

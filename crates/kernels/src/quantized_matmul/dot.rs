@@ -25,8 +25,8 @@ impl<F: Format> Chunks for Decode<F> {
     }
 
     #[inline(always)]
-    fn weights<V: F32x16>(lanes: V::Int, _: usize) -> V {
-        F::lowest::<V>(lanes)
+    fn weights<V: F32x16>(lanes: V::Int, step: usize) -> V {
+        F::at::<V>(lanes, step)
     }
 
     #[inline(always)]
@@ -66,6 +66,7 @@ impl<F: Format> Dots for Decode<F> {
             (x[m], of_x[m]) = (prepared.row::<f32>(rows[m]), prepared.sums(rows[m]));
         }
         let (mut of_groups, step) = (row.scales::<Self>(), row.step);
+        let mut in_memory = [0.0; LANES];
         let mut sums = [V::splat(0.0); M];
         let mut biases = [V::splat(0.0); M];
         for at in (0..groups).step_by(LANES) {
@@ -75,6 +76,9 @@ impl<F: Format> Dots for Decode<F> {
             // rows cover whole chunks, their sums whole vectors.
             unsafe {
                 let [scales, bias] = F::scales::<V>(&of_groups, 0, count);
+                if V::IN_PLACE {
+                    scales.store(in_memory.as_mut_ptr());
+                }
                 of_groups = of_groups.after(step);
                 if F::AFFINE {
                     for m in 0..M {
@@ -88,15 +92,19 @@ impl<F: Format> Dots for Decode<F> {
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
                     let mut chunk = [V::splat(0.0); M];
                     for position in 0..F::PER_LANE {
-                        let weight = F::lowest::<V>(weights);
+                        let weight = F::at::<V>(weights, position);
                         weights = F::rest::<V>(weights);
                         for m in 0..M {
                             let of_x = V::load(x[m].add(position * LANES));
                             chunk[m] = weight.mul_add(of_x, chunk[m]);
                         }
                     }
-                    let group = V::splat_int((lane >> shift) as i32);
-                    let scale = scales.permute(V::add_int(lane_groups, group));
+                    let group = lane >> shift;
+                    let scale = if V::IN_PLACE {
+                        V::load_each(in_memory.as_ptr().add(group), shift)
+                    } else {
+                        scales.permute(V::add_int(lane_groups, V::splat_int(group as i32)))
+                    };
                     for m in 0..M {
                         sums[m] = chunk[m].mul_add(scale, sums[m]);
                         x[m] = x[m].add(F::CHUNK);

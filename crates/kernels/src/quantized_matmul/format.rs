@@ -55,14 +55,16 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const CHUNK_BYTES: usize = LANES / 8 * Self::LANE_BITS;
     const CHUNK: usize = LANES * Self::PER_LANE;
 
-    /// The lowest weight of each lane, before its group's scale.
-    fn lowest<V: F32x16>(lanes: V::Int) -> V;
+    /// The weight at a position of each lane, before its group's scale, once [`rest`](Self::rest)
+    /// has shifted out those below it. With [`F32x16::IN_PLACE`] the numbers of an affine format
+    /// stay in their places ([`one_of_place`]).
+    fn at<V: F32x16>(lanes: V::Int, position: usize) -> V;
     /// Sixteen weights of a row in order, before their group's scale.
     ///
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V;
-    /// Shifts the lowest weight out of each lane.
+    /// Shifts the lowest weight out of each lane, unless it stays in its place.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
     /// Loads `count` scales and as many biases, then zeros. Without biases they are zeros.
@@ -104,6 +106,16 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     }
 }
 
+/// One over the power of two that the numbers at a position of lanes are multiples of, with
+/// [`F32x16::IN_PLACE`] and `bits` bits for each of `per_lane` numbers. The last one of 32 bits is
+/// shifted down, since it would be converted as signed.
+#[inline(always)]
+pub(super) fn one_of_place(bits: usize, per_lane: usize, position: usize) -> f32 {
+    let last = bits * per_lane == 32 && position + 1 == per_lane;
+    let exponent = if last { 0 } else { bits * position };
+    f32::from_bits((127 - exponent as u32) << 23)
+}
+
 /// `scale * q + bias` with q of `BITS` bits.
 #[derive(Clone, Copy)]
 pub(super) struct Affine<const BITS: u32>;
@@ -118,8 +130,19 @@ impl<const BITS: u32> Format for Affine<BITS> {
     const AFFINE: bool = true;
 
     #[inline(always)]
-    fn lowest<V: F32x16>(lanes: V::Int) -> V {
-        V::low_bits::<BITS>(lanes)
+    fn at<V: F32x16>(lanes: V::Int, position: usize) -> V {
+        if !V::IN_PLACE {
+            return V::low_bits::<BITS>(lanes);
+        }
+        if Self::LANE_BITS == 32 && position + 1 == Self::PER_LANE {
+            return V::from_int(match BITS {
+                2 => V::shift_right::<30>(lanes),
+                4 => V::shift_right::<28>(lanes),
+                _ => V::shift_right::<24>(lanes),
+            });
+        }
+        let mask = ((1 << BITS) - 1) << (BITS as usize * position);
+        V::from_int(V::and_int(lanes, V::splat_int(mask)))
     }
     #[inline(always)]
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
@@ -138,7 +161,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
     }
     #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
-        V::shift_right::<BITS>(lanes)
+        if V::IN_PLACE { lanes } else { V::shift_right::<BITS>(lanes) }
     }
     #[inline(always)]
     unsafe fn scales<V: F32x16>(of: &Scales, at: usize, count: usize) -> [V; 2] {
@@ -157,15 +180,16 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
     const LEAST_GROUP: usize = if FP8 { 16 } else { 32 };
 
     #[inline(always)]
-    fn lowest<V: F32x16>(lanes: V::Int) -> V {
+    fn at<V: F32x16>(lanes: V::Int, _: usize) -> V {
         if BITS == 4 { V::low_fp4(lanes) } else { V::low_fp8(lanes) }
     }
     #[inline(always)]
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
         // SAFETY: the caller's contract.
-        Self::lowest(unsafe {
+        let stream = unsafe {
             if BITS == 4 { V::load_stream::<4>(from) } else { V::load_bytes(from) }
-        })
+        };
+        Self::at(stream, 0)
     }
     #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {

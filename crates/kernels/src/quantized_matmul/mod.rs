@@ -90,9 +90,10 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     let band = if small || half && near { 1 } else { BAND };
     let order = if half {
         // Twice as many lanes of sixteen bits, each with half as many weights.
-        Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, band }
+        Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, bits: 0, band }
     } else {
-        Order { lanes: LANES, per_lane: F::PER_LANE, half, band }
+        let bits = if F::AFFINE { F::BITS } else { 0 };
+        Order { lanes: LANES, per_lane: F::PER_LANE, half, bits, band }
     };
     // SAFETY: the caller's contract.
     let prepared = &with_element!(call.element, T => unsafe {

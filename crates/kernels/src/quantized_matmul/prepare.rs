@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-use super::{Call, Order};
+use super::{Call, Order, format};
 use crate::element::Float;
 use crate::rms_norm;
 use crate::simd::{F32x16, Kernel, LANES, transpose};
@@ -164,8 +164,15 @@ impl<T: Float> Fill<'_, T> {
     /// The row has room for the elements, which are whole chunks.
     #[inline(always)]
     unsafe fn lay_out<V: F32x16>(&self) {
-        let (Order { lanes, per_lane, half, .. }, bytes) = (self.order, self.order.element_bytes());
+        let (order, bytes) = (self.order, self.order.element_bytes());
+        let Order { lanes, per_lane, half, .. } = order;
         let by_position = by_position::<V>(per_lane);
+        let mut places = V::splat(1.0);
+        if V::IN_PLACE && order.bits > 0 {
+            let each = LANES / per_lane;
+            let place = |i| format::one_of_place(order.bits as usize, per_lane, i / each);
+            places = transpose::from_lanes(place);
+        }
         for at in (0..self.plain.len()).step_by(LANES) {
             let within = at & (lanes * per_lane - 1);
             let line = (at - within) / lanes;
@@ -173,7 +180,10 @@ impl<T: Float> Fill<'_, T> {
             let mut all = [0u32; LANES];
             // SAFETY: the caller's contract; each position of these lanes has its own part.
             unsafe {
-                let x = V::load(self.plain.as_ptr().add(at)).permute(by_position);
+                let mut x = V::load(self.plain.as_ptr().add(at)).permute(by_position);
+                if V::IN_PLACE {
+                    x = x * places;
+                }
                 if half {
                     // The upper half is the number itself: these are bf16.
                     let upper = V::narrow(V::shift_right::<16>(x.to_bits()));

@@ -326,6 +326,7 @@ impl Lanes for Avx2 {
 }
 
 impl F32x16 for Avx2 {
+    const IN_PLACE: bool = true;
     #[inline(always)]
     fn reduce_add_each(b: [Self; LANES]) -> Self {
         lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
@@ -372,6 +373,11 @@ impl F32x16 for Avx2 {
             };
             (half(0), half(1))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_each(from: *const f32, shift: u32) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { tails::each(from, shift) }
     }
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {

@@ -14,6 +14,9 @@ use super::{floats, stream, tiles, transpose};
 
 /// [`Lanes`] with operations that have code for levels without instructions for them.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
+    /// Whether numbers of a lane are converted to floats where they lie, as multiples of powers of
+    /// two, since shifting them down would take an instruction for each.
+    const IN_PLACE: bool = false;
     /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
     const DOTS_BF16: bool = false;
     /// Adds to each lane the products of two bf16 pairs: first the product of their upper halves.
@@ -110,6 +113,14 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     #[inline(always)]
     fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
         dots::nibble_pairs::<Self>(words)
+    }
+    /// Lane i is `from[i >> shift]`.
+    /// # Safety
+    /// `from` is readable for the floats, and for eight if `shift` is one.
+    #[inline(always)]
+    unsafe fn load_each(from: *const f32, shift: u32) -> Self {
+        // SAFETY: the caller's contract.
+        transpose::from_lanes(|i| unsafe { *from.add(i >> shift) })
     }
     /// Lane i of the result is lane `index[i]`, which is below sixteen.
     #[inline(always)]

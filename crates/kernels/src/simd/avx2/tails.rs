@@ -1,6 +1,8 @@
-//! Masks for blocks that are not whole.
+//! Masks for blocks that are not whole, and blocks of few numbers.
 
 use std::arch::x86_64::*;
+
+use super::super::registers::Avx2;
 
 const INDEX: [i32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
@@ -15,4 +17,43 @@ pub unsafe fn first(count: usize) -> (__m256i, __m256i) {
         let high = _mm256_loadu_si256(INDEX.as_ptr().add(8).cast());
         (_mm256_cmpgt_epi32(count, low), _mm256_cmpgt_epi32(count, high))
     }
+}
+
+/// Lane i is `from[i >> shift]`. Called only on machines with AVX2, from functions that enable it.
+///
+/// # Safety
+/// `from` is readable for the floats, and for eight if `shift` is one.
+#[inline(always)]
+pub unsafe fn each(from: *const f32, shift: u32) -> Avx2 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match shift {
+            0 => Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))),
+            1 => {
+                let all = _mm256_loadu_ps(from);
+                let low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+                let high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+                Avx2(_mm256_permutevar8x32_ps(all, low), _mm256_permutevar8x32_ps(all, high))
+            }
+            2 => {
+                let quarter = [from, from.add(1), from.add(2), from.add(3)];
+                Avx2(two(quarter[0], quarter[1]), two(quarter[2], quarter[3]))
+            }
+            3 => Avx2(_mm256_broadcast_ss(&*from), _mm256_broadcast_ss(&*from.add(1))),
+            _ => {
+                let all = _mm256_broadcast_ss(&*from);
+                Avx2(all, all)
+            }
+        }
+    }
+}
+
+/// Four lanes of each float.
+///
+/// # Safety
+/// Both are readable.
+#[inline(always)]
+unsafe fn two(low: *const f32, high: *const f32) -> __m256 {
+    // SAFETY: the caller's contract, and it promises AVX2.
+    unsafe { _mm256_set_m128(_mm_broadcast_ss(&*high), _mm_broadcast_ss(&*low)) }
 }
