@@ -289,8 +289,8 @@ pub fn cpu_kernels() -> &'static str {
 }
 
 /// Whether the CPU kernels can round activations to eight bits, as
-/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx` and, where
-/// the processor has `dotprod`, `neon`. Others multiply exact activations.
+/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx`, `avx2`
+/// and, where the processor has `dotprod`, `neon`. Others multiply exact activations.
 pub fn cpu_multiplies_bytes() -> bool {
     mlx_primitives_kernels::multiplies_bytes()
 }

@@ -76,13 +76,14 @@ pub enum CpuActivations {
     #[default]
     Exact,
     /// `x` is rounded to eight bits, with a scale for each group of weights, if its rows have the
-    /// [order](super::RowOrder) of prompts, and if the processor multiplies bytes in one
-    /// instruction (AVX-512 VNNI, or ARM's `dotprod`), as
+    /// [order](super::RowOrder) of prompts, and if the CPU kernels multiply bytes (AVX-512 VNNI,
+    /// ARM's `dotprod`, or AVX2 alone), as
     /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes) tells. Normally distributed
     /// numbers are then off by 0.6 % (root mean square; bfloat16 rounds by 0.17 %), and products
-    /// by 0.6 % of their usual size. Everything else is [`Exact`](Self::Exact), and so is
-    /// bfloat16 on a processor with AMX, where rounding gained nothing (measured with 4 and 8
-    /// bits in groups of 64 and 128).
+    /// by 0.6 % of their usual size. Everything else is [`Exact`](Self::Exact), and so are
+    /// weights of eight bits with AVX2, where bytes would gain nothing, and bfloat16 on a processor
+    /// with AMX, where rounding gained nothing (measured with 4 and 8 bits in groups of 64 and
+    /// 128).
     Int8,
 }
 

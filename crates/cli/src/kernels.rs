@@ -49,7 +49,7 @@ impl Kernels {
             let kernels = if gpu { "a GPU's" } else { device::cpu_kernels() };
             ensure!(
                 !gpu && device::cpu_multiplies_bytes(),
-                "--activations int8 needs the CPU kernels avx512bf16, amx, or neon with dotprod; \
+                "--activations int8 needs the CPU kernels avx512bf16, amx, avx2, or neon with dotprod; \
                  here they are {kernels}"
             );
         }

@@ -117,10 +117,11 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
-/// Whether the instruction set in use multiplies bytes in one instruction, for activations that are
-/// rounded to eight bits.
+/// Whether the instruction set in use multiplies bytes, for activations that are rounded to eight
+/// bits.
 pub fn multiplies_bytes() -> bool {
-    Level::current().dots_bytes()
+    let level = Level::current();
+    level.dots_bytes() || level.adds_pairs_of_bytes()
 }
 
 /// The name of the first environment variable whose value cannot be used, the values that it

@@ -118,6 +118,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
     const BF16: bool = A::PAIRS || W::BYTES;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = W::BYTES;
+    const PAIRS: bool = W::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

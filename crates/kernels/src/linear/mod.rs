@@ -115,6 +115,15 @@ impl Level {
         return self.dots_bf16();
     }
 
+    /// Whether this level adds up products of bytes in sixteen bits, which suffice for weights of at
+    /// most six bits.
+    pub fn adds_pairs_of_bytes(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Level::Avx2;
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
     /// x86 processors with tiles add up products of bytes six times as fast as products of bf16
     /// pairs. On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is

@@ -186,9 +186,8 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
     #[inline(always)]
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V {
         // SAFETY: the caller's contract.
-        let stream = unsafe {
-            if BITS == 4 { V::load_stream::<4>(from) } else { V::load_bytes(from) }
-        };
+        let stream =
+            unsafe { if BITS == 4 { V::load_stream::<4>(from) } else { V::load_bytes(from) } };
         Self::at(stream, 0)
     }
     #[inline(always)]

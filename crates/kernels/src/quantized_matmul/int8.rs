@@ -6,8 +6,10 @@
 //! weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`.
 
-use std::ops::Range;
+mod pairs;
+mod rounded;
 
+use self::rounded::{Round, Rounded};
 use super::finish::Finish;
 use super::format::{Affine, Floats, Format, Scales};
 use super::k_quant::Blocks;
@@ -30,13 +32,14 @@ const GROUPS: usize = WORDS * BYTES / 32;
 const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 
 /// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
-/// and a tile has room for the scales of groups of 16, but not for biases too. Tiles of bytes are
-/// summed up to the end of a group, then stored and scaled: in groups of 128 that took as long as
-/// exact products in tiles of bf16 with 128 rows and longer with 512, and shorter groups end more
-/// often.
+/// and a tile has room for the scales of groups of 16, but not for biases too. Sums of sixteen bits
+/// hold products with weights of at most six bits. Tiles of bytes are summed up to the end of a
+/// group, then stored and scaled: in groups of 128 that took as long as exact products in tiles of
+/// bf16 with 128 rows and longer with 512, and shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
-    machine.level.dots_bytes()
+    let bytes = machine.level.dots_bytes();
+    (bytes || machine.level.adds_pairs_of_bytes() && call.bits <= 6)
         && !in_tiles
         && matches!(call.mode, Mode::Affine | Mode::Mxfp4 | Mode::KQuant)
         && call.low_rank.is_none()
@@ -73,106 +76,6 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     }
 }
 
-/// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums laid out alike.
-struct Rounded {
-    words: *mut f32,
-    scales: *mut f32,
-    /// Scales in all.
-    count: usize,
-    panels: usize,
-    /// Groups in a row.
-    groups: usize,
-}
-
-// SAFETY: written by `Round` alone, each panel by one thread, before anyone reads.
-unsafe impl Sync for Rounded {}
-
-impl Rounded {
-    /// Scales of a panel's sixteen rows for one group.
-    #[inline(always)]
-    fn scales(&self, panel: usize, group: usize) -> *mut f32 {
-        self.scales.wrapping_add((panel * self.groups + group) * LANES)
-    }
-
-    /// Scaled sums of the rounded x of a panel's sixteen rows for one group.
-    #[inline(always)]
-    fn sums(&self, panel: usize, group: usize) -> *mut f32 {
-        self.scales(panel, group).wrapping_add(self.count)
-    }
-
-    /// The scales and the scaled sums of a panel's rows for one group.
-    ///
-    /// # Safety
-    /// The panel and the group exist, and are written.
-    #[inline(always)]
-    unsafe fn group<V: F32x16>(&self, panel: usize, group: usize) -> [V; 2] {
-        // SAFETY: the caller's contract; each is sixteen floats.
-        unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
-    }
-}
-
-/// Rounds panels of x.
-struct Round<'a, T> {
-    x: *const T,
-    m: usize,
-    k: usize,
-    group: usize,
-    to: &'a Rounded,
-    panels: Range<usize>,
-}
-
-impl<T: Float> Kernel for Round<'_, T> {
-    const BF16: bool = true;
-    const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        for panel in self.panels {
-            for lane in 0..LANES {
-                let row = panel * LANES + lane;
-                for group in 0..self.to.groups {
-                    // SAFETY: the group lies within its row, and every lane has a scale and a sum.
-                    unsafe {
-                        let (mut scale, mut sum) = (0.0, 0.0);
-                        if row < self.m {
-                            let at = row * self.k + group * self.group;
-                            let bytes = self.to.words.cast::<u8>().add(at);
-                            (scale, sum) = round::<V, T>(self.x.add(at), self.group, bytes);
-                        }
-                        *self.to.scales(panel, group).add(lane) = scale;
-                        *self.to.sums(panel, group).add(lane) = sum;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
-/// finite, neither are the scale and the products of the group.
-#[inline(always)]
-unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
-    let mut most = V::splat(0.0);
-    let mut sum = V::splat(0.0);
-    // SAFETY: the caller's group, of a multiple of sixteen elements.
-    unsafe {
-        for at in (0..group).step_by(LANES) {
-            most = most.max(T::load::<V>(x.add(at)).abs());
-        }
-        let most = most.reduce_max();
-        // The smallest numbers, whose inverse would be infinite, become zero.
-        let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
-        for at in (0..group).step_by(LANES) {
-            let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
-            V::store_bytes(rounded.to_int(), to.add(at));
-            sum = sum + rounded;
-        }
-        let scale = most / 127.0;
-        (scale, scale * sum.reduce_add())
-    }
-}
-
 /// One matrix of a call, for the x of that call.
 struct Bytes<'a> {
     call: &'a Call<'a>,
@@ -187,6 +90,34 @@ impl Bytes<'_> {
     /// Whether groups have no biases, and codes are around 32.
     fn centered(&self) -> bool {
         self.call.mode == Mode::KQuant && self.call.group < 32
+    }
+
+    /// Adds the scaled totals of a group to `sums`. The scales of a tile's rows are [`STRIDE`]
+    /// apart.
+    ///
+    /// # Safety
+    /// They exist, as do panels and the group; `sums` has sixteen for each panel.
+    #[inline(always)]
+    unsafe fn add_scaled<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        totals: [[V::Int; PANELS]; ROWS],
+        panel: usize,
+        group: usize,
+        scales: *const f32,
+        sums: *mut f32,
+    ) {
+        let centered = self.centered();
+        for p in 0..PANELS {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let x = self.x.group::<V>(panel + p, group);
+                for (r, total) in totals.iter().enumerate() {
+                    let to = sums.add(r * SUMS + p * LANES);
+                    let before = if group > 0 { V::load(to) } else { V::splat(0.0) };
+                    scaled(total[p], scales.add(r * STRIDE), centered, x, before).store(to);
+                }
+            }
+        }
     }
 
     /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
@@ -284,13 +215,20 @@ impl Weights<InF32> for Bytes<'_> {
     #[inline(always)]
     unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,
-        Pass { x, panel, at, words }: Pass<PANELS>,
+        pass: Pass<PANELS>,
         tile: *const f32,
         sums: *mut f32,
     ) {
+        if const { V::ADDS_PAIRS } {
+            let most = pairs::most_words(self.call);
+            // SAFETY: the caller's contract.
+            return unsafe {
+                V::part(pairs::Pairs::<ROWS, PANELS> { bytes: self, pass, tile, sums, most })
+            };
+        }
+        let Pass { x, panel, at, words } = pass;
         let per_group = self.call.group / BYTES;
         let first = at / per_group;
-        let centered = self.centered();
         // SAFETY: the panels and the tile hold the words, after which the tile has scales and
         // biases of their groups; x has scales and sums of every panel and group.
         unsafe {
@@ -308,15 +246,8 @@ impl Weights<InF32> for Bytes<'_> {
                         }
                     }
                 }
-                for (p, panel) in (panel..panel + PANELS).enumerate() {
-                    let x = self.x.group::<V>(panel, first + group);
-                    for (r, total) in total.iter().enumerate() {
-                        let to = sums.add(r * SUMS + p * LANES);
-                        let scale = tile.add(r * STRIDE + WORDS + group);
-                        let before = if first + group > 0 { V::load(to) } else { V::splat(0.0) };
-                        scaled(total[p], scale, centered, x, before).store(to);
-                    }
-                }
+                let scales = tile.add(WORDS + group);
+                self.add_scaled::<V, ROWS, PANELS>(total, panel, first + group, scales, sums);
             }
         }
     }

@@ -4,9 +4,10 @@ use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::registers::Avx2;
-use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
+use super::{F32x16, LANES, Lanes, tiles::Tiles};
 
 mod bf16;
+mod numbers;
 mod tails;
 mod tree;
 
@@ -333,46 +334,29 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the four loads of sixteen bytes lie within the numbers, since the last one begins
-        // early.
-        unsafe {
-            let early = 16 - BITS / 2;
-            let order = |first: usize| -> [u8; 16] {
-                std::array::from_fn(|i| match i % 4 {
-                    3 => 0x80,
-                    byte => (first + i / 4 * BITS / 8 + byte) as u8,
-                })
-            };
-            let quarter = |at: usize, order: [u8; 16]| {
-                let order = _mm_loadu_si128(order.as_ptr().cast());
-                let lanes = _mm_shuffle_epi8(_mm_loadu_si128(from.add(at).cast()), order);
-                match BITS {
-                    24 => lanes,
-                    _ => _mm_srlv_epi32(lanes, _mm_setr_epi32(0, 4, 0, 4)),
-                }
-            };
-            let step = BITS / 2;
-            let low = _mm256_set_m128i(quarter(step, order(0)), quarter(0, order(0)));
-            let last = quarter(3 * step - early, order(early));
-            (low, _mm256_set_m128i(last, quarter(2 * step, order(0))))
-        }
+        // SAFETY: the caller's contract.
+        unsafe { numbers::load_lanes::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // Each lane takes the two bytes around its number.
-        let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
-        let mut stream = [0u8; 16];
-        // SAFETY: the caller vouches for the numbers' bytes, and they are at most sixteen.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS);
-            let stream = _mm256_broadcastsi128_si256(_mm_loadu_si128(stream.as_ptr().cast()));
-            let half = |i: usize| {
-                let order = _mm256_loadu_si256(bytes.as_ptr().add(32 * i).cast());
-                let shifts = _mm256_loadu_si256(shifts.as_ptr().add(8 * i).cast());
-                _mm256_srlv_epi32(_mm256_shuffle_epi8(stream, order), shifts)
-            };
-            (half(0), half(1))
-        }
+        // SAFETY: the caller's contract.
+        unsafe { numbers::load_stream::<BITS>(from) }
+    }
+    #[inline(always)]
+    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe { numbers::spread_nibbles(from, to) }
+    }
+    const ADDS_PAIRS: bool = true;
+    #[inline(always)]
+    fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        let products: Self::Int = both!(_mm256_maddubs_epi16(a, b));
+        both!(_mm256_add_epi16(sums, products))
+    }
+    #[inline(always)]
+    fn sums_of_pairs(a: Self::Int) -> Self::Int {
+        let ones = lanes!(_mm256_set1_epi16(1));
+        both!(_mm256_madd_epi16(a, (ones, ones)))
     }
     #[inline(always)]
     unsafe fn load_each(from: *const f32, shift: u32) -> Self {

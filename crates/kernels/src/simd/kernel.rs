@@ -101,6 +101,21 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         Self::dot_bytes(sum, a, b)
     }
+    /// Whether [`add_pairs`](Self::add_pairs) adds in sixteen bits, as the instructions do.
+    const ADDS_PAIRS: bool = false;
+    /// Adds to sums the products of bytes, unsigned in `a` and signed in `b`. The sums are of
+    /// sixteen bits with [`ADDS_PAIRS`](Self::ADDS_PAIRS): a pair of bytes adds to each, and the
+    /// caller sees to it that they suffice. [`sums_of_pairs`](Self::sums_of_pairs) gives those of
+    /// lanes.
+    #[inline(always)]
+    fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
+        Self::dot_bytes(sums, a, b)
+    }
+    /// The sum of each lane's sums of [`add_pairs`](Self::add_pairs).
+    #[inline(always)]
+    fn sums_of_pairs(a: Self::Int) -> Self::Int {
+        a
+    }
     /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
     /// # Safety
     /// `to` is writable for `2 * BITS <= 16` bytes.
@@ -156,6 +171,9 @@ pub trait Kernel: Sized {
     const ONLY_BF16: bool = false;
     /// Whether it multiplies bytes, so that `dotprod` and `i8mm` run it in spite of `ONLY_BF16`.
     const BYTES: bool = false;
+    /// Whether it multiplies bytes by [`F32x16::add_pairs`] where it has to, so that `avx2` runs it
+    /// in spite of `ONLY_BF16`.
+    const PAIRS: bool = false;
 
     /// # Safety
     /// The pointers the kernel holds must be valid for the work it describes. Implementations

@@ -154,6 +154,8 @@ impl Level {
                 Level::I8mm if K::BYTES => kernel.on_i8mm(),
                 #[cfg(target_arch = "aarch64")]
                 Level::Dotprod if K::BYTES => kernel.on_dotprod(),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 if K::PAIRS => kernel.on_avx2(),
                 _ if K::ONLY_BF16 && !cfg!(feature = "reference-tiles") => self.cannot_run(),
                 Level::Scalar | Level::ScalarTiles => kernel.on_scalar(),
                 _ if K::ONLY_BF16 => self.cannot_run(),

@@ -1,0 +1,68 @@
+//! Products of bytes in sums of sixteen bits, for levels without an instruction that adds them up in
+//! lanes.
+
+use super::super::{Call, Mode};
+use super::{BYTES, Bytes};
+use crate::linear::gemm::{Pass, STRIDE, WORDS};
+use crate::simd::{F32x16, Kernel, LANES};
+
+/// The words after which sums of sixteen bits are added to those of lanes: a pair of bytes adds at
+/// most twice 127 times the largest code.
+pub(super) fn most_words(call: &Call) -> usize {
+    match call.bits {
+        2..=4 if call.mode != Mode::Mxfp4 => 8,
+        // Codes are at most 24 or 31.
+        4 | 5 => 4,
+        _ => 2,
+    }
+}
+
+/// [`Weights::add`] in sums of sixteen bits: as a part, so that they stay in registers.
+pub(super) struct Pairs<'a, const ROWS: usize, const PANELS: usize> {
+    pub bytes: &'a Bytes<'a>,
+    pub pass: Pass<PANELS>,
+    pub tile: *const f32,
+    pub sums: *mut f32,
+    /// As [`most_words`].
+    pub most: usize,
+}
+
+impl<const ROWS: usize, const PANELS: usize> Kernel for Pairs<'_, ROWS, PANELS> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = true;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { bytes, pass: Pass { x, panel, at, words }, tile, sums, most } = self;
+        let per_group = bytes.call.group / BYTES;
+        // SAFETY: as in `add`.
+        unsafe {
+            for group in 0..words / per_group {
+                let mut total = [[V::splat_int(0); PANELS]; ROWS];
+                for first in (group * per_group..(group + 1) * per_group).step_by(most) {
+                    let mut pairs = [[V::splat_int(0); PANELS]; ROWS];
+                    for at in first..first + most {
+                        let mut lanes = [V::splat_int(0); PANELS];
+                        for (lanes, x) in lanes.iter_mut().zip(x) {
+                            *lanes = V::load(x.add(at * LANES)).to_bits();
+                        }
+                        for (r, pairs) in pairs.iter_mut().enumerate() {
+                            let word = V::splat(*tile.add(r * STRIDE + at)).to_bits();
+                            for (pairs, lanes) in pairs.iter_mut().zip(lanes) {
+                                *pairs = V::add_pairs(*pairs, word, lanes);
+                            }
+                        }
+                    }
+                    for (total, pairs) in total.iter_mut().zip(pairs) {
+                        for (total, pairs) in total.iter_mut().zip(pairs) {
+                            *total = V::add_int(*total, V::sums_of_pairs(pairs));
+                        }
+                    }
+                }
+                let (index, scales) = (at / per_group + group, tile.add(WORDS + group));
+                bytes.add_scaled::<V, ROWS, PANELS>(total, panel, index, scales, sums);
+            }
+        }
+    }
+}
