@@ -108,6 +108,11 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_half_first(from: *const u16, count: usize) -> Self::Half {
+        // SAFETY: the caller's contract.
+        unsafe { tails::halves(from, count) }
+    }
+    #[inline(always)]
     unsafe fn load_half(from: *const u16) -> Self::Half {
         // SAFETY: sixteen patterns are readable; no alignment is needed.
         unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }

@@ -19,6 +19,49 @@ pub unsafe fn first(count: usize) -> (__m256i, __m256i) {
     }
 }
 
+/// Where the bytes of a vector go that is shifted down by as many bytes as the start is beyond the
+/// first of these; zeros follow.
+const SHIFTED: [u8; 32] = {
+    let mut bytes = [0x80; 32];
+    let mut at = 0;
+    while at < 16 {
+        bytes[at] = at as u8;
+        at += 1;
+    }
+    bytes
+};
+
+/// The first `count <= 16` patterns, then zeros. Calling a function that copies them would take
+/// longer than the work on a short row. Called only on machines with AVX2, from functions that
+/// enable it.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
+    // SAFETY: all that is read are the patterns, and a part of the table.
+    unsafe {
+        if count >= 8 {
+            // The last eight, shifted to their places.
+            let last = _mm_loadu_si128(from.add(count - 8).cast());
+            let order = _mm_loadu_si128(SHIFTED.as_ptr().add(2 * (16 - count)).cast());
+            return (_mm_loadu_si128(from.cast()), _mm_shuffle_epi8(last, order));
+        }
+        let mut first = [0u64; 2];
+        if count >= 4 {
+            let last = from.add(count - 4).cast::<u64>().read_unaligned();
+            first[0] = from.cast::<u64>().read_unaligned();
+            // By two shifts, as one by all bits would be by none.
+            first[1] = last >> (8 * (8 - count)) >> (8 * (8 - count));
+        } else {
+            for at in 0..count {
+                first[0] |= u64::from(*from.add(at)) << (16 * at);
+            }
+        }
+        (_mm_loadu_si128(first.as_ptr().cast()), _mm_setzero_si128())
+    }
+}
+
 /// Lane i is `from[i >> shift]`. Called only on machines with AVX2, from functions that enable it.
 ///
 /// # Safety
