@@ -2,6 +2,8 @@
 //! in registers, while the band's part of x is in the level-one cache. Every product has the order
 //! of [`Dots::dot`].
 
+mod decoded;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -120,7 +122,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                 let lanes = here << shift;
                 for lane in (0..lanes).step_by(LANES) {
                     let place = V::add_int(lane_groups, V::splat_int((lane >> shift) as i32));
-                    for column in 0..count.next_multiple_of(TOGETHER) {
+                    for column in 0..count.next_multiple_of(decoded::COLUMNS) {
                         let row = column.min(count - 1);
                         let scales = of_groups.add(row * LANES);
                         let scales = if V::IN_PLACE {
@@ -134,7 +136,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                         prefetch(from.wrapping_add(bytes), bytes);
                         prefetch_far(from.wrapping_add(LANES * row_bytes), bytes);
                     }
-                    V::part(Chunk::<D> {
+                    let chunk = Chunk::<D> {
                         packed,
                         row_bytes,
                         lanes: LANES.min(lanes - lane),
@@ -145,7 +147,12 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                         sums,
                         scales: of_lanes,
                         dots: PhantomData,
-                    });
+                    };
+                    if const { Part::<V, D>::DECODES_ONCE } && rows > most::<V, D>() {
+                        V::part(decoded::Decoded(chunk));
+                    } else {
+                        V::part(chunk);
+                    }
                     packed = packed.wrapping_add(bytes);
                     x = x.wrapping_add(D::VECTORS * apart);
                 }
@@ -261,12 +268,29 @@ impl<D: Chunks> Chunk<D> {
                 }
             }
             for (c, sums) in sums.into_iter().enumerate() {
-                let scale = Register::read(self.scales.add((column + c) * LANES + part));
-                let to = self.sums.add((column + c) * PITCH + row * LANES + part);
-                for (r, sum) in sums.into_iter().enumerate() {
-                    let to = to.add(r * LANES);
-                    Part::<V, D>::read(to).add_product(sum, scale).write(to);
-                }
+                self.add::<V, R>(sums, [column + c, row], part);
+            }
+        }
+    }
+
+    /// Adds the products of a chunk of a row of weights with `R` rows of x, times the scales.
+    ///
+    /// # Safety
+    /// They exist.
+    #[inline(always)]
+    unsafe fn add<V: F32x16, const R: usize>(
+        &self,
+        products: [Part<V, D>; R],
+        [column, row]: [usize; 2],
+        part: usize,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let scale = Register::read(self.scales.add(column * LANES + part));
+            let to = self.sums.add(column * PITCH + row * LANES + part);
+            for (r, product) in products.into_iter().enumerate() {
+                let to = to.add(r * LANES);
+                Part::<V, D>::read(to).add_product(product, scale).write(to);
             }
         }
     }

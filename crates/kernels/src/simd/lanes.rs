@@ -16,6 +16,8 @@ pub trait Register: Copy + 'static {
     const ROWS: usize;
     /// Rows of x with two sums each, beside weights that are being decoded.
     const DECODED_ROWS: usize;
+    /// Whether weights are decoded once for more rows than those, into memory.
+    const DECODES_ONCE: bool = false;
     fn zero() -> Self;
     /// # Safety
     /// `from` is readable for the lanes; no alignment is needed.

@@ -39,6 +39,7 @@ impl Register for __m256 {
     const LANES: usize = 8;
     const ROWS: usize = 3;
     const DECODED_ROWS: usize = 4;
+    const DECODES_ONCE: bool = true;
     #[inline(always)]
     fn zero() -> Self {
         // SAFETY: used only on a machine with AVX2, as all below.
