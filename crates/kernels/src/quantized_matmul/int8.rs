@@ -21,7 +21,7 @@ use crate::linear::gemm::{EXTRA, Pass, STRIDE, SUMS, WORDS, Weights, multiply};
 use crate::linear::interleaved::interleaved;
 use crate::linear::workspace;
 use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use crate::simd::{F32x16, Kernel, LANES, Lines};
+use crate::simd::{F32x16, LANES, Lines};
 use crate::{Machine, Shared};
 
 /// Bytes in a word.
