@@ -148,7 +148,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                         scales: of_lanes,
                         dots: PhantomData,
                     };
-                    if const { Part::<V, D>::DECODES_ONCE } && rows > most::<V, D>() {
+                    if const { Part::<V, D>::DECODES_ONCE } && rows > 2 * most::<V, D>() {
                         V::part(decoded::Decoded(chunk));
                     } else {
                         V::part(chunk);

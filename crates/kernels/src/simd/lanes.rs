@@ -16,7 +16,7 @@ pub trait Register: Copy + 'static {
     const ROWS: usize;
     /// Rows of x with two sums each, beside weights that are being decoded.
     const DECODED_ROWS: usize;
-    /// Whether weights are decoded once for more rows than those, into memory.
+    /// Whether weights are decoded once for more than two tiles of those, into memory.
     const DECODES_ONCE: bool = false;
     fn zero() -> Self;
     /// # Safety

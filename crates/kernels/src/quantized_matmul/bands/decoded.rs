@@ -1,4 +1,4 @@
-//! Products of a chunk with more rows of x than one tile has: its weights are decoded once for all
+//! Products of a chunk with more rows of x than two tiles have: its weights are decoded once for all
 //! of them, into the level-one cache.
 
 use super::{Chunk, Chunks, Part};
