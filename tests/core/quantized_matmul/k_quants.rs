@@ -191,6 +191,29 @@ fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     })
 }
 
+/// A product and the one of its gradient as MLX's ops, which derivatives of derivatives take.
+#[test]
+fn compositions_agree() -> Checked {
+    on_cpu(|| {
+        for layout in LAYOUTS {
+            let w = matrix(24, 256, layout, 3)?.weight;
+            let (x, g) = (random32(&[3, 256], 4)?, random32(&[3, 24], 5)?);
+            let gradient = vjp(|x: Array| linear(&x, &w), &x, &g)?.1;
+            for y in [linear(&x, &w)?, gradient] {
+                let composed = numbers(&builtin::composition(&y)?[0])?;
+                let largest = composed.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                for (ours, theirs) in numbers(&y)?.into_iter().zip(composed) {
+                    assert!(
+                        (ours - theirs).abs() <= 2e-5 * largest,
+                        "{layout:?}: {ours}, {theirs}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn a_row_is_the_same_alone_and_in_a_batch() -> Checked {
     on_cpu(|| {
