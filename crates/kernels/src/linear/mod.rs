@@ -115,8 +115,8 @@ impl Level {
         return self.dots_bf16();
     }
 
-    /// Whether this level adds up products of bytes in sixteen bits, which suffice for weights of at
-    /// most six bits.
+    /// Whether this level adds up products of bytes in sixteen bits, which suffice for weights of
+    /// at most six bits.
     pub fn adds_pairs_of_bytes(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Level::Avx2;

@@ -118,7 +118,8 @@ pub(super) struct Order {
     pub per_lane: usize,
     /// bf16 patterns instead of f32.
     pub half: bool,
-    /// The bits of an affine format's number, else zero. They count where numbers stay in their places.
+    /// The bits of an affine format's number, else zero. They count where numbers stay in their
+    /// places.
     pub bits: u32,
     /// Rows whose lines alternate.
     pub band: usize,

@@ -9,7 +9,8 @@
 mod pairs;
 mod rounded;
 
-use self::rounded::{Round, Rounded};
+use std::ops::Range;
+
 use super::finish::Finish;
 use super::format::{Affine, Floats, Format, Scales};
 use super::k_quant::Blocks;
@@ -17,19 +18,13 @@ use super::prefill;
 use super::{Call, Mode, with_format};
 use crate::element::Float;
 use crate::linear::arithmetic::InF32;
-use crate::linear::gemm::{EXTRA, Pass, STRIDE, SUMS, WORDS, Weights, multiply};
+use crate::linear::gemm::{Pass, STRIDE, SUMS, WORDS, Weights, multiply};
 use crate::linear::interleaved::interleaved;
 use crate::linear::workspace;
 use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use crate::simd::{F32x16, LANES, Lines};
+use crate::simd::{F32x16, Kernel, LANES, Lines};
 use crate::{Machine, Shared};
-
-/// Bytes in a word.
-const BYTES: usize = 4;
-/// The most groups of a row in a tile that have biases too.
-const GROUPS: usize = WORDS * BYTES / 32;
-/// Groups of 16 have scales alone, and codes around 32.
-const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
+use rounded::{BYTES, GROUPS, Rounded, scaled};
 
 /// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
 /// and a tile has room for the scales of groups of 16, but not for biases too. Sums of sixteen bits
@@ -58,7 +53,9 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
         prefill::normalized::<T>(machine, call, &|x| {
             workspace::with(m * k / BYTES + 2 * scales, &|room| {
                 let scales_at = room.wrapping_add(m * k / BYTES);
-                let x8 = Rounded { words: room, scales: scales_at, count: scales, panels, groups };
+                let centered = call.mode == Mode::KQuant && call.group < 32;
+                let (words, count) = (room, scales);
+                let x8 = Rounded { words, scales: scales_at, count, panels, groups, centered };
                 let from = Shared(x.cast_mut());
                 machine.pool.for_each(panels, 5 * LANES * k, &|panels| {
                     let x = from.get().cast_const();
@@ -76,6 +73,69 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     }
 }
 
+/// Rounds panels of x.
+struct Round<'a, T> {
+    x: *const T,
+    m: usize,
+    k: usize,
+    group: usize,
+    to: &'a Rounded,
+    panels: Range<usize>,
+}
+
+impl<T: Float> Kernel for Round<'_, T> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = Self::BF16;
+    const BYTES: bool = true;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        for panel in self.panels {
+            for lane in 0..LANES {
+                let row = panel * LANES + lane;
+                for group in 0..self.to.groups {
+                    // SAFETY: the group lies within its row, and every lane has a scale and a sum.
+                    unsafe {
+                        let (mut scale, mut sum) = (0.0, 0.0);
+                        if row < self.m {
+                            let at = row * self.k + group * self.group;
+                            let bytes = self.to.words.cast::<u8>().add(at);
+                            (scale, sum) = round::<V, T>(self.x.add(at), self.group, bytes);
+                        }
+                        *self.to.scales(panel, group).add(lane) = scale;
+                        *self.to.sums(panel, group).add(lane) = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
+/// finite, neither are the scale and the products of the group.
+#[inline(always)]
+unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
+    let mut most = V::splat(0.0);
+    let mut sum = V::splat(0.0);
+    // SAFETY: the caller's group, of a multiple of sixteen elements.
+    unsafe {
+        for at in (0..group).step_by(LANES) {
+            most = most.max(T::load::<V>(x.add(at)).abs());
+        }
+        let most = most.reduce_max();
+        // The smallest numbers, whose inverse would be infinite, become zero.
+        let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
+        for at in (0..group).step_by(LANES) {
+            let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
+            V::store_bytes(rounded.to_int(), to.add(at));
+            sum = sum + rounded;
+        }
+        let scale = most / 127.0;
+        (scale, scale * sum.reduce_add())
+    }
+}
+
 /// One matrix of a call, for the x of that call.
 struct Bytes<'a> {
     call: &'a Call<'a>,
@@ -87,39 +147,6 @@ struct Bytes<'a> {
 unsafe impl Sync for Bytes<'_> {}
 
 impl Bytes<'_> {
-    /// Whether groups have no biases, and codes are around 32.
-    fn centered(&self) -> bool {
-        self.call.mode == Mode::KQuant && self.call.group < 32
-    }
-
-    /// Adds the scaled totals of a group to `sums`. The scales of a tile's rows are [`STRIDE`]
-    /// apart.
-    ///
-    /// # Safety
-    /// They exist, as do panels and the group; `sums` has sixteen for each panel.
-    #[inline(always)]
-    unsafe fn add_scaled<V: F32x16, const ROWS: usize, const PANELS: usize>(
-        &self,
-        totals: [[V::Int; PANELS]; ROWS],
-        panel: usize,
-        group: usize,
-        scales: *const f32,
-        sums: *mut f32,
-    ) {
-        let centered = self.centered();
-        for p in 0..PANELS {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let x = self.x.group::<V>(panel + p, group);
-                for (r, total) in totals.iter().enumerate() {
-                    let to = sums.add(r * SUMS + p * LANES);
-                    let before = if group > 0 { V::load(to) } else { V::splat(0.0) };
-                    scaled(total[p], scales.add(r * STRIDE), centered, x, before).store(to);
-                }
-            }
-        }
-    }
-
     /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
     ///
     /// # Safety
@@ -150,7 +177,8 @@ impl Bytes<'_> {
             let groups = len * BYTES / group;
             let to = out.add(WORDS);
             if let Some(blocks) = blocks {
-                let biases = if self.centered() { std::ptr::null_mut() } else { to.add(GROUPS) };
+                let no_biases = self.x.centered;
+                let biases = if no_biases { std::ptr::null_mut() } else { to.add(GROUPS) };
                 return blocks.write::<V>(scales.scales, len * BYTES, to, biases);
             }
             for at in (0..groups).step_by(LANES) {
@@ -220,11 +248,11 @@ impl Weights<InF32> for Bytes<'_> {
         sums: *mut f32,
     ) {
         if const { V::ADDS_PAIRS } {
+            let (x, per_group) = (self.x, self.call.group / BYTES);
             let most = pairs::most_words(self.call);
+            let part = pairs::Pairs::<ROWS, PANELS> { x, per_group, pass, tile, sums, most };
             // SAFETY: the caller's contract.
-            return unsafe {
-                V::part(pairs::Pairs::<ROWS, PANELS> { bytes: self, pass, tile, sums, most })
-            };
+            return unsafe { V::part(part) };
         }
         let Pass { x, panel, at, words } = pass;
         let per_group = self.call.group / BYTES;
@@ -247,7 +275,7 @@ impl Weights<InF32> for Bytes<'_> {
                     }
                 }
                 let scales = tile.add(WORDS + group);
-                self.add_scaled::<V, ROWS, PANELS>(total, panel, first + group, scales, sums);
+                self.x.add_scaled::<V, ROWS, PANELS>(total, panel, first + group, scales, sums);
             }
         }
     }
@@ -267,7 +295,6 @@ impl Weights<InF32> for Bytes<'_> {
         let mut totals = Lines::<{ TILE_ROWS * WIDTH }>::uninit();
         let totals = totals.as_mut_ptr();
         let per_group = self.call.group / BYTES;
-        let centered = self.centered();
         // SAFETY: as in `add`; the totals have room for all sums.
         unsafe {
             for start in (0..words).step_by(per_group) {
@@ -290,32 +317,10 @@ impl Weights<InF32> for Bytes<'_> {
                         let total = V::load(totals.add(r * WIDTH + p * LANES)).to_bits();
                         let scale = tile.add(r * STRIDE + WORDS + group);
                         let before = if index > 0 { V::load(to) } else { V::splat(0.0) };
-                        scaled(total, scale, centered, x, before).store(to);
+                        scaled(total, scale, self.x.centered, x, before).store(to);
                     }
                 }
             }
         }
     }
-}
-
-/// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
-/// `x` is what [`Rounded::group`] returns.
-///
-/// # Safety
-/// The scale exists, and [`GROUPS`] floats behind it the bias unless the codes are `centered`.
-#[inline(always)]
-unsafe fn scaled<V: F32x16>(
-    total: V::Int,
-    scale: *const f32,
-    centered: bool,
-    x: [V; 2],
-    before: V,
-) -> V {
-    // SAFETY: the caller's contract.
-    let (scale, bias) = unsafe {
-        let bias = if centered { -32.0 * *scale } else { *scale.add(GROUPS) };
-        (V::splat(*scale), V::splat(bias))
-    };
-    let [of_x, sum_of_x] = x;
-    V::from_int(total).mul_add(scale * of_x, bias.mul_add(sum_of_x, before))
 }

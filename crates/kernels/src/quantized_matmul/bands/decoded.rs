@@ -1,7 +1,7 @@
-//! Products of a chunk with more rows of x than two tiles have: its weights are decoded once for all
-//! of them, into the level-one cache.
+//! Products of a chunk with more rows of x than two tiles have: its weights are decoded once for
+//! all of them, into the level-one cache.
 
-use super::{Chunk, Chunks, Part};
+use super::chunk::{Chunk, Chunks, Part};
 use crate::linear::arithmetic::Arithmetic;
 use crate::simd::{F32x16, Kernel, LANES, Lines, Register};
 

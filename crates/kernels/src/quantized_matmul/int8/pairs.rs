@@ -1,8 +1,8 @@
-//! Products of bytes in sums of sixteen bits, for levels without an instruction that adds them up in
-//! lanes.
+//! Products of bytes in sums of sixteen bits, for levels without an instruction that adds them up
+//! in lanes.
 
 use super::super::{Call, Mode};
-use super::{BYTES, Bytes};
+use super::rounded::Rounded;
 use crate::linear::gemm::{Pass, STRIDE, WORDS};
 use crate::simd::{F32x16, Kernel, LANES};
 
@@ -17,9 +17,12 @@ pub(super) fn most_words(call: &Call) -> usize {
     }
 }
 
-/// [`Weights::add`] in sums of sixteen bits: as a part, so that they stay in registers.
+/// [`Weights::add`](crate::linear::gemm::Weights::add) in sums of sixteen bits: as a part, so that
+/// they stay in registers.
 pub(super) struct Pairs<'a, const ROWS: usize, const PANELS: usize> {
-    pub bytes: &'a Bytes<'a>,
+    pub x: &'a Rounded,
+    /// Words of a group.
+    pub per_group: usize,
     pub pass: Pass<PANELS>,
     pub tile: *const f32,
     pub sums: *mut f32,
@@ -34,8 +37,8 @@ impl<const ROWS: usize, const PANELS: usize> Kernel for Pairs<'_, ROWS, PANELS> 
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { bytes, pass: Pass { x, panel, at, words }, tile, sums, most } = self;
-        let per_group = bytes.call.group / BYTES;
+        let Self { x: rounded, per_group, pass, tile, sums, most } = self;
+        let Pass { x, panel, at, words } = pass;
         // SAFETY: as in `add`.
         unsafe {
             for group in 0..words / per_group {
@@ -61,7 +64,7 @@ impl<const ROWS: usize, const PANELS: usize> Kernel for Pairs<'_, ROWS, PANELS> 
                     }
                 }
                 let (index, scales) = (at / per_group + group, tile.add(WORDS + group));
-                bytes.add_scaled::<V, ROWS, PANELS>(total, panel, index, scales, sums);
+                rounded.add_scaled::<V, ROWS, PANELS>(total, panel, index, scales, sums);
             }
         }
     }

@@ -1,12 +1,17 @@
-//! The rows of x in bytes.
+//! x in bytes, with the scales and sums of its groups, and what a group's products add.
 
-use std::ops::Range;
+use crate::linear::gemm::{EXTRA, STRIDE, SUMS, WORDS};
+use crate::simd::{F32x16, LANES};
 
-use crate::element::Float;
-use crate::simd::{F32x16, Kernel, LANES};
+/// Bytes in a word.
+pub const BYTES: usize = 4;
+/// The most groups of a row in a tile that have biases too.
+pub const GROUPS: usize = WORDS * BYTES / 32;
+/// Groups of 16 have scales alone, and codes around 32.
+const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 
 /// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums laid out alike.
-pub(super) struct Rounded {
+pub struct Rounded {
     pub words: *mut f32,
     pub scales: *mut f32,
     /// Scales in all.
@@ -14,6 +19,8 @@ pub(super) struct Rounded {
     pub panels: usize,
     /// Groups in a row.
     pub groups: usize,
+    /// Whether the groups of the weights have no biases, and codes around 32.
+    pub centered: bool,
 }
 
 // SAFETY: written by `Round` alone, each panel by one thread, before anyone reads.
@@ -22,13 +29,13 @@ unsafe impl Sync for Rounded {}
 impl Rounded {
     /// Scales of a panel's sixteen rows for one group.
     #[inline(always)]
-    fn scales(&self, panel: usize, group: usize) -> *mut f32 {
+    pub fn scales(&self, panel: usize, group: usize) -> *mut f32 {
         self.scales.wrapping_add((panel * self.groups + group) * LANES)
     }
 
     /// Scaled sums of the rounded x of a panel's sixteen rows for one group.
     #[inline(always)]
-    fn sums(&self, panel: usize, group: usize) -> *mut f32 {
+    pub fn sums(&self, panel: usize, group: usize) -> *mut f32 {
         self.scales(panel, group).wrapping_add(self.count)
     }
 
@@ -41,67 +48,53 @@ impl Rounded {
         // SAFETY: the caller's contract; each is sixteen floats.
         unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
     }
-}
 
-/// Rounds panels of x.
-pub(super) struct Round<'a, T> {
-    pub x: *const T,
-    pub m: usize,
-    pub k: usize,
-    pub group: usize,
-    pub to: &'a Rounded,
-    pub panels: Range<usize>,
-}
-
-impl<T: Float> Kernel for Round<'_, T> {
-    const BF16: bool = true;
-    const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = true;
-    const PAIRS: bool = true;
-
+    /// Adds the scaled totals of a group to `sums`. The scales of a tile's rows are [`STRIDE`]
+    /// apart.
+    ///
+    /// # Safety
+    /// They exist, as do panels and the group; `sums` has sixteen for each panel.
     #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        for panel in self.panels {
-            for lane in 0..LANES {
-                let row = panel * LANES + lane;
-                for group in 0..self.to.groups {
-                    // SAFETY: the group lies within its row, and every lane has a scale and a sum.
-                    unsafe {
-                        let (mut scale, mut sum) = (0.0, 0.0);
-                        if row < self.m {
-                            let at = row * self.k + group * self.group;
-                            let bytes = self.to.words.cast::<u8>().add(at);
-                            (scale, sum) = round::<V, T>(self.x.add(at), self.group, bytes);
-                        }
-                        *self.to.scales(panel, group).add(lane) = scale;
-                        *self.to.sums(panel, group).add(lane) = sum;
-                    }
+    pub unsafe fn add_scaled<V: F32x16, const ROWS: usize, const PANELS: usize>(
+        &self,
+        totals: [[V::Int; PANELS]; ROWS],
+        panel: usize,
+        group: usize,
+        scales: *const f32,
+        sums: *mut f32,
+    ) {
+        for p in 0..PANELS {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let x = self.group::<V>(panel + p, group);
+                for (r, total) in totals.iter().enumerate() {
+                    let to = sums.add(r * SUMS + p * LANES);
+                    let before = if group > 0 { V::load(to) } else { V::splat(0.0) };
+                    scaled(total[p], scales.add(r * STRIDE), self.centered, x, before).store(to);
                 }
             }
         }
     }
 }
 
-/// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
-/// finite, neither are the scale and the products of the group.
+/// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
+/// `x` is what [`Rounded::group`] returns.
+///
+/// # Safety
+/// The scale exists, and [`GROUPS`] floats behind it the bias unless the codes are `centered`.
 #[inline(always)]
-unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
-    let mut most = V::splat(0.0);
-    let mut sum = V::splat(0.0);
-    // SAFETY: the caller's group, of a multiple of sixteen elements.
-    unsafe {
-        for at in (0..group).step_by(LANES) {
-            most = most.max(T::load::<V>(x.add(at)).abs());
-        }
-        let most = most.reduce_max();
-        // The smallest numbers, whose inverse would be infinite, become zero.
-        let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
-        for at in (0..group).step_by(LANES) {
-            let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
-            V::store_bytes(rounded.to_int(), to.add(at));
-            sum = sum + rounded;
-        }
-        let scale = most / 127.0;
-        (scale, scale * sum.reduce_add())
-    }
+pub unsafe fn scaled<V: F32x16>(
+    total: V::Int,
+    scale: *const f32,
+    centered: bool,
+    x: [V; 2],
+    before: V,
+) -> V {
+    // SAFETY: the caller's contract.
+    let (scale, bias) = unsafe {
+        let bias = if centered { -32.0 * *scale } else { *scale.add(GROUPS) };
+        (V::splat(*scale), V::splat(bias))
+    };
+    let [of_x, sum_of_x] = x;
+    V::from_int(total).mul_add(scale * of_x, bias.mul_add(sum_of_x, before))
 }
