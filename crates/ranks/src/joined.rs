@@ -160,13 +160,11 @@ impl Joined {
         if device::current()? == Device::Cpu {
             return Err(Error::argument(op, "a GPU, which NCCL connects, got the CPU"));
         }
-        match OF_NCCL.contains(&x.dtype()) {
-            true => Ok(()),
-            false => {
-                let expected = format_args!("a type that NCCL exchanges, got {}", x.dtype());
-                Err(Error::argument(op, expected))
-            }
+        let dtype = x.dtype();
+        if OF_NCCL.contains(&dtype) {
+            return Ok(());
         }
+        Err(Error::argument(op, format_args!("a type that NCCL exchanges, got {dtype}")))
     }
 
     /// The connections between all ranks.
