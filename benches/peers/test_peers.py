@@ -269,11 +269,11 @@ class Alternate(unittest.TestCase):
             while alternate.speed(player.turns, 4) is None and len(player.turns) < 100:
                 player.turn(0.3)
             self.assertGreater(alternate.speed(player.turns, 4), 0)
-            seen = []
-            while len(seen) < 30 and len(set(seen[-3:])) != 1 or len(seen) < 3:
+            counts = [len(player.lines)]
+            while len(counts) < 30 and counts[-3:] != 3 * counts[-1:]:
                 alternate.time.sleep(0.3)  # a busy machine may read the last lines late
-                seen.append(len(player.lines))
-            self.assertEqual(len(set(seen[-3:])), 1, "a program that is stopped prints nothing")
+                counts.append(len(player.lines))
+            self.assertEqual(counts[-3:], 3 * counts[-1:], "a stopped program prints nothing")
         finally:
             player.end()
 

@@ -108,7 +108,8 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
 
 /// One over the power of two that the numbers at a position of lanes are multiples of, with
 /// [`F32x16::IN_PLACE`] and `bits` bits for each of `per_lane` numbers. The last one of 32 bits is
-/// shifted down, since it would be converted as signed.
+/// shifted down, since it would be converted as signed. An element of x times this is exact unless
+/// it is smaller than 2^-98, where the product would need more bits than the smallest floats have.
 #[inline(always)]
 pub(super) fn one_of_place(bits: usize, per_lane: usize, position: usize) -> f32 {
     let last = bits * per_lane == 32 && position + 1 == per_lane;
