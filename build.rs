@@ -291,7 +291,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     // Unoptimized MLX templates are slow. More gains nothing: C++ has no loop over elements.
     config
         .profile("Release")
-        .define("CMAKE_CXX_FLAGS_RELEASE", "-O1 -DNDEBUG")
+        .define("CMAKE_CXX_FLAGS_RELEASE", "-Os -DNDEBUG")
         .build_target("mlx_primitives_cpp")
         .define("MLX_DIR", mlx.prefix.join("share/cmake/MLX"))
         .define("MLX_HEADER_VERSION", &mlx.version)

@@ -29,8 +29,6 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 
-mod wired;
-
 use crate::array::{Array, to_list};
 use crate::device::{self, Device};
 use crate::error::Result;
@@ -50,10 +48,6 @@ pub fn prefetch<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     }
     Ok(ffi::prefetch(&to_list(arrays))?)
 }
-
-#[doc(hidden)]
-pub use wired::{Ledger, Limits, Mlx};
-pub use wired::{Wired, recommended_working_set, wire};
 
 /// The bytes of live arrays.
 pub fn active_memory() -> usize {
@@ -113,8 +107,8 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 
 /// Sets how many bytes stay resident for the GPU, and returns the previous limit. The default is 0.
 ///
-/// This is of use only on macOS 15 and later, where the system does not page out a model with wired
-/// weights between tokens; [`wire`] sets the limit for as long as a value lives. Without a GPU the
+/// This is of use only on macOS 15 and later, which may page out weights between tokens unless the
+/// limit has room for them. It should be at most [`recommended_working_set`]. Without a GPU the
 /// call changes nothing and returns 0.
 ///
 /// # Errors
@@ -131,6 +125,19 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 /// ```
 pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_wired_limit(bytes)?)
+}
+
+/// The bytes that the system recommends to keep resident for the GPU at most; `None` on a CPU, and
+/// on a GPU that is not Apple's.
+///
+/// # Errors
+///
+/// Returns an error if the system cannot be asked for its GPU.
+pub fn recommended_working_set() -> Result<Option<usize>> {
+    if device::current()? == Device::Cpu {
+        return Ok(None);
+    }
+    Ok(Some(ffi::recommended_working_set()?).filter(|&bytes| bytes > 0))
 }
 
 /// The size of Linux's large pages.

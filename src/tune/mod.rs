@@ -33,7 +33,6 @@
 //! ```
 
 mod file;
-mod measure;
 mod neural;
 mod process;
 mod scope;
@@ -47,7 +46,6 @@ use crate::array::Array;
 use crate::dtype::Dtype;
 
 pub use file::{Key, path};
-pub use measure::agree;
 #[doc(hidden)]
 pub use neural::has_kernels as has_neural_kernels;
 pub(crate) use scope::chosen;

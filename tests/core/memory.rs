@@ -4,7 +4,6 @@
 //! with one test and an environment variable.
 
 mod peaks;
-mod wired;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};

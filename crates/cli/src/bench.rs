@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Result<()> {
     let positions = [args.context, args.context, args.prompt_tokens, args.generation_tokens];
     let positions = positions.into_iter().map(|tokens| tokens as usize).sum();
     let cache = wired::cache(&llama, args.kv.kind(), positions);
-    let _resident = Resident::with_slack(llama.nbytes().saturating_add(cache));
+    let _resident = Resident::new(llama.nbytes().saturating_add(cache));
     let bench = Bench::new(&llama, args.kv.kind(), args.context)?;
     let (prompt, generation) = (args.prompt_tokens as usize, args.generation_tokens as usize);
     let bar = progress(u64::from(args.num_trials) + 1)?.with_message("trials");

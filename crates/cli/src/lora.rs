@@ -33,7 +33,7 @@ pub fn run(args: Args) -> Result<()> {
         Some(path) => (crate::loading::load(path, None)?, ChatTemplate::load(path)?),
         None => (Checkpoint::demo()?, None),
     };
-    let _resident = Resident::with_slack(checkpoint.llama.nbytes());
+    let _resident = Resident::new(checkpoint.llama.nbytes());
     let read = |name: &str| -> Result<Option<Dataset>> {
         let path = run.data.join(name);
         if !path.exists() {

@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         ));
     }
     let cache = wired::cache(&checkpoint.llama, CacheKind::Plain, tokens.len().min(window));
-    let _resident = Resident::with_slack(checkpoint.llama.nbytes().saturating_add(cache));
+    let _resident = Resident::new(checkpoint.llama.nbytes().saturating_add(cache));
     let bar = progress(tokens.len().saturating_sub(1) as u64)?.with_message("tokens");
     let score = checkpoint
         .llama

@@ -1,7 +1,6 @@
 //! The common parts of `generate` and `chat`: their options, and the models and templates that they
 //! load.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
@@ -145,9 +144,8 @@ pub struct Session {
     prompt_lookup: bool,
     /// Set by Ctrl-C; the text then ends.
     pub stop: Arc<AtomicBool>,
-    _weights: Resident,
-    /// The keys and values of the last text.
-    caches: RefCell<Resident>,
+    /// The models, and the keys and values of the last text.
+    resident: Resident,
 }
 
 impl TextArgs {
@@ -200,8 +198,7 @@ impl Session {
         let draft_tokens = args.num_draft_tokens;
         let models = [Some(&checkpoint), draft.as_ref()].into_iter().flatten();
         let weights = models.map(|model| model.llama.nbytes()).sum();
-        let _weights = Resident::with_slack(weights);
-        let caches = RefCell::default();
+        let resident = Resident::new(weights);
         Ok(Self {
             checkpoint,
             draft,
@@ -211,8 +208,7 @@ impl Session {
             draft_tokens,
             prompt_lookup: args.prompt_lookup,
             stop,
-            _weights,
-            caches,
+            resident,
         })
     }
 
@@ -253,9 +249,7 @@ impl Session {
         let positions = prompt.len().saturating_add(self.options.max_tokens);
         let models = [Some(&self.checkpoint), self.draft.as_ref()].into_iter().flatten();
         let bytes = models.map(|model| wired::cache(&model.llama, self.options.cache, positions));
-        // Asked for before the last ones are given back.
-        let caches = Resident::new(bytes.fold(0, usize::saturating_add));
-        self.caches.replace(caches);
+        self.resident.with_caches(bytes.fold(0, usize::saturating_add));
         let mut generation = self.checkpoint.generate_text(prompt, &self.options)?;
         if let Some(cache) = cache {
             generation = generation.with_cache(cache)?;

@@ -1,40 +1,55 @@
 //! Keeps the memory of a command's models resident for the GPU, where the system offers that.
 //! Otherwise macOS pages weights out between tokens once they take most of the memory.
 
-use mlx_primitives::memory::{self, Wired};
+use std::cell::Cell;
+
+use anyhow::Result;
+use mlx_primitives::memory;
 use mlx_primitives_llama::{CacheKind, Llama, estimate};
 
 use crate::output;
 
-/// Memory that is given back when this is dropped.
-#[derive(Default)]
-pub struct Resident(#[allow(dead_code)] Option<Wired<'static>>);
+/// Memory that is given back when this is dropped. A command has one of these at a time.
+pub struct Resident {
+    /// The bytes of models, and of what a step computes.
+    models: usize,
+    /// The limit before, once it has changed.
+    before: Cell<Option<usize>>,
+}
 
 impl Resident {
-    /// Up to this many bytes. Where the system refuses them, the command says so and goes on,
-    /// slower.
-    pub fn new(bytes: usize) -> Self {
-        match memory::wire(bytes) {
-            Ok(wired) => Self(Some(wired)),
-            Err(error) => {
-                output::eprintln(format_args!(
-                    "note: the model may be paged out between tokens: {error}"
-                ));
-                Self(None)
-            }
-        }
+    /// Models of this many bytes, and a step of theirs.
+    pub fn new(models: usize) -> Self {
+        // A prompt's step of 512 tokens computes some hundred megabytes at a time, more for larger
+        // models. Chosen, not measured.
+        let step = (512 << 20) + models / 16;
+        let resident = Self { models: models.saturating_add(step), before: Cell::default() };
+        resident.with_caches(0);
+        resident
     }
 
-    /// These bytes, and those of what a step of the model computes.
-    pub fn with_slack(bytes: usize) -> Self {
-        Self::new(bytes.saturating_add(slack(bytes)))
+    /// Caches of this many bytes instead of the last ones. Where the system refuses them, the
+    /// command says so and goes on, slower.
+    pub fn with_caches(&self, bytes: usize) {
+        let wire = || -> Result<()> {
+            let Some(most) = memory::recommended_working_set()? else { return Ok(()) };
+            let last = memory::set_wired_limit(most.min(self.models.saturating_add(bytes)))?;
+            self.before.set(self.before.get().or(Some(last)));
+            Ok(())
+        };
+        if let Err(error) = wire() {
+            output::eprintln(format_args!(
+                "note: the model may be paged out between tokens: {error}"
+            ));
+        }
     }
 }
 
-/// A prompt's step of 512 tokens computes some hundred megabytes at a time, more for larger models.
-/// Chosen, not measured.
-fn slack(bytes: usize) -> usize {
-    (512 << 20) + bytes / 16
+impl Drop for Resident {
+    fn drop(&mut self) {
+        // A lower limit is never refused, and there would be nobody to tell.
+        let _ = self.before.get().map(memory::set_wired_limit);
+    }
 }
 
 /// The bytes of keys and values of this many positions, or of as many as the model takes.

@@ -5,6 +5,7 @@ mod inputs;
 mod measure;
 mod plan;
 mod plot;
+mod race;
 mod report;
 mod roofline;
 mod table;

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mlx_primitives::device::{Device, with_device};
-use mlx_primitives::tune::{Choices, Measured, agree, classes_of, with_choices};
+use mlx_primitives::tune::{Choices, Measured, classes_of, with_choices};
 use mlx_primitives::{Array, memory};
 
 use super::cases::{self, Case, Inputs, Kind, Size};
 use super::measure::{calls, competitor};
+use super::race::{agree, race};
 use super::timing::Effort;
 use super::{CACHE_LIMIT, workloads};
 use crate::kernels::simulates;
@@ -68,7 +69,7 @@ fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<Str
     let calls = with_choices(sides[0].clone(), || calls(case.kind, &inputs))?;
     let [mut ours, mut mlx] = [0, 1].map(|_| competitor(calls, &inputs, &inputs.ours));
     let start = Instant::now();
-    let measured = Measured::race(
+    let measured = race(
         || with_choices(sides[0].clone(), &mut ours.run),
         || with_choices(sides[1].clone(), &mut mlx.run),
         &|| start.elapsed(),
