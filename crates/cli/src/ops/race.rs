@@ -6,8 +6,8 @@ use mlx_primitives::tune::Measured;
 use mlx_primitives::{Array, Dtype};
 
 /// Times two functions in turn until the budget is spent or one returns an error, by a clock that
-/// returns the time since a fixed moment: at least three rounds, or one if that takes five times the
-/// budget, and at most a thousand. The times are medians.
+/// returns the time since a fixed moment: at least three rounds, or one if that takes five times
+/// the budget, and at most a thousand. The times are medians.
 pub fn race<E>(
     mut ours: impl FnMut() -> Result<(), E>,
     mut mlx: impl FnMut() -> Result<(), E>,
