@@ -149,9 +149,18 @@ impl Weights<InBf16> for Dense<Bf16> {
                 }
                 return;
             }
-            for i in 0..rows {
-                let to = out.add(i * stride);
-                std::ptr::copy_nonoverlapping(w.add((row + i) * depth + k), to, len);
+            let w = w.add(row * depth + k);
+            let whole = len / (2 * LANES) * (2 * LANES);
+            // All rows at once: more of them are on their way from memory.
+            for at in (0..whole).step_by(2 * LANES) {
+                for i in 0..rows {
+                    let words = V::load(w.add(i * depth + at).cast());
+                    words.store(out.add(i * stride + at).cast());
+                }
+            }
+            for i in 0..if whole < len { rows } else { 0 } {
+                let (from, to) = (w.add(i * depth + whole), out.add(i * stride + whole));
+                std::ptr::copy_nonoverlapping(from, to, len - whole);
             }
         }
     }

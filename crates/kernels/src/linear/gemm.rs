@@ -15,18 +15,19 @@ use super::arithmetic::Arithmetic;
 pub use super::epilogue::Epilogue;
 use super::epilogue::{self, OnLevel, Steps};
 use super::interleaved::Interleaved;
-use super::sums::BLOCK_ROWS;
 pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
+use super::sums::{BLOCK_ROWS, MOST_ROWS};
 pub use super::weights::{Extents, Places, Weights};
 
 /// Rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// Rows of weights in a block of tiles, if x exceeds the second-level cache: it is read from the
-/// third-level cache again for each block.
-const FAR_COLUMNS: usize = 8 * TILE_ROWS;
-/// The most columns of a block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
-const MOST_COLUMNS: usize = if cfg!(target_arch = "x86_64") { FAR_COLUMNS } else { BLOCK_COLUMNS };
+/// Rows of weights in a block of tiles, whose factors are read from beyond the second-level cache
+/// for each block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
+const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
+    true => 8 * TILE_ROWS,
+    false => BLOCK_COLUMNS,
+};
 /// Tiles of weights that lie across, which are unpacked together: more of a row at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
@@ -57,14 +58,16 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     steps: &dyn Steps,
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
+    let in_tiles = in_tiles(machine, weights);
+    let (tile, mut rows, columns) = match in_tiles {
+        true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
+        false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
+    };
+    let mut tiles = columns / tile;
     // Use smaller blocks if there are too few blocks for the threads to end at one time. With four
     // threads or more, products in tiles use smaller blocks too, if x stays in the second-level
     // cache.
-    let in_tiles = in_tiles(machine, weights);
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
-    let tile = if in_tiles { TILE_ROWS } else { TILE };
-    let columns = if in_tiles && !near { MOST_COLUMNS } else { BLOCK_COLUMNS };
-    let (mut rows, mut tiles) = (BLOCK_ROWS, columns / tile);
     let threads = machine.pool.threads();
     let blocks = match (in_tiles, near && threads >= 4) {
         (true, true) => 16 * threads,
@@ -72,6 +75,9 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
         (false, _) => 10 * threads,
     };
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
+    if count(rows, tiles) < blocks {
+        rows = BLOCK_ROWS;
+    }
     while count(rows, tiles) < blocks && tiles > 1 {
         tiles /= 2;
     }
@@ -126,7 +132,9 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
         let mut sums = Lines::<{ MOST_COLUMNS * SUMS }>::uninit();
         let (tile, sums) = (tile.as_mut_ptr(), sums.as_mut_ptr());
         let Self { blocks, items, steps } = self;
-        let across = blocks.extents.n.div_ceil(blocks.columns);
+        let Extents { m, n, .. } = blocks.extents;
+        let [down, across] =
+            [(m, blocks.rows), (n, blocks.columns)].map(|(all, block)| all.div_ceil(block));
         // SAFETY: the tile has room for its rows, and all of them are multiplied; `in_tiles` says
         // that the level multiplies tiles.
         unsafe {
@@ -136,8 +144,12 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
             }
         }
         for item in items {
-            let (row, column) = (item / across * blocks.rows, item % across * blocks.columns);
-            let Extents { m, n, .. } = blocks.extents;
+            // Blocks of tiles that follow each other share weights, others x.
+            let (row, column) = match blocks.in_tiles() {
+                true => (item % down, item / down),
+                false => (item / across, item % across),
+            };
+            let (row, column) = (row * blocks.rows, column * blocks.columns);
             let (rows, columns) = (blocks.rows.min(m - row), blocks.columns.min(n - column));
             // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
             unsafe {
