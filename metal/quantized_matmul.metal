@@ -7,7 +7,7 @@
 template <typename T, uint BITS, uint FLOATS, uint R>
 struct Weights {
   piece_t<BITS> pieces[R * Pieces<BITS>::count];
-  scale_t<T, FLOATS> scales[R];
+  typename Scales<T, BITS, FLOATS>::stored scales[R];
   T biases[R];
 };
 
@@ -27,8 +27,8 @@ METAL_FUNC void load_weights(
     const uint own = (k >> params.group_shift) + row * groups;
     load_pieces<BITS>(
         part.packed, k / QUANTIZED_VALUES + row * units, weights.pieces + r * Pieces<BITS>::count);
-    weights.scales[r] = stored_scale<T, FLOATS>(part, own);
-    if (!FLOATS) {
+    weights.scales[r] = Scales<T, BITS, FLOATS>::load(part, own);
+    if (FLOATS == INTEGERS) {
       weights.biases[r] = ((const device T*)part.biases)[own];
     }
   }
@@ -50,8 +50,8 @@ METAL_FUNC void add_products(
   uint words[R * F::words];
   for (uint r = 0; r < R; r++) {
     unpack<BITS>(loaded.pieces + r * Pieces<BITS>::count, words + r * F::words);
-    scale[r] = scale_number<T, FLOATS>(loaded.scales[r]);
-    offset[r] = FLOATS ? 0.0f : float(loaded.biases[r]);
+    scale[r] = Scales<T, BITS, FLOATS>::number(loaded.scales[r]);
+    offset[r] = Scales<T, BITS, FLOATS>::bias(loaded.scales[r], loaded.biases[r]);
     offset[r] = fma(-added_number<T, BITS, FLOATS>(), scale[r], offset[r]);
   }
   float dots[M][R];
@@ -82,7 +82,8 @@ METAL_FUNC void add_products(
     const float total = totals[m * SIMD_WIDTH];
     for (uint r = 0; r < R; r++) {
       const float sum = sums[m * R + r];
-      sums[m * R + r] = fma(scale[r], dots[m][r], FLOATS ? sum : fma(offset[r], total, sum));
+      const float added = are_floats(FLOATS) ? sum : fma(offset[r], total, sum);
+      sums[m * R + r] = fma(scale[r], dots[m][r], added);
     }
   }
 }
@@ -146,8 +147,7 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
     parts[half_of_rows] =
         part_of(where.part + half_of_rows * (R / 2) / together, first, second, third);
     parts[half_of_rows].packed += size_t(row) * (params.axis / 8 * BITS);
-    parts[half_of_rows].scales += size_t(row) * groups * (FLOATS ? 1 : sizeof(T));
-    parts[half_of_rows].biases += FLOATS ? 0 : size_t(row) * groups * sizeof(T);
+    skip_groups<T, BITS, FLOATS>(parts[half_of_rows], size_t(row) * groups);
   }
 
   float sums[M * R];
@@ -258,5 +258,10 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   QUANTIZED_KERNELS("mxfp4", DTYPE, T, 4, MX_FLOATS) \
   QUANTIZED_KERNELS("mxfp8", DTYPE, T, 8, MX_FLOATS) \
   QUANTIZED_KERNELS("nvfp4", DTYPE, T, 4, NV_FLOATS)
+
+// Files with K-quants have norms of float32, and so the type of the products.
+QUANTIZED_KERNELS("k4", "float32", float, 4, K_QUANTS)
+QUANTIZED_KERNELS("k5", "float32", float, 5, K_QUANTS)
+QUANTIZED_KERNELS("k6", "float32", float, 6, K_QUANTS)
 
 MLXP_EACH_DTYPE(QUANTIZED_FORMATS)

@@ -25,7 +25,12 @@ enum : uint {
   INTEGERS = 0, // scaled by numbers of the model's type, with biases
   MX_FLOATS,    // scaled by powers of two
   NV_FLOATS,    // scaled by floats of 8 bits
+  K_QUANTS,     // integers with scales and biases in blocks
 };
+
+constexpr bool are_floats(uint kind) {
+  return kind == MX_FLOATS || kind == NV_FLOATS;
+}
 
 /** The float of 4 or 8 bits at an index in both halves of a word. */
 template <uint BITS>
@@ -50,13 +55,13 @@ METAL_FUNC half2 two_floats(uint word, uint index) {
  */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float added_number() {
-  return FLOATS || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
+  return are_floats(FLOATS) || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
 /** The numbers at an index in both halves of a word, plus `added_number`. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float2 two_numbers(uint word, uint index) {
-  if (FLOATS) {
+  if (are_floats(FLOATS)) {
     return float2(two_floats<BITS>(word, index));
   }
   const uint bit = index * BITS;
@@ -137,35 +142,85 @@ struct Part {
   const device uchar* biases;
 };
 
-/** A scale as it is stored. */
-template <typename T, uint FLOATS>
-using scale_t = conditional_t<FLOATS == INTEGERS, T, uchar>;
+/** The scales of groups, and with affine formats their biases, as they are stored. */
+template <typename T, uint BITS, uint KIND>
+struct Scales {
+  typedef conditional_t<KIND == INTEGERS, T, uchar> stored;
 
-template <typename T, uint FLOATS, typename I>
-METAL_FUNC scale_t<T, FLOATS> stored_scale(Part<T> part, I index) {
-  return ((const device scale_t<T, FLOATS>*)part.scales)[index];
-}
-
-template <typename T, uint FLOATS>
-METAL_FUNC float scale_number(scale_t<T, FLOATS> stored) {
-  if (!FLOATS) {
-    return float(stored);
+  template <typename I>
+  METAL_FUNC static stored load(Part<T> part, I index) {
+    return ((const device stored*)part.scales)[index];
   }
-  const uint e = uint(stored);
-  if (FLOATS == NV_FLOATS) {
-    return float(two_floats<8>(e, 0)[0]);
+  METAL_FUNC static float number(stored scale) {
+    if (KIND == INTEGERS) {
+      return float(scale);
+    }
+    const uint e = uint(scale);
+    if (KIND == NV_FLOATS) {
+      return float(two_floats<8>(e, 0)[0]);
+    }
+    return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
   }
-  return float(T(as_type<float>(e == 0u ? 0x00400000u : e << 23)));
+  METAL_FUNC static float bias(stored, T bias) {
+    return KIND == INTEGERS ? float(bias) : 0.0f;
+  }
+  /** The bytes of the scales of a number of groups. */
+  METAL_FUNC static size_t bytes(size_t groups) {
+    return groups * (KIND == INTEGERS ? sizeof(T) : 1);
+  }
+};
+
+/** What a block of K-quants has for a group. */
+struct OfBlock {
+  uint steps; // two halves
+  uchar scale;
+  uchar bias;
+};
+
+/**
+ * The groups of a block of 256 weights share 20 bytes: two halves, then sixteen integers. With 6
+ * bits these are the scales of sixteen groups, plus 128, and codes are around 32; otherwise they
+ * are the scales and then the biases of eight groups.
+ */
+template <typename T, uint BITS>
+struct Scales<T, BITS, K_QUANTS> {
+  enum : uint { GROUPS = BITS == 6 ? 16 : 8, BYTES = 20 };
+  typedef OfBlock stored;
+
+  template <typename I>
+  METAL_FUNC static stored load(Part<T> part, I index) {
+    const device uchar* block = part.scales + index / GROUPS * BYTES;
+    const uint within = uint(index % GROUPS);
+    stored of_group;
+    of_group.steps = *(const device uint*)block;
+    of_group.scale = block[4 + within];
+    of_group.bias = BITS == 6 ? uchar(0) : block[4 + GROUPS + within];
+    return of_group;
+  }
+  METAL_FUNC static float number(stored of_group) {
+    const float integer = float(of_group.scale) - (BITS == 6 ? 128.0f : 0.0f);
+    return float(as_type<half2>(of_group.steps)[0]) * integer;
+  }
+  METAL_FUNC static float bias(stored of_group, T) {
+    return BITS == 6 ? -32.0f * number(of_group)
+                     : float(as_type<half2>(of_group.steps)[1]) * float(of_group.bias);
+  }
+  METAL_FUNC static size_t bytes(size_t groups) {
+    return groups / GROUPS * BYTES;
+  }
+};
+
+/** The stored bias of a group, if there is one. */
+template <typename T, uint KIND, typename I>
+METAL_FUNC T stored_bias(Part<T> part, I index) {
+  return KIND == INTEGERS ? ((const device T*)part.biases)[index] : T(0.0f);
 }
 
-template <typename T, uint FLOATS, typename I>
-METAL_FUNC float scale_at(Part<T> part, I index) {
-  return scale_number<T, FLOATS>(stored_scale<T, FLOATS>(part, index));
-}
-
-template <typename T, uint FLOATS, typename I>
-METAL_FUNC float bias_at(Part<T> part, I index) {
-  return FLOATS ? 0.0f : float(((const device T*)part.biases)[index]);
+/** Moves the beginning of a part's scales and biases by a number of groups. */
+template <typename T, uint BITS, uint KIND>
+METAL_FUNC void skip_groups(thread Part<T>& part, size_t groups) {
+  part.scales += Scales<T, BITS, KIND>::bytes(groups);
+  part.biases += KIND == INTEGERS ? groups * sizeof(T) : 0;
 }
 
 template <typename T>

@@ -52,6 +52,7 @@ METAL_FUNC void multiply_tile(
     threadgroup float* tile,
     Place place,
     constant QuantizedMatmulParams& params) {
+  typedef Scales<T, BITS, FP4> S;
   threadgroup T* of_x = staged;
   threadgroup T* of_w = staged + ROWS * QUANTIZED_TILE_PITCH;
   // A thread stages eight elements of a row of weights, and of one or two rows of x. Places beyond
@@ -61,8 +62,7 @@ METAL_FUNC void multiply_tile(
   const uint column = min(left + line, columns - 1);
   part.packed += size_t(column) * (params.axis / 8 * BITS);
   const size_t groups = size_t(column) * (params.axis >> params.group_shift);
-  part.scales += groups * (FP4 ? 1 : sizeof(T));
-  part.biases += FP4 ? 0 : groups * sizeof(T);
+  skip_groups<T, BITS, FP4>(part, groups);
   const device T* rows[ROWS / QUANTIZED_TILE];
   for (uint i = 0; i < ROWS / QUANTIZED_TILE; i++) {
     const uint row = min(top + line + i * QUANTIZED_TILE, params.rows - 1);
@@ -90,8 +90,10 @@ METAL_FUNC void multiply_tile(
     uint words[2];
     load_eight<BITS>(part.packed, k / 8, words);
     const uint own = k >> params.group_shift;
-    const float scale = scale_at<T, FP4>(part, own);
-    const float offset = fma(-added_number<T, BITS, FP4>(), scale, bias_at<T, FP4>(part, own));
+    const auto stored = S::load(part, own);
+    const float scale = S::number(stored);
+    const float bias = S::bias(stored, stored_bias<T, FP4>(part, own));
+    const float offset = fma(-added_number<T, BITS, FP4>(), scale, bias);
     for (uint i = 0; i < 2; i++) { // even weights, then odd ones
       vec<T, 4> quad;
       for (uint j = 0; j < 2; j++) {

@@ -18,6 +18,7 @@ template <typename T, uint BITS, uint FLOATS>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
+  typedef Scales<T, BITS, FLOATS> S;
   threadgroup T* of_x = (threadgroup T*)tile;
   threadgroup T* of_w = of_x + QUANTIZED_TILE * QUANTIZED_TILE_PITCH;
   const uint top = group.y * QUANTIZED_TILE;
@@ -54,9 +55,10 @@ template <typename T, uint BITS, uint FLOATS>
     uint words[2];
     load_eight<BITS>(packed + size_t(from) * bytes, (left + at) / 8, words);
     const size_t index = size_t(from) * groups + own;
-    const float scale = scale_at<T, FLOATS>(part, index);
-    const float offset =
-        fma(-added_number<T, BITS, FLOATS>(), scale, bias_at<T, FLOATS>(part, index));
+    const auto stored = S::load(part, index);
+    const float scale = S::number(stored);
+    const float bias = S::bias(stored, stored_bias<T, FLOATS>(part, index));
+    const float offset = fma(-added_number<T, BITS, FLOATS>(), scale, bias);
     for (uint j = 0; j < 2; j++) {
       for (uint i = 0; i < 2; i++) {
         const float2 pair = two_numbers<T, BITS, FLOATS>(words[j], i);
@@ -104,5 +106,9 @@ template <typename T, uint BITS, uint FLOATS>
   QUANTIZED_TRANSPOSED("mxfp4", DTYPE, T, 4, MX_FLOATS) \
   QUANTIZED_TRANSPOSED("mxfp8", DTYPE, T, 8, MX_FLOATS) \
   QUANTIZED_TRANSPOSED("nvfp4", DTYPE, T, 4, NV_FLOATS)
+
+QUANTIZED_TRANSPOSED("k4", "float32", float, 4, K_QUANTS)
+QUANTIZED_TRANSPOSED("k5", "float32", float, 5, K_QUANTS)
+QUANTIZED_TRANSPOSED("k6", "float32", float, 6, K_QUANTS)
 
 MLXP_EACH_DTYPE(QUANTIZED_TRANSPOSED_FORMATS)

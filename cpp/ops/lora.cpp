@@ -72,7 +72,7 @@ mx::array lora_linear(
   auto shape = x.shape();
   shape.back() = columns;
   auto primitive = std::make_shared<LoraLinear>(s, base.format, scale);
-  if (base.format && unpacks_first(*base.format, s)) {
+  if (base.format && unpacks_first(*base.format, dtype, s)) {
     return primitive->compose(inputs)[0];
   }
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));

@@ -138,7 +138,7 @@ mx::array quantized_matmul(
       extras.int8,
       extras.order};
   auto primitive = std::make_shared<QuantizedMatmul>(s, kind);
-  if (unpacks_first(format, s)) {
+  if (unpacks_first(format, dtype, s)) {
     return primitive->compose(inputs)[0];
   }
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
@@ -301,7 +301,6 @@ Launch plan(
 
 std::vector<Dispatch> QuantizedMatmul::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  require_gpu_kernel(quantized_matmul_op, kind_.format);
   auto x = inputs[0];
   Rows rows(x);
   QuantizedMatmulParams params{};
@@ -320,11 +319,12 @@ std::vector<Dispatch> QuantizedMatmul::dispatches(
   bool few = !tiles && takes_few(x.dtype(), stream());
   for (int part = 0; part < kind_.parts; ++part) {
     auto& packed = inputs[1 + part * stride()];
+    auto& scales = inputs[2 + part * stride()];
+    require_gpu_kernel(quantized_matmul_op, kind_.format, x.dtype(), scales);
     params.part_columns[part] = packed.shape(0);
     few = few && is_aligned(packed);
   }
-  auto format =
-      "_" + (kind_.format.affine() ? "b" + std::to_string(kind_.format.bits) : kind_.format.name());
+  auto format = "_" + kind_.format.kernel_name();
   auto bytes = static_cast<uint32_t>(x.itemsize());
   auto launch = few ? plan_few(params, kind_.format, type_suffix(x), max_threads, stream())
                     : plan(params, format + type_suffix(x), bytes, max_threads, kind_.order);

@@ -27,6 +27,8 @@ struct QuantizedFormat {
     return mode == QuantizedMode::Affine;
   }
   const char* name() const;
+  /** The name of the format in those of kernels. */
+  std::string kernel_name() const;
 };
 
 /** A matrix [columns, axis]; biases if the format is affine. */
@@ -47,11 +49,18 @@ void require_quantized(
 mx::array unpacked(
     const QuantizedWeight& weight, const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s);
 
-/** Whether GPUs have no kernel for the format: products are then those of the unpacked matrix. */
-bool unpacks_first(const QuantizedFormat& format, mx::Stream s);
+/**
+ * Whether a GPU has no kernel for the format and x of the type: products are then those of the
+ * unpacked matrix.
+ */
+bool unpacks_first(const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s);
 
-/** Throws for a graph that was built for a CPU's kernels and is evaluated by a GPU's. */
-void require_gpu_kernel(const char* op, const QuantizedFormat& format);
+/**
+ * Throws for a graph that was built for a CPU's kernels and is evaluated by a GPU, and for scales
+ * that no kernel can load.
+ */
+void require_gpu_kernel(
+    const char* op, const QuantizedFormat& format, mx::Dtype dtype, const mx::array& scales);
 
 /** MLX's own product x * W^T, or x * W. */
 mx::array mlx_product(

@@ -60,6 +60,17 @@ const char* QuantizedFormat::name() const {
   return MODES[static_cast<size_t>(mode)].name;
 }
 
+std::string QuantizedFormat::kernel_name() const {
+  switch (mode) {
+    case QuantizedMode::Affine:
+      return "b" + std::to_string(bits);
+    case QuantizedMode::KQuant:
+      return "k" + std::to_string(bits);
+    default:
+      return name();
+  }
+}
+
 mx::array unpacked(
     const QuantizedWeight& weight, const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s) {
   auto& [packed, scales, biases] = weight;
@@ -70,13 +81,25 @@ mx::array unpacked(
   return mx::dequantize(packed, scales, biases, group, bits, format.name(), std::nullopt, dtype, s);
 }
 
-bool unpacks_first(const QuantizedFormat& format, mx::Stream s) {
-  return format.mode == QuantizedMode::KQuant && (s.device != mx::Device::cpu || simulating());
+bool unpacks_first(const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s) {
+  return format.mode == QuantizedMode::KQuant && dtype != mx::float32 &&
+         (s.device != mx::Device::cpu || simulating());
 }
 
-void require_gpu_kernel(const char* op, const QuantizedFormat& format) {
-  if (format.mode == QuantizedMode::KQuant) {
-    refuse(op, "only CPUs have a kernel for k_quant: build the product where a GPU evaluates it");
+void require_gpu_kernel(
+    const char* op, const QuantizedFormat& format, mx::Dtype dtype, const mx::array& scales) {
+  if (format.mode != QuantizedMode::KQuant) {
+    return;
+  }
+  if (dtype != mx::float32) {
+    refuse(
+        op,
+        "only CPUs have a kernel for k_quant and ",
+        dtype,
+        ": build the product where a GPU evaluates it");
+  }
+  if (scales.offset() % 4 != 0) {
+    refuse(op, "expected scales of k_quant from a multiple of 4 bytes on, got ", scales.offset());
   }
 }
 

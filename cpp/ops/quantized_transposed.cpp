@@ -51,7 +51,7 @@ mx::array quantized_transposed(
     input = row_contiguous(input, s);
   }
   auto primitive = std::make_shared<QuantizedTransposed>(s, format, residual.has_value());
-  if (unpacks_first(format, s)) {
+  if (unpacks_first(format, dtype, s)) {
     return primitive->compose(inputs)[0];
   }
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
@@ -108,8 +108,8 @@ std::vector<mx::Shape> QuantizedTransposed::output_shapes(const Arrays& inputs) 
 
 std::vector<Dispatch> QuantizedTransposed::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  require_gpu_kernel(quantized_transposed_op, format_);
   auto& x = inputs[0];
+  require_gpu_kernel(quantized_transposed_op, format_, x.dtype(), inputs[2]);
   auto& out = outputs[0];
   if (max_threads < QUANTIZED_TILE_THREADS) {
     refuse(
@@ -125,9 +125,8 @@ std::vector<Dispatch> QuantizedTransposed::dispatches(
   params.rows = grid_count(quantized_transposed_op, "rows", out.size() / params.axis);
   params.group_shift = std::countr_zero(static_cast<unsigned>(format_.group_size));
   params.added = added_;
-  auto format = format_.affine() ? "b" + std::to_string(format_.bits) : format_.name();
   Launch launch{
-      "mlxp_quantized_transposed_" + format + type_suffix(x),
+      "mlxp_quantized_transposed_" + format_.kernel_name() + type_suffix(x),
       {static_cast<uint32_t>(ceil_div(params.axis, QUANTIZED_TILE)),
        static_cast<uint32_t>(ceil_div(params.rows, QUANTIZED_TILE)),
        1},

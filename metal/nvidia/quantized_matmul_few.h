@@ -50,7 +50,7 @@ struct FewWeights {
     scales_of_row = FLOATS == NV_FLOATS ? 2 : 1,
   };
   piece_t<BITS> pieces[2 * pieces_of_row];
-  scale_t<T, FLOATS> scales[2 * scales_of_row];
+  typename Scales<T, BITS, FLOATS>::stored scales[2 * scales_of_row];
   T biases[2];
 };
 
@@ -85,9 +85,9 @@ METAL_FUNC void load_few(
       }
     }
     for (uint i = 0; i < W::scales_of_row; i++) {
-      weights.scales[r * W::scales_of_row + i] = stored_scale<T, FLOATS>(parts[r], group + i);
+      weights.scales[r * W::scales_of_row + i] = Scales<T, BITS, FLOATS>::load(parts[r], group + i);
     }
-    if (!FLOATS) {
+    if (FLOATS == INTEGERS) {
       weights.biases[r] = ((const device T*)parts[r].biases)[group];
     }
   }
@@ -149,8 +149,9 @@ METAL_FUNC void add_few(
     float scale[2];
     float offset[2];
     for (uint r = 0; r < 2; r++) {
-      scale[r] = live ? scale_number<T, FLOATS>(weights.scales[r * PARTS + part]) : 0.0f;
-      offset[r] = FLOATS || !live ? 0.0f : float(weights.biases[r]);
+      const auto stored = weights.scales[r * PARTS + part];
+      scale[r] = live ? Scales<T, BITS, FLOATS>::number(stored) : 0.0f;
+      offset[r] = live ? Scales<T, BITS, FLOATS>::bias(stored, weights.biases[r]) : 0.0f;
       offset[r] = fma(-few_added<T, BITS, FLOATS>(), scale[r], offset[r]);
     }
     for (uint p = 0; p < PASSES; p++) {
@@ -267,8 +268,7 @@ METAL_FUNC void begin_block(
     const uint row = min(column + place.lane / 4 + (params.swiglu != 0 ? 0 : r * 8), last);
     Part<T> part = part_of(where.part + (params.swiglu != 0 ? r : 0), all[0], all[1], all[2]);
     part.packed += size_t(row) * (params.axis / 8 * BITS);
-    part.scales += size_t(row) * groups * (FLOATS ? 1 : sizeof(T));
-    part.biases += FLOATS ? 0 : size_t(row) * groups * sizeof(T);
+    skip_groups<T, BITS, FLOATS>(part, size_t(row) * groups);
     cursor.parts[r] = part;
   }
 }

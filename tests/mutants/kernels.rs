@@ -51,18 +51,16 @@ const LONGER: [(&str, &[&str]); 13] = [
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
+/// How the instances of all formats but affine ones of 4 and 8 bits are written.
+const OTHER_FORMATS: [&str; 8] =
+    ["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\"", "(\"k"];
+
 /// Instances that mutants are compiled without; others of the same template remain.
 const LEFT_OUT: [(&str, &[&str]); 4] = [
     ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
-    (
-        "quantized_matmul",
-        &["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\""],
-    ),
-    (
-        "quantized_transposed",
-        &["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\""],
-    ),
+    ("quantized_matmul", &OTHER_FORMATS),
+    ("quantized_transposed", &OTHER_FORMATS),
 ];
 
 pub struct Job {

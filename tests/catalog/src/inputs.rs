@@ -93,6 +93,35 @@ pub const FORMATS: [(i32, i32, QuantizedMode); 11] = [
     (16, 4, QuantizedMode::Nvfp4),
 ];
 
+/// The formats of K-quants, which nothing packs.
+pub const K_QUANTS: [(i32, i32, QuantizedMode); 3] = [
+    (32, 4, QuantizedMode::KQuant),
+    (32, 5, QuantizedMode::KQuant),
+    (16, 6, QuantizedMode::KQuant),
+];
+
+/// A matrix `[n, k]` of K-quants with random codes and integers.
+fn k_quants(bits: i32, n: i32, k: i32, seed: u64) -> Result<(Array, Array)> {
+    let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
+    let codes = values(words as usize, seed, 1.0);
+    let mixed = |x: &f32| (x.to_bits() ^ x.to_bits() >> 15).wrapping_mul(0x9e37_79b9);
+    let codes: Vec<u32> = codes.iter().map(mixed).collect();
+    let integers = values(blocks as usize * 20, seed + 100, 32.0);
+    let mut scales: Vec<u8> = integers.iter().map(|x| (x + 32.0) as u8).collect();
+    for (number, block) in scales.chunks_exact_mut(20).enumerate() {
+        let sign = if number % 3 == 1 { -1.0 } else { 1.0 };
+        let steps = if bits == 6 { [0.0003, 0.0] } else { [0.002, -0.015] };
+        for (to, step) in block.chunks_exact_mut(2).zip(steps) {
+            to.copy_from_slice(&half::f16::from_f64(sign * step).to_le_bytes());
+        }
+        if bits == 6 {
+            block[4..].iter_mut().for_each(|integer| *integer = integer.wrapping_mul(5));
+        }
+    }
+    let packed = Array::from_slice(&codes, [n, k / 32 * bits])?;
+    Ok((packed, Array::from_slice(&scales, [n, k / 256 * 20])?))
+}
+
 /// A random matrix `[n, k]` with scales of `dtype`.
 pub fn weight(
     (group, bits, mode): (i32, i32, QuantizedMode),
@@ -101,14 +130,40 @@ pub fn weight(
     dtype: Dtype,
     seed: u64,
 ) -> Result<QuantizedWeight> {
+    if mode == QuantizedMode::KQuant {
+        let (packed, scales) = k_quants(bits, n, k, seed)?;
+        return QuantizedWeight::new(packed, scales, None, group, bits, mode);
+    }
     let w = random(&[n, k], dtype, seed)?.multiply(Array::scalar(0.3f32)?.astype(dtype)?)?;
     QuantizedWeight::quantize(&w, group, bits, mode)
 }
 
+/// The scales and the biases of the groups of K-quants.
+fn groups_of_blocks(bytes: &[u8], bits: i32) -> (Vec<f64>, Vec<f64>) {
+    let (mut scales, mut biases) = (Vec::new(), Vec::new());
+    for block in bytes.chunks_exact(20) {
+        let step = |at| f64::from(half::f16::from_le_bytes([block[at], block[at + 1]]));
+        let integers: Vec<f64> = block[4..].iter().map(|&integer| f64::from(integer)).collect();
+        if bits == 6 {
+            scales.extend(integers.iter().map(|integer| step(0) * (integer - 128.0)));
+            biases.extend(integers.iter().map(|integer| -32.0 * step(0) * (integer - 128.0)));
+        } else {
+            scales.extend(integers[..8].iter().map(|integer| step(0) * integer));
+            biases.extend(integers[8..].iter().map(|integer| step(2) * integer));
+        }
+    }
+    (scales, biases)
+}
+
 /// The numbers of a packed matrix, decoded bit by bit.
 pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
+    let mut of_blocks = None;
     let scales = if w.mode() == QuantizedMode::Affine {
         numbers(w.scales())?
+    } else if w.mode() == QuantizedMode::KQuant {
+        let (scales, biases) = groups_of_blocks(&w.scales().to_vec::<u8>()?, w.bits());
+        of_blocks = Some(biases);
+        scales
     } else {
         let number = |&byte: &u8| match w.mode() {
             QuantizedMode::Nvfp4 => reference_loops::fp8(byte.into()) as f32,
@@ -117,7 +172,7 @@ pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
         let scales: Vec<f32> = w.scales().to_vec::<u8>()?.iter().map(number).collect();
         numbers(&Array::from_slice(&scales, w.scales().shape())?.astype(dtype)?)?
     };
-    let biases = w.biases().map(numbers).transpose()?;
+    let biases = w.biases().map(numbers).transpose()?.or(of_blocks);
     let (inputs, format) = (w.inputs() as usize, (w.bits() as usize, w.group_size() as usize));
     let words = w.packed().to_vec::<u32>()?;
     Ok(crate::reference_loops::decoded(&words, inputs, format, &scales, biases.as_deref()))

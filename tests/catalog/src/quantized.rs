@@ -6,7 +6,7 @@ use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
 use mlx_primitives::{Array, Dtype};
 
 use super::products::products;
-use super::inputs::{Checked, EPS, FLOATS, FORMATS, SCALE, bases, decoded, simulated, ulp, weight};
+use super::inputs::{Checked, EPS, FLOATS, FORMATS, K_QUANTS, SCALE, bases, decoded, simulated, ulp, weight};
 use super::{composed, derivatives_of_ops, only, reference, Hold};
 
 /// The dequantized numbers of a packed matrix.
@@ -79,6 +79,13 @@ pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Chec
                 row = row.peer(composed(op), |_| Bound { absolute: 1e-6, ..Bound::default() });
             }
             hold(only(Check::Values, row))?;
+        }
+    }
+    for format in K_QUANTS {
+        for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
+            let w = weight(format, n, (k + 255) / 256 * 256, Dtype::Float32, 1)?;
+            let shape = [rows, w.inputs()];
+            hold(only(Check::Values, linear(w, Dtype::Float32)?.sizes(&[&shape])))?;
         }
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Weights of the mode for K-quants, whose numbers are decoded here bit by bit.
 
 use half::f16;
+use mlx_primitives::device::Device;
 use mlx_primitives::ops::{CpuActivations, LinearWeight, Lora, RowOrder, with_row_order};
 use mlx_primitives::simulator::{Schedule, with_metal};
 
@@ -94,10 +95,10 @@ fn numbers_are_those_of_the_codes_and_scales() -> Checked {
     })
 }
 
-/// Off by more where a GPU multiplies with the unpacked matrix, whose numbers are rounded to the
-/// type.
+/// Off by more where a GPU multiplies 16-bit rows with the unpacked matrix, whose numbers are
+/// rounded to the type.
 fn check_product(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> Checked {
-    let rows = if simulated() || y.dtype() != Dtype::Float32 { 9.max(rows) } else { rows };
+    let rows = if y.dtype() == Dtype::Float32 { rows } else { 9.max(rows) };
     check(y, want, reach, rows, what)
 }
 
@@ -216,10 +217,13 @@ fn compositions_agree() -> Checked {
 
 #[test]
 fn a_row_is_the_same_alone_and_in_a_batch() -> Checked {
-    on_cpu(|| {
+    each_device(|device| {
         for layout in LAYOUTS {
             let w = matrix(21, 1024, layout, 3)?.weight;
             for dtype in FLOATS {
+                if dtype != Dtype::Float32 && (simulated() || device != Device::Cpu) {
+                    continue; // MLX's product with the unpacked matrix
+                }
                 let x = random(&[7, 1024], dtype, 4)?;
                 let all = linear(&x, &w)?;
                 for row in [0, 3, 6] {
@@ -270,6 +274,18 @@ fn merged_weights_are_affine() -> Checked {
     Ok(())
 }
 
+/// Of float32, whose products read the packed weights on every device.
+#[test]
+fn a_dispatch_names_the_bits() -> Checked {
+    for (layout, kernel) in LAYOUTS.into_iter().zip(["row_k4", "row_k5", "row_k6"]) {
+        let w = matrix(2, 256, layout, 1)?.weight;
+        let y = linear(&random32(&[1, 256], 2)?, &w)?;
+        let launches = mlx_primitives::graph::dispatches(&y, mlx_primitives::graph::MAX_THREADS)?;
+        assert_eq!(launches[0].kernel, format!("mlxp_quantized_matmul_{kernel}_float32"));
+    }
+    Ok(())
+}
+
 #[test]
 fn refuses_other_shapes_and_packing() -> Checked {
     let w = matrix(2, 512, (32, 4), 1)?.weight;
@@ -294,22 +310,35 @@ fn refuses_other_shapes_and_packing() -> Checked {
     Ok(())
 }
 
-/// A product that was built for the CPU's kernels has none on a GPU.
+/// A product of 16-bit rows that was built for the CPU's kernels has none on a GPU. One of float32
+/// has, unless its scales begin where the kernel cannot load them.
 #[test]
 fn a_graph_for_cpus_is_refused_by_a_gpu() -> Checked {
     if !mlx_primitives::simulator::is_available() {
         return Ok(());
     }
     on_cpu(|| {
+        let products = |dtype, w: &QuantizedWeight| -> Result<_> {
+            let (x, g) = (random(&[1, 256], dtype, 2)?, random(&[1, 2], dtype, 3)?);
+            let gradient = vjp(|x: Array| linear(&x, w), &x, &g)?.1;
+            let low = [random(&[4, 256], dtype, 4)?, random(&[2, 4], dtype, 5)?];
+            let lora = ops::lora_linear(&x, &LinearWeight::from(w), &low[0], &low[1], 0.5)?;
+            Ok([linear(&x, w)?, gradient, lora])
+        };
         let w = matrix(2, 256, (32, 4), 1)?.weight;
-        let x = random32(&[1, 256], 2)?;
-        let g = random32(&[1, 2], 3)?;
-        let gradient = vjp(|x: Array| linear(&x, &w), &x, &g)?.1;
-        let low = [random32(&[4, 256], 4)?, random32(&[2, 4], 5)?];
-        let lora = ops::lora_linear(&x, &LinearWeight::from(&w), &low[0], &low[1], 0.5)?;
-        for y in [linear(&x, &w)?, gradient, lora] {
+        for y in products(Dtype::Float16, &w)? {
             let text = message(with_metal(Schedule::Forward, || y.eval())?);
-            assert!(text.contains("only CPUs have a kernel for k_quant"), "{text}");
+            assert!(text.contains("only CPUs have a kernel for k_quant and float16"), "{text}");
+        }
+        for y in products(Dtype::Float32, &w)? {
+            with_metal(Schedule::Forward, || y.eval())??;
+        }
+        let bytes = Array::from_slice(&[1u8; 41], [41])?.slice_axis(0, 1..41)?;
+        let scales = bytes.reshape([2, 20])?;
+        let w = QuantizedWeight::new(w.packed().clone(), scales, None, 32, 4, w.mode())?;
+        for y in products(Dtype::Float32, &w)? {
+            let text = message(with_metal(Schedule::Forward, || y.eval())?);
+            assert!(text.contains("from a multiple of 4 bytes on, got 1"), "{text}");
         }
         Ok(())
     })

@@ -2,12 +2,12 @@
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CpuActivations, Linear, LinearWeight, QuantizedLinear,
-    QuantizedRows, QuantizedWeight,
+    QuantizedMode, QuantizedRows, QuantizedWeight,
 };
 use mlx_primitives::{Array, Dtype, Result};
 
 use super::{Rows, Run};
-use crate::inputs::{FORMATS, random, small, weight};
+use crate::inputs::{FORMATS, K_QUANTS, random, small, weight};
 use crate::ops::OPS;
 
 const DTYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
@@ -75,11 +75,14 @@ fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
 
 /// Products with packed weights, of whole chunks or with a rest.
 fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
-    for format in FORMATS {
+    // On a GPU, other types have no kernels for K-quants.
+    let k_quants = K_QUANTS.into_iter().filter(|_| dtype == Dtype::Float32);
+    for format in FORMATS.into_iter().chain(k_quants) {
         let (group, bits, mode) = format;
         let name = format!("{} {bits} bits, groups of {group}", mode.name());
-        for k in [1152, 128] {
-            let (n, count) = (37, if k == 128 { 256 } else { 66 });
+        let (long, short) = if mode == QuantizedMode::KQuant { (1280, 256) } else { (1152, 128) };
+        for k in [long, short] {
+            let (n, count) = (37, if k == short { 256 } else { 66 });
             let x = random(&[count, k], dtype, 1)?;
             let w: Vec<QuantizedWeight> =
                 (2..5).map(|seed| weight(format, n, k, dtype, seed)).collect::<Result<_>>()?;
@@ -102,7 +105,7 @@ fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
                     ops::quantized_linear(&taken(&of, rows)?, &whole, options)
                 }),
             );
-            if k == 128 {
+            if k == short {
                 continue;
             }
             let (of, parts, of_norm) = (x.clone(), w.clone(), norm.clone());
