@@ -27,8 +27,8 @@ pub enum QuantizedMode {
     /// eight integers times the first float are the scales, and the others times the second float
     /// the biases. With 6 bits the scales are the integers less 128, times the first float.
     ///
-    /// CPUs have kernels for it; a GPU multiplies with the unpacked matrix. MLX's `quantize` packs
-    /// no such weights, and its checkpoints have none.
+    /// On GPUs the kernels for it are of float32, and products of other types are those of the
+    /// unpacked matrix. MLX's `quantize` packs no such weights, and its checkpoints have none.
     KQuant,
 }
 

@@ -247,8 +247,11 @@ impl Choices {
             let ours = match class.rows {
                 Rows::One => packed || short && FEW_QUERIES.contains(&&*class.op),
                 Rows::Few => {
-                    short
-                        && (class.op.starts_with("quantized_") || FEW_QUERIES.contains(&&*class.op))
+                    // MLX would unpack the whole matrix of K-quants for them.
+                    class.op.contains(", k_quant")
+                        || short
+                            && (class.op.starts_with("quantized_")
+                                || FEW_QUERIES.contains(&&*class.op))
                 }
                 Rows::Many => false,
             };

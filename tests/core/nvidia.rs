@@ -82,6 +82,14 @@ fn numbers_of_rows_decide_on_nvidia() -> Checked {
             ["1 row", "2 to 8 rows", "more rows"][usize::from(rows > 1) + usize::from(rows > 8)];
         assert_eq!(of.to_string(), format!("quantized_linear, {bits} bits, {dtype}, {rows}"));
     }
+    for (rows, choice) in [(1, Choice::Ours), (8, Choice::Ours), (9, Choice::Mlx)] {
+        let x = Array::zeros_of([rows, 256], single)?;
+        let (codes, scales) =
+            (Array::zeros_of([128, 32], Dtype::Uint32)?, Array::zeros_of([128, 20], Dtype::Uint8)?);
+        let w = QuantizedWeight::new(codes, scales, None, 32, 4, QuantizedMode::KQuant)?;
+        let of = class(|| ops::quantized_linear(&x, &w, QuantizedLinear::default()))?;
+        assert_eq!((here.choice(&of), elsewhere.choice(&of)), (choice, Choice::Ours), "{of}");
+    }
     let dtype = half;
     let packed = |n: i32, k: i32, bits: i32| packed(n, k, bits, dtype);
     let (x, w) = (Array::zeros_of([1, 128], dtype)?, packed(128, 128, 4)?);

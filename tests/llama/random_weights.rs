@@ -62,6 +62,24 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
 }
 
 #[test(simulated = once)]
+fn k_quants_are_finite_lively_and_of_the_estimated_size() -> Checked {
+    let wide = |config: &mut Value| {
+        config["hidden_size"] = json!(256);
+        config["intermediate_size"] = json!(512);
+    };
+    for (group_size, bits) in [(32, 4), (32, 5), (16, 6)] {
+        let to = Some(Quantization { group_size, bits, mode: QuantizedMode::KQuant });
+        let llama = Llama::random(config(wide), Dtype::Float32, to, 7)?;
+        let sizes = estimate(llama.config(), Dtype::Float32, to, CacheKind::Plain, 1, 0)?;
+        assert_eq!(llama.nbytes() as u64, sizes.weights, "{bits}");
+        let logits = logits(&llama)?;
+        let square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
+        assert!((0.3..3.0).contains(&square), "{bits}: {square}");
+    }
+    Ok(())
+}
+
+#[test(simulated = once)]
 fn a_seed_draws_the_same_model() -> Checked {
     for to in [None, Some(Quantization::affine(32, 4))] {
         let draw = |seed| logits(&Llama::random(config(|_| {}), Dtype::Float32, to, seed)?);

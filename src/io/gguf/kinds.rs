@@ -2,10 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::device::{self, Device};
 use crate::dtype::Dtype;
-use crate::error::Result;
-use crate::simulator;
 use mlx_primitives_kernels::ggml_blocks::BlockType;
 
 /// A type of a GGUF file's tensors, and the result that [`load_gguf`](crate::io::load_gguf)
@@ -35,7 +32,7 @@ pub enum KQuants {
     #[default]
     Affine,
     /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant), in nearly the bits of
-    /// the file and with its numbers. CPUs have kernels for it.
+    /// the file and with its numbers.
     Own,
 }
 
@@ -57,19 +54,10 @@ impl KQuants {
         f()
     }
 
-    /// The layout of models that this thread loads: that of [`with`](Self::with), else the one for
-    /// which the device that ops go to has kernels. It is [`Own`](Self::Own) on a CPU, and
-    /// [`Affine`](Self::Affine) on a GPU.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if MLX cannot ask the system for its GPU.
-    pub fn of_models() -> Result<Self> {
-        if let Some(chosen) = CHOICE.get() {
-            return Ok(chosen);
-        }
-        let cpu = device::current()? == Device::Cpu && !simulator::is_on();
-        Ok(if cpu { Self::Own } else { Self::Affine })
+    /// The layout of models that this thread loads: that of [`with`](Self::with), else
+    /// [`Own`](Self::Own).
+    pub fn of_models() -> Self {
+        CHOICE.get().unwrap_or(Self::Own)
     }
 }
 

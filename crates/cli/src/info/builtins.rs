@@ -14,26 +14,27 @@ use mlx_primitives_llama::{
 const STEP: i32 = 256;
 
 /// The nodes that a decoded token takes on a GPU with `context` positions in the cache: those of
-/// the model, and those of MLX's built-ins. Only the caches are evaluated. Nodes that read or pack
-/// weights that are not in memory yet do not count.
-pub fn nodes_of_a_token(llama: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
+/// the model, and those of MLX's built-ins with `affine`, the model in formats that MLX has. Only
+/// the caches are evaluated. Nodes that read or pack weights that are not in memory yet do not
+/// count.
+pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
     let token = Array::from_slice(&[0u32], [1, 1])?;
     // Sliding layers count as if they saw the whole context.
     let mut cache = llama.zeroed_cache(context)?;
     let ours = llama.forward(&token, &mut cache)?;
     let model = BuiltIns {
-        config: llama.config(),
-        rope: llama.config().rope_frequencies()?,
-        weights: llama.weights(),
+        config: affine.config(),
+        rope: affine.config().rope_frequencies()?,
+        weights: affine.weights(),
         context,
     };
     let mut buffers = Vec::new();
-    let theirs = model.forward(&token, llama, &mut buffers)?;
-    let once = graph::nodes(llama.arrays())?;
+    let theirs = model.forward(&token, affine, &mut buffers)?;
+    let [once, once_affine] = [llama, affine].map(|model| graph::nodes(model.arrays()));
     let ours = graph::nodes([&ours].into_iter().chain(cache.arrays()))?;
     let theirs = graph::nodes([&theirs].into_iter().chain(&buffers))?;
-    let theirs = without(theirs, &once).into_iter().map(of_mlx).collect();
-    Ok([without(ours, &once), theirs])
+    let theirs = without(theirs, &once_affine?).into_iter().map(of_mlx).collect();
+    Ok([without(ours, &once?), theirs])
 }
 
 /// The nodes without those of `once`. A node of several results counts other bytes depending on the

@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<()> {
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
     let weights = llama.nbytes() as u64;
-    let (types, k_quants) = (tensor_types(args)?, KQuants::of_models()?);
+    let (types, k_quants) = (tensor_types(args)?, KQuants::of_models());
     let packed = match args.packing.quantization()? {
         Some(to) => Some(to),
         None => config.quantization_of("")?,
@@ -33,10 +33,9 @@ pub fn run(args: &Args) -> Result<()> {
     });
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
-    // As a GPU would run it.
-    let on_gpu = KQuants::Affine.with(|| args.model())?;
-    let [ours, builtins] =
-        nodes_of_a_token(&on_gpu, at.try_into()?)?.map(|nodes| graph::total(&nodes).dispatches);
+    let affine = KQuants::Affine.with(|| args.model())?;
+    let [ours, builtins] = nodes_of_a_token(&llama, &affine, at.try_into()?)?
+        .map(|nodes| graph::total(&nodes).dispatches);
 
     let plans = ranks::plans(args, &llama)?;
     if args.json {

@@ -17,8 +17,7 @@ pub const CONTEXT: u32 = 128;
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
-    // As a GPU would run it.
-    let llama = KQuants::Affine.with(|| args.model())?;
+    let (llama, affine) = (args.model()?, KQuants::Affine.with(|| args.model())?);
     let context = match args.context[..] {
         [] => CONTEXT,
         [context] => context,
@@ -27,7 +26,7 @@ pub fn run(args: &Args) -> Result<()> {
     let limit = llama.config().max_position_embeddings.unwrap_or(i32::MAX).unsigned_abs();
     ensure!(context < limit, "the model was made for {limit} positions");
     ensure!(context <= MOST_CONTEXT, "expected at most {MOST_CONTEXT} positions, got {context}");
-    let graphs = nodes_of_a_token(&llama, context.try_into()?)?;
+    let graphs = nodes_of_a_token(&llama, &affine, context.try_into()?)?;
     let layers = llama.config().num_hidden_layers;
     let totals = graphs.each_ref().map(|nodes| graph::total(nodes));
     if args.json {

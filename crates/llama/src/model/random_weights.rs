@@ -121,19 +121,20 @@ impl WeightSource for RandomWeights {
         else {
             return self.floats(&[outputs, inputs], rows).map(LinearWeight::Plain);
         };
-        if mode == QuantizedMode::KQuant {
-            let expected = "a mode that MLX packs for random weights, got k_quant";
-            return Err(Error::argument("weights", expected));
-        }
         let words = inputs / 32 * bits;
         let groups = [rows.end - rows.start, inputs / group_size];
         let drawn = if mode == QuantizedMode::Mxfp8 { 0xfefe_fefe } else { u32::MAX };
         let packed = self.words([outputs, words], rows, drawn)?;
         let variance = 1.0 / f64::from(inputs);
+        let top = f64::from((1u32 << bits.clamp(1, 8)) - 1);
+        let scale = (12.0 * variance / (top * (top + 2.0))).sqrt();
         let (scales, biases) = match mode {
+            QuantizedMode::KQuant => {
+                let blocks = groups[0] * (inputs / 256);
+                let scales = k_quant_block(bits, scale, top).repeat(blocks.unsigned_abs() as usize);
+                (Array::from_slice(&scales, [groups[0], inputs / 256 * 20])?, None)
+            }
             QuantizedMode::Affine => {
-                let top = f64::from((1u32 << bits.clamp(1, 8)) - 1);
-                let scale = (12.0 * variance / (top * (top + 2.0))).sqrt();
                 let fill = |value: f64| Array::full(groups, value as f32)?.astype(self.dtype);
                 (fill(scale)?, Some(fill(-scale * top / 2.0)?))
             }
@@ -153,6 +154,17 @@ impl WeightSource for RandomWeights {
         QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
             .map(LinearWeight::Quantized)
     }
+}
+
+/// The scales of a block of K-quants whose groups have this scale, and zero in their middle.
+fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
+    const INTEGER: u8 = 8; // times a float of 16 bits that is not subnormal
+    let mut block = [if bits == 6 { 128 + INTEGER } else { INTEGER }; 20];
+    let steps = [scale, if bits == 6 { 0.0 } else { -scale * top / 2.0 }];
+    for (to, step) in block.chunks_exact_mut(2).zip(steps) {
+        to.copy_from_slice(&half::f16::from_f64(step / f64::from(INTEGER)).to_le_bytes());
+    }
+    block
 }
 
 impl RandomWeights {

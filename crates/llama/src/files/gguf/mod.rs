@@ -74,7 +74,7 @@ pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
 
 /// Reads the configuration and the tensors, by their names in checkpoints.
 pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
-    let Model { config, files } = read(path, KQuants::of_models()?)?;
+    let Model { config, files } = read(path, KQuants::of_models())?;
     let config = Config::parse(&Value::Object(config).to_string())
         .map_err(|error| Error::file(path, error))?;
     let mut weights = Weights::of(path);
