@@ -165,8 +165,9 @@ struct Step {
     uint32_t index;
     size_t array; // or NONE for bytes
     bool written;
-    int64_t start; // in bytes, from the array's first element to that of the view that is bound
-    size_t span;   // elements of the view
+    int64_t start;  // in bytes, from the array's first element to that of the view that is bound
+    size_t span;    // elements of the view
+    mx::Dtype type; // of them: arrays of several types may share memory
     int64_t offset;
     std::vector<uint8_t> bytes;
     bool known;
@@ -179,9 +180,9 @@ struct Step {
   std::vector<Bound> bound;
 };
 
-mx::array view_of(const mx::array& array, int64_t start, size_t span) {
-  mx::array view({1}, array.dtype(), nullptr, {});
-  auto first = start / static_cast<int64_t>(array.itemsize());
+mx::array view_of(const mx::array& array, int64_t start, size_t span, mx::Dtype type) {
+  mx::array view({1}, type, nullptr, {});
+  auto first = start / static_cast<int64_t>(view.itemsize());
   view.copy_shared_buffer(array, {1}, {true, true, true}, span, first);
   return view;
 }
@@ -210,8 +211,11 @@ struct Recipe {
         auto& array = const_cast<mx::array&>(*arrays[bound.array]);
         if (bound.known) {
           bind_known(encoder, array, bound.index);
-        } else if (checked && (bound.start != 0 || bound.span != array.data_size())) {
-          auto view = view_of(array, bound.start, bound.span); // whose bounds are checked
+        } else if (
+            checked &&
+            (bound.start != 0 || bound.span != array.data_size() || bound.type != array.dtype())) {
+          // The bounds of the view are checked.
+          auto view = view_of(array, bound.start, bound.span, bound.type);
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {
           bind(encoder, array, bound.written, bound.index, bound.start + bound.offset);
@@ -233,7 +237,8 @@ Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::ar
     for (auto& binding : dispatch.bindings) {
       auto& source = binding.unread ? dispatch.bindings[0] : binding;
       if (!source.array) {
-        step.bound.push_back({binding.index, Step::NONE, false, 0, 0, 0, binding.bytes, false});
+        step.bound.push_back(
+            {binding.index, Step::NONE, false, 0, 0, mx::uint8, 0, binding.bytes, false});
         continue;
       }
       auto& array = *source.array;
@@ -255,6 +260,7 @@ Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::ar
              source.written,
              start,
              array.data_size(),
+             array.dtype(),
              source.offset,
              {},
              binding.known});
