@@ -134,9 +134,8 @@ fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
 #[test]
 fn files_run_as_in_llama_cpp() -> Checked {
     let mut wrong = Vec::new();
-    let few = if simulated() { 1 } else { FILES.len() };
-    // The last files are the smallest.
-    for (name, ..) in FILES.iter().rev().take(few) {
+    // The simulator takes long.
+    for (name, ..) in FILES.iter().filter(|(name, ..)| !simulated() || *name == "q4_k_m") {
         if let Err(error) = runs_as_in_llama_cpp(name) {
             wrong.push(format!("{name}: {error}"));
         }
