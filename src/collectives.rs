@@ -33,10 +33,12 @@ mod ffi {
         type Dtype = crate::ffi::bridge::Dtype;
         /// MLX's group of ranks.
         type Ranks;
+        type Peers;
 
         fn ranks_available(backend: &str) -> Result<bool>;
         fn gpu_count() -> Result<i32>;
         fn gpu_uuid() -> Result<String>;
+        fn gpus_reach_each_other() -> Result<bool>;
         /// Waits until the ranks are connected.
         fn join_ranks(backend: &str) -> Result<UniquePtr<Ranks>>;
         fn rank_of(ranks: &Ranks) -> Result<i32>;
@@ -47,6 +49,11 @@ mod ffi {
             x: &MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
         fn all_gather(ranks: &Ranks, x: &MlxArray) -> Result<UniquePtr<MlxArray>>;
+        fn share_memory(ranks: &Ranks) -> Result<UniquePtr<Peers>>;
+        fn handle_of(peers: &Peers) -> Result<Vec<u8>>;
+        fn reach_peers(peers: &Peers, handles: &[u8]) -> Result<()>;
+        fn all_gather_by(peers: &Peers, ranks: &Ranks, x: &MlxArray)
+        -> Result<UniquePtr<MlxArray>>;
         fn send_to(ranks: &Ranks, x: &MlxArray, to: i32) -> Result<UniquePtr<MlxArray>>;
         fn receive_from(
             ranks: &Ranks,
@@ -111,6 +118,38 @@ pub fn is_available(backend: &str) -> Result<bool> {
     Ok(ffi::ranks_available(backend)?)
 }
 
+/// The memory of the ranks' GPUs on one machine, through which they exchange small arrays.
+pub struct Peers(UniquePtr<ffi::Peers>);
+
+// SAFETY: the memory is a shared pointer. It changes while ranks reach each other, which one thread
+// does, and while a thread evaluates an exchange: ranks evaluate them in one order, so one thread
+// at a time.
+unsafe impl Send for Peers {}
+// SAFETY: as above.
+unsafe impl Sync for Peers {}
+
+impl Peers {
+    /// Shares memory of the GPU of this rank.
+    pub fn share(ranks: &Ranks) -> Result<Self> {
+        Ok(Self(ffi::share_memory(&ranks.0)?))
+    }
+
+    /// The bytes by which other ranks reach the memory; none where they cannot.
+    pub fn handle(&self) -> Result<Vec<u8>> {
+        Ok(ffi::handle_of(&self.0)?)
+    }
+
+    /// Reaches the memory of all ranks, by their handles in the order of the ranks.
+    pub fn reach(&self, handles: &[u8]) -> Result<()> {
+        Ok(ffi::reach_peers(&self.0, handles)?)
+    }
+
+    /// [`Ranks::all_gather`], through this memory where the array is small.
+    pub fn all_gather(&self, ranks: &Ranks, x: &Array) -> Result<Array> {
+        Array::from_bridge(ffi::all_gather_by(&self.0, &ranks.0, x.raw()))
+    }
+}
+
 /// The number of GPUs that MLX sees.
 pub fn gpu_count() -> Result<i32> {
     Ok(ffi::gpu_count()?)
@@ -119,6 +158,12 @@ pub fn gpu_count() -> Result<i32> {
 /// The name by which the first GPU differs from all others; empty where MLX knows none.
 pub fn gpu_uuid() -> Result<String> {
     Ok(ffi::gpu_uuid()?)
+}
+
+/// Whether each of several GPUs of this machine reaches the memory of the others. Then ranks that
+/// compute on them exchange small arrays without NCCL.
+pub fn gpus_reach_each_other() -> Result<bool> {
+    Ok(ffi::gpus_reach_each_other()?)
 }
 
 /// Functions that are called around every evaluation that waits for MLX.

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "mlx-primitives/src/collectives.rs.h"
@@ -38,6 +39,10 @@ rust::String gpu_uuid() {
   return text ? rust::String::lossy(*text) : rust::String();
 }
 
+bool gpus_reach_each_other() {
+  return mlx_primitives::gpus_reach_each_other();
+}
+
 std::unique_ptr<Ranks> join_ranks(rust::Str backend) {
   prepare();
   std::string name(backend);
@@ -66,6 +71,36 @@ Handle all_reduce(const Ranks& ranks, Reduction reduction, const MlxArray& x) {
 
 Handle all_gather(const Ranks& ranks, const MlxArray& x) {
   return handle(mx::distributed::all_gather(x, ranks.group, link_stream(ranks)));
+}
+
+std::unique_ptr<Peers> share_memory(const Ranks& ranks) {
+  auto rank = static_cast<uint32_t>(ranks.group.rank());
+  auto size = static_cast<uint32_t>(ranks.group.size());
+  auto memory = ranks.gpu ? mlx_primitives::share_memory(rank, size) : nullptr;
+  return std::make_unique<Peers>(Peers{std::move(memory)});
+}
+
+rust::Vec<uint8_t> handle_of(const Peers& peers) {
+  rust::Vec<uint8_t> bytes;
+  if (peers.memory) {
+    for (char byte : mlx_primitives::handle_of(*peers.memory)) {
+      bytes.push_back(static_cast<uint8_t>(byte));
+    }
+  }
+  return bytes;
+}
+
+void reach_peers(const Peers& peers, rust::Slice<const uint8_t> handles) {
+  if (peers.memory) {
+    mlx_primitives::reach_peers(*peers.memory, {handles.begin(), handles.end()});
+  }
+}
+
+Handle all_gather_by(const Peers& peers, const Ranks& ranks, const MlxArray& x) {
+  if (!peers.memory || !exchanges(x)) {
+    return all_gather(ranks, x);
+  }
+  return handle(exchange(peers.memory, x, mx::to_stream(link_stream(ranks))));
 }
 
 Handle send_to(const Ranks& ranks, const MlxArray& x, int32_t to) {

@@ -1,7 +1,8 @@
-// Compiled instead of cuda_encoder.cpp unless the feature `cuda` is on.
+// Compiled instead of cuda_encoder.cpp and cuda_exchange.cpp unless the feature `cuda` is on.
 #include <cstdlib>
 
 #include "runtime/encoder.h"
+#include "runtime/exchange.h"
 #include "runtime/primitive.h"
 
 namespace mlx_primitives {
@@ -41,6 +42,30 @@ void prefetch_cuda(const std::vector<mx::array>&) {}
 
 std::string cuda_description() {
   return "";
+}
+
+struct PeerMemory {};
+
+std::shared_ptr<PeerMemory> share_memory(uint32_t, uint32_t) {
+  return nullptr;
+}
+
+std::string handle_of(const PeerMemory&) {
+  return "";
+}
+
+void reach_peers(PeerMemory&, const std::string&) {}
+
+bool exchanges(const mx::array&) {
+  return false;
+}
+
+bool gpus_reach_each_other() {
+  return false;
+}
+
+mx::array exchange(const std::shared_ptr<PeerMemory>&, const mx::array& x, mx::Stream) {
+  return x;
 }
 
 } // namespace mlx_primitives

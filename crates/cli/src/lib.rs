@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use mlx_primitives::collectives::gpus_reach_each_other;
 use mlx_primitives::device;
 
 use output::StdoutError;
@@ -119,7 +120,7 @@ impl Command {
 const TF32: &str = "MLX_ENABLE_TF32";
 
 /// Whether MLX puts its work on an NVIDIA GPU into graphs. Capturing the many exchanges of `gather`
-/// into them takes a processor twice as long as starting them.
+/// by NCCL into them takes a processor twice as long as starting them.
 const GRAPHS: &str = "MLX_USE_CUDA_GRAPHS";
 
 const FAILED: u8 = 1;
@@ -134,7 +135,8 @@ pub fn main() -> ExitCode {
                 unsafe { env::set_var(TF32, "0") };
             }
             let gather = cli.command.ranks().is_some_and(ranks::Ranks::gather_by_nccl);
-            if gather && env::var_os(GRAPHS).is_none() {
+            let by_nccl = || gather && !gpus_reach_each_other().unwrap_or(false);
+            if env::var_os(GRAPHS).is_none() && by_nccl() {
                 // SAFETY: no other thread runs yet.
                 unsafe { env::set_var(GRAPHS, "0") };
             }

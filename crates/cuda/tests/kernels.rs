@@ -222,6 +222,28 @@ fn elements_by_letters_are_read() {
     assert!(made.is_ok(), "{}", made.expect_err("an error"));
 }
 
+/// The kernel by which ranks exchange arrays, in the C++ that runs it.
+#[test]
+fn the_exchange_between_ranks_compiles() {
+    if !is_installed() {
+        return;
+    }
+    let text = std::fs::read_to_string(root().join("cpp/runtime/cuda_exchange.cpp")).unwrap();
+    let source = text.split("R\"cuda(").nth(1).and_then(|rest| rest.split(")cuda\"").next());
+    let bound = [(0, 0), (1, 0), (2, 96)].map(|(index, bytes)| Bound { index, bytes });
+    let request = Request {
+        source: source.unwrap(),
+        kernel: "mlxp_exchange",
+        bound: &bound,
+        ..Request::default()
+    };
+    for architecture in [80, 90] {
+        let made = compile(&request, architecture).unwrap();
+        assert_eq!(made.arguments, [0, 1, 2].map(Argument::Buffer));
+        assert_eq!((made.report.stack, made.report.spilled), (0, 0));
+    }
+}
+
 #[test]
 fn an_error_names_the_file_and_the_line() {
     if !is_installed() {

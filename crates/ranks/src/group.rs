@@ -170,8 +170,7 @@ impl Group {
     /// ```
     pub fn all_gather(&self, x: &Array) -> Result<Array> {
         let Some(joined) = self.usable("all_gather")? else { return Ok(x.clone()) };
-        joined.check("all_gather", x)?;
-        joined.ranks.all_gather(x)
+        joined.all_gather(x)
     }
 
     /// Sends an array to rank `to` when the result, which equals `x`, is evaluated. The other rank

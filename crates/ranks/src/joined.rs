@@ -10,7 +10,7 @@ use super::mesh::Mesh;
 use super::messages::Messages;
 use super::ring::Ports;
 use super::{Backend, Options, cards, greeting, is_available, meet, watch};
-use mlx_primitives::collectives::Ranks;
+use mlx_primitives::collectives::{Peers, Ranks};
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::{Array, Dtype};
 use mlx_primitives::{Error, Result};
@@ -50,6 +50,8 @@ pub(super) struct Joined {
     pub messages: Messages,
     /// The connections for [`Group::gather_last`](super::Group::gather_last).
     pub mesh: Option<Mesh>,
+    /// The memory of GPUs of one machine, for [`Group::all_gather`](super::Group::all_gather).
+    peers: Option<Peers>,
     pub left: Mutex<bool>,
 }
 
@@ -144,8 +146,10 @@ impl Joined {
         }
         watch::start(limit);
         let left = Mutex::new(false);
-        let mut joined = Self { rank, size, backend, sends, ranks, messages, mesh: None, left };
+        let (mesh, peers) = (None, None);
+        let mut joined = Self { rank, size, backend, sends, ranks, messages, mesh, peers, left };
         joined.check_order()?;
+        joined.peers = joined.meet_peers()?;
         if let Some((listener, _)) = listener {
             joined.mesh = Some(Mesh::new(meet::all(rank, listener, secret, &told, limit)?));
         }
@@ -165,6 +169,38 @@ impl Joined {
             return Ok(());
         }
         Err(Error::argument(op, format_args!("a type that NCCL exchanges, got {dtype}")))
+    }
+
+    /// The memory through which GPUs of one machine exchange small arrays in less time than by
+    /// NCCL; `None` if a rank cannot reach that of another one.
+    fn meet_peers(&self) -> Result<Option<Peers>> {
+        if self.backend != Backend::Nccl {
+            return Ok(None);
+        }
+        let peers = match std::env::var_os(TEST_RING) {
+            None => Peers::share(&self.ranks).ok(),
+            Some(_) => None,
+        };
+        let handle = peers.as_ref().and_then(|peers| peers.handle().ok()).unwrap_or_default();
+        let handle: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+        let handles = self.messages.gather("meet", &[&handle])?.concat();
+        let byte = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+        let bytes = handles.concat().as_bytes().chunks(2).map(byte).collect::<Option<Vec<u8>>>();
+        let all = handles.len() == self.size && handles.iter().all(|handle| !handle.is_empty());
+        let reached =
+            all && peers.as_ref().zip(bytes).is_some_and(|(peers, b)| peers.reach(&b).is_ok());
+        let said = self.messages.gather("meet", &[if reached { "reached" } else { "" }])?;
+        let all = said.concat().iter().all(|text| text == "reached");
+        Ok(peers.filter(|_| all))
+    }
+
+    /// The arrays of all ranks, joined along the first axis.
+    pub(super) fn all_gather(&self, x: &Array) -> Result<Array> {
+        self.check("all_gather", x)?;
+        match &self.peers {
+            Some(peers) => peers.all_gather(&self.ranks, x),
+            None => self.ranks.all_gather(x),
+        }
     }
 
     /// The connections between all ranks.

@@ -93,8 +93,9 @@ pub enum Backend {
     /// `NCCL_HOST_IP` and `NCCL_PORT` say where rank 0 awaits the others, and `MLX_WORLD_SIZE` how
     /// many ranks there are. It needs MLX for CUDA and Linux. MLX has no [`Group::send`] for it.
     ///
-    /// MLX captures each exchange into a CUDA graph, which takes a processor longer than to start
-    /// it. A program of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
+    /// GPUs that reach each other's memory exchange small arrays through it. Elsewhere MLX captures
+    /// each exchange into a CUDA graph, which takes a processor longer than to start it: a program
+    /// of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
     Nccl,
 }
 
