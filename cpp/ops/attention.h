@@ -59,6 +59,13 @@ mx::array attention_quantized(
 Arrays dequantizing_composition(const mx::array& ours);
 
 /**
+ * The keys of a split of the kernel for few queries. A core reads keys and values at a limited
+ * speed, so small splits, of which it takes several at a time, spread them more evenly over the
+ * cores.
+ */
+constexpr uint64_t FEW_QUERY_SPLIT_KEYS = 128;
+
+/**
  * Whether few rows of queries take the kernel for NVIDIA GPUs, which is of 16-bit types, plain keys
  * and values, and arrays in which every row begins where loads of 16 bytes may begin.
  */
@@ -72,7 +79,8 @@ bool takes_few_queries(
 /** Plans this kernel, and the one that combines its splits. */
 Launch plan_few_queries(
     const AttentionParams& params, const std::string& type, uint32_t max_threads);
-Launch plan_few_splits(const AttentionParams& params, const std::string& type);
+Launch plan_few_splits(
+    const AttentionParams& params, const std::string& type, uint32_t max_threads);
 
 /** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */
 void check_attention(

@@ -9,8 +9,8 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint64_t ATTENTION_SPLIT_KEYS = 256; // of a split of many, and the fewest that are split
-constexpr uint64_t ATTENTION_SPLITS = 8;       // the fewest splits of a vector's keys
+constexpr uint64_t ATTENTION_SPLIT_KEYS = 256;   // of a split of many; the fewest that are split
+constexpr uint64_t ATTENTION_SPLITS = 8;         // the fewest splits of a vector's keys
 constexpr uint32_t ATTENTION_PROMPT_KEYS = 2048; // of a split for queries in the order of prompts
 constexpr uint32_t ATTENTION_SHORT_KEYS = 1024;  // keys of a matrix that one dispatch takes
 constexpr uint64_t ATTENTION_GROUPS = 128;       // threadgroups wanted for a key head of a text
@@ -52,12 +52,13 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
  * Sets how the keys from `first` to `end` are split. This does not depend on the number of key
  * heads or texts: a rank that holds some heads of a model then adds in the order of one that holds
  * all, and a text has the same bits alone and in a batch. In the orders of tokens and of prompts
- * splits begin at multiples of their keys, whichever keys and queries there are.
+ * splits begin at multiples of their keys, whichever keys and queries there are. `split_keys` are
+ * those of a split of many.
  */
-void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order) {
+void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uint64_t split_keys) {
   if (order != RowOrder::by_count) {
-    params.chunk = by_vector(params, order) ? static_cast<uint32_t>(ATTENTION_SPLIT_KEYS)
-                                            : ATTENTION_PROMPT_KEYS;
+    params.chunk =
+        by_vector(params, order) ? static_cast<uint32_t>(split_keys) : ATTENTION_PROMPT_KEYS;
     params.before = params.first / params.chunk % SIMD_WIDTH;
     params.first = params.first / params.chunk * params.chunk;
     auto keys = uint64_t{std::max(params.end, params.first + 1)} - params.first;
@@ -71,8 +72,7 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order) {
   if (by_vector(params, order)) {
     // A key head has one threadgroup for each split, so that a GPU's cores need several.
     if (keys >= ATTENTION_SPLIT_KEYS) {
-      splits = std::clamp(
-          ceil_div(uint64_t{keys}, ATTENTION_SPLIT_KEYS), ATTENTION_SPLITS, ATTENTION_GROUPS);
+      splits = std::clamp(ceil_div(uint64_t{keys}, split_keys), ATTENTION_SPLITS, ATTENTION_GROUPS);
     }
   } else if (keys > ATTENTION_SHORT_KEYS) {
     uint32_t block =
@@ -203,7 +203,6 @@ AttentionParams Attention::params(const Arrays& inputs) const {
   } else if (params.window > 0 && params.keys + 1 > params.queries + params.window) {
     params.first = params.keys + 1 - params.queries - params.window; // the first query's first key
   }
-  plan_splits(params, static_cast<uint32_t>(q.itemsize()), rules_.order);
   return params;
 }
 
@@ -227,6 +226,7 @@ std::vector<Dispatch> Attention::dispatches(
   auto itemsize = static_cast<uint32_t>(out.itemsize());
   bool few = bits_ == 0 && by_vector(all, rules_.order) &&
              takes_few_queries(all, bound[0], bound[1], bound[4], stream());
+  plan_splits(all, itemsize, rules_.order, few ? FEW_QUERY_SPLIT_KEYS : ATTENTION_SPLIT_KEYS);
   auto stem = few ? "nvidia/attention_few" : attention_op;
   if (few) {
     bound = {bound[0], bound[1], bound[4], bound[7], bound[8]};
@@ -244,7 +244,7 @@ std::vector<Dispatch> Attention::dispatches(
   Arrays of_splits = {partials, bound.back()};
   dispatches.reserve(2);
   dispatches.emplace_back(stem, std::move(launch), std::move(bound), Arrays{partials}, all);
-  auto sum = few ? plan_few_splits(all, type) : plan_combine(all, type, max_threads);
+  auto sum = few ? plan_few_splits(all, type, max_threads) : plan_combine(all, type, max_threads);
   dispatches.emplace_back(stem, std::move(sum), std::move(of_splits), outputs, all);
   return dispatches;
 }

@@ -9,7 +9,9 @@ namespace mlx_primitives {
 namespace {
 
 constexpr uint32_t FEW_QUERY_ROWS = 8;  // of a block
-constexpr uint32_t FEW_QUERY_SIMDS = 8; // of a threadgroup; half as many for the longest heads
+constexpr uint32_t FEW_QUERY_SIMDS = 4; // of a threadgroup
+constexpr uint32_t FEW_COMBINING_THREADS = 256;
+constexpr uint32_t FEW_COMBINED_PARTS = 16; // of the splits of a row, at most
 
 bool rows_aligned(const mx::array& flat, const AttentionView& view) {
   auto size = static_cast<int64_t>(flat.itemsize());
@@ -36,9 +38,8 @@ bool takes_few_queries(
 
 Launch plan_few_queries(
     const AttentionParams& params, const std::string& type, uint32_t max_threads) {
-  uint32_t simds = std::min(
-      std::bit_floor(whole_simds("attention", max_threads) / SIMD_WIDTH),
-      params.dim > 128 ? FEW_QUERY_SIMDS / 2 : FEW_QUERY_SIMDS);
+  uint32_t simds =
+      std::min(std::bit_floor(whole_simds("attention", max_threads) / SIMD_WIDTH), FEW_QUERY_SIMDS);
   auto rows = uint64_t{params.group} * params.queries;
   auto together = static_cast<uint32_t>(std::min<uint64_t>(rows, FEW_QUERY_ROWS));
   // Maxima and sums of the SIMD groups, three numbers of each row, and a row of each SIMD group.
@@ -52,13 +53,15 @@ Launch plan_few_queries(
       floats * static_cast<uint32_t>(sizeof(float))};
 }
 
-Launch plan_few_splits(const AttentionParams& params, const std::string& type) {
+Launch plan_few_splits(
+    const AttentionParams& params, const std::string& type, uint32_t max_threads) {
   uint64_t rows = uint64_t{params.batch} * params.kv_heads * params.group * params.queries;
+  uint32_t threads = std::min(std::bit_floor(max_threads), FEW_COMBINING_THREADS);
   return {
       "mlxp_attention_few_combine" + type,
       {grid_count("attention", "rows", rows), 1, 1},
-      {params.value_dim, 1, 1},
-      0};
+      {threads, 1, 1},
+      (FEW_COMBINED_PARTS + 4 * threads) * static_cast<uint32_t>(sizeof(float))};
 }
 
 } // namespace mlx_primitives

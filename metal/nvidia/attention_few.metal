@@ -4,6 +4,8 @@
 enum : uint {
   FEW_QUERIES = 8, // rows of a block
   FEW_KEYS = 16,   // that a SIMD group multiplies at a time
+  FEW_SPLITS = 4,  // that a thread loads at a time
+  FEW_PARTS = 16,  // of the splits, at most
 };
 
 /** The lower or upper elements of two words. */
@@ -233,9 +235,27 @@ template <typename T, uint DIM>
   }
 }
 
+/** Loads four features of FEW_SPLITS splits, `step` places apart; zeros where there are none. */
+METAL_FUNC void load_splits(
+    thread float4* values,
+    const device float* own,
+    size_t pitch,
+    uint place,
+    uint step,
+    constant AttentionParams& params) {
+  for (uint i = 0; i < FEW_SPLITS; i++) {
+    const uint at = place + i * step;
+    values[i] = float4(0.0f);
+    if (at >= params.before && at < params.before + params.splits) {
+      values[i] = load_floats(own + (at - params.before) * pitch);
+    }
+  }
+}
+
 /**
- * Combines the splits of a row, one threadgroup for each row with a thread for each feature. A
- * split has the same place in the sums for all rows, whichever split is a row's first.
+ * Combines the splits of a row, one threadgroup for each row. A thread adds up four features of
+ * every `parts`th split. A split has the same place in the sums for all rows, whichever split is a
+ * row's first.
  */
 template <typename T>
 [[kernel]] void attention_few_combine(
@@ -243,46 +263,65 @@ template <typename T>
     const device T* sinks [[buffer(1)]],
     device T* out [[buffer(2)]],
     constant AttentionParams& params [[buffer(3)]],
+    threadgroup float* scratch [[threadgroup(0)]],
     uint row [[threadgroup_position_in_grid]],
-    uint feature [[thread_position_in_threadgroup]],
+    uint thread_index [[thread_position_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  const uint dim = params.value_dim;
+  const uint quads = dim / 4;
+  const uint parts = threads / quads;
+  const uint part = thread_index / quads;
+  const uint quad = thread_index % quads;
   const uint heads = params.kv_heads * params.group;
   const size_t all_rows = size_t(params.batch) * heads * params.queries;
-  const device float* stats = partials + params.splits * all_rows * params.value_dim + 2 * row;
+  const size_t pitch = all_rows * dim;
+  const device float* stats = partials + params.splits * pitch + 2 * row;
+  const device float* own = partials + size_t(row) * dim + 4 * quad;
   const uint end = params.before + params.splits;
+  float4 values[FEW_SPLITS]; // on their way while the maximum is found
+  load_splits(values, own, pitch, part, parts, params);
   float maximum = MASKED_SCORE;
-  for (uint s = lane; s < end; s += SIMD_WIDTH) {
-    if (s >= params.before) {
-      maximum = larger_score(maximum, stats[2 * (s - params.before) * all_rows]);
-    }
+  for (uint s = lane; s < params.splits; s += SIMD_WIDTH) {
+    maximum = larger_score(maximum, stats[2 * s * all_rows]);
   }
   maximum = simd_max(maximum);
-  float weight = 0.0f;
   if (params.has_sinks != 0) {
-    const float sink = float(sinks[row % heads]);
-    maximum = larger_score(maximum, sink);
-    weight = fast::exp(sink - maximum);
+    maximum = larger_score(maximum, float(sinks[row % heads]));
   }
-  float sum = 0.0f;
-  for (uint base = 0; base < end; base += SIMD_WIDTH) {
-    const uint head = base == 0 ? params.before : 0;
-    const uint tail = min(uint(SIMD_WIDTH), end - base);
-    float factor = 0.0f;
-    float of_split = 0.0f;
-    if (lane >= head && lane < tail) {
-      const device float* kept = stats + 2 * (base + lane - params.before) * all_rows;
-      factor = fast::exp(kept[0] - maximum);
-      of_split = kept[1];
+  float weight = 0.0f;
+  float4 sums = float4(0.0f);
+  for (uint base = part; base < end; base += FEW_SPLITS * parts) {
+    for (uint i = 0; i < FEW_SPLITS; i++) {
+      const uint at = base + i * parts;
+      if (at >= params.before && at < end) {
+        const device float* kept = stats + 2 * (at - params.before) * all_rows;
+        const float factor = fast::exp(kept[0] - maximum);
+        weight = fma(kept[1], factor, weight);
+        for (uint j = 0; j < 4; j++) {
+          sums[j] = fma(factor, values[i][j], sums[j]);
+        }
+      }
     }
-    weight += simd_sum(of_split * factor);
-    const device float* from = partials + size_t(row) * params.value_dim + feature;
-#pragma clang loop unroll_count(8)
-    for (uint s = head; s < tail; s++) {
-      const size_t split = base + s - params.before;
-      sum += simd_shuffle(factor, ushort(s)) * from[split * all_rows * params.value_dim];
-    }
+    load_splits(values, own, pitch, base + FEW_SPLITS * parts, parts, params);
   }
-  out[size_t(row) * params.value_dim + feature] = T(sum / weight);
+
+  threadgroup float* weights = scratch;
+  threadgroup float* slots = weights + FEW_PARTS;
+  if (quad == 0) {
+    weights[part] = weight;
+  }
+  *(threadgroup float4*)(slots + part * dim + quad * 4) = sums;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint feature = thread_index; feature < dim; feature += threads) {
+    float sum = 0.0f;
+    float total = params.has_sinks != 0 ? fast::exp(float(sinks[row % heads]) - maximum) : 0.0f;
+    for (uint p = 0; p < parts; p++) {
+      sum += slots[p * dim + feature];
+      total += weights[p];
+    }
+    out[size_t(row) * dim + feature] = T(sum / total);
+  }
 }
 
 #define ATTENTION_FEW(DTYPE, T)                                       \

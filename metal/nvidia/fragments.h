@@ -55,6 +55,24 @@ METAL_FUNC uint4 load_once(const device uint* from) {
 #endif
 }
 
+/** Loads four words; on CUDA, their address is a multiple of 16. */
+METAL_FUNC uint4 load_words(const device uint* from) {
+#ifdef __CUDACC__
+  return *(const device uint4*)from;
+#else
+  return uint4(*(const device packed_uint4*)from);
+#endif
+}
+
+/** Loads four numbers; on CUDA, their address is a multiple of 16. */
+METAL_FUNC float4 load_floats(const device float* from) {
+#ifdef __CUDACC__
+  return *(const device float4*)from;
+#else
+  return float4(*(const device packed_float4*)from);
+#endif
+}
+
 /** sums += left * right. */
 template <typename T>
 METAL_FUNC void multiply_add(

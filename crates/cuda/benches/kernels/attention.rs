@@ -11,8 +11,6 @@ use crate::{bytes_of, compiled};
 const GROUP: u32 = 4;
 const KV_HEADS: u32 = 8;
 const DIM: u32 = 128;
-/// The keys of a split.
-const CHUNK: u32 = 256;
 const SIMD: u32 = 32;
 /// The caches of a step together are larger than the GPU's caches.
 const LAYERS: usize = 32;
@@ -22,20 +20,23 @@ pub struct Form {
     source: &'static str,
     pub kernel: &'static str,
     threads: u32,
+    /// The keys of a split.
+    chunk: u32,
     few: bool,
 }
 
 const fn vector(threads: u32) -> Form {
     let kernel = "mlxp_attention_vector_128_4_bfloat16";
-    Form { source: "attention.metal", kernel, threads, few: false }
+    Form { source: "attention.metal", kernel, threads, chunk: 256, few: false }
 }
 
-const fn few(threads: u32) -> Form {
+const fn few(threads: u32, chunk: u32) -> Form {
     let kernel = "mlxp_attention_few_128_bfloat16";
-    Form { source: "nvidia/attention_few.metal", kernel, threads, few: true }
+    Form { source: "nvidia/attention_few.metal", kernel, threads, chunk, few: true }
 }
 
-pub const FORMS: [Form; 4] = [vector(256), vector(512), few(128), few(256)];
+pub const FORMS: [Form; 5] =
+    [few(128, 128), few(256, 128), few(128, 256), few(256, 256), vector(256)];
 
 impl Form {
     pub fn compiled(&self, architecture: u32) -> Result<Cubin> {
@@ -47,24 +48,24 @@ impl Form {
         let simds = self.threads / SIMD;
         let floats = match self.few {
             true => 16 * simds + 24 + simds * GROUP * DIM,
-            false => (GROUP * DIM).max(simds * (2 * GROUP + DIM)),
+            false => (GROUP * DIM).max(simds * (2 * GROUP + DIM) + 2),
         };
         floats * 4
     }
 }
 
 /// The bytes of the parameters; `capacity` is that of the cache.
-fn parameters(keys: u32, capacity: u32) -> Vec<u8> {
+fn parameters(keys: u32, capacity: u32, chunk: u32) -> Vec<u8> {
     let (row, heads) = (i64::from(DIM), i64::from(KV_HEADS));
     let head = row * i64::from(capacity);
     let queries = [0, heads * i64::from(GROUP) * row, row, row, 1];
     let stored = [0, heads * head, head, row, 1];
     let none = [0i64; 5];
     let views = [queries, stored, none, none, stored, none, none, none].concat();
-    let splits = keys.div_ceil(CHUNK);
+    let splits = keys.div_ceil(chunk);
     let scale = (DIM as f32).sqrt().recip().to_bits();
     let words = [
-        1, KV_HEADS, GROUP, 1, keys, DIM, DIM, 0, keys, CHUNK, splits, 0, 0, 0, 0, 0, 0, scale, 0,
+        1, KV_HEADS, GROUP, 1, keys, DIM, DIM, 0, keys, chunk, splits, 0, 0, 0, 0, 0, 0, scale, 0,
         0,
     ];
     let mut bytes: Vec<u8> = views.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -73,21 +74,22 @@ fn parameters(keys: u32, capacity: u32) -> Vec<u8> {
 }
 
 pub fn times(driver: &Driver, keys: u32) -> Result<()> {
-    let capacity = keys.next_multiple_of(CHUNK);
+    let capacity = keys.next_multiple_of(256);
     let mut random = Random::new(u64::from(keys));
     let elements = (KV_HEADS * capacity * DIM) as usize;
     let [k, v] = [(); 2].map(|()| random.elements(elements));
     let q = random.elements((GROUP * KV_HEADS * DIM) as usize);
-    let splits = keys.div_ceil(CHUNK);
     let rows = GROUP * KV_HEADS;
     let all_k = driver.filled(LAYERS * k.len(), &k)?;
     let all_v = driver.filled(LAYERS * v.len(), &v)?;
     let queries = driver.filled(q.len(), &q)?;
-    let partials = driver.filled((splits * rows * (DIM + 2)) as usize * 4, &[])?;
+    let most = FORMS.iter().map(|form| keys.div_ceil(form.chunk)).max().unwrap_or(1);
+    let partials = driver.filled((most * rows * (DIM + 2)) as usize * 4, &[])?;
     let out = driver.filled(q.len(), &[])?;
-    let bytes = parameters(keys, capacity);
     let want = reference(&q, &k, &v, keys as usize);
     for form in FORMS {
+        let splits = keys.div_ceil(form.chunk);
+        let bytes = parameters(keys, capacity, form.chunk);
         let function = driver.load(&form.compiled(driver.architecture)?)?;
         driver.allow(&function, form.shared())?;
         let to = if splits > 1 { partials } else { out };
@@ -113,12 +115,12 @@ pub fn times(driver: &Driver, keys: u32) -> Result<()> {
             [partials.at, queries.at, out.at].iter().map(|at| at.to_le_bytes().to_vec()).collect();
         buffers.push(bytes.clone());
         let (source, kernel, blocks, threads) = match form.few {
-            true => (form.source, "mlxp_attention_few_combine_bfloat16", rows, DIM),
+            true => (form.source, "mlxp_attention_few_combine_bfloat16", rows, 256),
             false => (form.source, "mlxp_attention_combine_bfloat16", rows / 8, 256),
         };
         let combine = driver.load(&compiled(source, kernel, 3, 400, driver.architecture)?)?;
-        let grid = [blocks, 1, 1];
-        let mut last = Driver::prepared(&combine, &Launch { grid, threads, shared: 0, buffers });
+        let (grid, shared) = ([blocks, 1, 1], (16 + 4 * threads) * 4);
+        let mut last = Driver::prepared(&combine, &Launch { grid, threads, shared, buffers });
         let alone = driver.time_graph(LAYERS, &mut |call| driver.run(&mut launches[call]))?;
         let both = driver.time_graph(LAYERS, &mut |call| {
             driver.run(&mut launches[call])?;
@@ -128,8 +130,8 @@ pub fn times(driver: &Driver, keys: u32) -> Result<()> {
         let error = numbers::error(&got[..want.len()], &want);
         let bandwidth = f64::from(2 * keys * KV_HEADS * DIM * 2) / alone / 1e6;
         println!(
-            "| attention, {keys} keys | {}, {} threads | {alone:.1}; {both:.1} with the sum of splits | {bandwidth:.2} TB/s | {error:.3} |",
-            form.kernel, form.threads
+            "| attention, {keys} keys | {}, {} threads, {} keys a split | {alone:.1}; {both:.1} with the sum of splits | {bandwidth:.2} TB/s | {error:.3} |",
+            form.kernel, form.threads, form.chunk
         );
         ensure!(error < 1.0, "an error of {error}");
     }
