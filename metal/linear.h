@@ -12,6 +12,10 @@ enum : unsigned {
   LINEAR_SQUARE = 32,      // side of a SIMD group's square of outputs
   LINEAR_DEPTH_BYTES = 64, // bytes of a row in a tile
   LINEAR_PAD_BYTES = 16,   // bytes between such rows, which reduce bank conflicts
+  LINEAR_TILE_ROWS = 16,   // rows of w of a SIMD group on NVIDIA GPUs
+  LINEAR_TILE_LOADS = 4,   // loads of each row by a lane, of 16 bytes, at a time
+  LINEAR_TILE_COLUMNS = LINEAR_TILE_LOADS * 32,
+  LINEAR_TILE_SIMDS = 8, // SIMD groups that share rows of w
 };
 
 struct LinearParams {

@@ -1,28 +1,8 @@
-#include "activation_functions.h"
 #include "linear.h"
+#include "linear_finish.h"
 #include "linear_tile.h"
 
-// Sums in float; then the product, the bias, the activation and the residual are each rounded
-// to T, as by MLX's kernels for them.
-
-template <typename T>
-METAL_FUNC T finished(
-    float sum,
-    const device T* bias,
-    const device T* residual,
-    constant LinearParams& params,
-    uint column,
-    size_t at) {
-  T y = T(sum);
-  if (params.biased) {
-    y = T(float(y) + float(bias[column]));
-  }
-  y = activated<T>(params.activation, y);
-  if (params.residual) {
-    y = T(float(y) + float(residual[at]));
-  }
-  return y;
-}
+// Sums are in float.
 
 /** Loads elements at, ..., at + READS - 1 of the rows of w of a SIMD group; zeros past `length`. */
 template <typename T>

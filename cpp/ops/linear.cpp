@@ -223,68 +223,6 @@ Arrays Linear::compose(const Arrays& inputs) {
   return {y};
 }
 
-Arrays Linear::vjp(
-    const Arrays& primals,
-    const Arrays& cotangents,
-    const std::vector<int>& argnums,
-    const Arrays&) {
-  auto s = stream();
-  auto& x = primals[0];
-  auto& w = primals[1];
-  auto g = cotangents[0];
-  if (state_.activation != ACTIVATION_NONE) {
-    auto before = linear(
-        x, w, state_.biased ? std::optional(primals[2]) : std::nullopt, ACTIVATION_NONE, {}, s);
-    g = activation_gradient(state_.activation, before, g, s);
-  }
-  // Products take x or w as it lies and as its exchange.
-  auto exchange = [&](const mx::array& x) { return mx::swapaxes(x, -1, -2, s); };
-  Arrays gradients;
-  for (int argnum : argnums) {
-    if (argnum == 0 && state_.turned) {
-      gradients.push_back(product(state_.columns ? w : exchange(w), g, true, s));
-    } else if (argnum == 0) {
-      gradients.push_back(product(g, w, state_.columns, s));
-    } else if (argnum == 1) {
-      // One product of all rows, unless each batch entry has separate weights.
-      bool shared = w.ndim() == 2;
-      auto rows = [&](const mx::array& x) { return shared ? rows_of(x, s) : x; };
-      if (state_.columns) {
-        gradients.push_back(product(state_.turned ? x : exchange(rows(x)), rows(g), false, s));
-      } else {
-        gradients.push_back(
-            product(exchange(rows(g)), state_.turned ? x : rows(x), state_.turned, s));
-      }
-    } else if (state_.biased && argnum == 2) {
-      gradients.push_back(sum_of_rows(g, s));
-    } else {
-      gradients.push_back(cotangents[0]);
-    }
-  }
-  return gradients;
-}
-
-std::pair<Arrays, std::vector<int>> Linear::vmap(
-    const Arrays& inputs, const std::vector<int>& axes) {
-  WithRowOrder same(state_.order);
-  auto s = stream();
-  int size = batch_size(inputs, axes);
-  auto& w = inputs[1];
-  bool shared_bias = !state_.biased || axes[2] < 0;
-  if (!state_.columns && !state_.turned && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
-    // All entries share one layer, so the new axis joins the leading ones.
-    auto x = batch_first(inputs[0], axes[0], size, s);
-    std::optional<mx::array> added;
-    if (auto* last = residual(inputs)) {
-      added = batch_first(*last, axes.back(), size, s);
-    }
-    auto* b = bias(inputs);
-    auto kept = b ? std::optional(*b) : std::nullopt;
-    return {{linear(x, w, kept, state_.activation, added, s)}, {0}};
-  }
-  return ComposedPrimitive::vmap(inputs, axes);
-}
-
 bool Linear::is_equivalent(const mx::Primitive& other) const {
   return state_ == static_cast<const Linear&>(other).state_;
 }
@@ -312,8 +250,7 @@ Launch plan(
   auto groups = [](uint64_t extent, uint32_t part) {
     return static_cast<uint32_t>(ceil_div(extent, part));
   };
-  bool few = order == RowOrder::by_count ? shape.m <= LINEAR_FEW_ROWS : order == RowOrder::tokens;
-  if (!shape.columns && few) {
+  if (takes_few_rows(shape, order)) {
     uint32_t together = std::min<uint32_t>(simds, LINEAR_SIMDS);
     together = std::clamp<uint32_t>(groups(shape.n, LINEAR_SIMD_ROWS), 1, together);
     const uint32_t rows = shape.m <= 1   ? 1
@@ -355,8 +292,6 @@ std::vector<Dispatch> Linear::dispatches(
   auto& x = inputs[0];
   auto& w = inputs[1];
   auto extents = shape(inputs);
-  auto launch =
-      plan(extents, type_suffix(x), static_cast<uint32_t>(x.itemsize()), max_threads, state_.order);
   LinearParams params{};
   params.m = static_cast<uint32_t>(extents.m);
   params.n = static_cast<uint32_t>(extents.n);
@@ -368,7 +303,14 @@ std::vector<Dispatch> Linear::dispatches(
   auto* added = bias(inputs);
   auto* last = residual(inputs);
   // Unused buffers must be bound too.
-  return {{"linear", launch, {x, w, added ? *added : x, last ? *last : x}, outputs, params}};
+  Arrays bound = {x, w, added ? *added : x, last ? *last : x};
+  if (takes_few_rows(extents, state_.order) && takes_tiles(extents, x, w, stream())) {
+    auto launch = plan_tiles(extents, type_suffix(x), max_threads);
+    return {{"nvidia/linear_tiles", launch, std::move(bound), outputs, params}};
+  }
+  auto launch =
+      plan(extents, type_suffix(x), static_cast<uint32_t>(x.itemsize()), max_threads, state_.order);
+  return {{"linear", launch, std::move(bound), outputs, params}};
 }
 
 CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {

@@ -96,4 +96,15 @@ class Linear : public ComposedPrimitive {
   State state_;
 };
 
+/** Whether a product has few rows of x, which its kernels take at once. */
+bool takes_few_rows(const LinearShape& shape, RowOrder order);
+
+/**
+ * Whether few rows take the kernel for NVIDIA GPUs, which is of 16-bit types and of rows that begin
+ * where loads of 16 bytes may begin; and its plan.
+ */
+bool takes_tiles(
+    const LinearShape& shape, const mx::array& x, const mx::array& w, mx::Stream stream);
+Launch plan_tiles(const LinearShape& shape, const std::string& suffix, uint32_t max_threads);
+
 } // namespace mlx_primitives

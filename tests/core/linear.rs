@@ -2,10 +2,10 @@
 //! `table` tests their values.
 
 use half::f16;
-use mlx_primitives::Dtype;
-use mlx_primitives::ops::{self, Linear};
+use mlx_primitives::ops::{self, Linear, RowOrder, with_row_order};
+use mlx_primitives::{Array, Dtype};
 
-use crate::support::compare::{assert_same, numbers};
+use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{data, random, random32};
 use crate::support::{self, Checked, each_device, simulated};
 
@@ -36,6 +36,33 @@ fn a_chain_of_residuals() -> Checked {
         }
         assert_same(&y, &want, "chain")?;
         assert_same(&x, &random32(&[4, 16], 70)?, "the input")?;
+        Ok(())
+    })
+}
+
+/// NVIDIA GPUs have a kernel for 16-bit types and rows at multiples of 16 bytes.
+#[test]
+fn few_rows_have_the_bits_of_one() -> Checked {
+    each_device(|_| {
+        for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+            for k in [8, 264, 1160] {
+                let (x, w) = (random(&[9, k], dtype, 90)?, random(&[20, k], dtype, 91)?);
+                let bias = random(&[20], dtype, 92)?;
+                let product = |x: &Array| {
+                    let options = Linear { bias: Some(&bias), ..Default::default() };
+                    with_row_order(RowOrder::Tokens, || ops::linear(x, &w, options))
+                };
+                let all = product(&x)?;
+                let [x32, w32, bias32] = [&x, &w, &bias].map(|array| array.astype(Dtype::Float32));
+                let want = ops::matmul_nt(&x32?, &w32?)?.add(&bias32?)?;
+                let tolerance = if dtype == Dtype::Float16 { 2e-3 } else { 1.6e-2 };
+                assert_close(&numbers(&all)?, &numbers(&want)?, tolerance, "a product");
+                for row in 0..9 {
+                    let alone = product(&x.i(row..row + 1)?)?;
+                    assert_same(&alone, &all.i(row..row + 1)?, "a row alone")?;
+                }
+            }
+        }
         Ok(())
     })
 }

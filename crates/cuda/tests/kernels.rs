@@ -84,7 +84,8 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if architecture < 80 && name.starts_with("mlxp_quantized_few_") {
+                    let newer = ["mlxp_quantized_few_", "mlxp_linear_tiles_"];
+                    if architecture < 80 && newer.iter().any(|op| name.starts_with(op)) {
                         continue; // no plan uses them there
                     }
                     let request =

@@ -9,6 +9,7 @@
 
 mod attention;
 mod driver;
+mod linear;
 mod numbers;
 mod products;
 
@@ -40,8 +41,14 @@ fn metal(source: &str, reads: u32) -> Result<String> {
 
 /// Compiles a kernel of a source with its arrays and, at the last index, its parameters.
 fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
-    let reads =
-        if source.starts_with("quantized") || source.contains("attention") { 4 } else { READS };
+    let reads = if source.starts_with("quantized")
+        || source.contains("attention")
+        || source.contains("linear")
+    {
+        4
+    } else {
+        READS
+    };
     let text = metal(source, reads)?;
     let arrays = (0..arrays).map(|index| Bound { index, bytes: 0 });
     let last = Bound { index: arrays.len() as u32, bytes: parameters };
@@ -189,6 +196,9 @@ fn main() -> Result<()> {
             }
         }
         products::reports(90)?;
+        for form in linear::FORMS {
+            println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
+        }
         for form in attention::FORMS {
             println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
         }
@@ -211,9 +221,12 @@ fn main() -> Result<()> {
         rows(&driver, count, axis, &wanted)?;
     }
     if wanted("attention") {
-        for keys in [100, 250, 1000, 4096, 32_768] {
+        for keys in [100, 250, 1000, 4096, 4224, 32_768] {
             attention::times(&driver, keys)?;
         }
+    }
+    if wanted("linear") {
+        linear::times(&driver)?;
     }
     if wanted("products") {
         products::times(&driver)?;
