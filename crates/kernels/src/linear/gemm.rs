@@ -121,7 +121,7 @@ impl<A, W> Clone for Blocks<'_, A, W> {
 impl<A, W> Copy for Blocks<'_, A, W> {}
 
 impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
-    const BF16: bool = A::PAIRS || W::BYTES;
+    const BF16: bool = tiled::<A, W>();
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = W::BYTES;
     const PAIRS: bool = W::BYTES;
@@ -172,7 +172,7 @@ pub(super) fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) ->
 
 /// Whether any level has products of tiles for these factors and weights.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
-    A::PAIRS || W::BYTES
+    A::PAIRS || W::BYTES || W::TILES
 }
 
 impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
@@ -198,7 +198,7 @@ struct Sum<'a, A, W> {
 }
 
 impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
-    const BF16: bool = A::PAIRS || W::BYTES;
+    const BF16: bool = tiled::<A, W>();
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = W::BYTES;
 

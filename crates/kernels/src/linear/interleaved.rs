@@ -32,6 +32,11 @@ impl<A: Arithmetic> Interleaved<A> {
         self.packed.wrapping_add(at)
     }
 
+    /// `[m, k]` for weights that know where their x lies.
+    pub fn elsewhere([m, k]: [usize; 2]) -> Self {
+        Self { packed: std::ptr::null_mut(), m, k, arithmetic: PhantomData }
+    }
+
     fn panels(&self) -> usize {
         self.m.div_ceil(LANES)
     }

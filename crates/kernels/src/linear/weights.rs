@@ -39,6 +39,9 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
     const BYTES: bool = false;
 
+    /// Whether only levels that multiply tiles multiply these weights, which are words of two bf16.
+    const TILES: bool = false;
+
     /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
     /// factors. `k` is a multiple of 512 and `rows <= 16`.
     ///

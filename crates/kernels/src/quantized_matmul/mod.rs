@@ -14,6 +14,7 @@ mod format;
 pub mod int8;
 pub mod k_quant;
 mod order;
+mod pieces;
 mod prefill;
 mod prepare;
 mod transposed;
@@ -52,7 +53,12 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     unsafe {
         if !call.of_tokens() {
-            with_element!(call.element, T => match call.int8 && int8::takes::<T>(machine, call) {
+            let int8 =
+                call.int8 && with_element!(call.element, T => int8::takes::<T>(machine, call));
+            if !int8 && pieces::takes(machine, call) {
+                return pieces::run(machine, call);
+            }
+            with_element!(call.element, T => match int8 {
                 true => int8::run::<T>(machine, call),
                 false => prefill::run::<T>(machine, call),
             })

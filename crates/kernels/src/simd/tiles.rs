@@ -7,6 +7,8 @@ use super::LANES;
 /// Rows of weights and panels of x in a product of tiles.
 pub const TILE_ROWS: usize = 2 * LANES;
 pub const TILE_PANELS: usize = 2;
+/// Parts of a float32, each a bf16.
+pub const PIECES: usize = 3;
 
 /// Products of tiles, by instructions of the level or by loops.
 pub trait Tiles: Copy + 'static {
@@ -33,6 +35,16 @@ pub trait Tiles: Copy + 'static {
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller's contract.
         unsafe { product.add_bf16() }
+    }
+
+    /// [`TileProduct::of_pieces`].
+    ///
+    /// # Safety
+    /// As for [`add_tiles_bf16`](Self::add_tiles_bf16).
+    #[inline(always)]
+    unsafe fn tiles_of_pieces(product: &TileProduct) {
+        // SAFETY: the caller's contract.
+        unsafe { product.of_pieces() }
     }
 
     /// [`TileProduct::add_bytes`].
@@ -103,6 +115,25 @@ impl TileProduct {
             // SAFETY: the caller's contract.
             unsafe { *sum += halves[0] + halves[1] };
         });
+    }
+
+    /// Writes products of bf16 where x has [`PIECES`] tiles for each tile of weights, one after the
+    /// other, and adds up the products of all.
+    ///
+    /// # Safety
+    /// As [`add_bf16`](Self::add_bf16).
+    pub unsafe fn of_pieces(&self) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for row in 0..TILE_ROWS {
+                self.sums.add(row * self.sums_stride).write_bytes(0, TILE_PANELS * LANES);
+            }
+            for at in (0..self.words * PIECES).step_by(self.step) {
+                let w = self.w.add(at / self.step / PIECES * self.step);
+                let x = self.x.map(|x| x.wrapping_add(at * LANES));
+                Self { w, x, words: self.step, ..*self }.add_bf16();
+            }
+        }
     }
 
     /// Adds products of bytes, unsigned in the weights and signed in x, to sums of 32-bit integers.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::super::LANES;
 use super::super::registers::Avx512;
-use super::super::tiles::{TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
+use super::super::tiles::{PIECES, TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
 
 /// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
 /// use them. It asks the kernel once.
@@ -116,6 +116,22 @@ macro_rules! add {
     }};
 }
 
+/// The products of both loaded tiles of weights with the next tile of each panel.
+macro_rules! piece {
+    () => {
+        concat!(
+            "tileloadd tmm6, [{x} + {line}]\n",
+            "tileloadd tmm7, [{next_x} + {line}]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7\n",
+            "add {x}, {x_bytes}\n",
+            "add {next_x}, {x_bytes}",
+        )
+    };
+}
+
 impl<const BF16: bool> Tiles for Avx512<BF16> {
     #[inline(always)]
     unsafe fn begin_tiles(step: usize) {
@@ -154,6 +170,48 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
                 [0 64 128 192 256 320 384 448 512 576 640 704 768 832 896 960],
                 product
             )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tiles_of_pieces(product: &TileProduct) {
+        const _: () = assert!(PIECES == 3);
+        let TileProduct { w, w_stride, x, words, step, sums, sums_stride } = *product;
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm4, [{w} + {w_bytes}]",
+                "tileloadd tmm5, [{next_w} + {w_bytes}]",
+                piece!(),
+                piece!(),
+                piece!(),
+                "lea {w}, [{w} + 4*{step}]",
+                "lea {next_w}, [{next_w} + 4*{step}]",
+                "sub {words}, {step}",
+                "jnz 2b",
+                "tilestored [{sums} + {sums_bytes}], tmm0",
+                "tilestored [{sums} + {sums_bytes} + 64], tmm1",
+                "tilestored [{next_sums} + {sums_bytes}], tmm2",
+                "tilestored [{next_sums} + {sums_bytes} + 64], tmm3",
+                sums = in(reg) sums,
+                next_sums = in(reg) sums.wrapping_add(LANES * sums_stride),
+                sums_bytes = in(reg) size_of::<f32>() * sums_stride,
+                w = inout(reg) w => _,
+                next_w = inout(reg) w.wrapping_add(LANES * w_stride) => _,
+                w_bytes = in(reg) size_of::<f32>() * w_stride,
+                x = inout(reg) x[0] => _,
+                next_x = inout(reg) x[1] => _,
+                x_bytes = in(reg) size_of::<f32>() * LANES * step,
+                line = in(reg) size_of::<f32>() * LANES,
+                step = in(reg) step,
+                words = inout(reg) words => _,
+                options(nostack),
+            );
         }
     }
 
