@@ -242,12 +242,13 @@ fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
     let weights = matrices.each_ref().map(Matrix::weights);
     for machine in machines_and_tiles() {
-        for order in [RowOrder::Tokens, RowOrder::Prompt] {
+        let orders = [RowOrder::Tokens, RowOrder::Prompt];
+        for (order, low_rank) in orders.into_iter().flat_map(|o| [(o, None), (o, Some(low))]) {
             let of = |rows: std::ops::Range<usize>| {
                 let mut out = vec![T::default(); rows.len() * 22];
                 let x = &x[rows.start * axis..rows.end * axis];
                 let call = plain(format, group, x, axis, &weights, &mut out);
-                let call = Call { order, low_rank: Some(low), ..call };
+                let call = Call { order, low_rank, ..call };
                 // SAFETY: the buffers above.
                 unsafe { quantized_matmul_on(machine, &call) };
                 out

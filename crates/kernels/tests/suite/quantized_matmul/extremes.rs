@@ -173,3 +173,51 @@ fn rows_alone_and_together<T: Sample>() {
 }
 
 each_type!(rows_alone_and_together);
+
+/// Prompts in float32 that are split into parts of bf16: elements of any magnitude, alone in their
+/// group or among others, and what is no number, which stays in its row.
+#[test]
+fn prompts_of_extreme_groups() {
+    let (axis, rows) = (256, 19);
+    for (bits, group) in [(2, 32), (4, 64), (8, 128)] {
+        let format = (Mode::Affine, bits);
+        let matrix = Matrix::<f32>::random(format, 37, axis, group);
+        let weights = [matrix.weights()];
+        for machine in machines_and_tiles() {
+            for (value, finite) in [
+                (f32::from_bits(1), true),
+                (f32::MIN_POSITIVE * 1.7, true),
+                (1.234_567_9e-30, true),
+                (-1.999_999_9, true),
+                (1.234_567_9e30, true),
+                (-3.3e38, true),
+                (f32::NAN, false),
+                (f32::INFINITY, false),
+                (f32::NEG_INFINITY, false),
+            ] {
+                for others in [0.0, 1.0, value] {
+                    let mut x = values::<f32>(rows * axis, 2.0);
+                    let row = 17 * axis;
+                    x[row..row + axis].fill(0.0);
+                    x[row + group..][..group].fill(others * 2f32.powi(-9));
+                    x[row + group + 5] = value;
+                    let out = multiplied(machine, format, group, &x, axis, &weights);
+                    let (want, reach) = matrix.times(&wide(&x), axis);
+                    let what = format!("{bits} bits, {value:e}, {others:e}, {:?}", machine.level);
+                    for (i, &got) in out.iter().enumerate() {
+                        if i / 37 == 17 && !finite {
+                            assert!(!got.is_finite(), "{what}: {got} at {i}");
+                            continue;
+                        }
+                        if want[i].abs() > f64::from(f32::MAX) * 0.99 {
+                            continue;
+                        }
+                        let off = (f64::from(got) - want[i]).abs();
+                        let bound = reach[i] * 4e-6 + 1e-43;
+                        assert!(off <= bound, "{what}: {got:e} at {i}, expected {:e}", want[i]);
+                    }
+                }
+            }
+        }
+    }
+}
