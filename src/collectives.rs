@@ -160,8 +160,7 @@ pub fn gpu_uuid() -> Result<String> {
     Ok(ffi::gpu_uuid()?)
 }
 
-/// Whether each of several GPUs of this machine reaches the memory of the others. Then ranks that
-/// compute on them exchange small arrays without NCCL.
+/// Whether each of several GPUs of this machine reaches the memory of the others.
 pub fn gpus_reach_each_other() -> Result<bool> {
     Ok(ffi::gpus_reach_each_other()?)
 }

@@ -244,15 +244,12 @@ impl Choices {
             // The kernels for few rows are of 16-bit types.
             let short = class.dtype != Dtype::Float32;
             let packed = ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op));
+            let attention = short && FEW_QUERIES.contains(&&*class.op);
             let ours = match class.rows {
-                Rows::One => packed || short && FEW_QUERIES.contains(&&*class.op),
-                Rows::Few => {
-                    // MLX would unpack the whole matrix of K-quants for them.
-                    class.op.contains(", k_quant")
-                        || short
-                            && (class.op.starts_with("quantized_")
-                                || FEW_QUERIES.contains(&&*class.op))
-                }
+                Rows::One => packed || attention,
+                // MLX would unpack the whole matrix of K-quants for few rows.
+                Rows::Few if class.op.contains(", k_quant") => true,
+                Rows::Few => attention || short && class.op.starts_with("quantized_"),
                 Rows::Many => false,
             };
             // MLX's product of a batch of packed matrices refuses views and shared heads.

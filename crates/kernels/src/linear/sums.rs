@@ -20,8 +20,8 @@ pub const EXTRA: usize = 128;
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// Rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
-/// The most rows of x in a block, which blocks of tiles have. Only x86-64 has tiles, and a thread of
-/// macOS has a stack of 512 KB.
+/// The most rows of x in a block, which blocks of tiles have. Only x86-64 has tiles, and a thread
+/// of macOS has a stack of 512 KB.
 pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
 /// Words from the sums of one column of a block to the next: an odd number of cache lines too.
 pub const SUMS: usize = MOST_ROWS + LANES;
