@@ -57,6 +57,9 @@ Launch plan_few_splits(
     const AttentionParams& params, const std::string& type, uint32_t max_threads) {
   uint64_t rows = uint64_t{params.batch} * params.kv_heads * params.group * params.queries;
   uint32_t threads = std::min(std::bit_floor(max_threads), FEW_COMBINING_THREADS);
+  if (threads < params.value_dim / 4) {
+    refuse("attention", "expected threadgroups of ", params.value_dim / 4, ", got ", max_threads);
+  }
   return {
       "mlxp_attention_few_combine" + type,
       {grid_count("attention", "rows", rows), 1, 1},
