@@ -35,8 +35,8 @@ fn rounds_as_separate_ops() -> Checked {
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
                     // Each of the 128 products in another order adds an error of half an ulp of a
-                    // partial sum in f32.
-                    let ulps = if dtype == Dtype::Float32 { 64.0 } else { 4.0 };
+                    // partial sum in f32, which is up to four before biases are added.
+                    let ulps = if dtype == Dtype::Float32 { 256.0 } else { 4.0 };
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
                         let error = (got - want).abs();
