@@ -116,6 +116,9 @@ fn quantized() -> [Cases; 2] {
         (QuantizedMode::Mxfp4, 4, 32),
         (QuantizedMode::Mxfp8, 8, 32),
         (QuantizedMode::Nvfp4, 4, 16),
+        (QuantizedMode::KQuant, 4, 32),
+        (QuantizedMode::KQuant, 5, 32),
+        (QuantizedMode::KQuant, 6, 16),
     ];
     /// One row, bands of two, four and eight, tiles of 32 rows and of 64.
     const SIZES: [[i32; 3]; 6] =
@@ -124,8 +127,13 @@ fn quantized() -> [Cases; 2] {
         // Of long rows, several parts are staged one after the other.
         let long = if number == 2 { &[[1, 5, 4224], [2, 5, 2176]][..] } else { &[] };
         for &[rows, n, k] in SIZES.iter().chain(long) {
+            let in_blocks = mode == QuantizedMode::KQuant;
+            let k = if in_blocks { k.max(256) } else { k };
             let name = format!("{rows} x {n} x {k}, {mode:?} {bits}");
             let weight = move |n: i32, seed| -> Result<QuantizedWeight> {
+                if in_blocks {
+                    return k_quants(bits, group, [n, k], seed as u32);
+                }
                 let w = wave(&[n, k], seed)?;
                 mlx_primitives::simulator::without_metal(|| {
                     let weight = QuantizedWeight::quantize(&w, group, bits, mode)?;
@@ -163,6 +171,26 @@ fn quantized() -> [Cases; 2] {
         }
     }
     [cases, transposed]
+}
+
+/// A matrix of K-quants, which nothing packs.
+fn k_quants(bits: i32, group: i32, [n, k]: [i32; 2], seed: u32) -> Result<QuantizedWeight> {
+    let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
+    let codes: Vec<u32> =
+        (1..=words as u32).map(|i| (i + seed).wrapping_mul(2_654_435_769)).collect();
+    // Steps of 2^-9 and -2^-6 for scales and biases, and of 2^-12 for the scales of 6 bits.
+    let (steps, factor) = match bits {
+        6 => ([0, 0x0c, 0, 0], 4),
+        _ => ([0, 0x18, 0, 0xa4], 1),
+    };
+    let integers = (0..20 * blocks as u32).map(|i| match i % 20 {
+        at @ 0..4 => steps[at as usize],
+        _ => (factor * ((37 * i + seed) % 64)) as u8,
+    });
+    let scales: Vec<u8> = integers.collect();
+    let packed = Array::from_slice(&codes, [n, k / 32 * bits])?;
+    let scales = Array::from_slice(&scales, [n, k / 256 * 20])?;
+    QuantizedWeight::new(packed, scales, None, group, bits, QuantizedMode::KQuant)
 }
 
 /// Queries, keys, the size of a head, the bits of keys and values, and the rules of a call.
