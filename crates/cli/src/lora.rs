@@ -60,7 +60,10 @@ pub fn run(args: Args) -> Result<()> {
         let peak = trainable.estimate(llama, &run.settings, length)?;
         output::eprintln(fits(&peak, memory::memory_limit() as u64, run.settings.recompute)?);
         // A step writes to the memory of the one before: the system would have to clear new pages.
-        memory::set_cache_limit(usize::try_from(peak.step)?)?;
+        // On GPUs MLX keeps more than that.
+        let step = usize::try_from(peak.step)?;
+        let before = memory::set_cache_limit(step)?;
+        memory::set_cache_limit(before.max(step))?;
         let mut trainer = Trainer::new(llama, &data, trainable, run.settings.clone())?;
         if let Some(path) = &run.resume_adapter_file {
             trainer.load_adapters(path)?;
