@@ -90,6 +90,8 @@ def quantized(t):
     cases = []
     formats = [(f"{bits} bits", f"b{bits}", "affine", 64, bits) for bits in (3, 4, 5, 6, 8)]
     formats += [(mode,) * 3 + of for mode, of in dict(mxfp4=(32, 4), mxfp8=(32, 8), nvfp4=(16, 4)).items()]
+    if t == "float32":  # the type of their kernels; MLX has none
+        formats += [(f"k_quant {bits} bits", f"k{bits}", "", group, bits) for bits, group in ((4, 32), (5, 32), (6, 16))]
     for name, suffix, mode, group, bits in formats:
         name = f"quantized {name}"
         plain["group_shift"] = group.bit_length() - 1
@@ -112,7 +114,9 @@ def quantized(t):
                 values=dict(plain),
                 group=256,
             )
-            if count == 1:
+            if not mode:
+                theirs = None
+            elif count == 1:
                 # The code for the rest of a row, which none of these has, counts as a turn.
                 turns = AXIS / (32 * fast) - (mode == "affine")
                 kernel = f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4"
@@ -125,7 +129,7 @@ def quantized(t):
                 theirs = None  # it works on vectors, which intrinsics.py does not know
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,) if theirs else (), least=1))
-        theirs = Side(f"{mode}_qmm_t_{of}_alN_true_batch_0", group=128)
+        theirs = (Side(f"{mode}_qmm_t_{of}_alN_true_batch_0", group=128),) if mode else ()
         for form, count in (("tile", 1), ("tall", 2)):
             ours = Side(
                 f"mlxp_quantized_matmul_{form}_{suffix}_{t}",
@@ -134,7 +138,7 @@ def quantized(t):
                 values=dict(plain),
                 group=128,
             )
-            cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, (theirs,), least=256))
+            cases.append(Case(f"{name}, {form}", "32 x 32 x 32", ours, theirs, least=256))
     return cases
 
 
