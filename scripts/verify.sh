@@ -6,7 +6,7 @@
 # and Python's wheel for them.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
-#   scripts/verify.sh STEP...      these steps: simulator mutants cpp_mutants checks versions sanitizers macos
+#   scripts/verify.sh STEP...      these steps: simulator mutants planted_faults checks versions sanitizers macos
 #                                  calibration mlx agx arm cuda suite_sanitizer
 #
 # `suite_sanitizer` builds everything again with AddressSanitizer, which takes much longer than the other
@@ -17,7 +17,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 logs=target/verify
 mkdir -p "$logs"
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants cpp_mutants checks versions sanitizers macos calibration mlx agx arm cuda)
+[ ${#steps[@]} -gt 0 ] || steps=(simulator mutants planted_faults checks versions sanitizers macos calibration mlx agx arm cuda)
 
 # Debian's packages provide the compilers' targets for other processors if rustup does not.
 read_lists() {
@@ -33,7 +33,7 @@ for name in "${steps[@]}"; do
         simulated::in_other_orders_of_threads simulated::pipelines_of_fewer_threads
       ;;
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
-    cpp_mutants) scripts/cpp_mutants.py ;;
+    planted_faults) scripts/planted_faults.py ;;
     checks)
       # Separate from the other builds, which have these off.
       kernels=profile.dev.package.mlx-primitives-kernels
@@ -69,6 +69,6 @@ for name in "${steps[@]}"; do
 done
 
 echo "verify: results"
-grep -hE "^((metal-sim|simulated eval_gpu|sanitize|cpp_mutants): |agx: [0-9])" "$logs"/*.log || true
+grep -hE "^((metal-sim|simulated eval_gpu|sanitize|planted_faults): |agx: [0-9])" "$logs"/*.log || true
 echo "verify: checks that were not run"
 grep -h "not run:" "$logs"/*.log || echo "nothing"

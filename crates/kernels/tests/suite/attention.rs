@@ -1,4 +1,5 @@
 mod gradients;
+mod order;
 mod strides;
 
 use crate::testing::*;

@@ -7,6 +7,7 @@ use mlx_primitives_kernels::{FEW_ROWS, RowOrder};
 
 mod extremes;
 mod k_quants;
+mod order;
 mod transposed;
 
 pub use k_quants::numbers as numbers_of_block;
@@ -227,42 +228,6 @@ fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
 }
 
 each_type!(products);
-
-fn rows_have_one_order_at_any_width<T: Sample>() {
-    for format in FORMATS {
-        one_order_of::<T>(format, if format.0 == Mode::Nvfp4 { 16 } else { 32 }, 1152);
-    }
-}
-
-fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
-    let (m, rank) = (40, 9);
-    let x: Vec<T> = values(m * axis, 2.0);
-    let (a, b) = (values::<T>(rank * axis, 0.1), values::<T>(22 * rank, 0.1));
-    let low = LowRank { a: a.as_ptr().cast(), b: b.as_ptr().cast(), rank, scale: 0.5 };
-    let matrices = [19, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
-    let weights = matrices.each_ref().map(Matrix::weights);
-    for machine in machines_and_tiles() {
-        let orders = [RowOrder::Tokens, RowOrder::Prompt];
-        for (order, low_rank) in orders.into_iter().flat_map(|o| [(o, None), (o, Some(low))]) {
-            let of = |rows: std::ops::Range<usize>| {
-                let mut out = vec![T::default(); rows.len() * 22];
-                let x = &x[rows.start * axis..rows.end * axis];
-                let call = plain(format, group, x, axis, &weights, &mut out);
-                let call = Call { order, low_rank, ..call };
-                // SAFETY: the buffers above.
-                unsafe { quantized_matmul_on(machine, &call) };
-                out
-            };
-            let all = of(0..m);
-            for rows in [0..1, 1..6, 2..11, 5..38] {
-                let what = format!("{format:?}, {rows:?}, {order:?}, {:?}", machine.level);
-                assert_same(&of(rows.clone()), &all[rows.start * 22..rows.end * 22], &what);
-            }
-        }
-    }
-}
-
-each_type!(rows_have_one_order_at_any_width);
 
 /// Rows of the identity times each of the 256 floats of eight bits.
 fn floats_of_eight_bits<T: Sample>() {

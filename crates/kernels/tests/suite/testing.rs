@@ -97,6 +97,26 @@ pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     (0..count).map(|_| T::from_f32(next() * scale)).collect()
 }
 
+/// Lets the second half of each of `rows` rows be the first again.
+pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
+    let axis = elements.len() / rows;
+    if axis > 0 {
+        elements.chunks_exact_mut(axis).for_each(|row| row.copy_within(..axis / 2, axis / 2));
+    }
+}
+
+/// Lets the second half of each row be the first with the opposite sign. So the exact products with
+/// rows of equal halves are zero, and those in floats show the order of their sums.
+pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
+    let axis = x.len() / rows;
+    repeat_halves(&mut x, rows);
+    for row in x.chunks_exact_mut(axis) {
+        let half = row.len() / 2;
+        row[half..].iter_mut().for_each(|x| *x = T::from_f32(-x.to_f32()));
+    }
+    x
+}
+
 /// Lets few results go past the caches.
 pub fn go_past_the_caches() {
     BEYOND_CACHES.store(FEW_BYTES, Relaxed);
@@ -110,6 +130,11 @@ pub fn machines() -> Vec<Machine> {
     let with = |level| [pools[0], pools[1]].map(|pool| Machine { level, pool });
     let two = Machine { level: Level::current(), pool: pools[2] };
     Level::available().flat_map(with).chain([two]).collect()
+}
+
+/// A machine of the same level with one thread.
+pub fn with_one_thread(machine: Machine) -> Machine {
+    Machine { pool: machines()[0].pool, ..machine }
 }
 
 /// The machines of [`machines`], and the scalar ones with products of tiles as loops.

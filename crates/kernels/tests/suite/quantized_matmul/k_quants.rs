@@ -47,7 +47,7 @@ each_type!(products);
 
 fn rows_have_one_order<T: Sample>() {
     for (format, group) in formats() {
-        one_order_of::<T>(format, group, 1280);
+        order::one_order_of::<T>(format, group, 1536);
     }
 }
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Plants faults in cpp/, one at a time, and expects the tests to notice each of them.
+"""Plants faults in cpp/ and in the CPU's kernels, one at a time, and expects the tests to notice each of them.
 
-  scripts/cpp_mutants.py                   build the tests with all faults, then run all of them
-  scripts/cpp_mutants.py NAME...           only faults whose names contain one of these
-  scripts/cpp_mutants.py --tree DIR        only write the faults into the sources DIR/cpp
-  scripts/cpp_mutants.py --tests PROGRAM... run tests that were built from such sources
+  scripts/planted_faults.py                    build the tests with all faults, then run all of them
+  scripts/planted_faults.py TEXT...            only faults with one of these in their names or files
+  scripts/planted_faults.py --tree DIR         only write the faults into a copy of the sources in DIR
+  scripts/planted_faults.py --tests PROGRAM... run tests that were built from such sources
 
-tests/mutants/cpp.toml lists the faults. All are compiled at once, each behind a condition that the variable
-MLX_PRIMITIVES_TEST_FAULT makes true, so that the C++ is built once. CPP_MUTANTS_JOBS runs that many tests at a time,
-half as many as there are cores unless it is set.
+tests/mutants/cpp.toml and tests/mutants/rust.toml list the faults. All are compiled at once, each behind a condition
+that the variable MLX_PRIMITIVES_TEST_FAULT makes true, so that the sources are built once. PLANTED_FAULTS_JOBS runs
+that many tests at a time, half as many as there are cores unless it is set.
 """
 
 import argparse
@@ -25,7 +25,8 @@ import time
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIST = ROOT / "tests/mutants/cpp.toml"
+LISTS = {"cpp.toml": "cpp", "rust.toml": "crates/kernels/src"}  # each with the folder of its files
+KERNELS = "mlx-primitives-kernels"
 VARIABLE = "MLX_PRIMITIVES_TEST_FAULT"
 SIMULATOR = "MLX_PRIMITIVES_SIMULATE_METAL"
 PATIENCE = 600  # seconds: a fault that takes longer made a test hang, which counts as noticed
@@ -41,13 +42,28 @@ inline bool planted_fault(int number) {{
 }}
 """
 
+# A module at the end of the crate of the kernels.
+MODULE = f"""
+mod planted_fault {{
+    pub fn planted_fault(number: u32) -> bool {{
+        static PLANTED: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {{
+            std::env::var("{VARIABLE}").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+        }});
+        *PLANTED == number
+    }}
+}}
+"""
+
 
 def read_list():
-    faults = [{"name": name, **fault} for name, fault in tomllib.loads(LIST.read_text()).items()]
+    faults = []
+    for list_of, folder in LISTS.items():
+        of_list = tomllib.loads((ROOT / "tests/mutants" / list_of).read_text())
+        faults += [{"name": name, **fault, "file": f"{folder}/{fault['file']}"} for name, fault in of_list.items()]
     for number, fault in enumerate(faults, 1):
         unknown = set(fault) - {"name", "file", "from", "to", "tests", "simulated", "survives"}
         if unknown or not fault["tests"]:
-            sys.exit(f"cpp_mutants: {fault['name']}: unknown keys {unknown}, or no tests")
+            sys.exit(f"planted_faults: {fault['name']}: unknown keys {unknown}, or no tests")
         fault["number"] = number
     return faults
 
@@ -59,29 +75,39 @@ def locate(fault, text):
     patterns = [r"\s+".join(re.escape(word) for word in part.split()) for part in parts]
     found = list(re.finditer(r"{}\s*({})\s*{}".format(*patterns), text))
     if len(found) != 1:
-        sys.exit(f"cpp_mutants: {fault['name']}: its code is in {fault['file']} {len(found)} times, not once")
+        sys.exit(f"planted_faults: {fault['name']}: its code is in {fault['file']} {len(found)} times, not once")
     return found[0].span(1)
 
 
 def weave(tree, faults):
     """Writes all faults into the sources of a copy of the repository."""
-    by_file = {}
+    by_file = {"crates/kernels/src/lib.rs": []}
     for fault in faults:
         by_file.setdefault(fault["file"], []).append(fault)
     for file, its_faults in by_file.items():
-        text = (ROOT / "cpp" / file).read_text()
+        text = (ROOT / file).read_text()
+        rust = file.endswith(".rs")
         spans = sorted(((locate(fault, text), fault) for fault in its_faults), key=lambda at: at[0])
-        woven, end = '#include "planted_fault.h"\n', 0
+        woven, end = "" if rust else '#include "planted_fault.h"\n', 0
         for (start, stop), fault in spans:
             if start < end:
-                sys.exit(f"cpp_mutants: {fault['name']}: its code is part of another fault's")
-            old, new, condition = text[start:stop], fault["to"], f"planted_fault({fault['number']})"
-            statement = old.endswith((";", "}"))
-            woven += text[end:start]
-            woven += f"if ({condition}) {{ {new} }} else {{ {old} }}" if statement else f"({condition} ? ({new}) : ({old}))"
+                sys.exit(f"planted_faults: {fault['name']}: its code is part of another fault's")
+            woven += text[end:start] + either(fault, text[start:stop], rust)
             end = stop
-        write(tree / "cpp" / file, (woven + text[end:]).encode())
+        module = MODULE if file.endswith("src/lib.rs") else ""
+        write(tree / file, (woven + text[end:] + module).encode())
     write(tree / "cpp/planted_fault.h", HEADER.encode())
+
+
+def either(fault, old, rust):
+    """The code of a fault, or else the old code: a statement, or an expression in brackets."""
+    new, condition = fault["to"], f"planted_fault({fault['number']})"
+    if rust:
+        choice = f"if crate::planted_fault::{condition} {{ {new} }} else {{ {old} }}"
+        return choice if old.endswith((";", "}")) else f"({choice})"
+    if old.endswith((";", "}")):
+        return f"if ({condition}) {{ {new} }} else {{ {old} }}"
+    return f"({condition} ? ({new}) : ({old}))"
 
 
 def write(path, content):
@@ -91,14 +117,14 @@ def write(path, content):
         path.write_bytes(content)
 
 
-def build(faults):
-    """Copies the repository, writes the faults into the copy, and builds its tests."""
-    home = ROOT / "target/cpp_mutants"
+def build(faults, chosen):
+    """Copies the repository, writes the faults into the copy, and builds the tests of the chosen ones."""
+    home = ROOT / "target/planted_faults"
     tree = home / "tree"
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     names = {name for name in names if name and (ROOT / name).is_file()}
-    changed = {"cpp/" + fault["file"] for fault in faults}
+    changed = {fault["file"] for fault in faults} | {"crates/kernels/src/lib.rs"}
     for name in names - changed:
         write(tree / name, (ROOT / name).read_bytes())
         shutil.copymode(ROOT / name, tree / name)
@@ -109,15 +135,18 @@ def build(faults):
     if (ROOT / ".mlx").is_dir() and not (tree / ".mlx").exists():
         (tree / ".mlx").symlink_to(ROOT / ".mlx")
     weave(tree, faults)
-    command = ["cargo", "test", "--test", "core", "--test", "llama", "--test", "ranks", "--test", "cli"]
-    command += ["--no-run", "--message-format=json"]
+    command = ["cargo", "test", "--no-run", "--message-format=json"]
+    if any(fault["file"].endswith(".rs") for fault in chosen):
+        command += ["-p", KERNELS, "--test", "kernels"]
+    if any(fault["file"].startswith("cpp/") for fault in chosen):
+        command += ["-p", "mlx-primitives", "--test", "core", "--test", "llama", "--test", "ranks", "--test", "cli"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(home / "target")}
     environment.pop("MLX_PRIMITIVES_WERROR", None)
     built = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
     messages = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
     programs = [m["executable"] for m in messages if m.get("executable") and m["target"]["kind"] == ["test"]]
     if built.returncode or not programs:
-        sys.exit("cpp_mutants: the tests with the faults do not build")
+        sys.exit("planted_faults: the tests with the faults do not build")
     return programs
 
 
@@ -157,21 +186,23 @@ def main():
     faults = read_list()
     if arguments.tree:
         return weave(arguments.tree, faults)
+    chosen = [
+        f for f in faults if not arguments.names or any(text in f["name"] + " " + f["file"] for text in arguments.names)
+    ]
     programs = {
         program: subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout
-        for program in arguments.tests or build(faults)
+        for program in arguments.tests or build(faults, chosen)
     }
-    chosen = [f for f in faults if not arguments.names or any(name in f["name"] for name in arguments.names)]
     tests = sorted({test for fault in chosen for test in fault["tests"].split()})
     missing = [test for test in tests if not any(test in listed for listed in programs.values())]
     if missing or not chosen:
-        sys.exit(f"cpp_mutants: no such faults, or no program has the tests {missing}")
+        sys.exit(f"planted_faults: no such faults, or no program has the tests {missing}")
     start = time.monotonic()
     for simulated in (False, True):
         tests = {test for f in chosen if f.get("simulated", False) == simulated for test in f["tests"].split()}
         if tests and (failed := run(programs, 0, sorted(tests), simulated)):
-            sys.exit(f"cpp_mutants: without a fault, too, these tests fail: {failed}")
-    print(f"cpp_mutants: without a fault all tests pass, in {time.monotonic() - start:.0f} s", flush=True)
+            sys.exit(f"planted_faults: without a fault, too, these tests fail: {failed}")
+    print(f"planted_faults: without a fault all tests pass, in {time.monotonic() - start:.0f} s", flush=True)
 
     wrong = []
 
@@ -181,18 +212,18 @@ def main():
         if bool(noticed) == ("survives" in fault):
             wrong.append(fault["name"])
         took = time.monotonic() - began
-        print(f"cpp_mutants: {fault['name']}: {noticed or 'SURVIVED'} ({took:.0f} s)", flush=True)
+        print(f"planted_faults: {fault['name']}: {noticed or 'SURVIVED'} ({took:.0f} s)", flush=True)
 
-    jobs = int(os.environ.get("CPP_MUTANTS_JOBS") or max(1, (os.cpu_count() or 2) // 2))
+    jobs = int(os.environ.get("PLANTED_FAULTS_JOBS") or max(1, (os.cpu_count() or 2) // 2))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         list(pool.map(one, chosen))
     survivors = sum("survives" in fault for fault in chosen)
     print(
-        f"cpp_mutants: {len(chosen)} faults in {len({f['file'] for f in chosen})} files, {survivors} of them change "
+        f"planted_faults: {len(chosen)} faults in {len({f['file'] for f in chosen})} files, {survivors} of them change "
         f"nothing that a test could notice; {len(wrong)} not as listed, in {time.monotonic() - start:.0f} s"
     )
     if wrong:
-        sys.exit(f"cpp_mutants: survived, or were noticed against expectation: {', '.join(sorted(wrong))}")
+        sys.exit(f"planted_faults: survived, or were noticed against expectation: {', '.join(sorted(wrong))}")
 
 
 if __name__ == "__main__":

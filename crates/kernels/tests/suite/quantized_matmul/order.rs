@@ -1,0 +1,61 @@
+//! Bits of a row that do not depend on the other rows.
+
+use super::*;
+
+fn rows_have_one_order_at_any_width<T: Sample>() {
+    for format in FORMATS {
+        let group = if format.0 == Mode::Nvfp4 { 16 } else { 32 };
+        one_order_of::<T>(format, group, 1152);
+        // Four groups, whose scales are one vector for four rows of weights.
+        one_order_of::<T>(format, group, 4 * group);
+    }
+}
+
+each_type!(rows_have_one_order_at_any_width);
+
+impl<T: Sample> Matrix<T> {
+    /// Lets the second half of each row be the first again.
+    fn with_equal_halves(mut self) -> Self {
+        repeat_halves(&mut self.packed, self.columns);
+        repeat_halves(&mut self.scales, self.columns);
+        repeat_halves(&mut self.biases, self.columns);
+        self
+    }
+}
+
+/// The exact products are zero, so that results are what sums round off, and show their order.
+pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
+    let (m, rank) = (40, 9);
+    let x = with_opposite_halves(values::<T>(m * axis, 2.0), m);
+    let (mut a, b) = (values::<T>(rank * axis, 0.1), values::<T>(38 * rank, 0.1));
+    repeat_halves(&mut a, rank);
+    let low = LowRank { a: a.as_ptr().cast(), b: b.as_ptr().cast(), rank, scale: 0.5 };
+    let matrices = [35, 3]
+        .map(|columns| Matrix::<T>::random(format, columns, axis, group).with_equal_halves());
+    let weights = matrices.each_ref().map(Matrix::weights);
+    for machine in machines_and_tiles() {
+        let orders = [RowOrder::Tokens, RowOrder::Prompt];
+        for (order, low_rank) in orders.into_iter().flat_map(|o| [(o, None), (o, Some(low))]) {
+            let of = |machine, rows: std::ops::Range<usize>, int8| {
+                let mut out = vec![T::default(); rows.len() * 38];
+                let x = &x[rows.start * axis..rows.end * axis];
+                let call = plain(format, group, x, axis, &weights, &mut out);
+                let call = Call { order, low_rank, int8, ..call };
+                // SAFETY: the buffers above.
+                unsafe { quantized_matmul_on(machine, &call) };
+                out
+            };
+            for int8 in [false, true] {
+                let all = of(with_one_thread(machine), 0..m, int8);
+                for rows in [0..1, 1..6, 2..11, 5..38, 0..40] {
+                    let what = format!(
+                        "{format:?}, {axis}, {rows:?}, {order:?}, bytes {int8}, {:?}",
+                        machine.level
+                    );
+                    let expected = &all[rows.start * 38..rows.end * 38];
+                    assert_same(&of(machine, rows.clone(), int8), expected, &what);
+                }
+            }
+        }
+    }
+}
