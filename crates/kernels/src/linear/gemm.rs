@@ -140,7 +140,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
             if blocks.in_tiles() {
-                V::begin_tiles(blocks.weights.step());
+                V::begin_tiles([LANES, blocks.weights.step()]);
             }
         }
         for item in items {

@@ -7,8 +7,9 @@ use std::mem::{transmute, transmute_copy};
 use std::ops::Range;
 
 use super::bands::{Block, Chunks};
-use super::columns::{Columns, Dots, Operands, prefetch_weights};
+use super::columns::{Columns, Dots};
 use super::format::Format;
+use super::operands::{Operands, prefetch_weights};
 use crate::element::Element;
 use crate::linear::arithmetic::InBf16;
 use crate::simd::{Avx512, F32x16, LANES};
@@ -289,7 +290,7 @@ impl<const M: usize> Sums<M> {
         at: usize,
         count: usize,
     ) -> Self {
-        let of_groups = row.scales::<Lookup<F>>().after(at / LANES * row.step);
+        let of_groups = row.scales(Some(Element::BF16)).after(at / LANES * row.step);
         row.prefetch_scales(&of_groups);
         let prepared = row.prepared;
         let mut packed = row.packed.wrapping_add(at * row.group * F::BITS as usize / 8);

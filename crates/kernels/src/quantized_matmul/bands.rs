@@ -8,8 +8,8 @@ mod decoded;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::columns::Operands;
 use super::format::Format;
+use super::operands::Operands;
 use crate::linear::together::PITCH;
 use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far};
 pub(super) use chunk::Chunks;
@@ -83,7 +83,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
             for at in (0..groups).step_by(LANES) {
                 let here = LANES.min(groups - at);
                 for column in 0..count {
-                    let here_of = operands.below(column).scales::<D>();
+                    let here_of = operands.below(column).scales(D::ELEMENT);
                     let here_of = here_of.after(at / LANES * operands.step);
                     operands.prefetch_scales(&here_of);
                     let [scales, bias] = D::Format::scales::<V>(&here_of, 0, here);

@@ -100,6 +100,16 @@ impl Call<'_> {
         self.order.is_of_tokens(self.rows)
     }
 
+    /// The call of one row, as a token.
+    pub(super) fn token(&self, row: usize) -> Self {
+        let bytes = self.element.bytes();
+        let (x, out) = (row * self.axis * bytes, row * self.columns() * bytes);
+        let residual =
+            if self.residual.is_null() { self.residual } else { self.residual.wrapping_add(out) };
+        let (x, out) = (self.x.wrapping_add(x), self.out.wrapping_add(out));
+        Self { x, rows: 1, residual, order: RowOrder::Tokens, out, ..*self }
+    }
+
     /// Columns of the result.
     pub fn columns(&self) -> usize {
         match self.join {

@@ -6,90 +6,13 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
-use super::format::Scales;
 use super::k_quant::{Blocks, Rows};
+use super::operands::{BLOCKS, Kind, MOST_ROWS, Operands};
 use super::prepare::Prepared;
-use super::{Call, Join, Mode, Weights};
+use super::{Call, Join};
 use crate::element::{Element, Float, with_element};
 use crate::linear::together::BAND;
-use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
-
-/// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
-const BLOCKS: usize = 8;
-
-/// One row of weights, and the prepared rows of x.
-#[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
-    pub packed: *const u8,
-    /// The row's scales and biases.
-    scales: Scales,
-    /// Bytes of a row of weights, of a row of scales, and of sixteen scales.
-    pub bytes: usize,
-    pub scale_bytes: usize,
-    pub step: usize,
-    /// How many bytes ahead of the loads scales are prefetched.
-    ahead: usize,
-    /// Blocks of scales to prefetch with each row, and their bytes.
-    pub next: (*const u8, usize),
-    pub axis: usize,
-    pub group: usize,
-    pub prepared: &'a Prepared,
-}
-
-/// How many bytes ahead of the loads weights are prefetched; scales are prefetched equally far.
-const AHEAD: usize = 8192;
-
-impl<'a> Operands<'a> {
-    /// The first row. Divisions take as long as the work on a short row, so that they come once.
-    fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
-        let &Weights { packed, scales, biases, .. } = weights;
-        let &Call { axis, group, .. } = call;
-        let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
-        let element = written_out.or(kind.element).unwrap_or(call.element);
-        let each = if kind.affine { element.bytes() } else { 1 };
-        Self {
-            packed,
-            scales: Scales { element, scales, biases },
-            bytes: axis * kind.bits / 8,
-            scale_bytes: axis / group * each,
-            step: LANES * each,
-            ahead: AHEAD * 8 / (group * kind.bits) * each,
-            next: (std::ptr::null(), 0),
-            axis,
-            group,
-            prepared,
-        }
-    }
-
-    /// The row that is `rows` rows below.
-    #[inline(always)]
-    pub fn below(mut self, rows: usize) -> Self {
-        self.packed = self.packed.wrapping_add(rows * self.bytes);
-        self.scales = self.scales.after(rows * self.scale_bytes);
-        self.next.0 = self.next.0.wrapping_add(rows * self.next.1);
-        self
-    }
-
-    #[inline(always)]
-    pub fn scales<D: Dots>(&self) -> Scales {
-        Scales { element: D::ELEMENT.unwrap_or(self.scales.element), ..self.scales }
-    }
-
-    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after those of `here`,
-    /// since hardware prefetchers do not follow two more streams this slow.
-    #[inline(always)]
-    pub fn prefetch_scales(&self, here: &Scales) {
-        let ahead = here.after(self.ahead);
-        prefetch_far(ahead.scales, 1);
-        prefetch_far(ahead.biases, 1);
-    }
-}
-
-/// Prefetches the weights `AHEAD` bytes after a chunk, for a chunk of `bytes` bytes.
-#[inline(always)]
-pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
-    prefetch_far(chunk.wrapping_add(AHEAD), bytes);
-}
+use crate::simd::{F32x16, Kernel, LANES, Lines};
 
 /// How a row of weights is multiplied.
 pub(super) trait Dots: Sized {
@@ -153,25 +76,27 @@ impl Columns<'_> {
     /// The contract of [`super::quantized_matmul`]; no other thread writes these columns.
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
-        let kind = Kind { bits: D::BITS, affine: D::AFFINE, element: D::ELEMENT };
+        let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
+        let kind = Kind { bits, affine, element, band: BAND, multiply: multiply::<V, D> };
         // SAFETY: the caller's contract.
-        unsafe { V::part(Bands { columns: self, kind, multiply: multiply::<V, D> }) };
+        unsafe { self.run_by::<V>(kind) };
     }
-}
 
-/// The constants of [`Dots`] that the loop over bands reads.
-#[derive(Clone, Copy)]
-struct Kind {
-    bits: usize,
-    affine: bool,
-    element: Option<Element>,
+    /// Computes the columns by products of this kind.
+    ///
+    /// # Safety
+    /// As for [`run`](Self::run), and for what multiplies.
+    #[inline(always)]
+    pub unsafe fn run_by<V: F32x16>(&self, kind: Kind) {
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Bands { columns: self, kind }) };
+    }
 }
 
 /// Computes the columns band by band, in a function that all kinds of [`Dots`] share.
 struct Bands<'a> {
     columns: &'a Columns<'a>,
     kind: Kind,
-    multiply: unsafe fn(Operands, usize, Range<usize>, *mut [f32; LANES]),
 }
 
 impl Kernel for Bands<'_> {
@@ -180,8 +105,9 @@ impl Kernel for Bands<'_> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let rows = self.columns.call.rows;
-        for top in (0..rows).step_by(if V::SMALL { 1 } else { BAND }) {
-            let end = if V::SMALL { top + 1 } else { rows.min(top + BAND) };
+        let most = if V::SMALL { 1 } else { self.kind.band };
+        for top in (0..rows).step_by(most) {
+            let end = rows.min(top + most);
             // SAFETY: the caller's contract; the bands hold each row once.
             unsafe { self.band::<V>(top..end) };
         }
@@ -189,7 +115,7 @@ impl Kernel for Bands<'_> {
 }
 
 impl Bands<'_> {
-    /// Computes the range's columns of up to [`BAND`] rows.
+    /// Computes the range's columns of the rows of a band.
     #[inline(always)]
     unsafe fn band<V: F32x16>(&self, band: Range<usize>) {
         let Columns { call, prepared, finish, ref range } = *self.columns;
@@ -216,11 +142,13 @@ impl Bands<'_> {
                             None => Operands::first(self.kind, call, weights, prepared).below(at),
                             Some(rows) => {
                                 let (weights, next) = rows.of::<V>(call, weights, at, count);
-                                let first = Operands::first(self.kind, call, &weights, prepared);
-                                Operands { next, ..first }
+                                let mut first =
+                                    Operands::first(self.kind, call, &weights, prepared);
+                                first.next = next;
+                                first
                             }
                         };
-                        (self.multiply)(operands, count, band.clone(), to);
+                        (self.kind.multiply)(operands, count, band.clone(), to);
                     }
                     let band = band.clone();
                     let (sums, ups) = (sums.cast_const(), joined.then_some(ups.cast_const()));
@@ -259,7 +187,7 @@ unsafe fn multiply<V: F32x16, D: Dots>(
 
 /// The sums of [`BLOCKS`] blocks of columns: block after block, sixteen columns for each row of a
 /// band.
-type Sums = Lines<{ BLOCKS * BAND * LANES }>;
+type Sums = Lines<{ BLOCKS * MOST_ROWS * LANES }>;
 
 /// Finishes columns of a band of rows and writes them.
 struct Write<'a, T> {

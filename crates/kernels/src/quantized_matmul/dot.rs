@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::bands::{Block, Chunks, lane_groups};
-use super::columns::{Dots, Operands, prefetch_weights};
+use super::columns::Dots;
 use super::format::Format;
+use super::operands::{Operands, prefetch_weights};
 use crate::linear::arithmetic::InF32;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
@@ -65,7 +66,7 @@ impl<F: Format> Dots for Decode<F> {
         for m in 0..M {
             (x[m], of_x[m]) = (prepared.row::<f32>(rows[m]), prepared.sums(rows[m]));
         }
-        let (mut of_groups, step) = (row.scales::<Self>(), row.step);
+        let (mut of_groups, step) = (row.scales(Self::ELEMENT), row.step);
         let mut in_memory = [0.0; LANES];
         let mut sums = [V::splat(0.0); M];
         let mut biases = [V::splat(0.0); M];

@@ -13,6 +13,7 @@ mod finish;
 mod format;
 pub mod int8;
 pub mod k_quant;
+mod operands;
 mod order;
 mod pieces;
 mod prefill;
@@ -81,11 +82,20 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
             if const { digits::support::<T, F>() } {
                 in_digits::<T, F>(machine, call, finish)
             } else {
-                false
+                None
             }
         });
-        if done {
-            return;
+        match done {
+            Some(true) => return,
+            // Each row by itself, so that none has another order for what is beside it.
+            Some(false) if call.rows > 1 => {
+                for row in 0..call.rows {
+                    // SAFETY: the caller's contract.
+                    unsafe { quantized_matmul_on(machine, &call.token(row)) };
+                }
+                return;
+            }
+            _ => {}
         }
     }
     let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
@@ -118,21 +128,25 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     });
 }
 
-/// Multiplies in integers, unless x has an element that they cannot express. Returns whether it
-/// did.
+/// Multiplies in integers, unless x has an element that they cannot express. Says whether it did.
 ///
 /// # Safety
 /// The contract of [`quantized_matmul`]; [`digits::takes`] and [`digits::support`] hold.
-unsafe fn in_digits<T: Float, F: Format>(machine: Machine, call: &Call, finish: &Finish) -> bool {
+unsafe fn in_digits<T: Float, F: Format>(
+    machine: Machine,
+    call: &Call,
+    finish: &Finish,
+) -> Option<bool> {
     // SAFETY: the caller's contract.
-    let Some(prepared) = &(unsafe { digits::prepare::<T, F>(machine, call) }) else { return false };
+    let prepared = unsafe { digits::prepare::<T, F>(machine, call) };
+    let Some(prepared) = &prepared else { return Some(false) };
     each_range::<F>(machine, call, &|range| {
         let columns = Columns { call, prepared, finish, range };
         let kernel = InDigits::<T, F> { columns, format: PhantomData };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
         unsafe { machine.level.run(kernel) };
     });
-    true
+    Some(true)
 }
 
 /// Divides the columns of the result among the threads.
@@ -177,7 +191,16 @@ impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // SAFETY: the caller's contract.
-        unsafe { self.columns.run::<V, digits::Digits<T, F>>() }
+        // SAFETY: the caller's contract; this level multiplies digits.
+        unsafe {
+            let several = self.columns.call.rows > 1;
+            if several {
+                V::begin_tiles(digits::tile(self.columns.call));
+            }
+            self.columns.run_by::<V>(digits::kind::<V, T, F>());
+            if several {
+                V::end_tiles();
+            }
+        }
     }
 }

@@ -30,6 +30,14 @@ fn kept<T>(place: &'static LocalKey<Cell<Vec<T>>>) -> Vec<T> {
     place.try_with(Cell::take).unwrap_or_default()
 }
 
+/// Calls `body` with room for `count` floats, which this thread keeps.
+pub(super) fn with_plain(count: usize, body: &mut dyn FnMut(*mut f32)) {
+    let mut plain = kept(&PLAIN);
+    plain.resize(plain.len().max(count), 0.0);
+    body(plain.as_mut_ptr());
+    keep(&PLAIN, plain);
+}
+
 fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
     let _ = place.try_with(|place| place.set(value));
 }
@@ -48,6 +56,10 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// Factors of row `m` in the order of the chunks, in lines that are [`apart`](Self::apart).
     #[inline(always)]
     pub fn row<E>(&self, m: usize) -> *const E {

@@ -6,6 +6,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use super::dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::registers::Avx512;
+use super::tiles::DigitTiles;
 use super::transpose::transpose;
 use super::{F32x16, LANES, Lanes, stream::Places};
 
@@ -308,16 +309,27 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     /// Subnormal numbers count as zero where this is one instruction.
     #[inline(always)]
     fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
-        if BF16 {
-            // SAFETY: only named for machines with AVX512_BF16; both types are 512 plain bits.
-            let pairs = |x| unsafe { transmute::<__m512i, __m512bh>(x) };
-            return Self(lanes!(_mm512_dpbf16_ps(self.0, pairs(a), pairs(b))));
+        match BF16 {
+            true => Self(lanes!(pairs::dot_bf16(self.0, a, b))),
+            false => dot_bf16_by_halves(self, a, b),
         }
-        dot_bf16_by_halves(self, a, b)
     }
     #[inline(always)]
     fn zip_words(a: __m512i, b: __m512i) -> [__m512i; 2] {
         [lanes!(_mm512_unpacklo_epi64(a, b)), lanes!(_mm512_unpackhi_epi64(a, b))]
+    }
+    #[inline(always)]
+    fn unzip_lanes(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        lanes!(whole::unzip_lanes(a, b))
+    }
+    #[inline(always)]
+    fn unzip_quarters(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        lanes!([_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)])
+    }
+    #[inline(always)]
+    unsafe fn tiles_of_digits(product: &DigitTiles) {
+        // SAFETY: the caller's contract; only `Amx` multiplies digits.
+        unsafe { amx::tiles_of_digits(product) }
     }
     #[inline(always)]
     fn byte_fields(a: __m512i, at: u32, bits: u32) -> __m512i {
@@ -352,14 +364,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         Self(lanes!(whole::tree::<true>(registers(blocks))))
     }
     #[inline(always)]
-    fn quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::quarters::<false>([a.0, b.0, c.0, d.0])))
-    }
-    #[inline(always)]
-    fn within_quarters([a, b, c, d]: [Self; 4]) -> Self {
-        Self(lanes!(whole::within_quarters::<false>([a.0, b.0, c.0, d.0])))
-    }
-    #[inline(always)]
     fn nibble_pairs(words: __m512i) -> [__m512i; 4] {
         lanes!(pairs::of_nibbles(words))
     }
@@ -372,9 +376,9 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
         // Each lane takes the two bytes around its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
+        let mask = ((1u32 << (2 * BITS)) - 1) as u16;
         // SAFETY: the mask confines the access to the numbers; both arrays are 64 bytes.
         unsafe {
-            let mask = ((1u32 << (2 * BITS)) - 1) as u16;
             let stream = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast()));
             let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
             _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
@@ -391,10 +395,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     fn low_fp4(a: __m512i) -> Self {
-        let table = [
-            0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-        ];
-        // SAFETY: the table holds sixteen floats.
-        Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
+        Self(lanes!(whole::fp4(a)))
     }
 }

@@ -55,21 +55,6 @@ pub fn dot_bytes_in_turn<V: Lanes>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int 
     }
 }
 
-/// [`F32x16::zip_words`](super::F32x16::zip_words) without an instruction for it.
-#[inline(always)]
-pub fn zip_words_in_memory<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
-    let mut words = [[0u64; LANES / 2]; 2];
-    // SAFETY: each array holds eight words; `load` takes any bits as they are.
-    unsafe {
-        V::from_bits(a).store(words[0].as_mut_ptr().cast());
-        V::from_bits(b).store(words[1].as_mut_ptr().cast());
-        [0, 1].map(|odd| {
-            let zipped: [u64; LANES / 2] = std::array::from_fn(|i| words[i % 2][i / 2 * 2 + odd]);
-            V::load(zipped.as_ptr().cast()).to_bits()
-        })
-    }
-}
-
 /// [`F32x16::byte_fields`](super::F32x16::byte_fields) without an instruction for it.
 #[inline(always)]
 pub fn byte_fields_by_shifts<V: Lanes>(a: V::Int, at: u32, bits: u32) -> V::Int {

@@ -1,16 +1,14 @@
 //! Kernels, the vectors that their bodies are written over, and the functions that compile the
 //! bodies for the instruction sets.
 
-use super::dots::{
-    self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn, zip_words_in_memory,
-};
+use super::dots::{self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::lanes::{LANES, Lanes};
 use super::registers::Scalar;
 #[cfg(target_arch = "x86_64")]
 use super::registers::{Avx2, Avx512};
 #[cfg(target_arch = "aarch64")]
 use super::registers::{DOTPROD, I8MM, NO_DOTS, Neon};
-use super::{floats, stream, tiles, transpose};
+use super::{floats, shuffles, stream, tiles, transpose};
 
 /// [`Lanes`] with operations that have code for levels without instructions for them.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
@@ -38,18 +36,6 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     #[inline(always)]
     fn reduce_add_each(blocks: [Self; LANES]) -> Self {
         transpose::reduce_each::<Self, false>(blocks)
-    }
-    /// Lane `4 r + i` is the sum of lanes i, i + 4, i + 8 and i + 12 of `blocks[r]`.
-    #[inline(always)]
-    fn quarters(blocks: [Self; 4]) -> Self {
-        let lanes = blocks.map(transpose::lanes);
-        transpose::from_lanes(|at| (0..4).map(|k| lanes[at / 4][at % 4 + 4 * k]).sum())
-    }
-    /// Lane `4 r + i` is the sum of lanes `4 r` to `4 r + 3` of `blocks[i]`.
-    #[inline(always)]
-    fn within_quarters(blocks: [Self; 4]) -> Self {
-        let lanes = blocks.map(transpose::lanes);
-        transpose::from_lanes(|at| lanes[at % 4][at / 4 * 4..][..4].iter().sum())
     }
     /// Lane i is `blocks[i].reduce_max()`.
     #[inline(always)]
@@ -84,7 +70,50 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     /// The even words of eight bytes of both vectors in turn, and the odd ones.
     #[inline(always)]
     fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
-        zip_words_in_memory::<Self>(a, b)
+        shuffles::zip_words::<Self>(a, b)
+    }
+    /// In each quarter the even lanes of that quarter of `a`, then those of `b`; and the odd ones.
+    #[inline(always)]
+    fn unzip_lanes(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        shuffles::unzip_lanes::<Self>(a, b)
+    }
+    /// The even quarters of `a`, then those of `b`; and the odd ones.
+    #[inline(always)]
+    fn unzip_quarters(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        shuffles::unzip_quarters::<Self>(a, b)
+    }
+    /// Products of digits, by tiles if the level has them.
+    /// # Safety
+    /// The pointers are valid for what the fields say. A level with tiles was set up for them by
+    /// [`begin_tiles`](tiles::Tiles::begin_tiles).
+    #[inline(always)]
+    unsafe fn tiles_of_digits(product: &tiles::DigitTiles) {
+        let &tiles::DigitTiles { x_stride, rows, words, narrow, .. } = product;
+        for index in 0..product.count {
+            let sums = product.sums.wrapping_add(index * LANES * LANES);
+            let w = product.w.wrapping_add(index * product.w_next);
+            for row in (0..rows).step_by(tiles::DIGITS) {
+                let x = product.x.wrapping_add(index * product.x_next + row * x_stride);
+                let mut totals = [Self::splat_int(0); tiles::DIGITS];
+                // SAFETY: the caller's contract.
+                unsafe {
+                    for word in 0..words {
+                        let w = Self::load(w.add(word * LANES)).to_bits();
+                        for (digit, total) in totals.iter_mut().enumerate() {
+                            let x = x.add(digit * x_stride + word * size_of::<f32>());
+                            let x = Self::splat(x.cast::<f32>().read_unaligned()).to_bits();
+                            *total = match narrow {
+                                true => Self::dot_low_bytes(*total, w, x),
+                                false => Self::dot_bytes(*total, w, x),
+                            };
+                        }
+                    }
+                    for (digit, total) in totals.into_iter().enumerate() {
+                        Self::from_bits(total).store(sums.add((row + digit) * LANES));
+                    }
+                }
+            }
+        }
     }
     /// The `bits` bits of each byte from bit `at` on, which is even, as the byte's low bits.
     #[inline(always)]

@@ -18,6 +18,7 @@ mod neon;
 mod register;
 mod registers;
 mod scalar;
+mod shuffles;
 mod stream;
 pub mod tiles;
 pub mod transpose;

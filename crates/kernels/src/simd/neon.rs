@@ -323,6 +323,34 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
         ]
     }
     #[inline(always)]
+    fn unzip_lanes(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        [each!(I => vuzp1q_u32(a[I], b[I])), each!(I => vuzp2q_u32(a[I], b[I]))]
+    }
+    #[inline(always)]
+    fn unzip_quarters(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        [[a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]]]
+    }
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut out = rows;
+        for i in 0..LANES / 4 {
+            for j in 0..LANES / 4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|k| rows[4 * i + k].0[j]);
+                let squares = lanes!([
+                    [vtrn1q_f32(a, b), vtrn1q_f32(c, d)],
+                    [vtrn2q_f32(a, b), vtrn2q_f32(c, d)],
+                ]);
+                for (k, [ab, cd]) in squares.into_iter().enumerate() {
+                    let (ab, cd) = lanes!((vreinterpretq_f64_f32(ab), vreinterpretq_f64_f32(cd)));
+                    let (low, high) = lanes!((vtrn1q_f64(ab, cd), vtrn2q_f64(ab, cd)));
+                    out[4 * j + k].0[i] = lanes!(vreinterpretq_f32_f64(low));
+                    out[4 * j + k + 2].0[i] = lanes!(vreinterpretq_f32_f64(high));
+                }
+            }
+        }
+        out
+    }
+    #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
         // The four bytes of each lane, by their places among all sixty-four.
         let [a, b, c, d] = each!(I => vreinterpretq_u8_f32(self.0[I]));

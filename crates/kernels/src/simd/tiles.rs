@@ -9,15 +9,17 @@ pub const TILE_ROWS: usize = 2 * LANES;
 pub const TILE_PANELS: usize = 2;
 /// Parts of a float32, each a bf16.
 pub const PIECES: usize = 3;
+/// Bytes of an element of x in products of digits.
+pub const DIGITS: usize = 3;
 
 /// Products of tiles, by instructions of the level or by loops.
 pub trait Tiles: Copy + 'static {
-    /// Sets up this thread for products of tiles of `step` words.
+    /// Sets up this thread for products of tiles of this many rows and words.
     ///
     /// # Safety
     /// The level multiplies tiles.
     #[inline(always)]
-    unsafe fn begin_tiles(_step: usize) {}
+    unsafe fn begin_tiles(_shape: [usize; 2]) {}
 
     /// Ends what [`begin_tiles`](Self::begin_tiles) began.
     ///
@@ -155,4 +157,26 @@ impl TileProduct {
             }
         });
     }
+}
+
+/// Products of tiles of signed bytes, digits of x, with tiles of unsigned bytes of weights.
+#[derive(Clone, Copy)]
+pub struct DigitTiles {
+    /// `rows` rows of digits, `x_stride` bytes apart, and the bytes to those of the next product.
+    pub x: *const u8,
+    pub x_stride: usize,
+    pub x_next: usize,
+    /// Digits of whole rows of x, three each.
+    pub rows: usize,
+    /// Sixteen words for each word of digits, and the floats to those of the next product.
+    pub w: *const f32,
+    pub w_next: usize,
+    /// Words of a product, one tile of `step` words or two.
+    pub words: usize,
+    pub step: usize,
+    /// Whether weights are below 128.
+    pub narrow: bool,
+    pub count: usize,
+    /// For each product sixteen rows of sixteen sums, of which the first `rows` are written.
+    pub sums: *mut f32,
 }

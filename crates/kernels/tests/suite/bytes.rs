@@ -6,11 +6,10 @@ const BYTES: usize = 4 * LANES;
 /// The fields of a byte as the bit that each begins at and its bits.
 const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
 
-/// The words of two vectors in turn, the fields of the first vector, and its products with the
-/// second, also without their highest bits.
+/// The fields of the first vector, and its products with the second, also without their highest
+/// bits.
 struct Bytes<'a> {
     vectors: &'a [[u8; BYTES]; 2],
-    zipped: &'a mut [[u8; BYTES]; 2],
     fields: &'a mut [[u8; BYTES]; FIELDS.len()],
     dots: &'a mut [i32; LANES],
     low_dots: &'a mut [i32; LANES],
@@ -26,9 +25,6 @@ impl Kernel for Bytes<'_> {
         unsafe {
             let a = V::load(self.vectors[0].as_ptr().cast()).to_bits();
             let b = V::load(self.vectors[1].as_ptr().cast()).to_bits();
-            for (to, words) in self.zipped.iter_mut().zip(V::zip_words(a, b)) {
-                V::from_bits(words).store(to.as_mut_ptr().cast());
-            }
             for (to, (at, bits)) in self.fields.iter_mut().zip(FIELDS) {
                 V::from_bits(V::byte_fields(a, at, bits)).store(to.as_mut_ptr().cast());
             }
@@ -42,7 +38,7 @@ impl Kernel for Bytes<'_> {
 }
 
 #[test]
-fn fields_words_and_products_of_bytes() {
+fn fields_and_products_of_bytes() {
     let mut state = 1u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -55,12 +51,10 @@ fn fields_words_and_products_of_bytes() {
                 *byte = [next(), 0, 0x7f, 0x80, 0xff]
                     [if round % 2 == 0 { 0 } else { usize::from(next() % 5) }];
             });
-            let mut zipped = [[0; BYTES]; 2];
             let mut fields = [[0; BYTES]; FIELDS.len()];
             let [mut dots, mut low_dots] = [[0; LANES]; 2];
             let kernel = Bytes {
                 vectors: &vectors,
-                zipped: &mut zipped,
                 fields: &mut fields,
                 dots: &mut dots,
                 low_dots: &mut low_dots,
@@ -69,12 +63,6 @@ fn fields_words_and_products_of_bytes() {
             unsafe { level.run(kernel) };
 
             let [a, b] = vectors;
-            let word = |i: usize, odd: usize| &vectors[i % 2][8 * (i / 2 * 2 + odd)..][..8];
-            for (odd, zipped) in zipped.iter().enumerate() {
-                for (i, got) in zipped.chunks(8).enumerate() {
-                    assert_eq!(got, word(i, odd), "{level:?}: word {i} of {odd}");
-                }
-            }
             for ((at, bits), fields) in FIELDS.into_iter().zip(&fields) {
                 let want = a.map(|byte| (byte >> at) & ((1 << bits) - 1));
                 assert_eq!(fields, &want, "{level:?}: {bits} bits from {at}");
@@ -87,6 +75,43 @@ fn fields_words_and_products_of_bytes() {
                 assert_eq!(dots[lane], 7 + products(0xff), "{level:?}: lane {lane}");
                 assert_eq!(low_dots[lane], products(0x7f) - 7, "{level:?}: lane {lane}, low");
             }
+        }
+    }
+}
+
+/// Transposes the square.
+struct Transpose<'a>(&'a mut [[f32; LANES]; LANES]);
+
+impl Kernel for Transpose<'_> {
+    const BF16: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut rows = [V::splat(0.0); LANES];
+        // SAFETY: every row is as long as a vector.
+        unsafe {
+            for (row, from) in rows.iter_mut().zip(self.0.iter()) {
+                *row = V::load(from.as_ptr());
+            }
+            for (row, to) in V::transpose(rows).into_iter().zip(self.0) {
+                row.store(to.as_mut_ptr());
+            }
+        }
+    }
+}
+
+#[test]
+fn squares_are_transposed() {
+    for level in Level::available() {
+        let mut square = [[0.0; LANES]; LANES];
+        for (i, at) in square.as_flattened_mut().iter_mut().enumerate() {
+            *at = i as f32;
+        }
+        // SAFETY: the square has sixteen vectors.
+        unsafe { level.run(Transpose(&mut square)) };
+        for (i, got) in square.as_flattened().iter().enumerate() {
+            let want = (i % LANES * LANES + i / LANES) as f32;
+            assert_eq!(*got, want, "{level:?}: {i}");
         }
     }
 }

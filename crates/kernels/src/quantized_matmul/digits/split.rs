@@ -6,12 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::super::Call;
 use super::super::format::Format;
-use super::super::prepare::{Prepared, by_position, normalize, store_parts};
-use super::{BYTES, DIGITS, pair};
+use super::super::prepare::{Prepared, by_position, normalize, store_parts, with_plain};
+use super::layout::{BYTES, TOKENS, WORD, pair};
 use crate::Machine;
 use crate::element::Float;
+use crate::simd::tiles::DIGITS;
+use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES};
 
+/// A cache line.
+const LINE: usize = 64;
 /// The limits of groups' largest elements for which the unit and its inverse are normal numbers.
 const RANGE: Range<f32> = 1e-24..1e36;
 
@@ -22,30 +26,41 @@ const RANGE: Range<f32> = 1e-24..1e36;
 /// The contract of [`super::super::quantized_matmul`]; [`takes`](super::takes) and
 /// [`support`](super::support) hold.
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
-    let padded = call.axis.next_multiple_of(pair::<F>());
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    let prepared = Prepared::new(call.rows, (DIGITS + size_of::<f32>()) * padded, 2 * groups, 1);
+    // Rows that are whole tiles, and lie in different sets of the first-level cache.
+    let tiles = call.rows.next_multiple_of(call.rows.min(TOKENS));
+    let single = call.rows == 1;
+    let row_bytes = match single {
+        true => call.axis.next_multiple_of(pair::<F>()),
+        false => call.axis.next_multiple_of(LINE) + LINE,
+    };
+    let prepared = Prepared::new(DIGITS * tiles, row_bytes, 2 * groups, 1);
     let misfits = AtomicBool::new(false);
     // A norm takes its whole row; otherwise vectors of groups are independent.
-    let part = if call.norm.is_some() { padded } else { LANES * call.group };
-    let parts = padded.div_ceil(part);
-    machine.pool.for_each(call.rows * parts, 10 * padded / parts, &|items| {
-        for item in items {
-            let first = item % parts * part;
-            let split = Split::<T> {
-                call,
-                m: item / parts,
-                elements: first..padded.min(first + part),
-                positions: 8 / F::BITS as usize,
-                padded,
-                groups,
-                prepared: &prepared,
-                misfits: &misfits,
-                element: PhantomData,
-            };
-            // SAFETY: the caller's contract; every item has its own part of what is prepared.
-            unsafe { machine.level.run(split) };
-        }
+    let whole = if single { row_bytes } else { call.axis };
+    let part = if call.norm.is_some() { whole } else { LANES * call.group };
+    let parts = whole.div_ceil(part);
+    machine.pool.for_each(call.rows * parts, 10 * call.axis / parts, &|items| {
+        with_plain(part, &mut |plain| {
+            for item in items.clone() {
+                let first = item % parts * part;
+                let split = Split::<T> {
+                    call,
+                    m: item / parts,
+                    elements: first..whole.min(first + part),
+                    single,
+                    positions: 8 / F::BITS as usize,
+                    plain,
+                    row_bytes,
+                    groups,
+                    prepared: &prepared,
+                    misfits: &misfits,
+                    element: PhantomData,
+                };
+                // SAFETY: the caller's contract; every item has its own part of what is prepared.
+                unsafe { machine.level.run(split) };
+            }
+        });
     });
     (!misfits.into_inner()).then_some(prepared)
 }
@@ -54,12 +69,16 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
-    /// From a vector of groups to the end of another, or to the padded end of the row.
+    /// From a vector of groups to the end of another, or to the end of the row, which is padded to
+    /// pairs of chunks if it is the only one.
     elements: Range<usize>,
+    single: bool,
     /// Weights in a byte.
     positions: usize,
-    /// Elements, as whole pairs of chunks.
-    padded: usize,
+    /// Room for the elements.
+    plain: *mut f32,
+    /// From one digit of the row to the next.
+    row_bytes: usize,
     /// Groups, as whole vectors.
     groups: usize,
     prepared: &'a Prepared,
@@ -77,20 +96,20 @@ impl<T: Float> Kernel for Split<'_, T> {
         let Call { axis, group, .. } = *self.call;
         let norm = self.call.norm.map(|norm| (norm.weight.cast::<T>(), norm.eps));
         let x = self.call.x.cast::<T>().wrapping_add(self.m * axis);
-        let digits = self.prepared.row::<u8>(self.m).cast_mut();
-        let plain = digits.wrapping_add(DIGITS * self.padded).cast::<f32>();
+        let digits = self.prepared.row::<u8>(DIGITS * self.m).cast_mut();
         let sums = self.prepared.sums(self.m).cast_mut();
         let units = sums.wrapping_add(self.groups);
-        let Range { start, end } = self.elements;
-        let stored = start..end.min(axis);
-        // SAFETY: the caller's contract; the prepared row has room for three bytes and a float of
-        // each element, and a sum and a unit of each group. A norm comes with a whole row.
+        let (Range { start, end }, plain) = (self.elements, self.plain);
+        // SAFETY: the caller's contract; the prepared row has room for three bytes of each element,
+        // and a sum and a unit of each group. A norm comes with a whole row.
         unsafe {
-            normalize::<V, T>(x.add(start), norm, stored.len(), plain.add(start));
-            plain.add(stored.end).write_bytes(0, end - stored.end);
-            for first in (start / group..end.div_ceil(group)).step_by(LANES) {
-                let count = LANES.min(axis / group - first);
-                let [sum, most] = sums_and_largest::<V>(plain.add(first * group), group, count);
+            let stored = end.min(axis);
+            normalize::<V, T>(x.add(start), norm, stored - start, plain);
+            plain.add(stored - start).write_bytes(0, end - stored);
+            for first in (start / group..stored / group).step_by(LANES) {
+                let count = LANES.min(stored / group - first);
+                let from = plain.add(first * group - start);
+                let [sum, most] = sums_and_largest::<V>(from, group, count);
                 sum.store(sums.add(first));
                 let zero = V::splat(0.0);
                 let least = V::select(most.to_bits(), zero - most, V::splat(-1.0));
@@ -105,19 +124,38 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let unit = V::select(most.to_bits(), V::from_bits(unit), V::splat(1.0));
                 unit.store(units.add(first));
             }
-            let order = by_position::<V>(self.positions);
+            let order = match self.single {
+                true => by_position::<V>(self.positions),
+                false => in_words::<V>(self.positions),
+            };
             for at in (start..end).step_by(LANES) {
-                let unit: f32 = *units.add(at >> group.trailing_zeros());
+                let unit = *units.add(at.min(stored - 1) >> group.trailing_zeros());
                 // The inverse of a power of two has the opposite exponent.
                 let inverse = f32::from_bits((254 << 23) - unit.to_bits());
-                let x = V::load(plain.add(at)).permute(order) * V::splat(inverse);
-                let to = digits.add(place(at, self.positions));
+                let x = V::load(plain.add(at - start)).permute(order) * V::splat(inverse);
                 for (digit, bytes) in split::<V>(x).into_iter().enumerate() {
-                    store_bytes::<V>(bytes, self.positions, to.add(digit * self.padded));
+                    let to = digits.add(digit * self.row_bytes);
+                    match self.single {
+                        true => {
+                            let to = to.add(place(at, self.positions));
+                            store_bytes::<V>(bytes, self.positions, to);
+                        }
+                        false => V::store_bytes(bytes, to.add(at)),
+                    }
                 }
             }
         }
     }
+}
+
+/// The order of sixteen elements in which words have the weights at the first position of four
+/// bytes, then those at the second one, and so on.
+#[inline(always)]
+fn in_words<V: F32x16>(positions: usize) -> V::Int {
+    numbers::<V>(|to| {
+        let (within, word) = (to % WORD, to / WORD);
+        (word / positions * WORD + within) * positions + word % positions
+    })
 }
 
 /// Where the bytes of the sixteen elements from `at` on begin, in the order in which pairs of

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::super::LANES;
 use super::super::registers::Avx512;
-use super::super::tiles::{PIECES, TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
+use super::super::tiles::{DigitTiles, PIECES, TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
 
 /// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
 /// use them. It asks the kernel once.
@@ -55,7 +55,8 @@ fn ask_kernel() -> bool {
     false
 }
 
-/// The shapes of the tile registers: sums in 0 to 3, weights in 4 and 5, x in 6 and 7.
+/// The shapes of the tile registers: sums in 0 to 3, rows of words in 4 and 5, and what they are
+/// multiplied with in 6 and 7.
 #[repr(C, align(64))]
 struct Layout {
     palette: u8,
@@ -132,10 +133,89 @@ macro_rules! piece {
     };
 }
 
+/// A product of digits in the register `$sums`, of one tile or `two`. Goes on to the next product.
+macro_rules! digits {
+    ($two:tt, $sums:literal, $x:literal, $w:literal) => {
+        concat!(
+            concat!("tilezero ", $sums, "\n"),
+            concat!("tileloadd ", $w, ", [{w} + {line}]\n"),
+            concat!("tileloadd ", $x, ", [{x} + {x_stride}]\n"),
+            concat!("tdpbsud ", $sums, ", ", $x, ", ", $w, "\n"),
+            digits!(@ $two, $sums, $x, $w),
+            "add {x}, {x_next}\n",
+            "lea {w}, [{w} + 4*{w_next}]",
+        )
+    };
+    (@ one, $sums:literal, $x:literal, $w:literal) => {
+        ""
+    };
+    (@ two, $sums:literal, $x:literal, $w:literal) => {
+        concat!(
+            concat!("tileloadd ", $w, ", [{w} + {line} + 1024]\n"),
+            concat!("tileloadd ", $x, ", [{x} + {x_stride} + 64]\n"),
+            concat!("tdpbsud ", $sums, ", ", $x, ", ", $w, "\n"),
+        )
+    };
+}
+
+/// [`DigitTiles`], four products at a time, so that they overlap.
+///
+/// # Safety
+/// As for [`F32x16::tiles_of_digits`](super::super::F32x16::tiles_of_digits).
+#[inline(always)]
+pub unsafe fn tiles_of_digits(product: &DigitTiles) {
+    let DigitTiles { x, x_stride, x_next, w, w_next, words, step, count, sums, .. } = *product;
+    macro_rules! run {
+        ($two:tt) => {
+            asm!(
+                "sub {count}, 4",
+                "jb 3f",
+                "2:",
+                digits!($two, "tmm0", "tmm4", "tmm6"),
+                digits!($two, "tmm1", "tmm5", "tmm7"),
+                digits!($two, "tmm2", "tmm4", "tmm6"),
+                digits!($two, "tmm3", "tmm5", "tmm7"),
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "tilestored [{sums} + {line} + 2048], tmm2",
+                "tilestored [{sums} + {line} + 3072], tmm3",
+                "add {sums}, 4096",
+                "sub {count}, 4",
+                "jae 2b",
+                "3:",
+                "test {count}, 2",
+                "jz 4f",
+                digits!($two, "tmm0", "tmm4", "tmm6"),
+                digits!($two, "tmm1", "tmm5", "tmm7"),
+                "tilestored [{sums} + {line}], tmm0",
+                "tilestored [{sums} + {line} + 1024], tmm1",
+                "add {sums}, 2048",
+                "4:",
+                "test {count}, 1",
+                "jz 5f",
+                digits!($two, "tmm2", "tmm4", "tmm6"),
+                "tilestored [{sums} + {line}], tmm2",
+                "5:",
+                x = inout(reg) x => _,
+                x_stride = in(reg) x_stride,
+                x_next = in(reg) x_next,
+                w = inout(reg) w => _,
+                w_next = in(reg) w_next,
+                line = in(reg) size_of::<f32>() * LANES,
+                count = inout(reg) count => _,
+                sums = inout(reg) sums => _,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.
+    unsafe { if words == step { run!(one) } else { run!(two) } }
+}
+
 impl<const BF16: bool> Tiles for Avx512<BF16> {
     #[inline(always)]
-    unsafe fn begin_tiles(step: usize) {
-        debug_assert!((1..=LANES).contains(&step));
+    unsafe fn begin_tiles([rows, step]: [usize; 2]) {
+        debug_assert!((1..=LANES).contains(&step) && (1..=LANES).contains(&rows));
         let mut layout = Layout {
             palette: 1,
             start_row: 0,
@@ -144,7 +224,7 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
             rows: [0; 16],
         };
         layout.row_bytes[..8].fill(64);
-        layout.rows[..8].fill(LANES as u8);
+        layout.rows[..6].fill(rows as u8);
         layout.row_bytes[4..6].fill(4 * step as u16);
         layout.rows[6..8].fill(step as u8);
         // SAFETY: the level is `Amx`; the instruction takes this layout, which outlives it.

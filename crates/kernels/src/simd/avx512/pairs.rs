@@ -1,6 +1,7 @@
 //! Numbers of a few bits as pairs of bf16 and as bytes.
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 /// The 4-bit numbers as bf16, twice, since an index has five bits.
 const NUMBERS: [u16; 32] = {
@@ -59,4 +60,17 @@ pub unsafe fn fields_of_bytes(a: __m512i, at: u32, bits: u32) -> __m512i {
     let matrix = i64::from_le_bytes(rows);
     // SAFETY: the caller vouches for the instructions, which work on registers.
     unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(a, _mm512_set1_epi64(matrix)) }
+}
+
+/// [`F32x16::dot_bf16`](super::F32x16::dot_bf16).
+///
+/// # Safety
+/// The machine has AVX512_BF16, and this is inlined where it is enabled.
+#[inline(always)]
+pub unsafe fn dot_bf16(sums: __m512, a: __m512i, b: __m512i) -> __m512 {
+    // SAFETY: the caller vouches for the instruction; both types are 512 plain bits.
+    unsafe {
+        let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+        _mm512_dpbf16_ps(sums, a, b)
+    }
 }

@@ -29,9 +29,29 @@ pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     }
 }
 
-/// [`F32x16::quarters`](super::super::F32x16::quarters).
+/// [`F32x16::unzip_lanes`](super::super::F32x16::unzip_lanes).
 #[inline(always)]
-pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
+pub unsafe fn unzip_lanes(a: __m512i, b: __m512i) -> [__m512i; 2] {
+    // SAFETY: the caller promises AVX-512.
+    unsafe {
+        let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+        let (even, odd) = (_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+        [_mm512_castps_si512(even), _mm512_castps_si512(odd)]
+    }
+}
+
+/// [`F32x16::low_fp4`](super::super::F32x16::low_fp4).
+#[inline(always)]
+pub unsafe fn fp4(a: __m512i) -> __m512 {
+    let table =
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0f32];
+    // SAFETY: the caller promises AVX-512; the table holds sixteen floats.
+    unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) }
+}
+
+/// Lane `4 r + i` is the sum of lanes i, i + 4, i + 8 and i + 12 of block r.
+#[inline(always)]
+unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller promises AVX-512.
     unsafe {
         let low = node::<MAX, 0x44, 0xee>(a, b);
@@ -39,9 +59,9 @@ pub unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     }
 }
 
-/// [`F32x16::within_quarters`](super::super::F32x16::within_quarters).
+/// Lane `4 r + i` is the sum of lanes `4 r` to `4 r + 3` of block i.
 #[inline(always)]
-pub unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
+unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller promises AVX-512.
     unsafe { ends::<MAX>(pairs::<MAX>(a, b), pairs::<MAX>(c, d)) }
 }

@@ -34,7 +34,7 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
             (case.call.order, case.call.window) = (order, window);
             for machine in machines() {
                 let all = case.run(with_one_thread(machine));
-                for queries in [0..1, 3..12, 20..50, 0..50] {
+                for queries in [0..1, 3..12, 40..50, 0..50] {
                     for dropped in [0, 100] {
                         // Chunks of tokens begin at multiples in the memory of the keys.
                         if dropped > 0 && (window == 0 || order == RowOrder::Tokens) {

@@ -221,3 +221,51 @@ fn prompts_of_extreme_groups() {
         }
     }
 }
+
+/// Tiles give the bits of the loops that stand for them: in both, the sums of digits are exact.
+#[test]
+fn tiles_of_digits_have_the_bits_of_loops() {
+    let tiles = machines_and_tiles();
+    let tiles: Vec<_> = tiles.iter().filter(|machine| machine.level.multiplies_tiles()).collect();
+    for (bits, group) in [2, 4, 8].into_iter().flat_map(|bits| [32, 64, 128].map(|g| (bits, g))) {
+        let format = (Mode::Affine, bits);
+        for groups in [1, 5, 17] {
+            let axis = group * groups;
+            let matrix = Matrix::<Bf16>::random(format, 37, axis, group);
+            let weights = [matrix.weights()];
+            for rows in [1, 2, 5, 6, 16, 31, 65] {
+                let x: Vec<Bf16> = values(rows * axis, 2.0);
+                let mut first: Option<Vec<Bf16>> = None;
+                for machine in &tiles {
+                    let mut out = vec![Bf16::default(); rows * 37];
+                    let call = plain(format, group, &x, axis, &weights, &mut out);
+                    let call = Call { order: RowOrder::Tokens, ..call };
+                    // SAFETY: the buffers above.
+                    unsafe { quantized_matmul_on(**machine, &call) };
+                    let what = format!("{format:?} {group} {groups} {rows} {:?}", machine.level);
+                    assert_same(&out, first.get_or_insert_with(|| out.clone()), &what);
+                }
+            }
+        }
+    }
+}
+
+/// A row that bytes cannot express leaves the bits of the rows beside it as they are.
+#[test]
+fn rows_beside_extreme_ones_keep_their_bits() {
+    let (format, group, axis, rows) = ((Mode::Affine, 4), 64, 192, 7);
+    let matrix = Matrix::<Bf16>::random(format, 21, axis, group);
+    let weights = [matrix.weights()];
+    for machine in machines_and_tiles() {
+        let x: Vec<Bf16> = values(rows * axis, 2.0);
+        let mut extreme = x.clone();
+        extreme[3 * axis + 5] = Bf16::from_f32(f32::INFINITY);
+        let want = multiplied(machine, format, group, &x, axis, &weights);
+        let got = multiplied(machine, format, group, &extreme, axis, &weights);
+        let (at, end) = (3 * 21, 4 * 21);
+        let what = format!("{:?}", machine.level);
+        assert_same(&got[..at], &want[..at], &what);
+        assert_same(&got[end..], &want[end..], &what);
+        assert!(got[at..end].iter().all(|y| !y.to_f32().is_finite()), "{what}");
+    }
+}

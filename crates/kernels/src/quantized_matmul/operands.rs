@@ -1,0 +1,102 @@
+//! The factors of products: rows of weights and the prepared rows of x.
+
+use std::ops::Range;
+
+use super::format::Scales;
+use super::prepare::Prepared;
+use super::{Call, Mode, Weights};
+use crate::element::Element;
+use crate::simd::{LANES, prefetch_far};
+
+/// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
+pub(super) const BLOCKS: usize = 7;
+/// The most rows of x of any band.
+pub(super) const MOST_ROWS: usize = 64;
+
+/// One row of weights, and the prepared rows of x.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub packed: *const u8,
+    /// The row's scales and biases.
+    scales: Scales,
+    /// Bytes of a row of weights, of a row of scales, and of sixteen scales.
+    pub bytes: usize,
+    pub scale_bytes: usize,
+    pub step: usize,
+    /// How many bytes ahead of the loads scales are prefetched.
+    ahead: usize,
+    /// Blocks of scales to prefetch with each row, and their bytes.
+    pub next: (*const u8, usize),
+    pub axis: usize,
+    pub group: usize,
+    pub prepared: &'a Prepared,
+}
+
+/// How many bytes ahead of the loads weights are prefetched; scales are prefetched equally far.
+const AHEAD: usize = 8192;
+
+impl<'a> Operands<'a> {
+    /// The first row. Divisions take as long as the work on a short row, so that they come once.
+    pub fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
+        let &Weights { packed, scales, biases, .. } = weights;
+        let &Call { axis, group, .. } = call;
+        let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
+        let element = written_out.or(kind.element).unwrap_or(call.element);
+        let each = if kind.affine { element.bytes() } else { 1 };
+        Self {
+            packed,
+            scales: Scales { element, scales, biases },
+            bytes: axis * kind.bits / 8,
+            scale_bytes: axis / group * each,
+            step: LANES * each,
+            ahead: AHEAD * 8 / (group * kind.bits) * each,
+            next: (std::ptr::null(), 0),
+            axis,
+            group,
+            prepared,
+        }
+    }
+
+    /// The row that is `rows` rows below.
+    #[inline(always)]
+    pub fn below(mut self, rows: usize) -> Self {
+        self.packed = self.packed.wrapping_add(rows * self.bytes);
+        self.scales = self.scales.after(rows * self.scale_bytes);
+        self.next.0 = self.next.0.wrapping_add(rows * self.next.1);
+        self
+    }
+
+    /// The row's scales, of elements of this type if there is one.
+    #[inline(always)]
+    pub fn scales(&self, element: Option<Element>) -> Scales {
+        Scales { element: element.unwrap_or(self.scales.element), ..self.scales }
+    }
+
+    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after those of `here`,
+    /// since hardware prefetchers do not follow two more streams this slow.
+    #[inline(always)]
+    pub fn prefetch_scales(&self, here: &Scales) {
+        let ahead = here.after(self.ahead);
+        prefetch_far(ahead.scales, 1);
+        prefetch_far(ahead.biases, 1);
+    }
+}
+
+/// Prefetches the weights `AHEAD` bytes after a chunk, for a chunk of `bytes` bytes.
+#[inline(always)]
+pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
+    prefetch_far(chunk.wrapping_add(AHEAD), bytes);
+}
+
+/// A kind of products, as the loop over bands of rows of x sees it.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    pub bits: usize,
+    pub affine: bool,
+    pub element: Option<Element>,
+    /// The most rows of x of a band.
+    pub band: usize,
+    /// Multiplies rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x. It writes
+    /// block after block, sixteen columns for each row of the band.
+    pub multiply: unsafe fn(Operands, usize, Range<usize>, *mut [f32; LANES]),
+}
