@@ -179,8 +179,8 @@ const COLUMNS: usize = 16 * LANES;
 /// Blocks of columns whose weights and sums stay in registers, if there are enough of them.
 const BLOCKS: usize = 4;
 
-/// The sums over a row that its gradients need: `(x - middle) * scale` is the normalized
-/// x, and `height` and `slope` are the means of h and of h times that.
+/// The sums over a row that its gradients need: `n = (x - middle) * scale` is the normalized x, and
+/// `h * scale + n * slope + height` the gradient of x.
 #[derive(Clone, Copy, Default)]
 struct Stats {
     middle: f32,
@@ -253,10 +253,10 @@ impl<T: Float> Job<T> {
                 at += LANES;
             }
             let [a, b] = sums;
-            let square = (a[0] + b[0]).reduce_add() * reciprocal;
+            let square = T::ordered(a[0] + b[0]).reduce_add() * reciprocal;
             let scale = 1.0 / (square + self.call.eps).sqrt();
-            let height = (a[1] + b[1]).reduce_add() * reciprocal;
-            let slope = (a[2] + b[2]).reduce_add() * reciprocal * scale;
+            let height = -(T::ordered(a[1] + b[1]).reduce_add() * reciprocal * scale);
+            let slope = -(T::ordered(a[2] + b[2]).reduce_add() * reciprocal * scale * scale);
             Stats { middle, scale, height, slope }
         }
     }
@@ -278,16 +278,17 @@ impl<T: Float> Job<T> {
             let (x, g) = (self.call.x.cast::<T>().add(place), self.call.g.cast::<T>().add(place));
             prefetch_block(x.wrapping_add(self.call.axis)); // the next row
             prefetch_block(g.wrapping_add(self.call.axis));
-            let (mut d, mut h): (V, V) = (T::load_block(x, count), T::load_block(g, count));
+            let (mut d, mut h): (V, V) =
+                (T::load_mixed_block(x, count), T::load_mixed_block(g, count));
             if form.weighted {
-                h = h * T::load_block(self.call.weight.cast::<T>().add(at), count);
+                h = h * T::load_mixed_block(self.call.weight.cast::<T>().add(at), count);
             }
             if form.centered {
                 d = d - V::splat(middle);
-                if count < LANES {
-                    d = d.keep_first(count, 0.0);
-                }
-                *heights = *heights + h;
+                *heights = *heights + if count < LANES { T::mixed(h) } else { h };
+            }
+            if count < LANES {
+                (d, h) = (T::mixed(d.keep_first(count, 0.0)), T::mixed(h));
             }
             *squares = d.mul_add(d, *squares);
             *along = d.mul_add(h, *along);
@@ -316,7 +317,7 @@ impl<T: Float> Job<T> {
             for block in 0..N {
                 let at = at + block * LANES;
                 if form.weighted {
-                    weights[block] = T::load_block(call.weight.cast::<T>().add(at), count);
+                    weights[block] = T::load_mixed_block(call.weight.cast::<T>().add(at), count);
                 }
                 for (of, sums) in of_vectors.iter_mut().zip(sums) {
                     if let Some(sums) = sums {
@@ -330,30 +331,29 @@ impl<T: Float> Job<T> {
                 for block in 0..N {
                     let at = at + block * LANES;
                     let place = start + at;
-                    let gradient: V = T::load_block(call.g.cast::<T>().add(place), count);
-                    let mut n: V = T::load_block(call.x.cast::<T>().add(place), count);
-                    let mut h = gradient;
-                    if form.weighted {
-                        h = h * weights[block];
-                    }
+                    let gradient: V = T::load_mixed_block(call.g.cast::<T>().add(place), count);
+                    let mut n: V = T::load_mixed_block(call.x.cast::<T>().add(place), count);
+                    let h = if form.weighted { gradient * weights[block] } else { gradient };
                     if form.centered {
                         n = n - V::splat(stats.middle);
-                        h = h - V::splat(stats.height);
                     }
                     let mut y = h;
                     if !form.affine {
-                        n = n * V::splat(stats.scale);
-                        y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
+                        let (scale, slope) = (V::splat(stats.scale), V::splat(stats.slope));
+                        let height = V::splat(stats.height);
+                        n = n * scale;
+                        let rest = if form.centered { n.mul_add(slope, height) } else { n * slope };
+                        y = h.mul_add(scale, rest);
                     }
                     if !call.added.is_null() {
-                        y = y + T::load_block(call.added.cast::<T>().add(place), count);
+                        y = y + T::load_mixed_block(call.added.cast::<T>().add(place), count);
                     }
                     // Also where they are not wanted: branches here take longer.
                     of_weight[block] = gradient.mul_add(n, of_weight[block]);
                     if form.centered || sums[1].is_some() {
                         of_bias[block] = of_bias[block] + gradient;
                     }
-                    self.out.add(start).put_block(y, at, count);
+                    self.out.add(start).put_mixed_block(y, at, count);
                 }
             }
             for (of, sums) in of_vectors.iter().zip(sums) {
@@ -392,7 +392,7 @@ impl<T: Float> Kernel for Sums<'_, T> {
                 }
                 if !out.is_null() {
                     // SAFETY: the columns exist.
-                    unsafe { T::store_first(sum, out.cast::<T>().add(at), count) };
+                    unsafe { Output::near(out.cast::<T>()).add(at).put_mixed_block(sum, 0, count) };
                 }
             }
         }

@@ -103,6 +103,23 @@ impl<T: Float> Output<T> {
         }
     }
 
+    /// [`put_mixed`](Self::put_mixed) of a whole block, or the first `count` lanes in the order of
+    /// memory, as [`Float::load_mixed_block`] loads them.
+    ///
+    /// # Safety
+    /// `count <= 16` elements are writable there.
+    #[inline(always)]
+    pub unsafe fn put_mixed_block<V: F32x16>(self, lanes: V, at: usize, count: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if count == LANES {
+                self.put_mixed(lanes, at);
+            } else {
+                self.put_first(lanes, at, count);
+            }
+        }
+    }
+
     /// Stores sixteen 16-bit patterns at element `at`, counted in whole blocks.
     ///
     /// # Safety

@@ -53,7 +53,8 @@ impl<'a> Competitor<'a> {
 pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
-    /// The seconds of a competitor's run beyond which its first run is its only one.
+    /// The seconds of a competitor's run beyond which its first run is its only one, or its second
+    /// if the first one took less than twice as long.
     pub patience: f64,
 }
 
@@ -87,9 +88,11 @@ pub fn interleave(
     let mut estimates = Vec::new();
     for (competitor, times) in competitors.iter_mut().zip(&mut times) {
         // The first run warms up; if it is cheap, a second one estimates the time better, and
-        // counts unless it is so short that the end of the first one shows in it.
+        // counts unless it is so short that the end of the first one shows in it. One beyond the
+        // patience may have waited for memory that the system cleared.
         let first = competitor.time()?;
-        let again = first < 0.05;
+        let patience = effort.patience;
+        let again = first < 0.05 || (patience..2.0 * patience).contains(&first);
         let estimate = if again { competitor.time()? } else { first };
         if again && !warms_up(estimate) || estimate > effort.patience {
             times.push(estimate / competitor.calls as f64);

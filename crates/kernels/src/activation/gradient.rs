@@ -155,11 +155,11 @@ impl<T: Float> Kernel for Products<T> {
                 prefetch_block(self.g.wrapping_add(at + BATCH));
                 let mut lanes = [V::splat(0.0); 4];
                 for (lanes, from) in lanes.iter_mut().zip(sources) {
-                    *lanes = T::load_block(from.add(at), count);
+                    *lanes = T::load_mixed_block(from.add(at), count);
                 }
                 let [slope, value, b, g] = lanes;
-                self.outs[0].put_block(slope * (b * g), at, count);
-                self.outs[1].put_block(value * g, at, count);
+                self.outs[0].put_mixed_block(slope * (b * g), at, count);
+                self.outs[1].put_mixed_block(value * g, at, count);
             }
         }
     }
@@ -204,12 +204,12 @@ impl<T: Float, P: Pair> Kernel for Mapped<T, P> {
             unsafe {
                 let mut lanes = [V::splat(0.0); 3];
                 for (lanes, from) in lanes.iter_mut().zip(self.inputs) {
-                    *lanes = T::load_block(from.add(at), count);
+                    *lanes = T::load_mixed_block(from.add(at), count);
                 }
                 let [a, b, g] = lanes;
                 let [of_a, of_b] = P::of::<V, T>(a, b, g);
-                self.outs[0].put_block(of_a, at, count);
-                self.outs[1].put_block(of_b, at, count);
+                self.outs[0].put_mixed_block(of_a, at, count);
+                self.outs[1].put_mixed_block(of_b, at, count);
             }
         }
     }
