@@ -15,7 +15,7 @@ each_type!(rows_have_one_order_at_any_width);
 
 impl<T: Sample> Matrix<T> {
     /// Lets the second half of each row be the first again.
-    fn with_equal_halves(mut self) -> Self {
+    pub fn with_equal_halves(mut self) -> Self {
         repeat_halves(&mut self.packed, self.columns);
         repeat_halves(&mut self.scales, self.columns);
         repeat_halves(&mut self.biases, self.columns);
@@ -57,6 +57,27 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
                     assert_same(&of(machine, rows.clone(), int8), expected, &what);
                 }
             }
+        }
+    }
+}
+
+/// Of two matrices: each thread begins at a multiple of sixteen columns, which is at any place of
+/// the second one.
+#[test]
+fn joined_columns_are_those_of_each_matrix() {
+    let (format, group, axis) = ((Mode::Affine, 4), 64, 1024);
+    let matrices = [19, 3000].map(|columns| Matrix::<f32>::random(format, columns, axis, group));
+    let [first, second] = matrices.each_ref().map(Matrix::weights);
+    for rows in [1, 3] {
+        let x = values::<f32>(rows * axis, 2.0);
+        for machine in machines() {
+            let product =
+                |weights: &[Weights]| multiplied(machine, format, group, &x, axis, weights);
+            let both = product(&[first, second]);
+            let (first, second) = (product(&[first]), product(&[second]));
+            let rows = first.chunks_exact(19).zip(second.chunks_exact(3000));
+            let each: Vec<f32> = rows.flat_map(|(a, b)| [a, b].concat()).collect();
+            assert_same(&both, &each, &format!("{:?}", machine.level));
         }
     }
 }
