@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::support::Checked;
 
+/// The most files that a server may open.
+const FILES: usize = 64;
+
 struct Server(Child, String);
 
 impl Drop for Server {
@@ -31,8 +34,9 @@ impl Server {
             let build = ["build", "-p", "mlx-primitives-llama", "--example", "serve"];
             ensure!(Command::new(env!("CARGO")).args(build).status()?.success(), "{build:?}");
         }
-        let mut server = Command::new(&program)
-            .arg("127.0.0.1:0")
+        let mut server = Command::new("sh")
+            .args(["-c", &format!("ulimit -n {FILES} && exec \"$0\" 127.0.0.1:0")])
+            .arg(&program)
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| program.display().to_string())?;
@@ -100,5 +104,19 @@ fn answers_are_texts_of_the_model() -> Checked {
         status == 400 && body.contains("a prompt of 1 to 256 tokens, got 0"),
         "{status} {body}"
     );
+    Ok(())
+}
+
+/// It waits until some of them are gone.
+#[test(seconds = 1800, simulated = never)]
+fn more_connections_than_it_may_open_do_not_end_it() -> Checked {
+    let server = Server::start()?;
+    let connect = |_| TcpStream::connect(&server.1);
+    let silent: Vec<TcpStream> = (0..2 * FILES).map(connect).collect::<Result<_, _>>()?;
+    std::thread::sleep(Duration::from_millis(200));
+    drop(silent);
+    let message = json!({"role": "user", "content": "Once upon a time"});
+    let (status, body) = server.ask(&json!({"messages": [message], "max_tokens": 2}))?;
+    assert_eq!(status, 200, "{body}");
     Ok(())
 }

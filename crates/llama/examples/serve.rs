@@ -80,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     let routes = routes.route("/v1/chat/completions", post(complete)).with_state(server);
     // A thread for each text that waits or runs.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(1).max_blocking_threads(1024).enable_io();
+    runtime.worker_threads(1).max_blocking_threads(1024).enable_all();
     runtime.build()?.block_on(async {
         let listener = tokio::net::TcpListener::bind(&address).await?;
         println!("http://{}/v1", listener.local_addr()?);
