@@ -15,7 +15,10 @@ enum : unsigned {
   LINEAR_TILE_ROWS = 16,   // rows of w of a SIMD group on NVIDIA GPUs
   LINEAR_TILE_LOADS = 4,   // loads of each row by a lane, of 16 bytes, at a time
   LINEAR_TILE_COLUMNS = LINEAR_TILE_LOADS * 32,
-  LINEAR_TILE_SIMDS = 8, // SIMD groups that share rows of w
+  LINEAR_TILE_SIMDS = 8,       // SIMD groups that share rows of w
+  LINEAR_GATED_THREADS = 1024, // of a core, by the registers of `linear_gated`
+  LINEAR_GATED_EARLY = 2,      // loads of x by a thread before the first weights
+  LINEAR_GATED_SLOTS = 64,     // partial sums of a row's squares, and room for as many SIMD groups
 };
 
 struct LinearParams {
@@ -26,6 +29,14 @@ struct LinearParams {
   unsigned biased;
   unsigned residual;
   unsigned activation;
+};
+
+struct LinearGatedParams {
+  unsigned n;      // rows of each matrix
+  unsigned k;      // a multiple of 8
+  unsigned sums;   // partial sums of a row's squares, which `rms_norm` has in its threads
+  unsigned blocks; // of rows of both matrices
+  float eps;
 };
 
 } // namespace mlx_primitives

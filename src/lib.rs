@@ -146,6 +146,7 @@ pub mod support {
     pub use crate::array::{from_list, guest, require_addressable, to_list};
     pub use crate::hash::Fnv;
     pub use crate::io::block::Block;
+    pub use crate::ops::linear::gated_linear;
     pub use crate::panics::panic_message;
     pub use crate::transforms::differentiates;
     pub use crate::tune::only_ours;

@@ -127,6 +127,12 @@ Handle linear(
   return handle(mlx_primitives::linear(x, w, optional(bias), kind, optional(residual), here()));
 }
 
+Handle gated_linear(
+    const MlxArray& x, const MlxArray& gate, const MlxArray& up, const MlxArray& norm, float eps) {
+  auto found = mlx_primitives::gated_linear(x, gate, up, norm, eps, here());
+  return found ? handle(*std::move(found)) : nullptr;
+}
+
 uint8_t set_row_order(uint8_t order) {
   return static_cast<uint8_t>(std::exchange(row_order(), static_cast<RowOrder>(order)));
 }

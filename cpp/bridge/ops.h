@@ -46,6 +46,9 @@ Handle linear(
     const MlxArray* bias,
     ActivationKind activation,
     const MlxArray* residual);
+/** Null where no kernel computes this. */
+Handle gated_linear(
+    const MlxArray& x, const MlxArray& gate, const MlxArray& up, const MlxArray& norm, float eps);
 /** Sets the order of rows of the ops that this thread builds, and returns the one before. */
 uint8_t set_row_order(uint8_t order);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);

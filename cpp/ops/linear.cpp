@@ -211,6 +211,12 @@ LinearShape Linear::shape(const Arrays& inputs) const {
 Arrays Linear::compose(const Arrays& inputs) {
   auto s = stream();
   auto& w = inputs[1];
+  if (state_.gated) {
+    auto y = mx::fast::rms_norm(inputs[0], inputs[3], state_.eps, s);
+    auto gate = mx::matmul(y, mx::swapaxes(w, -1, -2, s), s);
+    auto up = mx::matmul(y, mx::swapaxes(inputs[2], -1, -2, s), s);
+    return {mx::multiply(composed_activation(ACTIVATION_SILU, gate, s), up, s)};
+  }
   auto x = state_.turned ? mx::swapaxes(inputs[0], -1, -2, s) : inputs[0];
   auto y = mx::matmul(x, state_.columns ? w : mx::swapaxes(w, -1, -2, s), s);
   if (auto* added = bias(inputs)) {
@@ -289,6 +295,9 @@ std::vector<Dispatch> Linear::dispatches(
   if (state_.turned) {
     refuse_elsewhere("matmul");
   }
+  if (state_.gated) {
+    return gated_dispatches(inputs, outputs, max_threads);
+  }
   auto& x = inputs[0];
   auto& w = inputs[1];
   auto extents = shape(inputs);
@@ -314,6 +323,9 @@ std::vector<Dispatch> Linear::dispatches(
 }
 
 CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
+  if (state_.gated) {
+    refuse("linear", "expected a GPU's stream for gated rows, got a CPU's");
+  }
   auto& x = inputs[0];
   auto& w = inputs[1];
   auto extents = shape(inputs);

@@ -44,9 +44,21 @@ mx::array rows_of(const mx::array& x, mx::Stream s);
 mx::array sum_of_rows(const mx::array& x, mx::Stream s);
 
 /**
+ * silu(y * gate^T) * (y * up^T), where y is the RMS normalization of x, if one kernel computes that:
+ * for one row of 16 bits in the order of tokens, on NVIDIA GPUs. It has the bits of separate ops.
+ */
+std::optional<mx::array> gated_linear(
+    const mx::array& x,
+    const mx::array& gate,
+    const mx::array& up,
+    const mx::array& norm,
+    float eps,
+    mx::StreamOrDevice s = {});
+
+/**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
  * residual if present. If w has more axes, x is [..., m, k] with the same leading axes. A turned x
- * has them too, or is [k, m].
+ * has them too, or is [k, m]. Gated rows have x, gate, up and the norm's weight.
  */
 class Linear : public ComposedPrimitive {
  public:
@@ -57,6 +69,8 @@ class Linear : public ComposedPrimitive {
     ActivationKind activation;
     RowOrder order = row_order();
     bool turned = false; // x is [..., k, m], which only the CPU's kernel takes
+    bool gated = false;  // `gated_linear`
+    float eps = 0;       // of its norm
 
     bool operator==(const State&) const = default;
   };
@@ -75,7 +89,7 @@ class Linear : public ComposedPrimitive {
     return state_.residual;
   }
   Arrays plus(const Arrays& inputs, const mx::array& term) override {
-    if (state_.residual) {
+    if (state_.residual || state_.gated) {
       return {};
     }
     auto all = inputs;
@@ -92,6 +106,8 @@ class Linear : public ComposedPrimitive {
   const mx::array* bias(const Arrays& inputs) const;
   const mx::array* residual(const Arrays& inputs) const;
   LinearShape shape(const Arrays& inputs) const;
+  std::vector<Dispatch> gated_dispatches(
+      const Arrays& inputs, const Arrays& outputs, uint32_t max_threads);
 
   State state_;
 };

@@ -8,7 +8,10 @@ Arrays Linear::vjp(
     const Arrays& primals,
     const Arrays& cotangents,
     const std::vector<int>& argnums,
-    const Arrays&) {
+    const Arrays& outputs) {
+  if (state_.gated) {
+    return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
   auto s = stream();
   auto& x = primals[0];
   auto& w = primals[1];
@@ -52,7 +55,8 @@ std::pair<Arrays, std::vector<int>> Linear::vmap(
   int size = batch_size(inputs, axes);
   auto& w = inputs[1];
   bool shared_bias = !state_.biased || axes[2] < 0;
-  if (!state_.columns && !state_.turned && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
+  bool plain = !state_.columns && !state_.turned && !state_.gated;
+  if (plain && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
     // All entries share one layer, so the new axis joins the leading ones.
     auto x = batch_first(inputs[0], axes[0], size, s);
     std::optional<mx::array> added;

@@ -230,6 +230,12 @@ bool plans_for_nvidia(const mx::Stream& stream) {
   return is_cuda(stream) && architecture(mx::cu::get_command_encoder(stream).device()) >= 80;
 }
 
+void plan_anew(Launch& launch, uint32_t most_threads, const mx::Stream& stream) {
+  if (launch.rows && is_cuda(stream)) {
+    plan_cuda_rows(launch, most_threads);
+  }
+}
+
 NvidiaLimits nvidia_limits(const mx::Stream& stream) {
   auto device = mx::cu::get_command_encoder(stream).device().cuda_device();
   auto of_device = [device](CUdevice_attribute attribute) {

@@ -90,6 +90,9 @@ void hand_over_graph(const mx::Stream& stream, std::function<void()> done);
  */
 bool plans_for_nvidia(const mx::Stream& stream);
 
+/** Plans a launch of rows anew, as the stream's encoder does. */
+void plan_anew(Launch& launch, uint32_t most_threads, const mx::Stream& stream);
+
 /** The cores of an NVIDIA GPU, and the most memory of a threadgroup. */
 struct NvidiaLimits {
   uint32_t cores;

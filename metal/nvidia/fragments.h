@@ -73,6 +73,22 @@ METAL_FUNC float4 load_floats(const device float* from) {
 #endif
 }
 
+/** The sums over a SIMD group of several values, as by `simd_sum`; on CUDA, at the same time. */
+template <uint COUNT>
+METAL_FUNC void simd_sums(thread float* values) {
+#ifdef __CUDACC__
+  for (uint step = 1; step < SIMD_WIDTH; step *= 2) {
+    for (uint i = 0; i < COUNT; i++) {
+      values[i] += simd_shuffle_xor(values[i], ushort(step));
+    }
+  }
+#else
+  for (uint i = 0; i < COUNT; i++) {
+    values[i] = simd_sum(values[i]);
+  }
+#endif
+}
+
 /** sums += left * right. */
 template <typename T>
 METAL_FUNC void multiply_add(

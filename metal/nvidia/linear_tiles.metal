@@ -1,26 +1,6 @@
 #include "linear.h"
 #include "linear_finish.h"
-#include "nvidia/fragments.h"
-
-/** The elements of two rows of weights that a lane multiplies at a time, as they are loaded. */
-struct TileWeights {
-  uint4 words[2][LINEAR_TILE_LOADS];
-};
-
-/** Loads the weights of a block of columns from k on; zeros past the end of the rows. */
-template <typename T>
-METAL_FUNC void load_tile_weights(
-    thread TileWeights& weights, const device T* const thread* rows, uint k, uint axis) {
-  for (uint r = 0; r < 2; r++) {
-    for (uint i = 0; i < LINEAR_TILE_LOADS; i++) {
-      const uint at = k + 32 * i;
-      weights.words[r][i] = uint4(0);
-      if (at < axis) {
-        weights.words[r][i] = load_once((const device uint*)(rows[r] + at));
-      }
-    }
-  }
-}
+#include "nvidia/linear_tiles.h"
 
 /**
  * Up to LINEAR_FEW_ROWS rows of x. Each SIMD group multiplies LINEAR_TILE_ROWS rows of weights, as

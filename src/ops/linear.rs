@@ -59,6 +59,18 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` with the bits of [`rms_norm`](super::rms_norm), [`linear`] and
+/// [`swiglu`](super::swiglu), where `y` is `x` normalized by this weight and epsilon; none where no
+/// kernel computes that: it is for one row on an NVIDIA GPU.
+pub fn gated_linear(
+    x: &Array,
+    [gate, up]: [&Array; 2],
+    (norm, eps): (&Array, f32),
+) -> Result<Option<Array>> {
+    let built = ffi::gated_linear(x.raw(), gate.raw(), up.raw(), norm.raw(), eps)?;
+    if built.is_null() { Ok(None) } else { Array::from_bridge(Ok(built)).map(Some) }
+}
+
 /// The product of matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`; leading axes broadcast
 /// and the result is `[..., m, n]`, of the type that both promote to.
 ///

@@ -14,7 +14,7 @@ mod activation;
 pub(crate) mod attention;
 mod cross_entropy;
 mod layer_norm;
-mod linear;
+pub(crate) mod linear;
 mod linear_cross_entropy;
 mod logsumexp;
 mod lora;

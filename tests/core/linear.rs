@@ -3,9 +3,10 @@
 
 use half::f16;
 use mlx_primitives::ops::{self, Linear, RowOrder, with_row_order};
-use mlx_primitives::{Array, Dtype};
+use mlx_primitives::support::gated_linear;
+use mlx_primitives::{Array, Dtype, Result, graph};
 
-use crate::support::compare::{assert_close, assert_same, numbers};
+use crate::support::compare::{assert_close, assert_same, is_nvidia, numbers};
 use crate::support::input::{data, random, random32};
 use crate::support::{self, Checked, each_device, simulated};
 
@@ -61,6 +62,42 @@ fn few_rows_have_the_bits_of_one() -> Checked {
                     let alone = product(&x.i(row..row + 1)?)?;
                     assert_same(&alone, &all.i(row..row + 1)?, "a row alone")?;
                 }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// One row of 16 bits has a kernel on NVIDIA GPUs; a row that begins elsewhere takes separate ones.
+#[test]
+fn gated_rows_have_the_bits_of_separate_ops() -> Checked {
+    let of_nvidia = simulated() && std::env::var_os("MLX_PRIMITIVES_TEST_NVIDIA").is_some();
+    each_device(|device| {
+        for dtype in [Dtype::Float16, Dtype::Bfloat16] {
+            for ([n, k], start) in [([20, 8], 0), ([3, 264], 0), ([70, 1160], 0), ([9, 4104], 4)] {
+                let x = random(&[1, k + start], dtype, 90)?.slice_axis(1, start..)?;
+                let x = x.reshape([1, 1, k])?;
+                x.eval()?;
+                let norm = random(&[k], dtype, 91)?;
+                let small = |seed| -> Result<Array> { random(&[n, k], dtype, seed)?.multiply(0.1) };
+                let [gate, up] = [92, 93].map(small);
+                let (gate, up) = (gate?, up?);
+                let run = |x: &Array| gated_linear(x, [&gate, &up], (&norm, 1e-5));
+                let order = RowOrder::Tokens;
+                assert!(run(&x)?.is_none(), "rows in another order");
+                let Some(got) = with_row_order(order, || run(&x))? else {
+                    assert!(!of_nvidia && !is_nvidia(device), "{dtype:?}, {n} x {k}");
+                    continue;
+                };
+                let kernel = &graph::dispatches(&got, graph::MAX_THREADS)?[0].kernel;
+                assert_eq!(kernel.starts_with("mlxp_linear_gated"), start == 0, "{kernel}");
+                assert!(with_row_order(order, || run(&random(&[2, k], dtype, 90)?))?.is_none());
+                let apart = || {
+                    let y = ops::rms_norm(&x, Some(&norm), 1e-5)?;
+                    let [gate, up] = [&gate, &up].map(|w| ops::linear(&y, w, Linear::default()));
+                    ops::swiglu(&gate?, &up?)
+                };
+                assert_same(&got, &with_row_order(order, apart)?, "gated rows")?;
             }
         }
         Ok(())

@@ -35,11 +35,19 @@ fn in_other_orders_of_threads() {
 /// The kernels for NVIDIA GPUs: every format in a group, and 4 bits in all.
 #[test(seconds = 1800, simulated = never)]
 fn kernels_for_nvidia_gpus() {
-    let arguments =
-        &["quantized_linear", "quantized_matmul::", "attention", "bits_of_one", "--skip", "moves_"];
+    let arguments = &[
+        "quantized_linear",
+        "quantized_matmul::",
+        "attention",
+        "bits_of_one",
+        "gated_rows",
+        "--skip",
+        "moves_",
+    ];
     let ran = Run { arguments, nvidia: true, sample: "5", ..Run::default() }.pass();
     let kernels = |name: &str| -> BTreeSet<String> {
-        let few = (name.contains("_few_") || name.contains("_tiles_")).then(|| {
+        let of_nvidia = ["_few_", "_tiles_", "linear_gated_"];
+        let few = of_nvidia.iter().any(|part| name.contains(part)).then(|| {
             let group = ["_g32", "_g64", "_g128"].into_iter().find(|group| name.contains(group));
             name.replace(group.filter(|_| !name.contains("_b4_")).unwrap_or("_"), "_")
         });
@@ -47,7 +55,7 @@ fn kernels_for_nvidia_gpus() {
     };
     let all: BTreeSet<String> = ran.all.iter().flat_map(|name| kernels(name)).collect();
     let run: BTreeSet<String> = ran.kernels.keys().flat_map(|name| kernels(name)).collect();
-    assert!(all == run && run.len() == 102, "{all:?}, {run:?}");
+    assert!(all == run && run.len() == 104, "{all:?}, {run:?}");
 }
 
 /// If a pipeline allows fewer threads than planned, the plan is made again.

@@ -41,8 +41,9 @@ fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
 }
 
 /// The launches of these kernels read eight elements of 16 bits at a time.
-const EIGHT: [&str; 5] = [
+const EIGHT: [&str; 6] = [
     "mlxp_layer_norm_",
+    "mlxp_linear_gated_",
     "mlxp_quantized_few_",
     "mlxp_residual_norm_",
     "mlxp_rms_norm_",
@@ -84,7 +85,7 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let newer = ["mlxp_quantized_few_", "mlxp_linear_tiles_"];
+                    let newer = ["mlxp_quantized_few_", "mlxp_linear_tiles_", "mlxp_linear_gated_"];
                     if architecture < 80 && newer.iter().any(|op| name.starts_with(op)) {
                         continue; // no plan uses them there
                     }

@@ -121,6 +121,10 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("Linear::state_.turned", &[&[16, 16], &[16, 8]], |p| {
             Ok(vec![ops::matmul(&p[0], &p[1])?, ops::matmul(&p[0].t()?, &p[1])?])
         }),
+        fixed(
+            "Linear::state_.gated, .eps",
+            "NVIDIA GPUs alone have such nodes, of one epsilon a model",
+        ),
         apart("Linear::state_.activation", &[&[4, 8], &[8, 8]], |p| {
             let of =
                 |activation| ops::linear(&p[0], &p[1], Linear { activation, ..Default::default() });

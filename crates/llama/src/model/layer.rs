@@ -1,5 +1,5 @@
 use mlx_primitives::ops::{self, LinearWeight, QuantizedWeight};
-use mlx_primitives::support::Block;
+use mlx_primitives::support::{Block, gated_linear};
 use mlx_primitives::{Array, Result, concatenate};
 
 use super::linear::{Linear, Module, Norm};
@@ -78,7 +78,7 @@ impl DecoderLayer {
         x: &Array,
         attend: impl FnOnce(&Array) -> Result<Array>,
     ) -> Result<Array> {
-        use LinearWeight::Quantized;
+        use LinearWeight::{Plain, Quantized};
         let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = &self.projections;
 
         // Queries, keys and values of all heads one after the other along the last axis: by one
@@ -118,10 +118,17 @@ impl DecoderLayer {
             (Quantized(gate), Quantized(up)) if silu && same_format(gate, up) => {
                 ops::quantized_swiglu(&h, gate, up, Some(norm.fused()))?
             }
-            _ => {
-                let x = norm.forward(&h)?;
-                let [gate, up] = [gate_proj, up_proj].map(|part| part.forward(&x, None, None));
-                self.activation.gated(&gate?, &up?)?
+            matrices => {
+                let fused = match matrices {
+                    (Plain(gate), Plain(up)) if silu => gated_linear(&h, [gate, up], norm.fused())?,
+                    _ => None,
+                };
+                let apart = || {
+                    let x = norm.forward(&h)?;
+                    let [gate, up] = [gate_proj, up_proj].map(|part| part.forward(&x, None, None));
+                    self.activation.gated(&gate?, &up?)
+                };
+                fused.map_or_else(apart, Ok)?
             }
         };
         down_proj.forward(&inner, None, Some(&h))

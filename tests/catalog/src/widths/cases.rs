@@ -4,6 +4,7 @@ use mlx_primitives::ops::{
     self, Activation, Attention, CpuActivations, Linear, LinearWeight, QuantizedLinear,
     QuantizedMode, QuantizedRows, QuantizedWeight,
 };
+use mlx_primitives::support::gated_linear;
 use mlx_primitives::{Array, Dtype, Result};
 
 use super::{Rows, Run};
@@ -46,6 +47,22 @@ fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
     Ok(())
 }
 
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` of normalized rows y, for one row by one kernel on NVIDIA GPUs.
+fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<()> {
+    let (x, norm) = (random(&[count, k], dtype, 1)?, random(&[k], dtype, 7)?);
+    let (gate, up) = (small(&[n, k], dtype, 2)?, small(&[n, k], dtype, 3)?);
+    all.push(Rows::new(format!("gated rows, k {k}"), dtype, count as usize, move |rows| {
+        let x = taken(&x, rows)?;
+        if let Some(y) = gated_linear(&x, [&gate, &up], (&norm, 1e-5))? {
+            return Ok(y);
+        }
+        let y = ops::rms_norm(&x, Some(&norm), 1e-5)?;
+        let [gate, up] = [&gate, &up].map(|w| ops::linear(&y, w, Linear::default()));
+        ops::swiglu(&gate?, &up?)
+    }));
+    Ok(())
+}
+
 /// Products with plain weights; k is no multiple of a vector, or longer than a block.
 fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     for (n, k) in [(37, 1029), (100, 64)] {
@@ -69,6 +86,9 @@ fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
         all.push(Rows::new(format!("lora_linear, k {k}"), dtype, count, move |rows| {
             lora.apply(&taken(&x, rows)?, &base)
         }));
+    }
+    for extents in [[256, 100, 64], [66, 37, 1160], [9, 1000, 4096], [9, 24, 5128]] {
+        gated(all, dtype, extents)?;
     }
     Ok(())
 }
@@ -266,6 +286,7 @@ pub fn few() -> Result<Vec<Rows>> {
     all.push(Rows::new("linear", dtype, count as usize, move |rows| {
         ops::linear(&taken(&of, rows)?, &plain, Linear::default())
     }));
+    gated(&mut all, dtype, [count, n, k])?;
     for format in [FORMATS[0], FORMATS[FORMATS.len() - 1]] {
         let (of, norm, w) = (x.clone(), norm.clone(), weight(format, n, k, dtype, 3)?);
         let name = format!("quantized_linear, {} {} bits", format.2.name(), format.1);
