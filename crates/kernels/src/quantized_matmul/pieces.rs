@@ -5,32 +5,40 @@
 //! the smallest parts first. It is multiplied by the scale of the weights, to which the bias times
 //! the sum of x is added. No factor is rounded: the error is that of sums in float32.
 //!
-//! Tiles take subnormal numbers as zero, so each row of a group is divided by a power of two that
-//! leaves its largest element between one and two. Elements that are 2^-110 of the largest lose
-//! bits then, which are less than what a sum in float32 rounds off the largest. A group with an
-//! infinity or a NaN yields NaN. A row's bits depend on that row alone.
+//! Tiles take subnormal numbers as zero, so each row is divided by a power of two, which its sums
+//! are multiplied by at the end ([`split`]). A row with an infinity or a NaN is multiplied without
+//! tiles. A row's bits depend on that row alone.
 
-use std::ops::Range;
+mod split;
+
+use std::slice;
 
 use super::finish::Finish;
 use super::format::{Affine, Floats, Format, Scales};
 use super::k_quant::Blocks;
 use super::prefill;
+#[cfg(target_arch = "x86_64")]
+use super::unpack;
 use super::{Call, Mode, with_format};
 use crate::element::Element;
 use crate::linear::arithmetic::InF32;
 use crate::linear::gemm::{EXTRA, Pass, STRIDE, SUMS, WORDS, Weights, multiply};
 use crate::linear::interleaved::Interleaved;
 use crate::linear::workspace;
-use crate::simd::tiles::{PIECES, TILE_PANELS, TILE_ROWS, TileProduct};
-use crate::simd::{F32x16, Kernel, LANES, Lines};
+use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
+use crate::simd::{F32x16, LANES, Lines};
 use crate::{Machine, Shared};
+use split::{Fill, Split};
 
 /// Weights in a word.
 const PAIR: usize = 2;
 /// The most groups of a row in a tile, which has scales, then biases.
 const GROUPS: usize = WORDS * PAIR / 16;
 const _: () = assert!(2 * GROUPS <= EXTRA);
+/// Groups whose products are scaled together: their sums are loaded and stored once.
+const TOGETHER: usize = 4;
+/// The lanes of a tile product's rows.
+const WIDTH: usize = TILE_PANELS * LANES;
 
 /// Whether a call's products are those of this module.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
@@ -44,154 +52,72 @@ pub(super) fn takes(machine: Machine, call: &Call) -> bool {
 /// The contract of [`super::quantized_matmul`]; [`takes`] holds.
 pub(super) unsafe fn run(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
-    let (panels, groups) = (m.div_ceil(LANES), k / call.group);
-    let words = panels * LANES * k / PAIR * PIECES;
-    // SAFETY: the caller's contract; the workspace holds the parts of x, and a scale and a sum for
-    // each of its groups, in whole panels.
+    // SAFETY: the caller's contract; the workspace has the room that the parts of x need.
     unsafe {
         prefill::normalized::<f32>(machine, call, &|x| {
-            workspace::with(words + 2 * panels * groups * LANES, &|room| {
-                let step = step(call);
-                let split =
-                    Split { words: room, scales: room.wrapping_add(words), k, step, groups };
+            workspace::with(Split::floats(call), &|room| {
+                let split = Split::new(call, room, step(call));
                 let from = Shared(x.cast_mut());
-                machine.pool.for_each(panels, 5 * LANES * k, &|panels| {
+                machine.pool.for_each(m.div_ceil(LANES), 5 * LANES * k, &|panels| {
                     let x = from.get().cast_const();
                     machine.level.run(Fill { x, m, group: call.group, to: &split, panels });
                 });
+                // Before the results may overwrite the residual.
+                let (others, results) = without_tiles(machine, call, x, &split);
                 let finish = Finish::new::<f32>(machine, call);
                 prefill::each_product::<f32>(call, &finish, |weights, epilogue| {
                     let w = Codes { call, weights, x: &split };
                     let x = Interleaved::<InF32>::elsewhere([m, k / PAIR]);
                     multiply(machine, &x, weights.columns, &w, epilogue);
                 });
+                let columns = call.columns();
+                for (&row, result) in others.iter().zip(results.chunks_exact(columns.max(1))) {
+                    let to = finish.place::<f32>(row, 0);
+                    to.copy_from_nonoverlapping(result.as_ptr(), columns);
+                }
             });
         });
+    }
+}
+
+/// The rows of x that have an infinity or a NaN, and their results by multiply-adds.
+///
+/// # Safety
+/// The contract of [`run`]; `x` is the normalized one, and in parts.
+unsafe fn without_tiles(
+    machine: Machine,
+    call: &Call,
+    x: *const f32,
+    split: &Split,
+) -> (Vec<usize>, Vec<f32>) {
+    // SAFETY: the caller's contract: the rows exist, of x and of the residual.
+    unsafe {
+        let rows: Vec<usize> = (0..call.rows).filter(|&row| !split.is_finite(row)).collect();
+        if rows.is_empty() {
+            return Default::default();
+        }
+        let gather = |from: *const f32, width: usize| -> Vec<f32> {
+            let row = |&row: &usize| slice::from_raw_parts(from.add(row * width), width);
+            rows.iter().flat_map(row).copied().collect()
+        };
+        let columns = call.columns();
+        let x = gather(x, call.axis);
+        let mut results = vec![0.0f32; rows.len() * columns];
+        let mut some = Call { rows: rows.len(), norm: None, ..*call };
+        (some.x, some.out) = (x.as_ptr().cast(), results.as_mut_ptr().cast());
+        let residual;
+        if !call.residual.is_null() {
+            residual = gather(call.residual.cast(), columns);
+            some.residual = residual.as_ptr().cast();
+        }
+        prefill::run::<f32>(machine, &some);
+        (rows, results)
     }
 }
 
 /// Words that are one tile.
 fn step(call: &Call) -> usize {
     LANES.min(call.group / PAIR)
-}
-
-/// x in parts: for each panel of sixteen rows and each `step` words, the interleaved words of the
-/// small parts, then those of the other parts. Then, for each panel and group, the power of two of
-/// each row and the sum of its elements over that power.
-struct Split {
-    words: *mut f32,
-    scales: *mut f32,
-    k: usize,
-    step: usize,
-    groups: usize,
-}
-
-// SAFETY: written by `Fill` alone, each panel by one thread, before anyone reads.
-unsafe impl Sync for Split {}
-
-impl Split {
-    /// The parts of a panel from word `at` on, which begins a tile.
-    #[inline(always)]
-    fn panel(&self, panel: usize, at: usize) -> *mut f32 {
-        self.words.wrapping_add((panel * (self.k / PAIR) + at) * PIECES * LANES)
-    }
-
-    /// Sixteen powers of two, then sixteen sums.
-    #[inline(always)]
-    fn scales(&self, panel: usize, group: usize) -> *mut f32 {
-        self.scales.wrapping_add((panel * self.groups + group) * 2 * LANES)
-    }
-}
-
-/// Splits panels of x.
-struct Fill<'a> {
-    x: *const f32,
-    m: usize,
-    group: usize,
-    to: &'a Split,
-    panels: Range<usize>,
-}
-
-impl Kernel for Fill<'_> {
-    const BF16: bool = true;
-    const ONLY_BF16: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Self { x, m, group, to, .. } = self;
-        let upper = V::splat_int(0xffff_0000_u32 as i32);
-        for panel in self.panels {
-            let rows = (m - panel * LANES).min(LANES);
-            for index in 0..to.groups {
-                let mut inverse = [0.0; LANES];
-                let mut both = [0.0f32; 2 * LANES];
-                let first = x.wrapping_add(panel * LANES * to.k + index * group);
-                // SAFETY: the rows and the group exist, and the parts have room for them.
-                unsafe {
-                    for row in 0..rows {
-                        let x = first.add(row * to.k);
-                        let power;
-                        (power, inverse[row]) = powers::<V>(x, group);
-                        let mut sum = V::splat(0.0);
-                        for at in (0..group).step_by(LANES) {
-                            sum = V::load(x.add(at)).mul_add(V::splat(inverse[row]), sum);
-                        }
-                        (both[row], both[LANES + row]) = (power, sum.reduce_add());
-                    }
-                    let scales = to.scales(panel, index);
-                    scales.copy_from_nonoverlapping(both.as_ptr(), 2 * LANES);
-                    for start in (0..group).step_by(PAIR * to.step) {
-                        let mut parts = [[[0u16; PAIR * LANES]; LANES]; PIECES];
-                        for row in 0..rows {
-                            for at in (0..PAIR * to.step).step_by(LANES) {
-                                let x = V::load(first.add(row * to.k + start + at));
-                                let mut rest = x * V::splat(inverse[row]);
-                                for part in parts.iter_mut().rev() {
-                                    let bits = V::and_int(rest.to_bits(), upper);
-                                    let half = V::narrow(V::shift_right::<16>(bits));
-                                    V::store_half(half, part[row].as_mut_ptr().add(at));
-                                    rest = rest - V::from_bits(bits);
-                                }
-                            }
-                        }
-                        let out = to.panel(panel, (index * group + start) / PAIR);
-                        for (piece, part) in parts.iter().enumerate() {
-                            let mut square = [V::splat(0.0); LANES];
-                            for (words, row) in square.iter_mut().zip(part) {
-                                *words = V::load(row.as_ptr().cast());
-                            }
-                            let columns = V::transpose(square).into_iter();
-                            for (j, lanes) in columns.enumerate().take(to.step) {
-                                lanes.store(out.add((piece * to.step + j) * LANES));
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The power of two at or below the largest magnitude of a group, and its inverse. If an element is
-/// not finite, the first is NaN.
-#[inline(always)]
-unsafe fn powers<V: F32x16>(x: *const f32, group: usize) -> (f32, f32) {
-    let (mut most, mut zeros) = (V::splat(0.0), V::splat(0.0));
-    for at in (0..group).step_by(LANES) {
-        // SAFETY: the caller's group, of a multiple of sixteen elements.
-        let x = unsafe { V::load(x.add(at)) };
-        most = most.max(x.abs());
-        zeros = x.mul_add(V::splat(0.0), zeros);
-    }
-    if zeros.reduce_add() != 0.0 {
-        return (f32::NAN, 0.0);
-    }
-    let exponent = (most.reduce_max().to_bits() >> 23).max(1);
-    let inverse = match 254 - exponent {
-        0 => 1 << 22,
-        exponent => exponent << 23,
-    };
-    (f32::from_bits(exponent << 23), f32::from_bits(inverse))
 }
 
 /// One matrix of a call, for the x of that call.
@@ -231,11 +157,7 @@ impl Codes<'_> {
         // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
         // and behind them for twice `GROUPS` floats.
         unsafe {
-            for at in (0..len).step_by(LANES) {
-                let code = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize)) - half;
-                let code = V::narrow(V::shift_right::<16>(code.to_bits()));
-                V::store_half(code, out.cast::<u16>().add(at));
-            }
+            codes::<V, F>(packed, len, out.cast());
             let (groups, to) = (len / group, out.add(WORDS));
             if let Some(blocks) = blocks {
                 blocks.write::<V>(scales.scales, len, to, to.add(GROUPS));
@@ -249,6 +171,92 @@ impl Codes<'_> {
                 scale.store(to.add(at));
                 scale.mul_add(half, bias).store(to.add(GROUPS + at));
             }
+        }
+    }
+
+    /// Adds the products of the `G` groups from the pass's group `first` on.
+    ///
+    /// # Safety
+    /// The contract of [`Weights::add_in_tiles`]; `totals` has room for `G` products of tiles.
+    #[inline(always)]
+    unsafe fn add_groups<V: F32x16, const G: usize>(
+        &self,
+        Pass { panel, at, .. }: Pass<TILE_PANELS>,
+        first: usize,
+        tile: *const f32,
+        totals: *mut f32,
+        sums: *mut f32,
+    ) {
+        let per_group = self.call.group / PAIR;
+        let index = at / per_group + first;
+        let within = at % WORDS / per_group + first;
+        let last = self.call.rows.div_ceil(LANES) - 1;
+        let panels = [panel, (panel + 1).min(last)];
+        let mut of_x = [[V::splat(0.0); TILE_PANELS]; G];
+        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
+        // biases of their groups; x has sums of every panel and group, and powers of every panel.
+        unsafe {
+            for (g, of_x) in of_x.iter_mut().enumerate() {
+                let start = (index + g) * per_group;
+                V::tiles_of_pieces(&TileProduct {
+                    w: tile.add((within + g) * per_group),
+                    w_stride: STRIDE,
+                    x: panels.map(|panel| self.x.panel(panel, start).cast_const()),
+                    words: per_group,
+                    step: self.step(),
+                    sums: totals.add(g * TILE_ROWS * WIDTH),
+                    sums_stride: WIDTH,
+                });
+                for (of_x, panel) in of_x.iter_mut().zip(panels) {
+                    *of_x = V::load(self.x.sums(panel, index + g));
+                }
+            }
+            let mut powers = [V::splat(1.0); TILE_PANELS];
+            if (index + G) * self.call.group == self.call.axis {
+                for (power, panel) in powers.iter_mut().zip(panels) {
+                    *power = V::load(self.x.powers(panel));
+                }
+            }
+            for r in 0..TILE_ROWS {
+                let to = sums.add(r * SUMS);
+                let scales = tile.add(r * STRIDE + WORDS + within);
+                let mut all = [V::splat(0.0); TILE_PANELS];
+                if index > 0 {
+                    all = [V::load(to), V::load(to.add(LANES))];
+                }
+                for (g, of_x) in of_x.iter().enumerate() {
+                    let scale = V::splat(*scales.add(g));
+                    let bias = V::splat(*scales.add(GROUPS + g));
+                    for p in 0..TILE_PANELS {
+                        let total = totals.add((g * TILE_ROWS + r) * WIDTH + p * LANES);
+                        all[p] = V::load(total).mul_add(scale, of_x[p].mul_add(bias, all[p]));
+                    }
+                }
+                for p in 0..TILE_PANELS {
+                    (all[p] * powers[p]).store(to.add(p * LANES));
+                }
+            }
+        }
+    }
+}
+
+/// Writes the codes of `count` weights, a multiple of 32, less half of their range, as bf16.
+///
+/// # Safety
+/// They exist, and there is room.
+#[inline(always)]
+unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u16) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if V::DOTS_BF16 {
+            return unpack::codes::<V, F>(packed, count, out);
+        }
+        let half = V::splat((1 << (F::BITS - 1)) as f32);
+        for at in (0..count).step_by(LANES) {
+            let code = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize)) - half;
+            let code = V::narrow(V::shift_right::<16>(code.to_bits()));
+            V::store_half(code, out.add(at));
         }
     }
 }
@@ -291,45 +299,23 @@ impl Weights<InF32> for Codes<'_> {
     #[inline(always)]
     unsafe fn add_in_tiles<V: F32x16>(
         &self,
-        Pass { panel, at, words, .. }: Pass<TILE_PANELS>,
+        pass: Pass<TILE_PANELS>,
         tile: *const f32,
         sums: *mut f32,
     ) {
-        const WIDTH: usize = TILE_PANELS * LANES;
-        let mut totals = Lines::<{ TILE_ROWS * WIDTH }>::uninit();
+        let mut totals = Lines::<{ TOGETHER * TILE_ROWS * WIDTH }>::uninit();
         let totals = totals.as_mut_ptr();
-        let per_group = self.call.group / PAIR;
-        let last = self.call.rows.div_ceil(LANES) - 1;
-        let panels = [panel, (panel + 1).min(last)];
-        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
-        // biases of their groups; x has scales and sums of every panel and group, and `totals` has
-        // room for all sums.
+        let groups = pass.words / (self.call.group / PAIR);
+        let mut group = 0;
+        // SAFETY: the caller's contract; the totals have room for the groups.
         unsafe {
-            for start in (0..words).step_by(per_group) {
-                let group = at % WORDS / per_group + start / per_group;
-                V::tiles_of_pieces(&TileProduct {
-                    w: tile.add(group * per_group),
-                    w_stride: STRIDE,
-                    x: panels.map(|panel| self.x.panel(panel, at + start).cast_const()),
-                    words: per_group,
-                    step: self.step(),
-                    sums: totals,
-                    sums_stride: WIDTH,
-                });
-                let index = (at + start) / per_group;
-                for (p, &panel) in panels.iter().enumerate() {
-                    let x = self.x.scales(panel, index);
-                    let (power, sum) = (V::load(x), V::load(x.add(LANES)));
-                    for r in 0..TILE_ROWS {
-                        let to = sums.add(r * SUMS + p * LANES);
-                        let scale = tile.add(r * STRIDE + WORDS + group);
-                        let (scale, bias) = (V::splat(*scale), V::splat(*scale.add(GROUPS)));
-                        let total = V::load(totals.add(r * WIDTH + p * LANES));
-                        let total = total.mul_add(scale, bias * sum);
-                        let before = if index > 0 { V::load(to) } else { V::splat(0.0) };
-                        total.mul_add(power, before).store(to);
-                    }
-                }
+            while group + TOGETHER <= groups {
+                self.add_groups::<V, TOGETHER>(pass, group, tile, totals, sums);
+                group += TOGETHER;
+            }
+            while group < groups {
+                self.add_groups::<V, 1>(pass, group, tile, totals, sums);
+                group += 1;
             }
         }
     }

@@ -38,13 +38,93 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
                 let low = F::in_order::<V>(from).mul_add(scale, bias);
                 let next = from.add(LANES * F::BITS as usize / 8);
                 let high = F::in_order::<V>(next).mul_add(scale, bias);
-                // A closure would lack the target features.
-                let low = _mm512_loadu_ps((&raw const low).cast());
-                let high = _mm512_loadu_ps((&raw const high).cast());
-                let both = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-                _mm512_storeu_si512(out.add(at).cast(), both);
+                store_both(low, high, out.add(at));
             }
         }
+    }
+}
+
+/// Writes the codes of `count` weights, a multiple of 32, less half of their range, as bf16.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`. The weights exist, and there is room.
+#[inline(always)]
+pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u16) {
+    let half = (1 << (F::BITS - 1)) as f32;
+    // SAFETY: the caller's contract; 32 weights are whole bytes.
+    unsafe {
+        if const { F::BITS == 2 || F::BITS == 4 } {
+            let mut table = [0u16; LANES];
+            for (code, half_word) in table.iter_mut().enumerate() {
+                // Codes of two bits have others above them.
+                let code = (code & ((1 << F::BITS) - 1)) as f32;
+                *half_word = ((code - half).to_bits() >> 16) as u16;
+            }
+            let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+            let places = places(F::BITS as u16);
+            for at in (0..count).step_by(2 * LANES) {
+                let from = packed.add(at * F::BITS as usize / 8);
+                let codes = _mm512_permutexvar_epi16(stream::<F>(from, places), table);
+                _mm512_storeu_si512(out.add(at).cast(), codes);
+            }
+            return;
+        }
+        let half = V::splat(half);
+        for at in (0..count).step_by(2 * LANES) {
+            let from = packed.add(at * F::BITS as usize / 8);
+            let low = F::in_order::<V>(from) - half;
+            let high = F::in_order::<V>(from.add(LANES * F::BITS as usize / 8)) - half;
+            store_both(low, high, out.add(at));
+        }
+    }
+}
+
+/// Rounds two vectors to bf16.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and there is room.
+#[inline(always)]
+unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
+    // SAFETY: the caller's contract; a vector is sixteen floats.
+    unsafe {
+        let low = _mm512_loadu_ps((&raw const low).cast());
+        let high = _mm512_loadu_ps((&raw const high).cast());
+        let both = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        _mm512_storeu_si512(out.cast(), both);
+    }
+}
+
+/// For each of 32 numbers of `bits` bits, the word of sixteen bits that has it, and its place
+/// there.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`.
+#[inline(always)]
+unsafe fn places(bits: u16) -> [__m512i; 2] {
+    let (mut words, mut shifts) = ([0u16; 2 * LANES], [0u16; 2 * LANES]);
+    for lane in 0..2 * LANES as u16 {
+        words[lane as usize] = lane * bits / 16;
+        shifts[lane as usize] = lane * bits % 16;
+    }
+    // SAFETY: each array is a whole vector.
+    unsafe {
+        [_mm512_loadu_si512(words.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast())]
+    }
+}
+
+/// 32 numbers of two or four bits, each in the lowest bits of a word of sixteen.
+///
+/// # Safety
+/// The machine's level is `Avx512Bf16`, and the numbers exist.
+#[inline(always)]
+unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> __m512i {
+    // SAFETY: the caller's contract; the numbers are 8 or 16 bytes.
+    unsafe {
+        let stream = match F::BITS {
+            2 => _mm_loadl_epi64(from.cast()),
+            _ => _mm_loadu_si128(from.cast()),
+        };
+        _mm512_srlv_epi16(_mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream)), shifts)
     }
 }
 
@@ -64,14 +144,7 @@ unsafe fn look_up<V: F32x16, F: Format>(
     const WIDE: usize = 2 * LANES;
     // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
     unsafe {
-        let bits = F::BITS as u16;
-        let (mut words, mut shifts) = ([0u16; WIDE], [0u16; WIDE]);
-        for lane in 0..WIDE as u16 {
-            words[lane as usize] = lane * bits / 16;
-            shifts[lane as usize] = lane * bits % 16;
-        }
-        let words = _mm512_loadu_si512(words.as_ptr().cast());
-        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+        let places = places(F::BITS as u16);
         let mut numbers = [0.0f32; LANES];
         for (number, half) in numbers.iter_mut().zip(Lookup::<F>::TABLE) {
             *number = f32::from_bits(u32::from(half) << 16);
@@ -85,13 +158,7 @@ unsafe fn look_up<V: F32x16, F: Format>(
             let start = index * group;
             for at in (start..start + group).step_by(WIDE) {
                 let from = packed.add(at * F::BITS as usize / 8);
-                let stream = match F::BITS {
-                    2 => _mm_loadl_epi64(from.cast()),
-                    _ => _mm_loadu_si128(from.cast()),
-                };
-                let lanes = _mm512_permutexvar_epi16(words, _mm512_castsi128_si512(stream));
-                let lanes = _mm512_srlv_epi16(lanes, shifts);
-                let weights = _mm512_permutexvar_epi16(lanes, table);
+                let weights = _mm512_permutexvar_epi16(stream::<F>(from, places), table);
                 _mm512_storeu_si512(out.add(at).cast(), weights);
             }
         }

@@ -37,6 +37,45 @@ fn bytes_of_extreme_groups() {
     }
 }
 
+/// Rows of a prompt with extreme elements, which other rows do not notice. The results replace the
+/// residual.
+#[test]
+fn prompts_of_extreme_rows() {
+    let (group, axis, rows, columns) = (32, 128, FEW_ROWS + 20, 19);
+    let format = (Mode::Affine, 4);
+    let matrix = Matrix::<f32>::random(format, columns, axis, group);
+    let weights = [matrix.weights()];
+    let extremes = [0.0, f32::from_bits(1), 1e-36, 1e36, f32::NAN, f32::INFINITY, -f32::INFINITY];
+    for machine in machines_and_tiles() {
+        for value in extremes {
+            let mut x: Vec<f32> = values(rows * axis, 2.0);
+            let extreme = [1, rows - 2];
+            for row in extreme {
+                x[row * axis + group + 5] = value;
+            }
+            let residual: Vec<f32> = values(rows * columns, 1.0);
+            let mut out = residual.clone();
+            let mut call = plain(format, group, &x, axis, &weights, &mut out);
+            call.residual = call.out.cast_const();
+            // SAFETY: the buffers above.
+            unsafe { quantized_matmul_on(machine, &call) };
+            let (want, reach) = matrix.times(&wide(&x), axis);
+            for (i, &got) in out.iter().enumerate() {
+                let what = format!("{value} {:?}: {got} at {i}", machine.level);
+                let want = want[i] + f64::from(residual[i]);
+                if extreme.contains(&(i / columns)) && !value.is_finite() {
+                    // The sign of an infinity is that of its product.
+                    assert_eq!(got.is_nan(), value.is_nan(), "{what}");
+                    assert!(value.is_nan() || f64::from(got) == want, "{what}");
+                } else {
+                    let bound = reach[i] * 4e-6 + want.abs() * f64::from(f32::EPSILON);
+                    assert!((f64::from(got) - want).abs() <= bound, "{what}");
+                }
+            }
+        }
+    }
+}
+
 /// One row of x with elements that bytes can just express, cannot, or can only round.
 fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
     // There is a special loop for rows of four groups.
