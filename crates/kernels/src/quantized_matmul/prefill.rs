@@ -1,6 +1,7 @@
 //! Products with the rows of a prompt: weights are decoded tile by tile for the GEMM of `linear`.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
 use super::format::{Affine, Floats, Format, Scales};
@@ -179,6 +180,19 @@ impl Packed<'_> {
         (packed, Scales { element, scales, biases })
     }
 
+    /// Prefetches the elements `k..k + len` of rows, which need not exist. One function for all
+    /// levels.
+    #[inline(never)]
+    fn ask_for<const HALF: bool>(&self, rows: Range<usize>, k: usize, len: usize) {
+        let len = len.min(self.call.axis.saturating_sub(k));
+        with_format!(self.call, F => for row in rows {
+            let (packed, Scales { scales, biases, .. }) = self.at::<F, HALF>(row, k);
+            prefetch_far(packed, len * F::BITS as usize / 8);
+            prefetch_far(scales, 1);
+            prefetch_far(biases, 1);
+        })
+    }
+
     /// The weights and the scales of elements `k..k + len` of a row, which are whole groups. Those
     /// of K-quants are written out in `part`.
     ///
@@ -253,20 +267,16 @@ impl Weights<InF32> for Packed<'_> {
             unsafe {
                 self.decode::<V, F, false>(row + i, k, len, out.add(i * stride).cast());
             }
-        })
+        });
+        let next = row + rows;
+        self.ask_for::<false>(next..next + rows, k, len);
     }
 }
 
 impl Weights<InBf16> for Packed<'_> {
     #[inline(always)]
     fn prefetch(&self, row: usize, k: usize, len: usize) {
-        with_format!(self.call, F => {
-            let (packed, Scales { scales, biases, .. }) = self.at::<F, true>(row, k);
-            let len = len.min(self.call.axis.saturating_sub(k));
-            prefetch_far(packed, len * F::BITS as usize / 8);
-            prefetch_far(scales, 1);
-            prefetch_far(biases, 1);
-        })
+        self.ask_for::<true>(row..row + 1, k, len);
     }
 
     #[inline(always)]

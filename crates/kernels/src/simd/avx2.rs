@@ -8,6 +8,7 @@ use super::{F32x16, LANES, Lanes, tiles::Tiles};
 
 mod bf16;
 mod numbers;
+mod square;
 mod tails;
 mod tree;
 
@@ -333,6 +334,10 @@ impl Lanes for Avx2 {
 
 impl F32x16 for Avx2 {
     const IN_PLACE: bool = true;
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        lanes!(square::transpose(&rows))
+    }
     #[inline(always)]
     fn reduce_add_each(b: [Self; LANES]) -> Self {
         lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
