@@ -318,11 +318,9 @@ pub fn cpu_threads() -> usize {
 /// ```
 pub fn set_cpu_threads(threads: usize) -> Result<()> {
     let refuse = |expected: std::fmt::Arguments| Err(Error::argument("set_cpu_threads", expected));
-    if !(1..=mlx_primitives_kernels::MAX_THREADS).contains(&threads) {
-        return refuse(format_args!(
-            "1 to {} threads, got {threads}",
-            mlx_primitives_kernels::MAX_THREADS
-        ));
+    let most = mlx_primitives_kernels::MAX_THREADS;
+    if !(1..=most).contains(&threads) {
+        return refuse(format_args!("1 to {most} threads, got {threads}"));
     }
     match mlx_primitives_kernels::start_threads(threads) {
         running if running == threads => Ok(()),

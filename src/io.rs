@@ -24,8 +24,7 @@ use bridge::ffi;
 pub use gguf::{GgufType, KQuants};
 pub use safetensors::Tensors;
 
-/// Loads a safetensors file, whose header and length are checked first. [`save_safetensors`] has an
-/// example.
+/// Loads a safetensors file, whose header and length are checked first. See [`save_safetensors`].
 ///
 /// # Errors
 ///

@@ -127,9 +127,8 @@ Handle linear(
   return handle(mlx_primitives::linear(x, w, optional(bias), kind, optional(residual), here()));
 }
 
-Handle gated_linear(
-    const MlxArray& x, const MlxArray& gate, const MlxArray& up, const MlxArray& norm, float eps) {
-  auto found = mlx_primitives::gated_linear(x, gate, up, norm, eps, here());
+Handle gated_linear(const ArrayList& inputs, float eps) {
+  auto found = mlx_primitives::gated_linear(inputs, eps, here());
   return found ? handle(*std::move(found)) : nullptr;
 }
 

@@ -47,8 +47,7 @@ Handle linear(
     ActivationKind activation,
     const MlxArray* residual);
 /** Null where no kernel computes this. */
-Handle gated_linear(
-    const MlxArray& x, const MlxArray& gate, const MlxArray& up, const MlxArray& norm, float eps);
+Handle gated_linear(const ArrayList& inputs, float eps);
 /** Sets the order of rows of the ops that this thread builds, and returns the one before. */
 uint8_t set_row_order(uint8_t order);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);

@@ -44,16 +44,11 @@ mx::array rows_of(const mx::array& x, mx::Stream s);
 mx::array sum_of_rows(const mx::array& x, mx::Stream s);
 
 /**
- * silu(y * gate^T) * (y * up^T), where y is the RMS normalization of x, if one kernel computes that:
- * for one row of 16 bits in the order of tokens, on NVIDIA GPUs. It has the bits of separate ops.
+ * silu(y * gate^T) * (y * up^T) of x, gate, up and the weight of a norm, where y is the RMS
+ * normalization of x, if one kernel computes that: for one row of 16 bits in the order of tokens,
+ * on NVIDIA GPUs. It has the bits of separate ops.
  */
-std::optional<mx::array> gated_linear(
-    const mx::array& x,
-    const mx::array& gate,
-    const mx::array& up,
-    const mx::array& norm,
-    float eps,
-    mx::StreamOrDevice s = {});
+std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s = {});
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the

@@ -9,14 +9,9 @@
 
 namespace mlx_primitives {
 
-std::optional<mx::array> gated_linear(
-    const mx::array& x,
-    const mx::array& gate,
-    const mx::array& up,
-    const mx::array& norm,
-    float eps,
-    mx::StreamOrDevice s_) {
+std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
+  auto &x = inputs[0], &gate = inputs[1], &up = inputs[2], &norm = inputs[3];
   bool fits = x.ndim() > 0 && gate.ndim() == 2 && gate.shape() == up.shape() &&
               x.shape(-1) == gate.shape(1) && norm.shape() == mx::Shape{gate.shape(1)};
   bool narrow = x.dtype() == mx::float16 || x.dtype() == mx::bfloat16;
@@ -29,15 +24,14 @@ std::optional<mx::array> gated_linear(
   }
   auto shape = x.shape();
   shape.back() = gate.shape(0);
-  Arrays inputs = {x, gate, up, norm};
+  auto dtype = x.dtype();
   for (auto& input : inputs) {
     input = row_contiguous(input, s);
   }
   Linear::State state{false, false, false, ACTIVATION_NONE};
   state.gated = true;
   state.eps = eps;
-  return mx::array(
-      std::move(shape), x.dtype(), std::make_shared<Linear>(s, state), std::move(inputs));
+  return mx::array(std::move(shape), dtype, std::make_shared<Linear>(s, state), std::move(inputs));
 }
 
 std::vector<Dispatch> Linear::gated_dispatches(
@@ -52,8 +46,7 @@ std::vector<Dispatch> Linear::gated_dispatches(
   const auto limits = nvidia_limits(stream());
   auto normed = temporary(x.shape(), x.dtype());
   auto all = RmsNorm(stream(), state_.eps).dispatches({x, weight}, {normed}, max_threads);
-  bool aligned =
-      std::ranges::all_of(inputs, [](auto& input) { return input.offset() % 16 == 0; });
+  bool aligned = std::ranges::all_of(inputs, [](auto& input) { return input.offset() % 16 == 0; });
   if (!aligned || bytes > limits.threadgroup_bytes) {
     auto add = [&](auto&& more) { std::ranges::move(more, std::back_inserter(all)); };
     State plain{false, false, false, ACTIVATION_NONE};

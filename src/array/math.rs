@@ -58,8 +58,7 @@ unary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     is_nan => IsNan;
-    /// The natural logarithm `ln(x)`; float32 for integers and bools. [`Array::exp`] has an
-    /// example.
+    /// The natural logarithm `ln(x)`; float32 for integers and bools. See [`Array::exp`].
     log => Log;
     /// Bools that are true where an element is zero or false. [`Array::is_nan`] has an example.
     logical_not => LogicalNot;
@@ -265,8 +264,7 @@ impl Array {
         Array::from_bridge(ffi::argmax(self.raw(), axis, true))
     }
 
-    /// The indices, uint32, that sort the elements along `axis`, least first. [`Array::sort`] has
-    /// an example.
+    /// The indices, uint32, that sort the elements along `axis`, least first. See [`Array::sort`].
     ///
     /// # Errors
     ///

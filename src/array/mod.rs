@@ -104,8 +104,7 @@ impl Array {
         ffi::shape(self.raw())
     }
 
-    /// The length of dimension `axis`; a negative one counts from the last. [`Array::shape`] has an
-    /// example.
+    /// The length of dimension `axis`; a negative one counts from the last. See [`Array::shape`].
     ///
     /// # Errors
     ///
@@ -128,8 +127,7 @@ impl Array {
         self.shape().iter().fold(1, |size, &dim| size.saturating_mul(dim as usize))
     }
 
-    /// The bytes that the elements take when laid out without gaps. [`Array::shape`] has an
-    /// example.
+    /// The bytes that the elements take when laid out without gaps. See [`Array::shape`].
     pub fn nbytes(&self) -> usize {
         self.size().saturating_mul(self.dtype().size())
     }

@@ -114,8 +114,7 @@ binary! {
     less => Less;
     /// Bools that are true where `self <= right`. [`Array::greater`] has an example.
     less_equal => LessEqual;
-    /// Bools that are true where both elements are true, or not zero. [`Array::greater`] has an
-    /// example.
+    /// Bools that are true where both elements are true, or not zero. See [`Array::greater`].
     logical_and => LogicalAnd;
     /// Bools that are true where one of the elements is true, or not zero.
     /// [`Array::greater`] has an example of `logical_and`.
@@ -129,8 +128,7 @@ binary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     maximum => Maximum;
-    /// The lesser of the two elements, NaN if one of them is NaN. [`Array::maximum`] has an
-    /// example.
+    /// The lesser of the two elements, NaN if one of them is NaN. See [`Array::maximum`].
     minimum => Minimum;
     /// The product `self * right`. [`Array::add`] has an example.
     multiply => Multiply;

@@ -101,8 +101,7 @@ impl Array {
         Array::from_bridge(ffi::expand_dims(self.raw(), &axes.axes(self.ndim())))
     }
 
-    /// The array without `axes`, which have length 1. A view; [`Array::expand_dims`] has an
-    /// example.
+    /// The array without `axes`, which have length 1. A view. See [`Array::expand_dims`].
     ///
     /// # Errors
     ///

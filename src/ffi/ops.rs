@@ -145,13 +145,7 @@ pub(crate) mod bridge {
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
         /// Null where no kernel computes this.
-        fn gated_linear(
-            x: &MlxArray,
-            gate: &MlxArray,
-            up: &MlxArray,
-            norm: &MlxArray,
-            eps: f32,
-        ) -> Result<UniquePtr<MlxArray>>;
+        fn gated_linear(inputs: &CxxVector<MlxArray>, eps: f32) -> Result<UniquePtr<MlxArray>>;
         fn set_row_order(order: u8) -> u8;
         fn matmul(a: &MlxArray, b: &MlxArray, transposed: bool) -> Result<UniquePtr<MlxArray>>;
         fn product(a: &MlxArray, b: &MlxArray) -> Result<UniquePtr<MlxArray>>;

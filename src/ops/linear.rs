@@ -1,8 +1,7 @@
 use super::Activation;
-use crate::array::{Array, or_null};
+use crate::array::{Array, or_null, to_list};
 use crate::error::Result;
-use crate::ffi::ops::bridge as ffi;
-use crate::ffi::ops::bridge::ActivationKind;
+use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
 use crate::tune::{chosen, rows};
 
 /// The steps of [`linear`] after the product; none by default.
@@ -59,15 +58,10 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` with the bits of [`rms_norm`](super::rms_norm), [`linear`] and
-/// [`swiglu`](super::swiglu), where `y` is `x` normalized by this weight and epsilon; none where no
-/// kernel computes that: it is for one row on an NVIDIA GPU.
-pub fn gated_linear(
-    x: &Array,
-    [gate, up]: [&Array; 2],
-    (norm, eps): (&Array, f32),
-) -> Result<Option<Array>> {
-    let built = ffi::gated_linear(x.raw(), gate.raw(), up.raw(), norm.raw(), eps)?;
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` of x, the matrices and a norm's weight with the bits of `rms_norm`,
+/// [`linear`] and `swiglu`; none where no kernel has all: it is for one row on an NVIDIA GPU.
+pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {
+    let built = ffi::gated_linear(&to_list(inputs), eps)?;
     if built.is_null() { Ok(None) } else { Array::from_bridge(Ok(built)).map(Some) }
 }
 

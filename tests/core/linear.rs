@@ -82,7 +82,7 @@ fn gated_rows_have_the_bits_of_separate_ops() -> Checked {
                 let small = |seed| -> Result<Array> { random(&[n, k], dtype, seed)?.multiply(0.1) };
                 let [gate, up] = [92, 93].map(small);
                 let (gate, up) = (gate?, up?);
-                let run = |x: &Array| gated_linear(x, [&gate, &up], (&norm, 1e-5));
+                let run = |x: &Array| gated_linear([x, &gate, &up, &norm], 1e-5);
                 let order = RowOrder::Tokens;
                 assert!(run(&x)?.is_none(), "rows in another order");
                 let Some(got) = with_row_order(order, || run(&x))? else {

@@ -120,7 +120,10 @@ impl DecoderLayer {
             }
             matrices => {
                 let fused = match matrices {
-                    (Plain(gate), Plain(up)) if silu => gated_linear(&h, [gate, up], norm.fused())?,
+                    (Plain(gate), Plain(up)) if silu => {
+                        let (weight, eps) = norm.fused();
+                        gated_linear([&h, gate, up, weight], eps)?
+                    }
                     _ => None,
                 };
                 let apart = || {

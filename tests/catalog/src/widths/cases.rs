@@ -53,7 +53,7 @@ fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<(
     let (gate, up) = (small(&[n, k], dtype, 2)?, small(&[n, k], dtype, 3)?);
     all.push(Rows::new(format!("gated rows, k {k}"), dtype, count as usize, move |rows| {
         let x = taken(&x, rows)?;
-        if let Some(y) = gated_linear(&x, [&gate, &up], (&norm, 1e-5))? {
+        if let Some(y) = gated_linear([&x, &gate, &up, &norm], 1e-5)? {
             return Ok(y);
         }
         let y = ops::rms_norm(&x, Some(&norm), 1e-5)?;
