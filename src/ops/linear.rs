@@ -58,7 +58,7 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` of x, the matrices and a norm's weight with the bits of `rms_norm`,
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` of x, matrices and a norm's weight, with the bits of `rms_norm`,
 /// [`linear`] and `swiglu`; none where no kernel has all: it is for one row on an NVIDIA GPU.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {
     let built = ffi::gated_linear(&to_list(inputs), eps)?;

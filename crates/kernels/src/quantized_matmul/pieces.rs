@@ -28,10 +28,8 @@ use crate::linear::workspace;
 use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use crate::simd::{F32x16, LANES, Lines};
 use crate::{Machine, Shared};
-use split::{Fill, Split};
+use split::{Fill, PAIR, Split};
 
-/// Weights in a word.
-const PAIR: usize = 2;
 /// The most groups of a row in a tile, which has scales, then biases.
 const GROUPS: usize = WORDS * PAIR / 16;
 const _: () = assert!(2 * GROUPS <= EXTRA);

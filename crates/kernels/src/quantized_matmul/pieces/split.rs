@@ -7,9 +7,11 @@
 use std::ops::Range;
 
 use super::super::Call;
-use super::PAIR;
 use crate::simd::tiles::PIECES;
 use crate::simd::{F32x16, Kernel, LANES};
+
+/// Weights in a word.
+pub(super) const PAIR: usize = 2;
 
 /// The exponent of a row's largest element, once divided.
 const LARGEST: u32 = 24;
