@@ -59,7 +59,10 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
     let in_tiles = in_tiles(machine, weights);
+    // Factors in parts of bf16 take one and a half times the room of floats: fewer rows stay in the
+    // second-level cache.
     let (tile, mut rows, columns) = match in_tiles {
+        true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
         false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
     };
