@@ -32,8 +32,7 @@ unary! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     abs => Abs;
-    /// The cosine `cos(x)` of an angle in radians; float32 for integers and bools. [`Array::sin`]
-    /// has an example.
+    /// The cosine `cos(x)` of radians; float32 for integers and bools. See [`Array::sin`].
     cos => Cos;
     /// The error function: `2 / sqrt(pi)` times the integral of `exp(-t²)` from 0 to `x`; float32
     /// for integers and bools. [`Array::tanh`] has an example.
@@ -66,8 +65,7 @@ unary! {
     negative => Negative, "bools";
     /// The reciprocal `1 / x`; float32 for integers and bools. [`Array::sqrt`] has an example.
     reciprocal => Reciprocal;
-    /// The reciprocal square root `1 / sqrt(x)`; float32 for integers and bools. [`Array::sqrt`]
-    /// has an example.
+    /// The reciprocal root `1 / sqrt(x)`; float32 for integers and bools. See [`Array::sqrt`].
     rsqrt => Rsqrt;
     /// The logistic function `1 / (1 + exp(-x))`; float32 for integers and bools. [`Array::tanh`]
     /// has an example.

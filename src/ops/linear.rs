@@ -60,6 +60,8 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
 
 /// `silu(y · Gateᵀ) * (y · Upᵀ)` of x, matrices and a norm's weight, with the bits of `rms_norm`,
 /// [`linear`] and `swiglu`; none where no kernel has all: it is for one row on an NVIDIA GPU.
+/// # Errors
+/// Returns an error if MLX cannot be started.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {
     let built = ffi::gated_linear(&to_list(inputs), eps)?;
     if built.is_null() { Ok(None) } else { Array::from_bridge(Ok(built)).map(Some) }
