@@ -12,14 +12,17 @@ namespace mlx_primitives {
 std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto &x = inputs[0], &gate = inputs[1], &up = inputs[2], &norm = inputs[3];
-  bool fits = x.ndim() > 0 && gate.ndim() == 2 && gate.shape() == up.shape() &&
-              x.shape(-1) == gate.shape(1) && norm.shape() == mx::Shape{gate.shape(1)};
-  bool narrow = x.dtype() == mx::float16 || x.dtype() == mx::bfloat16;
-  bool alike = gate.dtype() == x.dtype() && up.dtype() == x.dtype() && norm.dtype() == x.dtype();
   // The gradients need the products.
-  if (!fits || !narrow || !alike || x.shape(-1) == 0 || x.shape(-1) % 8 != 0 ||
-      x.size() != static_cast<size_t>(x.shape(-1)) || row_order() != RowOrder::tokens ||
-      Differentiating::now() || !plans_for_nvidia(s)) {
+  if (!plans_for_nvidia(s) || Differentiating::now() || row_order() != RowOrder::tokens) {
+    return std::nullopt;
+  }
+  bool fits = x.ndim() > 0 && gate.ndim() == 2 && gate.shape() == up.shape() && norm.ndim() == 1;
+  for (auto& input : inputs) {
+    fits = fits && input.dtype() == x.dtype() && input.shape(-1) == x.shape(-1);
+  }
+  bool narrow = x.dtype() == mx::float16 || x.dtype() == mx::bfloat16;
+  const size_t k = fits ? x.shape(-1) : 0;
+  if (!narrow || k == 0 || k % 8 != 0 || x.size() != k) {
     return std::nullopt;
   }
   auto shape = x.shape();

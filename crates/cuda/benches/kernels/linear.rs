@@ -1,11 +1,11 @@
-//! Products of one and eight rows with matrices of 16 bits.
+//! Products of one and eight rows with matrices of 16 bits, and gate and up of a normalized row.
 
 use anyhow::{Result, ensure};
 use mlx_primitives_cuda::Cubin;
 
-use crate::driver::{Driver, Launch, Memory};
+use crate::driver::{Driver, Function, Launch, Memory};
 use crate::numbers::{self, Random};
-use crate::{SIMD, bytes_of, compiled};
+use crate::{EPS, SIMD, bytes_of, compiled};
 
 /// The columns of x and the rows of weights of an 8B shape's layer and head.
 const SHAPES: [[u32; 2]; 5] =
@@ -103,4 +103,84 @@ pub fn times(driver: &Driver) -> Result<()> {
         [weights, values, out].into_iter().try_for_each(|all| driver.free(all))?;
     }
     Ok(())
+}
+
+/// The kernels of gate and up, apart and in one: their source, arrays and bytes of parameters.
+const OF_GATED: [(&str, &str, u32, u32); 4] = [
+    ("rms_norm.metal", "mlxp_rms_norm_row_weighted_bfloat16", 3, 12),
+    ("nvidia/linear_tiles.metal", "mlxp_linear_tiles_bfloat16", 5, 28),
+    ("activation.metal", "mlxp_activation_swiglu_bfloat16", 3, 8),
+    ("nvidia/linear_gated.metal", "mlxp_linear_gated_bfloat16", 5, 20),
+];
+
+pub fn gated_cubins(architecture: u32) -> Result<Vec<Cubin>> {
+    let of =
+        |(source, kernel, arrays, bytes)| compiled(source, kernel, arrays, bytes, architecture);
+    OF_GATED.into_iter().map(of).collect()
+}
+
+/// Gate and up of one normalized row of an 8B shape, by separate kernels one after the other and by
+/// one, whose threadgroups are up to a number for each core.
+pub fn gated(driver: &Driver) -> Result<()> {
+    let (k, n, layers) = (4096u32, 14_336u32, 8u64);
+    let cubins = gated_cubins(driver.architecture)?;
+    let functions: Vec<Function> =
+        cubins.iter().map(|cubin| driver.load(cubin)).collect::<Result<_>>()?;
+    let mut random = Random::new(1);
+    let bytes = u64::from(k) * u64::from(n) * 2;
+    let some = random.elements(61 * k as usize);
+    let weights = driver.filled((2 * layers * bytes) as usize, &some)?;
+    let [x, norm] = [(); 2].map(|()| driver.filled(2 * k as usize, &random.elements(k as usize)));
+    let (x, norm, normed) = (x?, norm?, driver.filled(2 * k as usize, &[])?);
+    let of_row = 2 * n as usize;
+    let [gate, up, out] = [(); 3].map(|()| driver.filled(of_row, &[]));
+    let (gate, up, out) = (gate?, up?, out?);
+    let launch = |kernel: usize, arrays: &[Memory], words: &[u32], groups: u32, shared: u32| {
+        let mut buffers: Vec<Vec<u8>> =
+            arrays.iter().map(|memory| memory.at.to_le_bytes().to_vec()).collect();
+        buffers.push(bytes_of(words));
+        let threads = if kernel == 0 { 512 } else { 8 * SIMD };
+        let grid = [groups, 1, 1];
+        Driver::prepared(&functions[kernel], &Launch { grid, threads, shared, buffers })
+    };
+    let eps = EPS.to_bits();
+    let mut want = Vec::new();
+    for of_core in [0, 2, 3, 4] {
+        let mut all = Vec::new();
+        for layer in 0..layers {
+            let [a, b] = [0, 1].map(|which| Memory {
+                at: weights.at + (2 * layer + which) * bytes,
+                bytes: bytes as usize,
+            });
+            if of_core > 0 {
+                let groups = (n / 8).min(of_core * driver.cores);
+                let shared = 64 * 4 + 2 * 8 * 16 * 4 + 2 * k * 2;
+                let words = [n, k, 512, n / 8, eps];
+                all.push(launch(3, &[x, a, b, norm, out], &words, groups, shared));
+                continue;
+            }
+            all.push(launch(0, &[x, norm, normed], &[1, k, eps], 1, 1024));
+            for (w, to) in [(a, gate), (b, up)] {
+                let words = [1, n, k, 0, 0, 0, 0];
+                all.push(launch(1, &[normed, w, x, x, to], &words, n / 16, 8 * 128 * 4));
+            }
+            all.push(launch(2, &[gate, up, out], &[n, 0], n.div_ceil(1024), 0));
+        }
+        driver.copy(out, Memory { at: weights.at, bytes: of_row })?; // so that missing results show
+        let time = driver.time_graph(all.len(), &mut |call| driver.run(&mut all[call]))?;
+        let time = time * all.len() as f64 / layers as f64;
+        let got = driver.read(out)?;
+        let form = match of_core {
+            0 => "separate kernels".to_owned(),
+            of_core => format!("one kernel, {of_core} a core"),
+        };
+        println!("| gate and up, {k} to {n} | {form} | {time:.1} | | |");
+        if of_core == 0 {
+            want = got;
+        } else {
+            ensure!(got == want, "other bits than those of separate kernels");
+        }
+    }
+    let all = [weights, x, norm, normed, gate, up, out];
+    all.into_iter().try_for_each(|memory| driver.free(memory))
 }

@@ -41,14 +41,9 @@ fn metal(source: &str, reads: u32) -> Result<String> {
 
 /// Compiles a kernel of a source with its arrays and, at the last index, its parameters.
 fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
-    let reads = if source.starts_with("quantized")
-        || source.contains("attention")
-        || source.contains("linear")
-    {
-        4
-    } else {
-        READS
-    };
+    let of_four = ["quantized", "attention", "linear_tiles", "linear.metal", "activation"];
+    let four = of_four.iter().any(|part| source.contains(part));
+    let reads = if four { 4 } else { READS };
     let text = metal(source, reads)?;
     let arrays = (0..arrays).map(|index| Bound { index, bytes: 0 });
     let last = Bound { index: arrays.len() as u32, bytes: parameters };
@@ -199,6 +194,9 @@ fn main() -> Result<()> {
         for form in linear::FORMS {
             println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
         }
+        for cubin in linear::gated_cubins(90)? {
+            println!("{}: {:?}", cubin.symbol, cubin.report);
+        }
         for form in attention::FORMS {
             println!("{}: {:?}", form.kernel, form.compiled(90)?.report);
         }
@@ -227,6 +225,7 @@ fn main() -> Result<()> {
     }
     if wanted("linear") {
         linear::times(&driver)?;
+        linear::gated(&driver)?;
     }
     if wanted("products") {
         products::times(&driver)?;

@@ -347,7 +347,7 @@ impl<'a> Generation<'a> {
                     }
                     let Some(drawn) = self.next.take() else { return Ok(None) };
                     if self.runs_ahead() {
-                        self.next = Some(self.start_after(&drawn.token.reshape([1, 1])?)?);
+                        self.start_ahead(&drawn.token)?;
                     }
                     let token = drawn.read()?;
                     self.tokens.push(token.id);

@@ -34,8 +34,15 @@ impl Generation<'_> {
         Ok(())
     }
 
+    /// Starts computing the token that follows one which is being computed.
+    pub(super) fn start_ahead(&mut self, token: &Array) -> Result<()> {
+        let token = token.reshape([1, 1])?;
+        self.next = Some(with_row_order(RowOrder::Tokens, || self.start_after(&token))?);
+        Ok(())
+    }
+
     /// Starts computing the token that follows `rest`, uint32 `[1, time]`.
-    pub(super) fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
+    fn start_after(&mut self, rest: &Array) -> Result<Drawn> {
         let logits = self.model.forward_last(rest, &mut self.cache)?;
         let drawn = self.draw.draw(&self.tokens, &logits.squeeze([1])?)?;
         async_eval(drawn.arrays())?;
