@@ -179,8 +179,8 @@ const COLUMNS: usize = 16 * LANES;
 /// Blocks of columns whose weights and sums stay in registers, if there are enough of them.
 const BLOCKS: usize = 4;
 
-/// The sums over a row that its gradients need: `n = (x - middle) * scale` is the normalized x, and
-/// `h * scale + n * slope + height` the gradient of x.
+/// The sums over a row that its gradients need: `(x - middle) * scale` is the normalized
+/// x, and `height` and `slope` are the means of h and of h times that.
 #[derive(Clone, Copy, Default)]
 struct Stats {
     middle: f32,
@@ -255,8 +255,8 @@ impl<T: Float> Job<T> {
             let [a, b] = sums;
             let square = T::ordered(a[0] + b[0]).reduce_add() * reciprocal;
             let scale = 1.0 / (square + self.call.eps).sqrt();
-            let height = -(T::ordered(a[1] + b[1]).reduce_add() * reciprocal * scale);
-            let slope = -(T::ordered(a[2] + b[2]).reduce_add() * reciprocal * scale * scale);
+            let height = T::ordered(a[1] + b[1]).reduce_add() * reciprocal;
+            let slope = T::ordered(a[2] + b[2]).reduce_add() * reciprocal * scale;
             Stats { middle, scale, height, slope }
         }
     }
@@ -333,17 +333,15 @@ impl<T: Float> Job<T> {
                     let place = start + at;
                     let gradient: V = T::load_mixed_block(call.g.cast::<T>().add(place), count);
                     let mut n: V = T::load_mixed_block(call.x.cast::<T>().add(place), count);
-                    let h = if form.weighted { gradient * weights[block] } else { gradient };
+                    let mut h = if form.weighted { gradient * weights[block] } else { gradient };
                     if form.centered {
                         n = n - V::splat(stats.middle);
+                        h = h - V::splat(stats.height);
                     }
                     let mut y = h;
                     if !form.affine {
-                        let (scale, slope) = (V::splat(stats.scale), V::splat(stats.slope));
-                        let height = V::splat(stats.height);
-                        n = n * scale;
-                        let rest = if form.centered { n.mul_add(slope, height) } else { n * slope };
-                        y = h.mul_add(scale, rest);
+                        n = n * V::splat(stats.scale);
+                        y = (h - n * V::splat(stats.slope)) * V::splat(stats.scale);
                     }
                     if !call.added.is_null() {
                         y = y + T::load_mixed_block(call.added.cast::<T>().add(place), count);
