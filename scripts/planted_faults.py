@@ -139,7 +139,9 @@ def build(faults, chosen):
     if any(fault["file"].endswith(".rs") for fault in chosen):
         command += ["-p", KERNELS, "--test", "kernels"]
     if any(fault["file"].startswith("cpp/") for fault in chosen):
-        command += ["-p", "mlx-primitives", "--test", "core", "--test", "llama", "--test", "ranks", "--test", "cli"]
+        packages = ["mlx-primitives", *(f"mlx-primitives-{name}" for name in ["llama", "ranks", "cli"])]
+        command += [word for package in packages for word in ["-p", package]]
+        command += [word for test in ["core", "llama", "ranks", "cli"] for word in ["--test", test]]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(home / "target")}
     environment.pop("MLX_PRIMITIVES_WERROR", None)
     built = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)

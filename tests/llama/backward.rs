@@ -97,10 +97,10 @@ fn a_layer_takes_few_dispatches_backward() -> Checked {
         let layer = |name| backward(&three, name) - backward(&two, name);
         let casts = layer(Some("AsType"));
         let expected = if dtype == Dtype::Float32 { 0 } else { more_trained - trained };
-        let products = layer(None) - casts;
+        let kernels = layer(None) - casts;
         assert!(
-            casts == expected && products <= most && layer(None) < of_mlx,
-            "{kind:?}, {bits} bits, {dtype}: {products} and {casts} casts\n{three:?}"
+            casts == expected && kernels <= most && layer(None) < of_mlx,
+            "{kind:?}, {bits} bits, {dtype}: {kernels} and {casts} casts\n{three:?}"
         );
     }
     Ok(())

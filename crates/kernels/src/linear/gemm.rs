@@ -79,7 +79,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     };
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
     if count(rows, tiles) < blocks {
-        rows = BLOCK_ROWS;
+        rows = rows.min(BLOCK_ROWS);
     }
     while count(rows, tiles) < blocks && tiles > 1 {
         tiles /= 2;
