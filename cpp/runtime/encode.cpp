@@ -304,8 +304,8 @@ void encode(
   auto hash = key.hash(*primitive);
   if (auto found = kept.find(hash); keeps && found != kept.end()) {
     for (const auto& recipe : found->second) {
-      if (recipe.words == key.words && typeid(*recipe.primitive) == typeid(*primitive) &&
-          recipe.primitive->is_equivalent(*primitive)) {
+      const mx::Primitive &one = *recipe.primitive, &other = *primitive;
+      if (recipe.words == key.words && typeid(one) == typeid(other) && one.is_equivalent(other)) {
         return recipe.run(*encoder, key.arrays());
       }
     }
