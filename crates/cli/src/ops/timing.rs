@@ -54,7 +54,7 @@ pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
     /// The seconds of a competitor's run beyond which its first run is its only one, or its second
-    /// if the first one took less than twice as long.
+    /// if the first one took less than four times as long.
     pub patience: f64,
 }
 
@@ -92,7 +92,7 @@ pub fn interleave(
         // patience may have waited for memory that the system cleared.
         let first = competitor.time()?;
         let patience = effort.patience;
-        let again = first < 0.05 || (patience..2.0 * patience).contains(&first);
+        let again = first < 0.05 || (patience..4.0 * patience).contains(&first);
         let estimate = if again { competitor.time()? } else { first };
         if again && !warms_up(estimate) || estimate > effort.patience {
             times.push(estimate / competitor.calls as f64);
