@@ -75,7 +75,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
-  // Tiles begin at multiples of their keys, for every block of rows.
+  // For every block of rows, tiles begin at multiples of KEYS.
   uint first = max(seen.first / KEYS * KEYS, params.first);
   uint end = min(seen.end, params.end);
   if (params.splits > 1) {

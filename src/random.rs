@@ -28,7 +28,7 @@ pub fn key(seed: u64) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error if `key` is no `uint32` array of two elements, or `count` is negative.
+/// Returns an error if `key` is not a `uint32` array of two elements, or `count` is negative.
 ///
 /// ```
 /// # use mlx_primitives::random;
@@ -45,7 +45,7 @@ pub fn split(key: &Array, count: i32) -> Result<Array> {
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `T` is no floating type, or `key` is no `uint32` array of two elements.
+/// `T` is not a floating type, or `key` is not a `uint32` array of two elements.
 ///
 /// ```
 /// # use mlx_primitives::random;
@@ -75,7 +75,7 @@ pub fn uniform<T: Element>(
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `T` is no floating type, or `key` is no `uint32` array of two elements.
+/// `T` is not a floating type, or `key` is not a `uint32` array of two elements.
 pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     normal_of(shape, T::DTYPE, key)
 }
@@ -85,7 +85,7 @@ pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `dtype` is no floating type, or `key` is no `uint32` array of two elements.
+/// `dtype` is not a floating type, or `key` is not a `uint32` array of two elements.
 pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Result<Array> {
     let shape = shape.dims();
     let shape = shape.as_ref();
@@ -99,7 +99,7 @@ pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Re
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address, or
-/// `key` is no `uint32` array of two elements.
+/// `key` is not a `uint32` array of two elements.
 pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     let shape = shape.dims();
     let shape = shape.as_ref();
@@ -113,7 +113,8 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
 ///
 /// # Errors
 ///
-/// Returns an error if `logits` has no axis `axis`, or `key` is no `uint32` array of two elements.
+/// Returns an error if `logits` has no axis `axis`, or `key` is not a `uint32` array of two
+/// elements.
 pub fn categorical(logits: &Array, axis: i32, key: Option<&Array>) -> Result<Array> {
     // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::random_categorical(logits.raw(), axis, or_null(key)) })

@@ -47,15 +47,15 @@ Launch plan_few(
   uint32_t simds = splits;
   bool walks = false;
   if (one) {
-    // With more tiles than the cores take at once, x is staged once for several.
+    // If there are more tiles than the cores run at once, several tiles share one staged x.
     bool lean = !format.affine() || format.bits == 2 || format.bits == 4; // at most 64 registers
     uint32_t of_core = (lean ? 32u : WALKING) / splits;
     bool whole = quantized_few_staged(params.rows, band, params.axis, splits) >= params.axis;
     bool enough = format.bits != 5 && splits <= WALKING; // registers
     walks = whole && enough && tiles > uint64_t{limits.cores} * of_core;
   } else {
-    // More rows of x take longer to stage, so more rows of weights share them, while every core has
-    // a threadgroup.
+    // Staging takes longer with more rows of x, so more rows of weights share the staged rows, as
+    // long as every core still has a threadgroup.
     simds = std::min(most, 16u);
     bool four = (format.bits == 4 || format.bits == 8) && format.affine() && format.group_size > 32;
     uint32_t most_turns = std::min(splits, four ? 4u : 2u);

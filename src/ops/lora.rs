@@ -63,7 +63,7 @@ impl LinearWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if a plain weight is no matrix.
+    /// Returns an error if a plain weight is not a matrix.
     pub fn shape(&self) -> Result<[i32; 2]> {
         match self {
             Self::Plain(rows) => Ok([rows.dim(0)?, rows.dim(1)?]),
@@ -96,7 +96,7 @@ impl LinearWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if a plain weight is no matrix of a floating type.
+    /// Returns an error if a plain weight is not a matrix of a floating type.
     pub fn row_squares(&self) -> Result<Array> {
         sum_of_squares(&self.rows()?.astype(Dtype::Float32)?, -1)
     }
@@ -180,7 +180,7 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if `a` or `b` is no matrix, or their ranks differ.
+    /// Returns an error if `a` or `b` is not a matrix, or their ranks differ.
     pub fn new(a: Array, b: Array, scale: f32) -> Result<Self> {
         match (a.shape(), b.shape()) {
             (&[rank, _], &[_, same]) if rank == same => Ok(Self { a, b, scale, magnitude: None }),
@@ -210,7 +210,7 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if `lora_a` or `lora_b` is no matrix, or their ranks differ.
+    /// Returns an error if `lora_a` or `lora_b` is not a matrix, or their ranks differ.
     pub fn from_mlx_lm(lora_a: &Array, lora_b: &Array, scale: f32) -> Result<Self> {
         Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
     }
@@ -257,8 +257,8 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX refuses to transpose the matrices, which no update of [`Lora::new`]
-    /// leads to.
+    /// Returns an error if MLX refuses to transpose the matrices, which does not happen to an
+    /// update that [`Lora::new`] made.
     pub fn to_mlx_lm(&self) -> Result<[Array; 2]> {
         Ok([self.a.t()?.contiguous()?, self.b.t()?.contiguous()?])
     }

@@ -86,8 +86,8 @@ impl QuantizedWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if `w` is no matrix of a floating type, `k` is no multiple of the group
-    /// size, or the mode has no such bits or group size.
+    /// Returns an error if `w` is not a matrix of a floating type, `k` is not a multiple of the
+    /// group size, or the mode has no such bits or group size.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -129,7 +129,7 @@ impl QuantizedWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if `dtype` is no floating type.
+    /// Returns an error if `dtype` is not a floating type.
     pub fn dequantize_to(&self, dtype: Dtype) -> Result<Array> {
         let list = to_list(self.arrays());
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
@@ -140,7 +140,7 @@ impl QuantizedWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if `ids` has no integer type, or `dtype` is no floating type.
+    /// Returns an error if `ids` has no integer type, or `dtype` is not a floating type.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         let parts: Vec<&Array> = self.arrays().collect();
         if let [packed, scales, biases] = parts.as_slice()

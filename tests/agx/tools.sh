@@ -63,7 +63,7 @@ bring_clang() {
   mv "$part" "$clang_root"
 }
 
-# NIR and the way from SPIR-V to it, without LLVM, without drivers.
+# Builds Mesa's NIR and its translator from SPIR-V, without LLVM and without drivers.
 bring_mesa() {
   [ ! -f "$mesa/built" ] || return 0
   local part=$cross/apt/mesa version name excluded=()

@@ -334,7 +334,7 @@ fn attention_within_limits() -> Checked {
                         // Rows of a key head and long keys are split, each head like every other.
                         let heads = (batch * kv_heads) as u64;
                         assert!(groups >= heads, "{what}");
-                        // Where keys are split, groups are many, so that small ones suffice.
+                        // If keys are split, there are many threadgroups, so each one is small.
                         assert!(plans.len() == 1 || threads(&plans[0]) <= 256, "{what}");
                         if group * queries > 8 {
                             let may_split = keys > 1024 && groups <= 1024 * heads;

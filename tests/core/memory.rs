@@ -75,7 +75,7 @@ fn of_compiled_functions() -> Checked {
     let kept = compile(|p| Ok(vec![ops::softmax(&p[0])?]), false)?;
     stays_flat("of_compiled_functions", 5_000, |_| {
         kept.call(&[&x])?[0].eval()?;
-        // Created, traced and dropped together with the array that its closure holds.
+        // This function is created, traced and dropped together with the array that it holds.
         let held = x.add(1.0)?;
         held.eval()?; // otherwise the graph would reach x itself, which MLX refuses
         let made = compile(move |p| Ok(vec![ops::rms_norm(&p[0], None, EPS)?.add(&held)?]), true)?;

@@ -14,13 +14,13 @@ use crate::support::{Checked, OPS, message};
 /// The short tests in one order of threads, which run every kernel.
 fn every_kernel(schedule: &str, sample: &str) {
     let ran = once(schedule, sample);
-    // Every form, type and variant that metal/ instantiates.
+    // Kernels that metal/ instantiates and that no test ran.
     let idle: Vec<_> = ran.all.iter().filter(|name| !ran.kernels.contains_key(*name)).collect();
     assert!(idle.is_empty() && ran.all.len() > 300, "{} kernels, not run: {idle:?}", ran.all.len());
     assert!(ran.kernels.values().sum::<usize>() > 20_000, "{:?}", ran.kernels);
 }
 
-/// With one in three comparisons of the table; scripts/verify.sh runs all, in two other orders.
+/// Runs one in three comparisons of the table; scripts/verify.sh runs all, in two other orders.
 #[test(seconds = 1800, simulated = never)]
 fn every_kernel_runs() {
     every_kernel("forward", "3");

@@ -119,7 +119,7 @@ impl Kernels {
                 text = text.replace(EACH, "MACRO(\"float32\", float)");
             }
             if name.strip_suffix(".metal") == Some(stem) {
-                // An omitted line of a macro continues on the next line, unless it was the last.
+                // A removed line of a macro stays as an empty line that ends in its backslash.
                 let keep = |line: &str| match left_out.iter().any(|part| line.contains(**part)) {
                     true if line.ends_with('\\') => "  \\".to_owned(),
                     true => String::new(),

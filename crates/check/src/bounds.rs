@@ -14,9 +14,9 @@ pub struct Bound {
     pub ulps: f64,
     /// The error of any value, whatever its size.
     pub absolute: f64,
-    /// The least share of an output's values that must have no error at all. Two more values may
-    /// have one. This is for ops that round where the peer rounds, so that only the last bits of a
-    /// sum make a difference.
+    /// The least share of an output's values that must have no error at all. Apart from this
+    /// share, two values may always have an error. A share is for ops that round where the peer
+    /// rounds, so that a result differs only by the last bits of a sum.
     pub same: f64,
 }
 

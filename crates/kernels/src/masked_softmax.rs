@@ -115,7 +115,7 @@ impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // SAFETY: the caller's contract, whichever way.
+        // SAFETY: the caller's contract is enough for both branches.
         unsafe {
             if !V::SMALL && self.scale == 1.0 {
                 self.scaled::<V, false>();

@@ -21,7 +21,7 @@ pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
     ($($kind:ty),*) => {
-        // SAFETY: a number of 1 to 8 bytes, all of them its value.
+        // SAFETY: a number of 1 to 8 bytes has no padding, and all of its bit patterns are valid.
         $(unsafe impl Plain for $kind {})*
     };
 }

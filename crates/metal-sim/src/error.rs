@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::report::{Fault, Report};
 
-/// The result of everything fallible here.
+/// The result of a function of this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error outside a kernel; [`Error::Faults`] carries the faults inside one.

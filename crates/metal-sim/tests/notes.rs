@@ -1,4 +1,4 @@
-//! Findings that change nothing are notes, and a small change to the kernel makes faults of them.
+//! A finding that cannot change a result is a note. A small change to the kernel makes it a fault.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -42,7 +42,7 @@ fn each(bodies: &[String], judge: impl Fn(&str, Vec<(Report, [f32; 64])>)) {
     }
 }
 
-/// Under every schedule the only thing to say is a note, about the marked lines.
+/// Checks that every schedule reports no fault, and only notes about the marked lines.
 fn noted(kind: FaultKind, bodies: &[String]) {
     each(bodies, |body, reports| {
         for (report, y) in reports {
@@ -59,7 +59,7 @@ fn noted(kind: FaultKind, bodies: &[String]) {
     });
 }
 
-/// Under one schedule at least it is a fault, in a marked line.
+/// Checks that at least one schedule reports a fault of this kind in a marked line.
 fn faulty(kind: FaultKind, bodies: &[String]) {
     each(bodies, |body, reports| {
         let in_line =

@@ -36,7 +36,7 @@ pub unsafe extern "C" fn mlx_primitives_collect(
     })
 }
 
-/// Computes the arrays of a list, or starts to if `later`, and frees the list.
+/// Computes the arrays of a list, or only starts to compute them if `later`, and frees the list.
 ///
 /// # Safety
 ///

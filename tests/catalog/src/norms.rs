@@ -133,8 +133,8 @@ pub(super) fn layer_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Equal bit for bit to two ops: the sum has one rounding; the norm adds to its own error half an
-/// ulp of each element and of their mean.
+/// The result equals the two separate ops bit for bit. The sum is rounded once. The norm of the
+/// rounded sum has half an ulp of each element, and of their mean, as additional error.
 pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
     for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
         let op = move |x: &[Array]| -> Result<Vec<Array>> {

@@ -25,13 +25,13 @@ fn losses(x: &[Tensor], options: CrossEntropy) -> Tensor {
     Tensor::new(x[1].shape.clone(), rows.map(of).collect::<Vec<_>>())
 }
 
-/// In f32 the error of logsumexp, and of the differences of a few numbers up to 12; then one
-/// rounding. Every step of MLX's composition is rounded: the shifted logits, up to 6, the
-/// logarithm, up to 10, the scores and their combinations; and MLX adds up a mean in 16 bits.
+/// The f32 computation has the error of logsumexp and of the differences of a few numbers up to 12.
+/// The result is then rounded once. MLX's composition rounds every step: the shifted logits, up
+/// to 6, the logarithm, up to 10, the scores and their combinations; and MLX adds up a mean in 16
+/// bits.
 ///
-/// Gradients: probabilities with errors of about 30 ulps, then one rounding. Forward mode has the
-/// steps of a composition.
-/// composition.
+/// Gradients have probabilities with errors of about 30 ulps, and are then rounded once. Forward
+/// mode rounds every step, as a composition does.
 pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     for options in [
         PLAIN,

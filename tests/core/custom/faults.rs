@@ -182,8 +182,8 @@ fn faults_of_eval_cpu() -> Checked {
                 assert!(message(y.to_vec::<f32>()).contains(mentions), "{fault:?}");
                 assert!(message(y.eval()).contains(mentions), "{fault:?}, evaluated");
             }
-            // Neither an array that shares its memory nor one computed from it is a result, now or
-            // earlier.
+            // A view of the failed array and an array computed from it fail too, whether they are
+            // built before its evaluation or after it.
             let y = faulty(&x, fault)?;
             let (view, more) = (y.reshape([-1])?, y.add(1.0)?);
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");

@@ -18,7 +18,7 @@ fn peak(step: &dyn Fn() -> Result<Vec<Array>>) -> Result<usize> {
     Ok(memory::peak_memory().saturating_sub(before))
 }
 
-/// Measured three times, because it depends on how far MLX runs ahead.
+/// Measures three times, because the peak depends on how far MLX runs ahead.
 fn assert_saves(
     name: &str,
     factor: f64,
@@ -85,7 +85,7 @@ fn of_linear_cross_entropy() -> Checked {
     with_device(Device::Cpu, || chunked_losses(few))
 }
 
-/// `few` is the part of what a chunk at a time saves.
+/// Checks how much less memory a loss in chunks takes. `few` scales the factor that is required.
 fn chunked_losses(few: f64) -> Checked {
     // 64 MB of logits, 2 MB of them at a time.
     let (rows, k, classes) = (2048, 64, 8192);

@@ -71,7 +71,7 @@ fn gradients_are_those_of_mlx() -> Checked {
                     assert_eq!(of_qkv.primitive().as_deref(), Some("RopeAppendGrad"), "{what}");
                     let [state, qkv] = call.gradients(options, true)?;
                     assert_same(&of_state, &state, &what)?;
-                    // Each of a few steps may round the other way.
+                    // A few of the steps may each round in the other direction.
                     let near = 8.0 * ulp(4.0, dtype);
                     assert_close(&numbers(&of_qkv)?, &numbers(&qkv)?, near, &what);
                 }
@@ -124,7 +124,7 @@ fn the_cotangent_is_reused_unless_held() -> Checked {
     })
 }
 
-/// The two ops as one node have the derivatives of each.
+/// The node that joins both ops has the same derivatives as the two ops.
 #[test]
 fn gradients_of_the_step_and_its_attention() -> Checked {
     each_device(|_| {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{Checked, root};
 use crate::table::ops::OPS;
 
-/// The latency comparison of each op with MLX's.
+/// The folder of the code that compares each op's latency with MLX's op.
 const COMPARISON: &str = "crates/cli/src/ops";
 
 /// The files in a directory with one of these extensions; none at all is an error.

@@ -164,7 +164,7 @@ impl Process {
 
 /// Waits for all ranks and checks that each has ended with this status and text.
 pub fn all_end(ranks: Vec<Process>, status: i32, text: &str) -> Checked {
-    // All are waited for first, so that the message of the first shows what the others said.
+    // Wait for all ranks before the first check, so that a failure shows what every rank printed.
     let ended = ranks.into_iter().map(Process::finish).collect::<anyhow::Result<Vec<_>>>()?;
     let right = |end: &Ended| end.check(status, text).is_ok();
     anyhow::ensure!(ended.iter().all(right), "expected status {status}, {text:?}: {ended:#?}");

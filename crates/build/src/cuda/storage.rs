@@ -42,7 +42,7 @@ pub(super) fn function_constants(
     Ok(missing)
 }
 
-/// Constants of the program: `constant float pi = 3.0f;` outside functions.
+/// Replaces `constant` by CUDA's word outside functions, as in `constant float pi = 3.0f;`.
 fn constants(tokens: &mut Tokens) {
     let mut depth = 0;
     for i in 0..tokens.len() {

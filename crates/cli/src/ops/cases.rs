@@ -21,7 +21,7 @@ pub enum Kind {
     /// Several ops in one graph, each of which takes the previous result; the time is that of one
     /// op.
     Chain = 64,
-    /// Evaluates the gradients of the arrays that are trained, given that of the result.
+    /// Evaluates the gradients of the arrays that are trained, given the gradient of the result.
     Backward = 0,
 }
 

@@ -226,8 +226,8 @@ impl<T: Float> Kernel for Write<'_, T> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. Where products
-/// of bands were in the same function, the compiler loaded constants again for each chunk.
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. In one
+/// function with the products of bands, the compiler would load constants again for each chunk.
 struct Row<'a, D> {
     operands: Operands<'a>,
     count: usize,

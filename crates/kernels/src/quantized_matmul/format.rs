@@ -55,16 +55,16 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const CHUNK_BYTES: usize = LANES / 8 * Self::LANE_BITS;
     const CHUNK: usize = LANES * Self::PER_LANE;
 
-    /// The weight at a position of each lane, before its group's scale, once [`rest`](Self::rest)
-    /// has shifted out those below it. With [`F32x16::IN_PLACE`] the numbers of an affine format
-    /// stay in their places ([`one_of_place`]).
+    /// The weight at a position of each lane, without the scale of its group. The caller has
+    /// shifted out all lower weights by [`rest`](Self::rest). With [`F32x16::IN_PLACE`] the numbers
+    /// of an affine format are not shifted, and are multiples of a power of two ([`one_of_place`]).
     fn at<V: F32x16>(lanes: V::Int, position: usize) -> V;
-    /// Sixteen weights of a row in order, before their group's scale.
+    /// Sixteen weights of a row in order, without the scale of their group.
     ///
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
     unsafe fn in_order<V: F32x16>(from: *const u8) -> V;
-    /// Shifts the lowest weight out of each lane, unless it stays in its place.
+    /// Shifts the lowest weight out of each lane, except where [`at`](Self::at) needs no shift.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
     /// Loads `count` scales and as many biases, then zeros. Without biases they are zeros.

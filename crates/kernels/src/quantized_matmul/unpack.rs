@@ -94,7 +94,7 @@ unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
     }
 }
 
-/// For each of 32 numbers of `bits` bits, the word of sixteen bits that has it, and its place
+/// For each of 32 numbers of `bits` bits, the 16-bit word that contains it, and its place
 /// there.
 ///
 /// # Safety
@@ -112,10 +112,10 @@ unsafe fn places(bits: u16) -> [__m512i; 2] {
     }
 }
 
-/// 32 numbers of two or four bits, each in the lowest bits of a word of sixteen.
+/// 32 numbers of two or four bits, each in the lowest bits of a 16-bit word.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and the numbers exist.
+/// The machine's level is `Avx512Bf16`, and the 32 numbers are readable.
 #[inline(always)]
 unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> __m512i {
     // SAFETY: the caller's contract; the numbers are 8 or 16 bytes.

@@ -2,12 +2,12 @@ use crate::testing::*;
 use half::{bf16, f16};
 use mlx_primitives_kernels::simd::{Kernel, LANES, Level};
 
-/// Patterns to floats, floats to patterns, and floats rounded, a block at a time.
+/// Converts patterns to floats, or floats to patterns and to rounded floats, a block at a time.
 struct Convert<'a, T> {
     patterns: &'a mut [T],
     floats: &'a mut [f32],
     encode: bool,
-    /// Whether lanes are in the order of `load_mixed` on the way.
+    /// Whether the lanes that are converted have the order of `load_mixed`.
     mixed: bool,
 }
 
@@ -59,7 +59,7 @@ fn check<T: Float>(
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
         }
-        // The values themselves, then those between two of them: ties and the floats next to them.
+        // The values themselves, then floats between two values: ties and the floats next to ties.
         for nudge in [0, 1, 2, 3] {
             let inputs: Vec<f32> = (0..=u16::MAX)
                 .map(|bits| {

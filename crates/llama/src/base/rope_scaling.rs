@@ -48,7 +48,7 @@ pub enum RopeScaling {
         /// A frequency with at most this number of turns over those positions is divided by the
         /// whole factor.
         beta_slow: f64,
-        /// The multiplier of the rotated features; `None` computes it of the factor and `mscale`.
+        /// The multiplier of the rotated features; `None` uses the factor and `mscale`.
         attention_factor: Option<f64>,
         /// The weights of the factor's logarithm in the numerator and the denominator of the
         /// multiplier; `None` is 1 in the numerator and no denominator.
@@ -61,15 +61,15 @@ pub enum RopeScaling {
     LongRope {
         /// `dims / 2` factors for texts of up to `original` positions, or one for all periods.
         short_factor: Vec<f64>,
-        /// The factors for longer texts, of the same number.
+        /// The factors for longer texts, as many as in `short_factor`.
         long_factor: Vec<f64>,
         /// The number of positions that the model was first trained on; `None` is
         /// `max_position_embeddings`.
         original: Option<f64>,
-        /// How much longer texts may be, for the multiplier; `None` is `max_position_embeddings`
-        /// divided by `original`.
+        /// The length of the longest text divided by `original`, which gives the multiplier; `None`
+        /// is `max_position_embeddings` divided by `original`.
         factor: Option<f64>,
-        /// The multiplier of the rotated features; `None` computes it of `factor` and `original`.
+        /// The multiplier of the rotated features; `None` uses `factor` and `original`.
         attention_factor: Option<f64>,
     },
 }

@@ -109,7 +109,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// Returns an error if `logits` is no matrix of a floating type, or has no columns.
+    /// Returns an error if `logits` is not a matrix of a floating type, or has no columns.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
         self.sample_watched(logits).map(|(tokens, _)| tokens)
     }

@@ -140,7 +140,7 @@ impl PeftConfig {
             let inner = name.strip_prefix("base_model.model.").unwrap_or(&name);
             let found = [".lora_A", ".lora_B"].into_iter().enumerate().find_map(|(half, part)| {
                 let (path, end) = inner.rsplit_once(part)?;
-                // Older files name the adapter in between.
+                // In older files the name of the adapter stands before `.weight`.
                 [".weight", ".default.weight"].contains(&end).then_some((path, half))
             });
             let Some((path, half)) = found else {

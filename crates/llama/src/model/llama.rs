@@ -191,7 +191,7 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if `tokens` is no matrix of integers, or if `cache` was made for another
+    /// Returns an error if `tokens` is not a matrix of integers, or if `cache` was made for another
     /// model.
     ///
     /// ```
@@ -218,7 +218,7 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if `tokens` is no matrix of integers, or if `cache` was made for another
+    /// Returns an error if `tokens` is not a matrix of integers, or if `cache` was made for another
     /// model.
     ///
     /// ```

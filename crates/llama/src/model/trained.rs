@@ -48,7 +48,7 @@ impl Llama {
         Ok(model)
     }
 
-    /// Whether the matrix that makes logits is plain.
+    /// Whether the matrix that computes the logits is stored without packing.
     pub(crate) fn plain_head(&self) -> bool {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens);
         matches!(head.matrix, LinearWeight::Plain(_))

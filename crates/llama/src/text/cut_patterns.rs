@@ -35,9 +35,9 @@ impl Matches {
     }
 }
 
-/// Whether no match of an expression has a letter or a digit in front of a space or a line break,
-/// and none depends on the text around it, except on what follows spaces. It may refuse an odd
-/// expression, but accepts no other one.
+/// Whether a cut in front of a space or a line break leaves the matches of an expression as they
+/// are: no match has a letter or a digit in front of it, and none depends on the text around the
+/// match, except on the text after spaces. It may refuse an odd expression that has this property.
 pub(crate) fn allows(pattern: &str) -> bool {
     // Spaces up to the last one in front of a word: a single space there has another character
     // after it.

@@ -135,8 +135,8 @@ impl Tokenizer {
         self.encoded(text, false)
     }
 
-    /// Many tokenizers need time and memory of many times a long text, so that it is encoded in
-    /// parts where these are sure to have the tokens of the whole.
+    /// Many tokenizers take much time and memory for a long text. So it is encoded in parts, if
+    /// the parts are sure to have the tokens of the whole text.
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let whole = |text: &str, special| {
             guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
@@ -152,7 +152,7 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The tokens that are added before and after those of a text; `None` if others are changed.
+    /// The tokens that the tokenizer adds before and after a text; `None` if it changes the text's.
     fn around(&self, special: bool) -> Result<Option<[Vec<u32>; 2]>> {
         let token = Token::new(0, String::new(), (0, 0));
         let one = Encoding::from_tokens(vec![token], 0);

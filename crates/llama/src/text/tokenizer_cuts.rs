@@ -47,7 +47,7 @@ struct Rules {
 }
 
 impl Cuts {
-    /// The facts about a tokenizer; `None` for one of other parts than the above.
+    /// The facts about a tokenizer; `None` if it has other parts than the module describes.
     pub fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
@@ -110,7 +110,7 @@ impl Cuts {
         let counted = bytes.iter().zip(next).filter(|(_, next)| next.is_ascii());
         let shares = counted.filter_map(|(byte, _)| self.shares.get(usize::from(*byte)));
         let sum: f64 = shares.sum();
-        // Rounding does not add up to a thousandth.
+        // The errors of rounding add up to less than a thousandth.
         (sum * 0.999) as usize
     }
 }
@@ -196,7 +196,7 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if added.iter().any(unclear) {
         return None;
     }
-    // Whether tokens join an ASCII or another character with a space or a line break after it.
+    // `joined[is line break][is not ASCII]`: whether a token has such a space after such a letter.
     let mut joined = [[false; 2]; 2];
     let texts = vocabulary.keys().map(|token| rules.text(token));
     for text in texts.chain(added.iter().map(|token| token.content.replace('▁', " "))) {

@@ -19,7 +19,7 @@ const BATCH: usize = 1 << 28;
 /// targets.
 const PAD: usize = 32;
 
-/// A text as tokens, of which those before `from` are no targets.
+/// A text as tokens. The loss does not count the tokens before `from` as targets.
 struct Example {
     tokens: Vec<u32>,
     from: usize,
@@ -35,7 +35,7 @@ pub struct Dataset {
 pub struct Batch {
     /// uint32 `[rows, length]`.
     pub inputs: Array,
-    /// int32 `[rows, length]`, -1 where the token after is no target.
+    /// int32 `[rows, length]`, -1 where the token after is not a target.
     pub targets: Array,
     /// The number of targets.
     pub tokens: usize,

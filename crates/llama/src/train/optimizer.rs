@@ -65,7 +65,7 @@ pub struct Sgd {
     pub weight_decay: f64,
     /// The share of a gradient that does not enter the momentum.
     pub dampening: f64,
-    /// Whether the step looks ahead by the momentum.
+    /// Whether Nesterov's momentum is used.
     pub nesterov: bool,
 }
 
@@ -74,7 +74,8 @@ pub struct Sgd {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Adafactor {
-    /// A term of the squares, and the least root mean square of a parameter that scales its step.
+    /// A term that is added to squared gradients, and a lower bound of the root mean square of a
+    /// parameter where it scales the step.
     pub eps: [f64; 2],
     /// The root mean square to which larger steps are reduced.
     pub clip_threshold: f64,

@@ -1,6 +1,6 @@
-//! Finds the place of the earlier access of a race. The history of a byte has no room for places,
-//! so a dispatch with races runs a second time, in the same order, and keeps those of the bytes
-//! that raced.
+//! Finds the source line of the earlier access of a race. The history of a byte has no room for
+//! places, so a dispatch with races runs a second time, in the same order, and this module records
+//! the places that access the bytes that raced.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::shadow::{Earlier, Stamp};
 /// A byte of a storage: the storage's number, and the byte's.
 pub(super) type Byte = (usize, usize);
 
-/// The most accesses of a byte that are kept, of its loads and of its stores.
+/// The most loads of a byte that are kept, and the most stores.
 const KEPT: usize = 4;
 
 /// The last accesses of a byte, each with its return address.

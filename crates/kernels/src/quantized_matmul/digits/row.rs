@@ -178,9 +178,9 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         [by_quarters(all[0]), by_quarters(all[1])]
     }
 
-    /// The sums of products of two chunks, of which `left` words are a row's, with the highest
-    /// digits of x and with the others: for each the sums of neighbors of the first two rows, then
-    /// of the last two.
+    /// Multiplies two chunks of each row with the highest digits of x, then with the other digits.
+    /// A row has `left` words in the chunks. Each result has the sums of neighboring lanes of the
+    /// first two rows in one vector, and of the last two rows in another.
     #[inline(always)]
     unsafe fn products<V: F32x16>(
         &self,
@@ -236,9 +236,9 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
 /// How rows and digits are read.
 #[derive(Clone, Copy)]
 struct Read {
-    /// From one digit to the next.
+    /// The bytes from one digit to the next.
     padded: usize,
-    /// From a row of weights to what is prefetched meanwhile.
+    /// The bytes from a row of weights to the weights that are prefetched meanwhile.
     ahead: usize,
 }
 

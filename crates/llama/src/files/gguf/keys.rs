@@ -135,10 +135,10 @@ fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -
     })
 }
 
-/// Whether a value says that the file has nothing of the kind.
+/// Whether a value turns off the feature that its key describes: false, 0 or nothing.
 fn is_nothing(key: &str, value: &Value) -> bool {
     match value {
-        // Attention that is not causal is a change.
+        // `attention.causal` has to be true, so false is not neutral.
         Value::Bool(flag) => !flag && key != "attention.causal",
         Value::Text(text) => text.is_empty(),
         Value::List(list) => {

@@ -1,5 +1,5 @@
-//! Models in GGUF files: converts llama.cpp's names of tensors, its configuration and its tokenizer
-//! to those of checkpoints.
+//! Reads models in GGUF files: converts llama.cpp's names of tensors, its configuration and its
+//! tokenizer to the form that they have in checkpoints.
 
 mod config;
 mod keys;

@@ -1,4 +1,4 @@
-//! The functions of the environment that transformers makes.
+//! The functions that the Python package transformers provides to chat templates.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
