@@ -1,4 +1,4 @@
-//! Elementwise activations, each step rounded where MLX's composition rounds.
+//! Elementwise activations. Each step is rounded where MLX's composition of ops rounds.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,10 +19,11 @@ pub use gradient::{combination_grad, combination_grad_on};
 use slopes::{gelu_slope, gelu_tanh_slope, relu_slope, silu_slope};
 use table::{ALL, Table};
 
-/// The fewest elements for which a table is worth making.
+/// The fewest elements for which a table of all values is worth computing.
 const ENOUGH: usize = ALL;
 
-/// A function applied to each element. The numbers are those of C++, where 0 stands for none.
+/// A function applied to each element. The numbers equal the constants in C++, where 0 is no
+/// function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Activation {
@@ -32,7 +33,7 @@ pub enum Activation {
     Silu,
 }
 
-/// An operation on pairs of elements. The numbers follow those of [`Activation`].
+/// An operation on pairs of elements. The numbers continue after the last [`Activation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Combination {
@@ -41,7 +42,7 @@ pub enum Combination {
     GegluTanh,
     AddRelu,
     MulRelu,
-    /// The derivative of an [`Activation`] at the first element, times the second.
+    /// From here on: the derivative of an [`Activation`] at the first element, times the second.
     ReluSlope,
     GeluSlope,
     GeluTanhSlope,
@@ -60,7 +61,7 @@ impl Activation {
     }
 }
 
-/// `max(x, 0)`, where -0 counts as 0 and NaN stays.
+/// `max(x, 0)`. The result for -0 is 0, and for NaN it is NaN.
 #[inline(always)]
 pub(super) fn relu<V: F32x16>(x: V) -> V {
     let zero = V::splat(0.0);
@@ -95,7 +96,7 @@ pub(super) fn gelu_tanh<V: F32x16, T: Float>(x: V) -> V {
 
 /// A function of one element.
 trait Function: Sync {
-    /// The index of its table for 16-bit types, or `None` if computing it is faster.
+    /// The index of the function's table for 16-bit types, or `None` if computing it is faster.
     const TABLE: Option<usize>;
     fn of<V: F32x16, T: Float>(x: V) -> V;
 }
@@ -190,8 +191,8 @@ pub unsafe fn activation(
 }
 
 /// # Safety
-/// `a`, `b` and `out` hold `size` elements, aligned to the element. `out` is one of the others or
-/// overlaps nothing.
+/// `a`, `b` and `out` hold `size` elements, aligned to the element. `out` is `a` or `b`, or
+/// overlaps neither.
 pub unsafe fn combination(
     element: Element,
     kind: Combination,
@@ -272,7 +273,7 @@ fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
         range: 0..ALL,
         map: PhantomData::<Alone<F>>,
     };
-    // SAFETY: as many elements as the range says; a map may work in place.
+    // SAFETY: the table has as many elements as the range; `Mapped` may work in place.
     unsafe { machine.level.run(kernel) };
     values
 }
@@ -355,7 +356,8 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
     unsafe fn run<V: F32x16>(self) {
         let Self { a, b, out, range, map: PhantomData } = self;
         let mut at = range.start;
-        // SAFETY: every access is within the range, and reads come before the write to their place.
+        // SAFETY: every access is within the range, and elements are read before they are
+        // overwritten.
         unsafe {
             if V::SMALL {
                 for at in range.clone().step_by(LANES) {

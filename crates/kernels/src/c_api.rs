@@ -1,8 +1,9 @@
-//! The kernels as C functions, for the C++ of the crate `mlx-primitives`, whose
-//! `cpp/runtime/kernels.h` declares them. Both sides assert the sizes and offsets of the structs.
+//! The kernels as C functions, for the C++ code of the crate `mlx-primitives`, whose
+//! `cpp/runtime/kernels.h` declares them. Both languages assert the sizes and offsets of the
+//! structs.
 //!
-//! Enumerations hold one of their values, pointers may be null only where a field says so, and the
-//! buffers hold what the Rust function of the same name requires.
+//! The caller passes only defined values of enumerations, and null only for pointers whose field
+//! allows it. The buffers satisfy the contract of the Rust function of the same name.
 
 mod linear;
 
@@ -30,7 +31,7 @@ macro_rules! layout {
     };
 }
 
-/// Declares C functions named `mlxp_cpu_…`, each with the expression that it evaluates.
+/// Declares C functions named `mlxp_cpu_…`. Each one evaluates the expression that follows it.
 macro_rules! entries {
     ($($name:literal $function:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -50,7 +51,7 @@ layout!(AttentionGradCall, 512, cotangent 432, dq 472, dsinks 504);
 #[repr(C)]
 pub struct CrossEntropyCall {
     element: Element,
-    /// Whether rows with the target `ignored` cost nothing.
+    /// Whether rows whose target is `ignored` have no loss.
     ignores: bool,
     ignored: i32,
     smoothing: f32,
@@ -58,9 +59,9 @@ pub struct CrossEntropyCall {
     classes: usize,
     x: *const u8,
     targets: *const i32,
-    /// Two for each row: its maximum and its sum of exponentials.
+    /// Two floats for each row: its maximum and its sum of exponentials.
     stats: *mut f32,
-    /// The gradient of each loss; unused by the loss itself.
+    /// The gradient of each loss. The loss itself does not use it.
     g: *const u8,
     out: *mut u8,
 }
@@ -80,7 +81,7 @@ impl CrossEntropyCall {
 #[repr(C)]
 pub struct MaskedSoftmaxCall {
     element: Element,
-    /// Whether a mask holds elements that are added; otherwise bools.
+    /// Whether the mask holds elements, which are added. Otherwise it holds bools.
     additive: bool,
     scale: f32,
     shape: MaskedSoftmaxShape,
@@ -89,7 +90,7 @@ pub struct MaskedSoftmaxCall {
     mask_strides: [i64; 8],
     mask_shape: [u32; 8],
     x: *const u8,
-    /// The gradient of the result; unused by the softmax itself.
+    /// The gradient of the result. The softmax itself does not use it.
     g: *const u8,
     /// Null if there is no mask.
     mask: *const u8,
@@ -124,7 +125,7 @@ pub struct QuantizedMatmulCall {
     rows: usize,
     axis: usize,
     x: *const u8,
-    /// Null, or the weight of the norm of x.
+    /// The weight of the norm of x, or null if x has no norm.
     norm: *const u8,
     bias: *const u8,
     residual: *const u8,
@@ -143,7 +144,7 @@ pub struct RopeCall {
     element: Element,
     base: f32,
     shape: RopeShape,
-    /// Null, or `dims / 2` periods that replace `base`.
+    /// Null, or the `dims / 2` periods that replace `base`.
     freqs: *const f32,
     offsets: *const i32,
     offset_count: usize,
@@ -166,7 +167,7 @@ pub struct RopeAppendCall {
     state: *const u8,
     qkv: *mut u8,
     out: *mut u8,
-    /// Null, or queries, keys and values in the state's place
+    /// Null, or the separate results for queries, keys and values, which replace the state
     heads: [*mut u8; 3],
 }
 layout!(AppendShape, 72, forward 57, multiplier 64);

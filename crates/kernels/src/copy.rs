@@ -1,11 +1,12 @@
-//! Copies an array of any strides into a row-contiguous one.
+//! Copies an array of any strides into a row-contiguous array.
 
 use crate::{Machine, Shared};
 
-/// Rows and columns of the blocks in which a matrix is transposed: two cache lines of floats.
+/// The rows and the columns of the blocks in which a matrix is transposed. A row of floats is two
+/// cache lines.
 const BLOCK: usize = 32;
 
-/// The shape and the strides of the input, in elements, and the bytes of an element: 1, 2, 4 or 8.
+/// The shape of the input, its strides in elements, and the bytes of an element: 1, 2, 4 or 8.
 pub struct CopyCall<'a> {
     pub shape: &'a [i32],
     pub strides: &'a [i64],
@@ -19,7 +20,8 @@ struct Axis {
     stride: isize,
 }
 
-/// The axes of more than one element. Two that one stride goes through are one axis.
+/// The axes of more than one element. Two neighboring axes become one if a single stride covers
+/// them.
 fn collapsed(copy: &CopyCall<'_>) -> Vec<Axis> {
     let mut axes: Vec<Axis> = Vec::with_capacity(copy.shape.len());
     for (&size, &stride) in copy.shape.iter().zip(copy.strides) {
@@ -35,13 +37,13 @@ fn collapsed(copy: &CopyCall<'_>) -> Vec<Axis> {
     axes
 }
 
-/// Copies `x` to `out`, which begins with the first element of the shape.
+/// Copies `x` to `out`. `x` is the address of the shape's first element.
 ///
 /// # Safety
-/// Every element to which the shape and the strides lead from `x` can be read, and `out` holds the
-/// shape's elements, none of them an element of `x`.
+/// Every element at the shape's indices, with the strides from `x`, is readable. `out` has room for
+/// the shape's elements, and does not overlap them.
 pub unsafe fn copy(x: *const u8, out: *mut u8, copy: &CopyCall<'_>) {
-    // SAFETY: the caller's contract; the type only has the size of an element.
+    // SAFETY: the caller's contract; the byte arrays have the size of an element.
     unsafe {
         match copy.bytes {
             1 => copy_of(Machine::current(), x, out, copy),
@@ -52,7 +54,7 @@ pub unsafe fn copy(x: *const u8, out: *mut u8, copy: &CopyCall<'_>) {
     }
 }
 
-/// The place of a row in the input, and of the next ones.
+/// Steps through the rows of the input; `at` is the place of the current row.
 struct Rows<'a> {
     axes: &'a [Axis],
     index: Vec<usize>,
@@ -92,7 +94,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
     }
     let mut axes = collapsed(copy);
     let last = axes.pop().unwrap_or(Axis { size: 1, stride: 1 });
-    // A matrix is read along its columns, if those are contiguous and the rows are not.
+    // A matrix is read along its columns, if the columns are contiguous and the rows are not.
     let column = axes.iter().rposition(|axis| axis.stride == 1).filter(|_| last.stride.abs() > 1);
     let (x, out) = (Shared(x.cast_mut()), Shared(out));
     let Some(column) = column else {
@@ -109,7 +111,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         });
         return;
     };
-    // Each index of the other axes, also of those behind the column's, is a matrix.
+    // Each index of the other axes, including the axes after the column's, selects a matrix.
     let pitch = axes[column + 1..].iter().map(|axis| axis.size).product::<usize>() * last.size;
     let columns = axes[column].size;
     let blocks = columns.div_ceil(BLOCK);
@@ -121,7 +123,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         for _ in range {
             let block = part.index[column];
             let count = BLOCK.min(columns - block * BLOCK);
-            // Where the part's first element goes: its row-major number in the output.
+            // The place in the output of the part's first element, in row-major order.
             let mut to = 0;
             for (i, axis) in axes.iter().enumerate() {
                 let (size, index) = match i {
@@ -139,7 +141,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
     });
 }
 
-/// Tenths of a nanosecond for a row, by the bytes and by how its elements lie.
+/// The time to copy a row in tenths of a nanosecond, by its bytes and its stride.
 fn work(elements: usize, bytes: usize, stride: isize) -> usize {
     match stride {
         0 | 1 => (elements * bytes).div_ceil(2),
@@ -148,7 +150,7 @@ fn work(elements: usize, bytes: usize, stride: isize) -> usize {
 }
 
 /// # Safety
-/// The elements of the axis from `x` on can be read, and `out` has room for them.
+/// The elements of the axis, which begins at `x`, are readable, and `out` has room for them.
 #[inline(always)]
 unsafe fn copy_row<T: Copy>(x: *const T, out: *mut T, axis: Axis) {
     // SAFETY: the caller's contract.
@@ -170,10 +172,10 @@ unsafe fn copy_row<T: Copy>(x: *const T, out: *mut T, axis: Axis) {
     }
 }
 
-/// Copies `count` rows of the output, `pitch` elements apart, from columns that are neighbors.
+/// Copies neighboring columns into `count` rows of the output, which are `pitch` elements apart.
 ///
 /// # Safety
-/// The columns can be read from `x` on, and the rows written from `out` on.
+/// The columns, which begin at `x`, are readable, and the rows, which begin at `out`, are writable.
 #[inline(always)]
 unsafe fn transpose<T: Copy>(x: *const T, out: *mut T, count: usize, pitch: usize, axis: Axis) {
     for start in (0..axis.size).step_by(BLOCK) {

@@ -9,10 +9,10 @@ use super::simd::{F32x16, Kernel, LANES};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-/// The target classes of the rows, with label smoothing.
+/// The target classes of the rows, and how their losses treat them.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
-    /// A class for each row. A class that does not exist makes its row NaN.
+    /// A class for each row. If the class does not exist, the row's loss and gradient are NaN.
     pub classes: &'a [i32],
     /// The share of the target that is spread over all classes, in [0, 1).
     pub smoothing: f32,
@@ -40,12 +40,13 @@ impl Targets<'_> {
     }
 }
 
-/// `logsumexp(x) - (1 - smoothing) * x[target] - smoothing * mean(x)` of each row, all relative to
-/// the row's maximum. `stats` receives the maximum and the sum of exponentials of each row.
+/// Computes `logsumexp(x) - (1 - smoothing) * x[target] - smoothing * mean(x)` of each row. All
+/// terms are relative to the row's maximum. `stats` receives the maximum and the sum of
+/// exponentials of each row.
 ///
 /// # Safety
-/// `x` holds `rows * axis` elements, `out` holds `rows`, aligned to the element, and `stats` holds
-/// `2 * rows` floats, where `rows` is the number of targets.
+/// `x` holds `rows * axis` elements and `out` holds `rows`, both aligned to the element. `stats`
+/// holds `2 * rows` floats. `rows` is the number of targets.
 pub unsafe fn cross_entropy(
     element: Element,
     x: *const u8,
@@ -65,12 +66,13 @@ pub unsafe fn cross_entropy(
     })
 }
 
-/// `g * (softmax(x) - (1 - smoothing) * onehot - smoothing / axis)` of each row, from the `stats`
-/// that [`cross_entropy`] wrote and the gradient `g` of each loss.
+/// Computes `g * (softmax(x) - (1 - smoothing) * onehot - smoothing / axis)` of each row, from the
+/// `stats` that [`cross_entropy`] wrote and the gradient `g` of each loss.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * axis` elements, `g` holds `rows`, aligned to the element, and `stats`
-/// `2 * rows` floats, where `rows` is the number of targets. `out` is `x` or overlaps nothing.
+/// `x` and `out` hold `rows * axis` elements and `g` holds `rows`, all aligned to the element.
+/// `stats` holds `2 * rows` floats. `rows` is the number of targets. `out` is `x` or overlaps
+/// nothing.
 pub unsafe fn cross_entropy_grad(
     element: Element,
     [x, g]: [*const u8; 2],
@@ -159,7 +161,7 @@ impl<T: Float, const SMOOTH: bool> Kernel for Loss<'_, T, SMOOTH> {
 /// `from` is readable for one element.
 #[inline(always)]
 unsafe fn element<V: F32x16, T: Float>(from: *const T) -> f32 {
-    // SAFETY: the caller's contract; zeros fill the other lanes.
+    // SAFETY: the caller's contract. The other lanes are zeros, so the sum is the element.
     unsafe { T::load_first::<V>(from, 1).reduce_add() }
 }
 
@@ -239,7 +241,7 @@ impl<T: Float> Kernel for Grad<'_, T> {
     }
 }
 
-/// A function, because a closure that is not inlined is not compiled for the level.
+/// This is a function, because a closure that is not inlined is not compiled for the level.
 #[inline(always)]
 fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
     exponential::<V, T>(x - V::splat(max)) * V::splat(factor)
@@ -248,7 +250,7 @@ fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
 /// `exp(x - max) * factor + shift`, or only `shift` if `counts` is false.
 ///
 /// # Safety
-/// Both hold `count` elements; `out` may be `x`.
+/// `x` and `out` hold `count` elements; `out` may be `x`.
 #[inline(always)]
 unsafe fn shares<V: F32x16, T: Float>(
     x: *const T,
@@ -259,7 +261,7 @@ unsafe fn shares<V: F32x16, T: Float>(
 ) {
     let shift = V::splat(shift);
     let mut i = 0;
-    // SAFETY: every access is within the elements, and reads come before the write to their place.
+    // SAFETY: every access is within the elements, which are read before they are overwritten.
     unsafe {
         while i + LANES <= count {
             let lanes = if counts {

@@ -1,4 +1,4 @@
-//! The element types, which kernels load and store as `f32` lanes.
+//! The element types. Kernels load and store them as `f32` lanes.
 
 use super::simd::{F32x16, LANES};
 
@@ -11,7 +11,7 @@ pub enum Element {
     BF16,
 }
 
-/// Evaluates an expression with a type alias for the type that an [`Element`] names.
+/// Evaluates an expression in which `$type` is an alias for the type that an [`Element`] names.
 macro_rules! with_element {
     ($element:expr, $type:ident => $call:expr) => {
         match $element {
@@ -38,10 +38,10 @@ impl Element {
     }
 }
 
-/// The order of the lanes that [`Float::load_mixed`] makes of a type: the order of memory, unless a
-/// level converts the type faster in another one.
+/// The order of the lanes that [`Float::load_mixed`] loads from a type. It is the order of memory,
+/// unless a level converts the type faster in another order.
 pub trait Mixed {
-    /// The lanes of [`Float::load_mixed`] in the order of memory.
+    /// Puts the lanes of [`Float::load_mixed`] into the order of memory.
     #[inline(always)]
     fn ordered<V: F32x16>(lanes: V) -> V {
         lanes
@@ -61,19 +61,20 @@ pub trait Mixed {
 /// A storage type that converts to and from `f32` lanes in registers.
 ///
 /// # Safety
-/// For every method the pointer covers sixteen elements, or `count <= 16` in the `_first` forms.
+/// For every method the pointer covers sixteen elements, or `count <= 16` elements if the method
+/// takes a `count`.
 pub trait Float: Mixed + Copy + Send + Sync + 'static {
     const ELEMENT: Element;
     /// The lowest finite number.
     const LOWEST: f32;
     const IS_BF16: bool = false;
-    /// The buffer itself, if this type is `f32`.
+    /// The address itself if this type is `f32`, otherwise `None`.
     fn as_f32(_: *const Self) -> Option<*const f32> {
         None
     }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
-    /// A whole block, or its first `count` elements and then zeros.
+    /// Loads a whole block, or its first `count` elements and then zeros.
     #[inline(always)]
     unsafe fn load_block<V: F32x16>(from: *const Self, count: usize) -> V {
         // SAFETY: the trait's contract.
@@ -81,18 +82,19 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
     }
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
-    /// A store that bypasses the caches; `to` is aligned to the block.
+    /// Stores past the caches; `to` is aligned to the block.
     unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
-    /// Rounds the lanes to this type, as a store followed by a load does.
+    /// Rounds the lanes to this type. The result equals a store followed by a load.
     fn round<V: F32x16>(lanes: V) -> V;
-    /// [`load`](Self::load) in the order in which the level converts this type fastest.
+    /// Loads like [`load`](Self::load), but in the order in which the level converts this type
+    /// fastest.
     #[inline(always)]
     unsafe fn load_mixed<V: F32x16>(from: *const Self) -> V {
         // SAFETY: the trait's contract.
         unsafe { Self::load(from) }
     }
-    /// A whole block by [`load_mixed`](Self::load_mixed), or its first `count` elements in the
-    /// order of memory and then zeros.
+    /// Loads a whole block by [`load_mixed`](Self::load_mixed), or else its first `count` elements
+    /// in the order of memory and then zeros.
     #[inline(always)]
     unsafe fn load_mixed_block<V: F32x16>(from: *const Self, count: usize) -> V {
         // SAFETY: the trait's contract.
@@ -100,20 +102,22 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
             if count == LANES { Self::load_mixed(from) } else { Self::load_first(from, count) }
         }
     }
-    /// [`store`](Self::store) of lanes in the order of [`load_mixed`](Self::load_mixed), whose NaNs
-    /// come from this type and arithmetic.
+    /// Stores like [`store`](Self::store), but takes lanes in the order of
+    /// [`load_mixed`](Self::load_mixed). Their NaNs come from this type and arithmetic.
     #[inline(always)]
     unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut Self) {
         // SAFETY: the trait's contract.
         unsafe { Self::store(lanes, to) }
     }
-    /// [`stream`](Self::stream) of what [`store_mixed`](Self::store_mixed) takes.
+    /// Stores past the caches, as [`stream`](Self::stream) does, the lanes that
+    /// [`store_mixed`](Self::store_mixed) takes.
     #[inline(always)]
     unsafe fn stream_mixed<V: F32x16>(lanes: V, to: *mut Self) {
         // SAFETY: the trait's contract.
         unsafe { Self::stream(lanes, to) }
     }
-    /// [`round`](Self::round) of lanes whose NaNs come from this type and arithmetic.
+    /// Rounds like [`round`](Self::round), but only lanes whose NaNs come from this type and
+    /// arithmetic.
     #[inline(always)]
     fn round_number<V: F32x16>(lanes: V) -> V {
         Self::round(lanes)
@@ -163,7 +167,7 @@ impl Float for f32 {
     }
 }
 
-/// A 16-bit format: conversions of its patterns to lanes and back.
+/// A 16-bit format: how its bit patterns are converted to lanes and back.
 trait Sixteen: Mixed + Copy + Send + Sync + 'static {
     const LOWEST: f32;
     const IS_BF16: bool;
@@ -190,7 +194,7 @@ trait Sixteen: Mixed + Copy + Send + Sync + 'static {
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-/// The upper half of a binary32.
+/// The format bfloat16: the upper half of an IEEE binary32.
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);

@@ -1,14 +1,15 @@
-//! Reduces a row to one number: four chains of blocks, then a tree, in one order on every level.
+//! Reduces a row to one number: blocks are added to four chains, and the chains are merged in a
+//! tree. The order is the same on every level.
 
 use super::element::Float;
 use super::simd::{F32x16, LANES, prefetch};
 
-/// How many bytes ahead of the loads memory is prefetched.
+/// How many bytes ahead of the loads the kernel prefetches.
 const AHEAD: usize = 4096;
 
 /// A reduction of the blocks of a row. The methods are inlined into the kernel's loop.
 pub trait Fold: Copy {
-    /// The initial value of each lane. Lanes past the end of the row count as `PAD`.
+    /// The initial value of each lane. Lanes past the end of the row have the value `PAD`.
     const START: f32;
     const PAD: f32;
     fn step<V: F32x16>(self, so_far: V, lanes: V) -> V;
@@ -66,7 +67,7 @@ impl Fold for Max {
     const PAD: f32 = f32::NEG_INFINITY;
     #[inline(always)]
     fn step<V: F32x16>(self, so_far: V, lanes: V) -> V {
-        // `max` lets a NaN of `so_far` through, but may drop one of `lanes`.
+        // `max` keeps a NaN of `so_far`, but may drop a NaN of `lanes`.
         V::select(lanes.is_nan(), lanes, lanes.max(so_far))
     }
     #[inline(always)]
@@ -86,7 +87,7 @@ impl Fold for Max {
 /// `x` is readable for `axis` elements.
 #[inline(always)]
 pub unsafe fn fold_row<V: F32x16, T: Float, F: Fold>(fold: F, x: *const T, axis: usize) -> f32 {
-    // Four chains hide an addition's latency.
+    // Four chains hide the latency of additions.
     let mut chains = [V::splat(F::START); 4];
     let mut i = 0;
     // SAFETY: every access is within the row.

@@ -1,11 +1,11 @@
-//! Unpacks the blocks of quantized weights in GGUF files into MLX's affine layout: groups of 32
-//! codes with a scale and a bias each.
+//! Unpacks the blocks of quantized weights in GGUF files into MLX's affine layout, which has groups
+//! of 32 codes, each with a scale and a bias.
 //!
-//! A weight of a block is `step * q - low`. A step and a low cover 32 weights, or 16 in
+//! A weight of a block is `step * q - low`. One step and one low cover 32 weights, or 16 in
 //! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they cover 32, the group
 //! represents exactly the same numbers. It also does if the numbers of both halves are multiples of
-//! one step and the codes span their range, which always holds for [`BlockType::Q3K`]. Otherwise
-//! the half with the larger step keeps its numbers, and the other half is rounded.
+//! one step and the codes cover their range, which is always true for [`BlockType::Q3K`]. Otherwise
+//! the half with the larger step keeps its numbers, and the numbers of the other half are rounded.
 
 mod layouts;
 
@@ -38,7 +38,7 @@ pub enum Part {
     Codes,
     Scales,
     Biases,
-    /// The codes of the file, of [`BlockType::own_bits`].
+    /// The codes as the file has them, with [`BlockType::own_bits`] bits.
     OwnCodes,
     /// The scales of [`k_quant`].
     OwnScales,
@@ -60,7 +60,7 @@ impl BlockType {
         Self::Iq4Xs,
     ];
 
-    /// ggml's name.
+    /// The name in ggml.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",
@@ -78,7 +78,7 @@ impl BlockType {
         }
     }
 
-    /// Weights of a block.
+    /// The number of weights of a block.
     pub fn weights(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
@@ -86,7 +86,7 @@ impl BlockType {
         }
     }
 
-    /// Bytes of a block.
+    /// The bytes of a block.
     pub fn bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Iq4Nl => 18,
@@ -103,7 +103,7 @@ impl BlockType {
         }
     }
 
-    /// Bits of a code in MLX's layout.
+    /// The bits of a code in MLX's layout.
     pub fn bits(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
@@ -113,7 +113,7 @@ impl BlockType {
         }
     }
 
-    /// Bits of a code in the layout of K-quants; `None` for a type that has no such layout.
+    /// The bits of a code in the layout of K-quants; `None` for a type without such a layout.
     pub fn own_bits(self) -> Option<usize> {
         match self {
             Self::Q4K => Some(4),
@@ -123,18 +123,19 @@ impl BlockType {
         }
     }
 
-    /// Whether every weight keeps its value from the file; otherwise some are rounded.
+    /// Whether every weight keeps its value from the file. Otherwise some weights are rounded.
     pub fn is_exact(self) -> bool {
         !matches!(self, Self::Q2K | Self::Q6K)
     }
 
-    /// Whether scales and biases are float16, as in MLX for the types that it reads. Otherwise they
-    /// are float32, which represents every product of a block's scale and a group's exactly.
+    /// Whether scales and biases are float16, as in MLX for the types that MLX reads. Otherwise
+    /// they are float32, which represents the products of a block's scale and its groups' scales
+    /// exactly.
     pub fn has_f16_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }
 
-    /// Bytes of one part for all groups of a block.
+    /// The bytes of one part for all groups of a block.
     pub fn part_bytes(self, part: Part) -> usize {
         match part {
             Part::OwnScales => k_quant::SCALE_BYTES,
@@ -151,7 +152,8 @@ impl BlockType {
         }
     }
 
-    /// Fills `out` with one part of the groups, for the whole blocks that fit both slices.
+    /// Fills `out` with one part of the groups of `blocks`. Blocks that are incomplete in one of
+    /// the slices are skipped.
     pub fn fill(self, part: Part, blocks: &[u8], out: &mut [u8]) {
         let (bytes, bits) = (self.group_bytes(part), self.bits());
         match part {
@@ -183,7 +185,7 @@ impl BlockType {
         }
     }
 
-    /// Writes the scales of a block as [`k_quant`] has them.
+    /// Writes the scales of a block in the layout of [`k_quant`].
     fn own_scales(self, block: &[u8], out: &mut [u8]) {
         if self == Self::Q6K {
             out[..2].copy_from_slice(&block[208..]);
@@ -201,7 +203,7 @@ impl BlockType {
         }
     }
 
-    /// Calls `write` with each group and its `bytes` bytes of `out`.
+    /// Calls `write` with each group and the `bytes` bytes of `out` for it.
     #[inline(always)]
     fn each_group(
         self,
@@ -219,7 +221,7 @@ impl BlockType {
         }
     }
 
-    /// Group `index` of a whole block.
+    /// Unpacks the group `index` of a whole block.
     #[inline]
     pub fn group(self, block: &[u8], index: usize) -> Group {
         let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
@@ -256,12 +258,12 @@ impl BlockType {
     }
 }
 
-/// A group whose codes represent signed numbers around `zero`.
+/// Makes a group of unsigned codes in which the code `zero` represents 0.
 fn centered(scale: f32, zero: u8, codes: [u8; GROUP]) -> Group {
     Group { scale, bias: -f32::from(zero) * scale, codes }
 }
 
-/// Writes `value` as a float16 or float32, by the length of `out`.
+/// Writes `value` as a float16 or a float32, depending on the length of `out`.
 fn write_float(value: f32, out: &mut [u8]) {
     match out.len() {
         2 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
@@ -269,7 +271,7 @@ fn write_float(value: f32, out: &mut [u8]) {
     }
 }
 
-/// Packs the codes one after the other, lowest bits first.
+/// Packs the codes one after another, lowest bits first.
 fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
     for (codes, out) in codes.chunks_exact(8).zip(out.chunks_exact_mut(bits)) {
         let word = codes.iter().rev().fold(0u64, |word, &code| word << bits | u64::from(code));
@@ -277,21 +279,22 @@ fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
     }
 }
 
-/// Two halves of 16 weights, `step * q - low`, with a step and a low for each half.
+/// A group of two halves of 16 weights. A weight is `step * q - low`, with a step and a low for
+/// each half.
 struct Halves {
     steps: [f32; 2],
     lows: [f32; 2],
-    /// If not 0, both steps are multiples of it, and there are no lows.
+    /// If this is not 0, all numbers are multiples of it, and the lows are 0.
     unit: f32,
     q: [i8; GROUP],
 }
 
 impl Halves {
-    /// The nearest group whose codes are at most `most`.
+    /// Returns the nearest group whose codes are at most `most`.
     ///
-    /// The codes count in units of 1/n of the larger step, aligned with the numbers of the half
-    /// that has it, so that this half keeps its numbers. n is as large as the codes allow, and the
-    /// numbers of the other half are off by at most half a unit.
+    /// The unit of the codes is 1/n of the larger step, and they are aligned with the numbers of
+    /// the half that has this step, so that this half keeps its numbers. n is as large as the codes
+    /// allow. The numbers of the other half are off by at most half a unit.
     #[inline]
     fn fitted(&self, most: i32) -> Group {
         let Self { steps, lows, unit, q } = self;
@@ -305,7 +308,7 @@ impl Halves {
         let (scale, origin) = match () {
             _ if *unit > 0.0 && range <= *unit * most as f32 => (*unit, 0.0),
             _ if parts >= 1.0 && parts.is_finite() => (step / parts, origin),
-            // The halves are too far apart for their steps, or all numbers are equal.
+            // The halves are too far apart for this step, or all numbers are equal.
             _ => (range / most as f32, least),
         };
         if !(scale.is_normal() && origin.is_finite()) {
@@ -313,17 +316,17 @@ impl Halves {
         }
         let first = ((least - origin) / scale + ROUNDING).floor();
         let codes = std::array::from_fn(|i| {
-            // No value is negative, so adding 0.5 and truncating rounds to the nearest integer.
+            // No quotient is negative, so adding 0.5 and truncating rounds to the nearest integer.
             (((values[i] - origin) / scale - first + 0.5) as u8).min(most as u8)
         });
         Group { scale, bias: origin + first * scale, codes }
     }
 }
 
-/// How far a quotient that should be an integer may fall short of it.
+/// How much smaller than an integer a quotient may be and still count as that integer.
 const ROUNDING: f32 = 1e-3;
 
-/// A group whose halves have separate steps.
+/// Reads a group whose halves have separate steps.
 fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
     let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     // 128 weights share 32 bytes; each group has two bits of every byte.
@@ -347,7 +350,7 @@ fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
                 let high = bytes[8 + i % 4] >> (2 * (i / 4)) & 3;
                 (low | high << 4) as i8 - 32
             };
-            // If the third bit is set, 4 is not subtracted.
+            // A weight is four smaller, unless its third bit is set.
             let third = |i: usize| ((block[i] >> group & 1) << 2) as i8 - 4;
             let q = std::array::from_fn(|i| two_bits(&block[32..96], i) + third(i));
             symmetric(at(108), [2 * group, 2 * group + 1].map(scale), q)
@@ -366,8 +369,8 @@ fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
     }
 }
 
-/// Weights `step * scale * q`, all multiples of `step` times the greatest common divisor of the
-/// scales.
+/// Makes halves with weights `step * scale * q`. All are multiples of `step` times the greatest
+/// common divisor of the scales.
 fn symmetric(step: f32, scales: [i8; 2], q: [i8; GROUP]) -> Halves {
     let [mut a, mut b] = scales.map(i8::unsigned_abs);
     while b != 0 {

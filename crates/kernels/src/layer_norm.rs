@@ -8,9 +8,9 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds where MLX's composition does: everything up to the normalized value is f32, the
-/// normalized value is rounded to the element type before the weight multiplies it, and the product
-/// before the bias is added.
+/// Rounds where MLX's composition of ops rounds. All steps up to the normalized value are in f32.
+/// The normalized value is rounded to the element type before it is multiplied by the weight, and
+/// the product is rounded before the bias is added.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `weight` and `bias` each hold `axis` or are null,
@@ -48,7 +48,7 @@ impl<T> Clone for Affine<T> {
 
 impl<T> Copy for Affine<T> {}
 
-// SAFETY: read only.
+// SAFETY: the pointers are only read.
 unsafe impl<T> Sync for Affine<T> {}
 
 pub unsafe fn layer_norm_on<T: Float>(
@@ -98,7 +98,8 @@ impl<T: Float> Kernel for LayerNorm<T> {
     }
 }
 
-/// One row of `axis >= 1` elements; `out` may be `x`. Prefetches rows that are read next.
+/// Normalizes one row of `axis >= 1` elements; `out` may be `x`. Prefetches the rows `next`, which
+/// are read next.
 #[inline(always)]
 pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,
@@ -110,12 +111,12 @@ pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
 ) {
     // MLX multiplies sums by this rounded reciprocal.
     let reciprocal = (1.0 / axis as f64) as f32;
-    // SAFETY: the caller's row, weight and bias.
+    // SAFETY: the caller passes a readable row, weight and bias.
     unsafe {
         let mean = V::splat(fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal);
         let variance = squares_about::<V, T>(mean, x, axis) * reciprocal;
         let inverse = 1.0 / (variance + eps).sqrt();
-        // A NaN of the usual kind, for `round_number`, whatever `eps` is.
+        // `round_number` needs the default NaN, and `eps` may be another NaN.
         let inverse = V::splat(if inverse.is_nan() { f32::NAN } else { inverse });
         let scale = (mean, inverse);
         match (affine.weight.is_null(), affine.bias.is_null()) {
@@ -138,7 +139,7 @@ pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
 /// The sum of (x - mean)^2 over a row.
 #[inline(always)]
 unsafe fn squares_about<V: F32x16, T: Float>(mean: V, x: *const T, axis: usize) -> f32 {
-    // Four sums hide the additions' latency.
+    // Four sums hide the latency of additions.
     let mut sums = [V::splat(0.0); 4];
     let mut i = 0;
     // SAFETY: every access is within the row.
@@ -183,7 +184,7 @@ unsafe fn normalize<
     next: [*const T; NEXT],
 ) {
     let mut i = 0;
-    // SAFETY: every access is within the row, and reads come before the write to their place.
+    // SAFETY: every access is within the row, and elements are read before they are overwritten.
     unsafe {
         while i + LANES <= axis {
             for row in next {

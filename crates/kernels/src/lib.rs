@@ -96,7 +96,7 @@ pub use pool::MAX_THREADS;
 use pool::Pool;
 use simd::Level;
 
-/// The instruction set and the threads that run a kernel, as the process or a test chose them.
+/// The instruction set and the threads that run a kernel. The process or a test chooses them.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct Machine {
@@ -112,19 +112,20 @@ impl Machine {
 
 /// The instruction set in use: `amx`, `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
 ///
-/// `MLX_PRIMITIVES_SIMD` selects one. If this machine cannot run it, the best available is used.
+/// The environment variable `MLX_PRIMITIVES_SIMD` selects one. If this machine cannot run the
+/// selected one, the best available is used.
 pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
-/// Whether the instruction set in use multiplies bytes, for activations that are rounded to eight
-/// bits.
+/// Whether the instruction set in use multiplies bytes, which activations use that are rounded to
+/// eight bits.
 pub fn multiplies_bytes() -> bool {
     let level = Level::current();
     level.dots_bytes() || level.adds_pairs_of_bytes()
 }
 
-/// The name of the first environment variable whose value cannot be used, the values that it
+/// Returns the first environment variable whose value cannot be used: its name, the values that it
 /// accepts, and its value.
 pub fn unusable_variable() -> Option<(&'static str, String, String)> {
     if let Err(text) = Pool::wanted() {
@@ -140,19 +141,20 @@ pub fn unusable_variable() -> Option<(&'static str, String, String)> {
     Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
 }
 
-/// The number of threads that share a large job; `MLX_PRIMITIVES_THREADS` sets it.
+/// The number of threads that share a large job. The environment variable `MLX_PRIMITIVES_THREADS`
+/// sets it.
 pub fn thread_count() -> usize {
     Pool::current().threads()
 }
 
-/// Sets [`thread_count`], at most [`MAX_THREADS`], unless a kernel has already run. Returns the
-/// resulting count.
+/// Sets the number of threads of [`thread_count`], at most [`MAX_THREADS`], unless a kernel has
+/// already run. Returns the resulting number.
 pub fn start_threads(threads: usize) -> usize {
     Pool::start(threads).threads()
 }
 
-/// Lends the calling thread to the kernels until `done` returns true, or until no kernel has run
-/// for a while.
+/// Lets the calling thread run parts of kernels, until `done` returns true or no kernel has run for
+/// a while.
 pub fn lend_thread(done: &dyn Fn() -> bool) {
     Pool::current().lend(done);
 }
@@ -172,8 +174,8 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
     });
 }
 
-/// Calls `body` with the offset of each part of `bytes` and the part, on the threads of the
-/// kernels' pool. The lengths of all parts except the last are multiples of `unit`.
+/// Splits `bytes` into parts, and calls `body` with the offset of each part and the part, on the
+/// threads of the kernels' pool. The lengths of all parts except the last are multiples of `unit`.
 pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u8]) + Sync) {
     const PART: usize = 1 << 20;
     let most = (PART / unit.max(1)).max(1) * unit.max(1);
@@ -188,7 +190,7 @@ pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u
     });
 }
 
-/// A buffer that several threads use at disjoint places.
+/// The address of a buffer that several threads use at disjoint places.
 struct Shared<T>(*mut T);
 
 impl<T> Shared<T> {
@@ -205,7 +207,7 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Copy for Shared<T> {}
 
-// SAFETY: only an address; each kernel states how its threads divide the buffer.
+// SAFETY: this is only an address; each kernel states how its threads divide the buffer.
 unsafe impl<T> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Shared<T> {}

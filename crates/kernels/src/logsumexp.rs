@@ -1,7 +1,8 @@
-//! Logarithms of sums of exponentials over the last axis, and log-softmax from them, in f32.
+//! Computes logarithms of sums of exponentials over the last axis, and log-softmax from them, in
+//! f32.
 //!
 //! A row is processed in chunks that fit the nearest cache, so it is read from memory once. Chunks
-//! are combined in order, so results do not depend on the threads.
+//! are combined in order, so results do not depend on the number of threads.
 
 mod gradient;
 
@@ -15,13 +16,14 @@ use super::{Machine, Shared};
 
 pub use gradient::{grad_on, logsumexp_grad};
 
-/// Elements whose maximum and sum are computed at a time.
+/// The number of elements whose maximum and sum are computed at a time.
 pub(super) const CHUNK: usize = 4096;
 
 /// The maximum and the sum of exponentials of a row or a part of it.
 #[derive(Clone, Copy)]
 pub(super) struct Stats {
-    /// The largest element; `sum` is relative to it, or to the lowest number if that is larger.
+    /// The largest element. `sum` is relative to it, or to the lowest finite number if the largest
+    /// element is -inf.
     pub max: f32,
     pub sum: f32,
     /// The sum of the elements themselves, if requested with `TOTAL`.
@@ -31,8 +33,8 @@ pub(super) struct Stats {
 impl Stats {
     const EMPTY: Stats = Stats { max: f32::NEG_INFINITY, sum: 0.0, total: 0.0 };
 
-    /// The number that `sum` is relative to: finite even if all elements are -inf, so that a NaN
-    /// still shows.
+    /// The number to which `sum` is relative. It is finite even if the largest element is -inf, so
+    /// that the sum is then NaN only if an element is NaN.
     fn base(&self) -> f32 {
         self.max.max(f32::MIN)
     }
@@ -44,14 +46,15 @@ impl Stats {
             total: self.total + next.total,
         };
         let part = |part: Stats| {
-            // exp(0) = 1, and inf - inf must not spoil a chunk without a NaN.
+            // Equal bases have the factor exp(0) = 1. Infinite bases would give inf - inf, which is
+            // NaN.
             let fall = part.base() - all.base();
             if part.base() == all.base() { part.sum } else { part.sum * fall.exp() }
         };
         Stats { sum: part(self) + part(next), ..all }
     }
 
-    /// The logarithm of the sum, less the maximum.
+    /// The logarithm of the sum of exponentials, minus the maximum.
     pub(super) fn log(&self) -> f32 {
         self.sum.ln()
     }
@@ -139,7 +142,7 @@ pub(super) unsafe fn row_stats<V: F32x16, T: Float, const TOTAL: bool>(
     stats
 }
 
-/// Numbers the chunks of all rows.
+/// Numbers the chunks of all rows one after another.
 pub(super) struct Chunks {
     pub axis: usize,
     pub each: usize,
@@ -150,7 +153,7 @@ impl Chunks {
         Self { axis, each: axis.div_ceil(CHUNK) }
     }
 
-    /// The row of a chunk and the columns it covers.
+    /// The row of a chunk and the columns that it covers.
     pub(super) fn place(&self, index: usize) -> (usize, Range<usize>) {
         let start = index % self.each * CHUNK;
         (index / self.each, start..self.axis.min(start + CHUNK))
@@ -172,7 +175,7 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
         let chunks = Chunks::of(self.axis);
         for index in self.range {
             let (row, columns) = chunks.place(index);
-            // SAFETY: the chunk is within the rows, and `out` holds an entry for each.
+            // SAFETY: the chunk is within the rows, and `out` has an entry for each chunk.
             unsafe {
                 let x = self.x.add(row * self.axis + columns.start);
                 self.out.add(index).write(chunk_stats::<V, T, TOTAL>(x, columns.len()));
@@ -181,15 +184,12 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
     }
 }
 
-/// The time that an element of a chunk takes, in tenths of a nanosecond.
+/// The time for an element of a chunk, in tenths of a nanosecond.
 const WORK: usize = 2;
 
-/// Computes the stats of a few long rows by chunk on all threads, if there are too few rows to keep
-/// the threads busy with a row each; otherwise returns `None`. The results equal the results of
+/// Computes the stats of a few long rows by chunks on all threads, if there are too few rows to
+/// give each thread enough rows. Otherwise returns `None`. The results equal the results of
 /// [`row_stats`] bit for bit.
-///
-/// # Safety
-/// `x` is readable for `rows * axis` elements.
 pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
     machine: Machine,
     x: *const T,
@@ -212,10 +212,8 @@ pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
     Some(parts.chunks_exact(chunks.each).map(combined).collect())
 }
 
-/// `log(sum(exp(x)))` of each row; an infinite maximum is itself the result, as in MLX.
-///
-/// # Safety
-/// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element.
+/// Computes `log(sum(exp(x)))` of each row. If the maximum is infinite, the result is the maximum,
+/// as in MLX.
 pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.
@@ -224,12 +222,8 @@ pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usiz
     })
 }
 
-/// `x - logsumexp(x)` of each row, the latter rounded to the element type first, as MLX's
-/// composition rounds.
-///
-/// # Safety
-/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
-/// overlaps nothing.
+/// Computes `x - logsumexp(x)` of each row. The logsumexp is rounded to the element type first, as
+/// in MLX's composition of ops.
 pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.
@@ -330,11 +324,11 @@ impl<T: Float> Kernel for Subtract<'_, T> {
 }
 
 /// # Safety
-/// Both hold `count` elements; `out` may be `x`.
+/// `x` and `out` hold `count` elements; `out` may be `x`.
 #[inline(always)]
 unsafe fn subtract<V: F32x16, T: Float>(x: *const T, out: Output<T>, count: usize, log: V) {
     let mut i = 0;
-    // SAFETY: every access is within the elements, and reads come before the write to their place.
+    // SAFETY: every access is within the elements, which are read before they are overwritten.
     unsafe {
         while i + LANES <= count {
             out.put_mixed(T::load_mixed::<V>(x.add(i)) - log, i);

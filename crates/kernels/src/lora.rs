@@ -1,34 +1,35 @@
-//! `x · Wᵀ + s · (x · Aᵀ) · Bᵀ`: products of the base weights with a low-rank correction.
+//! Computes `x · Wᵀ + s · (x · Aᵀ) · Bᵀ`: products of the base weights with a low-rank correction.
 
 use super::element::Element;
 use super::quantized_matmul::{Call, Join, LowRank, Mode, Weights, quantized_matmul};
 use super::row_order::RowOrder;
 
-/// One call. Buffers hold elements of `element` and are aligned to them.
+/// The arguments of one call. Buffers hold elements of the type `element` and are aligned to them.
 #[repr(C)]
 pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,
     pub order: RowOrder,
-    /// Bits of a packed weight.
+    /// The bits of a packed weight.
     pub bits: u32,
     pub group: usize,
     /// `[rows, axis]`
     pub x: *const u8,
     pub rows: usize,
     pub axis: usize,
-    /// `[columns, axis]`, plain or packed.
+    /// `[columns, axis]`, plain or packed
     pub weights: Weights,
     pub low: LowRank,
     /// `[rows, columns]`
     pub out: *mut u8,
 }
 
-/// The products with the base, with A and with B, the scaling and the sum are each rounded to the
-/// element type, as separate operations would be.
+/// Multiplies with the base weights and adds the low-rank correction. The products with the base,
+/// with A and with B, the scaling and the sum are each rounded to the element type, as separate ops
+/// round them.
 ///
 /// # Safety
-/// The buffers hold what the fields say, and `out` overlaps none.
+/// The buffers have the shapes of the fields, and `out` overlaps no other buffer.
 pub unsafe fn lora(call: &LoraCall) {
     let call = Call {
         element: call.element,

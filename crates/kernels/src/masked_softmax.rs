@@ -1,6 +1,6 @@
 //! Softmax of scaled and masked scores over the last axis, accumulated in f32, and its gradient.
 //!
-//! With a causal or sliding mask each query sees one range of keys, and no others are read.
+//! With a causal or sliding mask each query sees one range of keys, and only these keys are read.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use masks::{Added, Hidden, NoMask, RowMask, Staged};
 pub use masks::{Mask, MaskedSoftmaxShape};
 use normalize::Normalize;
 
-/// `softmax(round(x * scale) + mask)` of each row, where hidden scores (by the causal mask, the
-/// window or a bool mask) count as the type's lowest finite number, as in MLX's attention.
+/// Computes `softmax(round(x * scale) + mask)` of each row. Scores that the causal mask, the window
+/// or a bool mask hides are replaced by the type's lowest finite number, as in MLX's attention.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * keys` elements, aligned to the element, and `out` is `x` itself or
-/// overlaps nothing. `mask` holds an element wherever its strides lead.
+/// overlaps nothing. `mask` is readable at all indices of its rows and keys.
 pub unsafe fn masked_softmax(
     element: Element,
     x: *const u8,
@@ -37,10 +37,10 @@ pub unsafe fn masked_softmax(
     })
 }
 
-/// `scale * y * (g - sum(y * g))` of each row, and zero where the softmax hid a score.
+/// Computes `scale * y * (g - sum(y * g))` of each row, and zero where the softmax hid a score.
 ///
 /// # Safety
-/// The contract of [`masked_softmax`], with two inputs; a mask, if any, is boolean.
+/// The contract of [`masked_softmax`] holds, for both inputs; a mask, if any, is boolean.
 pub unsafe fn masked_softmax_grad(
     element: Element,
     [y, g]: [*const u8; 2],
@@ -64,9 +64,9 @@ pub unsafe fn masked_softmax_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    // A NaN of the usual kind, for `round_number`.
+    // Use the default NaN, which `round_number` requires.
     let scale = if scale.is_nan() { f32::NAN } else { scale };
-    // Exponentials of f32 are kept in the output until their sum is known.
+    // For f32 the output holds the exponentials until their sum is known.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
         None => Output::new(out, &[x], shape.rows * shape.keys, shape.keys),
@@ -87,7 +87,7 @@ pub unsafe fn grad_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    // A NaN of the usual kind, for `put_mixed`.
+    // Use the default NaN, which `put_mixed` requires.
     let scale = if scale.is_nan() { f32::NAN } else { scale };
     let out = Output::new(out, &[y, g], shape.rows * shape.keys, shape.keys);
     let (y, g) = (Shared(y.cast_mut()), Shared(g.cast_mut()));
@@ -129,7 +129,7 @@ impl<T: Float> Kernel for MaskedSoftmax<'_, T> {
 impl<T: Float> MaskedSoftmax<'_, T> {
     #[inline(always)]
     unsafe fn scaled<V: F32x16, const SCALED: bool>(self) {
-        // SAFETY: the caller's contract; each kind of mask has these elements.
+        // SAFETY: the caller's contract; `additive` tells the type of the mask's elements.
         unsafe {
             match self.mask {
                 None => self.each_row::<V, SCALED, _>(|_, _| NoMask),
@@ -157,8 +157,8 @@ impl<T: Float> MaskedSoftmax<'_, T> {
         for row in self.rows.clone() {
             let seen = self.shape.keys_of(row);
             let mask = mask_of(row, seen.clone());
-            // SAFETY: `seen` lies within the row, which lies within both buffers; `kept` has room
-            // for it, and f32's own output can hold the exponentials.
+            // SAFETY: `seen` lies within the row, which lies within both buffers. `kept` has room
+            // for the scores, and an f32 output can hold the exponentials.
             unsafe {
                 let out = self.out.add(row * keys);
                 let visible = out.from(seen.start);
@@ -192,11 +192,11 @@ struct Scores<T, M, const SCALED: bool> {
 }
 
 impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
-    /// Scores `at..at + count`, as [`Float::load_mixed_block`] orders them; a constant `count` of
-    /// sixteen has no tail.
+    /// Returns the scores `at..at + count` in the order of [`Float::load_mixed_block`]. If `count`
+    /// is the constant sixteen, the code for tails is omitted.
     ///
     /// # Safety
-    /// They are within the row.
+    /// The scores are within the row.
     #[inline(always)]
     unsafe fn block<V: F32x16>(&self, at: usize, count: usize) -> V {
         // SAFETY: the caller's contract.
@@ -209,10 +209,11 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
     }
 
-    /// Writes sixteen scores to `kept`, and returns the larger lanes.
+    /// Writes sixteen scores to `kept`, and returns the larger one of each lane of the scores and
+    /// of `max`.
     ///
     /// # Safety
-    /// They are within the row.
+    /// The scores are within the row.
     #[inline(always)]
     unsafe fn keep_block<V: F32x16>(&self, at: usize, kept: *mut f32, max: V) -> V {
         // SAFETY: the caller's contract.
@@ -223,16 +224,18 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
     }
 
-    /// Writes the scores to `kept`, which may be `x` itself, as [`block`](Self::block) orders them,
-    /// and returns the largest. It may miss a NaN, whose exponential makes the sum NaN instead.
+    /// Writes the scores in the order of [`block`](Self::block) to `kept`, which may be `x` itself,
+    /// and returns the largest score. The result may miss a NaN, but then the exponential of the
+    /// NaN makes the sum NaN.
     #[inline(always)]
     unsafe fn keep<V: F32x16>(&self, kept: *mut f32) -> f32 {
         let mut max = [V::splat(f32::NEG_INFINITY); 4];
         let mut i = 0;
-        // SAFETY: every access is within the row, and reads come before the write to their place.
+        // SAFETY: every access is within the row, and elements are read before they are
+        // overwritten.
         unsafe {
             while i + 4 * LANES <= self.count {
-                // Not a loop, which would keep the maxima in memory.
+                // This is not a loop, since a loop would keep the maxima in memory.
                 max[0] = self.keep_block(i, kept, max[0]);
                 max[1] = self.keep_block(i + LANES, kept, max[1]);
                 max[2] = self.keep_block(i + 2 * LANES, kept, max[2]);
@@ -291,8 +294,8 @@ impl<T: Float> Grad<'_, T> {
             let seen = self.shape.keys_of(row);
             let mask = mask_of(row, seen.clone());
             let first = row * keys + seen.start;
-            // SAFETY: `seen` lies within the row, which lies within all buffers, and reads come
-            // before the write to their place.
+            // SAFETY: `seen` lies within the row, which lies within all buffers, and elements are
+            // read before they are overwritten.
             unsafe {
                 let (y, g) = (self.y.add(first), self.g.add(first));
                 let (out, count) = (self.out.add(row * keys), seen.len());
@@ -322,7 +325,7 @@ impl<T: Float> Grad<'_, T> {
 }
 
 /// # Safety
-/// Both are readable for `count` elements.
+/// `a` and `b` are readable for `count` elements.
 #[inline(always)]
 unsafe fn dot<V: F32x16, T: Float>(a: *const T, b: *const T, count: usize) -> f32 {
     let mut sums = [V::splat(0.0); 4];

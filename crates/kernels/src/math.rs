@@ -14,10 +14,10 @@ struct ExpNonpositive;
 impl Function for ExpNonpositive {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        // The clamp, 2^-190, keeps -inf out of the reduction.
+        // The clamp, where e^x is 2^-190, keeps -inf out of the reduction.
         let x = if V::SCALES { x } else { V::splat(-131.697_97).max(x) };
-        // x = n ln 2 + r with |r| <= ln 2 / 2. Adding the number rounds to an integer, and
-        // ln 2's high part is short enough for n * high to be exact.
+        // x = n ln 2 + r with |r| <= ln 2 / 2. Adding `INTEGERS` rounds to an integer. The high
+        // part of ln 2 is short enough that its product with n is exact.
         let integers = V::splat(INTEGERS);
         let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
         let n = sum - integers;
@@ -34,8 +34,8 @@ impl Function for ExpNonpositive {
     }
 }
 
-/// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. Shorter than [`exp_nonpositive`],
-/// for results that are rounded to eleven bits or fewer.
+/// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. It takes fewer operations than
+/// [`exp_nonpositive`], and is exact enough for results that are rounded to at most eleven bits.
 #[inline(always)]
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
     V::call::<ExpNonpositiveShort>(x)
@@ -60,11 +60,11 @@ impl Function for ExpNonpositiveShort {
     }
 }
 
-/// Above this magnitude MLX calls libm instead of its polynomials.
+/// Above this magnitude MLX calls libm instead of evaluating its polynomials.
 const SINCOS_LIMIT: f32 = 8_388_608.0;
 
-/// (sin x, cos x), operation by operation as MLX's CPU backend computes them (the Cephes
-/// single-precision polynomials), so that rotations match `mx.fast.rope` bit for bit.
+/// (sin x, cos x), with the same operations as MLX's CPU backend (the Cephes single-precision
+/// polynomials), so that rotations match `mx.fast.rope` bit for bit.
 #[inline(always)]
 pub fn sin_cos<V: F32x16>(x: V) -> (V, V) {
     let magnitude = x.abs();
@@ -77,7 +77,7 @@ pub fn sin_cos<V: F32x16>(x: V) -> (V, V) {
 
 #[inline(always)]
 fn sin_cos_reduced<V: F32x16>(x: V, magnitude: V) -> (V, V) {
-    // The octant, rounded up to even: 0, 2, 4, 6 are the multiples of pi/2.
+    // The octant, rounded up to an even number: 0, 2, 4 and 6 are the multiples of pi/2.
     let octant = (magnitude * V::splat(1.273_239_5)).to_int();
     let octant = V::and_int(V::add_int(octant, V::splat_int(1)), V::splat_int(!1));
     let y = V::from_int(octant);
@@ -93,7 +93,8 @@ fn sin_cos_reduced<V: F32x16>(x: V, magnitude: V) -> (V, V) {
     let s = s.mul_add(z, V::splat(-1.666_665_5e-1)) * z;
     let s = r.mul_add(s, r);
 
-    // Bit 1 exchanges the two, bit 2 carries the sign. -0 counts as positive: adding +0 clears it.
+    // Bit 1 of the octant exchanges sine and cosine, and bit 2 is the sign. Adding +0 makes -0
+    // positive.
     let swap = V::and_int(octant, V::splat_int(2));
     let sign = V::splat_int(i32::MIN);
     let sin_sign = V::and_int(V::shift_left::<29>(octant), sign);
@@ -105,7 +106,7 @@ fn sin_cos_reduced<V: F32x16>(x: V, magnitude: V) -> (V, V) {
     (sin, cos)
 }
 
-/// Replaces the lanes beyond the limit with libm's results.
+/// Replaces the lanes beyond the limit by libm's results.
 #[cold]
 #[inline(never)]
 fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
@@ -125,8 +126,8 @@ fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
     }
 }
 
-/// e^x as MLX's CPU backend computes it, for the frequencies of rope, where matching MLX matters
-/// more than the last bits.
+/// e^x as MLX's CPU backend computes it. The frequencies of rope need it, since for them equality
+/// with MLX matters more than the last bits.
 #[inline(always)]
 pub fn exp_like_mlx(x: f32) -> f32 {
     if x.is_nan() {
@@ -139,7 +140,7 @@ pub fn exp_like_mlx(x: f32) -> f32 {
         return 0.0;
     }
     let y = x * std::f32::consts::LOG2_E;
-    // MLX's 0.5 is a double.
+    // In MLX the 0.5 is a double.
     let whole = (f64::from(y) + 0.5).floor() as f32;
     let part = y - whole;
     let p = 1.535_336_2e-4_f32;
@@ -152,7 +153,7 @@ pub fn exp_like_mlx(x: f32) -> f32 {
     f32::from_bits(((whole as i32 + 127) << 23) as u32) * p
 }
 
-/// [`exp_like_mlx`] on lanes, bit for bit, for x >= 0 and NaN.
+/// Computes [`exp_like_mlx`] on lanes, bit for bit, for x >= 0 and NaN.
 #[inline(always)]
 pub fn exp_of_mlx_up<V: F32x16>(x: V) -> V {
     V::call::<ExpOfMlxUp>(x)
@@ -164,7 +165,8 @@ impl Function for ExpOfMlxUp {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
         let y = V::splat(89.0).min(x) * V::splat(std::f32::consts::LOG2_E);
-        // floor(y + 1/2) without rounding the sum: 2 y is exact, and truncation is its floor.
+        // Compute floor(y + 1/2) without rounding the sum: 2 y is exact, and its truncation equals
+        // its floor.
         let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
         let result = exp_of_parts(whole, y - V::from_int(whole));
         let over = V::splat(88.0) - x;
@@ -172,7 +174,7 @@ impl Function for ExpOfMlxUp {
     }
 }
 
-/// [`exp_like_mlx`] on lanes, bit for bit, for x <= 0 and NaN.
+/// Computes [`exp_like_mlx`] on lanes, bit for bit, for x <= 0 and NaN.
 #[inline(always)]
 pub fn exp_of_mlx_down<V: F32x16>(x: V) -> V {
     V::call::<ExpOfMlxDown>(x)
@@ -184,8 +186,8 @@ impl Function for ExpOfMlxDown {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
         let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
-        // floor(y + 1/2) without rounding the sum: values halfway between integers go up, which
-        // `round` may round down.
+        // Compute floor(y + 1/2) without rounding the sum. Values halfway between integers go up,
+        // but `round` may round them down.
         let nearest = y.round();
         let below = (V::splat(0.5) - (y - nearest)).to_bits();
         let whole = V::select(below, nearest, nearest + V::splat(1.0));
@@ -209,7 +211,7 @@ fn exp_of_parts<V: F32x16>(whole: V::Int, part: V) -> V {
     V::from_bits(V::shift_left::<23>(V::add_int(whole, V::splat_int(127)))) * p
 }
 
-/// Nonzero where the sign is set.
+/// An integer that is not zero in the lanes whose sign bit is set.
 #[inline(always)]
 fn negative<V: F32x16>(x: V) -> V::Int {
     V::and_int(x.to_bits(), V::splat_int(i32::MIN))
@@ -257,7 +259,7 @@ impl Function for Tanh {
     fn of<V: F32x16>(x: V) -> V {
         let one = V::splat(1.0);
         let magnitude = x.abs();
-        // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, where Cephes' polynomial takes over.
+        // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, so Cephes' polynomial is used there.
         let e = exp_nonpositive(magnitude * V::splat(-2.0));
         let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
         let large = ((one - e) / (one + e)).xor_bits(sign);

@@ -1,10 +1,10 @@
 //! The gradients of RMS and layer normalization, of the sum before it and of the vectors after it.
 //!
-//! With `n = (x - m) * r`, where r is the reciprocal root of the mean square and m the mean, or 0
-//! for RMS normalization: the gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
-//! `h = g * weight`, where RMS normalization leaves out `mean(h)`. The gradient of the weight is
-//! the sum of `g * n` over the rows, and that of the bias the sum of g.
-//! An affine map has the gradient h of x, and for its vectors the sums of `g * x` and g.
+//! Let `n = (x - m) * r`, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
+//! root of the mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
+//! `h = g * weight`; RMS normalization leaves out `mean(h)`. The gradient of the weight is the sum
+//! of `g * n` over the rows, and the gradient of the bias is the sum of g. For an affine map, h is
+//! the gradient of x, and the sums of `g * x` and of g are the gradients of its vectors.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// One call. Buffers hold elements of one type and are aligned to them.
+/// The arguments of one call. Buffers hold elements of one type and are aligned to them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct NormGrad {
@@ -36,26 +36,26 @@ pub struct NormGrad {
     pub rows: usize,
     pub axis: usize,
     pub eps: f32,
-    /// Layer normalization; otherwise RMS normalization.
+    /// Whether to compute layer normalization; otherwise RMS normalization.
     pub centered: bool,
-    /// No normalization, and there is a weight.
+    /// Whether the call is an affine map: it has a weight, but no normalization.
     pub affine: bool,
 }
 
-/// The rows are summed in this many parts at most, and then the parts, so that the sums do not
-/// depend on the threads.
+/// The most parts of the rows. Each part is summed, then the parts are added, so that the sums do
+/// not depend on the number of threads.
 const PARTS: usize = 64;
-/// The fewest rows of a part, which are computed together.
+/// The fewest rows of a part, and the most rows that are computed together.
 const PART_ROWS: usize = 8;
 
-/// Bytes of a few rows that the nearest cache keeps, and of all arrays that the next ones keep.
+/// The bytes of rows that the nearest cache keeps, and of all arrays that the next caches keep.
 const NEAREST: usize = 32 << 10;
 const KEPT: usize = 16 << 20;
 
-/// Computed in f32 and rounded once.
+/// Computes the gradients in f32, and rounds each once.
 ///
 /// # Safety
-/// The buffers hold what the fields say; outputs overlap nothing but what `of_x` may be.
+/// The buffers have the shapes at the fields. No two overlap, except that `of_x` may be an input.
 pub unsafe fn norm_grad(element: Element, call: NormGrad) {
     // SAFETY: as the caller promises; the kernel runs on this machine.
     with_element!(element, T => unsafe { norm_grad_on::<T>(Machine::current(), call) })
@@ -75,8 +75,8 @@ pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
     workspace::with(vectors * parts * width, &|sums| {
         let inputs = [call.x, call.g].map(<*const u8>::cast::<T>);
         let out = Output::new(call.of_x.cast::<T>(), &inputs, rows * axis, axis);
-        // Rows that the nearest cache keeps are read from it again. Where the next caches do not
-        // keep the rows, more of them at a time are faster.
+        // Rows in the nearest cache are read from it again. If the next caches do not keep all
+        // rows, it is faster to take more rows at a time.
         let bytes = size_of::<T>() * axis;
         let together = match 3 * rows * bytes <= KEPT {
             true => (NEAREST / (2 * bytes)).clamp(2, PART_ROWS),
@@ -98,12 +98,12 @@ pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
 struct Job<T> {
     call: NormGrad,
     out: Output<T>,
-    /// For each part, sums of `width` columns for the weight and for the bias, as far as wanted.
+    /// For each part, sums of `width` columns for the weight and for the bias, if they are wanted.
     sums: Shared<f32>,
     width: usize,
     each: usize,
     parts: usize,
-    /// The rows that are computed together, where their sums stay in registers.
+    /// The rows that are computed together on levels where their sums stay in registers.
     together: usize,
 }
 
@@ -134,7 +134,7 @@ impl<T: Float> Kernel for Rows<'_, T> {
         let together = if V::ONE_REGISTER { together } else { PART_ROWS };
         for part in self.parts {
             let sums = self.job.sums(part);
-            // SAFETY: the sums have `width` columns; the rows exist.
+            // SAFETY: the sums have `width` columns; the rows are readable.
             unsafe {
                 for sums in sums.into_iter().flatten() {
                     sums.write_bytes(0, width);
@@ -144,7 +144,7 @@ impl<T: Float> Kernel for Rows<'_, T> {
                     let rows = row..end.min(row + together);
                     let (weighted, centered) = (!call.weight.is_null(), call.centered);
                     let form = Form { weighted, centered, affine: call.affine };
-                    // The compiler knows the form in each of these, and drops what it has not.
+                    // Each of these forms is a constant, so the compiler removes unused code.
                     match (weighted, centered) {
                         _ if V::SMALL => self.job.rows::<V>(form, rows, sums),
                         _ if form.affine => self.job.rows::<V>(AFFINE, rows, sums),
@@ -173,14 +173,14 @@ const CENTERED: Form = Form { centered: true, ..PLAIN };
 const BOTH: Form = Form { weighted: true, ..CENTERED };
 const AFFINE: Form = Form { affine: true, ..WEIGHTED };
 
-/// Columns of a few rows that are written together, so that their weights and sums stay in the
+/// The columns of a few rows that are written together, so that their weights and sums stay in the
 /// nearest cache.
 const COLUMNS: usize = 16 * LANES;
-/// Blocks of columns whose weights and sums stay in registers, if there are enough of them.
+/// The blocks of columns whose weights and sums stay in registers at the same time.
 const BLOCKS: usize = 4;
 
-/// The sums over a row that its gradients need: `(x - middle) * scale` is the normalized
-/// x, and `height` and `slope` are the means of h and of h times that.
+/// The sums over a row that its gradients need. `(x - middle) * scale` is the normalized x.
+/// `height` is the mean of h, and `slope` is the mean of h times the normalized x.
 #[derive(Clone, Copy, Default)]
 struct Stats {
     middle: f32,
@@ -190,7 +190,7 @@ struct Stats {
 }
 
 impl<T: Float> Job<T> {
-    /// At most [`PART_ROWS`] rows.
+    /// Computes at most [`PART_ROWS`] rows.
     #[inline(always)]
     unsafe fn rows<V: F32x16>(&self, form: Form, rows: Range<usize>, sums: [Option<*mut f32>; 2]) {
         let axis = self.call.axis;
@@ -261,7 +261,7 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Adds squares of `x - middle`, h, and their products, of `count` elements from `at` on.
+    /// Adds up squares of `x - middle`, h, and their products, of `count` elements from `at` on.
     #[inline(always)]
     unsafe fn sum<V: F32x16>(
         &self,
@@ -295,8 +295,8 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Writes the gradients of N blocks of `count` elements from `at` on, of the rows from `first`
-    /// on that have these stats, and adds those of the vectors.
+    /// Writes the gradients of x for N blocks of `count` elements from `at` on. The rows begin at
+    /// `first`, and their stats are `all`. Adds to the sums of the vectors.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     unsafe fn blocks<V: F32x16, const N: usize>(
@@ -311,8 +311,8 @@ impl<T: Float> Job<T> {
         let call = &self.call;
         let zero = V::splat(0.0);
         let (mut weights, mut of_vectors) = ([zero; N], [[zero; N]; 2]);
-        // SAFETY: the elements lie within all buffers, the sums have whole blocks, and reads come
-        // before the write to their place.
+        // SAFETY: the elements lie within all buffers, the sums have whole blocks, and elements are
+        // read before they are overwritten.
         unsafe {
             for block in 0..N {
                 let at = at + block * LANES;
@@ -346,7 +346,7 @@ impl<T: Float> Job<T> {
                     if !call.added.is_null() {
                         y = y + T::load_mixed_block(call.added.cast::<T>().add(place), count);
                     }
-                    // Also where they are not wanted: branches here take longer.
+                    // Add even if the sums are not wanted, since branches here take longer.
                     of_weight[block] = gradient.mul_add(n, of_weight[block]);
                     if form.centered || sums[1].is_some() {
                         of_bias[block] = of_bias[block] + gradient;
@@ -389,7 +389,7 @@ impl<T: Float> Kernel for Sums<'_, T> {
                     }
                 }
                 if !out.is_null() {
-                    // SAFETY: the columns exist.
+                    // SAFETY: the columns are writable.
                     unsafe { Output::near(out.cast::<T>()).add(at).put_mixed_block(sum, 0, count) };
                 }
             }

@@ -1,4 +1,4 @@
-//! Stores results into the caches, or past them if there are too many for the caches to keep.
+//! Stores results into the caches, or past the caches if they cannot keep all results.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// Bytes of results from which on the caches cannot keep them until they are read. Tests set a
-/// smaller number, since they have no room for this many.
+/// The fewest bytes of results that the caches cannot keep until the results are read. Tests set a
+/// smaller number, since they have too little memory for such results.
 pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
 /// A buffer of results, or a position in it. The threads of a job use disjoint positions, and the
@@ -24,10 +24,10 @@ unsafe impl<T> Send for Output<T> {}
 unsafe impl<T> Sync for Output<T> {}
 
 impl<T: Float> Output<T> {
-    /// `count` results computed from `inputs`, in rows of `row`, whose blocks of sixteen begin with
-    /// the row.
+    /// The place of `count` results that are computed from `inputs`. A row has `row` results, and
+    /// blocks of sixteen are counted from the start of a row.
     ///
-    /// Results that overwrite an input go to the caches, which hold the input already.
+    /// Results that overwrite an input go to the caches, which already hold the input.
     pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
         let bytes = size_of::<T>();
         let aligned = to.addr().is_multiple_of(LANES * bytes) && row.is_multiple_of(LANES);
@@ -36,25 +36,25 @@ impl<T: Float> Output<T> {
         Self { to, past: aligned && apart && count >= beyond / bytes }
     }
 
-    /// Results that the kernel itself reads again.
+    /// The place of results that the kernel itself reads again, which go to the caches.
     pub fn near(to: *mut T) -> Self {
         Self { to, past: false }
     }
 
-    /// The place `count` elements further.
+    /// The place that is `count` elements further.
     ///
     /// # Safety
-    /// It is within the buffer; rows and blocks of sixteen begin there.
+    /// The place is within the buffer; a row or a block of sixteen begins there.
     #[inline(always)]
     pub unsafe fn add(self, count: usize) -> Self {
         // SAFETY: the caller's contract.
         Self { to: unsafe { self.to.add(count) }, ..self }
     }
 
-    /// The place `at` elements further, where blocks of sixteen may begin anew.
+    /// The place that is `at` elements further, from which blocks of sixteen are counted again.
     ///
     /// # Safety
-    /// It is within the buffer.
+    /// The place is within the buffer.
     #[inline(always)]
     pub unsafe fn from(self, at: usize) -> Self {
         // SAFETY: the caller's contract.
@@ -70,13 +70,13 @@ impl<T: Float> Output<T> {
         self.past
     }
 
-    /// Stores a block at element `at`, counted in whole blocks.
+    /// Stores a block at element `at`, a multiple of sixteen.
     ///
     /// # Safety
     /// Sixteen elements are writable there.
     #[inline(always)]
     pub unsafe fn put<V: F32x16>(self, lanes: V, at: usize) {
-        // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
+        // SAFETY: the caller's contract; blocks that follow an aligned start are aligned.
         unsafe {
             if self.past {
                 T::stream(lanes, self.to.add(at));
@@ -86,8 +86,8 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// [`put`](Self::put) of lanes in the order of [`Float::load_mixed`], whose NaNs come from the
-    /// type and arithmetic.
+    /// Stores a block like [`put`](Self::put), but with lanes in the order of
+    /// [`Float::load_mixed`]. Their NaNs come from the type and arithmetic.
     ///
     /// # Safety
     /// The contract of [`put`](Self::put).
@@ -103,8 +103,8 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// [`put_mixed`](Self::put_mixed) of a whole block, or the first `count` lanes in the order of
-    /// memory, as [`Float::load_mixed_block`] loads them.
+    /// Stores a whole block by [`put_mixed`](Self::put_mixed), or else the first `count` lanes, in
+    /// the order of memory. [`Float::load_mixed_block`] loads lanes in these orders.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.
@@ -120,13 +120,13 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// Stores sixteen 16-bit patterns at element `at`, counted in whole blocks.
+    /// Stores sixteen 16-bit patterns at element `at`, a multiple of sixteen.
     ///
     /// # Safety
     /// The contract of [`put`](Self::put), and the type has sixteen bits.
     #[inline(always)]
     pub unsafe fn put_patterns<V: F32x16>(self, half: V::Half, at: usize) {
-        // SAFETY: the caller's contract; whole blocks from an aligned start on are aligned.
+        // SAFETY: the caller's contract; blocks that follow an aligned start are aligned.
         unsafe {
             if self.past {
                 V::stream_joined(half, self.to.add(at).cast());
@@ -146,7 +146,8 @@ impl<T: Float> Output<T> {
         unsafe { T::store_first(lanes, self.to.add(at), count) };
     }
 
-    /// Stores a whole block, or its first `count` lanes, at element `at`, counted in whole blocks.
+    /// Stores a whole block, or its first `count` lanes, at element `at`. A whole block begins at a
+    /// multiple of sixteen.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.
@@ -162,7 +163,7 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// Fills a range of elements with one block, repeated. The range may begin and end within
+    /// Fills a range of elements with copies of one block. The range may begin and end within
     /// blocks.
     ///
     /// # Safety

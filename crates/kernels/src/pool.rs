@@ -1,14 +1,14 @@
 //! Fork-join over index ranges: the calling thread and a few helpers share one job.
 //!
-//! The caller publishes a job by one store. Each thread has a share of the items, the same one
-//! whenever a job has the same size. It takes parts of its share first, at no cost to the others,
-//! and then parts of the shares that other threads have not finished. So a helper that the system
-//! has not scheduled never holds a job up: the caller waits only for helpers that run a part. The
-//! module `shares` tells why a helper never runs a part of a job that is over.
+//! The caller publishes a job by one store. Each thread has a share of the items, which is the same
+//! for all jobs of the same size. It first takes parts of its share, which costs other threads no
+//! time, and then parts of shares that other threads have not finished. So a helper that the system
+//! has not scheduled never delays a job: the caller waits only for helpers that run a part. The
+//! module `shares` explains why a helper never runs a part of a finished job.
 //!
-//! A second caller finds the pool taken and does its work alone: no queue, hence no deadlock.
-//! Helpers watch for the next job for a while, and prefetch what it will read, and then park; they
-//! hold nothing, so the process may exit at any time.
+//! A second caller finds the pool taken and runs its job alone: without a queue there is no
+//! deadlock. Helpers watch for the next job for a while, prefetch what it will read, and then park.
+//! They hold no resources, so the process may exit at any time.
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::simd::fence;
 
-// The path is relative to this folder, also where a test includes this file by its path.
+// The paths are relative to this folder, also if a test includes this file by its path.
 #[path = "pool/coming.rs"]
 pub mod coming;
 #[path = "pool/shares.rs"]
@@ -28,31 +28,31 @@ use coming::{Ahead, Coming};
 use shares::{AbortOnUnwind, Body, Call, Job, Line, MAX_UNITS, Share};
 pub use worth::{Choice, Worth};
 
-/// Work, in tenths of a nanosecond of one core, below which a job is not worth sharing with a
-/// helper that is still watching, or not worth waking a parked one for. Sharing with one that
-/// watches takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
+/// The least work of a job that is shared with a watching helper, and of a job for which parked
+/// helpers are woken, in tenths of a nanosecond of one core. Sharing with a watching helper takes
+/// 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
 const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
-/// Work for each thread that takes part, for each helper that is woken, and for each unit.
+/// The least work for each thread, for each helper that is woken, and for each unit.
 const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
-/// Threads from which shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since one of
-/// many is more often a slow one. With two threads finer units cost up to 6 % (Zen 5, a Xeon).
+/// From this many threads on, shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since
+/// one of many threads is often slow. With two, small units cost up to 6 % (Zen 5, a Xeon).
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
-/// How long a helper watches for the next job before it parks, at first and while jobs keep
-/// coming, and how long a guest watches before it leaves.
+/// How long a helper watches for the next job before it parks, at first and while jobs keep coming.
+/// `LENT` is how long a guest, a lent thread, watches before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);
-/// How often a thread looks for a job before it lets another thread have the core, and a helper
-/// where there are cores for all.
+/// How often a thread looks for a job before it yields the core to another thread, and how often a
+/// helper looks if there are cores for all threads.
 const LOOKS: u32 = 32;
 const MORE_LOOKS: u32 = 128;
-/// Helpers that the caller, and each helper that wakes, wakes at once.
+/// The number of helpers that the caller wakes at once, and that each woken helper wakes.
 const WOKEN: usize = 3;
-/// Ranges for each thread in the count that [`Pool::ranges`] returns.
+/// The number of ranges for each thread in the result of [`Pool::ranges`].
 const RANGES_PER_THREAD: usize = 4;
 
 /// The most threads of a pool, more than any machine has cores.
@@ -60,7 +60,7 @@ pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
 
-/// The line that helpers watch. The caller writes all of it in one go.
+/// The cache line that helpers watch. The caller writes all its fields together.
 struct Board {
     call: AtomicU64,
     job: UnsafeCell<Option<Job>>,
@@ -82,34 +82,34 @@ pub struct Pool {
     threads: usize,
     worth: Worth,
     coming: Line<Coming>,
-    /// Threads that help while they wait for a result; this many helpers may stay parked.
+    /// The number of guests: lent threads that help. Each lets one helper stay parked.
     pub guests: AtomicUsize,
-    /// How long helpers watch at most.
+    /// The longest time that helpers watch for a job.
     longest: Duration,
-    /// How often a helper looks for a job before it lets another thread have the core.
+    /// How often a helper looks for a job before it yields the core to another thread.
     looks: u32,
 }
 
 // SAFETY: the holder of `taken` writes `job`, after the last job is done; others read it between a
-// `take` and its `leave`, while no job is done. A reader acquires a store that follows the write,
-// and the caller acquires the release by `leave`, which follows the reads, before it writes again.
+// `take` and its `leave`, while their job is not done. A reader acquires a store that follows the
+// write, and the caller acquires the release by `leave`, which follows the reads, before it writes.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// A pool of `threads` in all, the caller included. It lives as long as the process. Threads
-    /// beyond the cores would only take turns with the others, so they never take part.
+    /// Makes a pool of `threads` threads, the caller included, for the rest of the process. Threads
+    /// beyond the number of cores never take part, since they would have to wait for a core.
     pub fn leak(threads: usize) -> &'static Pool {
         Self::leak_on(threads, cores())
     }
 
-    /// [`leak`](Self::leak) for a machine with this many cores.
+    /// Does the work of [`leak`](Self::leak) for a machine with this many cores.
     pub fn leak_on(threads: usize, available: usize) -> &'static Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         let team = threads.min(available).max(1);
         let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
-        // With more threads than cores, a thread that watches may keep one from its work.
+        // With more threads than cores, a watching thread may keep a working one off its core.
         let spare = team.max(2) <= cores();
         let (longest, looks) = if spare { (LONG_SPIN, MORE_LOOKS) } else { (SPIN, LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
@@ -129,7 +129,7 @@ impl Pool {
             looks,
         }));
         for index in 0..pool.helpers.len() {
-            // If the system refuses a thread, there is merely one helper fewer.
+            // If the system refuses a thread, the pool merely has one helper less.
             let _ = std::thread::Builder::new()
                 .name(format!("mlx-primitives-{index}"))
                 .spawn(move || pool.help(index));
@@ -170,7 +170,7 @@ impl Pool {
         self.threads
     }
 
-    /// The number of ranges that a job with this much work is split into.
+    /// The number of ranges into which a job with this much work is split.
     pub fn ranges(&self, work: usize) -> usize {
         match self.team(work) {
             1 => 1,
@@ -183,7 +183,7 @@ impl Pool {
         &self.coming.0
     }
 
-    /// How many threads are worth a job with this much work.
+    /// The number of threads that a job with this much work is worth.
     pub fn team(&self, work: usize) -> usize {
         let watched = || {
             self.guests.load(Ordering::Relaxed) > 0
@@ -197,9 +197,9 @@ impl Pool {
         }
     }
 
-    /// Runs `body` over disjoint ranges that cover `0..items`, where an item takes about `work`
-    /// tenths of a nanosecond. Small jobs, and jobs that find the pool taken, run on the caller. So
-    /// do short ones while that is faster than sharing them ([`Worth`]).
+    /// Runs `body` over disjoint ranges that cover `0..items`. An item takes about `work` tenths of
+    /// a nanosecond. Small jobs, and jobs that find the pool taken, run on the calling thread.
+    /// Short jobs also do, while that is faster than sharing them ([`Worth`]).
     pub fn for_each(&self, items: usize, work: usize, body: &Body) {
         if items == 0 {
             return;
@@ -258,7 +258,7 @@ impl Pool {
         call
     }
 
-    /// Wakes a few parked helpers, and each of them wakes a few more.
+    /// Wakes a few parked helpers. Each of them wakes a few more.
     fn wake(&self) {
         let waking = self.board.0.waking.load(Ordering::Relaxed);
         let parked = |helper: &&Helper| {
@@ -271,7 +271,7 @@ impl Pool {
         }
     }
 
-    /// Takes parts of each share, share `home` first, until none is left.
+    /// Runs parts of each share, beginning with share `home`, until no part is left.
     fn work(&self, call: Call, home: usize) {
         for at in (home..call.shares()).chain(0..home) {
             let share = &self.shares[at].0;
@@ -280,7 +280,7 @@ impl Pool {
                 continue;
             }
             let guard = AbortOnUnwind;
-            // SAFETY: a unit is taken, so the job is not done: it is set and stays so.
+            // SAFETY: this thread took a unit, so the job is not done; `job` is set and stays set.
             let job = unsafe { *self.board.0.job.get() };
             while let (Some(job), Some(units)) = (job, taken) {
                 let range = job.start(call, at, units.start)..job.start(call, at, units.end);
@@ -290,14 +290,14 @@ impl Pool {
                 }
                 taken = share.take(call, at == home, true);
             }
-            // Streaming stores become visible to the waiting caller.
+            // Make streaming stores visible to the waiting caller.
             fence();
             std::mem::forget(guard);
             share.leave();
         }
     }
 
-    /// Waits until the job is done, where the caller has found all units taken.
+    /// Waits until the job is done. The caller has already found all units taken.
     fn wait(&self, call: Call) {
         let (mut looks, mut ahead) = (0, self.coming.0.of_caller());
         for share in &self.shares[..call.shares()] {
@@ -318,7 +318,7 @@ impl Pool {
         let _ = me.thread.set(std::thread::current());
         let (share, mut last, mut patience) = (index + 1, Call::NONE, SPIN);
         let mut ahead = Ahead::after(0);
-        // A guest takes this helper's place.
+        // A guest replaces this helper.
         let resting = || index < self.guests.load(Ordering::Relaxed);
         loop {
             let fresh = |call: Call| call.number() != last && share < call.shares();
@@ -344,14 +344,14 @@ impl Pool {
         }
     }
 
-    /// Helps until `done` returns true, or until no job has come for a while. A pool of one thread
-    /// gets no help, but that thread would take long to wake this one.
+    /// Helps until `done` returns true, or until no job has come for a while. If the pool has one
+    /// thread, this thread only spins, since waking it later would take long.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
             self.watch(&|_| false, self.longest, LOOKS, done, &mut Ahead::after(0));
             return;
         }
-        // Begins with the share of the helper that rests meanwhile.
+        // Begin with the share of the helper that rests meanwhile.
         let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
         let (mut last, mut ahead) = (Call::NONE, Ahead::after(self.coming.0.number()));
         loop {
@@ -364,8 +364,8 @@ impl Pool {
         self.guests.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Waits for a job that is `fresh`, and prefetches what is `ahead`. Returns `None` if `done`
-    /// returns true first or `patience` runs out.
+    /// Waits for a job that is `fresh`, and meanwhile prefetches the memory of `ahead`. Returns
+    /// `None` if `done` returns true first or `patience` runs out.
     fn watch(
         &self,
         fresh: &dyn Fn(Call) -> bool,
@@ -388,7 +388,7 @@ impl Pool {
             if done() {
                 return None;
             }
-            // Another thread may need this core, the caller's own among them.
+            // Another thread, perhaps the caller, may need this core.
             std::thread::yield_now();
         }
         None

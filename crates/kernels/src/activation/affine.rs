@@ -8,7 +8,7 @@ use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// The extents of [`affine`]; scale and shift have one column or all of them.
+/// The extents of [`affine`]. `scale` and `shift` have one column each, or all columns.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AffineShape {
@@ -18,11 +18,11 @@ pub struct AffineShape {
     pub shift_columns: usize,
 }
 
-/// `x * scale + shift`; the product is rounded to the element type first.
+/// `x * scale + shift`. The product is rounded to the element type before the sum.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * columns` elements, `scale` and `shift` what the shape says, aligned
-/// to the element. `out` is `x` itself or overlaps nothing.
+/// `x` and `out` hold `rows * columns` elements, `scale` and `shift` have the columns of the shape,
+/// and all are aligned to the element. `out` is `x` itself or overlaps nothing.
 pub unsafe fn affine(
     element: Element,
     x: *const u8,
@@ -48,7 +48,8 @@ pub unsafe fn affine_on<T: Float>(
 ) {
     let mut shape = *shape;
     if shape.scale_columns == 1 && shape.shift_columns == 1 {
-        // Row boundaries do not matter here, so each block of `BLOCK` elements is an item.
+        // Row boundaries do not matter if both factors are scalars, so each block of `BLOCK`
+        // elements is an item.
         let size = shape.rows * shape.columns;
         (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
         let out = Output::new(out, &[x], size, BLOCK);
@@ -96,7 +97,8 @@ impl<T: Float> Kernel for Affine<T> {
         for row in self.rows.clone() {
             for at in (0..columns).step_by(LANES) {
                 let count = LANES.min(columns - at);
-                // SAFETY: within the row, and the read comes before the write to its place.
+                // SAFETY: every access is within the row, and elements are read before they are
+                // overwritten.
                 unsafe {
                     let x: V = T::load_mixed_block(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
@@ -117,7 +119,7 @@ impl<T: Float> Kernel for Affine<T> {
 impl<T: Float> Affine<T> {
     #[inline(always)]
     unsafe fn factor<V: F32x16>(&self, of: *const T, columns: usize, at: usize, count: usize) -> V {
-        // SAFETY: one element, or as many as the row has.
+        // SAFETY: the factor has one element, or as many as the row.
         unsafe {
             if columns == 1 {
                 let mut first = [0.0; LANES];

@@ -1,4 +1,4 @@
-//! The gradients of the functions of two elements, in one pass.
+//! The gradients of the functions of two elements, both in one pass.
 
 use std::ops::Range;
 
@@ -43,8 +43,9 @@ impl Pair for OfMulRelu {
     }
 }
 
-/// The gradients of a [`Combination`] of a and b, except those of the slopes: `outs` gets that of
-/// a, then that of b. Each is computed in float32 and rounded once, except for factors of 16 bits.
+/// The gradients of a [`Combination`] of a and b: `outs` gets the gradient of a, then the gradient
+/// of b. The slopes have no gradients. Each result is computed in float32 and rounded once, except
+/// for factors of 16 bits.
 ///
 /// # Safety
 /// `inputs` (a, b and the gradient of the result) and `outs` hold `size` elements, aligned to the
@@ -108,7 +109,7 @@ unsafe fn gated<T: Float, F: Function, S: Function>(
 }
 
 /// # Safety
-/// The buffers hold the range's elements, of a type of sixteen bits.
+/// The buffers hold the elements of the range, and T has sixteen bits.
 unsafe fn by_tables<T: Float>(
     machine: Machine,
     tables: [&Table; 2],
@@ -119,7 +120,7 @@ unsafe fn by_tables<T: Float>(
     let mut factors = [[0; BATCH]; 2];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: within the range, and at most a batch.
+        // SAFETY: the elements are within the range, and are at most a batch.
         unsafe {
             let [a, b, g] = inputs.map(|x| x.add(start));
             for (table, factors) in tables.iter().zip(&mut factors) {
@@ -132,7 +133,7 @@ unsafe fn by_tables<T: Float>(
     }
 }
 
-/// `[factors[0] * (b * g), factors[1] * g]`.
+/// Computes `[factors[0] * (b * g), factors[1] * g]`.
 struct Products<T> {
     factors: [*const T; 2],
     b: *const T,
@@ -148,7 +149,8 @@ impl<T: Float> Kernel for Products<T> {
     unsafe fn run<V: F32x16>(self) {
         for at in (0..self.count).step_by(LANES) {
             let count = LANES.min(self.count - at);
-            // SAFETY: within the elements, and reads come before the writes to their place.
+            // SAFETY: every access is within the elements, which are read before they are
+            // overwritten.
             unsafe {
                 let sources = [self.factors[0], self.factors[1], self.b, self.g];
                 prefetch_block(self.b.wrapping_add(at + BATCH));
@@ -199,8 +201,8 @@ impl<T: Float, P: Pair> Kernel for Mapped<T, P> {
         let end = self.range.end;
         for at in self.range.step_by(LANES) {
             let count = LANES.min(end - at);
-            // SAFETY: every access is within the range, and reads come before the writes to their
-            // place.
+            // SAFETY: every access is within the range, and elements are read before they are
+            // overwritten.
             unsafe {
                 let mut lanes = [V::splat(0.0); 3];
                 for (lanes, from) in lanes.iter_mut().zip(self.inputs) {

@@ -3,10 +3,10 @@
 use crate::math::{erf_and_exp, exp_nonpositive, sigmoid};
 use crate::simd::F32x16;
 
-/// The derivative of relu: 1 above 0.
+/// The derivative of relu: 1 if x is above 0, otherwise 0.
 #[inline(always)]
 pub fn relu_slope<V: F32x16>(x: V) -> V {
-    // NaN is not above 0.
+    // The derivative at NaN is 0, since NaN is not above 0.
     let above = (V::splat(0.0) - x.max(V::splat(0.0))).to_bits();
     let above = V::and_int(above, V::splat_int(i32::MIN));
     V::select(above, V::splat(1.0), V::splat(0.0))
@@ -30,7 +30,7 @@ pub fn gelu_slope<V: F32x16>(x: V) -> V {
 }
 
 /// The derivative of gelu with tanh, which is `x * s(v)` with the logistic function s and
-/// `v = 2 sqrt(2 / pi) * (x + 0.044715 x³)`: `s + x * s * (1 - s) * v'`.
+/// `v = 2 sqrt(2 / pi) * (x + 0.044715 x³)`. The derivative is `s + x * s * (1 - s) * v'`.
 #[inline(always)]
 pub fn gelu_tanh_slope<V: F32x16>(x: V) -> V {
     let (one, factor) = (V::splat(1.0), V::splat(1.595_769_2));

@@ -1,4 +1,4 @@
-//! Functions of 16-bit elements as tables of all their values: a lookup takes a tenth of the time.
+//! Functions of 16-bit elements as tables of all values. A lookup takes a tenth of the time.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub type Table = [u16; ALL];
 /// `out[i] = table[x[i]]`.
 ///
 /// # Safety
-/// Both hold the range's elements of a type of sixteen bits; `out` may be `x`.
+/// `x` and `out` hold the elements of the range, and T has sixteen bits. `out` may be `x`.
 pub unsafe fn map<T: Float>(
     machine: Machine,
     table: &Table,
@@ -28,7 +28,8 @@ pub unsafe fn map<T: Float>(
     let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: within the range, and at most a batch, which is read before it is overwritten.
+        // SAFETY: the elements are within the range, and are at most a batch, which is read before
+        // it is overwritten.
         unsafe {
             look_up(table, x.add(start).cast(), &mut values[..count]);
             machine.level.run(Stored { values: &values[..count], out: out.add(start) });
@@ -37,15 +38,15 @@ pub unsafe fn map<T: Float>(
 }
 
 /// Looks up each element of `x`. This is not a kernel, since gather instructions are slower than
-/// plain loads. It packs four values into each store and writes to a buffer that stays in the
-/// nearest cache, because such narrow stores should not wait for memory.
+/// plain loads. It packs four values into each store. It writes to a buffer that stays in the
+/// nearest cache, so that these narrow stores do not wait for memory.
 ///
 /// # Safety
 /// `x` holds `values.len()` elements.
 pub(super) unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     let mut blocks = values.chunks_exact_mut(LANES);
     let mut from = x;
-    // SAFETY: the caller's contract; a prefetch may be of any address.
+    // SAFETY: the caller's contract; a prefetch may have any address.
     unsafe {
         for block in &mut blocks {
             prefetch_block(from.wrapping_add(BATCH));
@@ -75,7 +76,7 @@ impl<T: Float> Kernel for Stored<'_, T> {
     unsafe fn run<V: F32x16>(self) {
         let blocks = self.values.chunks_exact(LANES);
         let (rest, whole) = (blocks.remainder(), self.values.len() / LANES * LANES);
-        // SAFETY: as many elements as values, of sixteen bits.
+        // SAFETY: the output has room for all values, and its elements have sixteen bits.
         unsafe {
             for (i, block) in blocks.enumerate() {
                 self.out.put_patterns::<V>(V::load_half(block.as_ptr()), i * LANES);
@@ -89,7 +90,8 @@ impl<T: Float> Kernel for Stored<'_, T> {
 /// `f(a) * b`, with f looked up in `table`.
 ///
 /// # Safety
-/// All hold the range's elements of a type of sixteen bits; `out` may be `a` or `b`.
+/// `a`, `b` and `out` hold the elements of the range, and T has sixteen bits. `out` may be `a` or
+/// `b`.
 pub unsafe fn gated<T: Float>(
     machine: Machine,
     table: &Table,
@@ -100,7 +102,7 @@ pub unsafe fn gated<T: Float>(
     let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: within the range, and at most a batch.
+        // SAFETY: the elements are within the range, and are at most a batch.
         unsafe {
             look_up(table, a.add(start).cast(), &mut values[..count]);
             let kernel =
@@ -124,7 +126,8 @@ impl<T: Float> Kernel for Product<T> {
     unsafe fn run<V: F32x16>(self) {
         for at in (0..self.count).step_by(LANES) {
             let count = LANES.min(self.count - at);
-            // SAFETY: within the elements, and reads come before the write to their place.
+            // SAFETY: every access is within the elements, which are read before they are
+            // overwritten.
             unsafe {
                 let (a, b) = (self.a.add(at), self.b.add(at));
                 prefetch_block(b.wrapping_add(BATCH));

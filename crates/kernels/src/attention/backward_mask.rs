@@ -1,4 +1,5 @@
-//! The derivatives in an additive mask: those in the scores, which a job stores tile by tile.
+//! The derivatives in an additive mask. They equal the derivatives in the scores, which a job
+//! stores tile by tile.
 
 use super::backward_plan::put;
 use super::backward_rows::{Jobs, Tile};
@@ -7,7 +8,7 @@ use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
 impl<T: Float> Jobs<'_, T> {
-    /// Where those of a row lie.
+    /// The address of the mask's derivatives for a row.
     fn of_mask(&self, block: &Block, row: usize) -> *mut T {
         let call = &self.call.forward;
         let (batch, head, query) = block.place(call, row);
@@ -28,7 +29,7 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Stores the derivatives in the scores of a tile, which are those in the mask.
+    /// Stores the derivatives in the scores of a tile, which are also the derivatives in the mask.
     #[inline(always)]
     pub(super) unsafe fn store_mask<V: F32x16>(
         &self,

@@ -1,8 +1,8 @@
 //! The derivatives that one job adds up, block by block of its rows.
 //!
-//! A block keeps its scores and the derivatives in its weights for all keys that it sees, as
-//! `prefill` does for a tile: a lane for each row. The weights are not divided by their sum; the
-//! rows of the cotangent are, and the derivatives in the scores.
+//! For all keys that a block sees, it keeps its scores and the derivatives in its weights in
+//! memory, with a lane for each row, as `prefill` does for a tile. The weights are not divided by
+//! their sum. Instead the rows of the cotangent and the derivatives in the scores are divided.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::{MASKED, Mask, Source};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch};
 
-/// An item is a part of the rows of a key-value head.
+/// Each item is a part of the rows of a key-value head.
 pub struct Jobs<'a, T> {
     pub call: &'a Backward,
     pub plan: Plan,
@@ -27,7 +27,7 @@ pub struct Jobs<'a, T> {
     pub element: PhantomData<T>,
 }
 
-/// The keys of a tile, and where their scores begin among those of all keys of a block.
+/// The keys of a tile, and where their scores begin among the scores of a block.
 #[derive(Clone, Copy)]
 pub struct Tile {
     pub first: usize,
@@ -35,7 +35,7 @@ pub struct Tile {
     at: usize,
 }
 
-/// The tiles of the keys `first..end`.
+/// Splits the keys `first..end` into tiles.
 fn tiles(block: &Block, (first, end): (usize, usize)) -> impl Iterator<Item = Tile> {
     let lanes = block.lanes;
     (first..end).step_by(KEYS).map(move |at| Tile {
@@ -68,7 +68,7 @@ impl<T: Float> Kernel for Jobs<'_, T> {
                         if whole || !max.contains(&MASKED) {
                             break;
                         }
-                        // A row whose keys are all masked weighs all of them equally.
+                        // A row whose keys are all masked weighs all keys equally.
                         span = (0, call.keys);
                     }
                     self.divide::<V>(&block, sums.add(plan.sinks));
@@ -82,8 +82,7 @@ impl<T: Float> Kernel for Jobs<'_, T> {
 }
 
 impl<T: Float> Jobs<'_, T> {
-    /// Loads the queries and the cotangents, both as they are and transposed; rows that do not
-    /// exist are zeros.
+    /// Loads the queries and the cotangents, both by rows and transposed. Missing rows are zeros.
     #[inline(always)]
     unsafe fn load<V: F32x16>(&self, block: &Block) {
         let (call, space) = (&self.call.forward, &self.space);
@@ -104,7 +103,7 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Loads the keys or values of a tile, and zeros in place of others that a product reads.
+    /// Loads the keys or values of a tile, and zeros for the other rows that a product reads.
     #[inline(always)]
     unsafe fn load_tile<V: F32x16>(&self, block: &Block, tile: Tile, values: bool) {
         let (call, space) = (&self.call.forward, &self.space);
@@ -123,8 +122,8 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Computes the scores and the derivatives in the weights. Adds up the weights, and the weights
-    /// times their derivatives, relative to the largest score so far.
+    /// Computes the scores and the derivatives in the weights. Adds up the weights, and the
+    /// products of the weights and their derivatives, relative to the largest score so far.
     #[inline(always)]
     unsafe fn score<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
         let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
@@ -191,7 +190,7 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Divides what was added up, and the cotangents, by the sums of the weights. Adds the
+    /// Divides the sums of `score`, and the cotangents, by the sums of the weights. Adds up the
     /// derivatives in the sinks.
     #[inline(always)]
     unsafe fn divide<V: F32x16>(&self, block: &Block, sinks: *mut f32) {
@@ -217,7 +216,8 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Turns derivatives in weights into those in scores, and multiplies them.
+    /// Turns derivatives in weights into derivatives in scores. Multiplies them by keys and
+    /// queries, and the weights by cotangents, and adds the products to the sums.
     #[inline(always)]
     unsafe fn add<V: F32x16>(&self, block: &Block, span: (usize, usize), sums: *mut f32) {
         let (call, space, plan, lanes) = (&self.call.forward, &self.space, &self.plan, block.lanes);
@@ -232,7 +232,8 @@ impl<T: Float> Jobs<'_, T> {
                 let of_keys = sums.wrapping_add(first * plan.key_pitch);
                 let of_values = sums.wrapping_add(plan.values + first * plan.pitch);
                 if !self.call.dk.is_null() {
-                    // The products load a few rows of these sums at a time, and wait for them.
+                    // The products load a few rows of these sums at a time and have to wait for
+                    // them.
                     prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
                     prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
                 }
@@ -261,7 +262,8 @@ impl<T: Float> Jobs<'_, T> {
                         (V::load(grads.add(i)) * slope).store(grads.add(i));
                     }
                 }
-                // The products below add these keys too: their tiles have four rows or `ADD_ROWS`.
+                // The products below also add the keys after the last one, since their tiles have
+                // four rows or `ADD_ROWS`.
                 let unused = (count.next_multiple_of(2 * ADD_ROWS) - count) * lanes;
                 weights.add(count * lanes).write_bytes(0, unused);
                 grads.add(count * lanes).write_bytes(0, unused);
@@ -293,8 +295,8 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Clears the derivatives in hidden scores of rows that see no key: such a row weighs all keys,
-    /// but by no score.
+    /// Clears the derivatives in hidden scores of rows that see no key. Such a row weighs all keys
+    /// equally, whatever their scores.
     #[inline(never)]
     unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, .. }: Tile) {
         let (call, space) = (&self.call.forward, &self.space);
@@ -333,7 +335,7 @@ impl<T: Float> Jobs<'_, T> {
     }
 }
 
-/// Transposes `lanes` rows of `blocks` blocks of features, a multiple of sixteen rows.
+/// Transposes `lanes` rows, a multiple of sixteen, of `blocks` blocks of features.
 struct Turn {
     from: *const f32,
     pitch: usize,

@@ -5,32 +5,33 @@ use super::block::ROWS;
 use super::product::{ADD_ROWS, SET_ROWS};
 use crate::simd::LANES;
 
-/// Keys of a tile: a multiple of the rows of all tiles of a product.
+/// The keys of a tile, a multiple of the rows of all tiles of a product.
 pub const KEYS: usize = 48;
 const _: () = assert!(KEYS.is_multiple_of(SET_ROWS) && KEYS.is_multiple_of(2 * ADD_ROWS));
 
 /// A job's buffers.
 #[derive(Clone, Copy)]
 pub struct Space {
-    /// The scaled queries, and the cotangents: rows by features.
+    /// The scaled queries, and the cotangents, stored by rows.
     pub q: *mut f32,
     pub g: *mut f32,
-    /// Both by features, then by rows.
+    /// The scaled queries and the cotangents transposed: stored by features.
     pub turned_q: *mut f32,
     pub turned_g: *mut f32,
-    /// Derivatives in the queries, before their scale.
+    /// The derivatives in the queries, before they are multiplied by the scale.
     pub dq: *mut f32,
-    /// Keys or values of a tile.
+    /// The keys or the values of a tile.
     pub tile: *mut f32,
-    /// Keys by rows: scores, derivatives in weights, and those of the soft cap, if there is one.
+    /// Stored by keys: scores, derivatives in weights, and derivatives of the soft cap, if there is
+    /// one.
     pub scores: *mut f32,
     pub grads: *mut f32,
     pub slopes: *mut f32,
-    /// Of a tile, keys by rows: weights, and derivatives in scores.
+    /// Weights, and derivatives in scores, of one tile, stored by keys.
     pub weights: *mut f32,
     pub of_scores: *mut f32,
-    /// Of each row: the largest score; the sum of its weights, which becomes its inverse; and the
-    /// sum of the weights times their derivatives.
+    /// For each row: the largest score; the sum of the weights, later its inverse; and the sum of
+    /// the products of weights and their derivatives.
     pub max: *mut f32,
     pub sum: *mut f32,
     pub delta: *mut f32,
@@ -40,9 +41,9 @@ pub struct Space {
 }
 
 impl Space {
-    /// The buffers in memory from `base` on.
+    /// Places the buffers in the memory that begins at `base`.
     pub fn at(call: &Attention, base: *mut f32) -> Self {
-        // With an odd number of cache lines, rows spread over the sets of a cache.
+        // With an odd number of cache lines, the rows spread over all sets of a cache.
         let (key_pitch, pitch) = (call.query_pitch() | LANES, call.value_pitch() | LANES);
         let mut end = base;
         let mut take = |floats: usize| {
@@ -51,7 +52,7 @@ impl Space {
             start
         };
         let strip = call.keys.next_multiple_of(KEYS) * ROWS;
-        // The products may read a few rows past the last.
+        // The products may read a few rows past the last row.
         let of_tile = KEYS * ROWS + LANES;
         Self {
             q: take(ROWS * key_pitch),

@@ -1,24 +1,26 @@
-//! The rows that are processed together where there are many, and the masks of their scores.
+//! The blocks of rows that prompts and the backward pass process together, and the masks of their
+//! scores.
 
 use super::{Attention, MASKED, Mask};
 use crate::element::Float;
 use crate::simd::LANES;
 
-/// Rows of a block: six vectors, and a multiple of the tiles of [`product`](super::product).
+/// The rows of a block: six vectors, and a multiple of the rows of [`product`](super::product)'s
+/// tiles.
 pub const ROWS: usize = 96;
 
-/// A block's rows of one key-value head.
+/// A block of rows of one key-value head.
 pub struct Block {
     pub batch: usize,
     pub kv_head: usize,
     pub first: usize,
     pub rows: usize,
-    /// Rows rounded up to whole vectors.
+    /// The number of rows, rounded up to whole vectors.
     pub lanes: usize,
 }
 
 impl Block {
-    /// The block `index` of a key-value head, which is counted over the batch.
+    /// The block `index` of a key-value head. `head` counts the heads of all batches.
     pub fn new(call: &Attention, head: usize, index: usize) -> Self {
         let first = index * ROWS;
         let rows = ROWS.min(call.rows() - first);
@@ -31,17 +33,17 @@ impl Block {
         }
     }
 
-    /// The position of a row; beyond the last row, that of the last.
+    /// The position of a row. Rows past the last one have the last row's position.
     fn query(&self, call: &Attention, row: usize) -> usize {
         (self.first + row.min(self.rows - 1)) / call.group()
     }
 
-    /// The keys that its rows have to process, unless a mask hides all of them from a row.
+    /// The keys that the block's rows have to process, unless a mask hides all of them from a row.
     pub fn span(&self, call: &Attention) -> (usize, usize) {
         call.span(self.query(call, 0), self.query(call, self.rows - 1))
     }
 
-    /// Batch, head and position of a row.
+    /// The batch, head and position of a row.
     pub fn place(&self, call: &Attention, row: usize) -> (usize, usize, usize) {
         let (head, query) = call.place(self.kv_head, self.first + row);
         (self.batch, head, query)
@@ -49,7 +51,8 @@ impl Block {
 }
 
 impl Attention {
-    /// Masks the scores of a block with keys `first..first + count`, which lie keys by rows.
+    /// Masks the scores of a block for the keys `first..first + count`. The scores are stored by
+    /// keys.
     ///
     /// # Safety
     /// `scores` holds `count * block.lanes` floats; the mask covers the call.
@@ -69,7 +72,8 @@ impl Attention {
                     self.mask_row::<T>(scores.add(row), place, (first, count), lanes);
                 }
             }
-            // The first row's keys end first; the last row's keys begin last.
+            // The keys that the first row sees end first; the keys that the last row sees begin
+            // last.
             let (_, end) = self.visible(block.query(self, 0));
             let (start, _) = self.visible(block.query(self, block.rows - 1));
             if start <= first && first + count <= end {

@@ -1,4 +1,5 @@
-//! The calls of attention and of its derivatives from C++, whose functions `c_api` declares.
+//! The arguments of attention and of its derivatives as C++ passes them. `c_api` declares the
+//! functions.
 
 use super::backward_plan::Backward;
 use super::{Attention, Mask, Source, View};
@@ -9,7 +10,7 @@ use crate::row_order::RowOrder;
 pub struct AttentionCall {
     pub element: Element,
     pub causal: bool,
-    /// Whether the mask holds bools; otherwise elements, which are added.
+    /// Whether the mask holds bools. Otherwise it holds elements, which are added to the scores.
     pub bool_mask: bool,
     pub order: RowOrder,
     pub scale: f32,
@@ -33,23 +34,23 @@ pub struct AttentionCall {
     pub v: View,
     pub v_scales: View,
     pub v_biases: View,
-    /// Without data if there is no mask.
+    /// Its data is null if there is no mask.
     pub mask: View,
-    /// Null, or an element for each head.
+    /// Null, or one element for each head.
     pub sinks: *const u8,
     pub out: *mut u8,
 }
 
-/// The derivatives of a call over plain keys and values, whose `out` is not used.
+/// The derivatives of a call over plain keys and values. The field `out` of `forward` is not used.
 #[repr(C)]
 pub struct AttentionGradCall {
     pub forward: AttentionCall,
     pub cotangent: View,
     pub dq: *mut u8,
-    /// Null if those in keys and values are not wanted.
+    /// `dk` and `dv` are null if they are not wanted.
     pub dk: *mut u8,
     pub dv: *mut u8,
-    /// Null unless those in an additive mask are wanted.
+    /// Null if the derivatives in an additive mask are not wanted.
     pub dmask: *mut u8,
     /// Null if there are no sinks.
     pub dsinks: *mut u8,

@@ -1,17 +1,17 @@
-//! The arguments of a call, and memory for it.
+//! The arguments of a call of attention, and temporary memory for it.
 
 use crate::element::Float;
 use crate::row_order::RowOrder;
 use crate::simd::LANES;
 
-/// Rows of a key-value head that `decode` processes together.
+/// The rows of a key-value head that `decode` processes together.
 pub(super) const DECODE_ROWS: usize = 16;
 /// The largest head dimension, rounded up to whole blocks.
 pub(super) const MAX_DIM: usize = 256;
-/// Keys whose scores are held at a time.
+/// The number of keys whose scores are in memory at the same time.
 pub(super) const TILE: usize = 64;
 
-/// An array of rank 4 in memory: strides in elements of [batch, head, row, feature].
+/// An array of rank 4 in memory. The strides of [batch, head, row, feature] count elements.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct View {
@@ -20,7 +20,7 @@ pub struct View {
 }
 
 impl View {
-    /// The address of the first feature of a row, of type `T`.
+    /// The address of the first feature of a row, whose elements have type `T`.
     #[inline(always)]
     pub fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
         let [b, h, r, _] = self.strides;
@@ -42,13 +42,13 @@ pub enum Source {
 #[derive(Clone, Copy)]
 pub enum Mask {
     None,
-    /// One byte per key; a query attends to the keys whose byte is not zero.
+    /// One byte for each key; a query attends to the keys whose byte is not zero.
     Bool(View),
     /// Elements of the call's type, added to the scores.
     Additive(View),
 }
 
-/// The arguments of one call. Extents are at least 1, `dim` and `value_dim` at most 256.
+/// The arguments of one call. Extents are at least 1; `dim` and `value_dim` are at most 256.
 #[derive(Clone, Copy)]
 pub struct Attention {
     pub batch: usize,
@@ -64,20 +64,21 @@ pub struct Attention {
     /// Limits scores to `soft_cap * tanh(score / soft_cap)`, unless it is 0.
     pub soft_cap: f32,
     pub causal: bool,
-    /// How many positions back a query sees, counting its own; 0 sets no limit.
+    /// The number of latest positions that a query sees, its position included; 0 sets no limit.
     pub window: usize,
     pub q: View,
     pub k: Source,
     pub v: Source,
     pub mask: Mask,
-    /// A logit for each head, of the call's type; null if there are no sinks.
+    /// One logit for each head, of the call's type; null if there are no sinks.
     pub sinks: *const u8,
     pub order: RowOrder,
-    /// Keys of the text before the first one. In prompts, tiles begin at multiples in the text.
+    /// The number of keys that the cache dropped before the first key. Tiles of prompts begin at
+    /// multiples of their length in the whole text.
     pub dropped: usize,
 }
 
-// SAFETY: addresses of buffers that are only read; the entry's contract covers them.
+// SAFETY: the pointers are addresses of buffers that are only read, as the entry's contract says.
 unsafe impl Sync for Attention {}
 
 /// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
@@ -95,12 +96,12 @@ impl Attention {
         self.heads / self.kv_heads
     }
 
-    /// Floats of a query when padded to whole vectors.
+    /// The floats of a query, padded to whole vectors.
     pub(super) fn query_pitch(&self) -> usize {
         self.dim.next_multiple_of(LANES)
     }
 
-    /// Floats of a result when padded to whole vectors.
+    /// The floats of a result, padded to whole vectors.
     pub(super) fn value_pitch(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
@@ -110,12 +111,12 @@ impl Attention {
         ((batch * self.queries + query) * self.heads + head) * self.value_dim
     }
 
-    /// Head and position of a row.
+    /// The head and position of a row.
     pub(super) fn place(&self, kv_head: usize, row: usize) -> (usize, usize) {
         (kv_head * self.group() + row % self.group(), row / self.group())
     }
 
-    /// The keys that a query sees by the causal rule and the window; empty if there are none.
+    /// The keys that a query sees by the causal rule and the window. The range may be empty.
     pub(super) fn visible(&self, query: usize) -> (usize, usize) {
         // One past the query's own position among the keys.
         let end = (self.keys + query + 1).saturating_sub(self.queries);
@@ -123,14 +124,14 @@ impl Attention {
         (first.min(self.keys), if self.causal { end.min(self.keys) } else { self.keys })
     }
 
-    /// The range of keys that the rows of queries `first..=last` have to process.
+    /// The range of keys that the rows of the queries `first..=last` have to process.
     pub(super) fn span(&self, first: usize, last: usize) -> (usize, usize) {
         let ((start, first_end), (_, end)) = (self.visible(first), self.visible(last));
         // A row that sees no key weighs all keys equally.
         if start >= first_end { (0, self.keys) } else { (start, end) }
     }
 
-    /// The initial maximum and sum of a row, which include the sink of its head if there is one.
+    /// The initial maximum and sum of a row, which include the sink of its head, if it has one.
     ///
     /// # Safety
     /// `sinks` is null or has an element of type `T` for each head.
@@ -152,7 +153,7 @@ pub(super) fn with_scratch(floats: usize, body: impl FnOnce(*mut f32)) {
     thread_local! {
         static KEPT: std::cell::Cell<Vec<f32>> = const { std::cell::Cell::new(Vec::new()) };
     }
-    // A thread that is ending may have none to keep.
+    // A thread that is ending may have no kept memory.
     let mut kept = KEPT.try_with(std::cell::Cell::take).unwrap_or_default();
     if kept.len() < floats + LINE {
         kept = vec![0.0; floats + LINE];

@@ -1,6 +1,7 @@
-//! Scores and weighted sums directly from the codes of quantized keys and values. The scale of a
-//! group multiplies its part of a score, or the weight of its values. Its bias multiplies the sum
-//! of the query's features, or the weight alone.
+//! Computes scores and weighted sums directly from the codes of quantized keys and values. In a
+//! score, a group's scale multiplies the dot product with its codes, and its bias multiplies the
+//! sum of the query's features. In a weighted sum, the scale multiplies the weight of the codes,
+//! and the weight times the bias is added.
 
 use super::source::{Codes, QuantizedRows, codes, load_strided};
 use super::{MAX_DIM, TILE};
@@ -9,7 +10,7 @@ use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch};
 
 /// The smallest number of features that share a scale.
 const LEAST_GROUP: usize = 32;
-/// Groups of a row, at most.
+/// The most groups of a row.
 pub const GROUPS: usize = MAX_DIM / LEAST_GROUP;
 
 /// Sums the features of each group of a query row, for [`scores`].
@@ -30,7 +31,8 @@ pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mu
     }
 }
 
-/// The scales of a tile's rows as floats, [`TILE`] of each group of features, and then the biases.
+/// The factors of a tile's rows as floats: [`TILE`] scales for each group of features, then
+/// [`TILE`] biases for each group.
 #[derive(Clone, Copy)]
 pub struct Factors(*const f32);
 
@@ -51,7 +53,7 @@ impl Factors {
     /// Converts the factors of `count` rows, which have `dim` features.
     ///
     /// # Safety
-    /// The rows exist.
+    /// The rows are readable.
     #[inline(always)]
     pub unsafe fn of<V: F32x16, T: Float>(
         rows: &QuantizedRows<T>,
@@ -66,7 +68,7 @@ impl Factors {
     }
 }
 
-/// Converts factors, so that what uses them is compiled once for all types.
+/// Converts factors to floats, so that the code that uses them is compiled once for all types.
 struct Convert<'a, T> {
     rows: &'a QuantizedRows<T>,
     count: usize,
@@ -88,7 +90,8 @@ impl<T: Float> Kernel for Convert<'_, T> {
                 for at in (0..self.count).step_by(LANES) {
                     let first = of.at(at).wrapping_offset(group as isize * step);
                     let left = LANES.min(self.count - at);
-                    // SAFETY: the caller's contract; a tile is whole blocks.
+                    // SAFETY: the caller's contract; a tile has whole blocks, so there is room for
+                    // all lanes.
                     unsafe {
                         let lanes: V = match of.stride {
                             1 => T::load_block(first, left),
@@ -102,12 +105,13 @@ impl<T: Float> Kernel for Convert<'_, T> {
     }
 }
 
-/// Scores of `R` query rows, `pitch` apart, with `count` keys, `K` at a time, so that `R * K` is
-/// sixteen sums; returns `R`. Prefetches the values, which are read next.
+/// Computes the scores of `R` query rows, `pitch` apart, with `count` keys. It takes `K` keys at a
+/// time, so that `R * K` is sixteen sums, and returns `R`. It prefetches the values, which are read
+/// next.
 ///
 /// # Safety
-/// The keys, values and query rows exist, and the words of a row are contiguous; `scores` has
-/// [`TILE`] floats per row.
+/// The keys, values and query rows are readable, and the words of a row are contiguous; `scores`
+/// has [`TILE`] floats per row.
 #[allow(clippy::too_many_arguments)]
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, const BITS: usize, const R: usize, const K: usize>(
@@ -124,7 +128,8 @@ pub unsafe fn scores<V: F32x16, const BITS: usize, const R: usize, const K: usiz
         for first in (0..dim).step_by(k.group) {
             let mut dots = [[0.0f32; TILE]; R];
             for at in (0..count).step_by(K) {
-                // Past the last key, repeat it: these scores are not used.
+                // Past the last key, repeat the last key; the scores of the repetitions are not
+                // used.
                 let mut keys = [k.packed.data.cast::<u8>(); K];
                 for (i, key) in keys.iter_mut().enumerate() {
                     *key = k.packed.at((at + i).min(count - 1)).cast();
@@ -168,12 +173,12 @@ pub unsafe fn scores<V: F32x16, const BITS: usize, const R: usize, const K: usiz
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the same number
-/// of keys in `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Prefetches as many
+/// keys of `next`, which are read next.
 ///
 /// # Safety
-/// The contract of [`scores`]; `p` has [`TILE`] weights per row, and `out` has rows of `pitch`
-/// floats.
+/// The contract of [`scores`] holds; `p` has [`TILE`] weights per row, and `out` has rows of
+/// `pitch` floats.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, const BITS: usize, const R: usize>(
     ([next, v], factors): ([&Codes; 2], Factors),

@@ -7,17 +7,18 @@ use super::{Attention, MAX_DIM, Mask, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// Keys per chunk: enough to hide its overhead, few enough to share a long cache evenly.
+/// The keys of a chunk. A chunk is long enough to outweigh its overhead, and short enough to share
+/// a long cache evenly.
 pub const CHUNK: usize = 256;
 
 /// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
-    /// The keys from the first tile that a row sees to the last key.
+    /// The keys to process: from the first tile that a row sees to the last key.
     first: usize,
     end: usize,
     pub chunks: usize,
-    /// Floats of a row's output.
+    /// The floats of a row's output.
     pub pitch: usize,
     /// Floats of a query.
     pub q_pitch: usize,
@@ -27,7 +28,7 @@ impl Split {
     pub fn of(call: &Attention) -> Self {
         let (first, end) = match call.mask {
             Mask::None => call.span(0, call.queries - 1),
-            // A row whose keys are all masked weighs all of them equally.
+            // A row whose keys are all masked weighs all keys equally.
             _ => (0, call.keys),
         };
         let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
@@ -35,19 +36,19 @@ impl Split {
         Self { first, end, chunks: end.div_ceil(CHUNK) - first / CHUNK, pitch, q_pitch }
     }
 
-    /// The keys of a chunk. All but the first begin at multiples of [`CHUNK`].
+    /// The keys of a chunk. All chunks except the first begin at multiples of [`CHUNK`].
     pub fn keys(&self, chunk: usize) -> Range<usize> {
         let start = (self.first / CHUNK + chunk) * CHUNK;
         self.first.max(start)..self.end.min(start + CHUNK)
     }
 
-    /// Floats of a chunk's results: outputs, then maxima, then sums.
+    /// The floats of a chunk's results: outputs, then maxima, then sums.
     pub fn floats(&self, rows: usize) -> usize {
         (rows * (self.pitch + 2)).next_multiple_of(LANES)
     }
 }
 
-/// Combines the chunks of each head's rows.
+/// Combines the chunks' results for the rows of each head.
 pub struct Combine<'a, T> {
     pub call: &'a Attention,
     pub split: Split,

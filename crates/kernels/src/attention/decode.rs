@@ -1,4 +1,4 @@
-//! Attention of tokens: the keys are split into chunks of a fixed length, so that the result does
+//! Attention of tokens. The keys are split into chunks of a fixed length, so that the result does
 //! not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its rows.
 
 use std::marker::PhantomData;
@@ -16,12 +16,13 @@ use crate::element::Float;
 use crate::simd::{F32x16, Kernel};
 use crate::{Machine, Shared};
 
-/// The time of the first key and value of a chunk in tenths of a nanosecond. Most often they come
-/// from memory, and from pages that no core has looked up lately. Between products that fill the
-/// caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on one of a Xeon.
+/// The time to read the first key and value of a chunk, in tenths of a nanosecond. They usually
+/// come from memory, from pages whose addresses no core has looked up recently. Between products
+/// that fill the caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on
+/// one core of a Xeon.
 const FIRST: usize = 10_000;
 
-/// Batch and key-value head, and first key.
+/// The batch and key-value head, and the first key.
 type Start = ((usize, usize), usize);
 
 /// # Safety
@@ -33,8 +34,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // A feature costs a read of a key or a value, most often from memory, and a multiplication
-        // for each row.
+        // A feature costs a read of a key or a value, usually from memory, and a multiplication for
+        // each row.
         let work = FIRST + CHUNK.min(call.keys) * (call.dim + call.value_dim) * (12 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
             let (partials, out) = (partials.get(), out.get());
@@ -115,7 +116,7 @@ impl<T: Float> Chunks<'_, T> {
             let out = self.partials.add(item * split.floats(all));
             let max = out.add(all * split.pitch);
             std::ptr::write_bytes(out, 0, all * (split.pitch + 2));
-            // While one block of rows after the other is computed, the chunk stays in a cache.
+            // The chunk stays in a cache while the blocks of rows are computed one after another.
             for top in (0..all).step_by(DECODE_ROWS) {
                 let rows = top..all.min(top + DECODE_ROWS);
                 let max = max.add(top);
@@ -152,7 +153,7 @@ impl<T: Float> Chunks<'_, T> {
 struct Tiles<'a, T> {
     tile: Tile<'a>,
     keys: Range<usize>,
-    /// Where the chunk that follows starts.
+    /// Where the next chunk starts.
     next: Start,
     element: PhantomData<T>,
 }
@@ -181,7 +182,7 @@ impl<'a, T: Float> Tiles<'a, T> {
         starts.map(move |first| Tile { first, count: TILE.min(end - first), ..tile })
     }
 
-    /// Where the tile that follows starts.
+    /// Where the next tile starts.
     fn after(&self, tile: &Tile) -> Start {
         let end = tile.first + tile.count;
         if end < self.keys.end { (tile.place, end) } else { self.next }
@@ -226,7 +227,7 @@ impl<'a, T: Float> Tiles<'a, T> {
             let (Some((next, _)), Some((k, _)), Some((v, _))) = (next, k, v) else { return };
             let sums = sums.as_mut_ptr();
             let queries = CodedQueries { sums, pairs: pairs.map(<*mut u32>::cast_const) };
-            // SAFETY: the caller's contract; both arrays have room for all rows.
+            // SAFETY: the caller's contract; `sums` and `pairs` have room for all rows.
             unsafe {
                 if tile.first == self.keys.start {
                     for row in 0..tile.rows[1] {
@@ -250,7 +251,7 @@ impl<'a, T: Float> Tiles<'a, T> {
         }
     }
 
-    /// Adds any keys and values, which are first converted to floats.
+    /// Adds keys and values of any layout, which are first converted to floats.
     #[inline(always)]
     unsafe fn loaded<V: F32x16>(&self) {
         let mut loaded = [const { std::mem::MaybeUninit::<Loaded>::uninit() }; 2];

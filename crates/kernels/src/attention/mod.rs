@@ -1,14 +1,14 @@
-//! Scaled dot-product attention, softmax in f32, over plain or group-quantized keys and values
-//! of any strides.
+//! Scaled dot-product attention, with the softmax in f32, over plain or group-quantized keys and
+//! values of any strides.
 //!
 //! A row is one query of one head. The rows of a key-value head are processed together, ordered by
-//! position and then by head, so that its keys and values are read once for all of them. `decode`
-//! takes tokens and splits the keys; `prefill` takes prompts and splits the rows. Both hold the
+//! position and then by head, so that its keys and values are read once for all rows. `decode`
+//! takes tokens and splits the keys; `prefill` takes prompts and splits the rows. Each holds the
 //! scores of only one tile of keys at a time.
 //!
-//! A row adds up its keys in an order that depends on their positions alone: tiles and chunks begin
-//! at multiples of their length. Keys that a row does not see change none of its bits, once it has
-//! seen one: they weigh exactly 0, and factors for their sums are 0.
+//! A row adds up its keys in an order that depends only on their positions, since tiles and chunks
+//! begin at multiples of their length. Once a row has seen a key, the keys that it does not see
+//! change none of its bits: their weights, and the factors of their sums, are exactly 0.
 
 mod backward;
 mod backward_mask;
@@ -41,7 +41,7 @@ use call::{DECODE_ROWS, MASKED, MAX_DIM, TILE, with_scratch};
 ///
 /// # Safety
 /// Every view covers the extents of the call with aligned elements of type `element` (u32 words if
-/// packed, bytes if the mask is boolean). `out` overlaps none of them.
+/// packed, bytes if the mask is boolean). `out` overlaps no view.
 pub unsafe fn attention(element: Element, call: &Attention, out: *mut u8) {
     let machine = Machine::current();
     // SAFETY: the caller's contract.

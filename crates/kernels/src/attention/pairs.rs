@@ -1,5 +1,5 @@
-//! Scores of bf16 queries with 4-bit keys, whose products are exact as pairs of bf16. Each lane has
-//! one of thirty-two keys, so that no sum goes across lanes.
+//! Scores of bf16 queries with 4-bit keys. Products of pairs of bf16 are exact for them. Each lane
+//! has one of thirty-two keys, so that no sum goes across lanes.
 
 use super::coded::{Factors, GROUPS};
 use super::source::Codes;
@@ -7,26 +7,26 @@ use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
 
-/// Keys that are processed at a time.
+/// The keys that are processed at a time.
 const KEYS: usize = 2 * LANES;
-/// Words of a key, of eight features each, that fill its half of a register.
+/// The words of a key that fill half of a register. Each word has eight features.
 const WORDS: usize = LANES / 2;
 /// Features in [`WORDS`] words.
 const BLOCK: usize = 8 * WORDS;
-/// Pairs of a query row, at most.
+/// The most pairs of a query row.
 pub const PAIRS: usize = MAX_DIM / 2;
 
-/// Whether [`scores`] applies: products of pairs are one instruction, and the queries are bf16, for
+/// Whether [`scores`] can be used: one instruction multiplies pairs, and the queries are bf16, for
 /// which the products are exact.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
 }
 
-/// Packs a query row into bf16 pairs: from each eight features the first and the fifth, the second
-/// and the sixth, and so on, in the order of [`F32x16::nibble_pairs`] for keys.
+/// Packs a query row into bf16 pairs: of every eight features, the first with the fifth, the second
+/// with the sixth, and so on, as [`F32x16::nibble_pairs`] orders keys.
 ///
 /// # Safety
-/// `q` holds `dim` elements, `step` apart; `pairs` has room for half as many.
+/// `q` holds `dim` elements, `step` apart; `pairs` has room for half as many pairs.
 #[inline(always)]
 pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: *mut u32) {
     for at in 0..dim / 2 {
@@ -40,12 +40,12 @@ pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: 
     }
 }
 
-/// Scores of `R` query rows, [`PAIRS`] apart, with `count` keys; returns `R`. `q_sums` are the sums
-/// of the rows times `scale`. Prefetches the values, which are read next.
+/// Computes the scores of `R` query rows, [`PAIRS`] apart, with `count` keys, and returns `R`.
+/// `q_sums` are the sums of the rows times `scale`. Prefetches the values, which are read next.
 ///
 /// # Safety
-/// The keys, values and query rows exist, `dim` is a multiple of [`BLOCK`], and the words of a row
-/// are contiguous; `scores` has [`TILE`] floats per row.
+/// The keys, values and query rows are readable, `dim` is a multiple of [`BLOCK`], and the words of
+/// a row are contiguous; `scores` has [`TILE`] floats per row.
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, const R: usize>(
     ([k, v], factors): ([&Codes; 2], Factors),
@@ -60,7 +60,8 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
         for at in (0..count).step_by(KEYS) {
             let mut sums = [[V::splat(0.0); R]; 2];
             for first in (0..dim).step_by(BLOCK) {
-                // The words of sixteen keys come first, then the words of sixteen more.
+                // The registers first have the words of sixteen keys, then the words of the next
+                // sixteen keys.
                 let words = V::transpose(words::<V>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
@@ -110,16 +111,13 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
     R
 }
 
-/// Loads a block's words of the keys from `at` on. Register `i` holds the words of key `i` and of
-/// key `i + 16`.
-///
-/// # Safety
-/// The contract of [`scores`].
+/// Loads a block's words of the keys from `at` on. Register `i` holds the words of keys `i` and
+/// `i + 16`.
 #[inline(always)]
 unsafe fn words<V: F32x16>(k: &Codes, at: usize, count: usize, first: usize) -> [V; LANES] {
     let mut words = [V::splat(0.0); LANES];
     for (i, words) in words.iter_mut().enumerate() {
-        // Past the last key, repeat it: these scores are not used.
+        // Past the last key, repeat the last key; the scores of the repetitions are not used.
         let near = k.packed.at((at + i).min(count - 1)).wrapping_add(first / 8);
         let far = k.packed.at((at + LANES + i).min(count - 1)).wrapping_add(first / 8);
         // SAFETY: the caller's contract.

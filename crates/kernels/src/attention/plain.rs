@@ -5,8 +5,8 @@ use super::source::Rows;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
-/// Scores of `R` rows with `count` keys, `K` at a time, so that `R * K` is sixteen sums; returns
-/// `R`. Prefetches the values, which are read next.
+/// Computes the scores of `R` rows with `count` keys. It takes `K` keys at a time, so that `R * K`
+/// is sixteen sums, and returns `R`. It prefetches the values, which are read next.
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     k: &Rows<E>,
@@ -19,7 +19,7 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
 ) -> usize {
     let bytes = dim * size_of::<E>();
     for at in (0..count).step_by(K) {
-        // Past the last key, repeat it: these scores are not used.
+        // Past the last key, repeat the last key; the scores of the repetitions are not used.
         let mut keys = [k.data; K];
         for (i, key) in keys.iter_mut().enumerate() {
             *key = k.at((at + i).min(count - 1));
@@ -29,7 +29,7 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
         }
         let mut sums = [V::splat(0.0); LANES];
         let mut from = 0;
-        // SAFETY: the caller's contract; a row ends where its last block does.
+        // SAFETY: the caller's contract; the last block loads only the features that the row has.
         unsafe {
             while from + LANES <= dim {
                 for i in 0..K {
@@ -65,8 +65,8 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows; returns `R`. Prefetches the same number
-/// of keys in `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Prefetches as many
+/// keys of `next`, which are read next.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     next: &Rows<E>,
@@ -95,7 +95,7 @@ pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     R
 }
 
-/// Does the work of `add_values` for `N` blocks of features, or with `PART` for the first `part`
+/// Does the work of `add_values` for `N` blocks of features, or, with `PART`, for the first `part`
 /// features of a block.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, E: Float, const R: usize, const N: usize, const PART: bool>(

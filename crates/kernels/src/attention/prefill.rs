@@ -1,6 +1,6 @@
 //! Attention of prompts: each block of rows processes the keys tile by tile. Scores are stored
-//! transposed, with a lane for each row, so that the softmax needs no sum across lanes and its
-//! weights are the left factor of the second product without a copy.
+//! transposed, with a lane for each row. So the softmax adds nothing across lanes, and its weights
+//! can be the left factor of the second product without a copy.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::{Machine, Shared};
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;
-    // Four operations for each row, key and feature, at about 100 operations per nanosecond.
+    // Each row, key and feature takes four operations, at about 100 operations per nanosecond.
     let work = ROWS * call.keys * (call.dim + call.value_dim) / 4 / if call.causal { 4 } else { 2 };
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);
@@ -32,25 +32,25 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     });
 }
 
-/// A block's buffers, as offsets or as addresses.
+/// The buffers of a block, as offsets or as addresses.
 struct Space<P> {
-    /// Features by rows.
+    /// The queries, stored by features.
     q: P,
-    /// Keys by rows.
+    /// The scores, stored by keys.
     scores: P,
-    /// Rows by features.
+    /// The outputs, stored by rows.
     out: P,
-    /// Keys by features, unless they are stored as floats already.
+    /// The keys as rows of floats, unless the call's keys can be used in place.
     keys: P,
-    /// Values by features, unless they are stored as floats already.
+    /// The values as rows of floats, unless the call's values can be used in place.
     values: P,
     max: P,
     sum: P,
     factor: P,
     end: P,
-    /// Floats per row of keys.
+    /// The floats from one row of keys to the next.
     key_pitch: usize,
-    /// Floats per row of values.
+    /// The floats from one row of values to the next.
     pitch: usize,
 }
 
@@ -64,7 +64,7 @@ impl Space<usize> {
         };
         Space {
             q: take(key_pitch * ROWS),
-            // The product may read a few rows past the last.
+            // The product may read a few rows past the last row.
             scores: take(TILE * ROWS + LANES),
             out: take(ROWS * pitch),
             keys: take(TILE * key_pitch),
@@ -100,7 +100,8 @@ impl Space<usize> {
     }
 }
 
-/// Blocks of rows. Only parts of it know the element type.
+/// Processes blocks of rows. Only its steps, which are separate functions, depend on the element
+/// type.
 struct Blocks<'a> {
     call: &'a Attention,
     out: *mut u8,
@@ -131,7 +132,7 @@ impl Kernel for Blocks<'_> {
                     if whole || !max.contains(&MASKED) {
                         break;
                     }
-                    // A row whose keys are all masked weighs all of them equally.
+                    // A row whose keys are all masked weighs all keys equally.
                     span = (0, call.keys);
                 }
                 self.typed::<V>(&block, Typed::Store);
@@ -152,7 +153,7 @@ impl Blocks<'_> {
         });
     }
 
-    /// Loads the queries transposed; rows that do not exist are zeros.
+    /// Loads the queries transposed. Missing rows are zeros.
     #[inline(always)]
     unsafe fn load_queries<V: F32x16, T: Float>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
@@ -173,7 +174,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// Computes the block's outputs, maxima and sums from keys `first..end`.
+    /// Computes the block's outputs, maxima and sums over the keys `first..end`.
     #[inline(always)]
     unsafe fn go_through<V: F32x16>(&self, block: &Block, (first, end): (usize, usize)) {
         let (call, space) = (self.call, &self.space);
@@ -192,7 +193,7 @@ impl Blocks<'_> {
                     data: data.cast_const(),
                     stride: pitch as isize,
                 };
-                // The product reads keys several at a time, and values in whole blocks.
+                // The product reads several keys at a time, and values in whole blocks.
                 let wide = self.element == Element::F32;
                 let k = floats(&call.k, place, at, wide && count == TILE).unwrap_or_else(|| {
                     let to = (space.keys, space.key_pitch);
@@ -223,7 +224,8 @@ impl Blocks<'_> {
         unsafe { Product::<false> { left, right, to, extents }.run::<V>() }
     }
 
-    /// Turns scores into weights. Updates maxima and sums, and the outputs if a maximum has grown.
+    /// Turns scores into weights. Updates maxima and sums, and the outputs too if a maximum has
+    /// grown.
     #[inline(always)]
     unsafe fn weigh<V: F32x16>(&self, block: &Block, (first, count): (usize, usize)) {
         let (space, lanes) = (&self.space, block.lanes);
@@ -277,7 +279,7 @@ impl Blocks<'_> {
         let right = Right { data: v.data, pitch: v.stride };
         let to = (space.out, space.pitch);
         let extents = (block.rows, space.pitch / LANES, count);
-        // SAFETY: the caller's contract; rows past the last are not used.
+        // SAFETY: the caller's contract; the products of rows past the last one are not used.
         unsafe { Product::<true> { left, right, to, extents }.run::<V>() }
     }
 
@@ -305,13 +307,13 @@ impl Blocks<'_> {
     }
 }
 
-/// A step that loads or stores elements.
+/// A step of a block that depends on the element type.
 enum Typed<'a> {
     Queries,
-    /// Sets the maxima and sums.
+    /// Sets the initial maxima and sums.
     Start,
-    /// Loads keys or values: their features, the first row and the number of rows, and the place
-    /// of the first, with the floats from one row to the next.
+    /// Loads keys or values. The fields are the source, its features, the first row and the number
+    /// of rows, and the address and pitch of the floats.
     Load(&'a Source, usize, [usize; 2], (*mut f32, usize)),
     /// Masks the scores of keys.
     Hide((usize, usize)),
@@ -353,7 +355,7 @@ impl<T: Float> Kernel for Step<'_, T> {
     }
 }
 
-/// The rows of a tile in place, if they are plain and `usable` as they are.
+/// The rows of a tile in place, if they are plain and `usable` without a copy.
 #[inline(always)]
 fn floats(
     source: &Source,

@@ -2,7 +2,7 @@
 
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The left factor, with its strides in floats from row to row and along the depth.
+/// The left factor. Its strides count floats, from row to row and along the depth.
 #[derive(Clone, Copy)]
 pub struct Left {
     pub data: *const f32,
@@ -10,7 +10,7 @@ pub struct Left {
     pub depth: isize,
 }
 
-/// The right factor, with its stride in floats from row to row.
+/// The right factor. Its stride counts floats from row to row.
 #[derive(Clone, Copy)]
 pub struct Right {
     pub data: *const f32,
@@ -95,19 +95,19 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     }
 }
 
-/// [`product`] as a part, with tiles that fit the level: alone in a function, its sums stay in
+/// Runs [`product`] as a separate function, with tiles that fit the level, so that its sums stay in
 /// registers. `rows` is rounded up to a multiple of four, or of [`SET_ROWS`] or [`ADD_ROWS`].
 pub struct Product<const ADD: bool> {
     pub left: Left,
     pub right: Right,
     pub to: (*mut f32, usize),
-    /// Rows, blocks of columns, and depth.
+    /// The number of rows, the number of blocks of columns, and the depth.
     pub extents: (usize, usize, usize),
 }
 
-/// The most rows of a tile of a [`Product`] that is not added.
+/// The most rows of a tile of a [`Product`] without `ADD`.
 pub const SET_ROWS: usize = 8;
-/// The most rows of a tile of one that is added.
+/// The most rows of a tile of a [`Product`] with `ADD`.
 pub const ADD_ROWS: usize = 6;
 
 impl<const ADD: bool> Kernel for Product<ADD> {

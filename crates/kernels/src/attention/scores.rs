@@ -1,4 +1,4 @@
-//! Caps and masks scores before their softmax, and computes its exponential.
+//! Caps and masks scores before the softmax, and computes the exponentials of the softmax.
 
 use super::{Attention, MASKED, Mask, View};
 use crate::element::Float;
@@ -11,17 +11,18 @@ pub fn exponential<V: F32x16, T: Float>(x: V) -> V {
     exponential_of(size_of::<T>() < size_of::<f32>(), x)
 }
 
-/// e^x to the precision of f32, or of a type with eleven bits or fewer.
+/// e^x to the precision of f32, or with `short` to the precision of a type with at most eleven
+/// bits.
 #[inline(always)]
 pub fn exponential_of<V: F32x16>(short: bool, x: V) -> V {
     if short { exp_nonpositive_short(x) } else { exp_nonpositive(x) }
 }
 
-/// e^x of one number.
+/// e^x of a single number.
 #[inline(always)]
 pub fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    // SAFETY: sixteen lanes.
+    // SAFETY: the array has sixteen lanes.
     unsafe { exponential::<V, T>(V::splat(x)).store(lanes.as_mut_ptr()) };
     lanes[0]
 }
@@ -73,7 +74,7 @@ impl Attention {
         if start > first || end < first + count {
             for i in 0..count {
                 if first + i < start || first + i >= end {
-                    // SAFETY: within the row.
+                    // SAFETY: the place is within the row.
                     unsafe { *scores.add(i) = MASKED };
                 }
             }

@@ -21,7 +21,7 @@ impl<T> Clone for Rows<T> {
 impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
-    /// The rows of a head from `first` on.
+    /// The rows of a head, beginning at row `first`.
     #[inline(always)]
     fn of(view: &View, batch: usize, head: usize, first: usize) -> Self {
         Self { data: view.at(batch, head, first), stride: view.strides[2] }
@@ -32,7 +32,7 @@ impl<T> Rows<T> {
         self.data.wrapping_offset(row as isize * self.stride)
     }
 
-    /// The rows from `row` on.
+    /// The rows that begin at `row`.
     #[inline(always)]
     pub fn from(&self, row: usize) -> Self {
         Self { data: self.at(row), ..*self }
@@ -49,8 +49,8 @@ impl Source {
         }
     }
 
-    /// The rows of a head from `first` on and the bits of a code, if they are codes in contiguous
-    /// words; `T` is the type of scales and biases.
+    /// The rows of a head, beginning at row `first`, and the bits of a code, if the rows are codes
+    /// in contiguous words. `T` is the type of scales and biases.
     #[inline(always)]
     pub fn coded<T: Float>(
         &self,
@@ -66,11 +66,12 @@ impl Source {
     }
 }
 
-/// Loads rows `first..first + count` as floats, `pitch` apart: `dim` features, then zeros. The rows
-/// exist; `out` has room for `count * pitch` floats, and `pitch` is whole blocks.
+/// Loads the rows `first..first + count` as floats, `pitch` apart: `dim` features each, then zeros.
+/// The rows are readable. `out` has room for `count * pitch` floats, and `pitch` is a multiple of a
+/// block.
 pub struct Load<'a, T> {
     pub source: &'a Source,
-    /// Batch and head.
+    /// The batch and head.
     pub place: (usize, usize),
     pub first: usize,
     pub count: usize,
@@ -109,10 +110,11 @@ impl<T: Float> Kernel for Load<'_, T> {
     }
 }
 
-/// Loads `dim` elements, `step` apart, times `scale`, padded with zeros to whole blocks.
+/// Loads `dim` elements that are `step` apart, multiplies them by `scale`, and pads them with zeros
+/// to whole blocks.
 ///
 /// # Safety
-/// The elements exist, and `out` has room for the blocks.
+/// The elements are readable, and `out` has room for the blocks.
 #[inline(always)]
 pub unsafe fn load_row<V: F32x16, T: Float>(
     from: *const T,
@@ -124,7 +126,7 @@ pub unsafe fn load_row<V: F32x16, T: Float>(
     let scale = V::splat(scale);
     for at in (0..dim).step_by(LANES) {
         let count = LANES.min(dim - at);
-        // SAFETY: the caller's contract; a block ends where the row does.
+        // SAFETY: the caller's contract; the last block loads only the elements that the row has.
         unsafe {
             let lanes: V = if step == 1 {
                 T::load_block(from.add(at), count)
@@ -145,7 +147,7 @@ pub unsafe fn load_strided<V: F32x16, T: Float>(from: *const T, step: isize, cou
         // SAFETY: the caller's contract.
         *lane = unsafe { T::to_float(*from.wrapping_offset(i as isize * step)) };
     }
-    // SAFETY: sixteen lanes.
+    // SAFETY: the array has sixteen lanes.
     unsafe { V::load(lanes.as_ptr()) }
 }
 
@@ -161,7 +163,8 @@ pub struct QuantizedRows<T> {
     pub codes: Codes,
     pub scales: Rows<T>,
     pub biases: Rows<T>,
-    /// Elements from one word, scale and bias of a row to the next.
+    /// The elements from a word to the next one of its row, from a scale to the next, and from a
+    /// bias to the next.
     pub steps: [isize; 3],
 }
 
@@ -198,12 +201,12 @@ impl<T: Float> QuantizedRows<T> {
         for row in 0..count {
             let (packed, to) = (words_of.at(row), out.wrapping_add(row * pitch));
             let (mut scales, mut biases) = (self.scales.at(row), self.biases.at(row));
-            // The rows after these are loaded next.
+            // Prefetch the rows that are loaded next.
             prefetch(words_of.at(row + count).cast(), dim * BITS / 8);
             prefetch(self.scales.at(row + count).cast(), 1);
             prefetch(self.biases.at(row + count).cast(), 1);
             for first in (0..dim).step_by(group) {
-                // SAFETY: the caller's contract; a group is whole blocks of sixteen.
+                // SAFETY: the caller's contract; a group consists of whole blocks of sixteen.
                 unsafe {
                     let scale = V::splat(T::to_float(*scales));
                     let bias = V::splat(T::to_float(*biases));
@@ -228,10 +231,10 @@ impl<T: Float> QuantizedRows<T> {
     }
 }
 
-/// Loads a query row, times `scale`.
+/// Loads a query row and multiplies it by `scale`.
 ///
 /// # Safety
-/// The contract of [`load_row`], for the row of that query.
+/// The contract of [`load_row`] holds for the row of that query.
 #[inline(always)]
 pub unsafe fn load_query<V: F32x16, T: Float>(
     view: &View,

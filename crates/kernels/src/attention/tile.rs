@@ -1,5 +1,6 @@
 //! The work on one tile of keys in `decode`: scores, weights and weighted values of its rows. Each
-//! is a part that the ways to store keys and values share.
+//! of the three is a separate function, and the weights are shared by all layouts of keys and
+//! values.
 
 use std::marker::PhantomData;
 
@@ -10,11 +11,11 @@ use super::{Attention, DECODE_ROWS, TILE, coded, pairs, plain};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The rows of a key-value head, and the keys that are added to their state.
+/// The rows of a key-value head, and the keys that are added to the state of the rows.
 #[derive(Clone, Copy)]
 pub struct Tile<'a> {
     pub call: &'a Attention,
-    /// Batch and key-value head.
+    /// The batch and key-value head.
     pub place: (usize, usize),
     /// The first row and the number of rows, at most [`DECODE_ROWS`].
     pub rows: [usize; 2],
@@ -24,12 +25,12 @@ pub struct Tile<'a> {
     /// The query rows as floats, `q_pitch` apart.
     pub q: *const f32,
     pub q_pitch: usize,
-    /// [`TILE`] scores of each row.
+    /// The scores, [`TILE`] for each row.
     pub scores: *mut f32,
     pub state: State,
 }
 
-/// The state of a chunk's rows: outputs, `pitch` floats each, maxima and sums.
+/// The state of a chunk's rows: outputs of `pitch` floats each, maxima and sums.
 #[derive(Clone, Copy)]
 pub struct State {
     pub out: *mut f32,
@@ -39,7 +40,7 @@ pub struct State {
 }
 
 impl Tile<'_> {
-    /// Head and position of a row.
+    /// The head and position of a row.
     pub fn place_of(&self, row: usize) -> (usize, usize) {
         self.call.place(self.place.1, self.rows[0] + row)
     }
@@ -90,10 +91,10 @@ impl<E: Float> Kernel for PlainScores<'_, E> {
     }
 }
 
-/// Adds weighted values that are stored as rows of elements.
+/// Adds weighted values, which are stored as rows of elements.
 pub struct PlainValues<'a, E> {
     pub tile: Tile<'a>,
-    /// The keys of the tile that follows.
+    /// The keys of the next tile.
     pub next: Rows<E>,
     pub v: Rows<E>,
 }
@@ -124,12 +125,12 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
     }
 }
 
-/// The query rows in the forms that scores of coded keys use.
+/// The query rows in the forms that the scores of coded keys use.
 #[derive(Clone, Copy)]
 pub struct CodedQueries {
-    /// [`coded::GROUPS`] sums of features of each row.
+    /// The sums of features, [`coded::GROUPS`] for each row.
     pub sums: *const f32,
-    /// [`pairs::PAIRS`] pairs of bf16 of each row, if [`pairs::exact`] says so.
+    /// The pairs of bf16, [`pairs::PAIRS`] for each row, if [`pairs::exact`] is true.
     pub pairs: Option<*const u32>,
 }
 
@@ -183,10 +184,10 @@ impl<const BITS: usize> Kernel for CodedScores<'_, BITS> {
     }
 }
 
-/// Adds weighted values that are `BITS`-bit codes.
+/// Adds weighted values, which are `BITS`-bit codes.
 pub struct CodedValues<'a, const BITS: usize> {
     pub tile: Tile<'a>,
-    /// The keys of the tile that follows.
+    /// The keys of the next tile.
     pub next: Codes,
     pub v: Codes,
     /// The scales and biases of the values.
@@ -220,8 +221,8 @@ impl<const BITS: usize> Kernel for CodedValues<'_, BITS> {
     }
 }
 
-/// Turns scores into weights. Updates maxima and sums, and the outputs of rows whose maximum has
-/// grown.
+/// Turns scores into weights. Updates maxima and sums, and also the outputs of rows whose maximum
+/// has grown.
 pub struct Weigh<'a, T> {
     pub tile: Tile<'a>,
     pub element: PhantomData<T>,

@@ -1,8 +1,8 @@
-//! Products of a batch.
+//! The products of a batch, as C++ passes them.
 
 use crate::{Activation, Element, RowOrder};
 
-/// `batch` products of one shape, whose buffers follow each other.
+/// `batch` products of the same shape. Their arrays are contiguous in each buffer.
 #[repr(C)]
 pub struct LinearCall {
     pub element: Element,
@@ -10,7 +10,7 @@ pub struct LinearCall {
     pub w_batched: bool,
     pub columns: bool,
     pub turned: bool,
-    /// 0, or the number of an [`Activation`].
+    /// 0 for no activation, or the number of an [`Activation`].
     pub activation: u8,
     pub order: RowOrder,
     pub batch: usize,

@@ -1,6 +1,6 @@
 //! The bit layouts of a block's codes and scales.
 
-/// Weights that share a scale and a bias.
+/// The number of weights that share a scale and a bias.
 pub const GROUP: usize = 32;
 
 /// A group of 32 weights, each `scale * code + bias`.
@@ -14,7 +14,7 @@ pub struct Group {
 /// The numbers that the codes of `IQ4_NL` and `IQ4_XS` represent.
 const TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// 4-bit codes: the low halves of 16 bytes, then their high halves.
+/// Reads 4-bit codes: the low halves of 16 bytes, then their high halves.
 pub(super) fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     std::array::from_fn(|i| match i {
         0..16 => bytes[i] & 15,
@@ -22,25 +22,29 @@ pub(super) fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     })
 }
 
-/// 5-bit codes: [`nibbles`] of `bytes`, with their fifth bits packed in `high`.
+/// Reads 5-bit codes: the low four bits by [`nibbles`] of `bytes`, and the fifth bits packed in
+/// `high`.
 pub(super) fn fifth_bits(high: &[u8], bytes: &[u8]) -> [u8; GROUP] {
     let low = nibbles(bytes);
     std::array::from_fn(|i| low[i] | (high[i / 8] >> (i % 8) & 1) << 4)
 }
 
-/// 4-bit codes: a group has the low halves of 32 bytes, and the next group has the high halves.
+/// Reads 4-bit codes: of 32 bytes, the low halves belong to one group, and the high halves to the
+/// next group.
 pub(super) fn half_bytes(bytes: &[u8], group: usize) -> [u8; GROUP] {
     let shift = 4 * (group % 2);
     std::array::from_fn(|i| bytes[group / 2 * GROUP + i] >> shift & 15)
 }
 
-/// 5-bit codes: [`half_bytes`] of `bytes`. Bit `group` of each byte of `high` is the fifth bit.
+/// Reads 5-bit codes: the low four bits by [`half_bytes`] of `bytes`. Bit `group` of each byte of
+/// `high` is the fifth bit.
 pub(super) fn five_bits(high: &[u8], bytes: &[u8], group: usize) -> [u8; GROUP] {
     let low = half_bytes(bytes, group);
     std::array::from_fn(|i| low[i] | (high[i] >> group & 1) << 4)
 }
 
-/// The scale and the low of a group, from 12 bytes that hold eight of each with six bits.
+/// Reads the scale and the low of a group from 12 bytes, which hold eight 6-bit scales and eight
+/// 6-bit lows.
 pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (u8, u8) {
     match group {
         0..4 => (bytes[group] & 63, bytes[group + 4] & 63),
@@ -51,15 +55,15 @@ pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (u8, u8) {
     }
 }
 
-/// The scale of a group, from eight 6-bit scales with an offset of 32: two bytes of high bits, then
-/// four bytes of low bits.
+/// Reads the scale of a group from eight 6-bit scales with an offset of 32: two bytes have the high
+/// bits, then four bytes have the low bits.
 pub(super) fn signed_scale(bytes: &[u8], group: usize) -> f32 {
     let low = bytes[2 + group / 2] >> (4 * (group % 2)) & 15;
     let high = u16::from_le_bytes([bytes[0], bytes[1]]) >> (2 * group) & 3;
     f32::from(i16::from(low) + 16 * high as i16 - 32)
 }
 
-/// A group whose codes index [`TABLE`].
+/// Makes a group of codes that index [`TABLE`].
 pub(super) fn from_table(scale: f32, bytes: &[u8]) -> Group {
     let codes = nibbles(bytes).map(|code| (i16::from(TABLE[usize::from(code)]) + 127) as u8);
     Group { scale, bias: -127.0 * scale, codes }

@@ -1,27 +1,29 @@
-//! How the factors of a product are stored: as f32, or as pairs of bf16 for the dot instruction.
+//! How the factors of a product are stored: as f32, or as pairs of bf16 for the dot-product
+//! instruction.
 
 use std::mem::MaybeUninit;
 
 use super::super::element::Float;
 use super::super::simd::{F32x16, LANES, Register};
 
-/// The factors in a 32-bit word of a packed matrix: one, or two that are adjacent in k.
+/// The factors in a 32-bit word of a packed matrix: one factor, or two that are adjacent in k.
 pub trait Arithmetic: Copy + Send + Sync + 'static {
-    /// The type that rows of weights are unpacked to.
+    /// The type to which rows of weights are unpacked.
     type Factor: Copy + Default + Send + Sync;
-    /// Factors in a word.
+    /// The number of factors in a word.
     const PER_WORD: usize;
     /// Whether a word holds two factors, for the instruction that
     /// [`Level::dots_bf16`](crate::simd::Level::dots_bf16) reports.
     const PAIRS: bool = Self::PER_WORD == 2;
-    /// The part of a block that [`add_product`](Self::add_product) takes, or the block.
+    /// The type of [`add_product`](Self::add_product)'s arguments: a part of a block, or a whole
+    /// block.
     type Register<V: F32x16>: Register;
 
-    /// Adds the product of two words to each lane.
+    /// Adds the product of two words to the sum in each lane.
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
     /// Register `P` of a block.
     fn register<V: F32x16, const P: usize>(block: V) -> Self::Register<V>;
-    /// [`step`](Self::step) for a register.
+    /// Does [`step`](Self::step) for a register.
     fn add_product<V: F32x16>(
         sum: Self::Register<V>,
         x: Self::Register<V>,
@@ -30,18 +32,20 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// Loads sixteen whole words.
     ///
     /// # Safety
-    /// `from` is readable for `16 * PER_WORD` elements, which are bf16 if factors are.
+    /// `from` is readable for `16 * PER_WORD` elements. If factors are bf16, the elements are bf16
+    /// too.
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V;
-    /// Makes sixteen words of the first `count` elements, then zeros.
+    /// Makes sixteen words of the first `count` elements, and of zeros after them.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16 * PER_WORD` elements.
     unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V;
-    /// Makes sixteen words of the first `count` elements of a row and, if words are pairs, of the
-    /// row that is next in k; if there is none, zeros.
+    /// Makes sixteen words of the first `count` elements of a row. If words are pairs, each word
+    /// also has the element of `next`, the row that is next in k, or zero if there is no such row.
     ///
     /// # Safety
-    /// Each row is readable for `count <= 16` elements, which are bf16 if factors are.
+    /// Each row is readable for `count <= 16` elements. If factors are bf16, the elements are bf16
+    /// too.
     unsafe fn across<V: F32x16, T: Float>(row: *const T, next: Option<*const T>, count: usize)
     -> V;
 }
@@ -50,7 +54,7 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub struct InF32;
 
-/// Factors in bf16, products in f32, which is exact if both factors are bf16 already.
+/// Factors in bf16, products in f32. The products are exact if both factors already are bf16.
 #[derive(Clone, Copy)]
 pub struct InBf16;
 
@@ -108,14 +112,14 @@ impl Arithmetic for InBf16 {
     }
     #[inline(always)]
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V {
-        // SAFETY: the caller's contract; no alignment is needed.
+        // SAFETY: the caller's contract; the load needs no alignment.
         unsafe { V::load(from.cast()) }
     }
     #[inline(always)]
     unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V {
         let mut words = MaybeUninit::<[u16; 2 * LANES]>::uninit();
         let to = words.as_mut_ptr().cast::<u16>();
-        // SAFETY: both halves of the words are written, from no more than `count` elements.
+        // SAFETY: both halves of the words are written, and at most `count` elements are read.
         unsafe {
             let first = T::load_block::<V>(from, count.min(LANES));
             V::store_half(first.to_bf16(), to);
@@ -143,17 +147,17 @@ impl Arithmetic for InBf16 {
     }
 }
 
-/// The first `count` of sixteen patterns, then zeros.
+/// Loads the first `count` of sixteen bit patterns, and zeros for the rest.
 ///
 /// # Safety
-/// They are readable.
+/// The `count` patterns are readable.
 #[inline(always)]
 pub unsafe fn patterns<V: F32x16>(from: *const u16, count: usize) -> V::Half {
     // SAFETY: the caller's contract.
     unsafe { if count == LANES { V::load_half(from) } else { V::load_half_first(from, count) } }
 }
 
-/// Words of sixteen factors and of those that follow them in k.
+/// Makes words of sixteen factors and of the factors `next` that follow them in k.
 #[inline(always)]
 pub fn paired<V: F32x16>(factors: V::Half, next: V::Half) -> V {
     let high = V::shift_left::<16>(V::widen(next));

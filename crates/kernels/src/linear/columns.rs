@@ -1,5 +1,5 @@
-//! Products of a few rows of x with w as `[k, n]`, which add up rows of w for a strip of columns at
-//! a time.
+//! Products of a few rows of x with w, stored as `[k, n]`. Rows of w are added up for a strip of
+//! columns at a time.
 //!
 //! Every output is one chain of fused multiply-adds in the order of k, as in `gemm`.
 
@@ -13,11 +13,12 @@ use super::epilogue::{self, Epilogue, OnLevel, Steps};
 use super::gemm::Extents;
 use super::gemv::with_floats;
 
-/// The most columns of a strip, whose sums stay in the nearest cache.
+/// The most columns of a strip. The sums of a strip stay in the nearest cache.
 const STRIP: usize = 1024;
-/// Rows of w that are added while sums are in registers, which are read as parallel streams.
+/// The number of rows of w that are added while sums are in registers. The rows are read as
+/// parallel streams.
 const DEPTH: usize = 8;
-/// Rows of x that share a load of w in registers.
+/// The number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
 
 /// # Safety
@@ -31,7 +32,8 @@ pub unsafe fn columns<T: Float>(
 ) {
     let Extents { m, n, k } = extents;
     let (w, steps) = (Shared(w.cast_mut()), &OnLevel { level: machine.level, epilogue });
-    // Strips share few cache lines, and each thread has several strips.
+    // Make strips wide, so that few cache lines belong to two strips, but give each thread several
+    // strips.
     let each = n.div_ceil(4 * machine.pool.threads()).next_multiple_of(4 * LANES);
     let strip = each.min(STRIP);
     let work = strip * k * size_of::<T>() / 2 * m.div_ceil(TOGETHER);
@@ -44,7 +46,7 @@ pub unsafe fn columns<T: Float>(
             unsafe { machine.level.run(kernel) }
         });
     };
-    // SAFETY: x holds that number of elements.
+    // SAFETY: x holds `m * k` elements.
     unsafe { with_floats(machine, x, m * k, &run) }
 }
 
@@ -70,8 +72,8 @@ impl<T: Float> Kernel for Columns<'_, T> {
         let mut sums = std::mem::MaybeUninit::<Sums>::uninit();
         for first in self.columns.clone().step_by(self.strip) {
             let columns = first..self.columns.end.min(first + self.strip);
-            // SAFETY: the rows and columns exist, and the sums have room for a strip; they are set
-            // before they are read.
+            // SAFETY: the rows and columns are readable, and the sums have room for a strip; they
+            // are set before they are read.
             unsafe {
                 let sums = (&raw mut (*sums.as_mut_ptr()).0).cast::<f32>();
                 std::ptr::write_bytes(sums, 0, m * STRIP);
@@ -91,8 +93,8 @@ impl<T: Float> Kernel for Columns<'_, T> {
 }
 
 impl<T: Float> Columns<'_, T> {
-    /// Adds the products of `DEPTH` rows of w from `at` on. The last block may extend beyond the
-    /// columns.
+    /// Adds the products of `DEPTH` rows of w, from row `at` on. The last block of sums may extend
+    /// beyond the columns.
     #[inline(always)]
     unsafe fn add<V: F32x16, const DEPTH: usize>(
         &self,
@@ -103,7 +105,7 @@ impl<T: Float> Columns<'_, T> {
         let Extents { m, n, k } = self.extents;
         for column in columns.clone().step_by(LANES) {
             let count = LANES.min(columns.end - column);
-            // SAFETY: every access is within the rows, whose last block has `count` columns.
+            // SAFETY: every access is within the rows; the last block has `count` columns.
             unsafe {
                 let mut weights = [V::splat(0.0); DEPTH];
                 for (i, weights) in weights.iter_mut().enumerate() {
@@ -129,7 +131,7 @@ impl<T: Float> Columns<'_, T> {
     }
 }
 
-/// `sums[row] += x[row][i] * weights[i]`, one i after the other.
+/// Computes `sums[row] += x[row][i] * weights[i]`, one `i` after another.
 #[inline(always)]
 unsafe fn add_rows<V: F32x16, const ROWS: usize, const DEPTH: usize>(
     x: *const f32,
@@ -137,7 +139,7 @@ unsafe fn add_rows<V: F32x16, const ROWS: usize, const DEPTH: usize>(
     weights: &[V; DEPTH],
     sums: *mut f32,
 ) -> usize {
-    // SAFETY: the rows exist.
+    // SAFETY: the rows are readable.
     unsafe {
         let mut total = [V::splat(0.0); ROWS];
         for (r, total) in total.iter_mut().enumerate() {

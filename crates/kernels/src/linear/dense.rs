@@ -1,4 +1,4 @@
-//! Plain weights, and the steps that follow a product.
+//! Weights that are not quantized, and the steps after a product.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use super::epilogue::Epilogue;
 use super::interleaved::{Factor, Interleaved, interleaved, interleaved_across};
 use super::weights::{Extents, Places, Weights};
 
-/// Dense weights in memory: `[n, k]`, or `[k, n]` if `columns`.
+/// Dense weights in memory, stored as `[n, k]`, or as `[k, n]` if `columns`.
 pub struct Dense<T> {
     pub w: *const T,
     pub extents: Extents,
     pub columns: bool,
 }
 
-// SAFETY: only read.
+// SAFETY: the weights are only read.
 unsafe impl<T> Sync for Dense<T> {}
 
 impl<T: Float> Dense<T> {
     /// Implements [`Weights::unpack_across`] for columns.
     ///
     /// # Safety
-    /// As for that.
+    /// The contract of [`Weights::unpack_across`] holds.
     #[inline(always)]
     unsafe fn across<V: F32x16, A: Arithmetic>(
         &self,
@@ -37,7 +37,7 @@ impl<T: Float> Dense<T> {
         for word in 0..len.div_ceil(A::PER_WORD) {
             let at = word * A::PER_WORD;
             let from = self.w.wrapping_add((k + at) * n + row);
-            // No prefetcher follows such strides.
+            // Prefetch here, since no hardware prefetcher follows such strides.
             for at in 0..A::PER_WORD {
                 let ahead = from.wrapping_add((AHEAD + at) * n);
                 prefetch(ahead.cast(), rows * size_of::<T>());
@@ -46,8 +46,8 @@ impl<T: Float> Dense<T> {
                 let from = from.wrapping_add(first);
                 let next = (at + 1 < len).then_some(from.wrapping_add(n));
                 let count = LANES.min(n - row - first);
-                // SAFETY: the caller's contract; the row may continue beyond the tile, and the
-                // lanes after it are the next word's, which follows.
+                // SAFETY: the caller's contract. The row may continue beyond the tile; lanes after
+                // the tile are overwritten by the next word, which is stored after this one.
                 unsafe {
                     let words = A::across::<V, T>(from, next, count);
                     words.store(places.of(first, word));
@@ -57,7 +57,7 @@ impl<T: Float> Dense<T> {
     }
 }
 
-/// How many rows ahead columns are prefetched.
+/// How many rows ahead the weights are prefetched.
 const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {
@@ -72,7 +72,8 @@ impl<T: Float> Weights<InF32> for Dense<T> {
         stride: usize,
     ) {
         let depth = self.extents.k;
-        // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
+        // SAFETY: the caller ensures that the rows and elements are readable and `out` has room for
+        // them.
         unsafe {
             for i in 0..rows {
                 let (from, to) = (self.w.add((row + i) * depth + k), out.add(i * stride));
@@ -119,10 +120,11 @@ impl Weights<InBf16> for Dense<Bf16> {
     ) {
         let Extents { n, k: depth, .. } = self.extents;
         let w = self.w.cast::<u16>();
-        // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
+        // SAFETY: the caller ensures that the rows and elements are readable and `out` has room for
+        // them.
         unsafe {
             if self.columns {
-                // Two rows of w at a time make words, which are then exchanged with columns.
+                // Each pair of rows of w makes a row of words, and then words are transposed.
                 let wide = if row + LANES <= n { LANES } else { rows };
                 for at in (0..len).step_by(2 * LANES) {
                     let count = (2 * LANES).min(len - at);
@@ -132,7 +134,7 @@ impl Weights<InBf16> for Dense<Bf16> {
                         let from = first.wrapping_add(2 * i * n);
                         let last = 2 * i + 1 == count;
                         let next = if last { from } else { from.wrapping_add(n) };
-                        // No prefetcher follows such strides.
+                        // Prefetch here, since no hardware prefetcher follows such strides.
                         prefetch(from.wrapping_add(2 * LANES * n).cast(), 2 * wide);
                         prefetch(next.wrapping_add(2 * LANES * n).cast(), 2 * wide);
                         let next = (!last).then_some(next.cast::<Bf16>());
@@ -151,7 +153,7 @@ impl Weights<InBf16> for Dense<Bf16> {
             }
             let w = w.add(row * depth + k);
             let whole = len / (2 * LANES) * (2 * LANES);
-            // All rows at once: more of them are on their way from memory.
+            // Go through all rows at once, so that more loads from memory run at the same time.
             for at in (0..whole).step_by(2 * LANES) {
                 for i in 0..rows {
                     let words = V::load(w.add(i * depth + at).cast());
@@ -205,7 +207,8 @@ where
     }
 }
 
-/// Rounds, adds the bias, applies the activation, adds the residual: each step rounded to `T`.
+/// Rounds the sums, adds the bias, applies the activation, and adds the residual. Each step is
+/// rounded to `T`.
 pub struct Finish<T> {
     pub out: *mut T,
     pub columns: usize,
@@ -214,8 +217,7 @@ pub struct Finish<T> {
     pub residual: *const T,
 }
 
-// SAFETY: inputs are only read; each output is written once, by one thread, after its residual
-// was read.
+// SAFETY: inputs are only read. One thread writes each output once, after it has read its residual.
 unsafe impl<T> Sync for Finish<T> {}
 
 impl<T: Float> Epilogue for Finish<T> {
@@ -225,7 +227,8 @@ impl<T: Float> Epilogue for Finish<T> {
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize) {
         let at = row * self.columns + column;
         let mut y: V = T::round(sums);
-        // SAFETY: the outputs exist, and with them a bias and residuals.
+        // SAFETY: the outputs exist, and so do their bias and residuals if the pointers are not
+        // null.
         unsafe {
             if !self.bias.is_null() {
                 y = T::round(y + T::load_block(self.bias.add(column), count));

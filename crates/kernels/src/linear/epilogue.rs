@@ -1,23 +1,23 @@
-//! The steps after a product. They are compiled apart from the products, since there are few of
-//! each, but many pairs.
+//! The steps after a product. They are compiled separately from the products, since there are few
+//! products and few epilogues, but many combinations.
 
 use super::super::simd::{F32x16, Kernel, LANES, Level};
 
-/// Finishes the sums and writes the outputs.
+/// Finishes the sums of a product and writes the outputs.
 pub trait Epilogue: Sync {
-    /// Whether it gains from `avx512bf16`, as [`Kernel::BF16`] says.
+    /// Whether the steps gain from `avx512bf16`, as [`Kernel::BF16`] says.
     const BF16: bool;
 
     /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
     /// is finished once, by one thread.
     ///
     /// # Safety
-    /// The outputs exist.
+    /// The outputs are writable.
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
 }
 
-/// The sums of `columns` columns from `column` on, side by side in whole blocks of sixteen, for
-/// `rows` rows from `row` on, which are `pitch` floats apart.
+/// The sums of `columns` columns, from `column` on, for `rows` rows, from `row` on. The sums of a
+/// row are contiguous and padded to whole blocks of sixteen; rows are `pitch` floats apart.
 #[derive(Clone, Copy)]
 pub struct Sums {
     pub sums: *const f32,
@@ -28,8 +28,7 @@ pub struct Sums {
     pub columns: usize,
 }
 
-/// The sums of a block of rows and columns, column by column; those of the next column are `pitch`
-/// floats away.
+/// The sums of a block of rows and columns, stored by columns, which are `pitch` floats apart.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub sums: *const f32,
@@ -40,13 +39,13 @@ pub struct Block {
     pub columns: usize,
 }
 
-/// An [`Epilogue`] on a machine.
+/// An [`Epilogue`] together with the machine that runs it.
 pub trait Steps: Sync {
     /// # Safety
-    /// The sums are whole blocks of sixteen for each row, and the outputs exist.
+    /// The sums of each row are padded to whole blocks of sixteen, and the outputs are writable.
     unsafe fn finish(&self, sums: Sums);
     /// # Safety
-    /// The sums are whole blocks of sixteen for each column, and the outputs exist.
+    /// The sums of each column are padded to whole blocks of sixteen, and the outputs are writable.
     unsafe fn finish_block(&self, block: Block);
 }
 
@@ -106,7 +105,8 @@ impl<E: Epilogue> Kernel for Transpose<'_, E> {
         for i in (0..rows).step_by(LANES) {
             for j in (0..columns).step_by(LANES) {
                 let count = LANES.min(columns - j);
-                // SAFETY: within the block; rows and columns beyond it are not touched.
+                // SAFETY: every access is within the block; rows and columns beyond it are not
+                // touched.
                 unsafe {
                     let mut square = [V::splat(0.0); LANES];
                     for (c, lanes) in square.iter_mut().enumerate() {

@@ -1,10 +1,11 @@
-//! `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, blocked for the caches.
+//! Computes `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, in blocks that fit the
+//! caches.
 //!
-//! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights stay in
-//! rows: a tile of them is unpacked to f32 or bf16 near the level-one cache and broadcast word by
-//! word, so any weights that can write out their rows (dense, converted, dequantized) can be
-//! multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile. On
-//! a level that multiplies tiles, the sums of whole tiles follow each other in the order of k.
+//! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights are taken
+//! by rows: a tile of rows is unpacked to f32 or bf16 near the level-one cache, and then each word
+//! is broadcast. So any weights that can write out their rows (dense, converted, dequantized) can
+//! be multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile.
+//! On a level that multiplies tiles, the sums of whole tiles are added in the order of k.
 
 use std::ops::Range;
 
@@ -19,25 +20,25 @@ pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
 use super::sums::{BLOCK_ROWS, MOST_ROWS};
 pub use super::weights::{Extents, Places, Weights};
 
-/// Rows of weights in a block.
+/// The rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// Rows of weights in a block of tiles, whose factors are read from beyond the second-level cache
-/// for each block. Only x86-64 has tiles, and a thread of macOS has a stack of 512 KB.
+/// The rows of weights in a block of a level with tiles. Each block reads factors from beyond the
+/// second-level cache, so the block is larger. Only x86-64 has tiles, and a thread of macOS has a
+/// stack of only 512 KB.
 const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
     true => 8 * TILE_ROWS,
     false => BLOCK_COLUMNS,
 };
-/// Tiles of weights that lie across, which are unpacked together: more of a row at a time.
+/// The number of tiles that are unpacked together if weights lie across, so that more of each row
+/// of memory is read at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
-/// Words that a product of tiles takes at a time, so that its weights stay in the level-one cache.
+/// The words that a product of tiles takes at a time, so that its weights stay in the level-one
+/// cache.
 const TILE_WORDS: usize = 128;
 
-/// Multiplies an interleaved x, which several products may share.
-///
-/// # Safety
-/// The weights are `[n, k]` and the epilogue takes `[m, n]`, with the m and k of `x`.
+/// Multiplies an interleaved x, which several products may share, with weights.
 pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     machine: Machine,
     x: &Interleaved<A>,
@@ -59,17 +60,17 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
     let in_tiles = in_tiles(machine, weights);
-    // Factors in parts of bf16 take one and a half times the room of floats: fewer rows stay in the
-    // second-level cache.
+    // With `TILES`, factors are split into parts of bf16. They take one and a half times the room
+    // of floats, so fewer rows stay in the second-level cache.
     let (tile, mut rows, columns) = match in_tiles {
         true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
         false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
     };
     let mut tiles = columns / tile;
-    // Use smaller blocks if there are too few blocks for the threads to end at one time. With four
-    // threads or more, products in tiles use smaller blocks too, if x stays in the second-level
-    // cache.
+    // Use smaller blocks if there are too few blocks for the threads to end at the same time. With
+    // four threads or more, products in tiles also use smaller blocks if x stays in the
+    // second-level cache.
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let threads = machine.pool.threads();
     let blocks = match (in_tiles, near && threads >= 4) {
@@ -88,7 +89,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
         rows /= 2;
     }
     let columns = tiles * tile;
-    // With 128 rows, tiles were measured to be five to eight times as fast.
+    // With 128 rows, products in tiles were measured to be five to eight times as fast.
     let work = rows.min(x.m) * columns.min(n) * x.k / if in_tiles { 50 } else { 10 };
     machine.pool.for_each(count(rows, tiles), work, &|items| {
         let blocks = Blocks { x, extents, rows, columns, in_tiles, weights };
@@ -98,14 +99,14 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     });
 }
 
-/// An item is a block of outputs.
+/// Each item is a block of outputs.
 struct Multiply<'a, A, W> {
     blocks: Blocks<'a, A, W>,
     items: Range<usize>,
     steps: &'a dyn Steps,
 }
 
-/// A product in blocks of outputs: `rows` by `columns`.
+/// A product that is split into blocks of `rows` by `columns` outputs.
 struct Blocks<'a, A, W> {
     x: &'a Interleaved<A>,
     extents: Extents,
@@ -138,8 +139,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
         let Extents { m, n, .. } = blocks.extents;
         let [down, across] =
             [(m, blocks.rows), (n, blocks.columns)].map(|(all, block)| all.div_ceil(block));
-        // SAFETY: the tile has room for its rows, and all of them are multiplied; `in_tiles` says
-        // that the level multiplies tiles.
+        // SAFETY: the tile has room for its rows, all of which are multiplied. `in_tiles` is true
+        // only if the level multiplies tiles.
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
             if blocks.in_tiles() {
@@ -147,14 +148,14 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
             }
         }
         for item in items {
-            // Blocks of tiles that follow each other share weights, others x.
+            // Successive blocks share weights in products of tiles, and otherwise rows of x.
             let (row, column) = match blocks.in_tiles() {
                 true => (item % down, item / down),
                 false => (item / across, item % across),
             };
             let (row, column) = (row * blocks.rows, column * blocks.columns);
             let (rows, columns) = (blocks.rows.min(m - row), blocks.columns.min(n - column));
-            // SAFETY: the block lies within the outputs; `sums` holds one of the largest.
+            // SAFETY: the block lies within the outputs; `sums` has room for the largest block.
             unsafe {
                 V::part(Sum { blocks, row, column, tile, sums });
                 let (sums, pitch) = (sums.cast_const(), SUMS);
@@ -162,7 +163,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
             }
         }
         if blocks.in_tiles() {
-            // SAFETY: they were begun.
+            // SAFETY: `begin_tiles` was called above.
             unsafe { V::end_tiles() };
         }
     }
@@ -173,7 +174,7 @@ pub(super) fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) ->
     machine.level.multiplies_tiles() && tiled::<A, W>()
 }
 
-/// Whether any level has products of tiles for these factors and weights.
+/// Whether there is a level that multiplies these factors and weights in tiles.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
     A::PAIRS || W::BYTES || W::TILES
 }
@@ -184,14 +185,14 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         (const { tiled::<A, W>() }) && self.in_tiles
     }
 
-    /// Rows of weights in a tile.
+    /// The rows of weights in a tile.
     #[inline(always)]
     fn tile(&self) -> usize {
         if self.in_tiles() { TILE_ROWS } else { TILE }
     }
 }
 
-/// Sums over all of k for one block into `sums[column][row]`.
+/// Computes the sums over all of k for one block, and writes them to `sums[column][row]`.
 struct Sum<'a, A, W> {
     blocks: Blocks<'a, A, W>,
     row: usize,
@@ -218,7 +219,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
             let at = block * WORDS * A::PER_WORD;
             let len = (WORDS * A::PER_WORD).min(k - at);
             for first in (0..columns).step_by(blocks.tile()) {
-                // SAFETY: the tile holds `rows` rows of `len` factors, the rows and panels exist.
+                // SAFETY: the tile has room for `rows` rows of `len` factors; the rows and panels
+                // are readable.
                 unsafe {
                     let mut tile = tile;
                     if lie_across {
@@ -258,7 +260,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                             }
                             done += 1;
                         } else if !V::ONE_REGISTER {
-                            // The sums, and a factor, fit into the registers.
+                            // With six rows, the sums and a factor fit into the registers.
                             const ROWS: usize = 6;
                             for r in (0..TILE).step_by(ROWS) {
                                 let (tile, to) = (tile.add(r * next_row), to.add(r * SUMS));
@@ -284,7 +286,7 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     /// Unpacks elements `at..at + len` of a tile's rows.
     ///
     /// # Safety
-    /// They exist, and the tile has room for them.
+    /// The elements are readable, and the tile has room for them.
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,
@@ -306,11 +308,11 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         }
     }
 
-    /// Adds the products of a tile with all panels of a block of rows, for words of one block of k.
-    /// Meanwhile prefetches the `next` tile, from a row and a block of k on.
+    /// Adds the products of a tile with all panels of a block of rows, for the words of one block
+    /// of k. Meanwhile prefetches the `next` tile, given by its first row and its block of k.
     ///
     /// # Safety
-    /// As for [`Weights::add_in_tiles`], with the words of the tile.
+    /// The contract of [`Weights::add_in_tiles`] holds, with the words of the tile.
     #[inline(always)]
     unsafe fn add_panels_in_tiles<V: F32x16>(
         &self,
@@ -333,8 +335,8 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
                 let next = (panel + 1).min(row / LANES + panels - 1);
                 let x = [panel, next].map(|p| self.x.panel(block, p).wrapping_add(start * LANES));
                 let pass = Pass { x, panel, at: at + start, words };
-                // SAFETY: where the second panel does not exist, it is the first again, and its
-                // sums have room, as blocks have even numbers of panels.
+                // SAFETY: if there is no second panel, the first panel replaces it. The sums have
+                // room for it, as blocks have even numbers of panels.
                 unsafe {
                     let sums = sums.add(done * LANES);
                     self.weights.add_in_tiles::<V>(pass, tile, sums);

@@ -1,5 +1,5 @@
-//! Products with rows of x that are tokens: each row of w is read once, in order, and dotted with
-//! up to four rows of x. For more of them, `several.rs` unpacks w.
+//! Products with rows of x that are tokens. Each row of w is read once, in order, and its dot
+//! products with up to four rows of x are computed. For more rows of x, `several.rs` unpacks w.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
@@ -15,15 +15,15 @@ use super::gemm::Extents;
 use super::several::{SUMS, several};
 use super::workspace;
 
-/// How many bytes ahead of the loads memory is prefetched: one sequential stream alone does not use
-/// the full bandwidth.
+/// How many bytes ahead of the loads the kernel prefetches, because one sequential stream alone
+/// does not use the full bandwidth.
 const AHEAD: usize = 4096;
 /// The most rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
-/// Rows of w that are read at a time where that is faster. On a Xeon with AMX it raised the speed
-/// of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
+/// The rows of w that are read at a time on levels where this is faster. On a Xeon with AMX it
+/// raised the speed of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
 const STREAMS: usize = 4;
-/// The most columns that are finished at a time.
+/// The most columns whose sums are finished at a time.
 const WIDE: usize = 8 * LANES;
 
 /// # Safety
@@ -95,14 +95,11 @@ unsafe fn gemv_with<T: Float>(
     if pairs {
         return run(std::ptr::null());
     }
-    // SAFETY: x holds that number of elements.
+    // SAFETY: x holds `m * k` elements.
     unsafe { with_floats(machine, x.get(), m * k, &run) }
 }
 
-/// Calls `body` with x as floats: x itself, or a copy.
-///
-/// # Safety
-/// `x` holds `count` elements.
+/// Calls `body` with x as floats, which are x itself or a converted copy.
 pub unsafe fn with_floats<T: Float>(
     machine: Machine,
     x: *const T,
@@ -113,7 +110,7 @@ pub unsafe fn with_floats<T: Float>(
         return body(floats);
     }
     workspace::with(count, &|floats| {
-        // SAFETY: there is room for that number of floats.
+        // SAFETY: the workspace has room for `count` floats.
         unsafe { machine.level.run(Convert { from: x, to: floats, count }) };
         body(floats);
     });
@@ -140,14 +137,14 @@ impl<T: Float> Kernel for Convert<T> {
     }
 }
 
-/// Computes blocks of sixteen columns of the output, each from sixteen rows of w.
+/// Computes blocks of sixteen columns of the output. Each block needs sixteen rows of w.
 struct Gemv<'a, X, T, A> {
     x: *const X,
     w: *const T,
     extents: Extents,
     blocks: Range<usize>,
     steps: &'a dyn Steps,
-    /// Whether several rows of w are read at a time, for one row of x as pairs.
+    /// Whether several rows of w are read at a time if x is one row of pairs.
     streams: bool,
     arithmetic: A,
 }
@@ -177,7 +174,7 @@ impl<X: Float, T: Float, A: Arithmetic> Kernel for Gemv<'_, X, T, A> {
 }
 
 impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
-    /// Computes columns, at most sixteen, counted from the column `from` on.
+    /// Computes at most sixteen columns, whose numbers count from the column `from`.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(
         &self,
@@ -190,7 +187,7 @@ impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
         let Range { start: mut first, end } = columns;
         if A::PAIRS && self.streams && m == 1 {
             while first + STREAMS <= end {
-                // SAFETY: these rows of w and the row of x exist.
+                // SAFETY: these rows of w and the row of x are readable.
                 unsafe {
                     dots::<V, X, T, A, 1, STREAMS>(self.x, w.add(first * k), k, sums, first);
                 }
@@ -198,7 +195,7 @@ impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
             }
         }
         for i in first..end {
-            // SAFETY: the row of w and the rows of x exist.
+            // SAFETY: the row of w and the rows of x are readable.
             unsafe {
                 let w = w.add(i * k);
                 let mut row = 0;
@@ -215,8 +212,8 @@ impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
     }
 }
 
-/// Dot products of `W_ROWS` rows of w with `ROWS` rows of x; they go to `to`, from `i` on in each
-/// row.
+/// Computes the dot products of `W_ROWS` rows of w with `ROWS` rows of x. For each row of x, they
+/// are written to its row in `to`, from index `i` on.
 #[inline(always)]
 unsafe fn dots<
     V: F32x16,

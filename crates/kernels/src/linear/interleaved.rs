@@ -1,4 +1,5 @@
-//! Lays out rows of x for the GEMM: panels of sixteen rows, with the words of the rows interleaved.
+//! Lays out rows of x for the GEMM in panels of sixteen rows, in which the words of the rows are
+//! interleaved.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,7 +12,8 @@ use super::sums::WORDS;
 use super::weights::{Places, Weights};
 use super::workspace;
 
-/// `[m, k]` in blocks of [`WORDS`] words along k, each in panels of sixteen rows.
+/// A matrix `[m, k]` in blocks of [`WORDS`] words along k. Each block is split into panels of
+/// sixteen rows.
 pub struct Interleaved<A> {
     packed: *mut f32,
     pub m: usize,
@@ -19,11 +21,11 @@ pub struct Interleaved<A> {
     arithmetic: PhantomData<A>,
 }
 
-// SAFETY: written by `interleaved` alone, each panel by one thread, before anyone reads.
+// SAFETY: only `interleaved` writes, each panel by one thread, before any thread reads.
 unsafe impl<A> Sync for Interleaved<A> {}
 
 impl<A: Arithmetic> Interleaved<A> {
-    /// The address of words `block * WORDS..` of a panel of sixteen rows.
+    /// The address of a panel of sixteen rows within a block of words.
     #[inline(always)]
     pub fn panel(&self, block: usize, panel: usize) -> *const f32 {
         let (panels, words) = (self.m.div_ceil(LANES), self.k.div_ceil(A::PER_WORD));
@@ -32,7 +34,7 @@ impl<A: Arithmetic> Interleaved<A> {
         self.packed.wrapping_add(at)
     }
 
-    /// `[m, k]` for weights that know where their x lies.
+    /// An x without data, `[m, k]`, for weights that read their x from elsewhere.
     pub fn elsewhere([m, k]: [usize; 2]) -> Self {
         Self { packed: std::ptr::null_mut(), m, k, arithmetic: PhantomData }
     }
@@ -41,16 +43,16 @@ impl<A: Arithmetic> Interleaved<A> {
         self.m.div_ceil(LANES)
     }
 
-    /// Blocks of words.
+    /// The number of blocks of words.
     fn blocks(&self) -> usize {
         self.k.div_ceil(A::PER_WORD).div_ceil(WORDS)
     }
 }
 
-/// Calls `body` with x, which is `[m, k]`, interleaved; any number of products can use it.
+/// Calls `body` with x, which is `[m, k]`, in interleaved form. Any number of products can use it.
 ///
 /// # Safety
-/// `x` holds `m * k` elements, which are bf16 if factors are.
+/// `x` holds `m * k` elements. If factors are bf16, the elements are bf16 too.
 pub unsafe fn interleaved<A: Arithmetic, T: Float>(
     machine: Machine,
     [m, k]: [usize; 2],
@@ -66,11 +68,11 @@ pub unsafe fn interleaved<A: Arithmetic, T: Float>(
     });
 }
 
-/// [`interleaved`] for `m` rows from `first` on of a matrix that lies across, such as a transposed
-/// x. `first` is a multiple of sixteen.
+/// Does the work of [`interleaved`] for `m` rows, from row `first` on, of a matrix that lies
+/// across, such as a transposed x. `first` is a multiple of sixteen.
 ///
 /// # Safety
-/// The rows exist, with `k` elements each.
+/// The rows are readable and have `k` elements each.
 pub unsafe fn interleaved_across<A: Arithmetic>(
     machine: Machine,
     [m, k]: [usize; 2],
@@ -86,7 +88,7 @@ pub unsafe fn interleaved_across<A: Arithmetic>(
     });
 }
 
-/// Calls `body` with a matrix of `m` rows of `k` elements that `write` has written.
+/// Calls `write` to fill a matrix of `m` rows of `k` elements, then `body` with this matrix.
 fn fill<A: Arithmetic>(
     [m, k]: [usize; 2],
     body: &dyn Fn(&Interleaved<A>),
@@ -99,11 +101,12 @@ fn fill<A: Arithmetic>(
     });
 }
 
-/// Panels that [`interleaved_across`] writes together, so that what is read of a row is not a
-/// cache line alone.
+/// The number of panels that [`interleaved_across`] writes together, so that it reads more than one
+/// cache line of each row of memory.
 pub const TOGETHER: usize = 4;
 
-/// [`Interleave`] for rows that lie across; an item is a block of words of [`TOGETHER`] panels.
+/// Does the work of [`Interleave`] for rows that lie across. Each item is a block of words of
+/// [`TOGETHER`] panels.
 struct Across<'a, A, W> {
     rows: &'a W,
     first: usize,
@@ -126,13 +129,13 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Across<'_, A, W> {
             let len = (WORDS * A::PER_WORD).min(k - at);
             let out = self.to.panel(block, panel).cast_mut();
             let places = Places { out, step: LANES, pitch: len.div_ceil(A::PER_WORD) * LANES };
-            // SAFETY: the rows and elements exist, and the panels have room for every word.
+            // SAFETY: the rows and elements are readable, and the panels have room for every word.
             unsafe { self.rows.unpack_across::<V>(self.first + row, rows, at, len, places) };
         }
     }
 }
 
-/// An item is a block of words of a panel.
+/// Each item is a block of words of a panel.
 struct Interleave<'a, A, T> {
     x: *const T,
     to: &'a Interleaved<A>,
@@ -155,20 +158,22 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
             let len = WORDS.min(words - block * WORDS);
             let to = self.to.panel(block, panel).cast_mut();
             let mut done = 0;
-            // SAFETY: every element read is within its row, every word written in the panel.
+            // SAFETY: every element that is read is within its row, and every word is written
+            // within the panel.
             unsafe {
                 while done < len {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
                     let x = self.x.add(panel * LANES * k + at);
-                    // A closure would be compiled without the level's features.
+                    // This loop is written out, since a closure would be compiled without the
+                    // level's features.
                     let mut square = [V::splat(0.0); LANES];
                     if !V::SMALL && rows == LANES && count == chunk {
                         for (i, words) in square.iter_mut().enumerate() {
                             *words = A::whole::<V, T>(x.add(i * k));
                         }
                     } else {
-                        // A separate array, so that the one above stays in registers.
+                        // Use a separate array, so that `square` stays in registers.
                         let mut rest = [V::splat(0.0); LANES];
                         for (i, words) in rest[..rows].iter_mut().enumerate() {
                             *words = match count == chunk {
@@ -189,12 +194,13 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
     }
 }
 
-/// [`Weights`] that can take the place of x.
+/// [`Weights`] that a product can interleave in place of x.
 pub trait Factor<A: Arithmetic>: Weights<A> {
-    /// Calls `body` with these rows, interleaved. The first is a multiple of sixteen.
+    /// Calls `body` with the given rows of the weights, interleaved. The first row is a multiple of
+    /// sixteen.
     ///
     /// # Safety
-    /// They exist.
+    /// The rows are readable.
     unsafe fn interleaved(
         &self,
         machine: Machine,

@@ -1,4 +1,5 @@
-//! `act(x · wᵀ + bias) + residual`: dot products in the order of tokens, tiles in that of prompts.
+//! Computes `act(x · wᵀ + bias) + residual`: with dot products in the row order of tokens, and with
+//! tiles in the row order of prompts.
 
 pub mod arithmetic;
 mod columns;
@@ -45,11 +46,11 @@ pub struct LinearCall {
     pub out: *mut u8,
 }
 
-/// Sums in f32, then one rounding for each step: product, bias, activation, residual.
+/// Computes sums in f32, then rounds once after each step: product, bias, activation, residual.
 ///
 /// # Safety
-/// The buffers hold what [`LinearCall`] says, aligned to the element; `out` overlaps no other
-/// but `residual`, which it may be.
+/// The buffers have the shapes of the fields of [`LinearCall`] and are aligned to the element.
+/// `out` may be `residual`; it overlaps no other buffer.
 pub unsafe fn linear(element: Element, call: &LinearCall) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.
@@ -76,7 +77,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && !call.columns && !call.turned {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        // Tiles of f32 have the same order.
+        // `columns` adds up in the same order as tiles of f32, which take more rows.
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }
@@ -101,12 +102,12 @@ impl Level {
         return false;
     }
 
-    /// Whether this level multiplies many rows of bf16 as [`InBf16`].
+    /// Whether this level multiplies many rows of bf16 by [`InBf16`].
     pub fn packs_bf16(self) -> bool {
         self.dots_bf16() || self.multiplies_tiles()
     }
 
-    /// Whether this level multiplies and adds up bytes in one instruction.
+    /// Whether one instruction of this level multiplies bytes and adds up the products.
     pub fn dots_bytes(self) -> bool {
         #[cfg(target_arch = "aarch64")]
         return matches!(self, Level::I8mm | Level::Dotprod);
@@ -115,7 +116,7 @@ impl Level {
         return self.dots_bf16();
     }
 
-    /// Whether this level adds up products of bytes in sixteen bits, which suffice for weights of
+    /// Whether this level adds up products of bytes in sixteen bits, which is enough for weights of
     /// at most six bits.
     pub fn adds_pairs_of_bytes(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -126,8 +127,8 @@ impl Level {
 
     /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
     /// x86 processors with tiles add up products of bytes six times as fast as products of bf16
-    /// pairs. On ARM one instruction multiplies sixteen bytes or four numbers of f32; that this is
-    /// faster was not measured on a processor.
+    /// pairs. On ARM one instruction multiplies sixteen bytes or four f32 numbers; no ARM processor
+    /// was measured.
     pub fn adds_digits(self) -> bool {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }

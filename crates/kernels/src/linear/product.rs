@@ -1,5 +1,6 @@
-//! The product of two factors, of which one is interleaved, and rows of the other are unpacked in
-//! its tiles: x and weights, or weights and x. Each sum keeps its order.
+//! The product of two factors. One factor is interleaved, and the rows of the other are unpacked in
+//! tiles. Either x or the weights can be interleaved. The order of each sum is the same in both
+//! cases.
 
 use super::super::Machine;
 use super::super::element::Float;
@@ -11,10 +12,10 @@ use super::interleaved::{Factor, Interleaved};
 use super::sums::BLOCK_ROWS;
 use super::weights::Weights;
 
-/// The words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows have more.
+/// The most words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows have more.
 const WORDS: usize = 8 << 20;
 
-/// The product of `[m, k]` and `[n, k]`.
+/// Multiplies x, `[m, k]`, with weights, `[n, k]`.
 ///
 /// # Safety
 /// x and the weights have these rows, and the epilogue takes `[m, n]`.
@@ -39,9 +40,10 @@ pub unsafe fn product<A: Arithmetic, T: Float>(
     }
 }
 
-/// Whether the weights take the place of x, and x that of weights. Words are interleaved once, so
-/// the smaller factor should be, where it is much smaller. For tiles, a factor that lies across is
-/// interleaved as it is, and to unpack rows of it means to exchange rows and columns.
+/// Whether to interleave the weights and unpack x, instead of the other way round. Words are
+/// interleaved once, so a factor that is much smaller than the other one should be interleaved.
+/// With tiles, a factor that lies across can be interleaved directly, but its rows would have to be
+/// transposed to be unpacked.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
     if in_tiles && (x_across || w_across) { !x_across } else { 4 * n <= m }
 }
@@ -49,7 +51,7 @@ fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize
 /// Multiplies rows of x with `n` rows of weights, which are interleaved.
 ///
 /// # Safety
-/// As for [`product`].
+/// The contract of [`product`] holds.
 unsafe fn exchanged<A: Arithmetic, T: Float>(
     machine: Machine,
     x: &Dense<T>,
@@ -72,7 +74,8 @@ unsafe fn exchanged<A: Arithmetic, T: Float>(
     }
 }
 
-/// The steps of a product whose rows and columns are exchanged, for columns from `first` on.
+/// The steps after a product whose rows and columns are exchanged. Its rows are the columns of the
+/// output, from column `first` on.
 struct Exchanged<'a> {
     steps: &'a dyn Steps,
     first: usize,

@@ -1,5 +1,5 @@
-//! Products with several rows of x that are tokens: weights are read once and unpacked for all rows
-//! of a band, and each output is summed in the order of one row.
+//! Products with several rows of x that are tokens. Weights are read once and unpacked for all rows
+//! of a band, and each output is summed in the same order as for a single row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use super::gemm::Extents;
 use super::together::{BAND, COLUMNS, PITCH, Together};
 use super::workspace;
 
-/// Independent sums of each dot product: they hide the latency of a multiply-add.
+/// The independent sums of each dot product, which hide the latency of a multiply-add.
 pub(super) const SUMS: usize = 4;
-/// Blocks of a row of weights that are unpacked at a time.
+/// The blocks of a row of weights that are unpacked at a time.
 const BLOCKS: usize = 64;
 const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
-/// Floats from one of the [`SUMS`] of all outputs to the next.
+/// The floats from the first of the [`SUMS`] sums of all outputs to the second, and so on.
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the steps take `[m, n]`. Factors are bf16 only if `T` is.
+/// `x` is `[m, k]`, `w` is `[n, k]`; the steps take `[m, n]`. If factors are bf16, `T` is bf16 too.
 pub unsafe fn several<A: Arithmetic, T: Float>(
     machine: Machine,
     extents: Extents,
@@ -51,13 +51,13 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
     });
 }
 
-/// The blocks of a row, and room for as many of each sum.
+/// The blocks of a row, rounded up so that each sum has the same number of blocks.
 fn padded<A: Arithmetic>(k: usize) -> usize {
     k.div_ceil(LANES * A::PER_WORD).next_multiple_of(SUMS)
 }
 
-/// The place of a block of a row among all: those of the first of the [`SUMS`] come first, then
-/// those of the second, within each [`BLOCKS`] blocks.
+/// The place of a block of a row. Within each group of [`BLOCKS`] blocks, the blocks of the first
+/// of the [`SUMS`] sums come first, then the blocks of the second sum, and so on.
 #[inline(always)]
 fn place(block: usize, blocks: usize) -> usize {
     let (first, within) = (block / BLOCKS * BLOCKS, block % BLOCKS);
@@ -65,7 +65,8 @@ fn place(block: usize, blocks: usize) -> usize {
     first + within % SUMS * steps + within / SUMS
 }
 
-/// Lays out rows of x: for each block of a row that of each row of its band.
+/// Lays out rows of x in bands. For each block of words, the blocks of all rows of a band are
+/// contiguous.
 struct Lay<A, T> {
     x: *const T,
     extents: Extents,
@@ -98,9 +99,9 @@ impl<A: Arithmetic, T: Float> Kernel for Lay<A, T> {
     }
 }
 
-/// Computes blocks of sixteen columns of the output, each from sixteen rows of w.
+/// Computes blocks of sixteen columns of the output. Each block needs sixteen rows of w.
 struct Several<'a, A, T> {
-    /// As [`Lay`] writes it.
+    /// x in the layout of [`Lay`].
     x: *const f32,
     w: *const T,
     extents: Extents,
@@ -137,7 +138,7 @@ impl<A: Arithmetic, T: Float> Kernel for Several<'_, A, T> {
 }
 
 impl<A: Arithmetic, T: Float> Several<'_, A, T> {
-    /// Writes the sums of [`COLUMNS`] columns, of which those beyond the last one repeat it.
+    /// Writes the sums of [`COLUMNS`] columns. Past the last column, they repeat the last column.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(&self, column: usize, (top, rows): (usize, usize), to: *mut f32) {
         let k = self.extents.k;
@@ -179,15 +180,16 @@ impl<A: Arithmetic, T: Float> Several<'_, A, T> {
         }
     }
 
-    /// Writes the blocks `at..at + here` of a row of w, each [`COLUMNS`] blocks after the one
-    /// before it, and prefetches what is unpacked next.
+    /// Writes the blocks `at..at + here` of a row of w, [`COLUMNS`] blocks apart, and prefetches
+    /// the elements that are unpacked next.
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(&self, row: usize, (at, here): (usize, usize), to: *mut f32) {
         let Extents { n, k, .. } = self.extents;
         let chunk = LANES * A::PER_WORD;
         let (left, steps) = (k - at * chunk, here.div_ceil(SUMS));
         let (whole, apart) = (here.min(left / chunk) / SUMS, COLUMNS * LANES);
-        // The next elements of this row, or else those of a row that is unpacked after it.
+        // Prefetch the next elements of this row, or else the elements of a row that is unpacked
+        // later.
         let ahead = if here * chunk < left { here * chunk } else { left + (COLUMNS - 1) * k };
         // SAFETY: the caller's contract.
         unsafe {
@@ -227,7 +229,7 @@ impl Kernel for Finish<'_> {
         let Self { sums, top, rows, column, count, steps } = self;
         let mut lines = [[0.0f32; LANES]; BAND];
         for (row, line) in lines.iter_mut().enumerate().take(rows) {
-            // SAFETY: there are sums of the columns.
+            // SAFETY: the sums of these columns are set.
             unsafe {
                 let mut all = [V::splat(0.0); LANES];
                 for (c, all) in all.iter_mut().enumerate().take(count) {
@@ -237,7 +239,7 @@ impl Kernel for Finish<'_> {
             }
         }
         let sums = lines.as_ptr().cast();
-        // SAFETY: the outputs exist.
+        // SAFETY: the outputs are writable.
         unsafe {
             let (pitch, row, columns) = (LANES, top, count);
             steps.finish(Sums { sums, pitch, row, rows, column, columns });

@@ -6,27 +6,28 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES};
 use super::arithmetic::Arithmetic;
 
-/// Words of a row in a tile of weights; `k` is blocked by this many.
+/// The words of a row in a tile of weights. `k` is split into blocks of this many words.
 pub const WORDS: usize = 512;
-/// Rows of weights that registers hold at a time. Products of AMX tiles have [`TILE_ROWS`].
+/// The rows of weights whose sums fit in registers. Products of AMX tiles have [`TILE_ROWS`] rows.
 pub const TILE: usize = 12;
-/// Floats from one tile to the next of weights that lie across: the last words are written as
-/// whole blocks.
+/// The floats from one tile to the next if weights lie across. The last words are written as whole
+/// blocks, which need more room.
 pub const ACROSS: usize = WORDS * TILE + LANES;
-/// Words after a row of a tile, for the scales and biases of its weights.
+/// The words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
-/// Words from one row of a tile to the next: an odd number of cache lines, which spreads the rows
-/// over the cache sets.
+/// The words from one row of a tile to the next. They are an odd number of cache lines, which
+/// spreads the rows over the cache sets.
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
-/// Rows of x in a block.
+/// The rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
-/// The most rows of x in a block, which blocks of tiles have. Only x86-64 has tiles, and a thread
-/// of macOS has a stack of 512 KB.
+/// The most rows of x in a block, used on levels with tiles. Only x86-64 has tiles, and a thread of
+/// macOS has a stack of only 512 KB.
 pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
-/// Words from the sums of one column of a block to the next: an odd number of cache lines too.
+/// The words from the sums of one column of a block to the next column, also an odd number of cache
+/// lines.
 pub const SUMS: usize = MOST_ROWS + LANES;
 
-/// Panels of x, and the range of their words that a tile multiplies.
+/// Panels of x, and the range of their words that is multiplied with a tile.
 #[derive(Clone, Copy)]
 pub struct Pass<const PANELS: usize> {
     pub x: [*const f32; PANELS],
@@ -37,8 +38,9 @@ pub struct Pass<const PANELS: usize> {
     pub words: usize,
 }
 
-/// [`tile_sums`] as a part: alone in a function, its sums stay in registers. Inlined into the loops
-/// around it, the compiler kept some of them in memory, and prompts took 1.6 times as long.
+/// Runs [`tile_sums`] as a separate function, so that its sums stay in registers. When it was
+/// inlined into the loops around it, the compiler kept some sums in memory, and prompts took 1.6
+/// times as long.
 pub(super) struct TileSums<A, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bool> {
     pub pass: Pass<PANELS>,
     pub w: *const f32,
@@ -59,12 +61,13 @@ impl<A: Arithmetic, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bo
     }
 }
 
-/// `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
+/// Computes `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 ///
-/// Weights lie in rows [`STRIDE`] apart or, with `LIE_ACROSS`, [`TILE`] rows of each word together.
+/// Weights are stored by rows, [`STRIDE`] apart. With `LIE_ACROSS` they are stored by words, and
+/// each word has [`TILE`] rows.
 ///
 /// # Safety
-/// As for [`Weights::add`](super::weights::Weights::add).
+/// The contract of [`Weights::add`](super::weights::Weights::add) holds.
 #[inline(always)]
 pub(super) unsafe fn tile_sums<
     V: F32x16,
@@ -78,7 +81,8 @@ pub(super) unsafe fn tile_sums<
     sums: *mut f32,
 ) {
     let mut total = [[V::splat(0.0); PANELS]; ROWS];
-    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has a row for
+    // each.
     unsafe {
         if start > 0 {
             for (r, total) in total.iter_mut().enumerate() {
@@ -108,10 +112,11 @@ pub(super) unsafe fn tile_sums<
     }
 }
 
-/// [`tile_sums`] of two panels and [`TILE_ROWS`] rows, in tiles and, for the last words, in lanes.
+/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Whole blocks of words are
+/// multiplied as tiles, and the last words in lanes.
 ///
 /// # Safety
-/// As for [`Weights::add_in_tiles`](super::weights::Weights::add_in_tiles).
+/// The contract of [`Weights::add_in_tiles`](super::weights::Weights::add_in_tiles) holds.
 #[inline(always)]
 pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     pass: Pass<TILE_PANELS>,
@@ -121,7 +126,8 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     let Pass { x, panel, at, words } = pass;
     let w = w.wrapping_add(at % WORDS);
     let whole = words / LANES * LANES;
-    // SAFETY: the panels and the tile hold `words` words of each row, `sums` a row for each.
+    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has a row for
+    // each.
     unsafe {
         if at == 0 {
             for r in 0..TILE_ROWS {

@@ -1,28 +1,28 @@
-//! Products of several rows of w with several rows of x, which share loads. Every output keeps its
-//! own sum in lanes that run along the rows, and their order.
+//! Products of several rows of w with several rows of x, which share loads. Every output has a
+//! separate sum, whose lanes run along the rows, so the order of its terms does not change.
 
 use std::marker::PhantomData;
 
 use super::super::simd::{F32x16, Kernel, LANES, Register};
 use super::arithmetic::Arithmetic;
 
-/// Rows of w that are multiplied together.
+/// The rows of w that are multiplied together.
 pub const COLUMNS: usize = 4;
 /// The most rows of x that are multiplied together.
 pub const BAND: usize = 16;
-/// Floats from the sums of one row of w to those of the next.
+/// The floats from the sums of one row of w to the sums of the next row.
 pub const PITCH: usize = BAND * LANES;
 
-/// Adds to the sums of [`COLUMNS`] rows of w and `rows` rows of x the products of some of their
-/// blocks of words, one block after the other. As a part, its sums stay in registers.
+/// Adds products to the sums of [`COLUMNS`] rows of w and `rows` rows of x, one block of words
+/// after another. It runs as a separate function, so that its sums stay in registers.
 pub struct Together<A> {
-    /// For each step a block of each row of w.
+    /// For each step, one block of each row of w.
     pub w: *const f32,
-    /// For each step a block of each row of x.
+    /// For each step, one block of each row of x.
     pub x: *const f32,
     pub steps: usize,
     pub rows: usize,
-    /// For each row of w a [`PITCH`], and there for each row of x a block.
+    /// For each row of w, [`PITCH`] floats, which hold one block for each row of x.
     pub sums: *mut f32,
     pub arithmetic: PhantomData<A>,
 }
@@ -51,8 +51,9 @@ impl<A: Arithmetic> Kernel for Together<A> {
 }
 
 impl<A: Arithmetic> Together<A> {
-    /// Multiplies `R` rows of x from `row` on; returns `R`. Distances that the compiler knows need
-    /// no registers: with others, loops took up to twice as long.
+    /// Multiplies `R` rows of x, from `row` on, and returns `R`. The distances `COLUMNS` and
+    /// `PITCH` are constants, since they then need no registers; with variables, loops took up to
+    /// twice as long.
     #[inline(always)]
     unsafe fn tile<V: F32x16, const R: usize>(&self, row: usize) -> usize {
         for part in (0..LANES).step_by(A::Register::<V>::LANES) {

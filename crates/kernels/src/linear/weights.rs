@@ -1,4 +1,4 @@
-//! The matrix on the right of the GEMM, in any format.
+//! The right-hand matrix of the GEMM, in any format.
 
 use std::marker::PhantomData;
 
@@ -15,9 +15,9 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// Where [`Weights::unpack_across`] writes: for `step` rows together, each word of these rows, then
-/// the next; the next rows `pitch` floats later. Up to sixteen floats are written for a word, of
-/// which the next word overwrites those after `step`.
+/// Where [`Weights::unpack_across`] writes. Rows are written in groups of `step` rows: the first
+/// word of each row, then the second word of each row, and so on. Groups are `pitch` floats apart.
+/// Sixteen floats may be written for a word; the next word overwrites the floats after `step`.
 #[derive(Clone, Copy)]
 pub struct Places {
     pub out: *mut f32,
@@ -26,27 +26,27 @@ pub struct Places {
 }
 
 impl Places {
-    /// The place of a word of the rows from `first` on, a multiple of `step`.
+    /// The place of a word in the group of rows that begins at `first`, a multiple of `step`.
     #[inline(always)]
     pub fn of(self, first: usize, word: usize) -> *mut f32 {
         self.out.wrapping_add(first / self.step * self.pitch + word * self.step)
     }
 }
 
-/// The right-hand matrix, `[n, k]`, in any format.
+/// A right-hand matrix, `[n, k]`, in any format.
 pub trait Weights<A: Arithmetic>: Sync {
     /// Whether [`add`](Self::add) multiplies bytes with the instruction that
     /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
     const BYTES: bool = false;
 
-    /// Whether only levels that multiply tiles multiply these weights, which are words of two bf16.
+    /// Whether these weights are words of two bf16 that only levels with tiles can multiply.
     const TILES: bool = false;
 
-    /// Writes elements `k..k + len` of the rows `row..row + rows` to `out`, one row each `stride`
-    /// factors. `k` is a multiple of 512 and `rows <= 16`.
+    /// Writes the elements `k..k + len` of the rows `row..row + rows` to `out`, one row every
+    /// `stride` factors. `k` is a multiple of 512 and `rows <= 16`.
     ///
     /// # Safety
-    /// The rows and elements exist and `out` has room for them.
+    /// The rows and elements are readable, and `out` has room for them.
     unsafe fn unpack<V: F32x16>(
         &self,
         row: usize,
@@ -57,15 +57,16 @@ pub trait Weights<A: Arithmetic>: Sync {
         stride: usize,
     );
 
-    /// Whether [`unpack_across`](Self::unpack_across) is faster than [`unpack`](Self::unpack).
+    /// Whether the matrix is stored as `[k, n]`, so that [`unpack_across`](Self::unpack_across) is
+    /// faster than [`unpack`](Self::unpack).
     fn lie_across(&self) -> bool {
         false
     }
 
-    /// Writes words of the elements `k..k + len` of the rows `row..row + rows`, at most 64.
+    /// Writes words of the elements `k..k + len` of the rows `row..row + rows`, at most 64 rows.
     ///
     /// # Safety
-    /// As for `unpack`, with room for sixteen floats from each place on.
+    /// The contract of `unpack` holds, with room for sixteen floats from each place on.
     unsafe fn unpack_across<V: F32x16>(
         &self,
         _row: usize,
@@ -76,15 +77,16 @@ pub trait Weights<A: Arithmetic>: Sync {
     ) {
     }
 
-    /// Prefetches the elements `k..k + len` of a row, if it is better to ask for them early. They
-    /// need not exist.
+    /// Prefetches the elements `k..k + len` of a row, if these weights gain from an early prefetch.
+    /// The elements need not exist.
     fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
-    /// Adds the products of an unpacked tile with panels of x to sums that lie
+    /// Adds the products of an unpacked tile with panels of x to sums. The rows of sums are
     /// [`SUMS`](super::sums::SUMS) apart.
     ///
     /// # Safety
-    /// The panels and the tile hold `pass.words` words of each row, `sums` sixteen for each panel.
+    /// The panels and the tile hold `pass.words` words of each row, and `sums` has sixteen floats
+    /// for each panel.
     #[inline(always)]
     unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,
@@ -107,11 +109,13 @@ pub trait Weights<A: Arithmetic>: Sync {
         LANES
     }
 
-    /// [`add`](Self::add) for two panels and twice as many rows, in tiles. The words are those from
-    /// `pass.at % WORDS` on of the tile's rows.
+    /// Does the work of [`add`](Self::add) for two panels and
+    /// [`TILE_ROWS`](crate::simd::tiles::TILE_ROWS) rows, in tiles. The words of the tile's rows
+    /// begin at `pass.at % WORDS`.
     ///
     /// # Safety
-    /// As for `add`; the level multiplies tiles, and is set up for those of [`step`](Self::step).
+    /// The contract of `add` holds. The level multiplies tiles, and is set up for tiles of
+    /// [`step`](Self::step) words.
     #[inline(always)]
     unsafe fn add_in_tiles<V: F32x16>(
         &self,

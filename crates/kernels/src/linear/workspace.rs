@@ -1,8 +1,9 @@
-//! Memory for packed matrices, kept between calls, since new pages take much of a product's time.
+//! Memory for packed matrices. It is kept between calls, since the allocation of new pages takes a
+//! large part of a product's time.
 
 use std::sync::Mutex;
 
-/// The most floats that are kept in all buffers.
+/// The most floats that all kept buffers have together.
 const KEPT: usize = 32 << 20;
 /// The most buffers that are kept.
 const BUFFERS: usize = 4;
@@ -27,7 +28,7 @@ fn take(floats: usize) -> Option<Vec<f32>> {
     Some(spare.swap_remove(index))
 }
 
-/// Returns a buffer to the spare ones, and drops the smallest if there are too many.
+/// Returns a buffer to the spare buffers, and drops the smallest ones if there are too many.
 fn keep(buffer: Vec<f32>) {
     let Ok(mut spare) = SPARE.try_lock() else { return };
     if buffer.capacity() > KEPT {

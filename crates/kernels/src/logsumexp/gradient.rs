@@ -10,13 +10,14 @@ use crate::simd::{F32x16, Kernel, LANES};
 use crate::softmax::exponential;
 use crate::{Machine, Shared};
 
-/// The gradient of [`logsumexp`](super::logsumexp), `softmax(x) * g` with `g` of one element a row;
-/// or of [`log_softmax`](super::log_softmax), `g - softmax(x) * sum(g)` with `g` of a row each, if
-/// `subtracted`.
+/// Computes the gradient of [`logsumexp`](super::logsumexp), `softmax(x) * g`, where `g` has one
+/// element for each row. If `subtracted`, computes the gradient of
+/// [`log_softmax`](super::log_softmax), `g - softmax(x) * sum(g)`, where `g` has the shape of `x`.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * axis` elements, and `g` as many or `rows`, aligned to the element.
-/// `out` is `x` itself, or `g` if that is as long, or overlaps nothing.
+/// `x` and `out` hold `rows * axis` elements. `g` holds `rows` elements, or `rows * axis` if
+/// `subtracted`. All are aligned to the element. `out` is `x` itself, or `g` if it is as long, or
+/// overlaps nothing.
 pub unsafe fn logsumexp_grad(
     element: Element,
     [x, g]: [*const u8; 2],
@@ -69,8 +70,8 @@ impl<T: Float, const SUBTRACT: bool> Kernel for Grad<T, SUBTRACT> {
     unsafe fn run<V: F32x16>(self) {
         let axis = self.axis;
         for row in self.rows {
-            // SAFETY: the row lies within the buffers, and reads come before the write to their
-            // place.
+            // SAFETY: the row lies within the buffers, and elements are read before they are
+            // overwritten.
             unsafe {
                 let (x, out) = (self.x.add(row * axis), self.out.add(row * axis));
                 let g = self.g.add(if SUBTRACT { row * axis } else { row });

@@ -5,16 +5,17 @@ use std::ops::Range;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// The extents of the scores, and the causal mask, which needs no memory.
+/// The extents of the scores. They include the causal mask, which needs no memory.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct MaskedSoftmaxShape {
     pub rows: usize,
     pub queries: usize,
     pub keys: usize,
-    /// Queries are aligned to the last keys and see no key after their own.
+    /// Whether a query sees no key after its position. The queries belong to the last keys.
     pub causal: bool,
-    /// With `causal`: how many keys up to its own a query sees; 0 for all of them.
+    /// With `causal`, the number of keys that a query sees, up to and including its position; 0
+    /// sets no limit.
     pub window: usize,
 }
 
@@ -31,25 +32,27 @@ impl MaskedSoftmaxShape {
     }
 }
 
-/// A mask in memory, broadcast by strides of zero.
+/// A mask in memory. Axes with a stride of zero are broadcast.
 #[derive(Clone, Copy)]
 pub struct Mask<'a> {
     pub data: *const u8,
-    /// Whether elements of the scores' type are added; otherwise bools tell which scores count.
+    /// Whether the mask has elements of the scores' type, which are added. Otherwise it has bools,
+    /// which are true for visible scores.
     pub additive: bool,
-    /// The extents that row numbers run over, the last one fastest. `strides` are theirs.
+    /// The extents of the axes that row numbers count, the last one fastest. `strides` has the
+    /// stride of each axis.
     pub shape: &'a [u32],
     pub strides: &'a [i64],
     pub key_stride: isize,
 }
 
-// SAFETY: only an address that is read.
+// SAFETY: this is an address from which threads only read.
 unsafe impl Send for Mask<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Mask<'_> {}
 
 impl Mask<'_> {
-    /// Where the row begins, in elements.
+    /// The offset of a row's first element, in elements.
     fn offset(&self, mut row: usize) -> isize {
         let mut offset = 0;
         for (&extent, &stride) in self.shape.iter().zip(self.strides).rev() {
@@ -61,7 +64,7 @@ impl Mask<'_> {
     }
 }
 
-/// Rows of a mask as contiguous elements, read in place or gathered if they are strided.
+/// Rows of a mask as contiguous elements. Strided rows are gathered, others are read in place.
 pub(super) struct Staged<'a, E> {
     mask: Mask<'a>,
     gathered: Vec<E>,
@@ -69,12 +72,12 @@ pub(super) struct Staged<'a, E> {
 
 impl<'a, E: Copy> Staged<'a, E> {
     /// # Safety
-    /// The mask has an element of this type wherever its strides lead.
+    /// The mask has an element of type `E` at all indices of its rows and keys.
     pub(super) unsafe fn new(mask: Mask<'a>) -> Self {
         Self { mask, gathered: Vec::new() }
     }
 
-    /// The elements for `keys` of a row, until the next call.
+    /// The elements of a row for `keys`. They are valid until the next call.
     pub(super) fn row(&mut self, row: usize, keys: Range<usize>) -> *const E {
         let stride = self.mask.key_stride;
         let first = self.mask.data.cast::<E>();
@@ -83,21 +86,21 @@ impl<'a, E: Copy> Staged<'a, E> {
             return first.wrapping_offset(offset);
         }
         self.gathered.clear();
-        // SAFETY: these keys are within the row, and `new`'s contract.
+        // SAFETY: these keys are within the row, and the contract of `new` holds.
         let element = |key: usize| unsafe { *first.offset(offset + key as isize * stride) };
         self.gathered.extend((0..keys.len()).map(element));
         self.gathered.as_ptr()
     }
 }
 
-/// The effect of a mask on scores `at..at + count` of its row, where `count` is at most sixteen.
-/// The lanes are those of [`Float::load_mixed_block`].
+/// The effect of a mask on the scores `at..at + count` of its row, where `count` is at most
+/// sixteen. The lanes have the order of [`Float::load_mixed_block`].
 ///
 /// # Safety
-/// For both methods the row's mask covers those elements.
+/// For both methods the row's mask covers these scores.
 pub(super) trait RowMask<T: Float>: Copy {
     unsafe fn apply<V: F32x16>(self, scores: V, at: usize, count: usize) -> V;
-    /// Keeps the lanes whose score counts, and sets the others to zero.
+    /// Keeps the lanes of visible scores, and sets the other lanes to zero.
     unsafe fn keep<V: F32x16>(self, lanes: V, at: usize, count: usize) -> V;
 }
 
@@ -131,7 +134,7 @@ impl<T: Float> RowMask<T> for Added<T> {
     }
 }
 
-/// True where a score counts.
+/// A mask of bools, which are true for visible scores.
 #[derive(Clone, Copy)]
 pub(super) struct Hidden(pub(super) *const u8);
 
@@ -146,7 +149,7 @@ impl Hidden {
             return T::mixed(V::from_bits(bytes)).to_bits();
         }
         let mut wide = [0u16; LANES];
-        // SAFETY: the caller's contract; `wide` holds sixteen.
+        // SAFETY: the caller's contract; `wide` has sixteen numbers.
         unsafe {
             for (i, wide) in wide.iter_mut().enumerate().take(count) {
                 *wide = u16::from(*self.0.add(at + i));

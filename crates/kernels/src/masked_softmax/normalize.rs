@@ -7,14 +7,14 @@ use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 use crate::softmax::{exponential, scale_kept};
 
-/// Turns the scores of a row into weights and writes them.
+/// Turns the scores of a row into weights, and writes the weights.
 pub struct Normalize<T> {
     pub out: Output<T>,
-    /// The keys that the row sees, of `keys`.
+    /// The range of keys that the row sees, and the number of all keys.
     pub seen: Range<usize>,
     pub keys: usize,
-    /// The scores of the keys that it sees, in whole blocks in the order of [`Float::load_mixed`],
-    /// and the largest of them.
+    /// The scores of the keys that the row sees, in whole blocks in the order of
+    /// [`Float::load_mixed`], and the largest score.
     pub kept: *mut f32,
     pub max: f32,
     /// The elements that are read next.
@@ -40,13 +40,14 @@ impl<T: Float> Kernel for Normalize<T> {
                 sum += hidden as f32 * lowest;
             }
             let inverse = 1.0 / sum;
-            // Not simply 0: a NaN in the row spoils all of it, as in MLX.
+            // The value is not simply 0, since a NaN in the row makes the whole row NaN, as in MLX.
             let value = lowest * inverse;
             out.fill(V::splat(value), 0..seen.start);
             let (tail, mut end) = (seen.len() % LANES, seen.end);
             let whole = seen.len() - tail;
             if tail > 0 && seen.start.is_multiple_of(LANES) && end - tail + LANES <= keys {
-                // One block, since a line that is written past the caches in part takes long.
+                // Write a whole block, since a partial write of a cache line past the caches is
+                // slow.
                 scale_kept::<V, T>(kept, visible, whole, V::splat(inverse));
                 let lanes = V::load_first(kept.add(whole), tail) * V::splat(inverse);
                 visible.put(lanes.keep_first(tail, value), whole);
@@ -59,11 +60,11 @@ impl<T: Float> Kernel for Normalize<T> {
     }
 }
 
-/// The first lane.
+/// The first lane as a number.
 #[inline(always)]
 fn one<V: F32x16>(lanes: V) -> f32 {
     let mut first = 0.0;
-    // SAFETY: one float.
+    // SAFETY: only one float is written.
     unsafe { lanes.store_first(&mut first, 1) };
     first
 }

@@ -1,8 +1,8 @@
 //! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
-//! All of this is only a hint. While the caller writes a description, a helper may see parts of it
-//! and of the last one. The memory may have been returned to the system since. Both are harmless,
-//! because a prefetch of any address is allowed.
+//! A description of this memory is only a hint. While the caller writes a description, a helper may
+//! see a mixture of it and the last description. The memory may already have been returned to the
+//! system. Neither does harm, because a prefetch of any address is allowed.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -10,14 +10,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::super::simd::prefetch_far;
 
-/// A description names at most this many pieces of memory.
+/// The most pieces of memory that a description names.
 const MOST: usize = 4;
-/// Bytes that a helper prefetches: a part of its second-level cache, which has 1 MB or more.
+/// The bytes that a helper prefetches. They fill a part of its second-level cache, which has 1 MB
+/// or more.
 pub const BYTES: usize = 256 << 10;
-/// Bytes that are prefetched at once.
+/// The bytes that one step prefetches.
 pub const STEP: usize = 256;
 
-/// Memory that some items of a job read, `bytes_of_item` bytes each.
+/// Memory that some items of a job read. Each item reads `bytes_of_item` bytes.
 #[derive(Clone, Debug)]
 pub struct Read {
     pub address: usize,
@@ -25,27 +26,28 @@ pub struct Read {
     pub items: Range<usize>,
 }
 
-/// The next job.
+/// A description of the memory that the next job reads.
 pub struct Coming {
-    /// Counts the descriptions.
+    /// The number of descriptions so far.
     number: AtomicUsize,
-    /// The number of the last description that the caller has read for its own part.
+    /// The number of the last description of which the caller has taken its part.
     of_caller: AtomicUsize,
     items: AtomicUsize,
     threads: AtomicUsize,
-    /// Addresses, bytes of an item, and the first and last items.
+    /// For each read: the address, the bytes of an item, the first item, and the end of the items.
     reads: [[AtomicUsize; 4]; MOST],
 }
 
 impl Coming {
-    /// No job.
+    /// A description of no job.
     pub const fn none() -> Self {
         let reads = [const { [const { AtomicUsize::new(0) }; 4] }; MOST];
         let [number, of_caller, items, threads] = [const { AtomicUsize::new(0) }; 4];
         Self { number, of_caller, items, threads, reads }
     }
 
-    /// Describes a job with `items` items for `threads` threads. Keeps the first [`MOST`] reads.
+    /// Describes a job with `items` items for `threads` threads. Keeps only the first [`MOST`]
+    /// reads.
     pub fn set(&self, items: usize, threads: usize, reads: impl Iterator<Item = Read>) {
         let none = Read { address: 0, bytes_of_item: 0, items: 0..0 };
         store(&self.items, items);
@@ -75,8 +77,9 @@ impl Coming {
         self.number.load(Acquire)
     }
 
-    /// Replaces what is `ahead` of a thread if another description was copied. So memory is
-    /// prefetched once for a description, however many jobs run before another one.
+    /// Replaces `ahead`, the memory that a thread will prefetch, if another description was copied.
+    /// So the memory of a description is prefetched once, however many jobs run before the next
+    /// one.
     pub fn update(&self, share: usize, ahead: &mut Ahead) {
         let number = self.number();
         if ahead.number != number {
@@ -84,7 +87,8 @@ impl Coming {
         }
     }
 
-    /// The memory that the caller of the job will read first, once for a description.
+    /// The memory that the caller of the job will read first. It is returned once for each
+    /// description.
     pub fn of_caller(&self) -> Ahead {
         let number = self.number();
         if self.of_caller.load(Relaxed) == number {
@@ -117,18 +121,18 @@ impl Coming {
     }
 }
 
-/// Other threads keep the line if nothing changes.
+/// Stores a value only if it changes, since other threads otherwise lose the cache line.
 fn store(to: &AtomicUsize, value: usize) {
     if to.load(Relaxed) != value {
         to.store(value, Relaxed);
     }
 }
 
-/// The addresses of what is still to be prefetched, [`STEP`] bytes each.
+/// The addresses that are still to be prefetched, with [`STEP`] bytes at each.
 pub struct Ahead {
     ranges: [Range<usize>; 2],
     turn: usize,
-    /// Of the description.
+    /// The number of the description.
     number: usize,
 }
 
@@ -146,7 +150,7 @@ impl Iterator for Ahead {
 }
 
 impl Ahead {
-    /// Nothing, until there is another description than that with this number.
+    /// Has nothing to prefetch until there is a description with another number than `number`.
     pub fn after(number: usize) -> Self {
         Self { ranges: [0..0, 0..0], turn: 0, number }
     }

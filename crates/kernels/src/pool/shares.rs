@@ -1,18 +1,18 @@
 //! The shares of a job: each thread's part of the items, and how much of it has been taken.
 //!
-//! A share is counted in units, at most [`MAX_UNITS`] of them. Its word holds the number of the
-//! last job that took from it, how many of its units are taken, and how many threads run such
-//! units. Every change is one compare-and-exchange or subtraction of a whole word, so that:
+//! A share has at most [`MAX_UNITS`] units. Its word holds the number of the last job whose units
+//! were taken from it, how many units are taken, and how many threads run taken units. Every change
+//! is one compare-and-exchange or subtraction of a whole word, so that:
 //!
-//! 1. A job's number only grows, and a share goes from one job to the next by its first `take`.
-//! 2. A job is done when all units of all its shares are taken and nobody runs one. Nothing can
-//!    be taken from it afterwards, because each of its shares has its number and no unit left, or
-//!    the number of a later job, for which `take` refuses too.
+//! 1. The numbers of jobs only grow. The first `take` for a job moves a share to this job.
+//! 2. A job is done when all units of all its shares are taken and no thread runs one. Afterwards
+//!    no unit can be taken for it: each of its shares either has the job's number and no unit left,
+//!    or it has the number of a later job, and then `take` refuses too.
 //! 3. A successful `take` therefore proves that the job is not done, and that it cannot become
-//!    done before the thread has called `leave`. Between the two, and only there, a thread may
-//!    use what the job's caller lends to it.
-//! 4. `leave` releases and `is_idle` acquires. All changes between are read-modify-writes, which
-//!    continue the release sequence, so the caller sees whatever each thread did before it left.
+//!    done before the thread has called `leave`. Only between these two calls may a thread use the
+//!    memory of the job's caller.
+//! 4. `leave` releases and `is_idle` acquires. All changes between them are read-modify-writes,
+//!    which continue the release sequence, so the caller sees all writes of a thread that has left.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The most units of a share.
 pub const MAX_UNITS: usize = 127;
 
-/// A place in memory that shares no cache line with others. Some processors fetch lines in pairs.
+/// A value that shares no cache line with other values. Some processors fetch lines in pairs.
 #[repr(align(128))]
 pub struct Line<T>(pub T);
 
-/// All that a thread has to know of a job to take from its shares, in one word: the job's number,
-/// which lasts for many years, then the units of a share and the number of shares.
+/// The data of a job that a thread needs to take units from its shares, in one word: the job's
+/// number, which does not overflow for many years, the units of a share, and the number of shares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call(u64);
 
@@ -37,7 +37,7 @@ impl Call {
     /// The call before the first one.
     pub const NONE: u64 = 0;
 
-    /// The call after `self`, with this many shares (at most 2047) of this many units.
+    /// The call after `self`, with `shares` shares (at most 2047) of `units` units each.
     pub fn after(self, shares: usize, units: usize) -> Call {
         debug_assert!(shares < 1 << UNITS && (1..=MAX_UNITS).contains(&units));
         Call((self.number() + 1) << NUMBER | (units as u64) << UNITS | shares as u64)
@@ -85,7 +85,8 @@ impl Job {
     }
 }
 
-/// A panic must not leave helpers with a dangling body, nor a job half done.
+/// Aborts the process if a panic unwinds, since helpers would be left with a dangling body, and the
+/// job half done.
 pub struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
@@ -94,14 +95,15 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-/// The number of the last job, then the units taken, then the threads that run some of them.
+/// The state of a share in one word: the number of the last job, how many units are taken, and how
+/// many threads run some of them.
 pub struct Share(AtomicU64);
 
 const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
-/// If a share has fewer units than this, a thread takes half of the units that are left, else a
-/// quarter.
+/// If a share has fewer units than this, a thread takes half of the units that are left, otherwise
+/// a quarter.
 const MANY_UNITS: usize = 16;
 
 impl Share {
@@ -109,15 +111,15 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes a part of the units that are left of a share. Of its `own` share, a thread takes half
-    /// if few are left, else a quarter; of another share it takes half as many. From then on it
-    /// counts as running, until it calls [`leave`](Self::leave). A thread that counts already says
-    /// so by `inside`.
+    /// Takes some of the units that are left in a share. From its `own` share, a thread takes half
+    /// of them if the share has few units, otherwise a quarter. From another share, it takes half
+    /// of that number. From then on the thread counts as running, until it calls
+    /// [`leave`](Self::leave). `inside` means that it already counts as running.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
             let (taken, running) = match (word >> LAST).cmp(&call.number()) {
-                // Nobody runs a unit of an earlier job, which is done.
+                // An earlier job is done, so no thread runs a unit of it.
                 std::cmp::Ordering::Less => (0, 0),
                 std::cmp::Ordering::Equal => ((word >> TAKEN & 255) as usize, word & RUNNING),
                 std::cmp::Ordering::Greater => return None,
@@ -126,7 +128,7 @@ impl Share {
             if left == 0 {
                 return None;
             }
-            // Shorter parts come last, so that threads end at nearly the same time.
+            // Parts get shorter, so that threads end at nearly the same time.
             let parts = if call.units() < MANY_UNITS { 2 } else { 4 };
             let end = taken + left.div_ceil(if own { parts } else { 2 * parts });
             let running = running + u64::from(!inside);
@@ -138,12 +140,13 @@ impl Share {
         }
     }
 
-    /// Ends what the last [`take`](Self::take) that was not `inside` began.
+    /// Ends the time in which the thread counts as running. It began with the last
+    /// [`take`](Self::take) that was not `inside`.
     pub fn leave(&self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether nobody runs units of this share.
+    /// Whether no thread runs units of this share.
     pub fn is_idle(&self) -> bool {
         self.0.load(Ordering::Acquire) & RUNNING == 0
     }

@@ -1,24 +1,25 @@
 //! Whether a short job is worth sharing, by measurement.
 //!
 //! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some
-//! runs and in 330 ns in others, so nobody knows beforehand how much sharing costs. So a few jobs
-//! are timed, some alone and some shared, and the others run in the way that was faster for jobs of
-//! about their size.
+//! runs and in 330 ns in others, so the cost of sharing is not known beforehand. Therefore a few
+//! jobs are timed, some of them alone and some shared, and the other jobs run in the way that was
+//! faster for jobs of similar size.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The number of classes of jobs that may run either way. Jobs of a class differ in work by less
-/// than a factor of two.
+/// The number of classes of jobs that may run either alone or shared. The work of two jobs of a
+/// class differs by less than a factor of two.
 const CLASSES: usize = 3;
-/// One job in this many is timed. It is a prime number, so that all ops of a repeated sequence are
-/// timed at some time.
+/// One of this many jobs is timed. The number is prime, so that every op of a repeated sequence is
+/// timed sooner or later.
 const TIMED: u32 = 13;
-/// A mean time is taken over this many jobs.
+/// The number of jobs over which a mean time is taken.
 const COVERED: u32 = 8;
-/// A job that took more than this many times the mean was interrupted, and counts as this much.
+/// The largest ratio of a job's time to the mean that counts. A job that took longer was
+/// interrupted, and counts with this ratio.
 const LONGEST: u32 = 3;
 
-/// Measured times of jobs by their estimated work, and the choices that follow from them.
+/// The measured times of jobs, by their estimated work. The choices follow from them.
 pub struct Worth {
     least: usize,
     classes: [Class; CLASSES],
@@ -27,26 +28,26 @@ pub struct Worth {
 #[derive(Default)]
 struct Class {
     jobs: AtomicU32,
-    /// Mean times, alone and shared, in thousandths of the estimated time; zero if unknown.
+    /// The mean times, alone and shared, in thousandths of the estimated time; zero if unknown.
     means: [AtomicU32; 2],
 }
 
-/// How a job is to run.
+/// How a job should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     pub shared: bool,
-    /// Whether the caller is to time it and to [`record`](Worth::record) the time.
+    /// Whether the caller should measure the time and [`record`](Worth::record) it.
     pub timed: bool,
 }
 
 impl Worth {
-    /// Chooses for jobs of at least `least` work, in tenths of a nanosecond.
+    /// Makes choices for jobs of at least `least` work, in tenths of a nanosecond.
     pub fn new(least: usize) -> Self {
         Self { least, classes: Default::default() }
     }
 
-    /// The class of a job, or `None` if the choice is clear: smaller jobs run alone, larger ones
-    /// are shared.
+    /// The class of a job, or `None` if there is only one choice: smaller jobs run alone, larger
+    /// jobs are shared.
     fn class(&self, work: usize) -> Option<&Class> {
         self.classes.get((work / self.least).checked_ilog2()? as usize)
     }
@@ -58,7 +59,7 @@ impl Worth {
         };
         let job = class.jobs.fetch_add(1, Relaxed);
         if job % TIMED == 0 {
-            // These bits do not repeat soon, unlike the ops of a token.
+            // These bits have a long period, unlike the ops of a token, which repeat.
             let shared = (job / TIMED).wrapping_mul(0x9e37_79b9) >> 31 == 1;
             return Choice { shared, timed: true };
         }
@@ -66,7 +67,7 @@ impl Worth {
         Choice { shared: shared <= alone || alone == 0, timed: false }
     }
 
-    /// Keeps the time of a job that ran alone or shared.
+    /// Records the time of a job that ran alone or shared.
     pub fn record(&self, work: usize, shared: bool, nanoseconds: u128) {
         let Some(class) = self.class(work) else { return };
         let mean = &class.means[usize::from(shared)];
