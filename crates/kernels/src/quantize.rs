@@ -1,4 +1,4 @@
-//! MLX's affine quantization: groups of a row become small integers, a scale and a bias.
+//! MLX's affine quantization: each group of a row becomes small integers, a scale and a bias.
 //!
 //! The packed words are a little-endian stream of codes, so 32 codes of `bits` bits always take
 //! `bits` words.
@@ -14,9 +14,9 @@ use super::{Machine, Shared};
 #[repr(C)]
 pub struct QuantizeShape {
     pub groups: usize,
-    /// Elements of a group: a multiple of 32.
+    /// The elements of a group, a multiple of 32.
     pub group_size: usize,
-    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
+    /// The bits of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: usize,
 }
 
@@ -26,7 +26,7 @@ impl QuantizeShape {
     }
 }
 
-/// Codes that fill whole words.
+/// The number of codes that fill whole words.
 const UNIT: usize = 32;
 
 /// Runs `$run` with the bits of a code as a constant; does nothing for an unknown width.
@@ -45,11 +45,12 @@ macro_rules! with_bits {
     };
 }
 
-/// Equals `mx.quantize` on MLX's CPU backend bit for bit.
+/// Quantizes groups. The results equal `mx.quantize` on MLX's CPU backend bit for bit.
 ///
 /// # Safety
-/// `x` holds `groups * group_size` elements, `packed` the words of their codes, `scales` and
-/// `biases` one element per group, all aligned to their element type. No two overlap.
+/// `x` holds `groups * group_size` elements, `packed` holds the words of their codes, and `scales`
+/// and `biases` hold one element for each group. All are aligned to their element type. No two
+/// buffers overlap.
 pub unsafe fn quantize(
     element: Element,
     x: *const u8,
@@ -65,11 +66,11 @@ pub unsafe fn quantize(
     })
 }
 
-/// Equals `mx.dequantize` on MLX's CPU backend bit for bit: the product is rounded to the type,
-/// then the sum.
+/// Dequantizes groups. The results equal `mx.dequantize` on MLX's CPU backend bit for bit: the
+/// product is rounded to the type, then the sum.
 ///
 /// # Safety
-/// The contract of [`quantize`], with `out` in place of `x`.
+/// The contract of [`quantize`] holds, with `out` in place of `x`.
 pub unsafe fn dequantize(
     element: Element,
     packed: *const u32,
@@ -85,16 +86,16 @@ pub unsafe fn dequantize(
     })
 }
 
-/// The rows of a matrix that [`dequantize_rows`] writes one after the other.
+/// The rows of a matrix that [`dequantize_rows`] writes one after another.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TakenRows {
-    /// The number of a row of the matrix for each row of the result. Numbers beyond the matrix
-    /// stand for its last row.
+    /// For each row of the result, the number of a row of the matrix. Numbers beyond the matrix
+    /// select its last row.
     pub ids: *const u32,
-    /// Rows of the matrix, at least one.
+    /// The rows of the matrix, at least one.
     pub rows: usize,
-    /// Groups of a row, at least one.
+    /// The groups of a row, at least one.
     pub columns: usize,
 }
 
@@ -102,10 +103,10 @@ pub struct TakenRows {
 unsafe impl Sync for TakenRows {}
 
 impl TakenRows {
-    /// The group of the matrix that is group `at` of the result.
+    /// The group of the matrix that becomes group `at` of the result.
     ///
     /// # Safety
-    /// There is a number for the row of that group.
+    /// `ids` has a number for the row of this group.
     #[inline(always)]
     unsafe fn group(&self, at: usize) -> usize {
         // SAFETY: the caller's contract.
@@ -114,11 +115,11 @@ impl TakenRows {
     }
 }
 
-/// Equals [`dequantize`] of the rows that `taken` names.
+/// Dequantizes the rows that `taken` selects, with the same results as [`dequantize`].
 ///
 /// # Safety
-/// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires, and
-/// `out` the groups of the shape, which are whole rows, one for each number.
+/// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires. `out`
+/// holds the groups of the shape, which are whole rows, one for each number in `taken`.
 pub unsafe fn dequantize_rows(
     element: Element,
     packed: *const u32,
@@ -287,7 +288,7 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
     unsafe fn run<V: F32x16>(self) {
         let Groups { packed, scales, biases, groups, shape, .. } = self.0;
         for group in groups {
-            // SAFETY: as in Quantize, and there is a number for each row.
+            // SAFETY: as in `Quantize`, and `taken` has a number for each row.
             unsafe {
                 let out = self.2.add(group * shape.group_size);
                 let group = self.1.map_or(group, |taken| taken.group(group));
@@ -311,14 +312,14 @@ impl<T: Float, const BITS: usize> Kernel for Dequantize<'_, T, BITS> {
     }
 }
 
-/// Two blocks, ignoring NaN: the maximum of the first is the negated smallest element, and the
-/// maximum of the second is the largest element.
+/// Finds the extremes of a group, ignoring NaN, as two blocks. The maximum of the first block is
+/// the negated smallest element, and the maximum of the second block is the largest element.
 #[inline(always)]
 unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     let none = V::splat(f32::NEG_INFINITY);
     let (mut least, mut most) = (none, none);
     for at in (0..count).step_by(LANES) {
-        // SAFETY: a group is whole blocks.
+        // SAFETY: a group consists of whole blocks.
         let v: V = unsafe { T::load(x.add(at)) };
         most = v.max_or(most);
         least = v.xor_bits(V::splat_int(i32::MIN)).max_or(least);
@@ -350,8 +351,8 @@ impl<V: F32x16> Coder<V> {
     #[inline(always)]
     fn codes(&self, x: V) -> V::Int {
         let x = x - self.bias;
-        // One step from the product with the rounded inverse gives the rounded quotient
-        // (Markstein 1990).
+        // One correction of the product with the rounded inverse gives the correctly rounded
+        // quotient (Markstein 1990).
         let near = x * self.inverse;
         let quotient = near.mul_add(self.opposite, x).mul_add(self.inverse, near);
         quotient.max_or(V::splat(0.0)).round().min(self.top).to_int()

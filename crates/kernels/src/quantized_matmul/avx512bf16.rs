@@ -1,5 +1,6 @@
-//! Products with bf16 inputs on AVX512_BF16: weights become bf16 by lookup, which is exact for up
-//! to eight bits, and one instruction multiplies 32 of them by 32 inputs and adds up in f32.
+//! Products with bf16 inputs on AVX512_BF16. Weights are converted to bf16 by table lookup, which
+//! is exact for up to eight bits. One instruction multiplies 32 weights by 32 inputs and adds up in
+//! f32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -24,7 +25,7 @@ pub(super) unsafe fn run<F: Format>(columns: Columns) {
 
 pub(super) struct Lookup<F>(PhantomData<F>);
 
-/// bf16 patterns of 64 numbers; only the low `bits` bits of the index select the number.
+/// The bf16 patterns of 64 numbers. Only the low `bits` bits of the index select a number.
 const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let mut table = [0; 64];
@@ -42,13 +43,14 @@ const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     table
 }
 
-/// Converts the 8-bit floats in the lower (or `UPPER`) halves of 16-bit lanes to bf16.
+/// Converts the 8-bit floats in the lower halves of 16-bit lanes, or with `UPPER` in the upper
+/// halves, to bf16.
 ///
 /// # Safety
 /// This machine has the instructions.
 #[inline(always)]
 unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
-    // The subnormal numbers, whose exponent is zero, indexed by the low bits of the code.
+    // The subnormal numbers, whose exponent is zero. The low bits of the code are the index.
     const SMALL: [u16; 32] = {
         let (mut table, mut i) = ([0; 32], 0);
         while i < 8 {
@@ -60,7 +62,7 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
     // SAFETY: the caller's contract.
     unsafe {
         let upper = if UPPER { lanes } else { _mm512_slli_epi16::<8>(lanes) };
-        // Move exponent and mantissa into place; copies of the sign precede the exponent.
+        // Move exponent and mantissa into place. Copies of the sign are in front of the exponent.
         let placed =
             _mm512_and_si512(_mm512_srai_epi16::<4>(upper), _mm512_set1_epi16(0x87f0_u16 as i16));
         let normal = _mm512_add_epi16(placed, _mm512_set1_epi16(120 << 7));
@@ -77,16 +79,17 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
 }
 
 impl<F: Format> Lookup<F> {
-    /// Codes of eight bits are looked up as two halves; this table has the lower ones.
+    /// The numbers of the codes. Codes of eight bits are looked up as two halves; this table has
+    /// the lower halves.
     pub const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// Loads `count` lanes of a chunk, all of them if `WHOLE`, as 32 lanes of sixteen bits: each lane
-/// of the chunk becomes two halves of whole weights.
+/// Loads `count` lanes of a chunk, or all lanes if `WHOLE`, as 32 lanes of sixteen bits. Each lane
+/// of the chunk becomes two such lanes, which hold whole weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
-    // SAFETY: the caller vouches for `count` lanes; masks confine the access to them.
+    // SAFETY: the caller ensures that `count` lanes are readable; masks limit the loads to them.
     unsafe {
         if !F::STRADDLES {
             if WHOLE || count == LANES {
@@ -99,8 +102,8 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
         } else {
             _mm512_maskz_loadu_epi8((1 << (F::LANE_BITS * count / 8)) - 1, from.cast())
         };
-        // Copies the words of four lanes into each quarter of the register. There, each of the
-        // eight halves of lanes then takes the two bytes that contain its bits.
+        // Copy the words of four lanes into each quarter of the register. Within a quarter, each of
+        // the eight half lanes then takes the two bytes that contain its bits.
         let Spread { words: quarters, bytes, shifts } = const { &Spread::of(F::LANE_BITS) };
         let quarters = _mm512_loadu_si512(quarters.as_ptr().cast());
         let pairs = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
@@ -110,8 +113,8 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
     }
 }
 
-/// The positions of half lanes that straddle words: the words of each quarter, and within those the
-/// bytes of the eight halves and the bits before each.
+/// The positions of half lanes that straddle words: the words of each quarter, and within a quarter
+/// the bytes of each of the eight half lanes and the number of bits before it.
 struct Spread {
     words: [u16; 32],
     bytes: [u8; 16],
@@ -136,7 +139,8 @@ impl Spread {
 
 #[inline(always)]
 unsafe fn load_bf16<const WHOLE: bool>(from: *const u16, count: usize) -> __m512 {
-    // SAFETY: the caller vouches for `count` elements; the mask confines the access to them.
+    // SAFETY: the caller ensures that `count` elements are readable; the mask limits the load to
+    // them.
     unsafe {
         let halves = if WHOLE {
             _mm256_loadu_si256(from.cast())
@@ -150,7 +154,7 @@ unsafe fn load_bf16<const WHOLE: bool>(from: *const u16, count: usize) -> __m512
 /// Shifts the lowest weight out of each 16-bit lane.
 #[inline(always)]
 unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
-    // SAFETY: the caller vouches for the instructions.
+    // SAFETY: the caller ensures that this machine has the instructions.
     unsafe {
         match F::BITS {
             2 => _mm512_srli_epi16::<2>(weights),
@@ -162,8 +166,8 @@ unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
     }
 }
 
-/// Adds the products of the weights at one position. A closure would lack the target features, and
-/// its intrinsics would remain calls.
+/// Adds the products of the weights at one position. This is a function, since a closure would lack
+/// the target features, and its intrinsics would remain calls.
 #[inline(always)]
 unsafe fn add<const M: usize>(
     mut sums: [__m512; M],
@@ -281,7 +285,7 @@ struct Sums<const M: usize> {
 }
 
 impl<const M: usize> Sums<M> {
-    /// Adds `count` groups from `at` on, which are sixteen if `WHOLE`.
+    /// Adds the products of `count` groups, from group `at` on. With `WHOLE` there are sixteen.
     #[inline(always)]
     unsafe fn add<V: F32x16, F: Format, const WHOLE: bool>(
         mut self,
@@ -299,7 +303,7 @@ impl<const M: usize> Sums<M> {
             x[m] = prepared.row::<u16>(rows[m]).wrapping_add(at * row.group);
         }
         // SAFETY: this machine has the instructions; the weights and scales of these groups belong
-        // to this row; prepared rows cover whole chunks, their sums whole vectors.
+        // to this row; prepared rows cover whole chunks, and their sums cover whole vectors.
         unsafe {
             let lower = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().cast());
             let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());
@@ -322,7 +326,7 @@ impl<const M: usize> Sums<M> {
                 *group = lane as u32 >> self.shift;
             }
             let mut group = _mm512_loadu_si512(group.as_ptr().cast());
-            // A group of 128 bytes has two chunks, so only every second one starts a new group.
+            // A group of 128 bytes has two chunks, so only every second chunk starts a new group.
             let mut step = _mm512_set1_epi32(LANES as i32 >> self.shift);
             let mut other = _mm512_sub_epi32(_mm512_set1_epi32(32 >> self.shift), step);
             let lanes = count << self.shift;
@@ -333,7 +337,7 @@ impl<const M: usize> Sums<M> {
                 let mut chunk = [_mm512_setzero_ps(); M];
                 for position in 0..F::PER_LANE / 2 {
                     if F::BITS == 8 && !F::AFFINE {
-                        // A lane holds only these two numbers.
+                        // A 16-bit lane holds only these two numbers.
                         chunk = add(chunk, floats::<false>(weights), x, 0);
                         chunk = add(chunk, floats::<true>(weights), x, 1);
                         break;

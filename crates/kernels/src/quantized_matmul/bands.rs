@@ -1,6 +1,6 @@
-//! Products of several rows of x: the weights of a chunk are decoded once for a few rows of a band,
-//! in registers, while the band's part of x is in the level-one cache. Every product has the order
-//! of [`Dots::dot`].
+//! Products of several rows of x. The weights of a chunk are decoded in registers, once for a few
+//! rows of a band, while the band's part of x is in the level-one cache. Every product is added up
+//! in the order of [`Dots::dot`].
 
 mod chunk;
 mod decoded;
@@ -15,12 +15,12 @@ use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far
 pub(super) use chunk::Chunks;
 use chunk::{Chunk, Part, most};
 
-/// The group of each of sixteen lanes, counted from the first group of the chunk, where `2^shift`
-/// lanes are a group.
+/// The group of each of the sixteen lanes of a chunk, counted from the chunk's first group. A group
+/// has `2^shift` lanes.
 #[inline(always)]
 pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
     let groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);
-    // SAFETY: sixteen words; `load` takes any bits as they are.
+    // SAFETY: the array has sixteen words, and `load` does not change their bits.
     unsafe { V::load(groups.as_ptr().cast()).to_bits() }
 }
 
@@ -35,10 +35,10 @@ pub(super) struct Block<'a, D> {
 }
 
 impl<D: Chunks> Block<'_, D> {
-    /// Implements [`Dots::many`], if x is laid out for it.
+    /// Implements [`Dots::many`], if x is laid out in bands.
     ///
     /// # Safety
-    /// As for that.
+    /// The contract of [`Dots::many`] holds.
     #[inline(always)]
     pub unsafe fn run_if_banded<V: F32x16>(
         operands: Operands,
@@ -108,7 +108,8 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                             V::load(scales).permute(place)
                         };
                         scales.store(of_lanes.add(column * LANES));
-                        // The next chunk of this row, and this chunk of a row in the next block.
+                        // Prefetch the next chunk of this row, and the same chunk of a row in the
+                        // next block.
                         let from = packed.wrapping_add(row * row_bytes);
                         prefetch(from.wrapping_add(bytes), bytes);
                         prefetch_far(from.wrapping_add(LANES * row_bytes), bytes);

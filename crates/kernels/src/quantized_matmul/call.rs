@@ -1,4 +1,4 @@
-//! The arguments of a call, and the order in which its inputs are prepared.
+//! The arguments of a call, and the order of the inputs that are prepared for it.
 
 use crate::element::Element;
 use crate::row_order::RowOrder;
@@ -15,22 +15,23 @@ pub enum Mode {
     Mxfp8,
     /// `s * q` with a 4-bit float q and an 8-bit float s.
     Nvfp4,
-    /// `scale * q + bias` with the codes of [`Affine`](Self::Affine), and blocks of scales: 4 or 5
-    /// bits and groups of 32, or 6 bits, groups of 16 and a bias of `-32 * scale`.
+    /// `scale * q + bias`, with the codes of [`Affine`](Self::Affine), and with scales in blocks.
+    /// Codes have 4 or 5 bits and groups of 32, or 6 bits, groups of 16 and a bias of
+    /// `-32 * scale`.
     KQuant,
-    /// Not packed: `packed` is `[columns, axis]` of the element type, for a low-rank correction of
-    /// plain weights, with one matrix and no norm.
+    /// Weights that are not packed: `packed` is `[columns, axis]` of the element type. This mode is
+    /// for a low-rank correction of plain weights, with one matrix and no norm.
     Plain,
 }
 
-/// One packed matrix: `columns` rows of weights, each a column of the result.
+/// One packed matrix of `columns` rows of weights. Each row gives a column of the result.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
-    /// One scale for each group, of the element type or one byte; of K-quants
-    /// [`SCALE_BYTES`](super::k_quant::SCALE_BYTES) for each of their blocks.
+    /// One scale for each group, of the element type or of one byte. K-quants have
+    /// [`SCALE_BYTES`](super::k_quant::SCALE_BYTES) bytes for each of their blocks instead.
     pub scales: *const u8,
     /// One bias for each group, of the element type; null if the mode has no biases.
     pub biases: *const u8,
@@ -53,26 +54,27 @@ pub struct LowRank {
     /// `[columns, rank]`.
     pub b: *const u8,
     pub rank: usize,
-    /// Already rounded to the element type.
+    /// The scale, already rounded to the element type.
     pub scale: f32,
 }
 
 /// How the columns of the products form the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Join {
-    /// One after the other.
+    /// The columns of all products, one product after another.
     Concatenate,
-    /// `silu(first) * second`: both have the same number of columns.
+    /// `silu(first) * second`, where both products have the same number of columns.
     Swiglu,
 }
 
-/// One call. Buffers hold elements of `element` and are aligned to them.
+/// The arguments of one call. Buffers hold elements of the type `element` and are aligned to them.
 pub struct Call<'a> {
     pub element: Element,
     pub mode: Mode,
     pub bits: u32,
     pub group: usize,
-    /// `[rows, axis]`; `axis` is a multiple of `group` and of 32, and of the blocks of K-quants.
+    /// `[rows, axis]`. `axis` is a multiple of `group` and of 32, and also of the blocks of
+    /// K-quants.
     pub x: *const u8,
     pub rows: usize,
     pub axis: usize,
@@ -100,7 +102,7 @@ impl Call<'_> {
         self.order.is_of_tokens(self.rows)
     }
 
-    /// The call of one row, as a token.
+    /// The call for a single row, as a token.
     pub(super) fn token(&self, row: usize) -> Self {
         let bytes = self.element.bytes();
         let (x, out) = (row * self.axis * bytes, row * self.columns() * bytes);
@@ -110,7 +112,7 @@ impl Call<'_> {
         Self { x, rows: 1, residual, order: RowOrder::Tokens, out, ..*self }
     }
 
-    /// Columns of the result.
+    /// The columns of the result.
     pub fn columns(&self) -> usize {
         match self.join {
             Join::Concatenate => self.weights.iter().map(|weights| weights.columns).sum(),
@@ -119,19 +121,19 @@ impl Call<'_> {
     }
 }
 
-/// The order of prepared inputs: that in which the lanes of a chunk yield their weights, the first
-/// of every lane, then the second, and so on.
+/// The order of prepared inputs. It is the order in which a chunk's weights are decoded: the first
+/// weight of every lane, then the second weight of every lane, and so on.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     pub lanes: usize,
-    /// 4, 8 or 16, or half as many if `half`.
+    /// The inputs for a lane: 4, 8 or 16, or half of this number if `half`.
     pub per_lane: usize,
-    /// bf16 patterns instead of f32.
+    /// Whether inputs are bf16 patterns instead of f32.
     pub half: bool,
-    /// The bits of an affine format's number, else zero. They count where numbers stay in their
-    /// places.
+    /// The bits of a number of an affine format, else zero. They matter on levels that convert
+    /// numbers in place.
     pub bits: u32,
-    /// Rows whose lines alternate.
+    /// The number of rows whose cache lines alternate in memory.
     pub band: usize,
 }
 

@@ -1,6 +1,6 @@
-//! Computes a range of the result's columns, sixteen at a time: the products, then the steps that
-//! follow them. The model's type only names the scales that weights have and the results, so that
-//! the products are compiled once for all of them.
+//! Computes a range of the result's columns, sixteen at a time: the products, then the steps after
+//! them. The model's type determines only the type of scales and results, so the products are
+//! compiled once for all types.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,26 +17,28 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 /// How a row of weights is multiplied.
 pub(super) trait Dots: Sized {
     const BITS: usize;
-    /// Whether a group has a scale and a bias of the model's type; otherwise a scale of one byte.
+    /// Whether the scale and bias of each group have the model's type. Otherwise a group has a
+    /// scale of one byte.
     const AFFINE: bool;
-    /// The model's type, if these products have only one.
+    /// The model's type, if these products support only one type.
     const ELEMENT: Option<Element> = None;
     /// Whether [`many`](Self::many) multiplies every band of several rows.
     const BANDED: bool = false;
-    /// Whether it multiplies bytes.
+    /// Whether the products multiply bytes.
     const BYTES: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
     /// # Safety
-    /// The operands belong to a row of the call, and are prepared in this trait's order.
+    /// The operands belong to a row of the call, and are prepared in the order of these products.
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
 
-    /// Multiplies `count` rows of weights, at most sixteen, with a band of several rows of x, if
-    /// there is a way that decodes weights once for all of them.
+    /// Multiplies `count` rows of weights, at most sixteen, with a band of several rows of x, and
+    /// returns true. Returns false if these products cannot decode weights once for all rows.
     ///
     /// # Safety
-    /// The contract of [`dot`](Self::dot), for each of the rows; `to` has a row for each of x.
+    /// The contract of [`dot`](Self::dot) holds for each of the rows; `to` has a row for each row
+    /// of x.
     #[inline(always)]
     unsafe fn many<V: F32x16>(
         _first: Operands,
@@ -47,10 +49,11 @@ pub(super) trait Dots: Sized {
         false
     }
 
-    /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x: a lane for each.
+    /// Multiplies `count` rows of weights, at most sixteen, with row `m` of x. The result has a
+    /// lane for each row of weights.
     ///
     /// # Safety
-    /// The contract of [`dot`](Self::dot), for each of the rows from `first` on.
+    /// The contract of [`dot`](Self::dot) holds for each of the rows from `first` on.
     #[inline(always)]
     unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
@@ -70,10 +73,10 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Computes the columns.
+    /// Computes the columns of the range.
     ///
     /// # Safety
-    /// The contract of [`super::quantized_matmul`]; no other thread writes these columns.
+    /// The contract of [`super::quantized_matmul`] holds; no other thread writes these columns.
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
@@ -82,10 +85,10 @@ impl Columns<'_> {
         unsafe { self.run_by::<V>(kind) };
     }
 
-    /// Computes the columns by products of this kind.
+    /// Computes the columns with the products of `kind`.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), and for what multiplies.
+    /// The contracts of [`run`](Self::run) and of `kind.multiply` hold.
     #[inline(always)]
     pub unsafe fn run_by<V: F32x16>(&self, kind: Kind) {
         // SAFETY: the caller's contract.
@@ -93,7 +96,7 @@ impl Columns<'_> {
     }
 }
 
-/// Computes the columns band by band, in a function that all kinds of [`Dots`] share.
+/// Computes the columns band by band. All types of [`Dots`] share this function.
 struct Bands<'a> {
     columns: &'a Columns<'a>,
     kind: Kind,
@@ -108,14 +111,14 @@ impl Kernel for Bands<'_> {
         let most = if V::SMALL { 1 } else { self.kind.band };
         for top in (0..rows).step_by(most) {
             let end = rows.min(top + most);
-            // SAFETY: the caller's contract; the bands hold each row once.
+            // SAFETY: the caller's contract; each row is in one band.
             unsafe { self.band::<V>(top..end) };
         }
     }
 }
 
 impl Bands<'_> {
-    /// Computes the range's columns of the rows of a band.
+    /// Computes the range's columns for the rows of a band.
     #[inline(always)]
     unsafe fn band<V: F32x16>(&self, band: Range<usize>) {
         let Columns { call, prepared, finish, ref range } = *self.columns;
@@ -135,7 +138,7 @@ impl Bands<'_> {
             for at in (range.start.max(first)..end).step_by(step) {
                 let count = (end - at).min(step);
                 let places = [(weights, at - first, sums), (second, at, ups)];
-                // SAFETY: the caller's contract; these columns are some of this range.
+                // SAFETY: the caller's contract; these columns are within the range.
                 unsafe {
                     for (weights, at, to) in places.into_iter().take(1 + usize::from(joined)) {
                         let operands = match &mut rows {
@@ -166,8 +169,8 @@ impl Bands<'_> {
 /// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x.
 ///
 /// # Safety
-/// The machine has the features of the vectors; the contract of [`Dots::dot`], for each of the
-/// rows. `to` is as [`Sums`] says.
+/// The machine has the features of the vectors, and the contract of [`Dots::dot`] holds for each of
+/// the rows. `to` has the layout of [`Sums`].
 unsafe fn multiply<V: F32x16, D: Dots>(
     operands: Operands,
     count: usize,
@@ -185,8 +188,8 @@ unsafe fn multiply<V: F32x16, D: Dots>(
     }
 }
 
-/// The sums of [`BLOCKS`] blocks of columns: block after block, sixteen columns for each row of a
-/// band.
+/// The sums of [`BLOCKS`] blocks of columns, one block after another. A block has sixteen columns
+/// for each row of a band.
 type Sums = Lines<{ BLOCKS * MOST_ROWS * LANES }>;
 
 /// Finishes columns of a band of rows and writes them.
@@ -195,9 +198,9 @@ struct Write<'a, T> {
     band: Range<usize>,
     at: usize,
     count: usize,
-    /// Of [`Sums`].
+    /// The sums, in the layout of [`Sums`].
     sums: *const [f32; LANES],
-    /// The second factors of swiglu.
+    /// The sums of the second factors of swiglu.
     ups: Option<*const [f32; LANES]>,
     element: PhantomData<T>,
 }
@@ -211,7 +214,7 @@ impl<T: Float> Kernel for Write<'_, T> {
         for (block, from) in (0..self.count).step_by(LANES).enumerate() {
             let count = (self.count - from).min(LANES);
             for (i, m) in self.band.clone().enumerate() {
-                // SAFETY: the caller's contract; each is sixteen floats.
+                // SAFETY: the caller's contract; each block of sums has sixteen floats.
                 unsafe {
                     let at = block * rows + i;
                     let mut y = T::round(V::load(self.sums.add(at).cast()));
@@ -232,7 +235,7 @@ struct Row<'a, D> {
     operands: Operands<'a>,
     count: usize,
     m: usize,
-    /// Sixteen columns of each block.
+    /// Sixteen columns for each block.
     to: *mut [f32; LANES],
     dots: PhantomData<D>,
 }
@@ -245,8 +248,8 @@ impl<D: Dots> Kernel for Row<'_, D> {
     unsafe fn run<V: F32x16>(self) {
         for (block, from) in (0..self.count).step_by(LANES).enumerate() {
             let (operands, count) = (self.operands.below(from), (self.count - from).min(LANES));
-            // SAFETY: the caller's contract; the rows are some of the weights', and that of x is
-            // the call's.
+            // SAFETY: the caller's contract; the rows belong to the weights, and the row of x
+            // belongs to the call.
             unsafe { D::block::<V>(operands, self.m, count).store(self.to.add(block).cast()) };
         }
     }
@@ -257,7 +260,7 @@ struct Band<'a, D> {
     operands: Operands<'a>,
     count: usize,
     band: Range<usize>,
-    /// Of [`Sums`].
+    /// The sums, in the layout of [`Sums`].
     to: *mut [f32; LANES],
     dots: PhantomData<D>,
 }
@@ -271,8 +274,8 @@ impl<D: Dots> Kernel for Band<'_, D> {
         for (block, from) in (0..self.count).step_by(LANES).enumerate() {
             let (operands, count) = (self.operands.below(from), (self.count - from).min(LANES));
             let to = self.to.wrapping_add(block * self.band.len());
-            // SAFETY: the caller's contract; the rows are some of the weights', and those of x are
-            // the call's.
+            // SAFETY: the caller's contract; the rows belong to the weights, and the rows of x
+            // belong to the call.
             unsafe {
                 if D::many::<V>(operands, count, self.band.clone(), to) {
                     continue;
@@ -293,14 +296,14 @@ impl<D: Dots> Kernel for Band<'_, D> {
     }
 }
 
-/// Rows of x that share the decoded weights.
+/// The rows of x that share the decoded weights.
 const TOGETHER: usize = 4;
 
-/// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x: fewer
-/// rows cost as much, since decoding dominates.
+/// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x. Fewer
+/// rows take as long, since decoding takes most of the time.
 ///
 /// # Safety
-/// The contract of [`Dots::dot`], for each of the rows; `to` has a row for each of x.
+/// The contract of [`Dots::dot`] holds for each of the rows; `to` has a row for each row of x.
 #[inline(always)]
 unsafe fn together<V: F32x16, D: Dots>(
     operands: Operands,
@@ -314,15 +317,15 @@ unsafe fn together<V: F32x16, D: Dots>(
     }
     let mut sums = [[V::splat(0.0); LANES]; TOGETHER];
     for column in 0..count {
-        // SAFETY: the row is one of the weights', the rows of x are the call's.
+        // SAFETY: the row belongs to the weights, and the rows of x belong to the call.
         let dots = unsafe { D::dot::<V, TOGETHER>(operands.below(column), numbers) };
         for (sums, dot) in sums.iter_mut().zip(dots) {
             sums[column] = dot;
         }
     }
-    // By reference, since a copy of the sums would take longer than their additions.
+    // Iterate by reference, since a copy of the sums would take longer than their additions.
     for (i, sums) in sums.iter().enumerate().take(rows.len()) {
-        // SAFETY: sixteen floats.
+        // SAFETY: each row has sixteen floats.
         unsafe { V::reduce_add_each(*sums).store(to.add(i).cast()) };
     }
 }

@@ -1,13 +1,14 @@
-//! Products of tokens of 16-bit x with weights of two, four or eight bits, in integers.
+//! Products of tokens of 16-bit x with weights of two, four or eight bits, computed in integers.
 //!
-//! Within a group of weights, x is `unit * (65536 a + 256 b + c)` with signed bytes a, b and c, and
-//! a power of two that suits the group's largest element. bf16 elements down to 2^-14 of it are
-//! exact, f16 elements down to 2^-11, and smaller ones are off by at most 2^-22 of it. Products of
-//! bytes are added up as integers over the whole group, which loses nothing, before a conversion to
-//! f32 rounds them. So their order is free, and tiles and vectors give equal bits.
+//! Within a group of weights, x is represented as `unit * (65536 a + 256 b + c)`, with signed bytes
+//! a, b and c. The unit is a power of two that fits the group's largest element. bf16 elements are
+//! exact down to 2^-14 of the largest element, and f16 elements down to 2^-11. Smaller elements
+//! have an error of at most 2^-22 of the largest element. The products of bytes are added up
+//! exactly, as integers over the whole group, and then a conversion to f32 rounds the sum. So the
+//! order of these additions does not matter, and tiles and vectors give equal bits.
 //!
-//! The products of groups that are equal modulo four are added up in f32 one after the other.
-//! [`row`] multiplies one row of x, and [`tiles`] several.
+//! The sums of groups whose numbers are equal modulo four are added up in f32, one after another.
+//! [`row`] multiplies one row of x, and [`tiles`] several rows.
 
 mod layout;
 mod row;
@@ -27,7 +28,8 @@ use crate::simd::{F32x16, LANES};
 use layout::{TOKENS, WORD};
 pub(super) use split::prepare;
 
-/// The most rows of x of a band: whole tiles, so that x has rows for the last tile of each.
+/// The most rows of x in a band. They fill whole tiles, so that the last tile of each band has rows
+/// of x too.
 const BAND: usize = MOST_ROWS / TOKENS * TOKENS;
 
 /// Whether these products support a call on this machine.
@@ -35,17 +37,17 @@ pub(super) fn takes(machine: Machine, call: &Call) -> bool {
     machine.level.adds_digits() && layout::is_whole(call.group, call.bits)
 }
 
-/// Whether these products support the types.
+/// Whether these products support an element type and a format of weights.
 pub(super) const fn support<T: Float, F: Format>() -> bool {
     F::AFFINE && F::BITS.is_power_of_two() && size_of::<T>() == 2
 }
 
-/// The rows and words of tiles of x, for a call.
+/// The rows and the words of a call's tiles of x.
 pub(super) fn tile(call: &Call) -> [usize; 2] {
     [DIGITS * call.rows.min(TOKENS), LANES.min(call.group / WORD)]
 }
 
-/// Products of digits, for the loop over columns.
+/// The products of digits, in the form that the loop over columns calls.
 pub(super) fn kind<V: F32x16, T: Float, F: Format>() -> Kind {
     Kind {
         bits: F::BITS as usize,

@@ -1,4 +1,4 @@
-//! Products of a chunk: its weights are decoded in registers for a few rows of x at a time.
+//! Products of a chunk. Its weights are decoded in registers for a few rows of x at a time.
 
 use std::marker::PhantomData;
 
@@ -8,25 +8,25 @@ use crate::linear::arithmetic::Arithmetic;
 use crate::linear::together::PITCH;
 use crate::simd::{F32x16, Kernel, LANES, Register};
 
-/// Rows of weights that share the loads of x.
+/// The rows of weights that share the loads of x.
 const TOGETHER: usize = 2;
 
-/// Weights that are decoded a chunk at a time.
+/// Weights that are decoded one chunk at a time.
 pub trait Chunks: Dots {
     type Format: Format;
     type Arithmetic: Arithmetic;
-    /// Vectors of a decoded chunk.
+    /// The vectors of a decoded chunk.
     const STEPS: usize;
-    /// Vectors of x for a chunk, of which each is multiplied with one of the weights', or two.
+    /// The vectors of x for a chunk. Each is multiplied with one vector of weights, or with two.
     const VECTORS: usize;
 
-    /// Loads `lanes` lanes of a chunk, then zeros.
+    /// Loads `lanes` lanes of a chunk, and zeros for the other lanes.
     ///
     /// # Safety
-    /// `from` is readable for the lanes.
+    /// `from` is readable for the `lanes` lanes.
     unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int;
 
-    /// The vector of weights for a step.
+    /// Decodes the vector of weights for a step.
     fn weights<V: F32x16>(lanes: V::Int, step: usize) -> V;
 
     /// Shifts the weights of a step out of each lane.
@@ -37,16 +37,17 @@ pub trait Chunks: Dots {
 pub struct Chunk<D> {
     pub packed: *const u8,
     pub row_bytes: usize,
-    /// Lanes of the chunk that exist.
+    /// The lanes of the chunk that have weights.
     pub lanes: usize,
     pub count: usize,
-    /// A vector of each row, and `apart` floats after it the next one of each.
+    /// The first vectors of all rows, then, `apart` floats later, the second vectors of all rows,
+    /// and so on.
     pub x: *const f32,
     pub apart: usize,
     pub rows: usize,
-    /// For each row of weights a [`PITCH`], and there a vector for each row of x.
+    /// For each row of weights, [`PITCH`] floats, which hold one vector for each row of x.
     pub sums: *mut f32,
-    /// A vector of each row of weights.
+    /// One vector for each row of weights.
     pub scales: *const f32,
     pub dots: PhantomData<D>,
 }
@@ -68,7 +69,7 @@ impl<D: Chunks> Kernel for Chunk<D> {
         for column in (0..self.count).step_by(TOGETHER) {
             let mut row = 0;
             for tile in 0..tiles {
-                // SAFETY: the caller's contract; a row beyond the last one repeats it.
+                // SAFETY: the caller's contract; the last row of weights replaces rows beyond it.
                 row += unsafe {
                     match least + usize::from(tile < more) {
                         6 if const { most::<V, D>() >= 6 } => self.tile::<V, 6>(column, row),
@@ -85,7 +86,7 @@ impl<D: Chunks> Kernel for Chunk<D> {
 }
 
 impl<D: Chunks> Chunk<D> {
-    /// Multiplies [`TOGETHER`] rows of weights with `R` rows of x; returns `R`.
+    /// Multiplies [`TOGETHER`] rows of weights with `R` rows of x, and returns `R`.
     #[inline(always)]
     unsafe fn tile<V: F32x16, const R: usize>(&self, column: usize, row: usize) -> usize {
         // SAFETY: the caller's contract.
@@ -102,7 +103,7 @@ impl<D: Chunks> Chunk<D> {
         R
     }
 
-    /// Computes register `P` of a tile. Decoding yields others too, which the compiler leaves out.
+    /// Computes register `P` of a tile. The compiler removes the decoding of the other registers.
     #[inline(always)]
     unsafe fn part<V: F32x16, const R: usize, const P: usize>(&self, column: usize, row: usize) {
         let part = P * Part::<V, D>::LANES;
@@ -137,10 +138,11 @@ impl<D: Chunks> Chunk<D> {
         }
     }
 
-    /// Adds the products of a chunk of a row of weights with `R` rows of x, times the scales.
+    /// Multiplies products of a chunk by the scales, and adds them to the sums. The products are of
+    /// one row of weights with `R` rows of x.
     ///
     /// # Safety
-    /// They exist.
+    /// The row of weights and the rows of x have scales and sums.
     #[inline(always)]
     pub unsafe fn add<V: F32x16, const R: usize>(
         &self,

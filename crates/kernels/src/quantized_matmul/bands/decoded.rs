@@ -1,16 +1,16 @@
-//! Products of a chunk with more rows of x than two tiles have: its weights are decoded once for
-//! all of them, into the level-one cache.
+//! Products of a chunk with more rows of x than two tiles have. The chunk's weights are decoded
+//! once for all rows, into the level-one cache.
 
 use super::chunk::{Chunk, Chunks, Part};
 use crate::linear::arithmetic::Arithmetic;
 use crate::simd::{F32x16, Kernel, LANES, Lines, Register};
 
-/// Rows of weights that are decoded together.
+/// The rows of weights that are decoded together.
 pub const COLUMNS: usize = 4;
 /// The most vectors of a decoded chunk.
 const MOST_STEPS: usize = 16;
 
-/// [`Chunk`], with the same sums.
+/// Does the work of [`Chunk`], with the same sums.
 pub struct Decoded<D>(pub Chunk<D>);
 
 impl<D: Chunks> Kernel for Decoded<D> {
@@ -26,7 +26,7 @@ impl<D: Chunks> Kernel for Decoded<D> {
         let tiles = chunk.rows.div_ceil(most);
         let (least, more) = (chunk.rows / tiles, chunk.rows % tiles);
         for column in (0..chunk.count).step_by(COLUMNS) {
-            // SAFETY: the chunk's contract; rows of weights beyond the last one repeat it.
+            // SAFETY: the chunk's contract; the last row of weights replaces rows beyond it.
             unsafe {
                 for c in 0..COLUMNS {
                     let below = (column + c).min(chunk.count - 1) * chunk.row_bytes;
@@ -52,7 +52,7 @@ impl<D: Chunks> Kernel for Decoded<D> {
 }
 
 impl<D: Chunks> Decoded<D> {
-    /// Multiplies [`COLUMNS`] decoded rows of weights with `R` rows of x; returns `R`.
+    /// Multiplies [`COLUMNS`] decoded rows of weights with `R` rows of x, and returns `R`.
     #[inline(always)]
     unsafe fn tile<V: F32x16, const R: usize>(
         &self,

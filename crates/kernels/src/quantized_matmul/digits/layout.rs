@@ -1,30 +1,30 @@
-//! How weights and digits of x lie in vectors and tiles.
+//! How weights and digits of x are laid out in vectors and tiles.
 
 use crate::quantized_matmul::format::Format;
 use crate::simd::tiles::DIGITS;
 use crate::simd::{F32x16, LANES};
 
-/// Rows of x whose digits are a tile.
+/// The rows of x whose digits fill a tile.
 pub(super) const TOKENS: usize = LANES / DIGITS;
-/// Weights in a word of four bytes of x.
+/// The weights that are multiplied with one word of x, which has four bytes.
 pub(super) const WORD: usize = 4;
 /// The bytes of a vector.
 pub(super) const BYTES: usize = WORD * LANES;
-/// Sums of an output, each of every fourth group.
+/// The number of sums of an output. Each one adds up every fourth group.
 pub(super) const APART: usize = 4;
 
-/// Elements of two chunks.
+/// The elements of two chunks.
 pub(super) const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// Whether two chunks are whole groups and both words of eight bytes that add up in the same lanes
-/// are of one group.
+/// Whether two chunks consist of whole groups, and both words of eight bytes, which are added up in
+/// the same lane, belong to one group.
 pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }
 
-/// The weights of words, one position of each byte after the other.
+/// The weights at one position of every byte of the words.
 #[inline(always)]
 pub(super) fn weights<V: F32x16, F: Format>(words: V::Int, position: usize) -> V::Int {
     match F::BITS {

@@ -1,5 +1,5 @@
-//! Products of one row of x. Lanes run along four rows of weights; the integers of a group's lanes
-//! are added up before they are scaled, so that the sums are those of tiles.
+//! Products of one row of x. Lanes run along four rows of weights. The integers in a group's lanes
+//! are added up before they are scaled, so that the sums equal the sums of tiles.
 
 use std::marker::PhantomData;
 
@@ -11,9 +11,11 @@ use crate::simd::tiles::DIGITS;
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
-/// Rows of weights that share the loads of x and are read as parallel streams, each of four rows.
+/// The rows of weights that share the loads of x and are read as parallel streams. A stream has
+/// four rows.
 const STREAMS: usize = 4;
-/// In rows of fewer bytes, the next block's weights are prefetched instead of the next row's.
+/// If a row has fewer bytes than this, the next block's weights are prefetched instead of the next
+/// row's weights.
 const SHORT: usize = 1024;
 
 /// Multiplies `count` rows of weights with the only row of x.
@@ -26,8 +28,8 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     to: *mut [f32; LANES],
 ) {
     let types = PhantomData::<(T, F)>;
-    // SAFETY: the caller's contract. A lane adds up words of two chunks, and
-    // `is_whole` leaves no other number of lanes.
+    // SAFETY: the caller's contract. A lane adds up words of two chunks, and `is_whole` allows only
+    // these numbers of lanes.
     unsafe {
         match first.group / F::PER_LANE / 2 {
             2 if F::BITS < 8 => V::part(Row::<T, F, 2> { first, count, to: to.cast(), types }),
@@ -39,7 +41,8 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     }
 }
 
-/// Each group has `L` lanes of the sixteen that two chunks add up in.
+/// Multiplies rows of weights whose groups have `L` lanes each, of the sixteen lanes that add up
+/// two chunks.
 struct Row<'a, T, F, const L: usize> {
     first: Operands<'a>,
     count: usize,
@@ -63,13 +66,13 @@ impl<T: Float, F: Format, const L: usize> Kernel for Row<'_, T, F, L> {
             }
             let [a, b, c, d] = sums;
             let sums = add_neighbors::<V>(add_neighbors::<V>(a, b), add_neighbors::<V>(c, d));
-            // SAFETY: there is room for the block.
+            // SAFETY: `to` has room for the block.
             unsafe { sums.store(self.to.add(at)) };
         }
     }
 }
 
-/// In each quarter, the sums of two neighbors of `a`, then those of `b`.
+/// In each quarter of the result, the sums of neighboring lanes of `a`, then of `b`.
 #[inline(always)]
 fn add_neighbors<V: F32x16>(a: V, b: V) -> V {
     let [even, odd] = V::unzip_lanes(a.to_bits(), b.to_bits());
@@ -89,14 +92,14 @@ fn add_quarters<V: F32x16>(a: V::Int, b: V::Int) -> V::Int {
 }
 
 impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
-    /// Pairs of chunks that have four groups.
+    /// The pairs of chunks that hold four groups.
     const PAIRS: usize = if L < 4 { 1 } else { L / 4 };
-    /// Vectors of four groups that these have.
+    /// The vectors of four groups that `PAIRS` pairs of chunks hold.
     const QUADS: usize = if L < 4 { 2 } else { 1 };
 
-    /// The sums of the row of weights `row`, and of three more that are four rows apart: a quarter
-    /// for each, with [`APART`] sums. If they are the `last` ones of their streams, their weights
-    /// are followed by those of the next block.
+    /// The sums of the row of weights `row` and of three more rows, each four rows after the one
+    /// before. Each row has a quarter of the result, with [`APART`] sums. With `last`, the rows are
+    /// the last ones of their streams, so the weights of the next block follow them.
     #[inline(always)]
     unsafe fn streams<V: F32x16>(&self, row: usize, last: bool) -> V {
         let first = self.first;
@@ -122,7 +125,7 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         let (mut total, mut done) = (V::splat(0.0), 0);
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
-            // SAFETY: the caller's contract; there are sums and units of whole vectors of groups.
+            // SAFETY: the caller's contract; sums and units cover whole vectors of groups.
             unsafe {
                 let [scales, biases] = self.scales::<V>(rows, at, V::load(units.add(at)));
                 let sums = V::load(of_x.add(at));
@@ -157,8 +160,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         total
     }
 
-    /// The scales of sixteen groups of four rows times the units of x, and the biases: four vectors
-    /// each, which have a quarter for each row. Those beyond the last group are zeros.
+    /// The scales of sixteen groups of four rows, multiplied by the units of x, and the biases.
+    /// Both have four vectors, with a quarter for each row. Values beyond the last group are zeros.
     #[inline(always)]
     unsafe fn scales<V: F32x16>(&self, rows: [usize; 4], at: usize, units: V) -> [[V; 4]; 2] {
         let count = LANES.min(self.first.axis / self.first.group - at);
@@ -194,7 +197,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         for (weights, row) in weights.iter_mut().zip(packed) {
             let (first, second) = (row.cast(), row.wrapping_add(BYTES).cast());
             prefetch_far(row.wrapping_add(ahead), 2 * BYTES);
-            // SAFETY: the row has the words. Loads by masks take a port that the products need.
+            // SAFETY: the row has the words. Masked loads are avoided where possible, since they
+            // take a port of the core that the products need.
             let [one, two] = unsafe {
                 if left >= 2 * LANES {
                     [V::load(first), V::load(second)]
@@ -214,7 +218,7 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
                 }
             }
             for part in 0..2 * positions {
-                // SAFETY: x has two chunks of each digit; `load` takes any bits as they are.
+                // SAFETY: x has two chunks of each digit; `load` does not change their bits.
                 let x = unsafe { V::load(x.add(digit * padded + part * BYTES).cast()) };
                 for (sum, weights) in sums.iter_mut().zip(weights) {
                     let weights = of_position::<V, F>(weights[part / positions], part % positions);
@@ -233,7 +237,7 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     }
 }
 
-/// How rows and digits are read.
+/// How far apart the digits are, and how far ahead weights are prefetched.
 #[derive(Clone, Copy)]
 struct Read {
     /// The bytes from one digit to the next.
@@ -242,8 +246,8 @@ struct Read {
     ahead: usize,
 }
 
-/// The sums of four groups, or with two lanes a group those of the first or the second four, for
-/// four rows of weights, in [`order`].
+/// The sums of four groups for four rows of weights, in [`order`]. If a group has two lanes, `part`
+/// selects the first or the second four groups.
 #[inline(always)]
 fn of_groups<V: F32x16, const L: usize>(pairs: &[[V::Int; 2]; 4], part: usize) -> V::Int {
     let &[[first, second], ..] = pairs;
@@ -264,7 +268,7 @@ fn of_pair<V: F32x16>([first, second]: [V::Int; 2]) -> V::Int {
     add_quarters::<V>(first, second)
 }
 
-/// For each row of weights and each of four groups, the lane where [`of_groups`] has their sum.
+/// The lane in which [`of_groups`] has the sum, for each row of weights and each of four groups.
 #[inline(always)]
 fn order<V: F32x16, const L: usize>() -> V::Int {
     numbers::<V>(|to| {
@@ -279,7 +283,7 @@ fn order<V: F32x16, const L: usize>() -> V::Int {
     })
 }
 
-/// Vector i has quarter i of each row.
+/// Vector i of the result has quarter i of each row.
 #[inline(always)]
 fn by_quarters<V: F32x16>([a, b, c, d]: [V; 4]) -> [V; 4] {
     let [even, odd] = V::unzip_quarters(a.to_bits(), b.to_bits());
