@@ -42,7 +42,8 @@ pub enum Combination {
     GegluTanh,
     AddRelu,
     MulRelu,
-    /// From here on: the derivative of an [`Activation`] at the first element, times the second.
+    /// Each of the variants from here on is the derivative of an [`Activation`] at the first
+    /// element, times the second element.
     ReluSlope,
     GeluSlope,
     GeluTanhSlope,

@@ -9,7 +9,7 @@ use super::simd::{F32x16, Kernel, LANES};
 use super::softmax::exponential;
 use super::{Machine, Shared};
 
-/// The target classes of the rows, and how their losses treat them.
+/// The target classes of the rows, with label smoothing and a class that is ignored.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
     /// A class for each row. If the class does not exist, the row's loss and gradient are NaN.

@@ -191,7 +191,7 @@ impl BlockType {
             out[..2].copy_from_slice(&block[208..]);
             out[2..4].fill(0);
             for (out, scale) in out[4..].iter_mut().zip(&block[192..208]) {
-                *out = scale ^ 0x80; // 128 more
+                *out = scale ^ 0x80; // adds 128
             }
             return;
         }

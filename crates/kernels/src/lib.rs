@@ -118,8 +118,8 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
-/// Whether the instruction set in use multiplies bytes, which activations use that are rounded to
-/// eight bits.
+/// Whether the instruction set in use multiplies bytes. Products of activations that are rounded to
+/// eight bits need such instructions.
 pub fn multiplies_bytes() -> bool {
     let level = Level::current();
     level.dots_bytes() || level.adds_pairs_of_bytes()
@@ -184,7 +184,8 @@ pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u
         for part in parts {
             let begin = part * most;
             let length = most.min(count - begin);
-            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all end.
+            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all calls
+            // end.
             body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
         }
     });

@@ -102,7 +102,7 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         i = 0;
         while i + 2 * LANES <= count {
             for (block, sum) in sum.iter_mut().enumerate() {
-                prefetch_block(x.wrapping_add(count + i + block * LANES)); // of the next chunk
+                prefetch_block(x.wrapping_add(count + i + block * LANES)); // the next chunk
                 let lanes: V = T::load_mixed(x.add(i + block * LANES));
                 *sum = *sum + exponential::<V, T>(lanes - base);
             }
@@ -190,6 +190,9 @@ const WORK: usize = 2;
 /// Computes the stats of a few long rows by chunks on all threads, if there are too few rows to
 /// give each thread enough rows. Otherwise returns `None`. The results equal the results of
 /// [`row_stats`] bit for bit.
+///
+/// # Safety
+/// `x` is readable for `rows * axis` elements.
 pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
     machine: Machine,
     x: *const T,
@@ -214,6 +217,9 @@ pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
 
 /// Computes `log(sum(exp(x)))` of each row. If the maximum is infinite, the result is the maximum,
 /// as in MLX.
+///
+/// # Safety
+/// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element.
 pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.
@@ -224,6 +230,10 @@ pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usiz
 
 /// Computes `x - logsumexp(x)` of each row. The logsumexp is rounded to the element type first, as
 /// in MLX's composition of ops.
+///
+/// # Safety
+/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
+/// overlaps nothing.
 pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.

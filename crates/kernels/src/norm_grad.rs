@@ -1,7 +1,7 @@
 //! The gradients of RMS and layer normalization, of the sum before it and of the vectors after it.
 //!
 //! Let `n = (x - m) * r`, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
-//! root of the mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
+//! of the root mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
 //! `h = g * weight`; RMS normalization leaves out `mean(h)`. The gradient of the weight is the sum
 //! of `g * n` over the rows, and the gradient of the bias is the sum of g. For an affine map, h is
 //! the gradient of x, and the sums of `g * x` and of g are the gradients of its vectors.

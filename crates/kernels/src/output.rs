@@ -18,7 +18,7 @@ pub struct Output<T> {
     past: bool,
 }
 
-// SAFETY: only an address; each kernel states how its threads divide the buffer.
+// SAFETY: this is only an address; each kernel states how its threads divide the buffer.
 unsafe impl<T> Send for Output<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Output<T> {}

@@ -253,7 +253,7 @@ impl Pool {
         // SAFETY: we hold `taken`, and the last job is done.
         unsafe { *board.job.get() = Some(job) };
         board.waking.store(waking, Ordering::Relaxed);
-        // SeqCst here and where a helper looks again before it parks, so that one sees the other.
+        // SeqCst, as in a helper's last look before parking, so that one sees the other's store.
         board.call.store(call.word(), Ordering::SeqCst);
         call
     }

@@ -228,7 +228,7 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
                     let words = packed.add((first + i) * shape.words()).cast::<u8>();
                     for block in 0..shape.group_size / LANES {
                         let from = x.add(block * LANES);
-                        prefetch_block(from.wrapping_add(LANES * shape.group_size)); // wanted next
+                        prefetch_block(from.wrapping_add(LANES * shape.group_size)); // read next
                         let codes = coder.codes(T::load(from));
                         V::store_stream::<BITS>(codes, words.add(block * 2 * BITS));
                     }

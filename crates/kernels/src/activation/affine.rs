@@ -8,7 +8,7 @@ use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// The extents of [`affine`]. `scale` and `shift` have one column each, or all columns.
+/// The extents of [`affine`]. Each of `scale` and `shift` has one column or all columns.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AffineShape {

@@ -44,8 +44,8 @@ impl Pair for OfMulRelu {
 }
 
 /// The gradients of a [`Combination`] of a and b: `outs` gets the gradient of a, then the gradient
-/// of b. The slopes have no gradients. Each result is computed in float32 and rounded once, except
-/// for factors of 16 bits.
+/// of b. The functions of slopes have no gradients here. Each result is computed in float32 and
+/// rounded once, except for factors of 16 bits.
 ///
 /// # Safety
 /// `inputs` (a, b and the gradient of the result) and `outs` hold `size` elements, aligned to the

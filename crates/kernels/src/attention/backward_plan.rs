@@ -39,7 +39,7 @@ unsafe impl Sync for Backward {}
 /// values, then for the sinks of a key-value head.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// The blocks of the rows of a key-value head. Its parts take turns at the blocks.
+    /// The blocks of the rows of a key-value head. The parts of the head take the blocks in turn.
     pub blocks: usize,
     pub parts: usize,
     /// The floats of a key, and of a value.

@@ -296,7 +296,7 @@ impl<T: Float> Jobs<'_, T> {
     }
 
     /// Clears the derivatives in hidden scores of rows that see no key. Such a row weighs all keys
-    /// equally, whatever their scores.
+    /// equally, so it does not depend on the scores.
     #[inline(never)]
     unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, .. }: Tile) {
         let (call, space) = (&self.call.forward, &self.space);

@@ -7,8 +7,8 @@ use super::{Attention, MAX_DIM, Mask, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The keys of a chunk. A chunk is long enough to outweigh its overhead, and short enough to share
-/// a long cache evenly.
+/// The keys of a chunk. A chunk is long enough to outweigh its overhead, and short enough to divide
+/// a long cache evenly among the threads.
 pub const CHUNK: usize = 256;
 
 /// How a call is split into chunks, and the layout of a chunk's partial results.

@@ -113,6 +113,9 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
 
 /// Loads a block's words of the keys from `at` on. Register `i` holds the words of keys `i` and
 /// `i + 16`.
+///
+/// # Safety
+/// The contract of [`scores`].
 #[inline(always)]
 unsafe fn words<V: F32x16>(k: &Codes, at: usize, count: usize, first: usize) -> [V; LANES] {
     let mut words = [V::splat(0.0); LANES];

@@ -23,15 +23,15 @@ pub use super::weights::{Extents, Places, Weights};
 /// The rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The rows of weights in a block of a level with tiles. Each block reads factors from beyond the
+/// The rows of weights in a block, on a level with tiles. Each block reads factors from beyond the
 /// second-level cache, so the block is larger. Only x86-64 has tiles, and a thread of macOS has a
 /// stack of only 512 KB.
 const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
     true => 8 * TILE_ROWS,
     false => BLOCK_COLUMNS,
 };
-/// The number of tiles that are unpacked together if weights lie across, so that more of each row
-/// of memory is read at a time.
+/// The number of tiles that are unpacked together if weights lie across, stored as `[k, n]`, so
+/// that more of each row of memory is read at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
 /// The words that a product of tiles takes at a time, so that its weights stay in the level-one
@@ -39,6 +39,9 @@ const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
 const TILE_WORDS: usize = 128;
 
 /// Multiplies an interleaved x, which several products may share, with weights.
+///
+/// # Safety
+/// The weights are `[n, k]` and the epilogue takes `[m, n]`, with the m and k of `x`.
 pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     machine: Machine,
     x: &Interleaved<A>,

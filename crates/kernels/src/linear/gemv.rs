@@ -100,6 +100,9 @@ unsafe fn gemv_with<T: Float>(
 }
 
 /// Calls `body` with x as floats, which are x itself or a converted copy.
+///
+/// # Safety
+/// `x` holds `count` elements.
 pub unsafe fn with_floats<T: Float>(
     machine: Machine,
     x: *const T,

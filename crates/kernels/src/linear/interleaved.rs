@@ -69,7 +69,7 @@ pub unsafe fn interleaved<A: Arithmetic, T: Float>(
 }
 
 /// Does the work of [`interleaved`] for `m` rows, from row `first` on, of a matrix that lies
-/// across, such as a transposed x. `first` is a multiple of sixteen.
+/// across, stored as `[k, m]`, such as a transposed x. `first` is a multiple of sixteen.
 ///
 /// # Safety
 /// The rows are readable and have `k` elements each.

@@ -77,7 +77,8 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && !call.columns && !call.turned {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        // `columns` adds up in the same order as tiles of f32, which take more rows.
+        // `columns` adds up in the same order as tiles of f32, so calls with more rows can use
+        // tiles.
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }

@@ -10,8 +10,8 @@ use super::arithmetic::Arithmetic;
 pub const WORDS: usize = 512;
 /// The rows of weights whose sums fit in registers. Products of AMX tiles have [`TILE_ROWS`] rows.
 pub const TILE: usize = 12;
-/// The floats from one tile to the next if weights lie across. The last words are written as whole
-/// blocks, which need more room.
+/// The floats from one tile to the next if weights lie across, stored as `[k, n]`. The last words
+/// are written as whole blocks, which need more room.
 pub const ACROSS: usize = WORDS * TILE + LANES;
 /// The words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;

@@ -40,8 +40,8 @@ pub struct Chunk<D> {
     /// The lanes of the chunk that have weights.
     pub lanes: usize,
     pub count: usize,
-    /// The first vectors of all rows, then, `apart` floats later, the second vectors of all rows,
-    /// and so on.
+    /// Vectors of x: the first ones of all rows, then, `apart` floats later, the second ones, and
+    /// so on.
     pub x: *const f32,
     pub apart: usize,
     pub rows: usize,
