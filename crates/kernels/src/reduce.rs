@@ -20,10 +20,10 @@ pub enum Reduction {
 
 /// Elements of a piece of a long row. Neither the pieces nor the result depend on the threads.
 pub const PIECE: usize = 16_384;
-/// The number of rows from which on rows are not split, since every thread has some.
+/// From this number of rows on, rows are not split, since every thread has some.
 const MANY_ROWS: usize = 64;
 
-/// Whether the rows are long and few, so that several threads share each.
+/// Whether the rows are long and few, so that several threads share each row.
 fn is_split(rows: usize, axis: usize) -> bool {
     axis > 2 * PIECE && rows < MANY_ROWS
 }
@@ -32,7 +32,8 @@ fn is_split(rows: usize, axis: usize) -> bool {
 /// maximum.
 ///
 /// # Safety
-/// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element and apart.
+/// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element. They do not
+/// overlap.
 pub unsafe fn reduce(
     element: Element,
     reduction: Reduction,
@@ -82,7 +83,7 @@ enum After {
     Root,
 }
 
-/// Folds rows; long rows are folded in pieces, whose results `merge` folds.
+/// Folds rows. Long rows are folded in pieces, and `merge` folds the results of the pieces.
 #[expect(clippy::too_many_arguments, reason = "how and what")]
 #[inline(always)]
 unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
@@ -116,7 +117,7 @@ unsafe fn fold_rows<T: Float, F: Fold + Sync, M: Fold + Sync>(
     });
     let (x, out) = (partials.as_ptr(), out.get());
     let kernel = Pieces { fold: merge, after, x, out, pieces: 0..rows, piece: count, axis: count };
-    // SAFETY: `count` partial results for each row.
+    // SAFETY: each row has `count` partial results.
     unsafe { machine.level.run(kernel) }
 }
 
@@ -155,13 +156,13 @@ impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
     }
 }
 
-/// The gradient `[rows, axis]` of a reduction to `y`, for the gradient g of each of its numbers: of
-/// L2 norms `x * g / y`, of sums of squares `x * 2 g`, where `y` may be null, and of maxima g over
-/// the number of elements that equal the maximum, for each of them. In f32, rounded once.
+/// The gradient `[rows, axis]` of a reduction to `y`, given the gradient g of each of its numbers.
+/// It is `x * g / y` for L2 norms. It is `x * 2 g` for sums of squares, where `y` may be null. For
+/// maxima, each element that equals the maximum receives g divided by the number of such elements.
+/// The gradient is computed in f32 and rounded once.
 ///
-/// # Safety
-/// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element and
-/// apart. Sums and means have no such gradient.
+/// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element. They
+/// do not overlap. The reduction is not a sum or a mean.
 pub unsafe fn reduce_grad(
     element: Element,
     reduction: Reduction,
@@ -187,7 +188,7 @@ pub unsafe fn reduce_grad_on<T: Float>(
 ) {
     let out = Output::new(out, &of, rows * axis, axis);
     let of = of.map(|from| Shared(from.cast_mut()));
-    // A row's maxima are counted before any gradient, by several threads if it is long.
+    // Several threads count the maxima of a long row, before any gradient is computed.
     let counted = reduction == Reduction::Max && is_split(rows, axis);
     let piece = if reduction == Reduction::Max && !counted { axis } else { PIECE.min(axis) };
     let per_row = axis.div_ceil(piece.max(1));
@@ -247,7 +248,7 @@ struct Slopes<'a, T> {
     x: *const T,
     y: *const T,
     g: *const T,
-    /// Of the maxima of each row, if several pieces have them.
+    /// The number of maxima of each row, if they are counted by pieces.
     counts: &'a [f32],
     out: Output<T>,
     pieces: Range<usize>,
@@ -323,7 +324,8 @@ unsafe fn count_equal<V: F32x16, T: Float>(x: *const T, y: f32, elements: Range<
     count.reduce_add()
 }
 
-/// 1 where an element is `y`, which NaN is not, and 0 elsewhere; zeros of both signs are equal.
+/// 1 where an element equals `y`, and 0 elsewhere. NaN equals nothing, and zeros of both signs are
+/// equal.
 ///
 /// # Safety
 /// `count` elements are readable.

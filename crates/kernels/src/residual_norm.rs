@@ -1,4 +1,5 @@
-//! `h = x + residual` and its RMS or layer normalization, while each row of h is in the cache.
+//! Computes `h = x + residual` and its RMS or layer normalization. Each row is normalized while it
+//! is in the cache.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -31,8 +32,8 @@ pub struct ResidualNorm {
 /// Rounds h to the element type, then applies `rms_norm` or `layer_norm` to it.
 ///
 /// # Safety
-/// The buffers hold what [`ResidualNorm`] says, aligned to the element; `sum` and `norm`
-/// overlap nothing.
+/// The buffers are as [`ResidualNorm`] describes, and aligned to the element; `sum` and `norm` do
+/// not overlap any other buffer.
 pub unsafe fn residual_norm(element: Element, call: ResidualNorm) {
     let machine = Machine::current();
     // SAFETY: as the caller promises; `machine` is this machine.
@@ -113,8 +114,8 @@ impl<T: Float> Kernel for Rows<T> {
     }
 }
 
-/// Writes `x + residual` to `sum`, and with `KEEP` also to `kept` for the norm; the row is then
-/// whole blocks.
+/// Writes `x + residual` to `sum`. With `KEEP` it also writes it to `kept` for the norm, and the
+/// row consists of whole blocks.
 #[inline(always)]
 unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,

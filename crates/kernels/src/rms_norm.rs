@@ -8,8 +8,8 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds where MLX's composition does: everything up to the normalized value is f32, which is
-/// rounded to the element type before the weight multiplies it.
+/// Rounds where MLX's composition does. The normalized value is computed in f32 and rounded to the
+/// element type, before the weight multiplies it.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `weight` holds `axis` or is null, all aligned to
@@ -94,8 +94,8 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
     if inverse.is_nan() { f32::NAN } else { inverse }
 }
 
-/// One row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`. Prefetches rows
-/// that are read next.
+/// Normalizes one row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`.
+/// Prefetches the rows that are read next.
 #[inline(always)]
 pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,

@@ -1,5 +1,6 @@
-//! The machine's roofline, for benchmarks: copies, reads and fills memory, and multiplies
-//! registers, with the kernels' threads and vectors alone. The caller measures the time.
+//! The operations that measure the machine's roofline, for benchmarks. They copy, read and fill
+//! memory, and multiply registers, with the threads and vectors of the kernels. The caller measures
+//! the time.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use super::{Machine, Shared, parallel_copy};
 
 /// Bytes of an item of a job.
 const BLOCK: usize = 4096;
-/// How many bytes ahead of the loads memory is prefetched.
+/// How far ahead of the loads memory is prefetched, in bytes.
 const AHEAD: usize = 4096;
 /// Multiply-adds of each sum in an item of a job.
 const STEPS: usize = 1024;
@@ -51,7 +52,8 @@ impl Kernel for Stream {
         const WIDTH: usize = LANES * size_of::<f32>();
         let head = self.to.align_offset(WIDTH).min(self.bytes);
         let body = (self.bytes - head) / WIDTH * WIDTH;
-        // SAFETY: three runs of the caller's bytes, the middle one in whole, aligned vectors.
+        // SAFETY: the caller's bytes are copied in three runs, the middle one as whole, aligned
+        // vectors.
         unsafe {
             std::ptr::copy_nonoverlapping(self.from, self.to, head);
             for at in (head..head + body).step_by(WIDTH) {
@@ -64,7 +66,7 @@ impl Kernel for Stream {
     }
 }
 
-/// Fills the slice with ones. This bounds kernels that read next to nothing.
+/// Fills the slice with ones. This bounds kernels that read almost nothing.
 pub fn fill(to: &mut [u8]) {
     let start = Shared(to.as_mut_ptr());
     for_blocks(to.len(), &|part| {
@@ -74,7 +76,7 @@ pub fn fill(to: &mut [u8]) {
     black_box(to);
 }
 
-/// Loads the slice into registers as whole vectors. This bounds kernels that write next to nothing.
+/// Loads the slice into registers as whole vectors. This bounds kernels that write almost nothing.
 pub fn read(from: &[u8]) {
     let level = Machine::current().level;
     // SAFETY: the level is this machine's, and the kernel reads a slice.
@@ -113,9 +115,10 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Multiplies and adds in registers, `rounds` times about ten microseconds on every thread, and
-/// returns the number of floating-point operations; divided by their time, this bounds matrix
-/// products. With `pairs`, multiplies pairs of bf16 by the level's dot instruction, if any.
+/// Multiplies and adds in registers, for about ten microseconds on every thread in each of `rounds`
+/// rounds. Returns the number of floating-point operations; divided by the time, it bounds matrix
+/// products. With `pairs`, pairs of bf16 are multiplied by the level's dot instruction, if it has
+/// one.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();
@@ -132,7 +135,7 @@ pub fn multiply(pairs: bool, rounds: usize) -> f64 {
 struct Multiply<'a> {
     pairs: bool,
     items: usize,
-    /// Sums, times items.
+    /// The number of sums times the number of items.
     done: &'a AtomicU32,
 }
 

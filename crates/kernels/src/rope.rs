@@ -30,7 +30,7 @@ pub struct RopeShape {
 pub enum Frequencies<'a> {
     /// `base^(-i / (dims / 2))`.
     Base(f32),
-    /// Periods over 2 pi: angles are `position * scale / freqs[i]`, `dims / 2` of them.
+    /// `dims / 2` periods divided by 2 pi: angles are `position * scale / freqs[i]`.
     Explicit(&'a [f32]),
 }
 
@@ -57,9 +57,10 @@ pub unsafe fn rope(
 
 /// Columns of the sine and cosine tables that are computed at a time.
 pub(super) const COLUMNS: usize = 256;
-/// Floats of a table, so that sines and cosines take half of a first cache of 32 KB.
+/// Floats of a table. Sines and cosines together take half of a first-level cache of 32 KB.
 pub const TABLE: usize = 2048;
-/// How many bytes ahead input is prefetched; a tile's rows are too short for hardware prefetchers.
+/// How far ahead input is prefetched, in bytes. A tile's rows are too short for hardware
+/// prefetchers.
 const AHEAD: usize = 2048;
 
 pub unsafe fn rope_on<T: Float>(
@@ -74,8 +75,8 @@ pub unsafe fn rope_on<T: Float>(
     if rows * shape.seq * shape.head_dim == 0 {
         return;
     }
-    // A tile is a run of positions in a group of rows that share its table, so that the tables stay
-    // on the stack and in L2 for any length of the sequence.
+    // A tile is a run of positions in a group of rows, which share a table of sines and cosines. So
+    // the tables stay on the stack and in L2 for any length of the sequence.
     let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
     let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
     let ranges = machine.pool.ranges(rows * shape.seq * shape.head_dim);
@@ -120,8 +121,8 @@ pub(super) struct Tile<'a, T> {
     pub columns: usize,
 }
 
-/// Cosines and sines, a row of `stride` for each position of a tile, in whole blocks in the order
-/// of [`Float::load_mixed`].
+/// Cosines and sines. Each position of a tile has a row of `stride` numbers, in whole blocks in the
+/// order of [`Float::load_mixed`].
 pub(super) struct Table {
     pub cos: [MaybeUninit<f32>; TABLE],
     pub sin: [MaybeUninit<f32>; TABLE],
@@ -192,7 +193,7 @@ impl<T: Float> Tile<'_, T> {
         for row in self.rows.clone() {
             for position in self.positions.clone() {
                 let at = (row * seq + position) * head_dim + dims;
-                // SAFETY: within the vector; the buffers do not overlap.
+                // SAFETY: the features are within the vector; the buffers do not overlap.
                 unsafe {
                     let (from, to) = (self.x.add(at), self.out.to().add(at));
                     std::ptr::copy_nonoverlapping(from, to, head_dim - dims);
@@ -210,7 +211,8 @@ impl<T: Float> Tile<'_, T> {
     ) {
         let mut inverse = [0.0f32; COLUMNS];
         self.inverse_frequencies(&mut inverse[..columns.len()], columns.start);
-        // The sine is negated for the first member of a pair, and the direction negates both.
+        // In adjacent pairs, the sine of the first element is negated. Backward, all sines are
+        // negated.
         let turn = if self.shape.forward { 1.0f32 } else { -1.0 };
         let mut signs = [turn; LANES];
         if self.shape.traditional {
@@ -237,7 +239,8 @@ impl<T: Float> Tile<'_, T> {
         }
     }
 
-    /// One over each frequency from column `first` on; traditional columns come in pairs.
+    /// Computes the inverse of each frequency from column `first` on. With `traditional`, the two
+    /// columns of a pair have the same frequency.
     #[inline(always)]
     fn inverse_frequencies(&self, inverse: &mut [f32], first: usize) {
         let shift = usize::from(self.shape.traditional);
@@ -257,7 +260,7 @@ impl<T: Float> Tile<'_, T> {
     }
 }
 
-/// Rotates features `columns` with those `half` further on.
+/// Rotates the features `columns` together with the features that are `half` further on.
 #[inline(always)]
 pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     from: *const T,
@@ -292,7 +295,7 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     }
 }
 
-/// Rotates features `columns` in adjacent pairs; the table's sines carry the signs.
+/// Rotates the features `columns` in adjacent pairs. The table's sines include the signs.
 #[inline(always)]
 pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     from: *const T,

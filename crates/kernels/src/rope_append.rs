@@ -1,5 +1,5 @@
-//! Rotates the queries and keys of a step, and writes them into a state together with its values;
-//! and the derivatives of this, which go the other way.
+//! Rotates the queries and keys of a step, and writes them into a state together with the step's
+//! values. Backward, it computes the derivatives, from the state to the step.
 
 use std::ops::Range;
 
@@ -11,12 +11,13 @@ use super::rope::{
 use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared, parallel_copy};
 
-/// Positions that the query area of a state has room for.
+/// The number of positions for which the query area of a state has room.
 pub const QUERY_POSITIONS: usize = 8;
 
-/// Positions of one head whose vectors are written in a row, in their order in the state.
+/// The number of positions of one head whose vectors are written one after another, in their order
+/// in the state.
 const RUN: usize = 8;
-/// How many heads ahead of the rotation vectors are prefetched.
+/// How far ahead of the rotation vectors are prefetched, in heads.
 const AHEAD: usize = 4;
 
 /// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
@@ -33,7 +34,8 @@ pub struct AppendShape {
     /// Features that are rotated: even, at most `head_dim`; the rest are copied.
     pub dims: usize,
     pub traditional: bool,
-    /// Whether a state takes a step; false computes the derivatives in both.
+    /// Whether to write a step into a state; false computes the derivatives in the step and the
+    /// state.
     pub forward: bool,
     /// Multiplies the positions.
     pub scale: f32,
@@ -60,8 +62,9 @@ impl AppendShape {
 /// `out`, and rotates queries and keys as [`rope`](super::rope) does. Positions outside the
 /// capacity are skipped.
 ///
-/// Backward, `state` is the cotangent of the new state. `qkv` becomes the derivatives in the step,
-/// and `out` those in the state: the cotangent, with zeros in the rows that the step wrote.
+/// Backward, `state` is the cotangent of the new state. `qkv` receives the derivatives in the step.
+/// `out` receives the derivatives in the state: the cotangent, with zeros in the rows that the step
+/// wrote.
 ///
 /// # Safety
 /// `state`, `out` and `qkv` hold the shape's elements, aligned to the element; `out` is `state`
@@ -90,7 +93,7 @@ pub unsafe fn rope_append(
 }
 
 /// # Safety
-/// The contract of [`rope_append`] with a state in its place.
+/// The contract of [`rope_append`]; `out` is also the state.
 pub unsafe fn append_on<T: Float>(
     machine: Machine,
     out: *mut T,
@@ -104,12 +107,12 @@ pub unsafe fn append_on<T: Float>(
     unsafe { move_on(machine, Place::State(out), qkv, shape, frequencies, offsets, slots) }
 }
 
-/// Where the vectors of all heads are, besides in the step.
+/// The vectors of all heads outside the step.
 #[derive(Clone, Copy)]
 pub enum Place<T> {
-    /// In their rows of a state.
+    /// The rows of a state.
     State(*mut T),
-    /// In queries, keys and values, `[batch, heads, time, head_dim]` each.
+    /// Queries, keys and values, `[batch, heads, time, head_dim]` each.
     Heads([*mut T; 3]),
 }
 
@@ -117,7 +120,7 @@ pub enum Place<T> {
 unsafe impl<T> Sync for Place<T> {}
 
 impl<T> Place<T> {
-    /// Of one batch entry, within the buffers.
+    /// The vectors of one batch entry.
     fn entry(self, batch: usize, shape: &AppendShape) -> Self {
         let each = batch * shape.head_dim;
         match self {
@@ -131,7 +134,7 @@ impl<T> Place<T> {
 }
 
 /// # Safety
-/// The contract of [`rope_append`], with this place for the state.
+/// The contract of [`rope_append`], with `place` instead of the state.
 pub unsafe fn move_on<T: Float>(
     machine: Machine,
     place: Place<T>,
@@ -259,7 +262,8 @@ impl<T: Float> Kernel for Append<'_, T> {
 }
 
 impl<T: Float> Append<'_, T> {
-    /// The first head that is moved; longer steps store no queries in a state.
+    /// The first head that is moved. Steps of more than [`QUERY_POSITIONS`] positions do not store
+    /// queries in a state.
     #[inline(always)]
     fn first_head(&self) -> usize {
         let stored = self.shape.time <= QUERY_POSITIONS || matches!(self.place, Place::Heads(_));
@@ -298,11 +302,11 @@ impl<T: Float> Append<'_, T> {
         Some(if shape.forward { (of_step, row) } else { (row, of_step) })
     }
 
-    /// Clears the derivatives in a state that went to the step.
+    /// Clears derivatives in a state after they were moved to the step.
     #[inline(always)]
     unsafe fn clear(&self, from: *const T, count: usize) {
         if matches!(self.place, Place::State(_)) {
-            // SAFETY: within the vector, which the caller may write.
+            // SAFETY: the elements are within the vector, which the caller may write.
             unsafe { from.cast_mut().write_bytes(0, count) }
         }
     }
@@ -315,11 +319,11 @@ impl<T: Float> Append<'_, T> {
         unsafe { self.qkv.add(at) }
     }
 
-    /// Clears the derivatives in vectors that the state has no row for.
+    /// Clears the derivatives in vectors of the step that have no row in the state.
     unsafe fn clear_skipped(&self) {
         for time in self.turns.positions.clone() {
             for head in 0..self.shape.all_heads() {
-                // SAFETY: within the vector.
+                // SAFETY: the features are within the vector.
                 unsafe {
                     if self.vectors(head, time).is_none() {
                         self.of_step(head, time).write_bytes(0, self.shape.head_dim);
@@ -345,7 +349,7 @@ impl<T: Float> Append<'_, T> {
         let factor: V = T::round(V::splat(self.shape.multiplier));
         for at in (0..self.shape.dims).step_by(LANES) {
             let count = LANES.min(self.shape.dims - at);
-            // SAFETY: within the vector.
+            // SAFETY: the features are within the vector.
             unsafe {
                 let x: V = T::load_first(from.add(at), count);
                 T::store_first(x * factor, to.add(at), count);
@@ -363,7 +367,7 @@ impl<T: Float> Append<'_, T> {
             let times = times..self.turns.positions.end.min(times + RUN);
             for head in heads.clone() {
                 for time in times.clone() {
-                    // SAFETY: within the vectors; the buffers do not overlap.
+                    // SAFETY: the features are within the vectors; the buffers do not overlap.
                     unsafe {
                         if let Some((from, to)) = self.vectors(head, time) {
                             std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);

@@ -1,5 +1,5 @@
-//! Divides a step into heads of queries, keys and values, and rotates queries and keys; and the
-//! derivatives of this, which go the other way.
+//! Divides a step into heads of queries, keys and values, and rotates queries and keys. Backward,
+//! it computes the derivatives in the step.
 
 use super::Machine;
 use super::element::{Element, Float, with_element};
@@ -7,13 +7,13 @@ use super::rope::Frequencies;
 use super::rope_append::{AppendShape, Place, move_on};
 
 /// Divides `qkv` into queries, keys and values, `[batch, heads, time, head_dim]` each, and rotates
-/// queries and keys. Backward, `qkv` becomes the derivatives in the step, of those in the three.
-/// The capacity has no meaning.
+/// queries and keys. Backward, `qkv` receives the derivatives in the step, computed from the
+/// derivatives in the three parts. The shape's capacity is ignored.
 ///
 /// # Safety
-/// `parts` and `qkv` hold the shape's elements, aligned to the element, and do not overlap. Only
-/// what is computed is written. `offsets` hold 1 or `batch` numbers, explicit frequencies
-/// `dims / 2`.
+/// `parts` and `qkv` hold the shape's elements, aligned to the element, and do not overlap. Forward
+/// writes only `parts`, backward only `qkv`. `offsets` hold 1 or `batch` numbers, explicit
+/// frequencies `dims / 2`.
 pub unsafe fn rope_heads(
     element: Element,
     parts: [*mut u8; 3],

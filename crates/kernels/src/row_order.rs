@@ -1,10 +1,10 @@
 //! The orders in which products and attention add up the terms of a row.
 
-/// The most rows that count as tokens where nothing else is said.
+/// The most rows that count as tokens by default.
 pub const FEW_ROWS: usize = 8;
 
-/// The order of additions of a call's rows. Each order depends on the row and what it is multiplied
-/// with alone, and not on the other rows of the call.
+/// The order in which a call adds up the terms of a row. A row's result depends only on the row and
+/// on its factors, and not on the other rows of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOrder {

@@ -51,7 +51,8 @@ struct Softmax<T> {
     axis: usize,
 }
 
-/// The longest row whose f32 exponentials are kept on the stack; longer rows compute them twice.
+/// The longest row whose f32 exponentials are kept on the stack. For longer rows they are computed
+/// twice.
 const KEPT: usize = 4096;
 
 impl<T: Float> Kernel for Softmax<T> {
@@ -66,7 +67,7 @@ impl<T: Float> Kernel for Softmax<T> {
                 let x = self.x.add(row * self.axis);
                 let out = self.out.add(row * self.axis);
                 let max = V::splat(row_max::<V, T>(x, self.axis));
-                // f32's own output can hold the exponentials.
+                // An output of f32 can hold the exponentials.
                 let keep = if size_of::<T>() == size_of::<f32>() {
                     out.to().cast()
                 } else {
@@ -118,8 +119,8 @@ pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
-/// The sum of `exp(x - max)`; with `KEEP` the terms go to `keep`, which may be `x`, in whole blocks
-/// in the order of [`Float::load_mixed`].
+/// The sum of `exp(x - max)`. With `KEEP` the terms are written to `keep`, which may be `x`, in
+/// whole blocks in the order of [`Float::load_mixed`].
 #[inline(always)]
 unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,
@@ -153,7 +154,8 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     sum.reduce_add()
 }
 
-/// `kept * scale`, from the order of [`exponentials`]; `out` may be `kept`.
+/// Writes `kept * scale` to `out`, which may be `kept`. The terms have the order of
+/// [`exponentials`].
 #[inline(always)]
 pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     kept: *const f32,
@@ -174,7 +176,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     }
 }
 
-/// `exp(x - max) * scale`; `out` may be `x`.
+/// Writes `exp(x - max) * scale` to `out`, which may be `x`.
 #[inline(always)]
 unsafe fn scale_again<V: F32x16, T: Float>(
     x: *const T,

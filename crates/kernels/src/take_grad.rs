@@ -1,5 +1,5 @@
-//! The gradient of a matrix whose rows were taken, as those of an embedding are: each of its rows
-//! gets the sum of the gradients of its copies, in their order.
+//! The gradient of a matrix from which rows were taken, such as an embedding. Each row of the
+//! matrix gets the sum of the gradients of its copies, in their order.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use super::element::{Element, Float, with_element};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 
-/// The matrix `out` is `[rows, axis]`; `g` is `[ids.len(), axis]`, the gradient of the row at each
-/// of `ids`. Those beyond the matrix have no row. Sums in f32, rounded once.
+/// The matrix `out` is `[rows, axis]`. `g` is `[ids.len(), axis]`: for each of `ids`, the gradient
+/// of the copy of that row. Ids beyond the matrix are ignored. Sums are f32 and are rounded once.
 ///
 /// # Safety
 /// The buffers hold these elements, are aligned to them and do not overlap.
@@ -48,7 +48,7 @@ pub unsafe fn take_grad_on<T: Float>(
 
 struct Job<'a, T> {
     g: *const T,
-    /// The row and the place of each copy, by rows and then by places.
+    /// The row and the place of each copy, sorted by row and then by place.
     order: &'a [(u32, usize)],
     out: Output<T>,
     axis: usize,
@@ -78,7 +78,7 @@ impl<T: Float> Kernel for Rows<'_, T> {
                 let count = LANES.min(axis - at);
                 let mut sum = V::splat(0.0);
                 for &(_, place) in copies {
-                    // SAFETY: the place is that of one of the ids.
+                    // SAFETY: the place is the index of one of the ids.
                     sum = sum + unsafe { T::load_block::<V>(g.add(place * axis + at), count) };
                 }
                 // SAFETY: the row exists.

@@ -56,12 +56,12 @@ impl<F: Format> Dots for Decode<F> {
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M] {
         let prepared = row.prepared;
         let groups = row.axis / row.group;
-        // Lanes of a group: a power of two, as group sizes are.
+        // The number of lanes of a group is a power of two, since group sizes are powers of two.
         let shift = (row.group / F::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
         prefetch_far(row.next.0, row.next.1);
-        // These are computed once, since the compiler does not move them across a prefetch.
+        // Computed once here, since the compiler does not move the computation across a prefetch.
         let (mut x, mut of_x) = ([std::ptr::null(); M], [std::ptr::null(); M]);
         for m in 0..M {
             (x[m], of_x[m]) = (prepared.row::<f32>(rows[m]), prepared.sums(rows[m]));
@@ -73,8 +73,8 @@ impl<F: Format> Dots for Decode<F> {
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
             row.prefetch_scales(&of_groups);
-            // SAFETY: the groups from `at` on belong to this row, and so do their weights; prepared
-            // rows cover whole chunks, their sums whole vectors.
+            // SAFETY: the groups from `at` on and their weights belong to this row; prepared rows
+            // cover whole chunks, and their sums cover whole vectors.
             unsafe {
                 let [scales, bias] = F::scales::<V>(&of_groups, 0, count);
                 if V::IN_PLACE {

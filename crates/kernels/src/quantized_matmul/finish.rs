@@ -1,4 +1,4 @@
-//! The steps after the products, each rounded to the element type like a separate operation.
+//! The steps after the products. Each step rounds to the element type, like a separate operation.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::math::sigmoid;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// The steps after the product and the place of the result, of the element type that the functions
-/// name.
+/// The steps after the product, and the address of the result. The element type is a parameter of
+/// the functions.
 pub(super) struct Finish<'a> {
     call: &'a Call<'a>,
     columns: usize,
@@ -29,7 +29,7 @@ impl<'a> Finish<'a> {
     /// # Safety
     /// The contract of [`super::quantized_matmul`].
     pub unsafe fn new<T: Float>(machine: Machine, call: &'a Call) -> Self {
-        // SAFETY: the caller's contract; x is `[m, k]`, and a row of A as long.
+        // SAFETY: the caller's contract; x is `[m, k]`, and a row of A has `k` elements.
         unsafe {
             Self::with::<T>(machine, call, |low, rows| {
                 let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
@@ -141,8 +141,8 @@ impl Correction {
             let rank = low.rank;
             machine.pool.for_each(columns, 20 * rank, &|range| {
                 let (b, to) = (b.get().cast_const().cast::<T>(), to.get());
-                // SAFETY: B has a row of `rank` for each column, `to` a row of `width` for each of
-                // the rank; the ranges of columns are disjoint.
+                // SAFETY: B has a row of `rank` elements for each column, `to` has a row of `width`
+                // elements for each of the `rank`; the ranges of columns are disjoint.
                 unsafe { machine.level.run(Transpose { b, rank, width, range, to }) };
             });
         }
@@ -163,8 +163,8 @@ impl Correction {
     ) -> V {
         let rank = self.low.rank;
         let of_x = self.projected[m * rank.next_multiple_of(LANES)..].as_ptr();
-        // SAFETY: B has a row of `rank` for each column, `projected` one for each row of x, and
-        // `transposed`, if there is any, `rank` rows of the columns.
+        // SAFETY: B has a row of `rank` elements for each column, and `projected` has one for each
+        // row of x. `transposed`, unless it is empty, has `rank` rows of all columns.
         unsafe {
             if self.transposed.is_empty() {
                 let mut block = [0.0; LANES];

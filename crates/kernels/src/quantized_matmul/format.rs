@@ -8,7 +8,8 @@
 use crate::element::{Element, F16, Float, with_element};
 use crate::simd::{F32x16, LANES};
 
-/// The scales of groups of weights and, if the format is affine, their biases, of the model's type.
+/// The scales of groups of weights. An affine format also has biases, and its scales and biases are
+/// of type `element`.
 #[derive(Clone, Copy)]
 pub(super) struct Scales {
     pub element: Element,
@@ -48,7 +49,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const LEAST_GROUP: usize = 32;
     /// Weights in a lane.
     const PER_LANE: usize = (if Self::STRADDLES { 24 } else { 32 }) / Self::BITS as usize;
-    /// Whether the scales may be those of K-quants.
+    /// Whether K-quants have weights of this format.
     const IN_BLOCKS: bool = Self::AFFINE && matches!(Self::BITS, 4..=6);
     const STRADDLES: bool = !Self::BITS.is_power_of_two();
     const LANE_BITS: usize = Self::PER_LANE * Self::BITS as usize;
@@ -106,10 +107,11 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     }
 }
 
-/// One over the power of two that the numbers at a position of lanes are multiples of, with
-/// [`F32x16::IN_PLACE`] and `bits` bits for each of `per_lane` numbers. The last one of 32 bits is
-/// shifted down, since it would be converted as signed. An element of x times this is exact unless
-/// it is smaller than 2^-98, where the product would need more bits than the smallest floats have.
+/// One divided by a power of two. With [`F32x16::IN_PLACE`] the numbers at a position of lanes are
+/// multiples of this power, where a lane has `per_lane` numbers of `bits` bits. If the numbers fill
+/// all 32 bits, the last one is shifted down, since it would be converted as a signed number. An
+/// element of x times the result is exact unless it is smaller than 2^-98, where the product would
+/// need more bits than the smallest floats have.
 #[inline(always)]
 pub(super) fn one_of_place(bits: usize, per_lane: usize, position: usize) -> f32 {
     let last = bits * per_lane == 32 && position + 1 == per_lane;

@@ -1,6 +1,6 @@
-//! Products with many rows of x, rounded to eight bits in the weights' groups: products of bytes
-//! are added up as integers within a group and then scaled. The GEMM of `linear` moves words of
-//! four bytes like floats.
+//! Multiplies many rows of x, rounded to eight bits in the groups of the weights. Products of bytes
+//! are added up as integers within a group, and the sum is scaled. The GEMM of `linear` moves words
+//! of four bytes as if they were floats.
 //!
 //! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a
 //! weight is `scale * p + bias` with p of at most eight bits. So a group adds
@@ -26,11 +26,12 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 use crate::{Machine, Shared};
 use rounded::{BYTES, GROUPS, Rounded, scaled};
 
-/// Whether a call can use products of bytes, and gains time by them. 8-bit floats are not integers,
-/// and a tile has room for the scales of groups of 16, but not for biases too. Sums of sixteen bits
-/// hold products with weights of at most six bits. Tiles of bytes are summed up to the end of a
-/// group, then stored and scaled: in groups of 128 that took as long as exact products in tiles of
-/// bf16 with 128 rows and longer with 512, and shorter groups end more often.
+/// Whether a call can use products of bytes and saves time with them. 8-bit floats are not
+/// integers. A tile has room for the scales of groups of 16, but not for biases too. Sums of
+/// sixteen bits hold products with weights of at most six bits. Where bf16 is multiplied in tiles,
+/// bytes are not faster: their sums are stored and scaled at the end of each group. In groups of
+/// 128 this took as long as exact products with 128 rows, and longer with 512. Shorter groups end
+/// more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     let bytes = machine.level.dots_bytes();
@@ -112,13 +113,13 @@ impl<T: Float> Kernel for Round<'_, T> {
     }
 }
 
-/// Writes a group as signed bytes; returns their scale and their scaled sum. If an element is not
-/// finite, neither are the scale and the products of the group.
+/// Writes a group as signed bytes. Returns the scale of the bytes and their scaled sum. If an
+/// element is not finite, the scale and the products of the group are not finite either.
 #[inline(always)]
 unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
     let mut most = V::splat(0.0);
     let mut sum = V::splat(0.0);
-    // SAFETY: the caller's group, of a multiple of sixteen elements.
+    // SAFETY: the caller's group has a multiple of sixteen elements.
     unsafe {
         for at in (0..group).step_by(LANES) {
             most = most.max(T::load::<V>(x.add(at)).abs());
@@ -136,7 +137,7 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
     }
 }
 
-/// One matrix of a call, for the x of that call.
+/// One matrix of a call, with the call's x.
 struct Bytes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -147,10 +148,10 @@ struct Bytes<'a> {
 unsafe impl Sync for Bytes<'_> {}
 
 impl Bytes<'_> {
-    /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
+    /// Writes the words `k..k + len` of a row, and then its scales and biases after [`WORDS`].
     ///
     /// # Safety
-    /// They exist and `out` has room for them.
+    /// The words exist, and `out` has room for them, the scales and the biases.
     #[inline(always)]
     unsafe fn unpack_row<V: F32x16, F: Format>(
         &self,
@@ -171,7 +172,7 @@ impl Bytes<'_> {
         let scales = self.weights.scales.wrapping_add(first);
         let scales = Scales { element, scales, biases: self.weights.biases.wrapping_add(first) };
         // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
-        // and behind them for twice `GROUPS` floats.
+        // and, after them, for twice `GROUPS` floats.
         unsafe {
             codes::<V, F>(packed, len * BYTES, out.cast());
             let groups = len * BYTES / group;
@@ -185,7 +186,7 @@ impl Bytes<'_> {
                 let count = LANES.min(groups - at);
                 let [mut scale, mut bias] = F::scales::<V>(&scales, at, count);
                 if !F::AFFINE {
-                    // Codes are twice the number plus twelve.
+                    // The code of a 4-bit float is twice its number plus twelve.
                     scale = scale * V::splat(0.5);
                     bias = scale * V::splat(-12.0);
                 }
@@ -196,11 +197,11 @@ impl Bytes<'_> {
     }
 }
 
-/// Writes the codes of `count` weights, in whole groups, as bytes. Codes of 4-bit floats become
-/// nonnegative integers.
+/// Writes the codes of `count` weights as bytes. The weights are whole groups. Codes of 4-bit
+/// floats become nonnegative integers.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
-    // SAFETY: the caller's weights and bytes; groups are multiples of 32.
+    // SAFETY: the caller provides the weights and the bytes; groups are multiples of 32.
     unsafe {
         if F::BITS == 8 {
             return std::ptr::copy_nonoverlapping(packed, out, count);
@@ -235,7 +236,7 @@ impl Weights<InF32> for Bytes<'_> {
         stride: usize,
     ) {
         with_format!(self.call, F => for i in 0..rows {
-            // SAFETY: the rows and words exist and `out` has room for them, the caller says.
+            // SAFETY: the caller ensures that the rows and words exist and that `out` has room.
             unsafe { self.unpack_row::<V, F>(row + i, k, len, out.add(i * stride)) }
         })
     }
@@ -257,8 +258,8 @@ impl Weights<InF32> for Bytes<'_> {
         let Pass { x, panel, at, words } = pass;
         let per_group = self.call.group / BYTES;
         let first = at / per_group;
-        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
-        // biases of their groups; x has scales and sums of every panel and group.
+        // SAFETY: the panels and the tile hold the words; after the words the tile has the scales
+        // and biases of their groups; x has scales and sums of every panel and group.
         unsafe {
             for group in 0..words / per_group {
                 let mut total = [[V::splat_int(0); PANELS]; ROWS];

@@ -1,6 +1,6 @@
 //! The scales of K-quants: blocks of 256 weights with two floats of 16 bits, and small integers for
-//! the block's groups. Kernels decode the weights like affine ones, after the scales and biases of
-//! a few rows were written out in f32, which holds them exactly.
+//! the block's groups. The scales and biases of a few rows at a time are written out in f32, which
+//! holds them exactly. Kernels then decode the weights like affine ones.
 
 use std::cell::Cell;
 
@@ -19,8 +19,8 @@ pub const SCALE_BYTES: usize = 20;
 const PART: usize = 1024;
 /// The most groups of [`PART`] weights.
 const GROUPS: usize = PART / 16;
-/// Floats of the scales and biases that are written out at once, if sixteen rows have no more: they
-/// stay in the first cache.
+/// The most floats of scales and biases that are written out at once, unless sixteen rows have
+/// more. They stay in the first-level cache.
 const FEW: usize = 4096;
 
 /// A call's layout of scales.
@@ -28,13 +28,13 @@ const FEW: usize = 4096;
 pub(super) struct Blocks {
     /// Weights of a group.
     group: usize,
-    /// Whether a group's integer is signed and belongs to codes around 32; otherwise a group has
-    /// two integers, of its scale and of its bias.
+    /// Whether a group has one signed integer, and a weight is `scale * (code - 32)`. Otherwise a
+    /// group has two integers, one for its scale and one for its bias.
     centered: bool,
 }
 
 impl Blocks {
-    /// The layout of a format; `None` if its scales are no blocks.
+    /// The layout of a format; `None` if its scales are not in blocks.
     #[inline(always)]
     pub fn of(mode: Mode, bits: u32, group: usize) -> Option<Self> {
         (mode == Mode::KQuant).then_some(Self { group, centered: bits == 6 })
@@ -59,7 +59,7 @@ impl Blocks {
     /// Writes a scale and, unless `biases` is null, a bias for each group of a number of weights.
     ///
     /// # Safety
-    /// `from` has their blocks, and there is room.
+    /// `from` has the blocks of the weights, and there is room for the scales and biases.
     #[inline(always)]
     unsafe fn spread<V: F32x16>(
         self,
@@ -72,7 +72,8 @@ impl Blocks {
         unsafe {
             for block in 0..weights / BLOCK {
                 let from = from.add(block * SCALE_BYTES);
-                // A whole vector lies within this block and the next one.
+                // A vector is longer than a block's scales, so its load also reads from the next
+                // block.
                 let steps = match block + 1 < weights / BLOCK {
                     true => F16::load::<V>(from.cast()),
                     false => F16::load_first(from.cast(), 2),
@@ -102,7 +103,7 @@ impl Blocks {
     /// Writes like `spread`, in a function that all kernels of a level share.
     ///
     /// # Safety
-    /// As for that; the machine has the features of the vectors.
+    /// The contract of `spread`; the machine has the features of the vectors.
     #[inline(always)]
     pub unsafe fn write<V: F32x16>(
         self,
@@ -154,7 +155,7 @@ impl Kernel for Spread {
 }
 
 thread_local! {
-    /// Kept between calls, which need the same few sizes.
+    /// Memory that is kept between calls, since calls need the same few sizes.
     static ROOM: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
@@ -166,15 +167,16 @@ pub(super) struct Rows {
 
 impl Rows {
     pub fn new(blocks: Blocks) -> Self {
-        // A thread that is ending may have none to keep.
+        // While a thread ends, `ROOM` may already be destroyed.
         Self { blocks, room: ROOM.try_with(Cell::take).unwrap_or_default() }
     }
 
-    /// The `count` rows of `weights` from `at` on, with scales and biases of f32, until this is
-    /// called again, and the blocks of the row after them, with the bytes of a row of blocks.
+    /// Returns the `count` rows of `weights` from `at` on, with scales and biases of f32, which are
+    /// valid until the next call. Also returns the address of the blocks of the row after them, and
+    /// the bytes of a row of blocks.
     ///
     /// # Safety
-    /// They are rows of the call, and the machine has the features of the vectors.
+    /// The rows belong to the call, and the machine has the features of the vectors.
     #[inline(always)]
     pub unsafe fn of<V: F32x16>(
         &mut self,
@@ -217,11 +219,11 @@ impl Part {
         Self(Lines::uninit())
     }
 
-    /// The scales and biases of `weights` weights, whose blocks are at `from`. They stay until this
-    /// is called again.
+    /// The scales and biases of `weights` weights, whose blocks are at `from`. They are valid until
+    /// the next call.
     ///
     /// # Safety
-    /// `from` has the blocks of `weights` weights, whole ones and at most [`PART`].
+    /// `from` has the blocks of `weights` weights, which are whole blocks and at most [`PART`].
     #[inline(always)]
     pub unsafe fn of<V: F32x16>(
         &mut self,

@@ -1,6 +1,6 @@
 //! `x · Wᵀ` with W in MLX's packed layouts. Weights are read once, in place, and decoded in
-//! registers. The scale of a group multiplies its part of the sum, and its bias the sum of its
-//! inputs.
+//! registers. A group's part of the sum is multiplied by the group's scale. The group's bias is
+//! multiplied by the sum of the group's inputs.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
@@ -40,8 +40,8 @@ pub use transposed::{QuantizedTransposedCall, quantized_transposed, quantized_tr
 /// rounds: the normalized x, the product, and each step after it.
 ///
 /// # Safety
-/// The buffers hold what the fields say, `out` overlaps nothing except `residual`, which it may be;
-/// MLX supports `bits` and `group`.
+/// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no
+/// other buffer; MLX supports `bits` and `group`.
 pub unsafe fn quantized_matmul(call: &Call) {
     // SAFETY: as the caller promises; the kernel runs on this machine.
     unsafe { quantized_matmul_on(Machine::current(), call) }
@@ -74,7 +74,7 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     let finish = &with_element!(call.element, T => unsafe { Finish::new::<T>(machine, call) });
-    // Scales that are written out in f32 would lose bits as 16-bit ones.
+    // The scales of K-quants are written out in f32, and would lose bits in 16 bits.
     let blocks = call.mode == Mode::KQuant;
     if !blocks && digits::takes(machine, call) {
         // SAFETY: the caller's contract.
@@ -87,7 +87,7 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
         });
         match done {
             Some(true) => return,
-            // Each row by itself, so that none has another order for what is beside it.
+            // Multiply each row alone, so that the order of its sums does not depend on other rows.
             Some(false) if call.rows > 1 => {
                 for row in 0..call.rows {
                     // SAFETY: the caller's contract.
@@ -99,13 +99,14 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
         }
     }
     let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
-    // The portable level takes rows one by one. Up to four rows of bf16 share decoded weights in
-    // registers for whole rows of weights, as do more while four of them fit in the first cache.
+    // The portable level multiplies one row of x at a time. Up to four rows of bf16 share decoded
+    // weights in registers for whole rows of weights. More rows do the same if four of them fit in
+    // the first-level cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
     let near = call.rows <= 4 || call.axis <= 2048;
     let band = if small || half && near { 1 } else { BAND };
     let order = if half {
-        // Twice as many lanes of sixteen bits, each with half as many weights.
+        // Lanes have sixteen bits: there are twice as many, each with half as many weights.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, bits: 0, band }
     } else {
         let bits = if F::AFFINE { F::BITS } else { 0 };
@@ -128,7 +129,8 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     });
 }
 
-/// Multiplies in integers, unless x has an element that they cannot express. Says whether it did.
+/// Multiplies in integers, unless integers cannot express an element of x. The result says whether
+/// it multiplied.
 ///
 /// # Safety
 /// The contract of [`quantized_matmul`]; [`digits::takes`] and [`digits::support`] hold.
@@ -153,7 +155,8 @@ unsafe fn in_digits<T: Float, F: Format>(
 fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usize>) + Sync)) {
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
-    // A core reads about twenty bytes per nanosecond; each further row of x costs half the first.
+    // A core reads about twenty bytes per nanosecond; each further row of x costs half as much as
+    // the first.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
     order::follow(machine.pool, call, LANES * work, call.axis * F::BITS as usize / 8);

@@ -19,13 +19,14 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
-    /// Bytes of a row of weights, of a row of scales, and of sixteen scales.
+    /// Bytes of a row of weights (`bytes`), of a row of scales (`scale_bytes`) and of sixteen
+    /// scales (`step`).
     pub bytes: usize,
     pub scale_bytes: usize,
     pub step: usize,
-    /// How many bytes ahead of the loads scales are prefetched.
+    /// How far ahead of the loads scales are prefetched, in bytes.
     ahead: usize,
-    /// Blocks of scales to prefetch with each row, and their bytes.
+    /// The blocks of scales that are prefetched with each row, and their bytes.
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
@@ -36,7 +37,8 @@ pub(super) struct Operands<'a> {
 const AHEAD: usize = 8192;
 
 impl<'a> Operands<'a> {
-    /// The first row. Divisions take as long as the work on a short row, so that they come once.
+    /// The operands of the first row. The divisions are done once here, since they take as long as
+    /// the work on a short row.
     pub fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
@@ -66,14 +68,14 @@ impl<'a> Operands<'a> {
         self
     }
 
-    /// The row's scales, of elements of this type if there is one.
+    /// The row's scales, read as elements of type `element` if it is given.
     #[inline(always)]
     pub fn scales(&self, element: Option<Element>) -> Scales {
         Scales { element: element.unwrap_or(self.scales.element), ..self.scales }
     }
 
-    /// Prefetches the scales and biases that belong to weights `AHEAD` bytes after those of `here`,
-    /// since hardware prefetchers do not follow two more streams this slow.
+    /// Prefetches the scales and biases of the weights that are `AHEAD` bytes after the weights of
+    /// `here`. Hardware prefetchers do not follow two more streams that are this slow.
     #[inline(always)]
     pub fn prefetch_scales(&self, here: &Scales) {
         let ahead = here.after(self.ahead);
@@ -88,7 +90,7 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);
 }
 
-/// A kind of products, as the loop over bands of rows of x sees it.
+/// The properties of a kind of products that the loop over bands of rows of x needs.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub bits: usize,

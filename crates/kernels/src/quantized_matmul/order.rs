@@ -1,5 +1,5 @@
 //! Remembers the order of products, which is the same for every token. So helpers that wait for the
-//! next product can prefetch its first weights, while one thread computes what lies between the
+//! next product can prefetch its first weights, while one thread computes the steps between the
 //! products.
 
 use std::cell::Cell;
@@ -10,9 +10,10 @@ use crate::pool::Pool;
 use crate::pool::coming::{Coming, Read};
 use crate::simd::LANES;
 
-/// Products that are remembered, more than a large model has.
+/// The number of products that are remembered: more than a large model has.
 const SLOTS: usize = 1024;
-/// A product of less work, in tenths of a nanosecond, is not kept: small weights stay in caches.
+/// The least work of a product that is remembered, in tenths of a nanosecond. The small weights of
+/// other products stay in caches.
 const LEAST_WORK: usize = 200_000;
 
 /// A product: the addresses of its first weights, and of the first weights of the product after it.
@@ -40,7 +41,7 @@ fn slot(weights: usize) -> &'static Slot {
     &PRODUCTS[(weights >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - 10)]
 }
 
-/// Remembers a product of few rows, and tells the pool which one will probably follow.
+/// Remembers a product of few rows, and tells the pool which product will probably follow.
 pub fn follow(pool: &Pool, call: &Call, work: usize, bytes_of_row: usize) {
     let items = call.columns().div_ceil(LANES);
     if pool.threads() == 1 || items.saturating_mul(work) < LEAST_WORK {

@@ -1,13 +1,14 @@
 //! Products with the rows of a prompt in float32, by tiles of bf16.
 //!
-//! A float32 is the sum of three bf16, and a code of at most eight bits is a bf16, once half of the
-//! codes' range is taken from it. So a group's sum of products of codes is three products of tiles,
-//! the smallest parts first. It is multiplied by the scale of the weights, to which the bias times
-//! the sum of x is added. No factor is rounded: the error is that of sums in float32.
+//! A float32 is the sum of three bf16 numbers. A code of at most eight bits, less half of the
+//! codes' range, is a bf16 number. So a group's sum of products of codes consists of three products
+//! of tiles, of which the smallest parts come first. The sum is multiplied by the scale of the
+//! weights, and the bias times the sum of x is added. No factor is rounded, so the only error is
+//! from sums in float32.
 //!
-//! Tiles take subnormal numbers as zero, so each row is divided by a power of two, which its sums
-//! are multiplied by at the end ([`split`]). A row with an infinity or a NaN is multiplied without
-//! tiles. A row's bits depend on that row alone.
+//! Tiles take subnormal numbers as zero. So each row is divided by a power of two, and its sums are
+//! multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is multiplied
+//! without tiles. A row's bits do not depend on other rows.
 
 mod split;
 
@@ -30,15 +31,15 @@ use crate::simd::{F32x16, LANES, Lines};
 use crate::{Machine, Shared};
 use split::{Fill, PAIR, Split};
 
-/// The most groups of a row in a tile, which has scales, then biases.
+/// The most groups of a row in a tile. The tile has their scales, then their biases.
 const GROUPS: usize = WORDS * PAIR / 16;
 const _: () = assert!(2 * GROUPS <= EXTRA);
-/// Groups whose products are scaled together: their sums are loaded and stored once.
+/// Groups whose products are scaled together, so that their sums are loaded and stored once.
 const TOGETHER: usize = 4;
-/// The lanes of a tile product's rows.
+/// The lanes of a row of a product of tiles.
 const WIDTH: usize = TILE_PANELS * LANES;
 
-/// Whether a call's products are those of this module.
+/// Whether this module computes a call's products.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
     machine.level.multiplies_tiles()
         && call.element == Element::F32
@@ -60,7 +61,7 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
                     let x = from.get().cast_const();
                     machine.level.run(Fill { x, m, group: call.group, to: &split, panels });
                 });
-                // Before the results may overwrite the residual.
+                // These rows come first, since the results may overwrite the residual.
                 let (others, results) = without_tiles(machine, call, x, &split);
                 let finish = Finish::new::<f32>(machine, call);
                 prefill::each_product::<f32>(call, &finish, |weights, epilogue| {
@@ -78,17 +79,17 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
     }
 }
 
-/// The rows of x that have an infinity or a NaN, and their results by multiply-adds.
+/// Returns the rows of x that have an infinity or a NaN, and their results by multiply-adds.
 ///
 /// # Safety
-/// The contract of [`run`]; `x` is the normalized one, and in parts.
+/// The contract of [`run`]; `x` is normalized, and `split` has its parts.
 unsafe fn without_tiles(
     machine: Machine,
     call: &Call,
     x: *const f32,
     split: &Split,
 ) -> (Vec<usize>, Vec<f32>) {
-    // SAFETY: the caller's contract: the rows exist, of x and of the residual.
+    // SAFETY: the caller's contract; the rows of x and of the residual exist.
     unsafe {
         let rows: Vec<usize> = (0..call.rows).filter(|&row| !split.is_finite(row)).collect();
         if rows.is_empty() {
@@ -113,12 +114,12 @@ unsafe fn without_tiles(
     }
 }
 
-/// Words that are one tile.
+/// The words of a row in one tile.
 fn step(call: &Call) -> usize {
     LANES.min(call.group / PAIR)
 }
 
-/// One matrix of a call, for the x of that call.
+/// One matrix of a call, with the call's x.
 struct Codes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -129,10 +130,10 @@ struct Codes<'a> {
 unsafe impl Sync for Codes<'_> {}
 
 impl Codes<'_> {
-    /// Writes the words `k..k + len` of a row, then its scales and biases behind [`WORDS`].
+    /// Writes the words `k..k + len` of a row, and then its scales and biases after [`WORDS`].
     ///
     /// # Safety
-    /// They exist and `out` has room for them.
+    /// The words exist, and `out` has room for them, the scales and the biases.
     #[inline(always)]
     unsafe fn unpack_row<V: F32x16, F: Format>(
         &self,
@@ -153,7 +154,7 @@ impl Codes<'_> {
         let scales = Scales { element, scales, biases }.after(first);
         let half = V::splat((1 << (F::BITS - 1)) as f32);
         // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
-        // and behind them for twice `GROUPS` floats.
+        // and, after them, for twice `GROUPS` floats.
         unsafe {
             codes::<V, F>(packed, len, out.cast());
             let (groups, to) = (len / group, out.add(WORDS));
@@ -191,8 +192,9 @@ impl Codes<'_> {
         let last = self.call.rows.div_ceil(LANES) - 1;
         let panels = [panel, (panel + 1).min(last)];
         let mut of_x = [[V::splat(0.0); TILE_PANELS]; G];
-        // SAFETY: the panels and the tile hold the words, after which the tile has scales and
-        // biases of their groups; x has sums of every panel and group, and powers of every panel.
+        // SAFETY: the panels and the tile hold the words; after the words the tile has the scales
+        // and biases of their groups; x has sums of every panel and group, and powers of every
+        // panel.
         unsafe {
             for (g, of_x) in of_x.iter_mut().enumerate() {
                 let start = (index + g) * per_group;
@@ -238,10 +240,11 @@ impl Codes<'_> {
     }
 }
 
-/// Writes the codes of `count` weights, a multiple of 32, less half of their range, as bf16.
+/// Writes the codes of `count` weights as bf16, each less half of the codes' range. `count` is a
+/// multiple of 32.
 ///
 /// # Safety
-/// They exist, and there is room.
+/// The weights exist, and there is room for the codes.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u16) {
     // SAFETY: the caller's contract.
@@ -274,13 +277,13 @@ impl Weights<InF32> for Codes<'_> {
     ) {
         with_format!(self.call, F => for i in 0..rows {
             if F::AFFINE {
-                // SAFETY: the rows and words exist and `out` has room for them, the caller says.
+                // SAFETY: the caller ensures that the rows and words exist and that `out` has room.
                 unsafe { self.unpack_row::<V, F>(row + i, k, len, out.add(i * stride)) }
             }
         })
     }
 
-    /// All products are those of tiles.
+    /// Does nothing, since all products are computed in tiles.
     #[inline(always)]
     unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,

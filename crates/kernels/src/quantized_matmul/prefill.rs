@@ -122,7 +122,7 @@ pub(super) enum Step {
 
 pub(super) struct Columns<'a, T> {
     finish: &'a Finish<'a>,
-    /// The column of the result for the product's first column.
+    /// The column of the result that receives the product's first column.
     first: usize,
     step: Step,
     element: PhantomData<T>,
@@ -161,12 +161,13 @@ struct Packed<'a> {
 unsafe impl Sync for Packed<'_> {}
 
 impl Packed<'_> {
-    /// The addresses of the weights of a row at `k`, which begins a group, and of their scales, for
-    /// factors in bf16 (`HALF`) or in f32. Those of K-quants are addresses of blocks.
+    /// The addresses of the weights of a row from `k` on, where a group begins, and of their
+    /// scales. The factors are bf16 (`HALF`) or f32. For K-quants, the second address is that of a
+    /// block.
     #[inline(always)]
     fn at<F: Format, const HALF: bool>(&self, row: usize, k: usize) -> (*const u8, Scales) {
         let Call { axis, group, .. } = *self.call;
-        // Only products of bf16 have such factors.
+        // `HALF` is set only if the call's element is bf16.
         let element = if HALF { Element::BF16 } else { self.call.element };
         let at = match Blocks::of_call(self.call) {
             Some(_) => Blocks::bytes(row * axis + k),
@@ -180,8 +181,8 @@ impl Packed<'_> {
         (packed, Scales { element, scales, biases })
     }
 
-    /// Prefetches the elements `k..k + len` of rows, which need not exist. One function for all
-    /// levels.
+    /// Prefetches the elements `k..k + len` of rows, which need not exist. All levels share this
+    /// function.
     #[inline(never)]
     fn ask_for<const HALF: bool>(&self, rows: Range<usize>, k: usize, len: usize) {
         let len = len.min(self.call.axis.saturating_sub(k));
@@ -193,11 +194,11 @@ impl Packed<'_> {
         })
     }
 
-    /// The weights and the scales of elements `k..k + len` of a row, which are whole groups. Those
-    /// of K-quants are written out in `part`.
+    /// The weights `k..k + len` of a row, which are whole groups, and their scales. The scales of
+    /// K-quants are written out in `part`.
     ///
     /// # Safety
-    /// They exist.
+    /// The weights exist.
     #[inline(always)]
     unsafe fn part<V: F32x16, F: Format, const HALF: bool>(
         &self,
@@ -219,7 +220,7 @@ impl Packed<'_> {
     /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
     ///
     /// # Safety
-    /// They exist and `out` has room for them.
+    /// The weights exist, and `out` has room for them.
     #[inline(always)]
     unsafe fn decode<V: F32x16, F: Format, const HALF: bool>(
         &self,
@@ -263,7 +264,7 @@ impl Weights<InF32> for Packed<'_> {
         stride: usize,
     ) {
         with_format!(self.call, F => for i in 0..rows {
-            // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
+            // SAFETY: the caller ensures that the rows and elements exist and that `out` has room.
             unsafe {
                 self.decode::<V, F, false>(row + i, k, len, out.add(i * stride).cast());
             }

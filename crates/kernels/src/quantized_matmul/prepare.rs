@@ -10,7 +10,7 @@ use crate::rms_norm;
 use crate::simd::{F32x16, Kernel, LANES, transpose};
 use crate::{Machine, Shared};
 
-/// A cache line; the scratch is a vector of these.
+/// A cache line. The scratch memory is a vector of cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 #[expect(dead_code, reason = "only room")]
@@ -19,13 +19,14 @@ struct Line([u8; LINE]);
 const LINE: usize = 64;
 
 thread_local! {
-    /// Kept between calls, since a decoded token makes a hundred calls with the same few sizes.
+    /// Memory that is kept between calls, since a decoded token makes a hundred calls with the same
+    /// few sizes.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
     /// A row before it is laid out.
     static PLAIN: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Takes what this thread kept. A thread that is ending may have none to keep.
+/// Takes the memory that this thread kept. It is empty if the thread is ending.
 fn kept<T>(place: &'static LocalKey<Cell<Vec<T>>>) -> Vec<T> {
     place.try_with(Cell::take).unwrap_or_default()
 }
@@ -48,9 +49,10 @@ pub(super) struct Prepared {
     rows: usize,
     /// Bytes of a row's factors.
     row_bytes: usize,
-    /// Rows whose lines alternate: a line of each, then the next line of each.
+    /// The number of rows whose lines alternate: a line of each row, then the next line of each
+    /// row.
     band: usize,
-    /// Where the sums begin, and how many each row has, padded to whole vectors.
+    /// The byte at which the sums begin, and the number of sums of a row, padded to whole vectors.
     sums_at: usize,
     sums: usize,
 }
@@ -68,13 +70,13 @@ impl Prepared {
         self.lines.as_ptr().cast::<u8>().wrapping_add(at).cast()
     }
 
-    /// The number of rows whose lines alternate with those of row `m`.
+    /// The number of rows whose lines alternate with the lines of row `m`.
     #[inline(always)]
     pub fn apart(&self, m: usize) -> usize {
         self.band.min(self.rows - (m - m % self.band))
     }
 
-    /// Sums of the groups of row `m`, zeros up to a multiple of sixteen.
+    /// The sums of the groups of row `m`, then zeros up to a multiple of sixteen.
     #[inline(always)]
     pub fn sums(&self, m: usize) -> *const f32 {
         let at = self.sums_at + m * self.sums * size_of::<f32>();
@@ -113,7 +115,7 @@ pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Ord
     let sums_at = prepared.sums_at;
 
     let at = Shared(prepared.lines.as_ptr().cast_mut().cast::<u8>());
-    // An element takes a nanosecond; several rows are worth sharing.
+    // An element takes a nanosecond, so sharing several rows among threads saves time.
     machine.pool.for_each(call.rows, 10 * call.axis, &|rows| {
         let mut plain = kept(&PLAIN);
         plain.resize(plain.len().max(padded), 0.0);
@@ -197,7 +199,7 @@ impl<T: Float> Fill<'_, T> {
                     x = x * places;
                 }
                 if half {
-                    // The upper half is the number itself: these are bf16.
+                    // The numbers are bf16, so the upper half has the whole number.
                     let upper = V::narrow(V::shift_right::<16>(x.to_bits()));
                     V::store_half(upper, all.as_mut_ptr().cast());
                 } else {
@@ -214,11 +216,11 @@ impl<T: Float> Fill<'_, T> {
     }
 }
 
-/// The order of sixteen elements in which those at the first position of each lane come first, then
-/// those at the second one, and so on.
+/// The order of sixteen elements in which the elements at the first position of each lane come
+/// first, then the elements at the second position, and so on.
 #[inline(always)]
 pub(super) fn by_position<V: F32x16>(positions: usize) -> V::Int {
-    // Constants, since divisions take longer than the work on a short row.
+    // The positions are constants, since divisions take longer than the work on a short row.
     match positions {
         1 => order::<V, 1>(),
         2 => order::<V, 2>(),
@@ -234,7 +236,7 @@ fn order<V: F32x16, const POSITIONS: usize>() -> V::Int {
     transpose::numbers::<V>(|to| to % lanes * POSITIONS + to / lanes)
 }
 
-/// Copies `count` parts of `N` bytes to places that are `apart`, by one move each.
+/// Copies `count` parts of `N` bytes to places that are `apart` bytes apart, each by one move.
 ///
 /// # Safety
 /// The parts are readable, and their places writable.
@@ -251,7 +253,8 @@ pub(super) unsafe fn store_parts<const N: usize>(
     }
 }
 
-/// Writes a row in f32, normalized and rounded if there is a norm of a weight and an epsilon.
+/// Writes a row in f32. With a norm, which is a weight and an epsilon, the row is normalized and
+/// rounded.
 ///
 /// # Safety
 /// `x`, the weight and `plain` have `axis` elements, a multiple of sixteen.
@@ -264,7 +267,8 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // A closure would lack the level's features, and its instructions would remain calls.
+        // Not `map`: a closure would lack the level's features, and its instructions would stay
+        // calls.
         let mut inverse = None;
         if let Some((weight, eps)) = norm {
             inverse = Some((weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))));
@@ -279,7 +283,7 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
     }
 }
 
-/// Writes the sums of a row's groups, then zeros, `count` in all.
+/// Writes `count` numbers: the sums of a row's groups, then zeros.
 ///
 /// # Safety
 /// `x` has `axis` elements, in groups of a multiple of sixteen; `sums` has room.

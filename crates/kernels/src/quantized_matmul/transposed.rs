@@ -15,7 +15,7 @@ use crate::linear::interleaved::{self, Factor, Interleaved, interleaved_across};
 use crate::linear::product::product;
 use crate::simd::{F32x16, LANES};
 
-/// One call. Buffers hold elements of `element` and are aligned to them.
+/// One call. The buffers hold elements of type `element` and are aligned to them.
 #[repr(C)]
 pub struct QuantizedTransposedCall {
     pub element: Element,
@@ -34,11 +34,11 @@ pub struct QuantizedTransposedCall {
     pub out: *mut u8,
 }
 
-/// Sums in f32, rounded to the element type, before the residual is added and after it.
+/// Sums are f32. They are rounded to the element type before the residual is added and after it.
 ///
 /// # Safety
-/// The buffers hold what the fields say, `out` overlaps nothing except `residual`, which it may be;
-/// MLX supports the format.
+/// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no
+/// other buffer; MLX supports the format.
 pub unsafe fn quantized_transposed(call: &QuantizedTransposedCall) {
     // SAFETY: as the caller promises; the kernel runs on this machine.
     unsafe { quantized_transposed_on(Machine::current(), call) }
@@ -85,7 +85,7 @@ struct Turned<'a> {
 // SAFETY: only read.
 unsafe impl Sync for Turned<'_> {}
 
-/// The room for the blocks of weights that sixteen elements from any place on belong to.
+/// The number of weights in the blocks that contain sixteen elements, wherever the first one is.
 const BLOCKS: usize = 2 * LANES;
 /// The number of weights that `decode` may write for rows that are unpacked together. It writes
 /// whole blocks.
@@ -93,11 +93,11 @@ const ROOM: usize = interleaved::TOGETHER * LANES + 2 * LANES;
 const _: () = assert!(TOGETHER * TILE <= interleaved::TOGETHER * LANES);
 
 impl Turned<'_> {
-    /// Decodes the blocks of sixteen weights that hold `rows` elements of a row of W from `at` on,
-    /// to `to`; the first block begins at a multiple of sixteen.
+    /// Decodes the blocks of sixteen weights that contain `rows` elements of a row of W from `at`
+    /// on, and writes them to `to`. The first block begins at a multiple of sixteen.
     ///
     /// # Safety
-    /// They exist.
+    /// The blocks exist.
     #[inline(always)]
     unsafe fn decode<V: F32x16, A: Arithmetic, F: Format>(
         &self,
@@ -108,7 +108,7 @@ impl Turned<'_> {
     ) {
         let &QuantizedTransposedCall { mode, bits, axis, group, ref weights, .. } = self.call;
         let &Weights { scales, biases, .. } = weights;
-        // Only products of bf16 have such factors.
+        // Factors are in pairs only if the call's element is bf16.
         let element = if A::PAIRS { Element::BF16 } else { self.call.element };
         let scales = Scales { element, scales, biases };
         let blocks = Blocks::of(mode, bits, group);
@@ -130,10 +130,11 @@ impl Turned<'_> {
         }
     }
 
-    /// Sixteen elements of the exchanged weights from `row` on, `rows` of which exist, at `k`.
+    /// The elements of the exchanged weights in column `k` of sixteen rows from `row` on. `rows` of
+    /// these rows exist.
     ///
     /// # Safety
-    /// They exist.
+    /// The elements exist.
     #[inline(always)]
     unsafe fn column<V: F32x16, A: Arithmetic>(&self, row: usize, rows: usize, k: usize) -> V {
         let mut blocks = [0.0f32; BLOCKS];
@@ -164,7 +165,7 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
         with_format!(self.call, F => for word in 0..len.div_ceil(A::PER_WORD) {
             let mut blocks = [[0.0f32; ROOM]; 2];
             let at = word * A::PER_WORD;
-            // SAFETY: the rows and elements exist and `out` has room for them, the caller says.
+            // SAFETY: the caller ensures that the rows and elements exist and that `out` has room.
             unsafe {
                 let here = A::PER_WORD.min(len - at);
                 for (next, blocks) in blocks.iter_mut().enumerate().take(here) {
@@ -196,8 +197,8 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
         for at in (0..len).step_by(A::PER_WORD * LANES) {
             let words = (len - at).div_ceil(A::PER_WORD).min(LANES);
             let mut square = [V::splat(0.0); LANES];
-            // SAFETY: the rows and elements exist and `out` has room for them, the caller says; a
-            // tile has room for whole words.
+            // SAFETY: the caller ensures that the rows and elements exist and that `out` has room;
+            // a tile has room for whole words.
             unsafe {
                 for (i, word) in square.iter_mut().enumerate().take(words) {
                     let first = at + A::PER_WORD * i;

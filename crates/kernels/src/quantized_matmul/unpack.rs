@@ -12,8 +12,8 @@ pub(super) const fn unpacks<F: Format>() -> bool {
     F::LEAST_GROUP == 2 * LANES
 }
 
-/// Writes the weights of whole groups as scaled bf16. Subnormal ones may become zeros, as which the
-/// instructions that multiply bf16 take them.
+/// Writes the weights of whole groups as scaled bf16. Subnormal weights may become zeros: the
+/// instructions that multiply bf16 treat them as zeros anyway.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
@@ -44,7 +44,8 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     }
 }
 
-/// Writes the codes of `count` weights, a multiple of 32, less half of their range, as bf16.
+/// Writes the codes of `count` weights as bf16, each less half of the codes' range. `count` is a
+/// multiple of 32.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`. The weights exist, and there is room.
@@ -56,7 +57,7 @@ pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize
         if const { F::BITS == 2 || F::BITS == 4 } {
             let mut table = [0u16; LANES];
             for (code, half_word) in table.iter_mut().enumerate() {
-                // Codes of two bits have others above them.
+                // With codes of two bits, the index also has bits of the next code.
                 let code = (code & ((1 << F::BITS) - 1)) as f32;
                 *half_word = ((code - half).to_bits() >> 16) as u16;
             }
@@ -142,7 +143,8 @@ unsafe fn look_up<V: F32x16, F: Format>(
     out: *mut u16,
 ) {
     const WIDE: usize = 2 * LANES;
-    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and whole groups of them.
+    // SAFETY: the caller's contract; 32 weights are 8 or 16 bytes, and a group is a multiple of 32
+    // weights.
     unsafe {
         let places = places(F::BITS as u16);
         let mut numbers = [0.0f32; LANES];

@@ -282,7 +282,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         // SAFETY: sixteen bytes are readable; no alignment is needed.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
     }
-    /// Up to four bits index a table of sixteen, which is one instruction.
+    /// Up to four bits index a table of sixteen floats, which takes one instruction.
     #[inline(always)]
     fn low_bits<const BITS: u32>(a: __m512i) -> Self {
         if BITS > 4 {
@@ -306,7 +306,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
 
 impl<const BF16: bool> F32x16 for Avx512<BF16> {
     const DOTS_BF16: bool = BF16;
-    /// Subnormal numbers count as zero where this is one instruction.
+    /// If this is one instruction, subnormal numbers count as zero.
     #[inline(always)]
     fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
         match BF16 {

@@ -29,7 +29,8 @@ pub fn nibble_pairs<V: Lanes>(words: V::Int) -> [V::Int; 4] {
     ]
 }
 
-/// The low four bits of each as numbers, whose bf16 are the upper halves of the floats.
+/// The low four bits of `low` and `high` as numbers in a bf16 pair. The bf16 of a small number is
+/// the upper half of its float.
 #[inline(always)]
 fn pair<V: Lanes>(low: V::Int, high: V::Int) -> V::Int {
     let low = V::shift_right::<16>(V::low_bits::<4>(low).to_bits());

@@ -8,8 +8,9 @@ fn bits<V: Lanes>(a: V::Int, mask: i32) -> V::Int {
     V::and_int(a, V::splat_int(mask))
 }
 
-/// The low `BITS` bits of each lane as a float: sign, two or four bits of exponent, one or three of
-/// mantissa. There are no infinities; with eight bits, all ones below the sign are NaN.
+/// The low `BITS` bits of each lane as a float: a sign, two or four bits of exponent, and one or
+/// three bits of mantissa. There are no infinities. With eight bits, all ones below the sign are
+/// NaN.
 #[inline(always)]
 pub fn low<V: Lanes, const BITS: u32>(a: V::Int) -> V {
     // `magnitude` has exponent and mantissa in place, with an exponent that is too small by the

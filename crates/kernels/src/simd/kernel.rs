@@ -1,4 +1,4 @@
-//! Kernels, the vectors that their bodies are written over, and the functions that compile the
+//! Kernels, the vectors that their bodies are generic over, and the functions that compile the
 //! bodies for the instruction sets.
 
 use super::dots::{self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
@@ -10,10 +10,11 @@ use super::registers::{Avx2, Avx512};
 use super::registers::{DOTPROD, I8MM, NO_DOTS, Neon};
 use super::{floats, shuffles, stream, tiles, transpose};
 
-/// [`Lanes`] with operations that have code for levels without instructions for them.
+/// [`Lanes`] with further operations. The default code of an operation is for levels that have no
+/// instruction for it.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
-    /// Whether numbers of a lane are converted to floats where they lie, as multiples of powers of
-    /// two, since shifting them down would take an instruction for each.
+    /// Whether the numbers of a lane are converted to floats without a shift, as multiples of
+    /// powers of two. Shifts would take an instruction for each number.
     const IN_PLACE: bool = false;
     /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
     const DOTS_BF16: bool = false;
@@ -22,7 +23,7 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
     }
-    /// A function of lanes, which is part of what calls it, but a call on the portable level.
+    /// Applies a function of lanes. The function is inlined, except on the portable level.
     #[inline(always)]
     fn call<F: Function>(x: Self) -> Self {
         F::of(x)
@@ -50,8 +51,8 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         // SAFETY: the caller's contract.
         unsafe { stream::lanes::<Self, BITS>(from) }
     }
-    /// Sixteen `BITS`-bit numbers of a little-endian stream, one in the low bits of each lane; the
-    /// bits above are unspecified.
+    /// Loads sixteen `BITS`-bit numbers of a little-endian stream, one into the low bits of each
+    /// lane. The bits above a number are unspecified.
     /// # Safety
     /// `from` is readable for `2 * BITS <= 16` bytes.
     #[inline(always)]
@@ -59,7 +60,7 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         // SAFETY: the caller's contract.
         unsafe { stream::load::<Self, BITS>(from) }
     }
-    /// Thirty-two 4-bit numbers as bytes, the low one of each byte first.
+    /// Spreads thirty-two 4-bit numbers to bytes. The low number of each byte comes first.
     /// # Safety
     /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
     #[inline(always)]
@@ -67,25 +68,27 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         // SAFETY: the caller's contract.
         unsafe { stream::spread_nibbles(from, to) }
     }
-    /// The even words of eight bytes of both vectors in turn, and the odd ones.
+    /// The even words of eight bytes of `a` and `b` in turn, and their odd words in turn.
     #[inline(always)]
     fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::zip_words::<Self>(a, b)
     }
-    /// In each quarter the even lanes of that quarter of `a`, then those of `b`; and the odd ones.
+    /// In each quarter, the first vector has the even lanes of that quarter of `a`, then the even
+    /// lanes of that quarter of `b`. The second vector has the odd lanes.
     #[inline(always)]
     fn unzip_lanes(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::unzip_lanes::<Self>(a, b)
     }
-    /// The even quarters of `a`, then those of `b`; and the odd ones.
+    /// The first vector has the even quarters of `a`, then the even quarters of `b`. The second
+    /// vector has the odd quarters.
     #[inline(always)]
     fn unzip_quarters(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::unzip_quarters::<Self>(a, b)
     }
-    /// Products of digits, by tiles if the level has them.
+    /// Computes products of digits, in tiles if the level has tiles.
     /// # Safety
-    /// The pointers are valid for what the fields say. A level with tiles was set up for them by
-    /// [`begin_tiles`](tiles::Tiles::begin_tiles).
+    /// The pointers are valid for the data that the fields describe. A level with tiles was set up
+    /// for these tiles by [`begin_tiles`](tiles::Tiles::begin_tiles).
     #[inline(always)]
     unsafe fn tiles_of_digits(product: &tiles::DigitTiles) {
         let &tiles::DigitTiles { x_stride, rows, words, narrow, .. } = product;
@@ -115,7 +118,7 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
             }
         }
     }
-    /// The `bits` bits of each byte from bit `at` on, which is even, as the byte's low bits.
+    /// Moves `bits` bits of each byte, from bit `at` on, to the byte's low bits. `at` is even.
     #[inline(always)]
     fn byte_fields(a: Self::Int, at: u32, bits: u32) -> Self::Int {
         byte_fields_by_shifts::<Self>(a, at, bits)
@@ -125,22 +128,22 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
     }
-    /// [`dot_bytes`](Self::dot_bytes) of bytes below 128 in `a`.
+    /// [`dot_bytes`](Self::dot_bytes) where the bytes of `a` are below 128.
     #[inline(always)]
     fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         Self::dot_bytes(sum, a, b)
     }
     /// Whether [`add_pairs`](Self::add_pairs) adds in sixteen bits, as the instructions do.
     const ADDS_PAIRS: bool = false;
-    /// Adds to sums the products of bytes, unsigned in `a` and signed in `b`. The sums are of
-    /// sixteen bits with [`ADDS_PAIRS`](Self::ADDS_PAIRS): a pair of bytes adds to each, and the
-    /// caller sees to it that they suffice. [`sums_of_pairs`](Self::sums_of_pairs) gives those of
-    /// lanes.
+    /// Adds products of bytes, unsigned in `a` and signed in `b`, to sums. With
+    /// [`ADDS_PAIRS`](Self::ADDS_PAIRS) the sums have sixteen bits, and each pair of bytes has a
+    /// sum; the caller ensures that no sum overflows. [`sums_of_pairs`](Self::sums_of_pairs) adds
+    /// up the sums of each lane.
     #[inline(always)]
     fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         Self::dot_bytes(sums, a, b)
     }
-    /// The sum of each lane's sums of [`add_pairs`](Self::add_pairs).
+    /// The sum of the sums that [`add_pairs`](Self::add_pairs) computed in each lane.
     #[inline(always)]
     fn sums_of_pairs(a: Self::Int) -> Self::Int {
         a
@@ -189,19 +192,21 @@ pub trait Function {
     fn of<V: F32x16>(x: V) -> V;
 }
 
-/// A kernel body written once over the vector type.
+/// A kernel whose body is written once, generic over the vector type.
 ///
-/// The functions `on_…` are methods, so that the compiler places each with its kernel: all in one
-/// module would take minutes to compile.
+/// The functions `on_…` are methods, so that the compiler puts each into the module of its kernel.
+/// If all were in one module, it would take minutes to compile.
 pub trait Kernel: Sized {
-    /// Whether it gains from `avx512bf16`: it converts to bf16, or multiplies bf16 pairs or bytes.
+    /// Whether the kernel is faster with `avx512bf16`: it converts to bf16, or multiplies bf16
+    /// pairs or bytes.
     const BF16: bool;
-    /// Whether only `avx512bf16` and `amx` run it, and in tests the portable level.
+    /// Whether only `avx512bf16` and `amx` run the kernel, and in tests the portable level.
     const ONLY_BF16: bool = false;
-    /// Whether it multiplies bytes, so that `dotprod` and `i8mm` run it in spite of `ONLY_BF16`.
+    /// Whether the kernel multiplies bytes, so that `dotprod` and `i8mm` run it despite
+    /// `ONLY_BF16`.
     const BYTES: bool = false;
-    /// Whether it multiplies bytes by [`F32x16::add_pairs`] where it has to, so that `avx2` runs it
-    /// in spite of `ONLY_BF16`.
+    /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels without another
+    /// instruction, so that `avx2` runs it despite `ONLY_BF16`.
     const PAIRS: bool = false;
 
     /// # Safety
@@ -221,7 +226,7 @@ pub trait Kernel: Sized {
     }
 
     /// # Safety
-    /// As for [`on_avx512_bf16`](Self::on_avx512_bf16).
+    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16).
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     #[inline(never)]
@@ -231,7 +236,7 @@ pub trait Kernel: Sized {
     }
 
     /// # Safety
-    /// As for [`on_avx512_bf16`](Self::on_avx512_bf16).
+    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16).
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline(never)]
@@ -241,7 +246,7 @@ pub trait Kernel: Sized {
     }
 
     /// # Safety
-    /// As for [`on_neon`](Self::on_neon).
+    /// The contract of [`on_neon`](Self::on_neon).
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon,dotprod,i8mm")]
     #[inline(never)]
@@ -251,7 +256,7 @@ pub trait Kernel: Sized {
     }
 
     /// # Safety
-    /// As for [`on_neon`](Self::on_neon).
+    /// The contract of [`on_neon`](Self::on_neon).
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon,dotprod")]
     #[inline(never)]

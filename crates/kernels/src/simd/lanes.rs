@@ -1,20 +1,21 @@
-//! Sixteen-lane vectors: the operations that need no other file's code.
+//! Sixteen-lane vectors: the operations that do not need code of other files.
 
 use std::ops::{Add, Div, Mul, Sub};
 
-/// Lanes in a block, whatever the level.
+/// The number of lanes in a block, on every level.
 pub const LANES: usize = 16;
 
-/// 1.5 * 2^23, around which floats are integers, and the exponent of 2^63.
+/// The sum of 1.5 * 2^23, near which floats are integers, and 190, the biased exponent of 2^63.
 pub const INTEGERS: f32 = 12_582_912.0 + 190.0;
 
-/// A part of a block that is one register, so that a kernel can compute parts one after the other,
-/// with more rows in registers.
+/// A part of a block that is one register. A kernel that computes one part after another has more
+/// rows in registers.
 pub trait Register: Copy + 'static {
     const LANES: usize;
-    /// Rows of x for which there are registers, with four sums each.
+    /// The number of rows of x for which there are registers, with four sums each.
     const ROWS: usize;
-    /// Rows of x with two sums each, beside weights that are being decoded.
+    /// The number of rows of x for which there are registers, with two sums each, beside weights
+    /// that are being decoded.
     const DECODED_ROWS: usize;
     /// Whether weights are decoded once for more than two tiles of those, into memory.
     const DECODES_ONCE: bool = false;
@@ -31,15 +32,15 @@ pub trait Register: Copy + 'static {
 
 /// Sixteen `f32` lanes.
 ///
-/// Only [`Level::run`](super::Level::run) names the implementations, after the level was detected,
-/// which makes the intrinsics behind these safe methods sound.
+/// Only [`Level::run`](super::Level::run) names the implementations, after the level was detected.
+/// So the intrinsics in these safe methods are sound.
 pub trait Lanes:
     Copy + 'static + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
-    /// Whether a block is one of 32 registers, so that two dozen sums stay in registers.
+    /// Whether a block is one register of 32, so that two dozen sums stay in registers.
     const ONE_REGISTER: bool = false;
     const SMALL: bool = false; // speed does not matter: kernels take rows one by one
-    /// A register of a block, which consists of them, low lanes first.
+    /// One of the registers of a block. The first one has the low lanes.
     type Register: Register;
     /// Sixteen 32-bit integers.
     type Int: Copy;
@@ -52,8 +53,8 @@ pub trait Lanes:
     /// # Safety
     /// `to` is writable for sixteen floats.
     unsafe fn store(self, to: *mut f32);
-    /// A store that bypasses the caches if the level has one; call [`fence`](super::fence) before
-    /// others read it.
+    /// A store that bypasses the caches if the level has one. Call [`fence`](super::fence) before
+    /// other threads read the data.
     /// # Safety
     /// `to` is writable for sixteen floats and aligned to 64 bytes.
     #[inline(always)]
@@ -139,14 +140,14 @@ pub trait Lanes:
 
     /// `self * factor + addend`, rounded once on every level.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// The larger lane; a NaN in `other` always comes through, one in `self` may be dropped.
+    /// The larger lane. A NaN in `other` is always returned; a NaN in `self` may be lost.
     fn max(self, other: Self) -> Self;
     /// The larger lane; `other` where `self` is NaN.
     #[inline(always)]
     fn max_or(self, other: Self) -> Self {
         Self::select(self.is_nan(), other, self.max(other))
     }
-    /// The smaller lane; a NaN in `other` always comes through, one in `self` may be dropped.
+    /// The smaller lane. A NaN in `other` is always returned; a NaN in `self` may be lost.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         let zero = Self::splat(0.0);
@@ -155,7 +156,7 @@ pub trait Lanes:
     fn abs(self) -> Self;
     /// Exchanges lanes 0 and 1, 2 and 3, and so on.
     fn swap_pairs(self) -> Self;
-    /// Sum by halves: lane i with i + 8, then i + 4, i + 2, i + 1.
+    /// Adds up the lanes by halves: lane i and lane i + 8, then i + 4, i + 2 and i + 1.
     fn reduce_add(self) -> f32;
     fn reduce_max(self) -> f32;
     /// The number of blocks that fit in the registers.
@@ -170,10 +171,10 @@ pub trait Lanes:
             // SAFETY: the caller's contract.
             *lane = f32::from(unsafe { *from.add(i) });
         }
-        // SAFETY: sixteen lanes.
+        // SAFETY: the array holds sixteen lanes.
         unsafe { Self::load(lanes.as_ptr()) }
     }
-    /// Sixteen 4-bit numbers, the low one of each byte first.
+    /// Sixteen 4-bit numbers. The low number of each byte comes first.
     /// # Safety
     /// `from` is readable for eight bytes.
     #[inline(always)]
@@ -184,11 +185,11 @@ pub trait Lanes:
             let byte = unsafe { *from.add(i) };
             (lanes[2 * i], lanes[2 * i + 1]) = (f32::from(byte & 15), f32::from(byte >> 4));
         }
-        // SAFETY: sixteen lanes.
+        // SAFETY: the array holds sixteen lanes.
         unsafe { Self::load(lanes.as_ptr()) }
     }
     fn any_above(self, limit: f32) -> bool;
-    /// Lanes `count..` replaced by `fill`.
+    /// Replaces lanes `count..` by `fill`.
     fn keep_first(self, count: usize, fill: f32) -> Self;
 
     fn splat_int(value: i32) -> Self::Int;
@@ -226,13 +227,13 @@ pub trait Lanes:
             Self::load(words.as_ptr().cast()).to_bits()
         }
     }
-    /// The low byte of each lane.
+    /// Stores the low byte of each lane.
     /// # Safety
     /// `to` is writable for sixteen bytes.
     #[inline(always)]
     unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
         let mut words = [0.0f32; LANES];
-        // SAFETY: the array holds sixteen words, the caller has room for as many bytes.
+        // SAFETY: the array holds sixteen words, and the caller has room for sixteen bytes.
         unsafe {
             Self::from_bits(a).store(words.as_mut_ptr());
             for (i, word) in words.iter().enumerate() {
@@ -240,13 +241,13 @@ pub trait Lanes:
             }
         }
     }
-    /// Eight floats from each address.
+    /// Loads eight floats from each address.
     /// # Safety
     /// Each address is readable for eight floats.
     #[inline(always)]
     unsafe fn load_halves(low: *const f32, high: *const f32) -> Self {
         let mut lanes = [0.0f32; LANES];
-        // SAFETY: the caller's contract; the array holds both.
+        // SAFETY: the caller's contract; the array holds sixteen floats.
         unsafe {
             std::ptr::copy_nonoverlapping(low, lanes.as_mut_ptr(), LANES / 2);
             std::ptr::copy_nonoverlapping(high, lanes.as_mut_ptr().add(LANES / 2), LANES / 2);
@@ -273,14 +274,14 @@ pub trait Lanes:
     fn round_bf16(self) -> Self {
         Self::from_bits(Self::and_int(self.bf16_bits(), Self::splat_int(!0xffff)))
     }
-    /// Patterns as lanes in the order in which this level converts them fastest: the same one for
-    /// every block.
+    /// Converts patterns to lanes, in the order that this level converts fastest. The order is the
+    /// same for every block.
     #[inline(always)]
     fn from_bf16_mixed(half: Self::Half) -> Self {
         Self::from_bf16(half)
     }
     /// The inverse of [`from_bf16_mixed`](Self::from_bf16_mixed); rounds to nearest even. The lower
-    /// half of a NaN is zero, as in every NaN that comes from bf16 and arithmetic alone.
+    /// half of a NaN must be zero, as in every NaN that comes from bf16 and arithmetic alone.
     #[inline(always)]
     fn to_bf16_mixed(self) -> Self::Half {
         self.to_bf16()
@@ -300,18 +301,18 @@ pub trait Lanes:
     fn swap_mixed_pairs(self) -> Self {
         self.swap_pairs()
     }
-    /// [`round_bf16`](Self::round_bf16), where the lower half of a NaN is zero.
+    /// [`round_bf16`](Self::round_bf16) of lanes in which the lower half of every NaN is zero.
     #[inline(always)]
     fn round_bf16_number(self) -> Self {
         self.round_bf16()
     }
-    /// The bits with the upper half rounded to nearest even; the lower half is left over.
+    /// The bits with the upper half rounded to nearest even. The lower half has no meaning.
     #[inline(always)]
     fn bf16_bits(self) -> Self::Int {
         let bits = self.to_bits();
         let odd = Self::and_int(Self::shift_right::<16>(bits), Self::splat_int(1));
         let rounded = Self::add_int(bits, Self::add_int(odd, Self::splat_int(0x7fff)));
-        // A NaN's carry could run into infinity or the sign.
+        // Rounding could turn a NaN into infinity or change its sign.
         let quiet = Self::from_bits(Self::splat_int(0x7fc0_0000));
         Self::select(self.is_nan(), quiet, Self::from_bits(rounded)).to_bits()
     }
@@ -325,8 +326,8 @@ pub trait Lanes:
 
     /// Whether [`scale_by_power`](Self::scale_by_power) is an instruction, which takes any n.
     const SCALES: bool = false;
-    /// The nearest integral value n, ties to even, of lanes in -190..=63, and what
-    /// [`scale_by_power`](Self::scale_by_power) takes with it: the sum of n and [`INTEGERS`].
+    /// Returns the nearest integral value n, ties to even, of lanes in -190..=63. The second result
+    /// is an argument of [`scale_by_power`](Self::scale_by_power): the sum of n and [`INTEGERS`].
     #[inline(always)]
     fn round_to_power(self) -> (Self, Self) {
         if Self::SCALES {
@@ -335,13 +336,13 @@ pub trait Lanes:
         let sum = self + Self::splat(INTEGERS);
         (sum - Self::splat(INTEGERS), sum)
     }
-    /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. Zero for n of -190, which
-    /// no rounding reaches: Intel's processors take ten times as long for a block with a result
-    /// that is too small for f32.
+    /// `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. It is zero for n = -190,
+    /// where the product would round to zero. Intel's processors take ten times as long for a block
+    /// with a result that is too small for f32.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
-        // The lowest bits of the sum are n + 190, the exponent of 2^(n + 63), so that a subnormal
-        // result is reached from a normal one. The power for -190 is zero.
+        // The lowest bits of the sum are n + 190, the biased exponent of 2^(n + 63). So a subnormal
+        // result is computed from a normal number. The power for -190 is zero.
         let power = Self::from_bits(Self::shift_left::<23>(sum.to_bits()));
         self * power * Self::splat(f32::from_bits((127 - 63) << 23))
     }

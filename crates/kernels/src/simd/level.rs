@@ -9,7 +9,7 @@ use super::avx512::amx;
 /// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// `Avx512Bf16` with products of tiles.
+    /// `Avx512Bf16` and instructions for products of tiles.
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "x86_64")]
@@ -18,17 +18,17 @@ pub enum Level {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// `Neon` with products of unsigned and signed bytes.
+    /// `Neon` and instructions for products of unsigned and signed bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
-    /// `Neon` with products of signed bytes.
+    /// `Neon` and instructions for products of signed bytes.
     #[cfg(target_arch = "aarch64")]
     Dotprod,
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
-    /// `Scalar` with products of tiles as loops. Tests with the feature `reference-tiles` check the
-    /// code around tiles by it.
+    /// `Scalar` with products of tiles as loops. Tests with the feature `reference-tiles` use it to
+    /// check the code that multiplies tiles.
     ScalarTiles,
 }
 
@@ -141,11 +141,12 @@ impl Level {
     /// the levels that its constants name.
     ///
     /// # Safety
-    /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar one, and the
+    /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar level, and the
     /// kernel's own contract holds.
     #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
-        // SAFETY: both constructors return supported levels only.
+        // SAFETY: the caller's contract; both functions return only levels that the machine
+        // supports.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]

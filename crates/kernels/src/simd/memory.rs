@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 
 use super::LANES;
 
-/// Room for `N` floats from the beginning of a cache line on. Loads of tiles and vectors that
-/// straddle two lines take longer: products of tiles took 1.3 times as long with them.
+/// Room for `N` floats that begins at a cache line. Loads of tiles and vectors that straddle two
+/// lines take longer: with them, products of tiles take 1.3 times as long.
 #[repr(align(64))]
 pub struct Lines<const N: usize>([MaybeUninit<f32>; N]);
 
@@ -58,7 +58,7 @@ pub fn prefetch_block<T>(from: *const T) {
     prefetch(from.cast(), LANES * size_of::<T>());
 }
 
-/// Ends a run of [`Lanes::stream`](super::Lanes::stream) stores: they become visible before any
+/// Ends a run of [`Lanes::stream`](super::Lanes::stream) stores. They become visible before any
 /// later store.
 #[inline(always)]
 pub fn fence() {

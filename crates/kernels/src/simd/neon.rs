@@ -46,7 +46,7 @@ macro_rules! each {
 #[inline(always)]
 fn widen_f16(half: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
-    // SAFETY: one register to another, exact.
+    // SAFETY: the instruction converts from one register to another, exactly.
     unsafe {
         asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) half,
             options(pure, nomem, nostack, preserves_flags));
@@ -57,7 +57,8 @@ fn widen_f16(half: uint16x4_t) -> float32x4_t {
 #[inline(always)]
 fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     let half: uint16x4_t;
-    // SAFETY: one register to another, in the default rounding to nearest even.
+    // SAFETY: the instruction converts from one register to another, and rounds to nearest even by
+    // default.
     unsafe {
         asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) half, in(vreg) wide,
             options(pure, nomem, nostack, preserves_flags));
@@ -65,14 +66,14 @@ fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     half
 }
 
-/// Adds to each lane the products of its four bytes, signed in both.
+/// Adds to each lane the products of its four bytes, signed in `a` and `b`. In assembly, because
+/// the intrinsic is not stable.
 ///
 /// # Safety
-/// The processor has FEAT_DotProd, and the caller is compiled for it. In assembly, because the
-/// intrinsic is not stable.
+/// The processor has FEAT_DotProd, and the caller is compiled for it.
 #[inline(always)]
 unsafe fn dot_signed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-    // SAFETY: from registers to a register; the caller's contract.
+    // SAFETY: the caller's contract; only registers are accessed.
     unsafe {
         asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) a, in(vreg) b,
             options(pure, nomem, nostack, preserves_flags));
@@ -80,10 +81,10 @@ unsafe fn dot_signed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint3
     sum
 }
 
-/// As [`dot_signed`], with the bytes of `a` unsigned.
+/// Like [`dot_signed`], but the bytes of `a` are unsigned.
 ///
 /// # Safety
-/// As for [`dot_signed`], with FEAT_I8MM.
+/// The contract of [`dot_signed`], with FEAT_I8MM.
 #[inline(always)]
 unsafe fn dot_mixed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
     // SAFETY: as in `dot_signed`.
@@ -139,7 +140,8 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // Sixteen floats are readable, the caller says; `vld1q` needs the element's alignment.
+        // The caller ensures that sixteen floats are readable; `vld1q` needs the element's
+        // alignment.
         Self(each!(I => vld1q_f32(from.add(4 * I))))
     }
     #[inline(always)]
@@ -267,7 +269,7 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::Int {
-        // Sixteen bytes are readable, the caller says.
+        // The caller ensures that sixteen bytes are readable.
         lanes!({
             let bytes = vld1q_u8(from);
             let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
@@ -281,7 +283,7 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
-        // Sixteen bytes are writable, the caller says.
+        // The caller ensures that sixteen bytes are writable.
         lanes!({
             let low = vmovn_high_u32(vmovn_u32(a[0]), a[1]);
             let high = vmovn_high_u32(vmovn_u32(a[2]), a[3]);
@@ -306,7 +308,7 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // Sixteen bytes are readable and thirty-two writable, the caller says.
+        // The caller ensures that sixteen bytes are readable and thirty-two writable.
         lanes!({
             let bytes = vld1q_u8(from);
             let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
@@ -352,7 +354,7 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     }
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
-        // The four bytes of each lane, by their places among all sixty-four.
+        // Looks up the four bytes of each lane by their places among all sixty-four bytes.
         let [a, b, c, d] = each!(I => vreinterpretq_u8_f32(self.0[I]));
         Self(each!(I => {
             let first = vmulq_n_u32(index[I], 0x0404_0404);
@@ -366,7 +368,8 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
             // SAFETY: this type is for processors with the instructions.
             I8MM => each!(I => dot_mixed(sum[I], a[I], b[I])),
             DOTPROD => each!(I => {
-                // a is 128 more than a signed byte, and the products with 128 are added apart.
+                // A byte of a is 128 more than a signed byte. The products with 128 are added
+                // separately.
                 let (top, ones) = (vdupq_n_u32(0x8080_8080), vdupq_n_u32(0x0101_0101));
                 let of_b = vshlq_n_u32::<7>(dot_signed(vdupq_n_u32(0), ones, b[I]));
                 dot_signed(vaddq_u32(sum[I], of_b), veorq_u32(a[I], top), b[I])

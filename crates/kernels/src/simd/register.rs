@@ -42,7 +42,7 @@ impl Register for __m256 {
     const DECODES_ONCE: bool = true;
     #[inline(always)]
     fn zero() -> Self {
-        // SAFETY: used only on a machine with AVX2, as all below.
+        // SAFETY: this function, like all below, is used only on a machine with AVX2.
         unsafe { _mm256_setzero_ps() }
     }
     #[inline(always)]
@@ -70,7 +70,8 @@ impl Register for float32x4_t {
     const DECODED_ROWS: usize = 6;
     #[inline(always)]
     fn zero() -> Self {
-        // SAFETY: NEON is part of every aarch64 target this crate builds for, as all below.
+        // SAFETY: NEON is part of every aarch64 target that this crate builds for. This is also the
+        // reason below.
         unsafe { vdupq_n_f32(0.0) }
     }
     #[inline(always)]

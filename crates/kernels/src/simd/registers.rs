@@ -18,18 +18,18 @@ pub struct Avx2(pub(super) __m256, pub(super) __m256);
 #[cfg(target_arch = "x86_64")]
 pub struct Avx512<const BF16: bool>(pub(super) __m512);
 
-/// `DOTS` is what the processor has for products of bytes.
+/// `DOTS` says which instructions for products of bytes the processor has.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 #[cfg(target_arch = "aarch64")]
 pub struct Neon<const DOTS: u8>(pub(super) [float32x4_t; 4]);
-/// No instruction.
+/// No such instruction.
 #[cfg(target_arch = "aarch64")]
 pub const NO_DOTS: u8 = 0;
-/// FEAT_DotProd: signed with signed bytes.
+/// FEAT_DotProd: products of signed bytes.
 #[cfg(target_arch = "aarch64")]
 pub const DOTPROD: u8 = 1;
-/// FEAT_I8MM: unsigned with signed bytes too.
+/// FEAT_I8MM: also products of unsigned bytes with signed bytes.
 #[cfg(target_arch = "aarch64")]
 pub const I8MM: u8 = 2;
 

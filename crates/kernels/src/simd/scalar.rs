@@ -1,7 +1,7 @@
-//! Portable lanes: plain arrays, the reference every other level is tested against.
+//! Portable lanes: plain arrays. They are the reference for the tests of every other level.
 //!
-//! Arithmetic is compiled once, as functions that kernels call: inlining sixteen lanes at each use
-//! would be most of the crate's machine code, for processors that are rarely used. Only copies are
+//! Arithmetic is compiled once, as functions that kernels call. Inlined at each use, sixteen lanes
+//! would be most of the crate's machine code, although few processors run it. Only copies are
 //! inlined.
 
 use std::array::from_fn;
@@ -13,7 +13,7 @@ use super::tiles::Tiles;
 use super::{F32x16, Function, LANES, Lanes, stream};
 
 /// An array with an element for each lane. A closure would take the arguments by their addresses,
-/// and callers would copy what they pass.
+/// and callers would copy the arguments.
 macro_rules! lanes {
     ($i:ident => $value:expr) => {{
         let (mut lanes, mut $i) = ([Default::default(); LANES], 0);
@@ -50,7 +50,8 @@ fn f16_to_f32(half: u16) -> f32 {
     let bits = if magnitude >= 0x7c00 {
         (magnitude << 13) | 0x7f80_0000
     } else {
-        // As a binary32 the pattern is 2^112 too small; subnormals come out right as well.
+        // As a binary32 the pattern is too small by the factor 2^112. Subnormal numbers come out
+        // right as well.
         (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits()
     };
     f32::from_bits(bits | sign)
@@ -175,7 +176,8 @@ impl Lanes for Scalar {
     fn any_above(self, limit: f32) -> bool {
         let mut above = 0;
         for lane in self.0 {
-            // Not `any`: compiled for aarch64 by rustc 1.95 it missed lanes beside a NaN.
+            // Not `any`: for aarch64, rustc 1.95 compiles it to code that misses lanes beside a
+            // NaN.
             above += u32::from(lane > limit);
         }
         above > 0

@@ -3,25 +3,26 @@
 use super::lanes::{LANES, Lanes};
 use super::transpose::{from_lanes, lanes};
 
-/// [`F32x16::zip_words`](super::F32x16::zip_words).
+/// Implements [`F32x16::zip_words`](super::F32x16::zip_words).
 #[inline(always)]
 pub fn zip_words<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     pick::<V>(a, b, |half, to| (to / 2 % 2, to / 4 * 4 + 2 * half + to % 2))
 }
 
-/// [`F32x16::unzip_lanes`](super::F32x16::unzip_lanes).
+/// Implements [`F32x16::unzip_lanes`](super::F32x16::unzip_lanes).
 #[inline(always)]
 pub fn unzip_lanes<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     pick::<V>(a, b, |half, to| (to / 2 % 2, to / 4 * 4 + to % 2 * 2 + half))
 }
 
-/// [`F32x16::unzip_quarters`](super::F32x16::unzip_quarters).
+/// Implements [`F32x16::unzip_quarters`](super::F32x16::unzip_quarters).
 #[inline(always)]
 pub fn unzip_quarters<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     pick::<V>(a, b, |half, to| (to / 8, to / 4 % 2 * 8 + 4 * half + to % 4))
 }
 
-/// Two vectors of lanes of `a` and `b`, which `place` names by a number and a lane.
+/// Two vectors of lanes of `a` and `b`. For a result and a lane, `place` returns the source, 0 for
+/// `a` or 1 for `b`, and its lane.
 #[inline(always)]
 fn pick<V: Lanes>(
     a: V::Int,

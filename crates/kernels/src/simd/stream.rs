@@ -3,8 +3,8 @@
 
 use super::lanes::{LANES, Lanes};
 
-/// The places of sixteen numbers of `BITS` bits in a stream, as constants: computed at run time,
-/// they took longer than what uses them.
+/// The places of sixteen numbers of `BITS` bits in a stream. They are constants, since computing
+/// them at run time takes longer than the code that uses them.
 pub struct Places<const BITS: usize>;
 
 impl<const BITS: usize> Places<BITS> {
@@ -41,8 +41,8 @@ impl<const BITS: usize> Places<BITS> {
 /// The contract of that method.
 #[inline(always)]
 pub unsafe fn load<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
-    // SAFETY: the array is sixteen words long, which `load` takes as they are; the second byte of a
-    // number is read only if it has one.
+    // SAFETY: the array is sixteen words long, and `load` takes any bits as they are; the second
+    // byte of a number is read only if the number has one.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
             let (byte, shift) = (i * BITS / 8, i * BITS % 8);

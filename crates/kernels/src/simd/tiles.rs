@@ -1,6 +1,7 @@
-//! Products of tiles, which AMX has instructions for, and loops that do the same.
+//! Products of tiles, for which AMX has instructions, and loops that compute the same results.
 //!
-//! A tile is sixteen rows of at most sixteen words of four bytes, two bf16 or four bytes each.
+//! A tile is sixteen rows of at most sixteen words. A word has four bytes: two bf16 numbers or four
+//! 8-bit numbers.
 
 use super::LANES;
 
@@ -28,31 +29,31 @@ pub trait Tiles: Copy + 'static {
     #[inline(always)]
     unsafe fn end_tiles() {}
 
-    /// [`TileProduct::add_bf16`].
+    /// Computes [`TileProduct::add_bf16`].
     ///
     /// # Safety
-    /// Its contract, with at least one word; [`begin_tiles`](Self::begin_tiles) was called with the
-    /// product's `step`.
+    /// The contract of [`TileProduct::add_bf16`], with at least one word.
+    /// [`begin_tiles`](Self::begin_tiles) was called with the product's `step`.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller's contract.
         unsafe { product.add_bf16() }
     }
 
-    /// [`TileProduct::of_pieces`].
+    /// Computes [`TileProduct::of_pieces`].
     ///
     /// # Safety
-    /// As for [`add_tiles_bf16`](Self::add_tiles_bf16).
+    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16).
     #[inline(always)]
     unsafe fn tiles_of_pieces(product: &TileProduct) {
         // SAFETY: the caller's contract.
         unsafe { product.of_pieces() }
     }
 
-    /// [`TileProduct::add_bytes`].
+    /// Computes [`TileProduct::add_bytes`].
     ///
     /// # Safety
-    /// As for [`add_tiles_bf16`](Self::add_tiles_bf16).
+    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16).
     #[inline(always)]
     unsafe fn add_tiles_bytes(product: &TileProduct) {
         // SAFETY: the caller's contract.
@@ -64,7 +65,7 @@ pub trait Tiles: Copy + 'static {
 /// all as interleaved words.
 #[derive(Clone, Copy)]
 pub struct TileProduct {
-    /// The first row of weights, and the words from it to the next.
+    /// The first row of weights, and the words from one row to the next.
     pub w: *const f32,
     pub w_stride: usize,
     /// Sixteen words for each word of a row of weights.
@@ -104,7 +105,7 @@ impl TileProduct {
     /// products of the lower halves, and another the products of the upper halves.
     ///
     /// # Safety
-    /// The pointers are valid for what the fields say.
+    /// The pointers are valid for the data that the fields describe.
     pub unsafe fn add_bf16(&self) {
         let upper = |word: u32| f32::from_bits(word & 0xffff_0000);
         let lower = |word: u32| f32::from_bits(word << 16);
@@ -119,11 +120,11 @@ impl TileProduct {
         });
     }
 
-    /// Writes products of bf16 where x has [`PIECES`] tiles for each tile of weights, one after the
-    /// other, and adds up the products of all.
+    /// Writes products of bf16. For each tile of weights, x has [`PIECES`] tiles, one after the
+    /// other, and the products of all of them are added up.
     ///
     /// # Safety
-    /// As [`add_bf16`](Self::add_bf16).
+    /// The contract of [`add_bf16`](Self::add_bf16).
     pub unsafe fn of_pieces(&self) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -141,7 +142,7 @@ impl TileProduct {
     /// Adds products of bytes, unsigned in the weights and signed in x, to sums of 32-bit integers.
     ///
     /// # Safety
-    /// As [`add_bf16`](Self::add_bf16).
+    /// The contract of [`add_bf16`](Self::add_bf16).
     pub unsafe fn add_bytes(&self) {
         self.each(|sum, words| {
             let mut total = 0;
@@ -159,19 +160,22 @@ impl TileProduct {
     }
 }
 
-/// Products of tiles of signed bytes, digits of x, with tiles of unsigned bytes of weights.
+/// Products of tiles of x with tiles of weights. x is digits, which are signed bytes, and weights
+/// are unsigned bytes.
 #[derive(Clone, Copy)]
 pub struct DigitTiles {
-    /// `rows` rows of digits, `x_stride` bytes apart, and the bytes to those of the next product.
+    /// `rows` rows of digits, `x_stride` bytes apart. After `x_next` bytes come the digits of the
+    /// next product.
     pub x: *const u8,
     pub x_stride: usize,
     pub x_next: usize,
-    /// Digits of whole rows of x, three each.
+    /// The number of rows of digits: three for each row of x.
     pub rows: usize,
-    /// Sixteen words for each word of digits, and the floats to those of the next product.
+    /// Sixteen words for each word of digits. After `w_next` floats come the words of the next
+    /// product.
     pub w: *const f32,
     pub w_next: usize,
-    /// Words of a product, one tile of `step` words or two.
+    /// Words of a product: one tile of `step` words, or two tiles.
     pub words: usize,
     pub step: usize,
     /// Whether weights are below 128.

@@ -1,4 +1,5 @@
-//! Lanes of registers through memory, and the transpose of a square of sixteen registers.
+//! Access to the lanes of registers through memory, and the transpose of a square of sixteen
+//! registers.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -68,9 +69,10 @@ pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
-    // SAFETY: the caller vouches for the instructions; nothing is read or written.
+    // SAFETY: the caller vouches for the instructions; memory is not accessed.
     unsafe {
-        // Pairs of rows, then fours, within 128-bit quarters; then the quarters.
+        // Transposes pairs of rows, then groups of four, within 128-bit quarters; then exchanges
+        // quarters.
         let mut t = rows;
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

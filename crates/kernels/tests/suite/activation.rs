@@ -44,7 +44,7 @@ fn sizes<T: Sample>() {
         for (kind, exact) in KINDS {
             for (y, x) in one(kind, &a).iter().zip(&a) {
                 let x = f64::from(x.to_f32());
-                // Five roundings of what multiplies x, and erf's error in f32.
+                // The factor of x is rounded five times, and erf has its error in f32.
                 let allowed = 5.0 * f64::from(T::EPSILON) * x.abs();
                 let error = (f64::from(y.to_f32()) - exact(x)).abs();
                 assert!(error <= allowed, "{kind:?} of {x}: {}", y.to_f32());
@@ -75,7 +75,8 @@ fn sizes<T: Sample>() {
 
 each_type!(sizes);
 
-/// Long arrays of sixteen-bit types go by tables: each pattern comes out as in a short array.
+/// Long arrays of sixteen-bit types use tables. Each pattern has the same result as in a short
+/// array.
 fn tables<T: Sample>(of: fn(u16) -> T) {
     const SHORT: usize = 4096;
     let a: Vec<T> = (0..=u16::MAX).chain(0..17).map(of).collect();
@@ -115,7 +116,7 @@ fn affine_of_numbers_and_vectors() {
                 let got = same(|on| {
                     let mut out = x.clone();
                     let (scale, shift, to) = (scale.as_ptr(), shift.as_ptr(), out.as_mut_ptr());
-                    // SAFETY: the buffers are as long as the shape says; in place.
+                    // SAFETY: the buffers are as long as the shape says; the output is the input.
                     unsafe { affine_on(on, to.cast_const(), scale, shift, to, &shape) };
                     out
                 });

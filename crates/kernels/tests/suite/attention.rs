@@ -10,7 +10,7 @@ use mlx_primitives_kernels::simd::Level;
 /// Batch, heads, key-value heads; or queries, keys, features.
 type Three = (usize, usize, usize);
 
-/// A call and its data; strides are those of row-contiguous arrays, optionally padded.
+/// A call and its data. The arrays are row-contiguous, optionally padded.
 struct Case<T> {
     call: Attention,
     q: Vec<T>,
@@ -21,7 +21,8 @@ struct Case<T> {
     sinks: Vec<T>,
 }
 
-/// [batch, heads, rows, dim] with rows `gap` longer than they are, elements `step` apart.
+/// The strides of [batch, heads, rows, dim], with `gap` elements after each row, and elements
+/// `step` apart.
 fn strides(heads: usize, rows: usize, dim: usize, step: usize, gap: usize) -> [isize; 4] {
     let row = dim * step + gap;
     [heads * rows * row, rows * row, row, step].map(|stride| stride as isize)
@@ -66,12 +67,12 @@ enum Masked {
     No,
     Bool,
     Additive,
-    /// Hides everything from the second query.
+    /// Hides all keys from the second query.
     Nothing,
 }
 
 impl<T: Sample> Case<T> {
-    /// With values of another number of features, each padded by one.
+    /// Replaces the values by values with another number of features, each padded by one element.
     fn with_values(mut self, dim: usize) -> Self {
         let Attention { batch, kv_heads, keys, .. } = self.call;
         let at = strides(kv_heads, keys, dim, 1, 1);
@@ -116,7 +117,7 @@ impl<T: Sample> Case<T> {
     fn run(&self, machine: Machine) -> Vec<T> {
         let call = self.ready();
         let mut out = vec![T::default(); call.batch * call.heads * call.queries * call.value_dim];
-        // SAFETY: the views cover their vectors, which hold as many elements.
+        // SAFETY: the vectors hold all elements of the views and of the output.
         unsafe { attention_on(machine, &call, out.as_mut_ptr()) };
         out
     }
@@ -134,7 +135,7 @@ impl<T: Sample> Case<T> {
                 let each = 32 / bits;
                 let scale = element_row::<T>(scales, b, h, r, dim / group);
                 let bias = element_row::<T>(biases, b, h, r, dim / group);
-                // SAFETY: the test's own vectors, of whole rows.
+                // SAFETY: the vectors are the test's, and have whole rows.
                 let word = |i: usize| unsafe { *packed.at::<u32>(b, h, r).add(i) };
                 assert!(packed.strides[3] == 1 && words * each == dim);
                 (0..dim)
@@ -147,8 +148,8 @@ impl<T: Sample> Case<T> {
         }
     }
 
-    /// The weight of each key in a row, and how its score grows with the scaled dot product; then
-    /// the weight of the sink, if there is one.
+    /// For each key, its weight in a row, and the growth of its score with the scaled dot product.
+    /// Then the weight of the sink, if there is one.
     fn weights(&self, call: &Attention, (b, h, t): Three) -> Vec<(f64, f64)> {
         let kv = h / (call.heads / call.kv_heads);
         let q = element_row::<T>(&call.q, b, h, t, call.dim);
@@ -206,10 +207,12 @@ impl<T: Sample> Case<T> {
         out
     }
 
-    /// On every level and number of threads: close to f64; the same for any number of threads.
+    /// Checks every level and number of threads. Results are close to f64, and do not depend on the
+    /// number of threads.
     fn check(&self, what: &str) {
         let expected = self.reference();
-        // Dots of `dim` products of up to 4 in f32, a hundred keys' weights, and the rounding.
+        // The errors of dots of `dim` products of up to 4 in f32, of a hundred keys' weights, and
+        // of rounding.
         let relative = f64::from(T::EPSILON) / 2.0 + 1e-5;
         let mut of_level: Option<(Level, Vec<T>)> = None;
         for machine in machines() {
@@ -229,13 +232,13 @@ impl<T: Sample> Case<T> {
 fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize) -> Vec<f64> {
     let row = view.at::<T>(b, h, r);
     let element = |i: usize| {
-        // SAFETY: the test's own vectors, of whole rows.
+        // SAFETY: the vectors are the test's, and have whole rows.
         unsafe { *row.offset(i as isize * view.strides[3]) }
     };
     (0..dim).map(|i| f64::from(element(i).to_f32())).collect()
 }
 
-/// Both kernels: one row and several, the whole of a block and beyond it, chunks, odd sizes.
+/// Shapes for both kernels: one row and several, whole blocks and longer rows, chunks, odd sizes.
 const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),

@@ -16,18 +16,18 @@ use crate::simd::{F32x16, Kernel, LANES};
 
 /// A cache line.
 const LINE: usize = 64;
-/// The limits of groups' largest elements for which the unit and its inverse are normal numbers.
+/// The range of a group's largest element in which the unit and its inverse are normal numbers.
 const RANGE: Range<f32> = 1e-24..1e36;
 
-/// Prepares x, unless it has an element that bytes cannot express: one that is not finite, or so
-/// large or small that a group's unit would not be a normal number.
+/// Prepares x. Returns `None` if x has an element that bytes cannot express: an infinity, a NaN, or
+/// an element so large or small that the unit of its group would not be a normal number.
 ///
 /// # Safety
 /// The contract of [`super::super::quantized_matmul`]; [`takes`](super::takes) and
 /// [`support`](super::support) hold.
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    // Rows that are whole tiles, and lie in different sets of the first-level cache.
+    // Rows fill whole tiles and begin in different sets of the first-level cache.
     let tiles = call.rows.next_multiple_of(call.rows.min(TOKENS));
     let single = call.rows == 1;
     let row_bytes = match single {
@@ -36,7 +36,7 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     };
     let prepared = Prepared::new(DIGITS * tiles, row_bytes, 2 * groups, 1);
     let misfits = AtomicBool::new(false);
-    // A norm takes its whole row; otherwise vectors of groups are independent.
+    // A norm needs its whole row. Without a norm, vectors of groups are independent.
     let whole = if single { row_bytes } else { call.axis };
     let part = if call.norm.is_some() { whole } else { LANES * call.group };
     let parts = whole.div_ceil(part);
@@ -57,7 +57,8 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
                     misfits: &misfits,
                     element: PhantomData,
                 };
-                // SAFETY: the caller's contract; every item has its own part of what is prepared.
+                // SAFETY: the caller's contract; every item writes a different part of the prepared
+                // rows.
                 unsafe { machine.level.run(split) };
             }
         });
@@ -65,21 +66,21 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     (!misfits.into_inner()).then_some(prepared)
 }
 
-/// Splits a row of x into bytes, or a part of it that is whole vectors of groups.
+/// Splits a row of x into bytes, or a part of a row. A part consists of whole vectors of groups.
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
-    /// From a vector of groups to the end of another, or to the end of the row, which is padded to
-    /// pairs of chunks if it is the only one.
+    /// The elements of the part. It begins at a vector of groups and ends at another one or at the
+    /// end of the row. If x has only one row, the row is padded to pairs of chunks.
     elements: Range<usize>,
     single: bool,
     /// Weights in a byte.
     positions: usize,
     /// Room for the elements.
     plain: *mut f32,
-    /// From one digit of the row to the next.
+    /// The bytes from one digit of the row to the next.
     row_bytes: usize,
-    /// Groups, as whole vectors.
+    /// The number of groups, rounded up to whole vectors.
     groups: usize,
     prepared: &'a Prepared,
     misfits: &'a AtomicBool,
@@ -101,7 +102,7 @@ impl<T: Float> Kernel for Split<'_, T> {
         let units = sums.wrapping_add(self.groups);
         let (Range { start, end }, plain) = (self.elements, self.plain);
         // SAFETY: the caller's contract; the prepared row has room for three bytes of each element,
-        // and a sum and a unit of each group. A norm comes with a whole row.
+        // and a sum and a unit of each group. With a norm, `elements` is the whole row.
         unsafe {
             let stored = end.min(axis);
             normalize::<V, T>(x.add(start), norm, stored - start, plain);
@@ -114,11 +115,12 @@ impl<T: Float> Kernel for Split<'_, T> {
                 let zero = V::splat(0.0);
                 let least = V::select(most.to_bits(), zero - most, V::splat(-1.0));
                 let within = !(least.any_above(-RANGE.start) || most.any_above(RANGE.end));
-                // A sum that is not finite, such as a sum with NaN, becomes NaN times zero.
+                // If a sum is infinite or NaN, the sum times zero is NaN.
                 if !within || (sum * zero).reduce_add() != 0.0 {
                     return self.misfits.store(true, Relaxed);
                 }
-                // The largest numbers below a power of two would round to 128 * 65536.
+                // Without the factor 1.01, the largest numbers below a power of two would round to
+                // 128 * 65536.
                 let power = V::shift_right::<23>((most * V::splat(1.01)).to_bits());
                 let unit = V::shift_left::<23>(V::add_int(power, V::splat_int(-22)));
                 let unit = V::select(most.to_bits(), V::from_bits(unit), V::splat(1.0));
@@ -148,8 +150,8 @@ impl<T: Float> Kernel for Split<'_, T> {
     }
 }
 
-/// The order of sixteen elements in which words have the weights at the first position of four
-/// bytes, then those at the second one, and so on.
+/// The order of sixteen elements in words: first the elements whose weights are at the first
+/// position of four bytes, then the elements whose weights are at the second position, and so on.
 #[inline(always)]
 fn in_words<V: F32x16>(positions: usize) -> V::Int {
     numbers::<V>(|to| {
@@ -158,22 +160,21 @@ fn in_words<V: F32x16>(positions: usize) -> V::Int {
     })
 }
 
-/// Where the bytes of the sixteen elements from `at` on begin, in the order in which pairs of
+/// The offset of the bytes of the sixteen elements from `at` on, in the order in which pairs of
 /// chunks yield their weights.
 fn place(at: usize, positions: usize) -> usize {
     let shift = positions.trailing_zeros();
     let of_weights = at >> shift;
     let (word, within) = (of_weights / 8 % 8, of_weights % 8);
     let (pair, second) = (at & !(((2 * BYTES) << shift) - 1), of_weights / BYTES % 2);
-    // One vector alternates between the even words of the two chunks, another between the odd
-    // words.
+    // One vector has the even words of the two chunks in turn, another has the odd words.
     pair + ((word % 2 * BYTES) << shift) + ((word & 6) + second) * 8 + within
 }
 
-/// The sums and the largest magnitudes of `count` groups, then zeros.
+/// The sums and the largest magnitudes of `count` groups. The other lanes are zero.
 ///
 /// # Safety
-/// The groups have a multiple of sixteen elements each.
+/// The number of elements in a group is a multiple of sixteen.
 #[inline(always)]
 unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize) -> [V; 2] {
     let mut sums = [V::splat(0.0); LANES];
@@ -189,8 +190,8 @@ unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize)
     [V::reduce_add_each(sums), V::reduce_max_each(most)]
 }
 
-/// Rounds sixteen numbers, and returns their bytes in the low ones of each lane: the most
-/// significant ones first, each so that those below it may be negative.
+/// Rounds sixteen numbers and splits each into bytes, the most significant byte first. A byte is in
+/// the low bits of its lane. Each byte is rounded, so that the bytes below it may be negative.
 #[inline(always)]
 fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
     let c = x.round().to_int();
@@ -203,7 +204,7 @@ fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
 /// vector apart.
 ///
 /// # Safety
-/// Two chunks are writable from where the first such byte is.
+/// Two chunks are writable from `to` on.
 #[inline(always)]
 unsafe fn store_bytes<V: F32x16>(bytes: V::Int, positions: usize, to: *mut u8) {
     let mut all = [0u8; LANES];

@@ -1,5 +1,5 @@
-//! Products of several rows of x, in tiles of their digits: words of sixteen rows of weights are
-//! transposed, so that lanes are outputs.
+//! Multiplies several rows of x, in tiles of their digits. Words of sixteen rows of weights are
+//! transposed, so that each lane is an output.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::quantized_matmul::operands::{BLOCKS, MOST_ROWS, Operands};
 use crate::simd::tiles::{DIGITS, DigitTiles};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
-/// Weights of a row that are transposed at a time, for products that stay in the first-level cache.
+/// Weights of a row that are transposed at a time. Their products stay in the first-level cache.
 const PART: usize = 512;
 /// The most tiles that are multiplied together.
 const TOGETHER: usize = 4;
@@ -22,9 +22,9 @@ const SUMS: usize = LANES * LANES;
 
 /// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x.
 ///
-/// Each lane takes rows that follow each other, one in each of several passes: processors prefetch
-/// what is read from a page in ascending order. Where lanes took neighboring rows, one row of x
-/// took 1.4 times as long.
+/// In each of several passes, each lane takes one row; a lane's rows follow each other. The reason
+/// is that processors prefetch data of a page that is read in ascending order. If lanes took
+/// neighboring rows instead, one row of x would take 1.4 times as long.
 pub(super) struct Rows<'a, T, F> {
     pub first: Operands<'a>,
     pub count: usize,
@@ -75,7 +75,8 @@ impl<T: Float, F: Format> Kernel for Rows<'_, T, F> {
 }
 
 /// Multiplies a row of weights for each of `count` lanes, `passes` rows apart, with a band of rows
-/// of x. While some tiles are multiplied, the sums of those before are scaled and added up.
+/// of x. While some tiles are multiplied, the sums of the tiles before them are scaled and added
+/// up.
 struct Block<'a, F> {
     first: Operands<'a>,
     pass: usize,
@@ -124,7 +125,7 @@ impl<F: Format> Kernel for Block<'_, F> {
             sums,
         };
         // SAFETY: the caller's contract; there is room for a part of sixteen rows, and for the sums
-        // of two times as many tiles as are multiplied together.
+        // of `2 * TOGETHER` tiles.
         unsafe {
             totals.write_bytes(0, APART * band.len() * LANES);
             let (mut odd, mut waiting) = (false, None);
@@ -173,12 +174,13 @@ impl<F: Format> Kernel for Block<'_, F> {
     }
 }
 
-/// Products of tiles that are not yet added up: of the groups from `group` on if all rows of x are
-/// one tile, else of the tiles from `tile` on.
+/// Products of tiles that are not yet added up. If all rows of x are one tile, they are the
+/// products of the groups from `group` on; otherwise of the tiles from `tile` on.
 struct Waiting {
     sums: *const f32,
     scales: *const f32,
-    /// Of groups that are equal modulo [`APART`] for each row of x.
+    /// Sums of sixteen outputs for each row of x, in [`APART`] sets: group `g` is added to set `g %
+    /// APART`.
     totals: *mut f32,
     group: usize,
     tile: usize,
@@ -186,8 +188,9 @@ struct Waiting {
     few: bool,
 }
 
-/// Adds a group's product to the sums of sixteen outputs: of the sums of digits with the weights,
-/// the scales, [`LANES`] groups after which are the biases, and the unit and the sum of x.
+/// Adds a group's product to the sums of sixteen outputs. `[a, b, c]` are the sums of weights times
+/// digits of x, the highest digit first. `scales` has the scales and, [`LANES`] groups later, the
+/// biases. `[unit, sum]` belong to the group of x.
 #[inline(always)]
 unsafe fn add<V: F32x16>(
     total: V,
@@ -204,7 +207,7 @@ unsafe fn add<V: F32x16>(
 }
 
 impl<F: Format> Block<'_, F> {
-    /// Writes the scales of groups of sixteen rows of weights, a vector for each group from `at`
+    /// Writes the scales of groups of sixteen rows of weights: a vector for each group from `at`
     /// on, and then the biases.
     #[inline(always)]
     unsafe fn scales<V: F32x16>(&self, at: usize, to: *mut f32) {
@@ -227,13 +230,13 @@ impl<F: Format> Block<'_, F> {
             let top = tile * TOKENS;
             let end = self.band.len().min(top + TOKENS);
             let mut digits = sums;
-            // SAFETY: the caller's sums, and those of the rows and the group.
+            // SAFETY: the sums of the products, of the rows and of the group exist.
             unsafe {
                 let mut of_x = self.first.prepared.sums(self.band.start + top).add(group);
                 let next = self.first.prepared.sums(1).offset_from(self.first.prepared.sums(0));
                 let mut to = totals.add((group % APART * self.band.len() + top) * LANES);
                 for _ in top..end {
-                    // A closure would lack the level's features.
+                    // A loop, since a closure would lack the level's CPU features.
                     let mut all = [V::splat_int(0); DIGITS];
                     for (digit, all) in all.iter_mut().enumerate() {
                         *all = V::load(digits.add(digit * LANES)).to_bits();
@@ -252,8 +255,8 @@ impl<F: Format> Block<'_, F> {
         }
     }
 
-    /// Writes `len` weights of sixteen rows from the weight `at` on: for each word of digits of x a
-    /// vector of the rows' words.
+    /// Writes `len` weights of sixteen rows, from the weight `at` on. For each word of digits of x
+    /// it writes a vector with a word of each row.
     #[inline(always)]
     unsafe fn words<V: F32x16>(&self, at: usize, len: usize, mut to: *mut f32) {
         let bits = F::BITS as usize;
@@ -273,12 +276,13 @@ impl<F: Format> Block<'_, F> {
         }
     }
 
-    /// `len` bytes of sixteen rows from the byte `at` on: a vector for each word of four bytes.
+    /// Loads `len` bytes of sixteen rows, from the byte `at` on: a vector for each word of four
+    /// bytes.
     #[inline(always)]
     unsafe fn transposed<V: F32x16>(&self, at: usize, len: usize) -> [V; LANES] {
         let (first, row_bytes) = (self.first.packed.wrapping_add(at), self.first.bytes);
         let next = self.passes * row_bytes;
-        // At its end a lane goes on in the next block.
+        // After its last row, a lane continues in the next block.
         let ends = (self.pass * row_bytes + at + AHEAD) >= next;
         let ahead = AHEAD + if ends { (LANES - 1) * next } else { 0 };
         let mut square = [V::splat(0.0); LANES];
@@ -305,7 +309,7 @@ impl<F: Format> Block<'_, F> {
 struct OfGroups {
     scales: *const u8,
     biases: *const u8,
-    /// Bytes to those of the next row.
+    /// The bytes from a row's scales to the scales of the next row.
     next: usize,
     count: usize,
     groups: usize,
@@ -321,9 +325,10 @@ impl Kernel for OfGroups {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { scales, biases, next, count, groups, to, bf16 } = self;
-        // A word has the scales of two groups; those of eight words precede as many of biases.
+        // A word has the scales of two groups. The square has eight words of scales, then eight
+        // words of biases.
         let mut square = [V::splat(0.0); LANES];
-        // SAFETY: the rows' groups exist, and there is room for sixteen.
+        // SAFETY: the rows' groups exist, and there is room for sixteen groups.
         unsafe {
             if count == LANES && groups >= LANES {
                 for (row, square) in square.iter_mut().enumerate() {
@@ -355,7 +360,7 @@ impl Kernel for OfGroups {
     }
 }
 
-/// The elements of sixteen bits in the lower halves of words, and those in the upper halves.
+/// The 16-bit elements in the lower halves of words, and in the upper halves.
 #[inline(always)]
 fn halves<V: F32x16>(words: V::Int, bf16: bool) -> [V; 2] {
     let (even, odd) = (V::and_int(words, V::splat_int(0xffff)), V::shift_right::<16>(words));

@@ -1,24 +1,24 @@
-//! Products of bytes in sums of sixteen bits, for levels without an instruction that adds them up
-//! in lanes.
+//! Adds up products of bytes in sums of sixteen bits, for levels that have no instruction to add
+//! them up in lanes of 32 bits.
 
 use super::super::{Call, Mode};
 use super::rounded::Rounded;
 use crate::linear::gemm::{Pass, STRIDE, WORDS};
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The words after which sums of sixteen bits are added to those of lanes: a pair of bytes adds at
-/// most twice 127 times the largest code.
+/// The number of words after which sums of sixteen bits are added to the sums in lanes, before they
+/// overflow. A pair of bytes adds at most twice 127 times the largest code.
 pub(super) fn most_words(call: &Call) -> usize {
     match call.bits {
         2..=4 if call.mode != Mode::Mxfp4 => 8,
-        // Codes are at most 24 or 31.
+        // Codes are at most 24 (mxfp4) or 31 (5 bits).
         4 | 5 => 4,
         _ => 2,
     }
 }
 
-/// [`Weights::add`](crate::linear::gemm::Weights::add) in sums of sixteen bits: as a part, so that
-/// they stay in registers.
+/// [`Weights::add`](crate::linear::gemm::Weights::add) in sums of sixteen bits. It is a separate
+/// function, so that the sums stay in registers.
 pub(super) struct Pairs<'a, const ROWS: usize, const PANELS: usize> {
     pub x: &'a Rounded,
     /// Words of a group.
@@ -26,7 +26,7 @@ pub(super) struct Pairs<'a, const ROWS: usize, const PANELS: usize> {
     pub pass: Pass<PANELS>,
     pub tile: *const f32,
     pub sums: *mut f32,
-    /// As [`most_words`].
+    /// The result of [`most_words`].
     pub most: usize,
 }
 

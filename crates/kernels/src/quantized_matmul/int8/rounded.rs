@@ -1,16 +1,17 @@
-//! x in bytes, with the scales and sums of its groups, and what a group's products add.
+//! x in bytes, with the scales and sums of its groups, and the addition of a group's products.
 
 use crate::linear::gemm::{EXTRA, STRIDE, SUMS, WORDS};
 use crate::simd::{F32x16, LANES};
 
 /// Bytes in a word.
 pub const BYTES: usize = 4;
-/// The most groups of a row in a tile that have biases too.
+/// The most groups of a row in a tile, if the groups have scales and biases.
 pub const GROUPS: usize = WORDS * BYTES / 32;
-/// Groups of 16 have scales alone, and codes around 32.
+/// Groups of 16 have no biases: they are centered, as `Rounded::centered` describes.
 const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 
-/// x in bytes, `[m, k]`, then sixteen scales for each panel and group, then sums laid out alike.
+/// x in bytes, `[m, k]`. After it are sixteen scales for each panel and group, then sums in the
+/// same layout.
 pub struct Rounded {
     pub words: *mut f32,
     pub scales: *mut f32,
@@ -19,11 +20,11 @@ pub struct Rounded {
     pub panels: usize,
     /// Groups in a row.
     pub groups: usize,
-    /// Whether the groups of the weights have no biases, and codes around 32.
+    /// Whether the groups of the weights have no biases. A weight is then `scale * (code - 32)`.
     pub centered: bool,
 }
 
-// SAFETY: written by `Round` alone, each panel by one thread, before anyone reads.
+// SAFETY: only `Round` writes; each panel is written by one thread, before any read.
 unsafe impl Sync for Rounded {}
 
 impl Rounded {
@@ -42,10 +43,10 @@ impl Rounded {
     /// The scales and the scaled sums of a panel's rows for one group.
     ///
     /// # Safety
-    /// The panel and the group exist, and are written.
+    /// The panel and the group exist, and have been written.
     #[inline(always)]
     pub unsafe fn group<V: F32x16>(&self, panel: usize, group: usize) -> [V; 2] {
-        // SAFETY: the caller's contract; each is sixteen floats.
+        // SAFETY: the caller's contract; the scales and the sums are sixteen floats each.
         unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
     }
 
@@ -53,7 +54,7 @@ impl Rounded {
     /// apart.
     ///
     /// # Safety
-    /// They exist, as do panels and the group; `sums` has sixteen for each panel.
+    /// The scales, the panels and the group exist; `sums` has sixteen floats for each panel.
     #[inline(always)]
     pub unsafe fn add_scaled<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,
@@ -80,8 +81,8 @@ impl Rounded {
 /// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
 /// `x` is what [`Rounded::group`] returns.
 ///
-/// # Safety
-/// The scale exists, and [`GROUPS`] floats behind it the bias unless the codes are `centered`.
+/// The scale exists. Unless the codes are `centered`, the bias is [`GROUPS`] floats after the
+/// scale.
 #[inline(always)]
 pub unsafe fn scaled<V: F32x16>(
     total: V::Int,

@@ -1,8 +1,8 @@
 //! x in parts of bf16, divided by a power of two for each row.
 //!
-//! The largest element of a row becomes 2^24 and more. Elements that are less than 2^-127 of it
-//! lose bits, which are less than 2^-150 of the largest. Smaller powers would lose more bits, and
-//! larger ones would leave less room for sums with large weights.
+//! The largest element of a row becomes at least 2^24. Elements that are less than 2^-127 of the
+//! largest lose bits, whose value is less than 2^-150 of the largest. A smaller exponent than 24
+//! would lose more bits, and a larger one would leave less room for sums with large weights.
 
 use std::ops::Range;
 
@@ -13,12 +13,12 @@ use crate::simd::{F32x16, Kernel, LANES};
 /// Weights in a word.
 pub(super) const PAIR: usize = 2;
 
-/// The exponent of a row's largest element, once divided.
+/// The exponent of a row's largest element after the division.
 const LARGEST: u32 = 24;
 
-/// x in parts: for each panel of sixteen rows and each `step` words, the interleaved words of the
-/// small parts, then those of the other parts. Then, for each panel and group, the sums of each
-/// row's elements over the row's power, and the powers of each panel.
+/// x in parts. For each panel of sixteen rows and each `step` words, it has the interleaved words
+/// of the small parts, then of the other parts. For each panel and group, the sums of each row's
+/// elements, divided by the row's power, follow. The last are the powers of each panel.
 pub struct Split {
     words: *mut f32,
     sums: *mut f32,
@@ -28,7 +28,7 @@ pub struct Split {
     panels: usize,
 }
 
-// SAFETY: written by `Fill` alone, each panel by one thread, before anyone reads.
+// SAFETY: only `Fill` writes; each panel is written by one thread, before any read.
 unsafe impl Sync for Split {}
 
 impl Split {
@@ -51,13 +51,13 @@ impl Split {
         self.words.wrapping_add((panel * (self.k / PAIR) + at) * PIECES * LANES)
     }
 
-    /// Sixteen sums.
+    /// The sums of a panel's sixteen rows for one group.
     #[inline(always)]
     pub fn sums(&self, panel: usize, group: usize) -> *mut f32 {
         self.sums.wrapping_add((panel * self.groups + group) * LANES)
     }
 
-    /// Sixteen powers of two. Those of rows with an infinity or a NaN are NaN.
+    /// The powers of two of a panel's sixteen rows; NaN for a row that has an infinity or a NaN.
     #[inline(always)]
     pub fn powers(&self, panel: usize) -> *mut f32 {
         self.sums.wrapping_add((self.panels * self.groups + panel) * LANES)
@@ -147,12 +147,12 @@ impl Kernel for Fill<'_> {
 }
 
 /// The power of two that a row is divided by, and its inverse. If an element is not finite, the
-/// first is NaN and the second zero.
+/// power is NaN and the inverse is zero.
 #[inline(always)]
 unsafe fn powers<V: F32x16>(x: *const f32, count: usize) -> (f32, f32) {
     let (mut most, mut zeros) = (V::splat(0.0), V::splat(0.0));
     for at in (0..count).step_by(LANES) {
-        // SAFETY: the caller's row, of a multiple of sixteen elements.
+        // SAFETY: the caller's row has a multiple of sixteen elements.
         let x = unsafe { V::load(x.add(at)) };
         most = most.max(x.abs());
         zeros = x.mul_add(V::splat(0.0), zeros);

@@ -7,7 +7,8 @@ use std::arch::x86_64::*;
 
 use super::super::registers::Avx2;
 
-/// The patterns with even numbers and those with odd ones, as floats: no pattern leaves its place.
+/// The patterns with even indices as floats, and the patterns with odd indices as floats. Each
+/// pattern stays in its lane.
 #[inline(always)]
 pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
     // SAFETY: the caller promises AVX2.
@@ -27,7 +28,7 @@ pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
         let (even, odd) = (_mm256_castps_si256(even), _mm256_castps_si256(odd));
         let high = _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(even), odd);
         let low = _mm256_blend_epi16::<0xaa>(even, _mm256_slli_epi32::<16>(odd));
-        // Less 0x8000, what is rounded away is positive if it is more than a half.
+        // Less 0x8000, the lower half is positive if it is more than half of the last place.
         let low = _mm256_xor_si256(low, _mm256_set1_epi16(i16::MIN));
         let low = _mm256_adds_epi16(low, _mm256_and_si256(high, _mm256_set1_epi16(1)));
         let up = _mm256_cmpgt_epi16(low, _mm256_setzero_si256());

@@ -1,13 +1,13 @@
 //! Numbers of a few bits, spread to lanes or bytes.
 //!
-//! All are called only on machines with AVX2, from functions that enable it, by the contracts of
-//! the methods that they implement.
+//! All functions are called only on machines with AVX2, from functions that enable it. They have
+//! the contracts of the methods that they implement.
 
 use std::arch::x86_64::*;
 
 use super::super::stream::Places;
 
-/// [`F32x16::load_lanes`](super::super::F32x16::load_lanes).
+/// Implements [`F32x16::load_lanes`](super::super::F32x16::load_lanes).
 #[inline(always)]
 pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> (__m256i, __m256i) {
     // SAFETY: the four loads of sixteen bytes lie within the numbers, since the last one begins
@@ -35,7 +35,7 @@ pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> (__m256i, __m256
     }
 }
 
-/// [`F32x16::load_stream`](super::super::F32x16::load_stream).
+/// Implements [`F32x16::load_stream`](super::super::F32x16::load_stream).
 #[inline(always)]
 pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> (__m256i, __m256i) {
     // Each lane takes the two bytes around its number.
@@ -54,7 +54,7 @@ pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> (__m256i, __m25
     }
 }
 
-/// [`F32x16::spread_nibbles`](super::super::F32x16::spread_nibbles).
+/// Implements [`F32x16::spread_nibbles`](super::super::F32x16::spread_nibbles).
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.

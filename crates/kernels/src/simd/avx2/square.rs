@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::LANES;
 use super::super::registers::Avx2;
 
-/// Block i of the result has lane i of every block. A function, since it is long.
+/// Block i of the result has lane i of every block. Not inlined, since it is long.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -42,7 +42,8 @@ unsafe fn eight(rows: [__m256; 8]) -> [__m256; 8] {
     let mut out = rows;
     // SAFETY: the caller promises AVX2.
     unsafe {
-        // Pairs of rows, then fours, within 128-bit halves; then the halves.
+        // Transposes pairs of rows, then groups of four, within 128-bit halves; then exchanges
+        // halves.
         let mut t = rows;
         for i in 0..4 {
             t[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

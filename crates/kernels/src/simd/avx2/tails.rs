@@ -19,8 +19,8 @@ pub unsafe fn first(count: usize) -> (__m256i, __m256i) {
     }
 }
 
-/// Where the bytes of a vector go that is shifted down by as many bytes as the start is beyond the
-/// first of these; zeros follow.
+/// Orders for a shuffle of bytes. The sixteen entries from `n` on shift a vector down by `n` bytes
+/// and append zeros.
 const SHIFTED: [u8; 32] = {
     let mut bytes = [0x80; 32];
     let mut at = 0;
@@ -36,13 +36,13 @@ const SHIFTED: [u8; 32] = {
 /// enable it.
 ///
 /// # Safety
-/// They are readable.
+/// The patterns are readable.
 #[inline(always)]
 pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
-    // SAFETY: all that is read are the patterns, and a part of the table.
+    // SAFETY: only the patterns and a part of the table are read.
     unsafe {
         if count >= 8 {
-            // The last eight, shifted to their places.
+            // The last eight patterns, shifted to their places.
             let last = _mm_loadu_si128(from.add(count - 8).cast());
             let order = _mm_loadu_si128(SHIFTED.as_ptr().add(2 * (16 - count)).cast());
             return (_mm_loadu_si128(from.cast()), _mm_shuffle_epi8(last, order));
@@ -51,7 +51,7 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
         if count >= 4 {
             let last = from.add(count - 4).cast::<u64>().read_unaligned();
             first[0] = from.cast::<u64>().read_unaligned();
-            // By two shifts, as one by all bits would be by none.
+            // Two shifts, since one shift by all 64 bits would not shift at all.
             first[1] = last >> (8 * (8 - count)) >> (8 * (8 - count));
         } else {
             for at in 0..count {
@@ -94,7 +94,7 @@ pub unsafe fn each(from: *const f32, shift: u32) -> Avx2 {
 /// Four lanes of each float.
 ///
 /// # Safety
-/// Both are readable.
+/// Both floats are readable.
 #[inline(always)]
 unsafe fn two(low: *const f32, high: *const f32) -> __m256 {
     // SAFETY: the caller's contract, and it promises AVX2.

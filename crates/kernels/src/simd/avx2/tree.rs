@@ -1,4 +1,4 @@
-//! The tree of `reduce_add` for eight blocks at a time: each node combines two of them.
+//! The tree of `reduce_add` for eight blocks at a time: each node combines two blocks.
 //!
 //! These are functions because closures would be compiled without the level's features. All are
 //! called only on machines with AVX2, from functions that enable it.

@@ -27,7 +27,7 @@ fn has_tiles() -> bool {
     }
 }
 
-/// Linux saves the tile registers of a process's threads only after it has asked for them.
+/// Linux saves the tile registers of a process's threads only after the process has asked for it.
 #[cfg(target_os = "linux")]
 fn ask_kernel() -> bool {
     const ARCH_PRCTL: u64 = 158;
@@ -55,8 +55,8 @@ fn ask_kernel() -> bool {
     false
 }
 
-/// The shapes of the tile registers: sums in 0 to 3, rows of words in 4 and 5, and what they are
-/// multiplied with in 6 and 7.
+/// The shapes of the tile registers: 0 to 3 have sums, 4 and 5 have rows of words, and 6 and 7 have
+/// the factors of these words.
 #[repr(C, align(64))]
 struct Layout {
     palette: u8,
@@ -133,7 +133,7 @@ macro_rules! piece {
     };
 }
 
-/// A product of digits in the register `$sums`, of one tile or `two`. Goes on to the next product.
+/// A product of digits in the register `$sums`, of one tile or `two`. Advances to the next product.
 macro_rules! digits {
     ($two:tt, $sums:literal, $x:literal, $w:literal) => {
         concat!(
@@ -158,10 +158,10 @@ macro_rules! digits {
     };
 }
 
-/// [`DigitTiles`], four products at a time, so that they overlap.
+/// Computes [`DigitTiles`], four products at a time, so that they overlap.
 ///
 /// # Safety
-/// As for [`F32x16::tiles_of_digits`](super::super::F32x16::tiles_of_digits).
+/// The contract of [`F32x16::tiles_of_digits`](super::super::F32x16::tiles_of_digits).
 #[inline(always)]
 pub unsafe fn tiles_of_digits(product: &DigitTiles) {
     let DigitTiles { x, x_stride, x_next, w, w_next, words, step, count, sums, .. } = *product;
@@ -238,9 +238,9 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Subnormal numbers count as zero. Panels come from the second-level cache; asked for early,
-    /// they made products 2 % slower where a core was alone and 10 to 20 % faster where another
-    /// thread shared it.
+    /// Subnormal numbers count as zero. Panels come from the second-level cache and are prefetched.
+    /// This makes products 2 % slower if one thread has a core, and 10 to 20 % faster if two share
+    /// it.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// The 4-bit numbers as bf16, twice, since an index has five bits.
+/// The 4-bit numbers as bf16. The table has them twice, since an index has five bits.
 const NUMBERS: [u16; 32] = {
     let mut numbers = [0; 32];
     let mut i = 0;
@@ -14,7 +14,7 @@ const NUMBERS: [u16; 32] = {
     numbers
 };
 
-/// [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs).
+/// Implements [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs).
 ///
 /// # Safety
 /// The machine has AVX-512 F and BW, and this is inlined where they are enabled.
@@ -32,10 +32,11 @@ pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
     }
 }
 
-/// [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
+/// Implements [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
 ///
 /// # Safety
-/// Sixteen bytes at `from` are readable, 32 at `to` are writable, and the machine is as above.
+/// Sixteen bytes at `from` are readable, 32 at `to` are writable. The machine has AVX-512 F and BW,
+/// and this is inlined where they are enabled.
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     // SAFETY: the caller's contract; no alignment is needed.
@@ -46,13 +47,14 @@ pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     }
 }
 
-/// [`F32x16::byte_fields`](super::F32x16::byte_fields).
+/// Implements [`F32x16::byte_fields`](super::F32x16::byte_fields).
 ///
 /// # Safety
 /// The machine has AVX-512 F and GFNI, and this is inlined where they are enabled.
 #[inline(always)]
 pub unsafe fn fields_of_bytes(a: __m512i, at: u32, bits: u32) -> __m512i {
-    // A product of bits: the last row of the matrix chooses the lowest bit of the result.
+    // The instruction multiplies bits with a matrix, whose last row selects the lowest bit of the
+    // result.
     let mut rows = [0u8; 8];
     for bit in 0..bits {
         rows[7 - bit as usize] = 1 << (at + bit);
@@ -62,7 +64,7 @@ pub unsafe fn fields_of_bytes(a: __m512i, at: u32, bits: u32) -> __m512i {
     unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(a, _mm512_set1_epi64(matrix)) }
 }
 
-/// [`F32x16::dot_bf16`](super::F32x16::dot_bf16).
+/// Implements [`F32x16::dot_bf16`](super::F32x16::dot_bf16).
 ///
 /// # Safety
 /// The machine has AVX512_BF16, and this is inlined where it is enabled.

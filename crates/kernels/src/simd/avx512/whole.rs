@@ -1,6 +1,6 @@
-//! Operations on sixteen registers together, or across the lanes of one.
+//! Operations on sixteen registers together, or across the lanes of one register.
 //!
-//! All are called only on machines with AVX-512, from functions that enable its features.
+//! All functions are called only on machines with AVX-512, from functions that enable its features.
 
 use std::arch::x86_64::*;
 
@@ -18,8 +18,8 @@ pub unsafe fn sum(a: __m512) -> f32 {
     }
 }
 
-/// [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Lanes that no rounding lifts
-/// above zero are masked; NaN is not.
+/// Implements [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Lanes whose results
+/// round to zero are masked; NaN lanes are not.
 #[inline(always)]
 pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     // SAFETY: the caller promises AVX-512.
@@ -29,7 +29,7 @@ pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     }
 }
 
-/// [`F32x16::unzip_lanes`](super::super::F32x16::unzip_lanes).
+/// Implements [`F32x16::unzip_lanes`](super::super::F32x16::unzip_lanes).
 #[inline(always)]
 pub unsafe fn unzip_lanes(a: __m512i, b: __m512i) -> [__m512i; 2] {
     // SAFETY: the caller promises AVX-512.
@@ -40,7 +40,7 @@ pub unsafe fn unzip_lanes(a: __m512i, b: __m512i) -> [__m512i; 2] {
     }
 }
 
-/// [`F32x16::low_fp4`](super::super::F32x16::low_fp4).
+/// Implements [`F32x16::low_fp4`](super::super::F32x16::low_fp4).
 #[inline(always)]
 pub unsafe fn fp4(a: __m512i) -> __m512 {
     let table =
@@ -117,7 +117,8 @@ unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     // SAFETY: the caller's contract, and its promise of AVX-512.
     unsafe {
-        // Join adjacent lanes, then pairs, then fours: each fills the free bits above its partner.
+        // Join adjacent lanes, then pairs of lanes, then groups of four. The second one fills the
+        // free bits above the first.
         let down = _mm_cvtsi32_si128(32 - BITS as i32);
         let two = _mm512_or_si512(a, _mm512_srl_epi64(a, down));
         match BITS {
@@ -138,7 +139,8 @@ pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     }
 }
 
-/// Loads sixteen numbers of `BITS` bits, 20 or 24, of a stream; the bits above are unspecified.
+/// Loads sixteen numbers of `BITS` bits, 20 or 24, of a stream. The bits above a number are
+/// unspecified.
 ///
 /// # Safety
 /// `2 * BITS` bytes are readable.
@@ -164,11 +166,11 @@ pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
     }
 }
 
-/// Rounds to the nearest bf16, ties to even. The instruction for it treats subnormal numbers as
-/// zero, and checking for those first takes longer than this.
+/// Rounds to the nearest bf16, ties to even. The instruction that does this treats subnormal
+/// numbers as zero, and a check for subnormal numbers would take longer than this function.
 #[inline(always)]
 pub unsafe fn round_bf16(x: __m512) -> __m512 {
-    // SAFETY: registers only.
+    // SAFETY: the caller promises AVX-512; memory is not accessed.
     unsafe {
         let bits = _mm512_castps_si512(x);
         let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
