@@ -161,6 +161,7 @@ impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
 /// maxima, each element that equals the maximum receives g divided by the number of such elements.
 /// The gradient is computed in f32 and rounded once.
 ///
+/// # Safety
 /// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element. They
 /// do not overlap. The reduction is not a sum or a mean.
 pub unsafe fn reduce_grad(

@@ -90,7 +90,7 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
     // SAFETY: the caller's contract.
     let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
     let inverse = 1.0 / (mean + eps).sqrt();
-    // A NaN of the usual kind, for `round_number`, whatever `eps` is.
+    // Any NaN becomes the standard one, which `round_number` requires, also if `eps` is a NaN.
     if inverse.is_nan() { f32::NAN } else { inverse }
 }
 
@@ -105,7 +105,7 @@ pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     eps: f32,
     next: [*const T; NEXT],
 ) {
-    // SAFETY: the caller's row and weight.
+    // SAFETY: the caller's row and weight exist.
     unsafe {
         let inverse = V::splat(inverse_rms::<V, T>(x, axis, eps));
         if weight.is_null() {

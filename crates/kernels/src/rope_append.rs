@@ -357,7 +357,7 @@ impl<T: Float> Append<'_, T> {
         }
     }
 
-    /// Copies the features from `first` on unchanged. Backward, clears them in the state.
+    /// Copies the features from `first` on unchanged. Backward, also clears them in the state.
     unsafe fn copy(&self, heads: Range<usize>, first: usize) {
         let count = self.shape.head_dim - first;
         if count == 0 {

@@ -41,7 +41,7 @@ impl<'a> Finish<'a> {
     /// Prepares the steps for the rows of a prompt, which are interleaved.
     ///
     /// # Safety
-    /// The contract of [`new`](Self::new); `x` is the call's.
+    /// The contract of [`new`](Self::new); `x` is the input of the call.
     pub unsafe fn of_prompt<A, T>(machine: Machine, call: &'a Call, x: &Interleaved<A>) -> Self
     where
         A: Arithmetic,

@@ -68,7 +68,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// Shifts the lowest weight out of each lane, except where [`at`](Self::at) needs no shift.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
-    /// Loads `count` scales and as many biases, then zeros. Without biases they are zeros.
+    /// Loads `count` scales and as many biases, then zeros. A missing bias is zero.
     ///
     /// # Safety
     /// `scales` and, if the format is affine, `biases` are readable from `at` on for `count <= 16`.

@@ -42,8 +42,8 @@ pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or that of K-quants, and
-/// the call adds no product of low rank.
+/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or K-quant, and the
+/// call has no product of low rank.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);

@@ -1,10 +1,10 @@
 //! Products with the rows of a prompt in float32, by tiles of bf16.
 //!
 //! A float32 is the sum of three bf16 numbers. A code of at most eight bits, less half of the
-//! codes' range, is a bf16 number. So a group's sum of products of codes consists of three products
-//! of tiles, of which the smallest parts come first. The sum is multiplied by the scale of the
-//! weights, and the bias times the sum of x is added. No factor is rounded, so the only error is
-//! from sums in float32.
+//! codes' range, is a bf16 number. So a group's sum of products of codes is added up from
+//! three products of tiles, beginning with the smallest parts of x. The sum is multiplied by the
+//! scale of the weights, and the bias times the sum of x is added. No factor is rounded, so the
+//! only error is from sums in float32.
 //!
 //! Tiles take subnormal numbers as zero. So each row is divided by a power of two, and its sums are
 //! multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is multiplied

@@ -62,7 +62,8 @@ impl Prepared {
         self.rows
     }
 
-    /// Factors of row `m` in the order of the chunks, in lines that are [`apart`](Self::apart).
+    /// The factors of row `m` in the order of the chunks. Its next line is [`apart`](Self::apart)
+    /// lines further on.
     #[inline(always)]
     pub fn row<E>(&self, m: usize) -> *const E {
         let within = m % self.band;

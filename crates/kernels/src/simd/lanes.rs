@@ -17,7 +17,8 @@ pub trait Register: Copy + 'static {
     /// The number of rows of x for which there are registers, with two sums each, beside weights
     /// that are being decoded.
     const DECODED_ROWS: usize;
-    /// Whether weights are decoded once for more than two tiles of those, into memory.
+    /// Whether weights are decoded once, into memory, for more rows of x than two tiles of
+    /// [`DECODED_ROWS`](Self::DECODED_ROWS).
     const DECODES_ONCE: bool = false;
     fn zero() -> Self;
     /// # Safety

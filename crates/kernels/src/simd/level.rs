@@ -33,7 +33,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Best first.
+    /// All levels, the best first.
     const ALL: &[Level] = &[
         #[cfg(target_arch = "x86_64")]
         Level::Amx,

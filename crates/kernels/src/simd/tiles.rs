@@ -22,7 +22,7 @@ pub trait Tiles: Copy + 'static {
     #[inline(always)]
     unsafe fn begin_tiles(_shape: [usize; 2]) {}
 
-    /// Ends what [`begin_tiles`](Self::begin_tiles) began.
+    /// Undoes the setup by [`begin_tiles`](Self::begin_tiles).
     ///
     /// # Safety
     /// The level multiplies tiles.
@@ -160,8 +160,8 @@ impl TileProduct {
     }
 }
 
-/// Products of tiles of x with tiles of weights. x is digits, which are signed bytes, and weights
-/// are unsigned bytes.
+/// Products of tiles of x with tiles of weights. Tiles of x have digits, which are signed bytes.
+/// Tiles of weights have unsigned bytes.
 #[derive(Clone, Copy)]
 pub struct DigitTiles {
     /// `rows` rows of digits, `x_stride` bytes apart. After `x_next` bytes come the digits of the

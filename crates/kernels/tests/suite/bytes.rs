@@ -1,13 +1,13 @@
-//! Operations on the bytes of vectors, at every level against loops.
+//! Compares operations on the bytes of vectors with loops, at every level.
 
 use mlx_primitives_kernels::simd::{F32x16, Kernel, LANES, Level};
 
 const BYTES: usize = 4 * LANES;
-/// The fields of a byte as the bit that each begins at and its bits.
+/// The fields of a byte: the bit at which a field begins, and its number of bits.
 const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
 
-/// The fields of the first vector, and its products with the second, also without their highest
-/// bits.
+/// The fields of the first vector, and its products with the second vector. For `low_dots`, the
+/// highest bit of each byte of the first vector is cleared.
 struct Bytes<'a> {
     vectors: &'a [[u8; BYTES]; 2],
     fields: &'a mut [[u8; BYTES]; FIELDS.len()],

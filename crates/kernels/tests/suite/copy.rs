@@ -1,4 +1,4 @@
-//! The copy against a walk over every index.
+//! Compares the copy with a loop over every index.
 
 use mlx_primitives_kernels::{CopyCall, copy};
 
@@ -44,7 +44,8 @@ fn agrees<T: Copy + Default + PartialEq + std::fmt::Debug>(of: impl Fn(usize) ->
         let want = walked(&x, first, shape, strides);
         let mut got = vec![T::default(); want.len()];
         let call = CopyCall { shape, strides, bytes: size_of::<T>() };
-        // SAFETY: the walk read the same elements of `x`, and `got` has as many as the shape.
+        // SAFETY: the loop read the same elements of `x`, and `got` has room for the shape's
+        // elements.
         unsafe { copy(x[first..].as_ptr().cast(), got.as_mut_ptr().cast(), &call) };
         assert_eq!(got, want, "{shape:?} {strides:?}");
     }

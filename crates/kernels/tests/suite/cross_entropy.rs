@@ -9,7 +9,7 @@ fn run<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<T>, V
     let losses = |on, kept: &mut Vec<f32>| {
         let mut loss = vec![T::default(); rows];
         let (out, kept) = (loss.as_mut_ptr(), kept.as_mut_ptr());
-        // SAFETY: the buffers hold what the row count and the axis say.
+        // SAFETY: the buffers have the sizes that the row count and the axis require.
         unsafe {
             if targets.smoothing > 0.0 {
                 loss_on::<T, true>(on, x.as_ptr(), targets, out, kept, axis);
@@ -72,7 +72,7 @@ fn shapes<T: Sample>() {
             let (loss, grad) = reference(&x, &g, targets, axis);
             let got = run(&x, &g, targets, axis);
             let epsilon = f64::from(T::EPSILON);
-            // Differences of numbers up to 24 in f32, then one rounding.
+            // The errors of differences of numbers up to 24 in f32, and of one rounding.
             assert_close(&got.0, &loss, epsilon / 2.0 + 4e-6, 2e-5, "loss");
             assert_close(&got.1, &grad, epsilon / 2.0 + 8e-6, 1e-6, "gradient");
         }

@@ -17,7 +17,7 @@ impl<T: Float> Kernel for Convert<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for i in (0..self.patterns.len()).step_by(LANES) {
-            // SAFETY: equally long, in whole blocks.
+            // SAFETY: both slices are equally long, in whole blocks.
             unsafe {
                 let (pattern, float) =
                     (self.patterns.as_mut_ptr().add(i), self.floats.as_mut_ptr().add(i));
@@ -54,7 +54,7 @@ fn check<T: Float>(
         let mut patterns: Vec<T> = (0..=u16::MAX).map(make).collect();
         let mut floats = vec![0.0f32; 1 << 16];
         let (p, f) = (&mut patterns[..], &mut floats[..]);
-        // SAFETY: equally long, in whole blocks.
+        // SAFETY: both slices are equally long, in whole blocks.
         unsafe { level.run(Convert { patterns: p, floats: f, encode: false, mixed }) };
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
@@ -75,13 +75,13 @@ fn check<T: Float>(
                 .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
                 .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
                 .chain([0.0; 8])
-                // Only the NaNs of the type and of arithmetic are mixed.
+                // If lanes are mixed, every NaN must come from the type or from arithmetic.
                 .map(|x| if mixed && x.is_nan() { f32::NAN } else { x })
                 .collect();
             let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();
             let mut floats = inputs.clone();
             let (p, f) = (&mut patterns[..], &mut floats[..]);
-            // SAFETY: equally long, in whole blocks.
+            // SAFETY: both slices are equally long, in whole blocks.
             unsafe { level.run(Convert { patterns: p, floats: f, encode: true, mixed }) };
             for (i, &input) in inputs.iter().enumerate() {
                 let expected = to(from(input));

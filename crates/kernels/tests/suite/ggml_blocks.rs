@@ -1,4 +1,5 @@
-//! Every type of block against ggml's dequantize_row functions, followed line by line.
+//! Compares every type of block with ggml's dequantize_row functions, which are repeated here line
+//! by line.
 
 use half::f16;
 use mlx_primitives_kernels::ggml_blocks::{BlockType, GROUP, Part};
@@ -9,7 +10,7 @@ fn float(bytes: &[u8]) -> f64 {
     f64::from(f16::from_le_bytes([bytes[0], bytes[1]]))
 }
 
-/// `dequantize_row_*`, whose every product and sum is exact here.
+/// `dequantize_row_*`. Every product and sum is exact here.
 fn dequantized(kind: BlockType, x: &[u8]) -> Vec<f64> {
     let mut y = vec![0.0; kind.weights()];
     match kind {
@@ -172,7 +173,7 @@ fn block(kind: BlockType, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The weights that the filled parts stand for.
+/// The weights that the filled parts describe.
 fn unpacked(kind: BlockType, bytes: &[u8]) -> Vec<f64> {
     let blocks = bytes.len() / kind.bytes();
     let part = |part: Part| {
@@ -251,8 +252,8 @@ fn k_quants_keep_every_number_at_their_own_size() {
     assert!(BlockType::ALL.iter().filter(|kind| kind.own_bits().is_some()).count() == 3);
 }
 
-/// The greatest number of which all differences of 16 weights are multiples. This is their step, or
-/// in about one of ten thousand cases twice the step. 0 if all weights are equal.
+/// The greatest number of which all differences of 16 weights are multiples. It is the step of the
+/// weights, or in about one of ten thousand cases twice the step. It is 0 if all weights are equal.
 fn step(weights: &[f64]) -> f64 {
     weights.iter().fold(0.0, |step: f64, weight| {
         let (mut a, mut b) = (step, (weight - weights[0]).abs());
@@ -286,7 +287,7 @@ fn types_with_a_step_for_16_weights_are_off_by_what_is_stated() {
     });
 }
 
-/// Bytes of any kind: no panic, and codes within their bits.
+/// Checks that arbitrary bytes cause no panic, and that codes fit in their bits.
 #[test]
 fn any_bytes_are_unpacked() {
     for kind in BlockType::ALL {
@@ -303,7 +304,7 @@ fn any_bytes_are_unpacked() {
 
 #[test]
 fn halves_of_equal_scales_are_exact() {
-    // All scales 3 and codes from all bits: multiples of one step.
+    // All scales are 3, and codes have any bits. So all weights are multiples of one step.
     for seed in 0..20 {
         let mut bytes = block(BlockType::Q6K, seed);
         bytes[192..208].fill(3);

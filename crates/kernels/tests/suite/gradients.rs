@@ -1,4 +1,5 @@
-//! The kernels of gradients against derivatives in f64, on every level and on several threads.
+//! Compares the kernels of gradients with derivatives in f64, on every level and on several
+//! threads.
 
 use crate::reference;
 use crate::testing::*;
@@ -51,10 +52,10 @@ fn slope<T: Sample>(kind: Combination, x: &[T], g: &[T]) -> Vec<T> {
     })
 }
 
-/// A slope is rounded to the type and so is its product; its error in f32 is below 1e-6. A value
-/// has five roundings of what multiplies a, as in the op itself.
+/// A slope is rounded to the type, and so is its product. The slope's error in f32 is below 1e-6.
+/// A value's factor of a is rounded five times, as in the op itself.
 fn activations<T: Sample>() {
-    // The last is long enough for tables.
+    // The last size is long enough for tables.
     for size in [0, 1, 17, 1000, 70_000] {
         let a = values::<T>(size, 9.0);
         let (b, g) = (values::<T>(size + 1, 3.0)[1..].to_vec(), values::<T>(size + 2, 2.0));
@@ -94,7 +95,7 @@ fn activations<T: Sample>() {
     }
 }
 
-/// The slope at NaN is NaN, except that of relu, which is 0, and 0 times infinity is NaN.
+/// The slope at NaN is NaN, except that relu's slope is 0. The product of 0 and infinity is NaN.
 #[test]
 fn activations_of_extremes() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30, -1e-30, 100.0, -100.0];
@@ -144,7 +145,7 @@ impl<T: Sample> Norm<'_, T> {
             centered: self.centered,
             affine: self.affine,
         };
-        // SAFETY: the buffers above.
+        // SAFETY: the call's buffers are the vectors above.
         unsafe { norm_grad_on::<T>(on, call) };
         if within {
             out[..size].copy_from_slice(&g);
@@ -179,8 +180,9 @@ impl<T: Sample> Norm<'_, T> {
     }
 }
 
-/// Sums of terms below 6 in f32: at most `rows / 8 + 64` of the vectors one after the other, and of
-/// a row `axis / 32`; the reciprocal root is at most 32.
+/// The errors come from sums of terms below 6 in f32. The gradient of a vector adds at most `rows /
+/// 8 + 64` terms one after the other, and the gradient of a row adds `axis / 32`. The reciprocal
+/// root is at most 32.
 fn norms<T: Sample>() {
     for (rows, axis) in rows_and_axes(200_000).filter(|&(_, axis)| axis > 0).chain([(700, 50)]) {
         let (x, g) = (values::<T>(rows * axis, 3.0), values::<T>(rows * axis + 1, 2.0));
@@ -235,7 +237,8 @@ fn logarithms<T: Sample>() {
                 }
             })
         };
-        // The short exponential takes |x| ulps; the sum over a row of g has axis / 64 terms a lane.
+        // The short exponential has an error of |x| ulps. The sum over a row of g has axis / 64
+        // terms in each lane.
         let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 1e-5;
         assert_close(&run(false), &of_log, relative, 1e-7, "the gradient of logsumexp");
         let absolute = 1e-5 + 1e-7 * axis as f64 / 64.0;

@@ -24,7 +24,7 @@ fn reference<T: Sample>(x: &[T], (w, b): (&[T], &[T]), axis: usize) -> Vec<f64> 
     out
 }
 
-/// Values about a mean that is not zero.
+/// Values around a mean that is not zero.
 fn shifted<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     values::<f32>(count, scale).into_iter().map(|v| T::from_f32(v + 1.0)).collect()
 }
@@ -36,8 +36,8 @@ fn shapes<T: Sample>() {
         let (w, b) = (&w[..], &b[..axis]);
         for affine in [(&[][..], &[][..]), (w, &[]), (&[], b), (w, b)] {
             let expected = reference(&x, affine, axis);
-            // Up to three roundings of values below 4 * 2 + 2, and as f32's own error
-            // that of the mean, which short rows divide by a small deviation.
+            // The errors of up to three roundings of values below 4 * 2 + 2, and in f32 the error
+            // of the mean, which short rows divide by a small deviation.
             let relative = f64::from(T::EPSILON) * 1.01 + 2e-6;
             let absolute = 4.0 * f64::from(T::EPSILON) + 2e-5;
             let got = run(&x, affine, axis, 1e-5);

@@ -10,7 +10,7 @@ struct Case {
     columns: bool,
     turned: bool,
     activation: Option<Activation>,
-    /// Bias and residual.
+    /// Whether to add a bias and a residual.
     added: bool,
     order: RowOrder,
 }
@@ -32,7 +32,7 @@ fn transposed<T: Copy>(rows: &[T], n: usize, k: usize) -> Vec<T> {
 
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
     let &Case { m, n, k, columns, turned, activation, added, order } = case;
-    // A guard behind the output shows stray writes.
+    // A guard behind the output shows writes beyond its end.
     let mut out = vec![T::from_f32(7.0); m * n + 32];
     let null = std::ptr::null();
     let call = LinearCall {
@@ -53,7 +53,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
     unsafe { linear_on::<T>(on, &call) };
     assert!(out[m * n..].iter().all(|v| v.to_f32() == 7.0), "stray write");
     if added {
-        // The residual's own buffer as the output.
+        // The output is the buffer of the residual.
         let mut place = extra.to_vec();
         let call =
             LinearCall { residual: place.as_ptr().cast(), out: place.as_mut_ptr().cast(), ..call };
@@ -65,7 +65,8 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
     out
 }
 
-/// Products in f64, then what follows, each step rounded.
+/// Products in f64, then the steps after the product, each rounded. Returns the results and the
+/// bounds of their errors.
 fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>, Vec<f64>) {
     let &Case { m, n, k, added, activation, .. } = case;
     let (x, w, extra) = (wide(x), wide(w), wide(extra));
@@ -73,7 +74,7 @@ fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>
     for i in 0..m {
         for j in 0..n {
             let (mut y, reach) = dot(&x[i * k..][..k], &w[j * k..][..k]);
-            // Each rounding of a chain of k is at most half an ulp of the sum of magnitudes.
+            // Each of the k roundings of a chain is at most half an ulp of the sum of magnitudes.
             let slack = reach * 6e-8 * (4.0 + (k as f64).sqrt());
             if added {
                 y += extra[j];
@@ -149,7 +150,7 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
-/// The exact products are zero, so that results are what sums round off, and show their order.
+/// The exact products are zero. So the results are rounding errors, which show the order of sums.
 fn rows_have_one_order_at_any_width<T: Sample>() {
     let (m, n, k) = (40, 21, 1030);
     let x = with_opposite_halves(values::<T>(m * k, 2.0), m);
@@ -177,7 +178,7 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 
 each_type!(rows_have_one_order_at_any_width);
 
-/// Whichever factor takes the place of the other, and however it lies.
+/// Checks that sums do not change if the factors are exchanged or have another layout.
 fn sums_are_the_same_in_each_place<T: Sample>() {
     let (m, n, k) = (140, 150, 70);
     let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
@@ -216,7 +217,7 @@ fn weights_that_are_interleaved_in_parts() {
 
 #[test]
 fn blocks_of_an_x_beyond_the_second_cache() {
-    // x has more than 1 MB, and the outputs more columns than the largest block.
+    // x has more than 1 MB, and the output has more columns than the largest block.
     let (m, n, k) = (260, 300, 2060);
     let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
     let case = |m| Case { m, n, k, ..PLAIN };

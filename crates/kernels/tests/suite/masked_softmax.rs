@@ -3,7 +3,7 @@
 use crate::testing::*;
 use mlx_primitives_kernels::masked_softmax::*;
 
-/// One call: extents, what is hidden how, and where the mask's rows and keys lie.
+/// One call: the extents, the mask and its type, and the layout of the mask.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     batch: usize,
@@ -13,7 +13,7 @@ struct Case {
     window: usize,
     scale: f32,
     mask: Kind,
-    /// Strides of batch entry, query and key.
+    /// The mask's strides of batch entry, query and key.
     strides: [i64; 3],
 }
 
@@ -49,7 +49,7 @@ impl Case {
     }
 }
 
-/// The mask's elements, as bytes and as numbers: every seventh hidden or far below.
+/// The mask's elements, as bytes and as numbers. Every seventh hides its key or is minus infinity.
 fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
     let numbers = values::<T>(count, 2.0);
     let far = |i: usize| i % 7 == 3;
@@ -72,8 +72,8 @@ fn run<T: Sample>(case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     });
     let (shape, bools_only) = (case.shape(), mask.filter(|mask| !mask.additive));
     let y = in_place(x, |on, from, to| {
-        // SAFETY: the buffers hold rows * keys elements, and the mask reaches as far as its
-        // strides.
+        // SAFETY: the buffers hold rows * keys elements, and the mask has the elements that its
+        // strides reach.
         unsafe { masked_softmax_on(on, from, mask, to, &shape, case.scale) };
     });
     let grad = in_place(g, |on, from, to| {
@@ -132,10 +132,10 @@ fn check<T: Sample>(case: &Case) {
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
     let (y, grad) = run(case, &x, &g);
-    // As for softmax: the range of scores is up to 20 here, so x - max is rounded to 1e-6.
+    // The bound of softmax, but scores have a range of up to 20, so x - max is rounded to 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
     assert_close(&y, &reference(case, &x), relative, 3.1e-8, &what);
-    // The sum over a row of y * g rounds to some 1e-7 of |g| in all.
+    // The sum over a row of y * g has an error of about 1e-7 of |g|.
     let expected = gradient(case, &y, &g);
     assert_close(&grad, &expected, f64::from(T::EPSILON) / 2.0 + 1e-6, 3e-7, &what);
 }

@@ -42,7 +42,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() }).collect()
 }
 
-/// Error in units of the last place of the f32 result.
+/// The error in units of the last place of the f32 result.
 fn ulps(got: f32, exact: f64) -> f64 {
     let exponent = (exact.abs().max(1e-300).log2().floor() as i32).max(-126);
     (f64::from(got) - exact).abs() / f64::from(exponent - 23).exp2()
@@ -169,7 +169,8 @@ fn each(level: Level, x: &[f32], function: impl Function) -> Vec<f32> {
 
 #[test]
 fn exp_on_lanes_is_that_of_one() {
-    // Every kind of pattern, the range that matters, and halves of ln 2, where floor decides.
+    // Patterns with every exponent, numbers from 0 to 90, and multiples of half of ln 2, where
+    // floor decides.
     let up: Vec<f32> = (0..1 << 16)
         .map(|i| f32::from_bits(i * 65_521).abs())
         .chain((0..1 << 16).map(|i| i as f32 * (90.0 / 65_536.0)))

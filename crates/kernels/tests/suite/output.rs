@@ -6,7 +6,8 @@ use mlx_primitives_kernels::{
     Activation, AffineShape, Combination, Frequencies, ResidualNorm, RopeShape,
 };
 
-/// Memory for `count` elements, one block behind the start of a page, or `beside` it by an element.
+/// Memory for `count` elements that begins one block after the start of a page. With `beside` it
+/// begins one element later.
 fn place<T: Sample>(memory: &mut Vec<T>, count: usize, beside: bool) -> &mut [T] {
     const PAGE: usize = 4096;
     go_past_the_caches();
@@ -26,7 +27,7 @@ impl<T: Float> Kernel for Copy<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for (i, block) in self.from.chunks(LANES).enumerate() {
-            // SAFETY: both hold as many elements.
+            // SAFETY: both buffers have the same number of elements.
             unsafe {
                 if block.len() == LANES {
                     self.to.put::<V>(T::load(block.as_ptr()), i * LANES);
@@ -48,7 +49,8 @@ fn stores_the_same<T: Sample>() {
                 let to = place(&mut memory, count, beside);
                 let output = Output::new(to.as_mut_ptr(), &[from.as_ptr()], count, LANES);
                 assert_eq!(output.is_past_caches(), count == 5000 && !beside);
-                // SAFETY: both hold as many elements, and the level is available.
+                // SAFETY: both buffers have the same number of elements, and the level is
+                // available.
                 unsafe { level.run(Copy { from: &from, to: output }) };
                 kernels::simd::fence();
                 assert_same(to, &from, "copied");
@@ -69,7 +71,7 @@ fn what_cannot_go_past_the_caches_does_not() {
     assert!(!Output::new(to, &[], count, LANES + 1).is_past_caches());
     assert!(!Output::new(to, &[], 16, LANES).is_past_caches());
     assert!(!Output::near(to).is_past_caches());
-    // SAFETY: within the buffer.
+    // SAFETY: the offsets are within the buffer.
     let (whole, part) = unsafe {
         let all = Output::new(to, &[], count, LANES);
         (all.from(2 * LANES), all.from(3))
@@ -82,7 +84,8 @@ const ROWS: usize = 67;
 /// A call of a kernel that writes to an address.
 type Run<'a> = &'a dyn Fn(*mut u8);
 
-/// Every kernel that may store past the caches, with its results where it does and does not.
+/// Checks that every kernel that may store past the caches has the same results if it does so and
+/// if it does not.
 fn every_kernel<T: Sample>(element: Element, axis: usize) {
     let count = ROWS * axis;
     let (a, b) = (values::<T>(count, 3.0), values::<T>(count + 1, 2.0).split_off(1));
@@ -97,7 +100,7 @@ fn every_kernel<T: Sample>(element: Element, axis: usize) {
         assert_same(past, near, what);
         assert!(near.iter().any(|v| v.to_f32() != 0.0), "{what}");
     };
-    // SAFETY: every buffer holds what the kernel's contract says.
+    // SAFETY: every buffer has the elements that the kernel's contract requires.
     unsafe {
         same("rms_norm", &|to| kernels::rms_norm(element, x, w, to, ROWS, axis, 1e-5));
         same("layer_norm", &|to| kernels::layer_norm(element, x, w, c, to, ROWS, axis, 1e-5));
@@ -152,7 +155,7 @@ fn every_kernel<T: Sample>(element: Element, axis: usize) {
     masked::<T>(element, axis, [x, y], &same);
 }
 
-/// Masks that begin and end within blocks, gradients, and codes.
+/// Kernels with masks that begin and end within blocks, kernels of gradients, and `dequantize`.
 fn masked<T: Sample>(
     element: Element,
     axis: usize,

@@ -13,7 +13,8 @@ fn team(threads: usize) -> &'static Pool {
     Pool::leak_on(threads, threads)
 }
 
-/// Joins threads of a scope, which ThreadSanitizer sees, as it does not see the end of a scope.
+/// Joins the threads of a scope. ThreadSanitizer sees that a thread is joined, but does not see the
+/// end of a scope.
 fn join(threads: Vec<ScopedJoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
@@ -44,7 +45,8 @@ fn every_item_runs_once() {
     for threads in [1, 2, 3, 5, 16, 64] {
         let pool = team(threads);
         for items in [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 1001] {
-            // From jobs that are worth two threads and one unit each to those worth all.
+            // From jobs with a unit of work for each of two threads, to jobs with work for all
+            // threads.
             for total in [25_000, 50_000, 100_000, 200_000, 400_000, 2_000_000, HEAVY] {
                 for _ in 0..if threads > 8 { 3 } else { 20 } {
                     check(pool, items, total / items.max(1) + 1, &|_| ());
@@ -175,7 +177,7 @@ fn parked_helpers_wake_and_nested_calls_run() {
     }
 }
 
-/// All helpers run a part at once, also those that others have to wake.
+/// All helpers run a part at once, including helpers that other helpers have to wake.
 #[test]
 fn every_helper_wakes() {
     let threads = 12;
@@ -185,7 +187,8 @@ fn every_helper_wakes() {
         let (inside, start) = (AtomicUsize::new(0), Instant::now());
         pool.for_each(threads, HEAVY, &|range| {
             inside.fetch_add(range.len(), Relaxed);
-            // Nobody leaves its item, so that each waits for its own thread.
+            // A thread does not leave its item before all items have begun, so each item needs a
+            // thread.
             while inside.load(Relaxed) < threads && start.elapsed() < Duration::from_secs(60) {
                 std::thread::yield_now();
             }
@@ -216,8 +219,9 @@ fn jobs_of_any_size_survive_sleepers() {
     }
 }
 
-/// Runs `jobs` jobs of `work` in a model where one takes `alone` or `shared` nanoseconds. Returns
-/// how many were shared, how many were timed, and how many of the timed ones were shared.
+/// Runs `jobs` jobs of `work` in a model where a job takes `alone` nanoseconds on one thread, or
+/// `shared` nanoseconds if it is shared. Returns how many jobs were shared, how many were timed,
+/// and how many of the timed jobs were shared.
 fn simulate(worth: &Worth, work: usize, jobs: usize, alone: u128, shared: u128) -> [usize; 3] {
     let mut counts = [0; 3];
     for _ in 0..jobs {
@@ -272,7 +276,7 @@ fn long_jobs_are_shared_and_never_timed() {
 fn one_slow_job_does_not_decide() {
     let worth = Worth::new(1000);
     simulate(&worth, 1000, 2000, 100, 60);
-    // The system ran something else meanwhile.
+    // As if the system had run something else meanwhile.
     worth.record(1000, true, u128::from(u64::MAX));
     let [all, _, timed_shared] = simulate(&worth, 1000, 13, 100, 60);
     assert_eq!(all - timed_shared, 12);
@@ -284,7 +288,7 @@ fn a_pool_times_its_short_jobs() {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_micros(micros) {}
     };
-    // Microseconds of a job that runs alone, and of each range of one that is shared.
+    // The microseconds of a job that runs alone, and of each range of a job that is shared.
     for (alone, range) in [(2, 40), (200, 1)] {
         let pool = team(2);
         // With a guest, the pool shares jobs whether or not its helper watches.
@@ -307,7 +311,7 @@ fn a_pool_times_its_short_jobs() {
 fn long_jobs_end_in_short_parts() {
     let largest = AtomicUsize::new(0);
     team(4).for_each(4 * 127, HEAVY, &|items| _ = largest.fetch_max(items.len(), Relaxed));
-    // A quarter of a share.
+    // The largest range is a quarter of a share.
     assert!((1..=32).contains(&largest.into_inner()));
 }
 
@@ -363,7 +367,7 @@ fn a_description_is_prefetched_once() {
         assert_eq!([coming.of_caller().count(), coming.of_caller().count()], [4, 0]);
         coming.update(1, &mut ahead);
         assert_eq!(ahead.by_ref().take(2).count(), 2);
-        // Another job has come and gone.
+        // Another job began and ended.
         coming.update(1, &mut ahead);
         assert_eq!(ahead.by_ref().collect::<Vec<_>>(), [4096 + 6 * STEP, 4096 + 7 * STEP]);
         coming.update(1, &mut ahead);

@@ -75,7 +75,7 @@ fn check<T: Sample>(x: &[T], shape: &QuantizeShape) {
     }
 }
 
-/// Rows of a matrix with `shape.groups` groups, of which each row has `columns`.
+/// Takes rows of a matrix that has `shape.groups` groups, `columns` in each row.
 fn taken<T: Sample>(
     on: Machine,
     q: &Quantized<T>,
@@ -87,7 +87,7 @@ fn taken<T: Sample>(
     let shape = &QuantizeShape { groups: ids.len() * columns, ..*shape };
     let mut out = vec![T::default(); shape.groups * shape.group_size];
     let (scales, biases, to) = (q.scales.as_ptr(), q.biases.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the buffers hold the matrix, and a number and a place for each row.
+    // SAFETY: the buffers hold the matrix, and there are a number and a place for each row.
     unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, Some(&rows), to, shape) };
     out
 }
@@ -123,7 +123,7 @@ fn check_sizes<T: Sample>() {
 
 each_type!(check_sizes check_extremes);
 
-/// Groups that are constant, one-sided, tiny, huge or hold what is no number.
+/// Groups that are constant, one-sided, tiny or huge, or contain an infinity or a NaN.
 fn check_extremes<T: Sample>() {
     let mut x = values::<T>(32 * 16, 1.0);
     let mut group = |index: usize, f: &dyn Fn(f32) -> f32| {
@@ -154,7 +154,7 @@ fn check_extremes<T: Sample>() {
 
 #[test]
 fn quotients_are_those_of_a_division() {
-    // Quotients next to halves, of scales spread over the floats that scales can be.
+    // Quotients next to halves, for scales across the range of the floats that scales can be.
     for exponent in (-23..120).step_by(7) {
         let scale = 2f32.powi(exponent) * 1.37;
         let near = |code: f32| [code.next_down(), code, code.next_up()];

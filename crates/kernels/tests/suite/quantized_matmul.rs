@@ -27,7 +27,7 @@ const FORMATS: [(Mode, u32); 9] = [
 /// Products, and the sums of their terms' magnitudes.
 type Sums = (Vec<f64>, Vec<f64>);
 
-/// A packed matrix of random bits, and what it stands for.
+/// A packed matrix of random bits, and its weights as numbers.
 struct Matrix<T> {
     packed: Vec<u8>,
     scales: Vec<u8>,
@@ -55,7 +55,7 @@ impl<T: Sample> Matrix<T> {
     fn random((mode, bits): (Mode, u32), columns: usize, axis: usize, group: usize) -> Self {
         let mut packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
         if mode == Mode::Mxfp8 {
-            // No NaN.
+            // Removes the codes of NaN.
             packed.iter_mut().for_each(|byte| *byte &= 0xfe);
         }
         let groups = columns * axis / group;
@@ -85,11 +85,11 @@ impl<T: Sample> Matrix<T> {
                 scales.extend_from_slice(bytes);
             }
         } else if mode == Mode::Nvfp4 {
-            // Of either sign and below 2, also without a leading one.
+            // Scales of either sign and below 2, including subnormal ones.
             scales = random_bytes(groups, 77).iter().map(|byte| byte & 0xbf).collect();
             of_group.extend(scales.iter().map(|&scale| fp8(u32::from(scale))));
         } else {
-            // The largest weights are some hundreds, both with 8 bits and with 4.
+            // The largest weights are a few hundred, with 8 bits and with 4 bits.
             let least = if bits == 8 { 115 } else { 121 };
             scales = random_bytes(groups, 77).iter().map(|byte| least + byte % 12).collect();
             of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
@@ -134,7 +134,7 @@ fn element<T: Sample>() -> Element {
     }
 }
 
-/// A call without anything but a product.
+/// A call that computes only a product.
 fn plain<'a, T: Sample>(
     format: (Mode, u32),
     group: usize,
@@ -175,14 +175,15 @@ fn multiplied<T: Sample>(
     let columns: usize = weights.iter().map(|weights| weights.columns).sum();
     let mut out = vec![T::default(); x.len() / axis * columns];
     let call = plain(format, group, x, axis, weights, &mut out);
-    // SAFETY: the buffers above.
+    // SAFETY: the call's buffers are the vectors above.
     unsafe { quantized_matmul_on(on, &call) };
     out
 }
 
-/// f32 adds in lanes of at most axis / 16 terms, q and bias parts apart, which together are at
-/// most a few times the terms' magnitudes; then one rounding to the element type. Where many rows
-/// meet bf16 weights, those were rounded as well.
+/// Checks results against the error of f32 sums. A lane adds at most axis / 16 terms. Sums of codes
+/// and sums of biases are separate, and together are at most a few times the terms' magnitudes. The
+/// result is rounded once to the element type. With many rows of bf16, the weights were rounded
+/// too.
 fn check<T: Sample>(got: &[T], (want, reach): (&[f64], &[f64]), rows: usize, what: &str) {
     let decoded = rows > FEW_ROWS && T::EPSILON == Bf16::EPSILON;
     let relative = if decoded { f64::from(T::EPSILON) / 2.0 } else { 0.0 } + 4e-6;
@@ -247,7 +248,7 @@ fn floats_of_eight_bits<T: Sample>() {
                 let out = multiplied(machine, (Mode::Mxfp8, 8), K, x, K, &weights);
                 for (i, got) in out.iter().enumerate() {
                     let (row, column) = (top + i / 8, i % 8);
-                    // The last weight of two columns is no number, and nor are their products.
+                    // The last weight of two columns is NaN, and so are all their products.
                     let row = if column % 4 == 3 { K - 1 } else { row };
                     let want = fp8((column * K + row) as u32) as f32;
                     let got = got.to_f32();
@@ -261,7 +262,7 @@ fn floats_of_eight_bits<T: Sample>() {
 
 each_type!(floats_of_eight_bits);
 
-/// x rounded to eight bits in the weights' groups, step by step as the kernel says it does.
+/// x rounded to eight bits in the weights' groups, step by step as the kernel documents it.
 fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     let rounded = |x: &[T]| -> Vec<f64> {
         let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));
@@ -281,7 +282,7 @@ fn byte_machines() -> impl Iterator<Item = Machine> {
     machines_and_tiles().into_iter().filter(bytes)
 }
 
-/// They are those of the rounded x: nothing else is lost.
+/// The products are those of the rounded x, so that the rounding of x is the only loss.
 fn products_of_bytes<T: Sample>() {
     for format in
         FORMATS.into_iter().filter(|format| ![Mode::Mxfp8, Mode::Nvfp4].contains(&format.0))
@@ -307,7 +308,7 @@ fn products_of_bytes_of<T: Sample>(format: (Mode, u32), group: usize, axis: usiz
             }
             let mut out = vec![T::default(); rows * 32];
             let call = plain(format, group, &x, axis, &weights, &mut out);
-            // SAFETY: the buffers above.
+            // SAFETY: the call's buffers are the vectors above.
             unsafe { int8::run::<T>(machine, &call) };
             let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
             for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
@@ -337,7 +338,7 @@ fn a_product_foresees_the_one_that_followed_it() {
         let (packed, scales) = (packed[which].as_ptr(), scales.as_ptr().cast());
         let weights = [Weights { packed, scales, biases: scales, columns: COLUMNS }];
         let call = plain(format, 64, &x, AXIS, &weights, &mut out);
-        // SAFETY: the buffers above.
+        // SAFETY: the call's buffers are the vectors above.
         unsafe { quantized_matmul_on(Machine { pool, ..Machine::current() }, &call) };
         pool.coming().of_share(0).next()
     };

@@ -37,8 +37,8 @@ fn shapes<T: Sample>() {
         for kind in ALL {
             for (i, got) in run(kind, &x, rows).into_iter().enumerate() {
                 let (exact, magnitude) = exact(kind, &numbers[i * axis..][..axis]);
-                // The result's rounding, half a unit of f16's smallest at least, and some
-                // of those of a lane's additions: they average out far below their number.
+                // The rounding of the result, at least half of f16's smallest number, and a part of
+                // the roundings of a lane's additions, most of which cancel.
                 let bound = (f64::from(T::EPSILON) / 2.0 * exact.abs()).max(3.1e-8)
                     + 1e-6 * (magnitude + exact.abs());
                 let got = f64::from(got.to_f32());
@@ -66,7 +66,7 @@ fn gradient<T: Sample>(kind: Reduction, x: &[T], y: &[T], g: &[T]) -> Vec<T> {
     })
 }
 
-/// Two operations in f32, and one rounding.
+/// The errors of two operations in f32, and of one rounding.
 fn gradients<T: Sample>() {
     go_past_the_caches();
     for (rows, axis) in

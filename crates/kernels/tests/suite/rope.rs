@@ -34,7 +34,7 @@ impl Kernel for One<'_> {
     }
 }
 
-/// MLX's composition, one element at a time and every operation rounded to the type.
+/// MLX's composition, one element at a time. Every operation is rounded to the type.
 fn reference<T: Sample>(
     x: &[T],
     shape: &RopeShape,

@@ -18,7 +18,7 @@ const SHAPE: AppendShape = AppendShape {
     multiplier: 1.0,
 };
 
-/// Multiplies and rotates one vector, or backward, rotates it back and multiplies it.
+/// Multiplies and rotates one vector. Backward, it is rotated back and then multiplied.
 fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequencies, position: i32) {
     let AppendShape { head_dim, dims, traditional, forward, scale, .. } = *shape;
     let factor = rounded::<T>(shape.multiplier);
@@ -32,15 +32,15 @@ fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequenci
     }
     let one = RopeShape { batch: 1, heads: 1, seq: 1, head_dim, dims, traditional, forward, scale };
     let place = vector.as_mut_ptr();
-    // SAFETY: one vector, in place.
+    // SAFETY: the input and the output are the same vector.
     unsafe { rope_on(machines()[0], place, place, &one, frequencies, &[position]) };
     if !forward {
         multiply(vector);
     }
 }
 
-/// The state by one rope for each head of each position and a copy for each row. Backward, the
-/// derivatives in the state and in the step, by the opposite order.
+/// Computes the state by one rope for each head of each position, and a copy for each row.
+/// Backward, it computes the derivatives in the state and in the step, in the opposite order.
 fn reference<T: Sample>(
     state: &[T],
     qkv: &[T],
@@ -102,7 +102,7 @@ fn check<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i3
     }
 }
 
-/// Each vector of a step by heads, and back.
+/// Checks each vector of a step that is divided into heads, and the derivatives.
 fn check_heads<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32]) {
     let AppendShape { batch, heads, kv_heads, time, head_dim, .. } = *shape;
     let counts = [heads, kv_heads, kv_heads];

@@ -14,7 +14,7 @@ fn shapes<T: Sample>() {
     for (rows, axis) in rows_and_axes(usize::MAX) {
         let x = values::<T>(rows * axis, 12.0);
         let expected = reference::softmax(&wide(&x), axis);
-        // Half a unit of f16's smallest, for values below its normal range.
+        // The absolute error is half of f16's smallest number, for values below its normal range.
         let relative = f64::from(T::EPSILON) / 2.0 + 4e-6;
         assert_close(&run(&x, axis), &expected, relative, 3.1e-8, "softmax");
     }
@@ -47,7 +47,7 @@ fn extremes_as_mlx() {
         let half = vec![F16::from_f32(-INF); axis];
         assert!(run(&half, axis).iter().all(|v| v.to_f32().is_nan()));
     }
-    // Gradual underflow, as e^-100 is subnormal.
+    // Underflow is gradual: e^-100 is subnormal.
     let out = run(&[0.0f32, -100.0], 2);
     assert!((f64::from(out[1]) / (-100f64).exp() - 1.0).abs() < 0.02, "{:e}", out[1]);
 }

@@ -15,7 +15,8 @@ fn reference<T: Sample>(g: &[T], ids: &[u32], [rows, axis]: [usize; 2]) -> Vec<T
 
 fn sums<T: Sample>() {
     go_past_the_caches();
-    // Rows that nothing took, some twice and one most of the time, and those beyond the matrix.
+    // Some rows are not taken, some are taken twice, one most of the time, and some ids are beyond
+    // the matrix.
     let ids = |count: usize, rows: u32| -> Vec<u32> {
         let of =
             |i: u32| if i.is_multiple_of(3) { rows / 2 } else { i.wrapping_mul(7919) % (rows + 2) };

@@ -12,13 +12,13 @@ pub use mlx_primitives_kernels::Machine;
 pub use mlx_primitives_kernels::element::{Bf16, Element, F16, Float};
 pub use mlx_primitives_kernels::simd::{F32x16, LANES};
 
-/// Results that go past the caches in these tests.
+/// The size in bytes from which on results bypass the caches in these tests.
 pub const FEW_BYTES: usize = 1 << 12;
 pub const AXES: [usize; 17] =
     [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];
 pub const ROWS: [usize; 4] = [0, 1, 3, 67];
 
-/// The rows and axes of [`ROWS`] and [`AXES`], except those with more elements than `most`.
+/// The rows and axes of [`ROWS`] and [`AXES`], except shapes with more than `most` elements.
 pub fn rows_and_axes(most: usize) -> impl Iterator<Item = (usize, usize)> {
     let all = AXES.into_iter().flat_map(|axis| ROWS.map(|rows| (rows, axis)));
     all.filter(move |(rows, axis)| rows * axis <= most)
@@ -44,7 +44,7 @@ macro_rules! each_type {
     )+};
 }
 
-/// An element type with its values' way to and from f32, by the `half` crate.
+/// An element type whose values are converted to and from f32 by the `half` crate.
 pub trait Sample: Float + Default {
     /// Largest relative error of one rounding.
     const EPSILON: f32;
@@ -97,7 +97,7 @@ pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     (0..count).map(|_| T::from_f32(next() * scale)).collect()
 }
 
-/// Lets the second half of each of `rows` rows be the first again.
+/// Replaces the second half of each of `rows` rows by the first half.
 pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
     let axis = elements.len() / rows;
     if axis > 0 {
@@ -105,8 +105,9 @@ pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
     }
 }
 
-/// Lets the second half of each row be the first with the opposite sign. So the exact products with
-/// rows of equal halves are zero, and those in floats show the order of their sums.
+/// Replaces the second half of each row by the first half with the opposite sign. So the exact
+/// products with rows of equal halves are zero, and products in floats show the order of their
+/// sums.
 pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
     let axis = x.len() / rows;
     repeat_halves(&mut x, rows);
@@ -117,12 +118,12 @@ pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
     x
 }
 
-/// Lets few results go past the caches.
+/// Lets small results bypass the caches.
 pub fn go_past_the_caches() {
     BEYOND_CACHES.store(FEW_BYTES, Relaxed);
 }
 
-/// Every level this machine has, alone and with eight threads, and one with two.
+/// Every level of this machine with one thread and with eight, and the process's level with two.
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 3]> = std::sync::OnceLock::new();
@@ -137,7 +138,7 @@ pub fn with_one_thread(machine: Machine) -> Machine {
     Machine { pool: machines()[0].pool, ..machine }
 }
 
-/// The machines of [`machines`], and the scalar ones with products of tiles as loops.
+/// The machines of [`machines`], and the scalar machines with products of tiles as loops.
 pub fn machines_and_tiles() -> Vec<Machine> {
     let mut machines = machines();
     let scalar = machines.iter().filter(|machine| machine.level == Level::Scalar);
@@ -161,8 +162,8 @@ pub fn same<T: Sample>(run: impl Fn(Machine) -> Vec<T>) -> Vec<T> {
     first
 }
 
-/// The result of a kernel that writes an element for each of `x`: the same in place, and on every
-/// machine.
+/// The result of a kernel that writes an element for each of `x`. It must be the same in place and
+/// on every machine.
 pub fn in_place<T: Sample>(x: &[T], run: impl Fn(Machine, *const T, *mut T)) -> Vec<T> {
     same(|machine| {
         let (mut out, mut place) = (vec![T::default(); x.len()], x.to_vec());
@@ -179,7 +180,7 @@ pub fn pointer<T>(values: &[T]) -> *const T {
     if values.is_empty() { std::ptr::null() } else { values.as_ptr() }
 }
 
-/// Bit for bit, except that any NaN equals any other.
+/// Checks that results are equal bit for bit, except that any NaN equals any other NaN.
 pub fn assert_same<T: Sample>(got: &[T], expected: &[T], what: &str) {
     assert_eq!(got.len(), expected.len());
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -189,7 +190,7 @@ pub fn assert_same<T: Sample>(got: &[T], expected: &[T], what: &str) {
     }
 }
 
-/// Within `relative`, or within `absolute` where that is more.
+/// Checks that errors are within `relative`, or within `absolute` where it is larger.
 pub fn assert_close<T: Sample>(
     got: &[T],
     expected: &[f64],

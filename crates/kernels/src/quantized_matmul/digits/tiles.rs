@@ -198,7 +198,7 @@ unsafe fn add<V: F32x16>(
     scales: *const f32,
     [unit, sum]: [f32; 2],
 ) -> V {
-    // SAFETY: the caller's vectors.
+    // SAFETY: the caller ensures that the vectors exist.
     let [scale, bias] = unsafe { [V::load(scales), V::load(scales.add(LANES * LANES))] };
     // Sums of 128 products of bytes have 22 bits and a sign.
     let low = V::from_int(V::add_int(V::shift_left::<8>(b), c));

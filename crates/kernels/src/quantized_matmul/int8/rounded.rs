@@ -81,6 +81,7 @@ impl Rounded {
 /// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
 /// `x` is what [`Rounded::group`] returns.
 ///
+/// # Safety
 /// The scale exists. Unless the codes are `centered`, the bias is [`GROUPS`] floats after the
 /// scale.
 #[inline(always)]

@@ -20,7 +20,7 @@ pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
     }
 }
 
-/// The inverse of [`decode_mixed`]; rounds to nearest even. The lower half of a NaN is zero.
+/// The inverse of [`decode_mixed`]; rounds to nearest even. The lower half of a NaN must be zero.
 #[inline(always)]
 pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
     // SAFETY: the caller promises AVX2.
@@ -61,7 +61,7 @@ pub unsafe fn mixed(Avx2(low, high): Avx2) -> Avx2 {
     }
 }
 
-/// The nearest bf16 of a float, ties to even. The lower half of a NaN is zero.
+/// The nearest bf16 of a float, ties to even. The lower half of a NaN must be zero.
 #[inline(always)]
 pub unsafe fn round(x: __m256) -> __m256 {
     // SAFETY: the caller promises AVX2.

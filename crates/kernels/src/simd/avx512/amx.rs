@@ -8,8 +8,8 @@ use super::super::LANES;
 use super::super::registers::Avx512;
 use super::super::tiles::{DigitTiles, PIECES, TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
 
-/// Whether this processor multiplies tiles of bf16 and of bytes, and the kernel lets this process
-/// use them. It asks the kernel once.
+/// Whether this processor multiplies tiles of bf16 and of bytes, and the operating system lets this
+/// process use them. The system is queried once.
 pub fn is_permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| has_tiles() && ask_kernel())

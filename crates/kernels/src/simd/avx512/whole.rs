@@ -117,8 +117,8 @@ unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     // SAFETY: the caller's contract, and its promise of AVX-512.
     unsafe {
-        // Join adjacent lanes, then pairs of lanes, then groups of four. The second one fills the
-        // free bits above the first.
+        // Join adjacent lanes, then pairs of lanes, then groups of four. The second part
+        // fills the free bits above the first part.
         let down = _mm_cvtsi32_si128(32 - BITS as i32);
         let two = _mm512_or_si512(a, _mm512_srl_epi64(a, down));
         match BITS {
@@ -177,7 +177,7 @@ pub unsafe fn round_bf16(x: __m512) -> __m512 {
         let up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
         let up = _mm512_mask_sub_epi32(up, odd, up, _mm512_set1_epi32(-1));
         let kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)));
-        // Both kinds of NaN stay NaN.
+        // Quiet and signaling NaN stay NaN.
         _mm512_fixupimm_ps::<0>(kept, x, _mm512_set1_epi32(0x22))
     }
 }

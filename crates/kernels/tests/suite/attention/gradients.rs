@@ -1,12 +1,12 @@
-//! The derivatives of attention, beside those in f64.
+//! Compares the derivatives of attention with derivatives in f64.
 
 use super::*;
 
-/// The derivatives in queries, keys, values and the mask, [batch, position, head, feature or key],
-/// then in sinks.
+/// The derivatives in queries, keys, values and the mask, [batch, position, head, feature or key]
+/// each, then the derivatives in sinks.
 type Gradients<T> = [Vec<T>; 5];
 
-/// A cotangent, [batch, heads, queries, value_dim], whose rows are padded by one.
+/// A cotangent, [batch, heads, queries, value_dim], whose rows are padded by one element.
 fn cotangent<T: Sample>(call: &Attention) -> (Vec<T>, [isize; 4]) {
     let at = strides(call.heads, call.queries, call.value_dim, 1, 1);
     (values::<T>(call.batch * at[0] as usize + 2, 1.0), at)
@@ -17,7 +17,7 @@ impl<T: Sample> Case<T> {
         self.some_gradients(machine, true)
     }
 
-    /// With those in keys and values, or without.
+    /// The derivatives. Derivatives in keys and values are computed only if `of_keys`.
     fn some_gradients(&self, machine: Machine, of_keys: bool) -> Gradients<T> {
         let forward = self.ready();
         let (g, at) = cotangent::<T>(&forward);
@@ -91,10 +91,12 @@ impl<T: Sample> Case<T> {
         [dq, dk, dv, dmask, dsinks]
     }
 
-    /// On every level and number of threads: close to f64; the same for any number of threads.
+    /// Checks every level and number of threads. Derivatives are close to f64, and do not depend on
+    /// the number of threads.
     fn check_gradients(&self, what: &str) {
         let expected = self.exact_gradients();
-        // Sums of products of up to 4 in f32, each of which has a weight's error; the rounding.
+        // The errors of sums of products of up to 4 in f32, each with a weight's error, and of
+        // rounding.
         let relative = f64::from(T::EPSILON) / 2.0 + 1e-4;
         let absolute = 1e-5 * (self.call.queries as f64).sqrt() + f64::from(T::EPSILON) / 64.0;
         let mut of_level: Option<(Level, Gradients<T>)> = None;
@@ -117,8 +119,8 @@ impl<T: Sample> Case<T> {
     }
 }
 
-/// More rows than a block and fewer, more keys than a tile and fewer, unusual numbers of features,
-/// queries that see no key, and parts of several blocks.
+/// Extents with more and fewer rows than a block, more and fewer keys than a tile, unusual numbers
+/// of features, queries that see no key, and parts of several blocks.
 const EXTENTS: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
@@ -159,7 +161,7 @@ fn of_values_of_other_sizes() {
     }
 }
 
-/// With strides between features too.
+/// Also with strides between features.
 #[test]
 fn of_rules_masks_and_sinks() {
     for (extents, step) in [((2, 100, 32), 1), ((30, 110, 24), 2), ((50, 20, 16), 3)] {

@@ -9,7 +9,7 @@ fn strides_of_any_kind() {
             case::<f32>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
             case::<Bf16>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
         }
-        // All walked backwards, and one batch entry for all.
+        // All arrays are read backwards, and all batch entries have the values of one entry.
         let case = case::<f32>((2, 4, 2), extents, (1, 0));
         let backwards = |view: &mut View, floats: usize| {
             view.data = view.data.cast::<f32>().wrapping_add(floats - 1).cast();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Groups of zeros, of the least and the largest numbers, and of what is no number.
+/// Groups of zeros, of the smallest and the largest numbers, and of infinities and NaN.
 #[test]
 fn bytes_of_extreme_groups() {
     let (group, axis, rows) = (32, 128, 9);
@@ -20,13 +20,13 @@ fn bytes_of_extreme_groups() {
             x[axis + group + 5] = value;
             let mut out = vec![1.0f32; rows * 16];
             let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
-            // SAFETY: the buffers above.
+            // SAFETY: the call's buffers are the vectors above.
             unsafe { int8::run::<f32>(machine, &call) };
             let what = format!("{value} {:?}", machine.level);
             let (want, reach) = matrix.times(&wide(&x), axis);
             for (i, &got) in out.iter().enumerate() {
                 if i / 16 != 1 || finite {
-                    // The one element is the group's largest: 127 steps of a 127th of it.
+                    // The nonzero element is the largest of its group, so it is exactly 127 steps.
                     let bound = reach[i] * 1e-6 + 1e-37;
                     assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
                 } else {
@@ -37,7 +37,7 @@ fn bytes_of_extreme_groups() {
     }
 }
 
-/// Rows of a prompt with extreme elements, which other rows do not notice. The results replace the
+/// Rows of a prompt with extreme elements, which do not change other rows. The results replace the
 /// residual.
 #[test]
 fn prompts_of_extreme_rows() {
@@ -57,14 +57,14 @@ fn prompts_of_extreme_rows() {
             let mut out = residual.clone();
             let mut call = plain(format, group, &x, axis, &weights, &mut out);
             call.residual = call.out.cast_const();
-            // SAFETY: the buffers above.
+            // SAFETY: the call's buffers are the vectors above.
             unsafe { quantized_matmul_on(machine, &call) };
             let (want, reach) = matrix.times(&wide(&x), axis);
             for (i, &got) in out.iter().enumerate() {
                 let what = format!("{value} {:?}: {got} at {i}", machine.level);
                 let want = want[i] + f64::from(residual[i]);
                 if extreme.contains(&(i / columns)) && !value.is_finite() {
-                    // The sign of an infinity is that of its product.
+                    // An infinity has the sign of its product.
                     assert_eq!(got.is_nan(), value.is_nan(), "{what}");
                     assert!(value.is_nan() || f64::from(got) == want, "{what}");
                 } else {
@@ -76,7 +76,7 @@ fn prompts_of_extreme_rows() {
     }
 }
 
-/// One row of x with elements that bytes can just express, cannot, or can only round.
+/// One row of x with elements that bytes only just express, cannot express, or have to round.
 fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
     // There is a special loop for rows of four groups.
     let (group, axes) = (64, [192, 256]);
@@ -99,7 +99,7 @@ fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
                             assert!(!got.is_finite(), "{what}: {got} at {i}");
                             continue;
                         }
-                        // Half a step of the smallest numbers, which bf16 instructions read as
+                        // Half a step of the smallest numbers, which bf16 instructions treat as
                         // zero.
                         let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01
                             + reach[i] * 4e-6
@@ -129,7 +129,7 @@ fn digits_of_extreme_rows_in_f16() {
     digits_of_extreme_rows::<F16>(&values, 3.1e-8);
 }
 
-/// The largest weights times elements just below those for which the unit doubles.
+/// The largest weights times elements just below the elements for which the unit doubles.
 fn largest_sums_of_digits<T: Sample>() {
     for (bits, group) in [2, 4, 8].into_iter().flat_map(|bits| [(bits, 64), (bits, 128)]) {
         let axis = if group == 64 { 5 * group } else { 4 * group };
@@ -167,8 +167,8 @@ fn the_largest_sums_of_digits_fit() {
     largest_sums_of_digits::<F16>();
 }
 
-/// One row so long that several threads split it into bytes. Any of them may find an element that
-/// bytes cannot express.
+/// One row so long that several threads split it into bytes. Any of the threads may find an element
+/// that bytes cannot express.
 #[test]
 fn long_rows_of_digits() {
     let (group, axis) = (64, 44_864);
@@ -192,7 +192,8 @@ fn long_rows_of_digits() {
     }
 }
 
-/// So that a token does not depend on what is decoded with it.
+/// A row has the same bits alone and together with others, so that a token does not depend on the
+/// tokens that are decoded with it.
 fn rows_alone_and_together<T: Sample>() {
     let (group, axis, rows) = (64, 1088, FEW_ROWS);
     for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
@@ -213,8 +214,8 @@ fn rows_alone_and_together<T: Sample>() {
 
 each_type!(rows_alone_and_together);
 
-/// Prompts in float32 that are split into parts of bf16: elements of any magnitude, alone in their
-/// group or among others, and what is no number, which stays in its row.
+/// Prompts in float32 that are split into parts of bf16. Elements have any magnitude, alone in
+/// their group or among others. An infinity or a NaN changes only its row.
 #[test]
 fn prompts_of_extreme_groups() {
     let (axis, rows) = (256, 19);
@@ -261,7 +262,7 @@ fn prompts_of_extreme_groups() {
     }
 }
 
-/// Tiles give the bits of the loops that stand for them: in both, the sums of digits are exact.
+/// Tiles have the same bits as the loops that replace them: the sums of digits are exact in both.
 #[test]
 fn tiles_of_digits_have_the_bits_of_loops() {
     let tiles = machines_and_tiles();
@@ -279,7 +280,7 @@ fn tiles_of_digits_have_the_bits_of_loops() {
                     let mut out = vec![Bf16::default(); rows * 37];
                     let call = plain(format, group, &x, axis, &weights, &mut out);
                     let call = Call { order: RowOrder::Tokens, ..call };
-                    // SAFETY: the buffers above.
+                    // SAFETY: the call's buffers are the vectors above.
                     unsafe { quantized_matmul_on(**machine, &call) };
                     let what = format!("{format:?} {group} {groups} {rows} {:?}", machine.level);
                     assert_same(&out, first.get_or_insert_with(|| out.clone()), &what);
@@ -289,8 +290,8 @@ fn tiles_of_digits_have_the_bits_of_loops() {
     }
 }
 
-/// A row that bytes cannot express leaves the bits of the rows beside it as they are. The exact
-/// products are zero, so that results show the order of sums.
+/// A row that bytes cannot express does not change the bits of other rows of the call. The exact
+/// products are zero, so the results show the order of sums.
 #[test]
 fn rows_beside_extreme_ones_keep_their_bits() {
     let (format, group, axis, rows) = ((Mode::Affine, 4), 64, 1024, 7);

@@ -3,7 +3,7 @@
 use super::*;
 use half::f16;
 
-/// The bits of a code and the weights of a group.
+/// The number of bits of a code, and the number of weights in a group.
 const LAYOUTS: [(u32, usize); 3] = [(4, 32), (5, 32), (6, 16)];
 
 /// The scales of a block of random weights, of both signs.

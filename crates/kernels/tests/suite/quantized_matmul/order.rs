@@ -1,4 +1,4 @@
-//! Bits of a row that do not depend on the other rows.
+//! Checks that the bits of a row do not depend on the other rows.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 each_type!(rows_have_one_order_at_any_width);
 
 impl<T: Sample> Matrix<T> {
-    /// Lets the second half of each row be the first again.
+    /// Replaces the second half of each row by the first half.
     pub fn with_equal_halves(mut self) -> Self {
         repeat_halves(&mut self.packed, self.columns);
         repeat_halves(&mut self.scales, self.columns);
@@ -23,7 +23,7 @@ impl<T: Sample> Matrix<T> {
     }
 }
 
-/// The exact products are zero, so that results are what sums round off, and show their order.
+/// The exact products are zero. So the results are rounding errors, which show the order of sums.
 pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     let (m, rank) = (40, 9);
     let x = with_opposite_halves(values::<T>(m * axis, 2.0), m);
@@ -41,7 +41,7 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
                 let x = &x[rows.start * axis..rows.end * axis];
                 let call = plain(format, group, x, axis, &weights, &mut out);
                 let call = Call { order, low_rank, int8, ..call };
-                // SAFETY: the buffers above.
+                // SAFETY: the call's buffers are the vectors above.
                 unsafe { quantized_matmul_on(machine, &call) };
                 out
             };
@@ -61,8 +61,8 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     }
 }
 
-/// Of two matrices: each thread begins at a multiple of sixteen columns, which is at any place of
-/// the second one.
+/// Joins two matrices. Each thread begins at a multiple of sixteen columns, which may be any column
+/// of the second matrix.
 #[test]
 fn joined_columns_are_those_of_each_matrix() {
     let (format, group, axis) = ((Mode::Affine, 4), 64, 1024);

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// x of `rows` rows of a column of the matrix each, times the matrix, plus the residual.
+/// Multiplies rows of x by the matrix, and adds the residual. Each row of x has as many elements as
+/// a column of the matrix.
 fn run<T: Sample>(
     on: Machine,
     (mode, bits): (Mode, u32),
@@ -27,7 +28,7 @@ fn run<T: Sample>(
         residual: if residual.is_some() { place } else { std::ptr::null_mut() },
         out: place,
     };
-    // SAFETY: the buffers above; the residual is the result's place.
+    // SAFETY: the call's buffers are the vectors above; the residual may be the output.
     unsafe { quantized_transposed_on(on, &call) };
     out
 }
@@ -61,7 +62,7 @@ pub fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize, co
         for on in machines_and_tiles() {
             let got = run(on, format, group, &x, axis, matrix.weights(), None);
             let what = format!("{format:?} {rows} x {columns} x {axis} {:?}", on.level);
-            // All rows meet decoded weights.
+            // Weights are decoded for any number of rows.
             check(&got, (&want, &reach), FEW_ROWS + 1, &what);
             let sum = run(on, format, group, &x, axis, matrix.weights(), Some(&residual));
             for i in 0..got.len() {
