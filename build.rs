@@ -1,8 +1,8 @@
 //! Finds MLX, builds `cpp/` against it with CMake, compiles `metal/` if Xcode is installed, and
 //! tells cargo what to link.
 //!
-//! Never uses the network: `scripts/build_metal.sh` installs missing tools in a clone, and errors
-//! tell users of the package what to install.
+//! The build never uses the network: `scripts/build_metal.sh` installs missing tools in a clone,
+//! and errors tell users of the package what to install.
 
 #[path = "cmake/bridge.rs"]
 mod bridge;
@@ -198,7 +198,7 @@ fn patch_of(version: &str) -> Option<u32> {
     version.trim().rsplit_once('.')?.1.parse().ok()
 }
 
-/// The prefix of MLX's Python package, if `python3` has it.
+/// The prefix of MLX's Python package, if `python3` finds the package.
 fn python_prefix() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
     // Either the prefix or <prefix>/share/cmake/MLX, depending on the version.
@@ -206,7 +206,7 @@ fn python_prefix() -> Option<PathBuf> {
     said.ancestors().take(4).find(|folder| Mlx::at(folder).is_some()).map(Path::to_owned)
 }
 
-/// The CMake in CMAKE, the script's, or the one on the PATH.
+/// The CMake that the variable CMAKE names, the script's CMake, or the one on the PATH.
 fn find_cmake(root: &Path) -> Result<PathBuf> {
     if let Some(named) = env::var_os("CMAKE") {
         return Ok(PathBuf::from(named));
@@ -288,7 +288,8 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
-    // Unoptimized MLX templates are slow. More gains nothing: C++ has no loop over elements.
+    // Unoptimized MLX templates are slow. A higher level gains nothing: C++ has no loop over
+    // elements.
     config
         .profile("Release")
         .define("CMAKE_CXX_FLAGS_RELEASE", "-Os -DNDEBUG")
@@ -316,7 +317,8 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
             .define("CMAKE_OSX_DEPLOYMENT_TARGET", "14.0");
     }
 
-    // SAFETY: this build script has one thread, so nobody reads the environment meanwhile.
+    // SAFETY: this build script has one thread, so no other thread reads the environment during the
+    // call.
     unsafe { env::set_var("CMAKE", cmake) };
     let brought_ninja = tools.join("bin/ninja");
     if brought_ninja.exists() {
@@ -328,8 +330,8 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where the script keeps the libraries of the MLX that it installs in a clone, for each user and
-/// version: an installed command finds them when the clone is gone.
+/// The folder, for each user and version, of the libraries of the MLX that the script installs in a
+/// clone. It is outside the clone, so an installed command works without the clone.
 fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
     if mlx.prefix != root.join(".mlx/python/mlx") {
         return None; // MLX stays where it was installed
@@ -358,7 +360,7 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());
         }
     }
-    // For this package's tests; the other packages' build scripts take them from the metadata.
+    // These flags are for this package's tests; build scripts of other packages read the metadata.
     arguments.iter().for_each(|argument| println!("cargo::rustc-link-arg={argument}"));
     println!("cargo::metadata=link_args={}", arguments.join("\t"));
     println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
@@ -374,7 +376,8 @@ fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);
     if same_version && !cuda::missing(&mlx.lib().join("libmlx.so"))?.is_empty() {
         let folder = cuda::without_gpu(&cpu)?;
-        // Not for the linker: cargo adds each folder to the library path of programs that it runs.
+        // The linker does not need these folders; cargo adds them to the library path of programs
+        // it runs.
         println!("cargo::rustc-link-search=dependency={}", folder.display());
     }
     Ok(())

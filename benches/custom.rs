@@ -1,6 +1,6 @@
 //! `cargo bench --bench custom`: the overhead of a custom primitive in Rust over a C++ subclass.
-//! Compares this crate's `rms_norm` primitive with one written through the trait; both use one
-//! kernel.
+//! Compares this crate's `rms_norm` primitive with a primitive that implements the trait; both use
+//! one kernel.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ impl CustomPrimitive for RmsNorm {
         Ok(vec![inputs[0].clone()])
     }
 
-    // In place, as in the C++ subclass.
+    // Computes in place, like the C++ subclass.
     fn in_place(&self) -> Option<usize> {
         Some(0)
     }
@@ -50,7 +50,7 @@ fn subclass(x: &Array, weight: &Array) -> Result<Array> {
 
 type Op = fn(&Array, &Array) -> Result<Array>;
 
-/// Nanoseconds per op: to build a chain, and to build and evaluate it.
+/// Nanoseconds per op to build a chain, and to build and evaluate a chain.
 fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
     let start = Instant::now();
     let mut y = x.clone();

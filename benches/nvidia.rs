@@ -1,9 +1,10 @@
 //! `cargo bench --features cuda --bench nvidia`: our kernels beside MLX's CUDA ops on shapes that
 //! fill an NVIDIA GPU, and the decoding of a Llama 8B shape with 4-bit weights. Prints Markdown.
 //!
-//! All contestants take turns in this process. An op's time is that of a graph of several calls,
-//! each on the result of the one before, divided by their number. A copy is MLX's `negative`, which
-//! reads and writes as many bytes. Arguments select rows by parts of their names.
+//! All contestants take turns in this process. An op's time is the time of a graph of several
+//! calls, divided by their number; each call takes the result of the previous call. A copy is MLX's
+//! `negative`, which moves about as many bytes as the op. Arguments select rows by parts of their
+//! names.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -15,9 +16,9 @@ use mlx_primitives::{Array, Dtype, Error, Result, async_eval, memory, random};
 use mlx_primitives_llama::{Config, Llama, Quantization};
 
 const EPS: f32 = 1e-5;
-/// The times of each contestant, of which the median counts.
+/// The number of times that each contestant is measured; the median is printed.
 const ROUNDS: usize = 15;
-/// The fewest matrices that products take in turn.
+/// The least number of matrices that the products of a chain cycle through.
 const MATRICES: usize = 16;
 
 type Step = Rc<dyn Fn(&Array, usize) -> Result<Array>>;
@@ -125,8 +126,8 @@ fn packed(n: i32, k: i32, bits: i32) -> Result<Vec<QuantizedWeight>> {
     (0..count.clamp(MATRICES, 8 * MATRICES)).map(one).collect()
 }
 
-/// Products of one row with packed weights. A chain needs rows of one length: of a longer result it
-/// takes the beginning, and a shorter one is the end of a pair.
+/// Products of one row with packed weights. A chain needs rows of one length: it takes the
+/// beginning of a longer result, and a product with a shorter result ends a pair.
 fn products() -> Result<Vec<Work>> {
     let squares = [(4096, 4), (4096, 8), (2048, 4), (2048, 8)];
     let pairs = [(14_336, 4096, 4), (14_336, 4096, 8), (8192, 2048, 4), (1024, 4096, 4)];
@@ -177,8 +178,8 @@ const LLAMA_8B: &str = r#"{
     "max_position_embeddings": 8192, "tie_word_embeddings": false
 }"#;
 
-/// Tokens a second of greedy decoding: of our kernels with MLX's attention, which the built-in rule
-/// chooses; of MLX's ops alone; and of our kernels alone.
+/// Tokens a second of greedy decoding with our kernels and MLX's attention, which the built-in rule
+/// chooses; with MLX's ops alone; and with our kernels alone.
 fn decode(tokens: usize) -> Result<()> {
     let config = Config::parse(LLAMA_8B)?;
     let to = Some(Quantization::affine(64, 4));
@@ -205,7 +206,7 @@ fn decoded(llama: &Llama, tokens: usize) -> Result<f64> {
     let mut next = Array::from_slice(&[1u32], [1, 1])?;
     let start = Instant::now();
     for _ in 0..tokens {
-        // The next token is computed while this one is waited for.
+        // The GPU computes the next token while the program waits for this token.
         let after = llama.forward(&next.reshape([1, 1])?, &mut cache)?.argmax(-1)?;
         async_eval([&after])?;
         next.eval()?;

@@ -1,7 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
 //! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
-//! Those beyond the cores take no part, so these times should equal those of one thread a core.
+//! Threads beyond the number of cores do not work, so these times should equal the times of one
+//! thread a core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -12,11 +13,11 @@ const ROUNDS: usize = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Chunks of a job, for each thread.
 const ITEMS: usize = 8;
-/// A pause after which helpers still watch for work, and one after which they sleep.
+/// A pause after which helpers still watch for work, and a pause after which they sleep.
 const BRIEF: Duration = Duration::from_micros(10);
 const LONG: Duration = Duration::from_micros(1500);
-/// A token like that of a small model: this many layers with jobs that take one thread this many
-/// microseconds, pauses in which only the caller works, and one between tokens.
+/// The work of a token of a small model: the number of layers, the microseconds that each job of a
+/// layer takes one thread, the pauses in which only the caller works, and the pause between tokens.
 const LAYERS: usize = 20;
 const JOBS: [u64; 5] = [120, 8, 60, 20, 200];
 const GAP: Duration = Duration::from_micros(2);
@@ -37,8 +38,8 @@ fn main() {
         if !(1..=MAX_THREADS).contains(&threads) {
             return eprintln!("expected 1 to {MAX_THREADS} threads, got {threads}");
         }
-        // Separate from the kernels' pool. Its threads sleep when they are done, and end with the
-        // process.
+        // A pool separate from the kernels' pool. Its threads sleep when they are done, and end
+        // with the process.
         let team = Pool::leak(threads);
         let cells = [
             region(team, 0, BRIEF),
@@ -58,7 +59,7 @@ fn main() {
 fn region(team: &Pool, work: u64, pause: Duration) -> String {
     median(ROUNDS, || {
         spin(pause);
-        // The declared cost makes it worth waking sleepers, whatever the job is.
+        // The declared cost is high enough to wake sleeping helpers for any job.
         share(team, work, 1_000_000)
     })
 }

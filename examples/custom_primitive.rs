@@ -38,7 +38,7 @@ struct HuberParams {
 }
 ";
 
-/// `d² / 2` where `d = |x - y|` is at most delta, and `delta * (d - delta / 2)` beyond, of two
+/// `d² / 2` where `d = |x - y|` is at most delta, and else `delta * (d - delta / 2)`, of two
 /// float32 arrays of one shape.
 fn huber(x: &Array, y: &Array, delta: f32) -> Result<Array> {
     apply_one(Huber { delta, library: MetalLibrary::from_source(SOURCE)? }, &[x, y])
@@ -58,7 +58,7 @@ struct HuberParams {
 }
 
 impl Huber {
-    /// The derivative in x; that in y is its opposite.
+    /// The derivative in x; the derivative in y is its negative.
     fn slope(&self, inputs: &[Array]) -> Result<Array> {
         (&inputs[0] - &inputs[1])?.maximum(-self.delta)?.minimum(self.delta)
     }
@@ -118,7 +118,7 @@ impl CustomPrimitive for Huber {
     }
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
-        // Mapped axes come first; an input without one is repeated along the other's.
+        // Mapped axes come first; an input without a mapped axis is repeated along the other's.
         let front = |i: usize| match axes[i] {
             Some(axis) => {
                 let mut order: Vec<i32> = (0..x[i].ndim() as i32).collect();
@@ -160,7 +160,7 @@ fn main() -> Result<()> {
     let x = Array::from_slice(&[0.25f32, 1.0, 3.0], 3)?;
     let gradient = transforms::grad(|x| huber(&x, &Array::zeros::<f32>(3)?, 0.75)?.sum(..), &x)?;
     assert_eq!(gradient.to_vec::<f32>()?, [0.25, 0.75, 0.75]);
-    // The harness gives every input a tangent; this gives one to y alone.
+    // The harness gives every input a tangent; this check gives only y a tangent.
     let one = Array::ones::<f32>(3)?;
     let (_, slope) = transforms::jvp(|y| huber(&x, &y, 0.75), &Array::zeros::<f32>(3)?, &one)?;
     assert_eq!(slope.to_vec::<f32>()?, [-0.25, -0.75, -0.75]);

@@ -1,5 +1,5 @@
-//! A Llama from `config.json` and `model.safetensors` to text, on the ops of this crate: the
-//! layers, a cache of keys and values, and a loop that draws the most probable token.
+//! Runs a Llama from `config.json` and `model.safetensors` on the ops of this crate: the layers, a
+//! cache of keys and values, and a loop that draws the most probable token.
 //!
 //! ```sh
 //! cargo run --release --example llama -- "Once upon a time"
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! It reads Llamas with plain weights and the original rotation. `mlx_primitives_llama` reads many
-//! more, samples, and is faster.
+//! more models, samples tokens, and is faster.
 
 use std::io::Write;
 use std::path::Path;
@@ -109,7 +109,7 @@ impl Llama {
         Ok(ops::linear(&last, &self.head, Linear::default())?)
     }
 
-    /// `x` and the result are `[1, time, hidden]`.
+    /// The shape of `x` and of the result is `[1, time, hidden]`.
     fn layer(&self, layer: &Layer, x: &Array, cache: &mut Cache) -> Result<Array> {
         let eps = self.config.rms_norm_eps;
         let normed = ops::rms_norm(x, Some(&layer.attention_norm), eps)?;
@@ -121,7 +121,7 @@ impl Llama {
         added(&x, &ops::swiglu(&gate, &up)?, &layer.down)
     }
 
-    /// `[1, time, heads * head_dim]`; appends the keys and values of these positions to the cache.
+    /// Returns `[1, time, heads * head_dim]`; appends the positions' keys and values to the cache.
     fn attention(&self, layer: &Layer, x: &Array, cache: &mut Cache) -> Result<Array> {
         let config = &self.config;
         let heads = config.num_attention_heads;

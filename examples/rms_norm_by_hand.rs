@@ -22,28 +22,29 @@ struct Case {
 
 const CASES: [Case; 3] = [
     // Each side adds FEATURES squares in a different order, with an error of up to FEATURES / 2
-    // epsilons; the square root halves it. So the sides differ by up to FEATURES / 2, and a few
-    // single roundings. In the gradient of x this factor occurs four times, and there is a second
-    // sum.
+    // epsilons; the square root halves it. So the sides differ by up to FEATURES / 2 epsilons and
+    // the errors of a few roundings. In the gradient of x this factor occurs four times, and there
+    // is a second sum.
     Case {
         dtype: Dtype::Float32,
         epsilon: f32::EPSILON,
         value: FEATURES as f32 / 2.0 + 8.0,
         gradient: 4.0 * FEATURES as f32,
     },
-    // Both sides add in float32, whose errors vanish beside an epsilon of 16 bits, and round twice:
-    // the normalized number and its product with the weight. A rounding is half an epsilon: 2 in
-    // all.
+    // Both sides add in float32, whose errors are far below an epsilon of 16 bits, and round twice:
+    // the normalized number and its product with the weight. A rounding has an error of half an
+    // epsilon, so two sides have 2 epsilons.
     //
     // The gradient of the weight rounds the normalized number, which it uses twice, two products
-    // and three additions of rows; all terms have one sign. That is 3.5 epsilons a side, 7 in all.
-    // The gradient of x has four roundings a side, of terms that may be twice as large as their
-    // difference: 8 in all.
+    // and three additions of rows; all terms have one sign. These are 3.5 epsilons a side, 7 in
+    // all. The gradient of x has four roundings a side, of terms that may be twice as large as
+    // their difference: 8 in all.
     Case { dtype: Dtype::Float16, epsilon: 1.0 / 1024.0, value: 2.0, gradient: 8.0 },
     Case { dtype: Dtype::Bfloat16, epsilon: 1.0 / 128.0, value: 2.0, gradient: 8.0 },
 ];
 
-/// As `ops::rms_norm` documents it: computed in float32, and rounded before the weight.
+/// The steps that `ops::rms_norm` documents: the norm is computed in float32, and rounded before it
+/// is multiplied by the weight.
 fn by_hand(x: &Array, weight: &Array) -> Result<Array> {
     let wide = x.astype(Dtype::Float32)?;
     let rstd = (wide.square()?.mean_keepdims(-1)? + EPS)?.rsqrt()?;
@@ -54,7 +55,8 @@ fn by_primitive(x: &Array, weight: &Array) -> Result<Array> {
     ops::rms_norm(x, Some(weight), EPS)
 }
 
-/// Half the sum of squares of the norm, in float32, so that the cotangent is the norm itself.
+/// Half the sum of squares of the norm, in float32, so that the cotangent of the norm is the norm
+/// itself.
 fn gradients(
     norm: fn(&Array, &Array) -> Result<Array>,
     x: &Array,

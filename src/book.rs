@@ -1,6 +1,7 @@
 //! The Rust code of README.md and of the book's pages: `cargo test --doc` compiles and runs it.
 //!
-//! `docs/write-your-own-primitive.md` is missing: `scripts/follow_guide.sh` compiles it as a crate.
+//! `docs/write-your-own-primitive.md` is missing here: `scripts/follow_guide.sh` compiles it as a
+//! crate.
 
 #[doc = include_str!("../README.md")]
 mod readme {}

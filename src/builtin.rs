@@ -11,8 +11,7 @@ use crate::ops::Rope;
 ///
 /// # Errors
 ///
-/// Returns an error if `x` is a scalar, or `weight` or `bias` is not one row of the last axis of
-/// `x`.
+/// Returns an error if `x` is a scalar, or `weight` or `bias` is not `[n]`.
 pub fn layer_norm(
     x: &Array,
     weight: Option<&Array>,
@@ -30,13 +29,13 @@ pub fn layer_norm(
 ///
 /// # Errors
 ///
-/// Returns an error if `x` is a scalar, or `weight` is not one row of the last axis of `x`.
+/// Returns an error if `x` is a scalar, or `weight` is not `[n]`.
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
     // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     Array::from_bridge(unsafe { ffi::ops::bridge::builtin_rms_norm(x.raw(), or_null(weight), eps) })
 }
 
-/// `mlx.matmul`, whose arguments are those of [`Array::matmul`].
+/// `mlx.matmul`, with the arguments of [`Array::matmul`].
 ///
 /// # Errors
 ///
@@ -60,7 +59,7 @@ pub fn softmax(x: &Array) -> Result<Array> {
 /// # Errors
 ///
 /// Returns an error if `x` has fewer than three axes, both or neither of `base` and `freqs` are
-/// given, or the offset or the frequencies have another shape than `mlx.fast.rope` takes.
+/// given, or `mlx.fast.rope` does not take the shape of the offset or the frequencies.
 pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;
@@ -84,7 +83,7 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error for an array that is evaluated already, or is not the result of one of our ops.
+/// Returns an error if the array is already evaluated, or is not the result of one of our ops.
 ///
 /// ```
 /// use mlx_primitives::{Array, builtin, ops};

@@ -1,5 +1,5 @@
-//! MLX's collective operations for the crate `mlx-primitives-ranks`, and the functions by which it
-//! watches evaluations.
+//! MLX's collective operations for the crate `mlx-primitives-ranks`, and the hooks with which that
+//! crate watches evaluations.
 
 use std::sync::OnceLock;
 
@@ -14,7 +14,7 @@ pub use ffi::Reduction;
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 mod ffi {
     #[repr(u8)]
-    /// How the arrays of all ranks become one.
+    /// The operation that combines the arrays of all ranks.
     enum Reduction {
         /// Their sum.
         Sum,
@@ -64,8 +64,8 @@ mod ffi {
     }
 
     extern "Rust" {
-        /// Registers a wait for MLX, and returns 0 unless ranks are joined. An error if the group
-        /// is broken: MLX must not be entered again.
+        /// Registers a wait for MLX, and returns 0 unless ranks are joined. Returns an error if the
+        /// group is broken: MLX must not be entered again.
         fn begin_wait() -> Result<u64>;
         /// Ends a wait. If it failed, the group is broken.
         fn end_wait(id: u64, failed: bool);
@@ -75,14 +75,14 @@ mod ffi {
 /// MLX's group of ranks.
 pub struct Ranks(UniquePtr<ffi::Ranks>);
 
-// SAFETY: MLX's group is a shared pointer that is never changed. Building a collective copies it,
-// and its count is atomic. Only MLX's streams touch the connections.
+// SAFETY: MLX's group is a shared pointer that is never changed. Building a collective copies the
+// pointer, and its reference count is atomic. Only MLX's streams touch the connections.
 unsafe impl Send for Ranks {}
 // SAFETY: as above.
 unsafe impl Sync for Ranks {}
 
 impl Ranks {
-    /// Joins the ranks that the environment describes, by the backend of that name. Waits until
+    /// Joins the ranks that the environment describes, through MLX's backend `backend`. Waits until
     /// they are connected.
     pub fn join(backend: &str) -> Result<Self> {
         Ok(Self(ffi::join_ranks(backend)?))
@@ -121,9 +121,8 @@ pub fn is_available(backend: &str) -> Result<bool> {
 /// The memory of the ranks' GPUs on one machine, through which they exchange small arrays.
 pub struct Peers(UniquePtr<ffi::Peers>);
 
-// SAFETY: the memory is a shared pointer. It changes while ranks reach each other, which one thread
-// does, and while a thread evaluates an exchange: ranks evaluate them in one order, so one thread
-// at a time.
+// SAFETY: the memory is a shared pointer. Only one thread connects the ranks, and ranks evaluate
+// exchanges in one order, so only one thread at a time changes the memory.
 unsafe impl Send for Peers {}
 // SAFETY: as above.
 unsafe impl Sync for Peers {}
@@ -134,12 +133,12 @@ impl Peers {
         Ok(Self(ffi::share_memory(&ranks.0)?))
     }
 
-    /// The bytes by which other ranks reach the memory; none where they cannot.
+    /// The handle with which other ranks open the memory; empty where they cannot open it.
     pub fn handle(&self) -> Result<Vec<u8>> {
         Ok(ffi::handle_of(&self.0)?)
     }
 
-    /// Reaches the memory of all ranks, by their handles in the order of the ranks.
+    /// Opens the memory of all ranks, by their handles in the order of the ranks.
     pub fn reach(&self, handles: &[u8]) -> Result<()> {
         Ok(ffi::reach_peers(&self.0, handles)?)
     }
@@ -155,12 +154,12 @@ pub fn gpu_count() -> Result<i32> {
     Ok(ffi::gpu_count()?)
 }
 
-/// The name by which the first GPU differs from all others; empty where MLX knows none.
+/// The unique name of the first GPU, which no other GPU has; empty if MLX knows none.
 pub fn gpu_uuid() -> Result<String> {
     Ok(ffi::gpu_uuid()?)
 }
 
-/// Whether each of several GPUs of this machine reaches the memory of the others.
+/// Whether this machine has several GPUs, and each can access the memory of all others.
 pub fn gpus_reach_each_other() -> Result<bool> {
     Ok(ffi::gpus_reach_each_other()?)
 }
@@ -170,7 +169,7 @@ pub fn gpus_reach_each_other() -> Result<bool> {
 pub struct WaitObserver {
     /// Runs before MLX is entered, and returns a number for the wait. An error prevents the entry.
     pub begin: fn() -> Result<u64>,
-    /// Called when the wait of that number ends, with whether it failed.
+    /// Called when the wait of that number ends; the flag says whether it failed.
     pub end: fn(u64, bool),
 }
 

@@ -7,7 +7,7 @@ use ffi::{CudaArgument, CudaBound, CudaCode, CudaConstant};
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 mod ffi {
-    /// A buffer index that a launch binds to an array, or to this number of bytes by value.
+    /// A buffer index to which a launch binds an array, or a value of this number of bytes.
     struct CudaBound {
         index: u32,
         bytes: u32,
@@ -19,8 +19,8 @@ mod ffi {
         bits: u64,
     }
 
-    /// An argument of a kernel: kind 0 is the contents of a buffer index, 1 the place of
-    /// threadgroup memory, 2 the threads of the grid.
+    /// An argument of a kernel: kind 0 is the contents of a buffer index, kind 1 is the offset of
+    /// threadgroup memory, and kind 2 is the number of threads of the grid.
     struct CudaArgument {
         kind: u8,
         index: u32,
@@ -46,8 +46,8 @@ mod ffi {
     }
 }
 
-/// Embedded sources have a line with a comment before each file; compilers report their lines by
-/// the names in a directive.
+/// Embedded sources have a line with a comment before each file; a `#line` directive lets compilers
+/// report the file's name.
 fn with_lines(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {

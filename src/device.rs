@@ -1,18 +1,18 @@
 //! Devices, streams, threads and versions. By default ops run on MLX's default device (the GPU
 //! where there is one), in order on a stream of the calling thread.
 //!
-//! A thread gets its default CPU stream when it first builds an op, and the stream goes to another
-//! thread when the thread ends. Up to sixteen threads at a time share streams in this way. The
-//! stream of each further thread has an operating-system thread that stays until the process ends.
-//! Programs with many threads should therefore evaluate on a fixed set of them.
+//! A thread gets its default CPU stream when it first builds an op, and another thread gets the
+//! stream when the thread ends. Up to sixteen threads at a time have such streams. The stream of
+//! each further thread has an operating-system thread that stays until the process ends. Programs
+//! with many threads should therefore evaluate on a fixed set of them.
 //!
 //! # Threads and processes that end, and forks
 //!
-//! Ops, evaluations and transforms are errors as soon as MLX's streams are gone. A thread that ends
-//! can notice that in a destructor of a thread-local value, and a process in a handler that it
-//! registered with `atexit`. They are errors in the child of a `fork` too, if its parent had run an
-//! op, because a child has none of the threads that compute. It can `exec` another program, exit,
-//! and read arrays that its parent computed. A fork before the first op leaves both processes free.
+//! Ops, evaluations and transforms return errors as soon as MLX's streams are destroyed. They may
+//! be gone in destructors of thread-local values when a thread ends, and in `atexit` handlers. They
+//! are gone in the child of a `fork`, if its parent had run an op, because the child does not have
+//! the threads that compute. The child can `exec` another program, exit, and read arrays that its
+//! parent computed. A fork before the first op restricts neither process.
 
 use std::marker::PhantomData;
 
@@ -61,7 +61,7 @@ pub fn default_device() -> Result<Device> {
     Ok(if ffi::default_is_gpu()? { Device::Gpu } else { Device::Cpu })
 }
 
-/// A queue of work on a device, run in order. Belongs to the thread that made it.
+/// A queue of work on a device, which runs in order. It belongs to the thread that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     index: i32,
@@ -85,7 +85,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Returns an error if work that was given to the stream failed, and no array holds that
+    /// Returns an error if work that was given to the stream failed, and no array stores the
     /// failure.
     pub fn synchronize(&self) -> Result<()> {
         Ok(ffi::synchronize(self.device.place(self.index))?)
@@ -150,16 +150,16 @@ fn with_place<R>(place: Place, f: impl FnOnce() -> R) -> R {
 ///
 /// # Errors
 ///
-/// Returns an error if work that was given to the stream failed, and no array holds that failure.
+/// Returns an error if work that was given to the stream failed, and no array stores the failure.
 pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }
 
-/// The number of groups of CPU tasks that MLX has queued or is running, in the whole process; 0 at
-/// rest.
+/// The number of groups of CPU tasks that MLX has queued or is running, in the whole process; 0 if
+/// it computes nothing.
 ///
-/// MLX delays a thread that evaluates while there are more than ten. The count also returns to 0
-/// after evaluations that failed.
+/// MLX delays a thread that evaluates while there are more than ten groups. The count also returns
+/// to 0 after evaluations that failed.
 ///
 /// # Errors
 ///
@@ -199,8 +199,8 @@ pub fn check_version() -> Result<()> {
     Ok(ffi::check_version()?)
 }
 
-/// The path of the libmlx that this process has loaded, which `LD_LIBRARY_PATH` and its like
-/// decide; `None` where MLX is a part of the program, or the system cannot tell.
+/// The path of the libmlx that this process has loaded, which depends on variables such as
+/// `LD_LIBRARY_PATH`; `None` where MLX is a part of the program, or the system cannot tell.
 pub fn mlx_library() -> Option<std::path::PathBuf> {
     #[cfg(unix)]
     {
@@ -211,8 +211,8 @@ pub fn mlx_library() -> Option<std::path::PathBuf> {
             unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_ZN3mlx4core7versionEv".as_ptr()) };
         // SAFETY: all fields are pointers, for which zeros are valid.
         let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: the second argument belongs to a local value, which the call fills; it takes any
-        // address as the first.
+        // SAFETY: the first argument may be any address, and the call fills the second, a local
+        // value.
         let known = unsafe { libc::dladdr(version, &mut found) } != 0;
         if !version.is_null() && known && !found.dli_fname.is_null() {
             // SAFETY: the field is the loader's string of a library that stays loaded.
@@ -240,13 +240,13 @@ pub fn kernels_origin() -> Result<String> {
     Ok(ffi::kernels_origin()?)
 }
 
-/// A hash of the sources of all kernels, by which two builds can be told apart. A metallib that was
-/// compiled from other sources is refused.
+/// A hash of the sources of all kernels, which differs between builds with different kernels. A
+/// metallib that was compiled from other sources is refused.
 pub fn kernels_hash() -> &'static str {
     option_env!("MLX_PRIMITIVES_KERNELS_HASH").unwrap_or("")
 }
 
-/// The operating system: its kernel's name and release, and the kind of machine.
+/// The operating system: its kernel's name and release, and the machine's architecture.
 pub fn system() -> String {
     #[cfg(unix)]
     {
@@ -266,17 +266,17 @@ pub fn system() -> String {
 /// Checks the environment variables of this crate, and MLX's variables that are numbers.
 ///
 /// The CPU kernels never fail for an unusable value: they run as if the variable were not set. MLX
-/// takes any text for a number. A program that wants to tell its user calls this first, as the
+/// reads a number from any text. A program that wants to tell its user calls this first, as the
 /// `mlx-primitives` command does.
 ///
 /// # Errors
 ///
-/// Returns an error that names the variable, its value and what it may be:
+/// Returns an error that names the variable, its value and the accepted values:
 ///
 /// - `MLX_PRIMITIVES_THREADS` that is not a number within 1 to 1024, `MLX_PRIMITIVES_SIMD` that
 ///   does not name an instruction set that this machine has, or `MLX_PRIMITIVES_TUNE` that is
-///   neither `off` nor `file`. An empty one counts as not set.
-/// - A number of MLX, such as `MLX_MAX_OPS_PER_BUFFER`, that is none or does not lie in its range.
+///   neither `off` nor `file`. An empty variable counts as not set.
+/// - A number of MLX, such as `MLX_MAX_OPS_PER_BUFFER`, that is not a number within its range.
 /// - Any other name that begins with `MLX_PRIMITIVES_`, such as a misspelled one.
 pub fn check_environment() -> Result<()> {
     crate::environment::check()
@@ -289,8 +289,8 @@ pub fn cpu_kernels() -> &'static str {
 }
 
 /// Whether the CPU kernels can round activations to eight bits, as
-/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx`, `avx2`
-/// and, where the processor has `dotprod`, `neon`. Others multiply exact activations.
+/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx`, `avx2` and,
+/// where the processor has `dotprod`, `neon`. Other instruction sets multiply exact activations.
 pub fn cpu_multiplies_bytes() -> bool {
     mlx_primitives_kernels::multiplies_bytes()
 }
@@ -300,13 +300,13 @@ pub fn cpu_threads() -> usize {
     mlx_primitives_kernels::thread_count()
 }
 
-/// Sets the number of [`cpu_threads`]. Otherwise it is `MLX_PRIMITIVES_THREADS` (1 to 1024; other
+/// Sets the number of [`cpu_threads`]. By default it is `MLX_PRIMITIVES_THREADS` (1 to 1024; other
 /// values are ignored, see [`check_environment`]) or the number of cores. The threads live as long
 /// as the process, so the number has to be set before the first of our ops runs on the CPU.
 ///
 /// # Errors
 ///
-/// Returns an error for a number outside 1 to 1024, or if another number of threads runs already.
+/// Returns an error for a number outside 1 to 1024, or if another number of threads already runs.
 ///
 /// ```
 /// use mlx_primitives::device;

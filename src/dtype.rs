@@ -54,7 +54,7 @@ dtypes! {
     Float64 => "float64";
     /// `half::bf16`.
     Bfloat16 => "bfloat16";
-    /// A pair of `f32`; no Rust type reads it.
+    /// A pair of `f32`; no Rust type implements [`Element`] for it.
     Complex64 => "complex64";
 }
 
@@ -102,9 +102,9 @@ pub trait Element: sealed::Sealed + Copy + Default + 'static {
     fn copy_from(bytes: &[u8]) -> Vec<Self> {
         let count = bytes.len() / size_of::<Self>();
         let mut elements = vec![Self::default(); count];
-        // SAFETY: both regions are count elements long and do not overlap, the source need not
-        // be aligned, and every bit pattern is a value of the sealed number types (bool has its
-        // own method).
+        // SAFETY: both regions are count elements long and do not overlap, the source need not be
+        // aligned, and every bit pattern is a value of the sealed number types. The method for bool
+        // is separate.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

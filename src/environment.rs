@@ -1,5 +1,5 @@
-//! The environment variables of this crate, and variables of MLX with which a program would hang or
-//! do something else than they say.
+//! The environment variables of this crate, and MLX's variables that make a program hang, or have
+//! another effect than documented, if their value is wrong.
 
 use std::env;
 
@@ -30,8 +30,8 @@ const OF_TESTS: [&str; 2] = ["MLX_PRIMITIVES_TEST_", "MLX_PRIMITIVES_SUITE_"];
 
 const MOST: i64 = i32::MAX as i64;
 
-/// The whole numbers that MLX 0.32 reads, and the least and the largest that do what they say. MLX
-/// takes any other text for a number, such as 0; with a width of 0 it never ends an evaluation.
+/// The whole numbers that MLX 0.32 reads, and the least and the largest value that have the
+/// documented effect. MLX reads a number, such as 0, from other texts; with a width of 0 it hangs.
 const NUMBERS: [(&str, i64, i64); 16] = [
     ("MLX_BFS_MAX_WIDTH", 1, MOST),
     ("MLX_CUDA_CONV_CACHE_SIZE", 1, MOST),
@@ -57,7 +57,7 @@ pub(crate) enum Tune {
     Rule,
     /// Our kernels run everywhere.
     Off,
-    /// The file of `mlx-primitives tune` decides.
+    /// The file that `mlx-primitives tune` writes has the settings.
     File,
 }
 

@@ -10,8 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why an operation was refused or failed.
 ///
 /// The text of an error begins with the op that failed, in brackets, or with the path of a file. It
-/// quotes at most about a line of a file or an argument, without control characters.
-/// `Debug` writes the same text as `Display`, since that is how Rust prints the error of `main`.
+/// quotes at most about a line of a file or an argument, without control characters. `Debug` writes
+/// the same text as `Display`, since Rust prints the error of `main` with `Debug`.
 ///
 /// ```
 /// use mlx_primitives::{Array, Dtype, Error};
@@ -74,8 +74,8 @@ pub enum Error {
         /// The expectation and the actual value, in words.
         message: String,
     },
-    /// The ranks of a group (`mlx-primitives-ranks`) do not agree, one of them failed or
-    /// could not be reached, or the group cannot be used any more.
+    /// The ranks of a group (`mlx-primitives-ranks`) do not agree, a rank failed or could not be
+    /// reached, or an earlier failure has made the group unusable.
     #[error("[{op}] {message}")]
     Distributed {
         /// The operation of the group.
@@ -132,7 +132,7 @@ impl Error {
         Self::Argument { op: Some(op.into()), message: line(&format!("expected {expected}")) }
     }
 
-    /// As [`argument`](Self::argument), for a text of this crate that has several lines.
+    /// Like [`argument`](Self::argument), for a text of this crate that has several lines.
     #[doc(hidden)]
     pub fn report(op: &str, expected: impl std::fmt::Display) -> Self {
         let message = lines(&format!("expected {expected}"));
@@ -214,7 +214,7 @@ impl From<cxx::Exception> for Error {
     }
 }
 
-/// A path as a message shows it.
+/// A path in the form that messages print.
 fn shown(path: &Path) -> String {
     line(&path.display().to_string())
 }

@@ -1,4 +1,4 @@
-//! Opens files that a caller names without waiting, and replaces files whole or not at all.
+//! Opens files that a caller names, without waiting, and replaces files atomically.
 
 use std::fs::{self, File, FileType};
 use std::io;
@@ -19,7 +19,7 @@ pub fn user_cache() -> Option<PathBuf> {
 
 /// Opens a regular file for reading.
 ///
-/// Anything else is refused before it is opened: opening a named pipe waits until another process
+/// Other files are refused before they are opened: opening a named pipe waits until another process
 /// writes to it, and opening a device can act on the device.
 ///
 /// # Errors
@@ -65,7 +65,7 @@ fn regular(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// Checks that a file can replace whatever is at the path: a regular file, or nothing.
+/// Checks that a file can be written to the path: a regular file is there, or nothing.
 ///
 /// # Errors
 ///
@@ -110,12 +110,12 @@ mod replacement {
 
     use crate::error::{Error, Result};
 
-    /// A new file that replaces another one in the same folder once it is whole.
+    /// A new file that replaces another file in the same folder once it is complete.
     ///
     /// If it is dropped before that, it is removed and the other file stays as it was. If the
     /// process is killed, the new file stays, under a name that begins with `.partial-`, until the
-    /// next one is created in that folder. A link in the place of the other file is replaced
-    /// itself, so that a link in a folder that others write to leads to no damage.
+    /// next such file is created in that folder. If the other file is a link, the link is replaced
+    /// and not its target, so another user's link cannot damage a file.
     pub struct Replacement {
         path: PathBuf,
         partial: TempPath,
@@ -142,9 +142,9 @@ mod replacement {
             let suffix = format!(".{extension}");
             let mut builder = Builder::new();
             builder.prefix(partial::PREFIX).suffix(&suffix);
-            // The process's umask limits these permissions, as for any new file.
+            // The process's umask limits these permissions.
             builder.permissions(fs::Permissions::from_mode(mode));
-            // Only the kind, since the text of the error names the temporary file.
+            // Only the kind of the error, since its text names the temporary file.
             let failed = |error: io::Error| {
                 Error::file(path, format_args!("cannot be written: {}", error.kind()))
             };
@@ -184,7 +184,7 @@ mod replacement {
         }
     }
 
-    /// Why a file was not written, without the name of the temporary file.
+    /// The reason why a file was not written, without the name of the temporary file.
     pub fn reason(error: &Error) -> String {
         let reason = match error {
             Error::File { reason, .. } => reason.clone(),
@@ -231,9 +231,9 @@ mod replacement {
         }
     }
 
-    /// Has the disk keep the names in a folder, on file systems that can.
+    /// Writes the names in a folder to the disk, on file systems that can do this.
     pub fn sync_folder(folder: &Path) {
-        // A name that is lost when the machine fails is no damage: the file before is whole.
+        // If the machine fails and the new name is lost, the earlier file is still complete.
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
     }
 }

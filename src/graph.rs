@@ -9,11 +9,11 @@ use crate::ffi::bridge as ffi;
 pub struct Node {
     /// The name of the primitive, such as `Softmax`.
     pub name: String,
-    /// Whether the primitive is one of ours rather than one of MLX.
+    /// Whether the primitive is one of ours rather than one of MLX's.
     pub ours: bool,
     /// The number of GPU dispatches of its evaluation; 0 for a view.
     pub dispatches: u32,
-    /// The bytes that these dispatches read from and write to device memory at least.
+    /// The least number of bytes that these dispatches read from and write to device memory.
     pub device_bytes: usize,
 }
 
@@ -22,25 +22,25 @@ pub struct Node {
 pub struct Cost {
     /// The number of GPU dispatches.
     pub dispatches: u32,
-    /// The bytes that they read from and write to device memory at least.
+    /// The least number of bytes that they read from and write to device memory.
     pub device_bytes: usize,
 }
 
 /// Built-ins of MLX whose results are views of their input's memory. `Reshape` and `Contiguous`
-/// copy an input that is not contiguous, but their inputs in the graphs counted here are.
+/// copy an input that is not contiguous, but here their inputs are contiguous.
 const VIEWS: &str = "\
     AsStrided Barrier Broadcast BroadcastAxes Contiguous CustomTransforms Depends ExpandDims \
     Flatten NumberOfElements Reshape Slice Split Squeeze StopGradient Transpose Unflatten";
 
 /// The nodes that evaluating `arrays` would run, the results first.
 ///
-/// A node of MLX counts as one dispatch, which is what its Metal backend runs, and a view as none.
-/// One of our nodes counts the dispatches of its `eval_gpu`.
+/// A node of MLX counts as one dispatch, as in its Metal backend, and a view as none. One of our
+/// nodes counts the dispatches of its `eval_gpu`.
 ///
 /// # Errors
 ///
-/// Returns an error if a primitive cannot say what it will dispatch, for example because its
-/// metallib is refused.
+/// Returns an error if a primitive cannot plan its dispatches, for example because its metallib is
+/// refused.
 ///
 /// ```
 /// use mlx_primitives::{Array, graph, ops};
@@ -86,7 +86,7 @@ pub const MAX_THREADS: u32 = 1024;
 /// needed.
 ///
 /// Inputs that are not evaluated count as row-contiguous. If the result may take over the memory of
-/// an input, it counts as doing so.
+/// an input, it is counted as if it does.
 ///
 /// # Errors
 ///
@@ -121,7 +121,7 @@ impl From<ffi::GraphNode> for Node {
         let (dispatches, device_bytes) = match name.as_str() {
             _ if node.ours => (node.dispatches, node.device_bytes),
             view if VIEWS.split(' ').any(|it| it == view) => (0, 0),
-            // These move only the rows that are read or written.
+            // These primitives move only the rows that are read or written.
             "Gather" | "GatherAxis" => (1, 2 * node.output_bytes + node.last_input_bytes),
             "SliceUpdate" => (1, 2 * node.last_input_bytes),
             _ => (1, node.input_bytes + node.output_bytes),

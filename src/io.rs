@@ -30,7 +30,7 @@ pub use safetensors::Tensors;
 ///
 /// Returns an error if the file is missing, truncated or not safetensors, if shapes and types do
 /// not fit their offsets, or if offsets lie outside the file. The error names the file, and the
-/// tensor where there is one. If the file becomes shorter later, evaluating an array that is read
+/// tensor, if there is one. If the file becomes shorter later, evaluating an array that is read
 /// from it fails.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
@@ -43,8 +43,7 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
 ///
 /// # Errors
 ///
-/// Returns an error if the bytes are no whole safetensors file, for the reasons that
-/// [`load_safetensors`] lists.
+/// Returns an error if [`load_safetensors`] would refuse a file with these bytes.
 pub fn load_safetensors_bytes(bytes: &[u8]) -> Result<Tensors> {
     let header = safetensors::check(bytes)
         .map_err(|e| Error::argument("load_safetensors", format_args!("a whole file, got {e}")))?;
@@ -107,7 +106,7 @@ pub fn save_safetensors<'a>(
 /// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
 /// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
 ///
-/// [`load_gguf_with`] keeps Q4_K, Q5_K and Q6_K at nearly the bits that they have in the file.
+/// [`load_gguf_with`] keeps Q4_K, Q5_K and Q6_K at nearly the bits a weight of the file.
 ///
 /// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers; in MLX a
 /// step belongs to at least 32 weights. The half of a group with the larger step keeps its numbers,
@@ -133,9 +132,9 @@ pub fn save_safetensors<'a>(
 ///
 /// Returns an error if the file is missing, truncated or of another format or version, for a type
 /// that is not listed here, dimensions that are not whole blocks, offsets outside the file, tensors
-/// that overlap, two tensors or two entries of one name, and more than 65,536 of either. The error
-/// names the file, and the tensor where there is one. If the file becomes shorter later, evaluating
-/// an array that is read from it fails.
+/// that overlap, two tensors or two entries of one name, and more than 65,536 tensors or entries.
+/// The error names the file, and the tensor where there is one. If the file becomes shorter later,
+/// evaluating an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     load_gguf_with(path, KQuants::Affine)
 }
@@ -221,7 +220,7 @@ fn map<T>(file: &File, check: impl FnOnce(&[u8]) -> Result<T, String>) -> Result
         return Ok(check(&[])?); // nothing to map
     }
     // SAFETY: the map is only read, here, and dropped at the end of the function. A reader cannot
-    // guard against another process that truncates the file meanwhile.
+    // guard against another process that truncates the file during the call.
     let bytes = unsafe { Mmap::map(file)? };
     Ok(check(&bytes)?)
 }

@@ -4,18 +4,19 @@
 //!
 //! The system may refuse memory for the result of one of our primitives, for a row-contiguous copy
 //! of its input, for an input in another type, or for [`Array::astype`](crate::Array::astype).
-//! Evaluating the array is an error then, and later evaluations are not affected. Four cases are
-//! outside what this crate can turn into an error:
+//! Evaluating the array then returns an error, and later evaluations are not affected. This crate
+//! cannot turn four cases into an error:
 //!
 //! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
-//!   which ends the process. On a GPU that is an error. They include the conversions of functions
-//!   that [`compile`](crate::transforms::compile) traces, which MLX fuses with the ops around them.
+//!   which ends the process. On a GPU this is an error. The ops include the conversions of
+//!   functions that [`compile`](crate::transforms::compile) traces, which MLX fuses with
+//!   neighboring ops.
 //! - Rust's own collections end the process when the system refuses them memory, as in every Rust
 //!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
 //!   files. The `mlx-primitives` command then prints "out of memory" and exits with status 1.
-//! - MLX 0.32 ends the process where the system refuses a thread to one of its streams.
-//! - Linux promises more memory than there is unless `vm.overcommit_memory` is 2. It then ends a
-//!   process, this one or another, when the memory is used.
+//! - MLX 0.32 ends the process if the system refuses a thread for one of its streams.
+//! - Linux grants more memory than the machine has unless `vm.overcommit_memory` is 2. It then
+//!   kills this process or another one when the memory is used.
 //!
 //! ```
 //! use mlx_primitives::{Array, memory};
@@ -36,7 +37,7 @@ use crate::ffi::bridge as ffi;
 
 /// Starts to move the memory of evaluated arrays to the NVIDIA GPU that ops of this thread use, so
 /// that kernels which read a little of an array do not wait for the system to move its pages. It
-/// does nothing for other devices, nor for arrays that do not fit.
+/// does nothing for other devices and for arrays that do not fit.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub fn active_memory() -> usize {
     ffi::active_memory()
 }
 
-/// The greatest value of [`active_memory`], in bytes, since the process started or since the last
+/// The largest value of [`active_memory`], in bytes, since the process started or since the last
 /// [`reset_peak_memory`].
 pub fn peak_memory() -> usize {
     ffi::peak_memory()
@@ -89,8 +90,8 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_cache_limit(bytes)?)
 }
 
-/// The bytes of arrays beyond which MLX waits for running work and returns cached buffers to the
-/// system before it allocates more. Evaluations may exceed this limit.
+/// The limit, in bytes of arrays, above which MLX waits for running work and returns cached buffers
+/// to the system before it allocates more. Evaluations may exceed this limit.
 pub fn memory_limit() -> usize {
     ffi::memory_limit()
 }
@@ -107,9 +108,9 @@ pub fn set_memory_limit(bytes: usize) -> Result<usize> {
 
 /// Sets how many bytes stay resident for the GPU, and returns the previous limit. The default is 0.
 ///
-/// This is of use only on macOS 15 and later, which may page out weights between tokens unless the
-/// limit has room for them. It should be at most [`recommended_working_set`]. Without a GPU the
-/// call changes nothing and returns 0.
+/// This is of use only on macOS 15 and later, which may page out a model's weights between tokens
+/// unless the limit covers them. It should be at most [`recommended_working_set`]. Without a GPU
+/// the call changes nothing and returns 0.
 ///
 /// # Errors
 ///
@@ -127,8 +128,8 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
     Ok(ffi::set_wired_limit(bytes)?)
 }
 
-/// The bytes that the system recommends to keep resident for the GPU at most; `None` on a CPU, and
-/// on a GPU that is not Apple's.
+/// The most bytes that the system recommends to keep resident for the GPU; `None` on a CPU, and on
+/// a GPU that is not Apple's.
 ///
 /// # Errors
 ///
@@ -144,15 +145,15 @@ pub fn recommended_working_set() -> Result<Option<usize>> {
 #[doc(hidden)]
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Advises Linux to use large pages for the whole ones of a piece of memory that has not been
-/// touched yet, so that reading it waits less for the page tables.
+/// Advises Linux to use large pages for the whole large pages in memory that is not touched yet, so
+/// that reads wait less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
 pub fn advise_large_pages(start: usize, bytes: usize) {
     let first = start.next_multiple_of(LARGE_PAGE);
     let length = (start + bytes).saturating_sub(first) / LARGE_PAGE * LARGE_PAGE;
     if length > 0 {
-        // SAFETY: this advice changes no byte of the memory, whoever owns it.
+        // SAFETY: this advice does not change the contents of any memory.
         unsafe {
             let first = std::ptr::with_exposed_provenance_mut(first);
             libc::madvise(first, length, libc::MADV_HUGEPAGE);

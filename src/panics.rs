@@ -26,8 +26,8 @@ fn message(payload: Box<dyn Any + Send>) -> String {
     text
 }
 
-/// A caller's value, dropped in a call from C++, where a panic of its destructor would end the
-/// process.
+/// A caller's value that is dropped in a call from C++, where a panic of its destructor would end
+/// the process.
 pub struct Guarded<T>(ManuallyDrop<T>);
 
 impl<T> Guarded<T> {
@@ -54,7 +54,7 @@ impl<T> Guarded<T> {
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: taken once, since `end` does not drop `self`.
+        // SAFETY: the value is taken once, since `end` does not drop `self`.
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
         let _ = caught(|| drop(value)); // the panic has been reported, and nobody waits for it
     }

@@ -1,5 +1,5 @@
-//! The kernels of `metal/` as Metal's pipelines, each made by itself: whether this system's
-//! compiler and GPU take them, and how many threads they leave room for.
+//! Makes a Metal pipeline of each kernel of `metal/`, to learn whether this system's compiler and
+//! GPU accept it, and how many threads a threadgroup can have.
 
 use crate::error::Result;
 use crate::ffi::bridge::{self as ffi, MetalKernel};

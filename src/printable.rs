@@ -1,12 +1,12 @@
-//! Texts of files and of other processes, as messages may show them: without control characters,
-//! and not longer than a person reads.
+//! Prepares texts of files and of other processes for messages: removes control characters, and
+//! shortens long texts.
 
 use std::fmt::Write as _;
 
 /// The most characters of a message of one line.
 const MOST: usize = 320;
 
-/// The most characters of a message that may have several lines, as a compiler's does.
+/// The most characters of a message that may have several lines, such as a compiler's.
 const MOST_OF_LINES: usize = 32_000;
 
 /// Whether a terminal would act on a character instead of showing it.
@@ -26,7 +26,7 @@ pub fn lines(text: &str) -> String {
 }
 
 fn escaped(text: &str, lines: bool) -> String {
-    // A longer text is cut in any case, and escaping it could take long.
+    // A longer text is cut in any case, and escaping all of it could take long.
     let short = cut(text, 2 * if lines { MOST_OF_LINES } else { MOST });
     let mut clean = String::with_capacity(short.len());
     for c in short.chars() {

@@ -1,4 +1,4 @@
-//! Random arrays. With a key, the numbers are a function of the key; without one, they come from
+//! Random arrays. With a key, the numbers are a function of the key; without a key, they come from
 //! the calling thread's own sequence, which [`seed`] restarts.
 
 use crate::array::{Array, IntoShape, or_null, require_addressable};
@@ -40,12 +40,12 @@ pub fn split(key: &Array, count: i32) -> Result<Array> {
     Array::from_bridge(ffi::random_split(key.raw(), count))
 }
 
-/// An array of `shape` and the floating type `T`, uniformly distributed in `[low, high)`.
+/// An array of `shape` and the floating-point type `T`, uniformly distributed in `[low, high)`.
 ///
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `T` is not a floating type, or `key` is not a `uint32` array of two elements.
+/// `T` is not a floating-point type, or `key` is not a `uint32` array of two elements.
 ///
 /// ```
 /// # use mlx_primitives::random;
@@ -75,7 +75,7 @@ pub fn uniform<T: Element>(
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `T` is not a floating type, or `key` is not a `uint32` array of two elements.
+/// `T` is not a floating-point type, or `key` is not a `uint32` array of two elements.
 pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<Array> {
     normal_of(shape, T::DTYPE, key)
 }
@@ -85,7 +85,7 @@ pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<
 /// # Errors
 ///
 /// Returns an error if the shape has a negative length or more elements than memory can address,
-/// `dtype` is not a floating type, or `key` is not a `uint32` array of two elements.
+/// `dtype` is not a floating-point type, or `key` is not a `uint32` array of two elements.
 pub fn normal_of(shape: impl IntoShape, dtype: Dtype, key: Option<&Array>) -> Result<Array> {
     let shape = shape.dims();
     let shape = shape.as_ref();

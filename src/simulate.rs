@@ -49,7 +49,7 @@ mod ffi {
         fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
         fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
         fn count_threads(self: &mut SimulatedDispatch);
-        /// The memory that is bound must be valid until the function returns.
+        /// The bound memory must be valid until the function returns.
         unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }
@@ -70,8 +70,8 @@ pub(crate) struct SimulatedKernel {
     constants: Constants,
 }
 
-/// The folder of compiled kernels, named by their content: in that of the build or, where it is not
-/// on this machine, in the user's cache.
+/// The folder of compiled kernels, which are named by their content. It is in the build folder or,
+/// if that is not on this machine, in the user's cache.
 fn cache() -> Result<PathBuf> {
     let built = Path::new(BUILT);
     if built.is_dir() {
@@ -140,7 +140,7 @@ pub(crate) unsafe fn simulate(
         None => {}
         Some(Planted::Kernels(library)) => {
             let mutant = library.kernel(kernel.kernel.name(), &kernel.constants);
-            // SAFETY: the caller promises this.
+            // SAFETY: the caller promises the same.
             return unsafe { run(mutant.as_ref().unwrap_or(&kernel.kernel), dispatch) };
         }
         Some(Planted::Dispatch(_, change)) => {

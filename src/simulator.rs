@@ -1,5 +1,5 @@
 //! A simulator of Metal for tests on Linux. It compiles kernels for this machine and checks every
-//! load and store for races, stray accesses and reads of memory that was never written.
+//! load and store for races, accesses outside a buffer and reads of memory that was never written.
 //!
 //! It needs the feature `simulate-metal` and, to compile kernels, clang 17 or later, or zig. The
 //! crate `metal-sim` runs a kernel alone and counts its bytes and barriers.
@@ -32,7 +32,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// One order of each kind.
+    /// One order of each variant.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 

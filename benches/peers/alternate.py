@@ -184,7 +184,7 @@ def arguments():
 
 
 def ended(number, _):
-    # Leaves by way of each `finally`, so that no program stays behind, stopped.
+    # Runs each `finally` before the exit, so that no stopped program is left.
     sys.exit(128 + number)
 
 

@@ -146,7 +146,7 @@ def ik_llama_cpp(shop, source):
     source = Path(source).resolve()
     if not (source / "CMakeLists.txt").exists():
         raise Unavailable(f"{source} holds no CMakeLists.txt; give --ik-llama a source folder")
-    # Kernels for caches of types other than f16 take most of the compile time.
+    # Kernels for caches of types other than f16 would take most of the compile time.
     return llama_bench(shop, "ik_llama.cpp", source, "-DGGML_IQK_FA_ALL_QUANTS=OFF")
 
 

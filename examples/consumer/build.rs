@@ -1,5 +1,4 @@
-//! Adds the run-time path to MLX, which does not pass from a dependency to the program that uses
-//! it.
+//! Adds the run-time path to MLX. Cargo does not pass it on from a dependency to a program.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -21,7 +21,7 @@ use mlx_primitives_llama::{Checkpoint, Options};
 /// Steps between evaluations on the held-out texts.
 const LOOK: u64 = 20;
 const BATCH: usize = 8;
-/// The number of tokens at which texts are cut.
+/// The number of tokens after which texts are cut.
 const LONGEST: usize = 128;
 
 fn main() -> Result<()> {

@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rustc-link-arg=-Wl,-rpath,{libdir}");
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         // A program that looks up functions when it calls them also starts with MLX's library for
-        // CPUs, which lacks those for CUDA.
+        // CPUs, which lacks the functions for CUDA.
         println!("cargo::rustc-link-arg=-Wl,-z,lazy");
     }
     Ok(())

@@ -4,15 +4,14 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 
 impl Array {
-    /// An array of `shape` with the given elements in row-major order, which are copied. The type
-    /// is [`T::DTYPE`](Element::DTYPE).
+    /// An array of `shape` with a copy of the given elements, in row-major order. The type is
+    /// [`T::DTYPE`](Element::DTYPE).
     ///
     /// # Errors
     ///
     /// [`Error::Argument`] if the shape does not hold exactly `elements.len()` elements;
-    /// [`Error::Mlx`] if the system refuses the memory, or if the loaded MLX has another version
-    /// than the one that this crate was built with
-    /// ([`check_version`](crate::device::check_version)).
+    /// [`Error::Mlx`] if the system refuses the memory, or if the loaded MLX does not have the
+    /// version that this crate was built with ([`check_version`](crate::device::check_version)).
     ///
     /// ```
     /// # use mlx_primitives::{Array, Dtype};
@@ -110,8 +109,8 @@ impl Array {
         Self::from_bridge(ffi::full(shape, value.raw()))
     }
 
-    /// The numbers `start`, `start + step`, … up to and without `stop`, of shape `[n]`. With a
-    /// negative step they go down.
+    /// The numbers `start`, `start + step`, … up to `stop`, which is excluded, of shape `[n]`. With
+    /// a negative step they decrease.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// In an index: keeps whole all axes that the other parts of the index do not select from; see
+/// In an index: selects all elements of the axes that the index has no other part for; see
 /// [`Array::i`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ellipsis;
@@ -33,8 +33,8 @@ enum Part {
 
 /// Every `n`th element of a range; see [`Array::i`].
 ///
-/// With a negative `n` the range is walked backwards, from its start down to and without its end,
-/// and a start or an end that is left out means the last or the first element.
+/// With a negative `n` the range runs backwards, from its start to before its end. Without a start
+/// it begins at the last element, and without an end it includes the first.
 ///
 /// ```
 /// use mlx_primitives::{Array, step};
@@ -73,7 +73,7 @@ ranges! {
     RangeToInclusive<i32>: |range| None, after(range.end);
 }
 
-/// The end of a range that includes `last`; `None` where that is the last element of the axis.
+/// The exclusive end of a range that ends with `last`; `None` if `last` is -1, the last element.
 fn after(last: i32) -> Option<i32> {
     last.checked_add(1).filter(|&end| end != 0)
 }
@@ -172,9 +172,9 @@ struct Selection {
     start: Vec<i32>,
     stop: Vec<i32>,
     steps: Vec<i32>,
-    /// Axes of the array that the index selects one element of, by a number.
+    /// Axes of the array at which the index is a number: the result does not have them.
     dropped: Vec<i32>,
-    /// New axes, as axes of the result.
+    /// The positions of the new axes in the result.
     new: Vec<i32>,
 }
 
@@ -251,7 +251,7 @@ impl Selection {
             return Err(Error::argument(op, "steps other than zero, got 0"));
         }
         let dim = shape[self.start.len()];
-        // For a negative step, -1 is the place before the first element.
+        // For a negative step, -1 is the position before the first element.
         let (lowest, highest) = if step < 0 { (-1, dim - 1) } else { (0, dim) };
         let within = |bound: i32| {
             let bound = if bound < 0 { bound.saturating_add(dim) } else { bound };
@@ -260,7 +260,7 @@ impl Selection {
         let (first, last) = if step < 0 { (highest, lowest) } else { (lowest, highest) };
         let (start, stop) = (start.map_or(first, within), stop.map_or(last, within));
         let empty = if step < 0 { start <= stop } else { start >= stop };
-        // A step longer than the axis selects one element, and so does a step of its length.
+        // A step at least as long as the axis selects one element, so long steps are shortened.
         let step = step.clamp(-dim.max(1), dim.max(1));
         match stop {
             _ if empty => self.push(0, 0, 1),
@@ -290,7 +290,7 @@ impl Array {
     /// # Errors
     ///
     /// [`Error::OutOfRange`] for a number outside its axis; [`Error::Argument`] for more parts than
-    /// axes, a step of zero, or two of [`Ellipsis`].
+    /// axes, a step of zero, or more than one [`Ellipsis`].
     ///
     /// ```
     /// use mlx_primitives::{Array, Ellipsis, Error, NewAxis, step};

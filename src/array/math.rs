@@ -61,7 +61,7 @@ unary! {
     log => Log;
     /// Bools that are true where an element is zero or false. [`Array::is_nan`] has an example.
     logical_not => LogicalNot;
-    /// The opposite `-x`, also written as the operator `-`. [`Array::abs`] has an example.
+    /// The negative `-x`, also written as the operator `-`. [`Array::abs`] has an example.
     negative => Negative, "bools";
     /// The reciprocal `1 / x`; float32 for integers and bools. [`Array::sqrt`] has an example.
     reciprocal => Reciprocal;
@@ -111,7 +111,7 @@ unary! {
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident, $keeping:ident => $op:ident $(, $empty:literal)?;)*) => {
         /// Reductions over `axes`: `1`, `[0, -1]`, or `..` for all. The result does not have these
-        /// axes. In the result of a function whose name ends in `_keepdims` they have length 1.
+        /// axes. A function whose name ends in `_keepdims` keeps them, with length 1.
         impl Array {$(
             $(#[$doc])*
             ///
@@ -214,10 +214,10 @@ impl Array {
     }
 
     /// The product of matrices: `[..., m, k]` times `[..., k, n]` is `[..., m, n]`, of the type
-    /// that both promote to; leading axes broadcast. A vector on the left is a row, one on the
-    /// right a column, and the result does not have that axis. On a CPU this runs the kernel of
-    /// [`ops::matmul`](crate::ops::matmul), unless MLX multiplies by the system's library, as on
-    /// macOS; on a GPU it is MLX's product.
+    /// that both promote to; leading axes broadcast. A vector on the left is a row, and a vector on
+    /// the right is a column; the result does not have the added axis. On a CPU this runs the
+    /// kernel of [`ops::matmul`](crate::ops::matmul), unless MLX calls the system's library, as on
+    /// macOS. On a GPU it runs MLX's kernel.
     ///
     /// # Errors
     ///
@@ -235,8 +235,8 @@ impl Array {
         Array::from_bridge(crate::ffi::ops::bridge::product(self.raw(), right.raw()))
     }
 
-    /// The indices, uint32, of the greatest elements along `axis`, which the result does not have:
-    /// the first one where several elements are greatest.
+    /// The indices, uint32, of the greatest elements along `axis`; the first index if several
+    /// elements are greatest. The result does not have the axis.
     ///
     /// # Errors
     ///
@@ -253,7 +253,7 @@ impl Array {
         Array::from_bridge(ffi::argmax(self.raw(), axis, false))
     }
 
-    /// [`Array::argmax`], with the axis kept in the result, with length 1.
+    /// [`Array::argmax`], but the result keeps the axis, with length 1.
     ///
     /// # Errors
     ///

@@ -153,14 +153,14 @@ impl Array {
         ffi::dtype(self.raw()).into()
     }
 
-    /// Whether the computation of this array has been handed to its device, also if it has ended.
-    /// [`Array::primitive`] has an example.
+    /// Whether the computation of this array has been handed to its device; also true after it has
+    /// ended. [`Array::primitive`] has an example.
     pub fn is_scheduled(&self) -> bool {
         ffi::is_scheduled(self.raw())
     }
 
     /// Whether the elements lie in memory in row-major order without gaps. As for
-    /// [`Array::strides`], which has an example, MLX knows that only once the array is evaluated.
+    /// [`Array::strides`], which has an example, MLX knows it only once the array is evaluated.
     pub fn is_row_contiguous(&self) -> bool {
         ffi::is_row_contiguous(self.raw())
     }
@@ -180,8 +180,8 @@ impl Array {
         Some(ffi::primitive_name(self.raw())).filter(|name| !name.is_empty())
     }
 
-    /// Computes this array and the arrays that it depends on. [`eval()`] computes several together,
-    /// and has an example.
+    /// Computes this array and the arrays that it depends on. [`eval()`] computes several arrays
+    /// together, and has an example.
     ///
     /// # Errors
     ///
@@ -190,8 +190,8 @@ impl Array {
         eval([self])
     }
 
-    /// Evaluates the array and returns the address of its first element, by which one can see
-    /// whether arrays share memory.
+    /// Evaluates the array and returns the address of its first element, which shows whether arrays
+    /// share memory.
     ///
     /// # Errors
     ///
@@ -311,8 +311,8 @@ pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Returns an error for what fails before the work has started. A later failure is an error of the
-/// calls that read one of the arrays, or compute with it, and of no others.
+/// Returns an error for a failure before the work has started. After a later failure, only the
+/// calls that read one of the arrays, or compute with it, return an error.
 ///
 /// ```
 /// # use mlx_primitives::{Array, async_eval};
@@ -340,7 +340,7 @@ pub fn require_addressable(op: &str, shape: &[i32], dtype: Dtype) -> Result<()> 
 
 pub type List = UniquePtr<CxxVector<ffi::MlxArray>>;
 
-/// Arrays as the bridge takes them.
+/// A list of the arrays, in the type that the bridge takes.
 pub fn to_list<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> List {
     let mut list = ffi::new_list();
     for array in arrays {

@@ -28,7 +28,7 @@ mod sealed {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub trait Operand: sealed::Sealed {
-    /// The operand as an array that promotes with `other` as a number does.
+    /// The operand as an array. A number gets the type of `other`, or a type that promotes with it.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use crate::ffi::bridge as ffi;
 /// An evaluated array on its way to another thread.
 ///
 /// An [`Array`] stays on its thread, since the op that computes it belongs to a stream of that
-/// thread. Computed elements do not, so an evaluated array can move:
+/// thread. Computed elements do not belong to a stream, so an evaluated array can move:
 ///
 /// ```
 /// use std::thread;

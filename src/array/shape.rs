@@ -12,8 +12,8 @@ mod sealed {
 
 /// A shape: the length of each dimension, from the outermost to the last.
 ///
-/// Arrays, slices and vectors of `i32`, tuples of up to six, and one `i32` for rank 1; `()` is the
-/// shape of a scalar. References to any of these are shapes too. The trait is sealed.
+/// Shapes are arrays, slices and vectors of `i32`, tuples of up to six, one `i32` for rank 1, and
+/// `()` for a scalar. References to any of these are shapes too. The trait is sealed.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -54,7 +54,7 @@ pub trait IntoAxes: sealed::Axes {
     #[doc(hidden)]
     fn axes(&self, rank: usize) -> Vec<i32>;
 
-    /// Whether these are all axes of any array.
+    /// Whether the argument means all axes of an array of any rank.
     #[doc(hidden)]
     fn are_all(&self) -> bool {
         false
@@ -140,7 +140,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] for another rank than 1.
+    /// [`Error::Shape`] if the rank is not 1.
     pub fn dims1(&self) -> Result<i32> {
         self.dims_of("dims1").map(|[a]| a)
     }
@@ -149,7 +149,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] for another rank than 2.
+    /// [`Error::Shape`] if the rank is not 2.
     ///
     /// ```
     /// # use mlx_primitives::{Array, Error};
@@ -167,7 +167,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] for another rank than 3.
+    /// [`Error::Shape`] if the rank is not 3.
     pub fn dims3(&self) -> Result<(i32, i32, i32)> {
         self.dims_of::<3>("dims3").map(Into::into)
     }
@@ -176,7 +176,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] for another rank than 4.
+    /// [`Error::Shape`] if the rank is not 4.
     pub fn dims4(&self) -> Result<(i32, i32, i32, i32)> {
         self.dims_of::<4>("dims4").map(Into::into)
     }

@@ -110,8 +110,8 @@ impl Array {
         Array::from_bridge(ffi::squeeze(self.raw(), &axes.axes(self.ndim())))
     }
 
-    /// The elements converted to another type; the array itself if it has that type. Floats become
-    /// integers toward zero, and bools by whether they differ from zero.
+    /// The elements converted to another type; the array itself if it has that type. Conversion to
+    /// integers rounds toward zero, and numbers other than zero become true.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Array {
         Array::from_bridge(ffi::astype(self.raw(), dtype.into()))
     }
 
-    /// The array in row-major order without gaps, copied only if it is not so already.
+    /// The array in row-major order without gaps, copied only if its layout differs.
     ///
     /// # Errors
     ///
@@ -152,10 +152,10 @@ impl Array {
     /// The slices of `axis` at `indices`, an array of integers of any shape, which replaces the
     /// axis: `[..., n, ...]` becomes `[..., indices.shape(), ...]`.
     ///
-    /// Negative indices count from the end; those outside the axis take its nearest slice.
-    /// Differentiable in the array. The gradient of a floating matrix whose rows are taken, such as
-    /// an embedding, is a kernel of this crate: each row gets the gradients of its copies, added up
-    /// in float32 in the order of the indices and rounded once.
+    /// Negative indices count from the end; indices outside the axis select its nearest slice.
+    /// Differentiable in the array. A kernel of this crate computes the gradient of a
+    /// floating-point matrix whose rows are taken, such as an embedding: each row gets the
+    /// gradients of its copies, added up in float32 in the order of the indices and rounded once.
     ///
     /// # Errors
     ///
@@ -220,7 +220,7 @@ impl Array {
         if dim == 0 {
             return Err(Error::shape(op, "an axis of at least one element", self.shape()));
         }
-        // Types wider than MLX takes are clamped before they are converted, the others after.
+        // 64-bit types are clamped before they are converted to 32 bits, the others after.
         match indices.dtype() {
             Dtype::Uint64 => indices.minimum(dim - 1)?.astype(Dtype::Uint32),
             Dtype::Int64 => indices.minimum(dim - 1)?.maximum(-dim)?.astype(Dtype::Int32),
@@ -234,7 +234,7 @@ impl Array {
         }
     }
 
-    /// The values of the array, which derivatives take for constants.
+    /// The values of the array, which are constants to derivatives.
     ///
     /// # Errors
     ///
@@ -252,8 +252,8 @@ impl Array {
         Array::from_bridge(ffi::stop_gradient(self.raw()))
     }
 
-    /// Views of the parts before and from a place along an axis. Their derivative is one
-    /// [`concatenate`], where slices would add an array of the whole shape for each.
+    /// Views of the parts before and after a position along an axis. Their derivative is one
+    /// [`concatenate`]; the derivatives of two slices would be two arrays of the whole shape.
     ///
     /// # Errors
     ///
@@ -276,7 +276,7 @@ impl Array {
     }
 }
 
-/// Joins arrays along `axis`, which they have: `[..., a, ...]` and `[..., b, ...]` become
+/// Joins arrays along `axis`, an axis of every array: `[..., a, ...]` and `[..., b, ...]` become
 /// `[..., a + b, ...]`, of the type that all promote to.
 ///
 /// # Errors

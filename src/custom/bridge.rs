@@ -1,5 +1,4 @@
-//! Custom primitives: the one C++ class that stands for all of them, and the Rust functions that it
-//! calls.
+//! Custom primitives: one C++ class represents all of them, and calls these Rust functions.
 
 use super::calls::{
     CustomOp, custom_eval, custom_in_place, custom_is_equivalent, custom_jvp, custom_launches,
@@ -141,7 +140,7 @@ pub(crate) mod ffi {
 
         /// The unique name of the library.
         fn name(self: &LibraryHandle) -> &str;
-        /// The path of the metallib, or an empty string for a library of source alone.
+        /// The path of the metallib, or an empty string for a library that has only source.
         fn metallib(self: &LibraryHandle) -> Result<String>;
         /// Tells the library that MLX has loaded the metallib.
         fn loaded(self: &LibraryHandle);

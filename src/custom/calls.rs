@@ -29,15 +29,15 @@ impl<P: CustomPrimitive> Erased for P {
     }
 }
 
-/// A user's primitive, with the name and the input that it returned when it was applied, since its
-/// methods may return others later.
+/// A user's primitive. The name and the input that its methods return when it is applied are
+/// stored, since the methods may return other values later.
 pub(crate) struct CustomOp {
     name: String,
     in_place: Option<usize>,
     primitive: Guarded<Box<dyn Erased>>,
 }
 
-/// Calls user code and names the primitive in its error or panic.
+/// Calls user code. If it fails or panics, the error names the primitive.
 fn guard<T>(name: &str, method: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let said = match caught(call) {
         Ok(Ok(value)) => return Ok(value),
@@ -144,8 +144,8 @@ pub(crate) unsafe fn custom_eval(
     let views: Vec<_> = arrays.by_ref().take(inputs).enumerate().map(view).collect();
     let view = |(index, array)| {
         let filled = index == 0 && op.in_place.is_some();
-        // SAFETY: the caller promises that each output has its own memory, and it has one view.
-        // Nothing else reads the memory of an input that the output took over.
+        // SAFETY: the caller promises that each output has its own memory, and this is the only
+        // view of it. Nothing else reads the memory of an input that the output took over.
         unsafe { ViewMut::new(op.name(), index, array, filled) }
     };
     let mut written: Vec<_> = arrays.enumerate().map(view).collect();
@@ -288,7 +288,7 @@ pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<
     Ok(from_list(&*ffi::custom(Box::new(op), &list, &any_layout, &outputs)?))
 }
 
-/// Builds one lazy node of a primitive of one output, and returns that output.
+/// Builds one lazy node of a primitive that has one output, and returns that output.
 ///
 /// # Errors
 ///

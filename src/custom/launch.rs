@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 const BUFFERS: u32 = 31;
 /// The number of indices for function constants.
 const CONSTANTS: u32 = 65536;
-/// The most bytes that Metal takes by value.
+/// The most bytes that Metal binds by value.
 const PARAMETER_BYTES: usize = 4096;
 /// The bytes of threadgroup memory that every Apple GPU has.
 const THREADGROUP_BYTES: u32 = 32 << 10;
@@ -90,7 +90,7 @@ enum Buffer {
 
 /// A kernel and its arguments, grid and threadgroups.
 ///
-/// The kernel's parameter list gives the indices their meaning. A Mac does not detect a buffer that
+/// The indices are the indices in the kernel's parameter list. A Mac does not detect a buffer that
 /// is bound to the wrong index; tests in the simulator do.
 ///
 /// ```

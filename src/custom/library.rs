@@ -14,9 +14,9 @@ use crate::files;
 /// Metal kernels: compiled ahead of time, or their source, which is compiled when a kernel is first
 /// used.
 ///
-/// Libraries of the same contents are one library; libraries of different contents never share a
-/// kernel, whatever the names. MLX loads a library at the first launch and keeps it until the
-/// process ends, so an array may outlive every handle to the library that computes it.
+/// Libraries with the same contents are one library. Libraries with different contents never share
+/// a kernel, even of the same name. MLX loads a library at the first launch and keeps it until the
+/// process ends, so an array may outlive all handles to its library.
 ///
 /// On Linux the simulator runs a library's kernels, from its source.
 #[derive(Clone)]
@@ -41,7 +41,7 @@ impl MetalLibrary {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file cannot be read, or holds no metallib that this machine could
+    /// Returns an error if the file cannot be read, or is not a metallib that this machine can
     /// load; see [`MetalLibrary::from_bytes`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -53,9 +53,8 @@ impl MetalLibrary {
     ///
     /// # Errors
     ///
-    /// Returns an error if its header or list of functions is damaged, it is not for macOS, or it
-    /// was compiled for a newer version of Metal than this macOS runs or, on other systems, than
-    /// this crate knows.
+    /// Returns an error if its header or list of functions is damaged, it is not for macOS, or its
+    /// version of Metal is too new: for this macOS or, on other systems, for this crate.
     pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::new(Contents { metallib: Some(metallib.into()), source: None })
     }
@@ -144,7 +143,7 @@ impl std::fmt::Debug for MetalLibrary {
     }
 }
 
-/// A library as C++ sees it.
+/// A library in the form that C++ calls.
 pub(crate) struct LibraryHandle(Arc<Library>);
 
 impl LibraryHandle {
@@ -179,7 +178,7 @@ impl LibraryHandle {
     }
 }
 
-/// Writes the bytes to a new file, which no other program can have put there.
+/// Writes the bytes to a file that this function creates, so it cannot be another program's file.
 fn write(bytes: &[u8]) -> std::io::Result<PathBuf> {
     for attempt in 0..100 {
         let name = format!("mlx-primitives-{}-{attempt}.metallib", std::process::id());

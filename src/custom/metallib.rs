@@ -17,7 +17,7 @@ impl std::fmt::Display for MetalVersion {
     }
 }
 
-/// Releases of macOS, and the version of the language that each of them introduced.
+/// Releases of macOS, and the version of the language that each release introduced.
 const RELEASES: [(u32, MetalVersion); 5] = [
     (13, MetalVersion { major: 3, minor: 0 }),
     (14, MetalVersion { major: 3, minor: 1 }),
@@ -26,8 +26,7 @@ const RELEASES: [(u32, MetalVersion); 5] = [
     (27, MetalVersion { major: 4, minor: 1 }),
 ];
 
-/// The first number of the version of macOS that calls itself so to programs that were linked with
-/// the SDK of an earlier one.
+/// The first number of the version that a new macOS reports to programs linked with an old SDK.
 const CALLS_ITSELF: u32 = 16;
 const IS_REALLY: u32 = 26;
 
@@ -54,7 +53,7 @@ fn deployment_target(header: &[u8]) -> (u32, u32) {
     (of(12), of(14))
 }
 
-/// An error if a library was compiled for a newer macOS than this one.
+/// Returns an error if a library was compiled for a newer macOS than this one.
 fn check_release(header: &[u8], release: Option<u32>) -> Result<()> {
     let (major, minor) = deployment_target(header);
     match release {
@@ -75,7 +74,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     check_for(bytes, macos_release())
 }
 
-/// `check` for a release of macOS, or `None` for a system that runs no metallib.
+/// Like `check`, for a release of macOS, or for `None`, a system that does not run metallibs.
 ///
 /// # Errors
 ///
@@ -97,7 +96,7 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     if sections.iter().any(|&(at, size)| part(bytes, at, size).is_none()) {
         return Err(damaged("sections lie outside of it"));
     }
-    // The function list's size does not count the number that it begins with.
+    // The function list's size does not count the count at its start.
     let list = word(2).checked_add(4).and_then(|size| part(bytes, word(1), size));
     let version = list
         .and_then(|list| newest(list, word(8)))
@@ -153,7 +152,7 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
 }
 
 /// The newest version of the language that a release of macOS runs; `None` if this crate does not
-/// know the release. For no release, the newest version that it knows.
+/// know the release. Without a release, the newest known version.
 pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     let [(_, oldest), .., (latest, newest)] = RELEASES;
     match release {
@@ -173,7 +172,7 @@ fn macos_release() -> Option<u32> {
     let mut length = text.len();
     let name = c"kern.osproductversion";
     // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and
-    // their number to `length`. It is given no new value to read.
+    // their number to `length`. No new value is passed, so it changes no setting.
     let failed = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),

@@ -55,10 +55,10 @@ pub use metallib::MetalVersion;
 pub use metallib::{check_for as check_metallib, release_of, supported as supported_metal};
 pub use view::{Elements, Spec, View, ViewMut};
 
-/// How a primitive takes an input.
+/// The memory layout in which a primitive takes an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// In row-major order without gaps. An input that is not so is copied first, in the graph.
+    /// In row-major order without gaps. An input with another layout is copied first, in the graph.
     RowContiguous,
     /// In place, with any strides: zero for broadcast axes, negative for reversed ones.
     Any,
@@ -164,8 +164,8 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         Err(self.lacks("vmap"))
     }
 
-    /// Whether `other` computes the same outputs from the same inputs, so that `compile` merges the
-    /// two; false by default.
+    /// Whether `other` computes the same outputs from the same inputs, so that `compile` may merge
+    /// the two nodes; false by default.
     fn is_equivalent(&self, other: &Self) -> bool
     where
         Self: Sized,

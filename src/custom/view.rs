@@ -128,7 +128,7 @@ impl<'a> View<'a> {
         Ok(unsafe { std::slice::from_raw_parts(data, self.size()) })
     }
 
-    /// An iterator over the elements in row-major order, whatever the layout.
+    /// An iterator over the elements in row-major order, for any layout.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl<T: Copy> Iterator for Elements<'_, T> {
     fn next(&mut self) -> Option<T> {
         self.left = self.left.checked_sub(1)?;
         // SAFETY: MLX's strides lead to an element of the array for every index within its shape,
-        // and there is one left.
+        // and an index is left.
         let element = unsafe { *self.data };
         if self.left > 0 {
             let mut step = 0;
@@ -238,7 +238,7 @@ impl<'a> ViewMut<'a> {
         let bool = view.dtype() == Dtype::Bool;
         if view.size() > 0 && (bool || !filled && cfg!(debug_assertions)) {
             let bytes = view.size() * view.dtype().size();
-            // SAFETY: the caller's promise: a row-contiguous array of this many bytes.
+            // SAFETY: the caller promises a row-contiguous array, so it has this many bytes.
             let memory = unsafe { std::slice::from_raw_parts_mut(array.data, bytes) };
             match (bool, filled) {
                 // Bytes other than 0 and 1 are not valid bools in Rust.
@@ -285,8 +285,8 @@ impl<'a> ViewMut<'a> {
             let got = format_args!("aligned memory, got {:?}", self.array.data);
             return Err(Error::argument(self.op, got));
         };
-        // SAFETY: the promise of `new`. The memory is aligned, and any bits are a value of T: for
-        // bools `new` made sure of that.
+        // SAFETY: the caller of `new` promised that the memory is used by this view only. It is
+        // aligned, and its bits are values of T: for bools, `new` has written valid bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.size()) })
     }
 }

@@ -1,5 +1,5 @@
-//! The bridge to C++, which only converts. This file has its core, and `ops.rs` has the ops. Other
-//! rooms have the parts that name their types; `cmake/bridge.rs` lists all files.
+//! The bridge to C++, which only converts. This file has its core, and `ops.rs` has the ops. The
+//! modules that use the types have the other parts; `cmake/bridge.rs` lists all files.
 //!
 //! Every function that can reach code that throws returns `Result`, since an exception in any other
 //! function would end the process. Functions without a `Result` only read a descriptor.
@@ -13,8 +13,8 @@ use cxx::CxxVector;
 use crate::dtype::Dtype;
 use mlx_primitives_kernels as cpu;
 
-/// Lends this thread to the kernels until the arrays are computed. Asking whether they are may
-/// return an error of the evaluation.
+/// Lends this thread to the kernels until the arrays are computed. The check whether they are
+/// computed may return an error of the evaluation.
 fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
     let error = Cell::new(None);
     cpu::lend_thread(&|| {
@@ -106,7 +106,7 @@ pub(crate) mod bridge {
         Var,
     }
 
-    /// The place of ops: the default device and stream, a device, or one stream.
+    /// The place where ops run: the default device and stream, a device, or one stream.
     #[derive(Clone, Copy, PartialEq, Eq)]
     struct Place {
         explicit_device: bool,
@@ -161,7 +161,7 @@ pub(crate) mod bridge {
         fn gpu_available() -> Result<bool>;
         fn default_is_gpu() -> Result<bool>;
         fn device_name(gpu: bool) -> Result<String>;
-        /// The bytes that a GPU of Apple's should have resident at most; 0 for another or none.
+        /// The bytes that should at most be resident on an Apple GPU; 0 for another GPU or none.
         fn recommended_working_set() -> Result<usize>;
         fn kernels_origin() -> Result<String>;
         fn metal_kernels() -> Vec<MetalKernel>;
@@ -190,7 +190,7 @@ pub(crate) mod bridge {
 
         // Handles and descriptors.
         fn share(array: &MlxArray) -> UniquePtr<MlxArray>;
-        /// The address and the number of the lengths in `shape`.
+        /// The address and the number of the dimensions in `shape`.
         fn shape_words(array: &MlxArray) -> [usize; 2];
         fn assign(place: Pin<&mut MlxArray>, array: &MlxArray);
         fn shape(array: &MlxArray) -> &[i32];
@@ -310,20 +310,20 @@ pub(crate) mod bridge {
         fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
         /// The dispatches of evaluating one of our lazy nodes on a GPU.
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
-        /// A graph of MLX's own ops for the values of one of our nodes, which does not change.
+        /// A graph of MLX's own ops for the values of one of our nodes, which stays unchanged.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }
 
     extern "Rust" {
-        /// Works for the kernels until the arrays are computed or there is no work for a while.
+        /// Runs tasks of the kernels until the arrays are computed or there is no work for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
-        /// Shares in the kernels' work until the signal is set, or nothing comes for a while.
+        /// Runs tasks of the kernels until the signal is set, or there is no task for a while.
         fn lend_thread_until(signal: &Signal);
     }
 }
 
-/// Converts between [`Dtype`] and C++'s, which have the same variants.
+/// Converts between [`Dtype`] and C++'s type, which has the same variants.
 macro_rules! dtypes {
     ($($variant:ident)*) => {
         impl From<Dtype> for bridge::Dtype {
@@ -338,7 +338,7 @@ macro_rules! dtypes {
             fn from(dtype: bridge::Dtype) -> Self {
                 match dtype {
                     $(bridge::Dtype::$variant => Self::$variant,)*
-                    // core.cpp asserts that MLX has no other.
+                    // core.cpp asserts that MLX has no other type.
                     _ => unreachable!("MLX's dtypes are all listed"),
                 }
             }

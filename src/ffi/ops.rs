@@ -18,7 +18,7 @@ pub(crate) mod bridge {
         MulRelu,
     }
 
-    /// How scores become weights. A window or a cap of 0 stands for `None`.
+    /// How scores become weights. A window or a cap of 0 means `None`.
     struct AttentionRules {
         scale: f32,
         causal: bool,
@@ -28,7 +28,7 @@ pub(crate) mod bridge {
     }
 
     /// The modes of packed weights. cxx asserts that `cpp/ops/quantized_matmul.h` has the same
-    /// ones.
+    /// modes.
     #[namespace = "mlx_primitives"]
     #[repr(u8)]
     enum QuantizedMode {
@@ -54,7 +54,7 @@ pub(crate) mod bridge {
         int8: bool,
     }
 
-    /// The reductions. cxx asserts that `cpp/ops/reduce.h` has the same ones.
+    /// The reductions. cxx asserts that `cpp/ops/reduce.h` has the same reductions.
     #[namespace = "mlx_primitives"]
     #[repr(u8)]
     enum ReductionKind {
@@ -65,7 +65,7 @@ pub(crate) mod bridge {
         Norm,
     }
 
-    /// How a layer's state is divided.
+    /// The layout of a layer's state.
     struct AppendLayout {
         heads: i32,
         kv_heads: i32,
@@ -144,7 +144,7 @@ pub(crate) mod bridge {
             activation: ActivationKind,
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        /// Null where no kernel computes this.
+        /// Null if no kernel computes the product.
         fn gated_linear(inputs: &CxxVector<MlxArray>, eps: f32) -> Result<UniquePtr<MlxArray>>;
         fn set_row_order(order: u8) -> u8;
         fn matmul(a: &MlxArray, b: &MlxArray, transposed: bool) -> Result<UniquePtr<MlxArray>>;

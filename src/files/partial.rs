@@ -1,5 +1,5 @@
-//! Files and folders that are not whole yet: they are locked while their process lives, so that
-//! another one can tell and remove what killed processes left.
+//! Incomplete files and folders. They are locked while their process lives, so that other processes
+//! can find and remove the files of killed processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,13 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The beginning of the names of files and folders that are not whole. Random letters follow.
+/// The prefix of the names of incomplete files and folders. Random letters follow.
 pub const PREFIX: &str = ".partial-mlx-primitives-";
 
-/// How often a new file may be taken for a stale one and removed, until its creation is an error.
+/// How often a new file may be mistaken for a stale one and removed before this is an error.
 const ATTEMPTS: usize = 16;
 
-/// The files and folders of this process that are not whole.
+/// The incomplete files and folders of this process.
 static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn live() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -23,7 +23,7 @@ fn live() -> MutexGuard<'static, Vec<PathBuf>> {
 /// Tells other processes, while it exists, that a file or folder is not stale.
 pub struct Alive {
     path: PathBuf,
-    /// Holds the lock, which the system releases when the process ends.
+    /// The locked file. The system releases the lock when the process ends.
     _lock: File,
 }
 
@@ -41,7 +41,7 @@ pub fn create<T>(
     for _ in 0..ATTEMPTS {
         let mut live = live(); // nothing is created behind the back of `abandon`
         let made = create()?;
-        // Another process may take it for stale before the lock, and then it is gone or locked.
+        // Before the lock, another process may take it for stale and lock or remove it.
         let file = match File::open(path(&made)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             opened => opened?,
@@ -50,7 +50,7 @@ pub fn create<T>(
         let locked = match lock {
             Ok(()) => true,
             Err(fs::TryLockError::WouldBlock) => false,
-            // On file systems without locks, nobody takes anything for stale.
+            // File systems without locks return an error; on them no file is taken for stale.
             Err(fs::TryLockError::Error(_)) => true,
         };
         let same = |found: fs::Metadata| file.metadata().is_ok_and(|own| own.ino() == found.ino());
@@ -83,7 +83,7 @@ pub fn remove_stale(folder: &Path) {
 }
 
 fn remove(path: &Path) {
-    // A file that cannot be removed stays for the next time.
+    // If a file cannot be removed, the next call tries again.
     let _ = match path.is_dir() {
         true => fs::remove_dir_all(path),
         false => fs::remove_file(path),

@@ -5,14 +5,14 @@ use crate::ffi::bridge as ffi;
 use crate::memory;
 use mlx_primitives_kernels as cpu;
 
-/// A cache line: weights that begin at one are loaded without straddling two.
+/// A cache line: weights that begin at the start of a line are loaded without straddling two lines.
 pub const LINE: usize = 64;
-/// The unit of a block and of the places in it, in bytes.
+/// The unit of the size of a block and of the offsets in it, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Arrays one after the other in one piece of memory. One of at least 2 MB begins and ends with
-/// whole large pages where the system has them: with 4-bit weights on small pages at the edges,
-/// 6 % of all, two threads decoded 7 % slower and one thread 14 %.
+/// Arrays one after the other in one piece of memory. A block of at least 2 MB begins and ends at
+/// large pages, if the system has them. With small pages at the edges, which held 6 % of the 4-bit
+/// weights, two threads decoded 7 % slower and one thread 14 %.
 pub struct Block {
     words: Array,
     start: usize,
@@ -72,7 +72,7 @@ impl Block {
             let array = array.contiguous()?;
             let from = std::ptr::with_exposed_provenance(array.address()?);
             // SAFETY: the array's bytes lie at its address and live until this scope ends; the
-            // block's own memory is as above.
+            // block's memory belongs to no array yet.
             unsafe { cpu::parallel_copy(from, to, bytes) };
         }
         self.used = (self.start + end).next_multiple_of(LINE) - self.start;

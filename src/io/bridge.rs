@@ -19,11 +19,11 @@ pub(crate) mod ffi {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// Reads the elements of an array that waits to be read, into as many bytes. Returns false
-        /// for another array.
+        /// Reads the elements of an array that is not yet read from its file, into `bytes`. Returns
+        /// false for another array.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
-        /// Elements `start` to `end` of an axis of an array; of one that waits to be read, only
-        /// these are read if they are whole blocks.
+        /// Elements `start` to `end` of an axis of an array. If the array is not yet read from its
+        /// file, only these elements are read, if they are whole blocks.
         fn stored_part(
             whole: &MlxArray,
             axis: usize,
@@ -44,7 +44,7 @@ pub(crate) mod ffi {
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
 
-        /// Whether the elements are one run, and `bytes` bytes of it can be read alone.
+        /// Whether the elements are contiguous in the file, and `bytes` bytes can be read alone.
         fn divides(self: &Stored, bytes: usize) -> bool;
 
         /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.

@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 
 /// The most bytes of a header that the `safetensors` crate reads.
 const MAX_HEADER: usize = 100_000_000;
-/// Limits that no checkpoint comes near.
+/// Limits far above the numbers of any known checkpoint.
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 16;
 
@@ -103,7 +103,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { metadata, start: 8 + length })
 }
 
-/// Visits the header; `name` is set to the name of the current tensor.
+/// Deserializes the header; `name` is set to the name of the current tensor.
 struct Walk<'a> {
     name: &'a mut Option<String>,
     /// The number of bytes of data.

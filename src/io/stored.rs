@@ -13,7 +13,7 @@ use crate::io::bridge::ffi;
 use mlx_primitives_kernels as cpu;
 use mlx_primitives_kernels::ggml_blocks::{BlockType, Part};
 
-/// Where a file's bytes are.
+/// The place of a file's bytes.
 pub(super) enum Source {
     /// In an open file, which stays readable when its name is removed.
     File { file: File, path: PathBuf },
@@ -28,7 +28,7 @@ enum Form {
     Plain,
     /// As bytes, 0 for false and, in valid files, 1 for true.
     Bool,
-    /// As blocks of packed weights. The array is one part of them, such as the scales.
+    /// As blocks of packed weights. The array is one part of each block, such as the scales.
     Blocks(BlockType, Part),
 }
 
@@ -54,7 +54,7 @@ struct Runs {
 }
 
 impl Stored {
-    /// A lazy array of the elements that `source` holds at `offset`.
+    /// A lazy array of the elements at `offset` of `source`.
     pub(super) fn array(
         source: &Arc<Source>,
         tensor: String,
@@ -94,14 +94,14 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Whether the array's elements are one run, and `bytes` bytes of it are whole elements or,
-    /// where there are blocks, whole blocks.
+    /// Whether the array's elements are one run, and `bytes` bytes are whole elements or, in a type
+    /// of blocks, whole blocks.
     pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }
 
     /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
-    /// [`divides`](Self::divides) has to allow both.
+    /// [`divides`](Self::divides) must be true for all three numbers.
     pub fn runs(&self, start: usize, end: usize, pitch: usize) -> Box<Self> {
         Box::new(Self {
             source: Arc::clone(&self.source),
@@ -112,8 +112,8 @@ impl Stored {
         })
     }
 
-    /// Elements `range` of an axis of an array. Of an array that waits to be read from a file, only
-    /// they are read if they begin and end at the bounds of blocks.
+    /// Elements `range` of an axis of an array. If the array is not yet read from its file, only
+    /// these elements are read, if they begin and end at the bounds of blocks.
     pub fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }

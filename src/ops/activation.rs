@@ -207,8 +207,8 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
     of_two("geglu_tanh", ActivationKind::GegluTanh, gate, up)
 }
 
-/// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are
-/// those of [`swiglu`]. Differentiable in both.
+/// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are as
+/// for [`swiglu`]. Differentiable in both.
 ///
 /// # Cost
 ///

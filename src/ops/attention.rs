@@ -12,8 +12,8 @@ pub struct Attention<'a> {
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// The size of a sliding window: a query sees this many keys, and the last one is at its own
-    /// position. Implies `causal`. With `None` there is no window.
+    /// The size of a sliding window: a query sees this many keys, up to its own position. Implies
+    /// `causal`. With `None` there is no window.
     pub window: Option<i32>,
     /// Bools that are true where a query sees a key, or floats that are added to the scores. The
     /// mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any strides.
@@ -21,16 +21,16 @@ pub struct Attention<'a> {
     /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. With `None` there is no
     /// cap.
     pub soft_cap: Option<f32>,
-    /// A logit for each head, `[heads]`, that takes part in the softmax and adds no value.
+    /// A logit for each head, `[heads]`, that takes part in the softmax but has no value.
     pub sinks: Option<&'a Array>,
-    /// The number of keys of a text before the first one, where they are no longer there. On a CPU
-    /// prompts then add up the others as if they were: see [`RowOrder`](super::RowOrder).
+    /// The number of keys that were dropped from the start of a text. On a CPU, prompts then add up
+    /// the remaining keys in the order of the full text: see [`RowOrder`](super::RowOrder).
     pub dropped: i32,
 }
 
 impl Attention<'_> {
     pub(super) fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
-        // C++ takes 0 for `None` and refuses -1, which stands for all numbers that are not allowed.
+        // C++ takes 0 for `None` and refuses -1, which replaces every number that is not allowed.
         let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
         let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
@@ -82,7 +82,7 @@ pub struct QuantizedRows<'a> {
 /// One kernel moves `h l d + g s d + g s e + h l e` elements for each batch entry of h heads, g
 /// heads of keys, l queries and s keys, and computes `2 h l s (d + e)` operations. Few queries of
 /// many keys take a second kernel, which joins their parts. The gradient in `q` is two kernels, and
-/// in all of `q`, `k` and `v` four; they compute the scores again, of which none are kept.
+/// the gradients in `q`, `k` and `v` are four; they compute the scores again.
 ///
 /// # Errors
 ///
@@ -111,7 +111,7 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
 /// [`attention`] over quantized keys and values, which the kernel expands in registers only.
 ///
 /// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d and e. The result has the type
-/// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases where MLX's
+/// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases if MLX's
 /// `quantized_matmul` is.
 ///
 /// # Cost
@@ -159,7 +159,7 @@ pub fn attention_quantized(
     )
 }
 
-/// The composition of a lazy attention from MLX's ops as an NVIDIA GPU runs it.
+/// The composition of MLX's ops that an NVIDIA GPU runs for a lazy attention.
 ///
 /// # Errors
 ///

@@ -13,9 +13,9 @@ pub struct CrossEntropy {
     pub ignore_index: Option<i32>,
 }
 
-/// Cross-entropy of logits against class numbers, a loss for each row:
-/// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
-/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
+/// Cross-entropy of logits against class numbers, a loss for each row: `logsumexp(logits) -
+/// logits[target]`, and with label smoothing `s` `logsumexp(logits) - (1 - s) * logits[target] - s
+/// * mean(logits)`, as in `mlx.nn.losses`.
 ///
 /// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
 /// integer type. The result has the shape of the targets and the type of the logits. It is computed

@@ -18,11 +18,10 @@ pub struct Linear<'a> {
 /// A linear layer with the bias, activation and residual that follow it in a transformer:
 /// `act(x · wᵀ + bias) + residual`.
 ///
-/// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights; the result is
-/// `[..., n]` of the type that all inputs promote to. Products are summed in float32; then the
-/// product, the sum with the bias, the activation and the sum with the residual are each rounded to
-/// that type, as by separate ops. No bit of a row depends on other rows: see
-/// [`RowOrder`](super::RowOrder).
+/// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights. The result is `[..., n]`
+/// of the type that all inputs promote to. Products are summed in float32; then the product, the
+/// sum with the bias, the activation and the sum with the residual are each rounded to that type,
+/// as by separate ops. No bit of a row depends on other rows: see [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in every array.
 ///
@@ -58,8 +57,8 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` of x, matrices and a norm's weight, with the bits of `rms_norm`,
-/// [`linear`] and `swiglu`; none where no kernel has all: it is for one row on an NVIDIA GPU.
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` for `y`, the norm of x, with the bits of `rms_norm`, [`linear`]
+/// and `swiglu`; `None` without a kernel for all steps: it is for one row on an NVIDIA GPU.
 /// # Errors
 /// Returns an error if MLX cannot be started.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {

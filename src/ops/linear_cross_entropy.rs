@@ -101,8 +101,8 @@ pub fn linear_cross_entropy(
     )
 }
 
-/// The layer without its arrays, which come as a list: `x`, the targets, the parts of the weight
-/// and the bias, if there is one.
+/// The layer without its arrays. The arrays are passed as a list: `x`, the targets, the parts of
+/// the weight and the bias, if there is one.
 #[derive(Clone, Copy)]
 struct Head {
     /// Group size, bits and mode of a packed weight.
@@ -174,7 +174,7 @@ impl Head {
         Ok(Rows { x, targets: targets.reshape([rows])?.stop_gradient()?, parameters, rows })
     }
 
-    /// Where each chunk lies; one empty chunk if there are no rows.
+    /// The rows of each chunk; one empty chunk if there are no rows.
     fn chunks(&self, rows: i32) -> impl Iterator<Item = Range<i32>> + use<> {
         let step = self.chunk_rows;
         let starts = (0..rows.max(1)).step_by(usize::try_from(step).unwrap_or(1));
@@ -218,8 +218,8 @@ impl Head {
     }
 
     /// Computes a cotangent for each input from the cotangent of the losses. Each chunk waits for
-    /// the `wanted` cotangents of the chunk before it. The others are computed only if somebody
-    /// evaluates them.
+    /// the `wanted` cotangents of the chunk before it. The other cotangents are computed only if
+    /// they are evaluated.
     fn gradients(
         &self,
         inputs: &[Array],
@@ -228,7 +228,7 @@ impl Head {
     ) -> Result<Vec<Array>> {
         let Rows { x, targets, parameters, rows } = self.rows(inputs)?;
         let cotangent = cotangent.reshape([rows])?;
-        // A packed weight is a constant: what follows its parts is the bias.
+        // A packed weight is a constant: the array after its parts is the bias.
         let constants = match self.packed {
             None => 0,
             Some((.., QuantizedMode::Affine)) => 3,
@@ -285,8 +285,8 @@ impl Head {
     }
 }
 
-/// One element of the array in separate memory, which is known when the array is computed and does
-/// not keep the array's memory in use.
+/// A copy of one element of the array. It is computed after the array, and does not keep the
+/// array's memory in use.
 fn one_of(array: &Array) -> Result<Array> {
     let mut one = array.clone();
     for axis in 0..i32::try_from(array.ndim()).unwrap_or(0) {

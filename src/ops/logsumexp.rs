@@ -33,7 +33,7 @@ pub fn logsumexp(x: &Array) -> Result<Array> {
     chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), false))
 }
 
-/// [`logsumexp`], with the last axis kept, with length 1: `[..., n]` becomes `[..., 1]`.
+/// [`logsumexp`], but the result keeps the last axis, with length 1: `[..., n]` becomes `[..., 1]`.
 ///
 /// # Cost
 ///

@@ -10,7 +10,7 @@ use crate::tune::{chosen, rows};
 /// The frozen matrix `[n, k]` of a linear layer.
 #[derive(Clone)]
 pub enum LinearWeight {
-    /// An array `[n, k]` of a floating type.
+    /// An array `[n, k]` of a floating-point type.
     Plain(Array),
     /// A packed matrix.
     Quantized(QuantizedWeight),
@@ -50,7 +50,7 @@ impl LinearWeight {
         plain.into_iter().chain(packed.into_iter().flatten())
     }
 
-    /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
+    /// The matrix with `f` applied to each array; `f` must keep the numbers of the array.
     #[doc(hidden)]
     pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         match self {
@@ -71,8 +71,8 @@ impl LinearWeight {
         }
     }
 
-    /// The type of the numbers: that of the scales of an affine packing, float32 of K-quants, and
-    /// bfloat16 of others.
+    /// The type of the numbers: the type of the scales for an affine packing, float32 for K-quants,
+    /// and bfloat16 otherwise.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::Plain(rows) => rows.dtype(),
@@ -164,9 +164,9 @@ pub fn lora_linear(
     }
 }
 
-/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer, perhaps with the
-/// norms that the rows of the sum are scaled to (DoRA,
-/// [Liu et al. 2024](https://arxiv.org/abs/2402.09353)).
+/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer, optionally with
+/// norms to which the rows of the sum are scaled (DoRA, [Liu et al.
+/// 2024](https://arxiv.org/abs/2402.09353)).
 #[derive(Clone, Debug)]
 pub struct Lora {
     a: Array,
@@ -257,8 +257,8 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX refuses to transpose the matrices, which does not happen to an
-    /// update that [`Lora::new`] made.
+    /// Returns an error if MLX refuses to transpose the matrices, which does not happen after
+    /// [`Lora::new`].
     pub fn to_mlx_lm(&self) -> Result<[Array; 2]> {
         Ok([self.a.t()?.contiguous()?, self.b.t()?.contiguous()?])
     }
@@ -292,12 +292,13 @@ impl Lora {
     }
 
     /// The factors `[n]` by which the rows of `W + scale · B · A` are multiplied, or `None` without
-    /// magnitudes: the magnitudes over the norms of these rows, which are constants to derivatives.
-    /// `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they are known.
+    /// magnitudes: the magnitudes over the norms of these rows. The norms are constants to
+    /// derivatives. `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they
+    /// are known.
     ///
     /// # Errors
     ///
-    /// Returns an error if the update has other extents than `base`.
+    /// Returns an error if the update does not have the extents of `base`.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -316,7 +317,7 @@ impl Lora {
     ) -> Result<Option<Array>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
         let squares = squares.map_or_else(|| base.row_squares(), |it| Ok(it.clone()))?;
-        // |w + s·b·A|² is |w|² + s·b·(2·A·w + s·A·Aᵀ·b): only A's rows meet the base.
+        // |w + s·b·A|² is |w|² + s·b·(2·A·w + s·A·Aᵀ·b): only A's rows multiply the base.
         let met = match base {
             LinearWeight::Plain(w) => base.apply(&self.a.astype(w.dtype())?)?,
             LinearWeight::Quantized(_) => base.apply(&self.a)?,
@@ -330,14 +331,14 @@ impl Lora {
         magnitude.divide(norms.stop_gradient()?).map(Some)
     }
 
-    /// `W + scale · B · A`, its rows scaled to the magnitudes if there are some, of the type and
-    /// format of W; a packed W is quantized again, which rounds the sum. K-quants become affine
-    /// weights in groups of 32, those of 6 bits with 8.
+    /// `W + scale · B · A`, in the type and format of W, with rows scaled to the magnitudes, if
+    /// there are any. A packed W is quantized again, which rounds the sum. K-quants become affine
+    /// weights in groups of 32, and codes of 6 bits become codes of 8 bits.
     ///
     /// # Errors
     ///
-    /// Returns an error if the update has other extents than `base`, or `base` cannot be quantized
-    /// again.
+    /// Returns an error if the update does not have the extents of `base`, or `base` cannot be
+    /// quantized again.
     pub fn merge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         self.moved(base, self.scale)
     }
@@ -346,8 +347,8 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if the update has other extents than `base`, if it has magnitudes, by which
-    /// the rows' norms are lost, or if `base` cannot be quantized again.
+    /// Returns an error if the update does not have the extents of `base`, if it has magnitudes,
+    /// since the sum lacks the norms of W, or if `base` cannot be quantized again.
     pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         match self.magnitude {
             Some(_) => Err(Error::argument("lora", "an update without magnitudes to undo")),

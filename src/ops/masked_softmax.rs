@@ -3,7 +3,7 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// How [`masked_softmax`] scales and masks scores before their softmax; not at all by default.
+/// The scale and the masks that [`masked_softmax`] applies to scores; none by default.
 #[derive(Clone, Copy, Debug)]
 pub struct MaskedSoftmax<'a> {
     /// Multiplies the scores.
@@ -14,8 +14,8 @@ pub struct MaskedSoftmax<'a> {
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// The size of a sliding window: a query sees this many keys, and the last one is at its own
-    /// position. Implies `causal`. With `None` there is no window.
+    /// The size of a sliding window: a query sees this many keys, up to its own position. Implies
+    /// `causal`. With `None` there is no window.
     pub window: Option<i32>,
 }
 
@@ -29,15 +29,15 @@ impl Default for MaskedSoftmax<'_> {
 /// `softmax(scale * x + mask)`, as in [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762).
 ///
 /// `x` is `[..., queries, keys]` (a vector is one query) of float32, float16 or bfloat16; the
-/// result has its shape and type. Key `k` is visible to query `q` of a causal softmax if
-/// `k <= q + keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. The
-/// kernel makes neither of these masks in memory and does not read the scores that they hide. It
-/// reads a mask in memory in place, with any strides.
+/// result has its shape and type. Key `k` is visible to query `q` of a causal softmax if `k <= q +
+/// keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. The kernel does
+/// not store these two masks, nor read the scores that they hide. It reads `mask` in place, with
+/// any strides.
 ///
-/// Rounds as MLX's composition does: the scaled scores and the masked ones become the type of `x`,
-/// the rest is float32. A score that a mask of bools, the causal mask or the window hides counts as
-/// the type's lowest finite number, as in MLX's attention: the result of a query that sees no key
-/// is `1 / keys` everywhere, and NaN if an additive mask is `-inf` for all keys.
+/// Rounds as MLX's composition does: scaled and masked scores are rounded to the type of `x`, and
+/// other steps are float32. A score that a mask of bools, the causal mask or the window hides
+/// counts as the type's lowest finite number, as in MLX's attention: the result of a query that
+/// sees no key is `1 / keys` everywhere, and NaN if an additive mask is `-inf` for all keys.
 ///
 /// Differentiable in `x` and an additive mask.
 ///

@@ -1,14 +1,14 @@
-//! Our primitives: each a node of MLX's graph that runs a Metal kernel of ours on the GPU and a
-//! kernel of ours on the CPU, with `vjp`, `jvp` and `vmap`, usable inside `compile`.
+//! Our primitives. Each is a node of MLX's graph that runs our Metal kernel on the GPU and our CPU
+//! kernel on the CPU. It has `vjp`, `jvp` and `vmap`, and works inside `compile`.
 //!
 //! All are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
 //! row-contiguous is copied first. Only `attention` reads views in place. Sums are accumulated in
 //! float32.
 //!
 //! The section "Cost" of an op states the kernels that a GPU launches; a CPU runs one call of a
-//! kernel for each node. The elements that they move are those of the inputs and the result, once
-//! each, and of temporaries, twice, in the result's type where the section names no other.
-//! Operations are those of the formula. A gradient keeps arrays from the forward pass on.
+//! kernel for each node. The elements that they move are counted in the result's type, unless the
+//! section names another: inputs and results count once, temporaries twice. Operations are those of
+//! the formula. An array that a gradient keeps stays in memory after the forward pass.
 
 mod activation;
 pub(crate) mod attention;

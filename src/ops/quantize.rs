@@ -3,7 +3,7 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// How a group of quantized weights becomes numbers, as `mode` in MLX's `quantize`.
+/// The formula by which a group of codes becomes numbers, as `mode` in MLX's `quantize`.
 ///
 /// Floats of 4 bits have two bits of exponent and one of mantissa, floats of 8 bits have four and
 /// three. There are no infinities. A float of 8 bits is NaN if all bits but the sign are ones.
@@ -13,22 +13,22 @@ pub enum QuantizedMode {
     Affine,
     /// [OCP
     /// microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
-    /// `2^(e - 127) * q` with 4-bit floats q, groups of 32 and one byte e for each.
+    /// `2^(e - 127) * q` with 4-bit floats q, and for each group of 32 one byte e.
     Mxfp4,
-    /// `2^(e - 127) * q` with 8-bit floats q, groups of 32 and one byte e for each.
+    /// `2^(e - 127) * q` with 8-bit floats q, and for each group of 32 one byte e.
     Mxfp8,
     /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale,
     /// without a scale of the whole matrix. The number of weights in a row is a multiple of 32.
     Nvfp4,
     /// The numbers of Q4_K, Q5_K and Q6_K in [GGUF files](crate::io::KQuants), which MLX does not
     /// have: `scale * q + bias` with q of 4 or 5 bits and groups of 32, or `scale * (q - 32)` with
-    /// q of 6 bits and groups of 16. A row is whole blocks of 256 weights, and each has 20 bytes
+    /// q of 6 bits and groups of 16. A row is whole blocks of 256 weights. Each block has 20 bytes
     /// of scales: two floats of 16 bits, then 16 integers of 8 bits. With 4 or 5 bits the first
-    /// eight integers times the first float are the scales, and the others times the second float
-    /// the biases. With 6 bits the scales are the integers less 128, times the first float.
+    /// eight integers times the first float are the scales, and the others times the second are the
+    /// biases. With 6 bits the scales are the integers less 128, times the first float.
     ///
-    /// On GPUs the kernels for it are of float32, and products of other types are those of the
-    /// unpacked matrix. MLX's `quantize` packs no such weights, and its checkpoints have none.
+    /// GPUs have kernels for this mode in float32; products of other types unpack the matrix first.
+    /// MLX's `quantize` and its checkpoints do not have this mode.
     KQuant,
 }
 
@@ -36,7 +36,7 @@ impl QuantizedMode {
     /// Every mode.
     pub const ALL: [Self; 5] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4, Self::KQuant];
 
-    /// MLX's name for the mode, such as `affine`; `k_quant` for the one that MLX does not have.
+    /// MLX's name for the mode, such as `affine`; `k_quant` for K-quants, which MLX does not have.
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine => "affine",
@@ -79,11 +79,11 @@ pub enum CpuActivations {
     /// [order](super::RowOrder) of prompts, and if the CPU kernels multiply bytes (AVX-512 VNNI,
     /// ARM's `dotprod`, or AVX2 alone), as
     /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes) tells. Normally distributed
-    /// numbers are then off by 0.6 % (root mean square; bfloat16 rounds by 0.17 %), and products
-    /// by 0.6 % of their usual size. Everything else is [`Exact`](Self::Exact), and so are
-    /// weights of eight bits with AVX2, where bytes would gain nothing, and bfloat16 on a processor
-    /// with AMX, where rounding gained nothing (measured with 4 and 8 bits in groups of 64 and
-    /// 128).
+    /// numbers are then off by 0.6 % (root mean square; bfloat16 rounds by 0.17 %), and products by
+    /// 0.6 % of their usual size. All other products are [`Exact`](Self::Exact). So are products
+    /// with eight-bit weights on AVX2, where bytes save no time, and bfloat16 products on a
+    /// processor with AMX, where rounding saved no time (measured with 4 and 8 bits in groups of 64
+    /// and 128).
     Int8,
 }
 
@@ -95,8 +95,9 @@ pub enum CpuActivations {
 /// `packed` is `[..., n * bits / 32]`, scales and biases are `[..., n / group_size]` of the type of
 /// `x`. An element is about `code * scale + bias`; a zero stays exactly zero.
 ///
-/// A NaN gets the code 0. MLX's Metal kernel takes 0 for the largest element of a group of negative
-/// ones; this op, like MLX's CPU kernel, takes the largest. Derivatives are as for `mlx.quantize`.
+/// A NaN gets the code 0. In a group of negative numbers, MLX's Metal kernel takes 0 as the
+/// largest; this op and MLX's CPU kernel take the largest number. Derivatives are as for
+/// `mlx.quantize`.
 ///
 /// # Cost
 ///
@@ -105,8 +106,8 @@ pub enum CpuActivations {
 ///
 /// # Errors
 ///
-/// Returns an error for other group sizes and bits, a last axis that is no multiple or a type other
-/// than float32, float16 and bfloat16.
+/// Returns an error for other group sizes and bits, a last axis that is not a multiple of the group
+/// size, or a type other than float32, float16 and bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -139,8 +140,8 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not belong together, codes of another type than uint32,
-/// scales and biases of different types or of one other than float32, float16 and bfloat16.
+/// Returns an error for shapes that do not belong together, codes that are not uint32, and scales
+/// and biases of different types or not of float32, float16 or bfloat16.
 pub fn dequantize(
     packed: &Array,
     scales: &Array,

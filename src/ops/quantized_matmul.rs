@@ -109,7 +109,7 @@ pub fn quantized_linear(
 /// # Errors
 ///
 /// Returns an error if there is no weight or more than three, the weights differ in format or in
-/// `k`, `x` has another last axis than `k`, or a type is not floating.
+/// `k`, the last axis of `x` is not `k`, or a type is not floating-point.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -147,8 +147,8 @@ pub fn quantized_linears(
 ///
 /// # Errors
 ///
-/// Returns an error if the weights differ in format or shape, `x` has another last axis than `k`,
-/// or a type is not floating.
+/// Returns an error if the weights differ in format or shape, the last axis of `x` is not `k`, or a
+/// type is not floating-point.
 ///
 /// ```
 /// use mlx_primitives::Array;

@@ -41,8 +41,8 @@ impl QuantizedWeight {
         Ok(weight)
     }
 
-    /// As [`QuantizedWeight::new`], for products alone, which look at the shapes and types
-    /// themselves.
+    /// Like [`QuantizedWeight::new`], but without checks: only for products, which check shapes and
+    /// types.
     #[doc(hidden)]
     pub fn for_products(
         packed: Array,
@@ -60,10 +60,10 @@ impl QuantizedWeight {
         Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
     }
 
-    /// The matrix for products that round `x` like this: those of
+    /// The matrix, whose products round `x` by `activations`. This applies to
     /// [`quantized_linear`](crate::ops::quantized_linear),
     /// [`quantized_linears`](crate::ops::quantized_linears) and
-    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), of which the first weight decides.
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), in which the first weight decides.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -114,13 +114,13 @@ impl QuantizedWeight {
         Self::new(packed, scales, biases, group_size, bits, mode)
     }
 
-    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if those are bytes. K-quants are
-    /// float32, which holds their scales.
+    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if the scales are bytes.
+    /// K-quants become float32, as exact as their scales.
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX refuses the parts, which no weight of [`QuantizedWeight::new`] leads
-    /// to.
+    /// Returns an error if MLX refuses the parts, which does not happen after
+    /// [`QuantizedWeight::new`].
     pub fn dequantize(&self) -> Result<Array> {
         self.dequantize_to(self.dtype())
     }
@@ -140,13 +140,13 @@ impl QuantizedWeight {
     ///
     /// # Errors
     ///
-    /// Returns an error if `ids` has no integer type, or `dtype` is not a floating type.
+    /// Returns an error if the type of `ids` is not an integer, or `dtype` is not a floating type.
     pub fn take_rows(&self, ids: &Array, dtype: Dtype) -> Result<Array> {
         let parts: Vec<&Array> = self.arrays().collect();
         if let [packed, scales, biases] = parts.as_slice()
             && [scales.dtype(), biases.dtype()] == [dtype; 2]
         {
-            // One node with the bits of MLX's unpacking, which takes many nodes on a CPU.
+            // One node, with the bits of MLX's unpacking; MLX needs many nodes on a CPU.
             let ids = self.row_numbers(ids)?;
             return dequantize_rows(packed, scales, biases, &ids, self.group_size, self.bits);
         }
@@ -156,7 +156,7 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// Indices as uint32 that count from the first row. Those beyond the matrix may remain.
+    /// Indices as uint32 that count from the first row. Indices outside the matrix may remain.
     fn row_numbers(&self, ids: &Array) -> Result<Array> {
         if ids.dtype() == Dtype::Uint32 {
             return Ok(ids.clone());
@@ -223,7 +223,7 @@ impl QuantizedWeight {
         self.arrays().map(Array::nbytes).sum()
     }
 
-    /// The matrix with each array replaced by `f` of it, which has to hold the same numbers.
+    /// The matrix with `f` applied to each array; `f` must keep the numbers of the array.
     #[doc(hidden)]
     pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);

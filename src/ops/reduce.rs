@@ -15,8 +15,8 @@ fn reduce(
     chosen(name, || if all { 1 } else { rows(x) }, built)
 }
 
-/// Whether `axes` are all axes of an array of this rank; false if they are the last one. The one
-/// axis of a vector counts as the last, except for `..`.
+/// True if `axes` are all axes of an array of this rank, false if they are its last axis. The one
+/// axis of a vector counts as the last axis, except for `..`.
 fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
     let listed = axes.axes(rank as usize);
     let from_first = |axis: &i32| if *axis < 0 { axis.saturating_add(rank) } else { *axis };
@@ -46,7 +46,7 @@ fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
 ///
 /// One kernel moves `r n + r` elements for r rows, and computes `r n` operations. Fewer than 256
 /// rows of more than 16,384 elements take a second kernel, which adds their pieces. The gradient is
-/// a view of the result's, and keeps nothing.
+/// a view of the result's gradient, and keeps nothing.
 ///
 /// # Errors
 ///
@@ -102,7 +102,7 @@ pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`sum`] refuses, and for axes without elements to choose from.
+/// Returns an error for what [`sum`] refuses, and for axes without elements.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

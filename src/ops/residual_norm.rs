@@ -18,8 +18,8 @@ use crate::ffi::ops::bridge as ffi;
 /// # Cost
 ///
 /// One kernel moves `4 r n + n` elements for r rows, and computes `5 r n` operations. The gradient
-/// is that of [`rms_norm`](super::rms_norm), keeps the sum, which is a result, and adds the sum's
-/// gradient in the same kernel.
+/// runs the kernels of [`rms_norm`](super::rms_norm), which also add the sum's gradient. It keeps
+/// the sum, which is a result.
 ///
 /// # Errors
 ///
@@ -56,8 +56,8 @@ pub fn rms_norm_residual(
 /// # Cost
 ///
 /// One kernel moves `4 r n + 2 n` elements for r rows, and computes `8 r n` operations. The
-/// gradient is that of [`layer_norm`](super::layer_norm), keeps the sum, which is a result, and
-/// adds the sum's gradient in the same kernel.
+/// gradient runs the kernels of [`layer_norm`](super::layer_norm), which also add the sum's
+/// gradient. It keeps the sum, which is a result.
 ///
 /// # Errors
 ///

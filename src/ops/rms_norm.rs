@@ -16,8 +16,8 @@ use crate::tune::{Call, chosen};
 /// # Cost
 ///
 /// One kernel moves `2 r n + n` elements for r rows, and computes `4 r n` operations. The gradient
-/// in `x` is one kernel; with the weight's, two for rows of up to 8192 elements and else three. It
-/// keeps `x` and the weight, and no statistics of rows.
+/// in `x` is one kernel. With the weight's gradient there are two kernels for rows of up to 8192
+/// elements, otherwise three. It keeps `x` and the weight, and no statistics of rows.
 ///
 /// # Errors
 ///

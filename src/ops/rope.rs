@@ -3,7 +3,7 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// The position of the first row of a sequence: one for all batch entries, or an array of integers.
+/// The position of the first row of a sequence: one for all batch entries, or one for each.
 #[derive(Clone, Copy, Debug)]
 pub enum Offset<'a> {
     /// One position for every batch entry.
@@ -77,14 +77,14 @@ impl Default for Rope<'_> {
 /// `x` is `[batch, ..., time, features]` of rank 3 or more, of float32, float16 or bfloat16; the
 /// result has its shape and type. [`Rope`] says which features make a pair and what `freq` is.
 ///
-/// On the CPU each step is rounded to the type of `x`, on the GPU only the result is, as in MLX's
-/// built-in on each. Differentiable in `x`.
+/// On the CPU each step is rounded to the type of `x`, on the GPU only the result, as in MLX's
+/// built-in. Differentiable in `x`.
 ///
 /// # Cost
 ///
 /// One kernel moves `2 s + 1` elements for an `x` of s and an offset, and computes `3 s` operations
-/// beside an angle for each pair. The gradient is one kernel, which rotates back and keeps the
-/// offset alone.
+/// beside an angle for each pair. The gradient is one kernel, which rotates back and keeps only the
+/// offset.
 ///
 /// # Errors
 ///

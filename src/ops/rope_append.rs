@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::ops::bridge as ffi;
 
-/// How a layer's state `[batch, rows, head_dim]` is divided: an area for the queries of a step,
-/// then the keys of each key head for `capacity` positions, then the values in the same order.
+/// The layout of a layer's state `[batch, rows, head_dim]`: an area for the queries of a step, then
+/// the keys of each key head for `capacity` positions, then the values in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// The number of query heads.
@@ -20,10 +20,10 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// The most positions of a step whose queries a state has room for.
+    /// The most positions that a step may have for its queries to fit into a state.
     pub const QUERY_POSITIONS: i32 = mlx_primitives_kernels::QUERY_POSITIONS as i32;
 
-    /// Rows before the first key.
+    /// The number of rows before the first key.
     fn area(&self) -> i32 {
         self.heads.saturating_mul(Self::QUERY_POSITIONS)
     }
@@ -49,7 +49,7 @@ impl KvLayout {
     /// # Errors
     ///
     /// Returns an error if `time` is negative or more than
-    /// [`Self::QUERY_POSITIONS`](Self::QUERY_POSITIONS), or `state` is no state of this layout.
+    /// [`Self::QUERY_POSITIONS`](Self::QUERY_POSITIONS), or `state` does not have this layout.
     pub fn queries(&self, state: &Array, time: i32) -> Result<Array> {
         if !(0..=Self::QUERY_POSITIONS).contains(&time) {
             return Err(Error::argument(
@@ -66,8 +66,8 @@ impl KvLayout {
     ///
     /// # Errors
     ///
-    /// Returns an error if `len` is negative or more positions than there are, or `state` is no
-    /// state of this layout.
+    /// Returns an error if `len` is negative or above the capacity, or `state` does not have this
+    /// layout.
     pub fn keys(&self, state: &Array, len: i32) -> Result<Array> {
         self.stored("keys", state, 0, len)
     }
@@ -76,13 +76,13 @@ impl KvLayout {
     ///
     /// # Errors
     ///
-    /// Returns an error if `len` is negative or more positions than there are, or `state` is no
-    /// state of this layout.
+    /// Returns an error if `len` is negative or above the capacity, or `state` does not have this
+    /// layout.
     pub fn values(&self, state: &Array, len: i32) -> Result<Array> {
         self.stored("values", state, 1, len)
     }
 
-    /// The [`keys`](Self::keys) and the [`values`](Self::values), by fewer nodes.
+    /// The [`keys`](Self::keys) and the [`values`](Self::values), with fewer nodes.
     #[doc(hidden)]
     pub fn keys_and_values(&self, state: &Array, len: i32) -> Result<[Array; 2]> {
         if !(0..=self.capacity).contains(&len) {
@@ -145,25 +145,25 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
     }
 }
 
-/// One step of decoding: rotates the queries and keys of a fused projection and writes them, and
-/// its values, into a layer's state, which it returns. The result takes over the state's buffer
-/// where nothing else holds it, so a step writes only its own positions. Otherwise the buffer is
-/// copied first.
+/// One step of decoding: rotates the queries and keys of a fused projection, and writes them and
+/// the values into a layer's state, which it returns. If nothing else holds the state's buffer, the
+/// result takes it over, and a step writes only its positions. Otherwise the buffer is copied
+/// first.
 ///
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
 /// keys are rotated as by [`rope`](super::rope), bit for bit. Keys and values are written from slot
 /// `slots` of the capacity on, or from the rotation's offset; the queries are written into their
-/// area, from which [`KvLayout::queries`] takes them. A step of more than
-/// [`KvLayout::QUERY_POSITIONS`] positions has no room there: its queries are not written.
+/// area, from which [`KvLayout::queries`] takes them. Queries of more than
+/// [`KvLayout::QUERY_POSITIONS`] positions do not fit there, and are not written.
 ///
 /// Differentiable in state and `qkv`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 t w + 2` elements for t positions of w columns in all batch entries, less
-/// the queries of more than eight positions, and computes three operations for each rotated
-/// feature. Where something else holds the state, another kernel copies it first. The gradient is
-/// one kernel, which keeps the offset and neither `state` nor `qkv`.
+/// One kernel moves `2 t w + 2` elements for t positions of w columns in all batch entries, without
+/// the queries if there are more than eight positions, and computes three operations for each
+/// rotated feature. Where something else holds the state, another kernel copies it first. The
+/// gradient is one kernel, which keeps the offset and neither `state` nor `qkv`.
 ///
 /// # Errors
 ///
@@ -205,10 +205,10 @@ pub fn rope_append(
 /// `len` positions of the state, as one node: the new state, and the result
 /// `[batch, time, heads * head_dim]` with the heads of each position side by side.
 ///
-/// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The values equal the two ops one
-/// after the other, bit by bit, with [`KvLayout::queries`], [`KvLayout::keys`] and
-/// [`KvLayout::values`] between them; the graph has fewer nodes, so building and queueing it takes
-/// less time. The mask broadcasts to `[batch, heads, time, len]`.
+/// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The results have the same bits as
+/// the two ops with [`KvLayout::queries`], [`KvLayout::keys`] and [`KvLayout::values`] between
+/// them; the graph has fewer nodes, so building and queueing it takes less time. The mask
+/// broadcasts to `[batch, heads, time, len]`.
 ///
 /// Differentiable in the state, `qkv`, an additive mask and the sinks.
 ///
@@ -264,7 +264,7 @@ pub fn rope_append_attention(
     Ok((state, attended))
 }
 
-/// The arguments of both ops, as the bridge takes them.
+/// The arguments of both ops, in the types that the bridge takes.
 pub(super) struct Arguments {
     pub offset: Array,
     slots: Option<Array>,

@@ -8,7 +8,7 @@ use crate::ffi::ops::bridge as ffi;
 /// values have `kv_heads` heads.
 ///
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]`. The layout's capacity and the
-/// options' slots have no meaning. Differentiable in `qkv`, by one kernel.
+/// options' slots are ignored. Differentiable in `qkv`, by one kernel.
 ///
 /// # Cost
 ///

@@ -1,13 +1,13 @@
 use crate::ffi::ops::bridge as ffi;
 
-/// The order in which a row of a product or of attention adds up its terms. On it depend the last
-/// bits of a result.
+/// The order in which a row of a product or of attention adds up its terms. The last bits of a
+/// result depend on it.
 ///
-/// Each order depends on the row and on what it is multiplied with alone: neither the number of
-/// rows beside it nor their values change a bit, nor do threads. Prompts have a separate order,
+/// The order depends only on the row and on the arrays that it is multiplied with. The number and
+/// the values of other rows, and the threads, do not change a bit. Prompts have a separate order,
 /// because tiles of many rows are several times as fast in it.
 ///
-/// It concerns [`linear`](super::linear), the products of packed weights and of
+/// The order applies to [`linear`](super::linear), the products of packed weights and of
 /// [`lora_linear`](super::lora_linear), and [`attention`](super::attention) with its variants. All
 /// other ops have one order for any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

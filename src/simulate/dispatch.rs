@@ -79,7 +79,7 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         grid_is_threads: false,
         buffers: Vec::new(),
         threadgroup: Vec::new(),
-        // A thread that ends may have dropped its value already. Nobody can ask for it then.
+        // A thread that ends may have dropped its value already. Then nobody can read the value.
         journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
         chosen: chosen_schedule(),
         planted: planted::next(),
@@ -87,7 +87,7 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
 }
 
 impl SimulatedDispatch {
-    /// Makes the grid one of threads instead of threadgroups.
+    /// Counts the grid in threads instead of threadgroups.
     pub(crate) fn count_threads(&mut self) {
         self.grid_is_threads = true;
     }
@@ -176,7 +176,7 @@ unsafe fn words(bound: &Bound) -> Vec<u32> {
         .collect()
 }
 
-/// A word of parameters with `by` added: as a float if it looks like one, otherwise as an integer.
+/// A word of parameters with `by` added: as a float if its bits look like one, else as an integer.
 fn moved(word: u32, by: i32) -> u32 {
     let float = f32::from_bits(word);
     if float.is_normal() && (1e-9..1e9).contains(&float.abs()) {

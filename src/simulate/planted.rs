@@ -11,7 +11,7 @@ use metal_sim::Library;
 pub enum Planted {
     /// The kernels of this library replace the kernels of the same names in the embedded source.
     Kernels(Library),
-    /// The dispatch with this number, counted from 0, is encoded with one wrong number.
+    /// The dispatch with this number, counted from 0, is encoded with one wrong value.
     Dispatch(usize, Change),
 }
 

@@ -11,7 +11,7 @@ mod sealed {
     pub trait MapAxes {}
 }
 
-/// The arrays that a function is transformed at, and how its closure receives them.
+/// The arrays at which a function is transformed, and the form in which its closure receives them.
 ///
 /// | arrays | the closure receives | results, such as gradients |
 /// |---|---|---|
@@ -66,7 +66,7 @@ pub trait Outputs: sealed::Outputs + Sized {
     fn from_vec(arrays: Vec<Array>) -> Result<Self>;
 }
 
-/// This error does not occur, because MLX returns the number of arrays that it is given.
+/// This error does not occur, because MLX returns as many arrays as it is given.
 fn miscounted(expected: usize, got: usize) -> Error {
     Error::argument("transform", format_args!("{expected} arrays, got {got}"))
 }
@@ -175,11 +175,11 @@ tuples! {
 }
 
 /// An axis for each array of [`vmap`](super::vmap): one `i32` for all arrays, or a list with an
-/// `i32` or an `Option<i32>` for each, where `None` gives every call the whole array.
+/// `i32` or an `Option<i32>` for each, where `None` means that every call gets the whole array.
 ///
 /// The trait is sealed.
 pub trait MapAxes: sealed::MapAxes {
-    /// One axis for each of `count` arrays. A list is returned as it is, whatever its length.
+    /// One axis for each of `count` arrays. A list is returned unchanged, also of another length.
     #[doc(hidden)]
     fn of(&self, count: usize) -> Vec<Option<i32>>;
 }

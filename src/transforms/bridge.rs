@@ -49,11 +49,11 @@ pub(crate) mod ffi {
             vjp: Box<Closure>,
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The array, computed when the stream has done all that it was given before.
+        /// The array, computed only after all earlier work of the stream.
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
         /// Whether the array stands for values in a function that MLX traces.
         fn is_tracer(array: &MlxArray) -> bool;
-        /// The greatest number of arrays on a way from the outputs to the inputs, as MLX walks it.
+        /// The number of arrays on the longest path from the outputs to the inputs, in MLX's walk.
         fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
         fn call_compiled(
             f: &Compiled,

@@ -1,4 +1,4 @@
-//! Functions with another backward pass than their graph has: recomputed or written by hand.
+//! Functions whose backward pass differs from their graph's: recomputed, or written by hand.
 
 use super::bridge::ffi;
 use super::{Arguments, Closure, Outputs, behind, set_failure};
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// The outputs of `f` at `inputs`, whose intermediate results are not kept for a backward pass.
 ///
-/// Where a gradient is taken through the outputs, the backward pass runs `f` again and computes the
+/// If a gradient is taken through the outputs, the backward pass runs `f` again and computes the
 /// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). For a
 /// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs
 /// and the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and
@@ -58,8 +58,8 @@ pub fn checkpoint<A: Arguments, O: Outputs>(
     O::from_vec(from_list(&outputs))
 }
 
-/// The one output of `f` at `inputs`, with `vjp` as its derivative: from the inputs and the
-/// cotangent of the output to a cotangent of each input.
+/// The one output of `f` at `inputs`, with the derivative `vjp`, which computes a cotangent of each
+/// input from the inputs and the cotangent of the output.
 pub(crate) fn with_vjp(
     mut f: impl FnMut(&[Array]) -> Result<Array> + 'static,
     mut vjp: impl FnMut(&[Array], &Array) -> Result<Vec<Array>> + 'static,
@@ -96,7 +96,7 @@ pub(crate) fn after<'a>(
     Array::from_bridge(ffi::after(array.raw(), &to_list(others)))
 }
 
-/// Whether a transform under way may ask for the derivative with respect to the array.
+/// Whether a running transform may need the derivative with respect to the array.
 pub(crate) fn is_traced(array: &Array) -> bool {
     ffi::is_tracer(array.raw())
 }

@@ -1,4 +1,4 @@
-//! Whether this thread builds derivatives, which functions that have none refuse.
+//! Whether this thread builds derivatives, so that functions without a derivative can refuse.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it lives, the closures that this thread runs are differentiated.
+/// While this value exists, the closures that this thread runs are differentiated.
 pub(super) struct Differentiation(());
 
 impl Differentiation {

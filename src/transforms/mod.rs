@@ -14,17 +14,17 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 //!
-//! An `Err` of a closure comes back as the same `Err` of the transform, and a panic as
-//! [`Error::Panic`], also one of the destructor of a closure that was passed by value; a panic of
-//! the destructor of a closure that a lazy array or a [`Compiled`] owns is ignored.
+//! A transform returns an `Err` of its closure unchanged, and a panic as [`Error::Panic`], also a
+//! panic in the destructor of a closure that was passed by value. A panic in the destructor of a
+//! closure that a lazy array or a [`Compiled`] owns is ignored.
 //!
 //! # Long chains of ops
 //!
-//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the ops that may
-//! follow one another in it: each takes [`BYTES_PER_OP`] bytes, and in [`compile`]
-//! [`BYTES_PER_COMPILED_OP`]. A thread of Rust's default of 2 MiB has room for about 6,000 and
-//! 4,000, and a main thread of 8 MiB for four times as many. A closure with a longer chain is an
-//! error; threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
+//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the length of a
+//! chain of ops: each op takes [`BYTES_PER_OP`] bytes, and in [`compile`]
+//! [`BYTES_PER_COMPILED_OP`]. Rust's default stack of 2 MiB has room for about 6,000 ops, in
+//! `compile` 4,000, and a main thread's 8 MiB for four times as many. A longer chain is an error;
+//! threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
 //! Evaluation has no such bound.
 
 mod arguments;
@@ -52,7 +52,7 @@ use bridge::ffi;
 
 type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;
 
-/// A Rust closure as C++ sees it.
+/// A Rust closure in the form that C++ calls.
 pub(crate) struct Closure {
     function: RefCell<Guarded<Box<Function<'static>>>>,
     bytes_per_op: usize, // of stack, for the transform that calls it
@@ -60,7 +60,7 @@ pub(crate) struct Closure {
 
 thread_local! {
     /// The last error of a closure on this thread. C++ carries only the text of an error, and the
-    /// closure that failed may be one that another closure made, as in [`checkpoint`].
+    /// closure that failed may have been made by another closure, as in [`checkpoint`].
     static FAILURE: Cell<Option<Error>> = const { Cell::new(None) };
 }
 
@@ -118,7 +118,7 @@ fn with_closure<A: Arguments, O: Outputs, R>(
     let boxed: Box<Function<'_>> =
         Box::new(move |arrays| Ok(f(Outputs::from_vec(arrays)?)?.into_vec()));
     // SAFETY: only the lifetime changes. The closure is dropped at the end of this function, and
-    // cpp/bridge/transforms.cpp keeps no copy of the function object beyond the call.
+    // cpp/bridge/transforms.cpp does not keep the function object after the call.
     let boxed = unsafe { std::mem::transmute::<Box<Function<'_>>, Box<Function<'static>>>(boxed) };
     let function = RefCell::new(Guarded::new(boxed));
     let closure = Closure { function, bytes_per_op: BYTES_PER_OP };
@@ -148,7 +148,7 @@ fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for cotangents of another number, shape or type, or if
+/// Returns the closure's error, and an error for cotangents of a wrong number, shape or type, or if
 /// `f` has no derivative there.
 pub fn vjp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
@@ -185,7 +185,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for tangents of another number, shape or type, or if
+/// Returns the closure's error, and an error for tangents of a wrong number, shape or type, or if
 /// `f` has no derivative there.
 pub fn jvp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
@@ -271,8 +271,8 @@ pub fn grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for axes of another number or outside the rank, or if
-/// no input is mapped.
+/// Returns the closure's error, and an error for a wrong number of axes, axes outside the rank, or
+/// if no input is mapped.
 pub fn vmap<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     inputs: A,
@@ -307,7 +307,7 @@ pub fn vmap<A: Arguments, O: Outputs>(
     O::from_vec(stacked.collect::<Result<_>>()?)
 }
 
-/// The index of the dimension that an axis, which may be negative, names.
+/// The index of the dimension of `axis`, which may be negative.
 fn within(op: &str, axis: i32, rank: usize) -> Result<i32> {
     let rank = rank as i32;
     match axis {
@@ -355,18 +355,18 @@ impl<O: Outputs> Compiled<O> {
 }
 
 /// Compiles `f`: MLX traces it once for each set of shapes and types, then reuses the optimized
-/// graph. With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes that
-/// are 0 or 1 long, or once for each set of shapes if it reduces an array along such axes alone.
+/// graph. With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes of
+/// length 0 or 1. If `f` reduces an array only along such axes, each set of shapes is traced.
 ///
 /// The closure receives the arrays of a call as a list, since its arguments are not known earlier.
 ///
 /// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this
-/// function tries that once; if it fails, ops are not fused.
+/// function tests this. If it fails, ops are not fused.
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot start, for example because the system refuses it a thread. Errors
-/// of the closure come out of [`Compiled::call`].
+/// Returns an error if MLX cannot start, for example because the system refuses it a thread.
+/// [`Compiled::call`] returns the errors of the closure.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};

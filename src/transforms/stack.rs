@@ -1,4 +1,4 @@
-//! Whether MLX, which walks graphs by recursion, has stack enough for a closure's graph.
+//! Checks that the stack is large enough for MLX's recursive walk of a closure's graph.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use super::bridge::ffi;
 use crate::error::{Error, Result};
 
 /// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at
-/// most: about twice what it takes in MLX's library for Linux.
+/// most. MLX's library for Linux takes about half of it.
 pub const BYTES_PER_OP: usize = 320;
 
 /// The bytes of stack that [`compile`](super::compile) needs for each op of a chain, at most.
@@ -18,7 +18,7 @@ pub const BYTES_PER_COMPILED_OP: usize = 480;
 const RESERVE: usize = 96 << 10;
 
 /// Returns an error if MLX would overflow this thread's stack in its walk from `outputs` to
-/// `inputs`, which begins about as deep as this call and takes `bytes` for each op.
+/// `inputs`. The walk starts at about the stack depth of this call, and takes `bytes` for each op.
 pub(super) fn check(
     bytes: usize,
     inputs: &CxxVector<ffi::MlxArray>,
@@ -41,11 +41,11 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The bytes to assume for a stack that the system does not know, such as a coroutine's.
+/// The bytes to assume for a stack that is unknown to the system, such as a coroutine's.
 const ELSEWHERE: usize = 512 << 10;
 
 thread_local! {
-    /// This thread's stack, once asked for.
+    /// This thread's stack, after the first query.
     static STACK: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -58,15 +58,15 @@ fn left() -> Option<usize> {
     Some(if (lowest..end).contains(&at) { at - lowest } else { ELSEWHERE })
 }
 
-/// The lowest address of this thread's stack, and the first one above it.
+/// The lowest address of this thread's stack, and the first address above the stack.
 #[cfg(target_os = "linux")]
 fn stack() -> Option<(usize, usize)> {
     use std::mem::MaybeUninit;
 
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut bytes, mut guard) = (std::ptr::null_mut(), 0, 0);
-    // SAFETY: the first call fills the attributes, which the others then read and free; each writes
-    // only to the places that it is given.
+    // SAFETY: the first call fills the attributes, which the others then read and free; each call
+    // writes only to its arguments.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;
@@ -74,14 +74,14 @@ fn stack() -> Option<(usize, usize)> {
         let found = libc::pthread_attr_getstack(attributes.as_ptr(), &mut lowest, &mut bytes);
         libc::pthread_attr_getguardsize(attributes.as_ptr(), &mut guard);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        // Some libraries count the guard as a part of the stack.
+        // Some C libraries count the guard pages as a part of the stack.
         (found == 0).then(|| (lowest.addr() + guard, lowest.addr() + bytes))
     }
 }
 
 #[cfg(target_os = "macos")]
 fn stack() -> Option<(usize, usize)> {
-    // SAFETY: both only read what the system knows of the calling thread.
+    // SAFETY: both functions only read properties of the calling thread.
     let (highest, bytes) = unsafe {
         let this = libc::pthread_self();
         (libc::pthread_get_stackaddr_np(this), libc::pthread_get_stacksize_np(this))

@@ -12,7 +12,7 @@ use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::{files, simulator};
 
-/// The machine, MLX and kernels that choices were measured for. They are not used for others.
+/// The machine, MLX and kernels that choices were measured for. Others do not use the choices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// The name of the processor; for a CPU also the instruction set and the number of threads.
@@ -30,7 +30,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// Returns an error if the device or the system cannot be asked for its name.
+    /// Returns an error if the name of the device or of the system is not available.
     pub fn here(device: Device) -> Result<Self> {
         Self::with(device, device::kernels_hash().to_owned())
     }
@@ -53,8 +53,8 @@ impl Key {
     }
 
     /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
-    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the MLX that runs has kernels for
-    /// them. Our kernels do not use them.
+    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the loaded MLX has kernels for them.
+    /// Our kernels do not use the neural accelerators.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         if self.chip.contains(" threads") {
             return false; // a CPU's key
@@ -95,7 +95,7 @@ impl Choices {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is not whole, or was written for another key.
+    /// Returns an error if the file is incomplete, or was written for another key.
     pub fn read(path: &Path, key: &Key) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);
@@ -121,7 +121,7 @@ impl Choices {
     }
 
     /// Writes a file for [`read`](Self::read), and the folders above it. A program that reads it
-    /// meanwhile gets either the previous file or the new one, whole.
+    /// during the call gets either the whole previous file or the whole new file.
     ///
     /// # Errors
     ///

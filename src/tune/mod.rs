@@ -1,11 +1,11 @@
-//! The choice between our kernel and a composition of MLX's own ops, whichever is faster on this
-//! machine, for each op.
+//! Chooses for each op the implementation that is faster on this machine: our kernel, or a
+//! composition of MLX's own ops.
 //!
 //! A built-in rule decides: our kernels everywhere, except on GPUs where MLX's ops are known to be
-//! faster for some calls ([`Choices::built_in`]). Nothing is measured unless someone asks for it:
-//! `mlx-primitives tune` measures both, and keeps the faster one for each op, type and number of
-//! rows in a file in the user's cache folder. The file is used where a program asks for it, for a
-//! thread by [`with_choices`], or where the environment variable `MLX_PRIMITIVES_TUNE` does:
+//! faster for some calls ([`Choices::built_in`]). Only the command `mlx-primitives tune` measures:
+//! it times both implementations, and keeps the faster one for each op, type and number of rows in
+//! a file in the user's cache folder. The file is used if a program loads it for a thread with
+//! [`with_choices`], or if the environment variable `MLX_PRIMITIVES_TUNE` selects it:
 //!
 //! | `MLX_PRIMITIVES_TUNE` | the choices of the process |
 //! |---|---|
@@ -14,10 +14,11 @@
 //! | `file` | the measurements of the file, and the built-in rule for other calls |
 //!
 //! Rows in the order of tokens ([`RowOrder::Tokens`](crate::ops::RowOrder)) run our kernels unless
-//! [`with_choices`] says otherwise: MLX's ops add up in another order for another number of rows.
+//! [`with_choices`] selects other choices: the order of sums in MLX's ops depends on the number of
+//! rows.
 //!
-//! Any other value is an error of every op that has a choice, and so is `file` where there is no
-//! file for this machine, MLX and these kernels.
+//! Any other value is an error of every op that has a choice, and so is `file` if there is no file
+//! for this machine, MLX and these kernels.
 //!
 //! ```
 //! use std::rc::Rc;
@@ -91,7 +92,7 @@ impl Rows {
     }
 }
 
-/// A size at which another implementation may be the faster one.
+/// A size for which the faster implementation may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Size {
     Any,
@@ -113,7 +114,7 @@ impl From<usize> for Call {
 }
 
 impl Call {
-    /// The rows of an array that are normalized.
+    /// The number and the size of the rows of an array that is normalized.
     pub(crate) fn of_rows(x: &Array) -> Self {
         const MANY: usize = 2048;
         const WIDE: usize = 2048;
@@ -123,7 +124,7 @@ impl Call {
     }
 }
 
-/// The calls that share a choice: they have one op, type, range of rows and size.
+/// The calls that share a choice: they have the same op, type, range of rows and size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     op: String,
@@ -165,8 +166,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// [`Choice::Mlx`] if MLX's ops take 3 % less time, which is more than noise, or if the results
-    /// do not agree.
+    /// [`Choice::Mlx`] if MLX's ops take at least 3 % less time, which is more than noise, or if
+    /// the results differ.
     pub fn choice(&self) -> Choice {
         if self.mlx < 0.97 * self.ours || !self.agrees { Choice::Mlx } else { Choice::Ours }
     }
@@ -185,11 +186,10 @@ enum Rule {
     #[default]
     AllOurs,
     AllMlx,
-    /// MLX's ops run products of many rows of 16-bit numbers, and our kernels all else.
+    /// MLX's ops run products of many rows of 16-bit numbers, and our kernels run all other calls.
     MatricesMlx,
-    /// MLX's ops run attention over plain keys and values except for few queries of 16-bit types,
-    /// normalizations by `rms_norm` of many wide rows, and all products except for few rows with
-    /// packed weights.
+    /// MLX's ops run attention over plain keys and values, except for few queries of 16-bit types,
+    /// `rms_norm` of many wide rows, and products, except for few rows with packed weights.
     Nvidia,
 }
 
@@ -199,13 +199,13 @@ impl Choices {
         Self::default()
     }
 
-    /// Choices with which all ops run MLX's ops where they can.
+    /// Choices with which all ops run MLX's ops if MLX has ops for them.
     pub fn mlx() -> Self {
         Self { rule: Rule::AllMlx, ..Self::default() }
     }
 
     /// Adds a measurement to the others of its class. Times add up, so longer calls count for more.
-    /// The results of a class agree only if all do.
+    /// The results of a class agree only if the results of all its measurements agree.
     pub fn add(&mut self, class: &Class, new: Measured) {
         let nothing = Measured { ours: 0.0, mlx: 0.0, agrees: true };
         let all = self.measured.entry(class.to_string()).or_insert(nothing);
@@ -216,7 +216,7 @@ impl Choices {
         };
     }
 
-    /// Adds the measurements of other choices, which replace measurements of the same classes.
+    /// Adds the measurements of `other`, which replace measurements of the same classes.
     pub fn replace(&mut self, other: Self) {
         self.measured.extend(other.measured);
     }
@@ -241,7 +241,7 @@ impl Choices {
             short && known && class.rows == Rows::Many
         };
         let of_mlx = || {
-            // The kernels for few rows are of 16-bit types.
+            // The kernels for few rows take 16-bit types only.
             let short = class.dtype != Dtype::Float32;
             let packed = ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op));
             let attention = short && FEW_QUERIES.contains(&&*class.op);
@@ -272,7 +272,7 @@ impl Choices {
 }
 
 impl fmt::Display for Choices {
-    /// Writes what decides, in words.
+    /// Describes the rule or the measurements that decide.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.measured.len();
         if all > 0 {

@@ -1,6 +1,6 @@
-//! Whether the MLX that runs has kernels for the neural accelerators of the GPU's cores. MLX
-//! compiles them only where it is built for macOS 26.2 or later: its wheels for macOS 14 and 15
-//! have none, nor has every other package.
+//! Finds out whether the loaded MLX has kernels for the neural accelerators of the GPU's cores. MLX
+//! compiles them only if it is built for macOS 26.2 or later: its wheels for macOS 14 and 15 lack
+//! them, and so do some other packages.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,11 +11,11 @@ use crate::device;
 
 /// A part of the names of those kernels.
 const NAMED: &[u8] = b"nax";
-/// The most bytes of a list of functions that are read; MLX's has three million.
+/// The most bytes that are read of a list of functions; MLX's list has three million.
 const MOST: u64 = 64 << 20;
 
-/// Whether the loaded MLX has such kernels; `None` if its metallib is not beside it, as on other
-/// systems than macOS.
+/// Whether the loaded MLX has such kernels; `None` if its metallib is not beside it, as on systems
+/// other than macOS.
 pub(super) fn in_mlx() -> Option<bool> {
     static FOUND: OnceLock<Option<bool>> = OnceLock::new();
     *FOUND.get_or_init(|| has_kernels(&device::mlx_library()?.with_file_name("mlx.metallib")).ok())
@@ -25,7 +25,7 @@ pub(super) fn in_mlx() -> Option<bool> {
 ///
 /// # Errors
 ///
-/// Returns an error if the file cannot be read, or is no metallib.
+/// Returns an error if the file cannot be read, or is not a metallib.
 pub fn has_kernels(metallib: &Path) -> io::Result<bool> {
     let mut file = File::open(metallib)?;
     let mut header = [0; 40];

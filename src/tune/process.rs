@@ -1,4 +1,4 @@
-//! The choices of this process, as ops look them up.
+//! The choices of this process, in the form in which ops look them up.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -22,13 +22,13 @@ pub(super) struct Process {
 }
 
 impl Choices {
-    /// The choices of this process for a device: what `MLX_PRIMITIVES_TUNE` says, or the built-in
-    /// ones.
+    /// The choices of this process for a device: the choices that `MLX_PRIMITIVES_TUNE` selects, or
+    /// the built-in ones.
     ///
     /// # Errors
     ///
-    /// Returns an error if the variable has an unknown value, or says `file` and there is no file
-    /// that [`read`](Self::read) takes.
+    /// Returns an error if the variable has an unknown value, or is `file` and [`read`](Self::read)
+    /// finds no usable file.
     pub fn of_process(device: Device) -> Result<Self> {
         Ok(Process::of(device)?.choices().clone())
     }
@@ -75,7 +75,7 @@ impl Process {
                 let none = || unusable(format!("{}: there is no such file", path.display()));
                 read.map_err(|error| unusable(error.to_string()))?.ok_or_else(none)
             }
-            // The rule does not need the hash of the kernels, which takes a while.
+            // The rule does not need the hash of the kernels, which takes time to compute.
             Tune::Rule => Ok(Choices::built_in(&Key::with(device, String::new())?)),
         }
     }

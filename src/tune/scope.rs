@@ -17,7 +17,7 @@ use crate::ops::row_order::{RowOrder, row_order};
 /// The source of choices for ops of this thread, in place of [`Choices::of_process`].
 enum Scope {
     Chosen(Rc<Choices>),
-    /// All ops run our kernels, and the classes of the calls are kept.
+    /// All ops run our kernels, and the classes of the calls are recorded.
     Counted(Vec<Class>),
 }
 
@@ -25,7 +25,7 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
-/// Reads the scope. While the thread ends there may be none any more.
+/// Reads the scope. While the thread ends, the scope may already be dropped.
 fn scoped<R>(read: impl FnOnce(&mut Option<Scope>) -> Option<R>) -> Option<R> {
     SCOPE.try_with(|scope| read(&mut scope.borrow_mut())).ok().flatten()
 }
@@ -73,11 +73,11 @@ pub fn classes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     }
 }
 
-/// Whether every op that is built now runs our kernel, so that nothing is left to choose.
+/// Whether every op that is built now runs our kernel, so that there is no choice.
 ///
 /// # Errors
 ///
-/// Returns an error if the environment asks for choices that cannot be read.
+/// Returns an error if the environment selects choices that cannot be read.
 pub fn only_ours() -> Result<bool> {
     let scope = scoped(|scope| match scope {
         Some(Scope::Chosen(choices)) => Some(choices.is_all_ours()),
@@ -91,8 +91,8 @@ pub fn only_ours() -> Result<bool> {
     }
 }
 
-/// Returns the lazy result of an op or, if that was chosen, the result of MLX's own ops for the
-/// same inputs.
+/// Returns the lazy result of an op or, if MLX's own ops are chosen, their result for the same
+/// inputs.
 pub(crate) fn chosen<C: Into<Call>>(
     op: impl fmt::Display,
     call: impl Fn() -> C,
@@ -112,7 +112,7 @@ pub(crate) fn chosen<C: Into<Call>>(
     });
     let choice = match scope {
         Some(choice) => choice,
-        // MLX's ops add up in another order for another number of rows.
+        // MLX's ops add up in an order that depends on the number of rows.
         None if row_order() == RowOrder::Tokens => Choice::Ours,
         None => Process::of(device::current()?)?.choice(&op, ours.dtype(), call),
     };

@@ -7,7 +7,7 @@ use mlx_primitives::{Array, Result, metal_library};
 
 use crate::{Float, one_float, with_float};
 
-/// `cap * tanh(x / cap)`: close to `x` if that is small, and never beyond `cap`.
+/// `cap * tanh(x / cap)`: close to `x` if `x` is small, and always within ±`cap`.
 ///
 /// `x` has any shape and the type float32, float16 or bfloat16; the result has its shape and type.
 pub fn soft_cap(x: &Array, cap: f32) -> Result<Array> {

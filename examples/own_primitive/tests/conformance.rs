@@ -29,8 +29,9 @@ fn soft_cap_conforms() -> Result<()> {
 }
 
 /// In float32 each of the n squares, the n - 1 additions and the division has an error of at most
-/// half an epsilon, which is at most an ulp; all in one direction if all elements of a row are
-/// equal. A result in 16 bits is rounded once more, from a sum whose error is far below its ulp.
+/// half an epsilon, which is at most an ulp. All errors have one direction if all elements of a row
+/// are equal. A result in 16 bits is rounded once more, from a sum whose error is far below its
+/// ulp.
 #[test]
 fn mean_square_conforms() -> Result<()> {
     let report = Conformance::new(

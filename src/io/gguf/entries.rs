@@ -1,5 +1,5 @@
-//! The entries of a header, with their types. Their memory is at most the bytes that they have in
-//! the file, and a fixed part for each of a limited number of entries.
+//! The entries of a header, with their types. They take at most their bytes in the file and a fixed
+//! size for each entry, and the number of entries is limited.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ pub type Checked<T = ()> = Result<T, String>;
 /// Longer lists are kept only under the keys of a tokenizer.
 const MOST_LISTED: u64 = 1000;
 
-/// The bytes of the longest text: far more than any template has.
+/// The bytes of the longest text that is accepted: far more than templates have.
 const MOST_TEXT: u64 = 16 << 20;
 
-/// The bytes of the longest name: several times as many as any model has.
+/// The bytes of the longest name that is accepted: several times those of known models.
 const MOST_NAME: usize = 200;
 
 /// The types of entries that are not numbers.
@@ -47,7 +47,7 @@ impl List {
         self.count
     }
 
-    /// The texts, or `None` for a list of numbers. A text that is no UTF-8 is `None`.
+    /// The texts, or `None` for a list of numbers. A text that is not UTF-8 is `None`.
     pub fn texts(&self) -> Option<impl Iterator<Item = Option<&str>>> {
         let mut cursor = Cursor { bytes: &self.bytes, at: 0 };
         (self.kind == TEXT).then(|| {
@@ -70,7 +70,7 @@ impl List {
 
     fn scalars(&self) -> impl Iterator<Item = Value> {
         let mut cursor = Cursor { bytes: &self.bytes, at: 0 };
-        // The bytes were checked when they were read.
+        // The length was checked when the bytes were read.
         (0..self.count).map_while(move |_| cursor.scalar(self.kind, "").ok())
     }
 }
@@ -80,14 +80,14 @@ impl Value {
         match *self {
             Self::Unsigned(number) => Some(number as f64),
             Self::Signed(number) => Some(number as f64),
-            // The shortest decimal of 32 bits, which is what was meant.
+            // Prints the shortest decimal of the 32-bit number, as its author wrote it.
             Self::F32(number) => number.to_string().parse().ok(),
             Self::F64(number) => Some(number),
             _ => None,
         }
     }
 
-    /// The entry for an error: the beginning of a text, without control characters.
+    /// The entry in an error: the beginning of a text, without control characters.
     pub fn brief(&self) -> String {
         match self {
             Self::List(list) => format!("a list of {}", list.count),
@@ -244,7 +244,7 @@ impl<'a> Cursor<'a> {
                 }
             }
             _ if count == 0 => {
-                // Only to check the type.
+                // Only checks the type.
                 Cursor { bytes: &[0; 8], at: 0 }.scalar(kind, key)?;
             }
             _ => {

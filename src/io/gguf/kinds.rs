@@ -10,7 +10,7 @@ use mlx_primitives_kernels::ggml_blocks::BlockType;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufType {
-    /// The format's name for it, such as `Q4_K`.
+    /// The format's name of the type, such as `Q4_K`.
     pub name: &'static str,
     /// The number of tensors of that type.
     pub tensors: usize,
@@ -18,21 +18,21 @@ pub struct GgufType {
     pub bytes: u64,
     /// The bits of a code in MLX's affine layout; `None` for a type that does not pack weights.
     pub bits: Option<i32>,
-    /// The most that weights are rounded by, in words; `None` where all numbers stay the same.
+    /// The largest rounding error of the weights, in words; `None` if no number changes.
     pub rounding: Option<&'static str>,
     /// The bits of a code in the layout of [`KQuants::Own`], which rounds nothing; `None` for a
-    /// type that it does not concern.
+    /// type without that layout.
     pub own_bits: Option<i32>,
 }
 
 /// The layout of the types Q4_K, Q5_K and Q6_K of a GGUF file in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KQuants {
-    /// MLX's affine layout, which the other types have too.
+    /// MLX's affine layout, which all other types use.
     #[default]
     Affine,
-    /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant), in nearly the bits of
-    /// the file and with its numbers.
+    /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant), with the numbers of
+    /// the file and nearly its bits a weight.
     Own,
 }
 
@@ -54,7 +54,7 @@ impl KQuants {
         f()
     }
 
-    /// The layout of models that this thread loads: that of [`with`](Self::with), else
+    /// The layout of models that this thread loads: the one that [`with`](Self::with) sets, else
     /// [`Own`](Self::Own).
     pub fn of_models() -> Self {
         CHOICE.get().unwrap_or(Self::Own)
@@ -69,7 +69,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The type with this number in files, or what to say about one that is not read.
+    /// The type with this number in files, or the text of the error for a type that is not read.
     pub fn of(number: u32) -> std::result::Result<Self, String> {
         Ok(match number {
             0 => Self::Plain(Dtype::Float32),
@@ -154,7 +154,7 @@ fn unread(number: u32) -> Option<&'static str> {
     })
 }
 
-/// The most that weights of this type are rounded by, in words; `None` if they are not rounded.
+/// The largest rounding error of weights of this type, in words; `None` if they are not rounded.
 pub(super) fn rounding(kind: BlockType) -> Option<&'static str> {
     match kind {
         _ if kind.is_exact() => None,

@@ -17,8 +17,8 @@ use mlx_primitives_kernels::ggml_blocks::Part;
 
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// A header has at most this many entries, and at most this many tensors: far more than any model
-/// has, and few enough to be kept in little memory.
+/// A header has at most this many entries, and at most this many tensors: far more than models
+/// have, and few enough to take little memory.
 const MOST: u64 = 1 << 16;
 
 struct Tensor {
