@@ -32,8 +32,8 @@ const CASES: [Case; 3] = [
         gradient: 4.0 * FEATURES as f32,
     },
     // Both sides add in float32, whose errors are far below an epsilon of 16 bits, and round twice:
-    // the normalized number and its product with the weight. A rounding has an error of half an
-    // epsilon, so two sides have 2 epsilons.
+    // the normalized number and its product with the weight. The error of a rounding is half an
+    // epsilon, so four roundings give 2 epsilons.
     //
     // The gradient of the weight rounds the normalized number, which it uses twice, two products
     // and three additions of rows; all terms have one sign. These are 3.5 epsilons a side, 7 in

@@ -46,8 +46,8 @@ mod ffi {
     }
 }
 
-/// Embedded sources have a line with a comment before each file; a `#line` directive lets compilers
-/// report the file's name.
+/// Embedded sources have a line with a comment before each file; this makes it a `#line` directive,
+/// so that compilers report the file's name.
 fn with_lines(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {

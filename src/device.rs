@@ -8,10 +8,10 @@
 //!
 //! # Threads and processes that end, and forks
 //!
-//! Ops, evaluations and transforms return errors as soon as MLX's streams are destroyed. They may
-//! be gone in destructors of thread-local values when a thread ends, and in `atexit` handlers. They
-//! are gone in the child of a `fork`, if its parent had run an op, because the child does not have
-//! the threads that compute. The child can `exec` another program, exit, and read arrays that its
+//! Ops, evaluations and transforms return errors as soon as MLX's streams are destroyed. This
+//! concerns destructors of thread-local values when a thread ends, and `atexit` handlers. It also
+//! concerns the child of a `fork`, if its parent had run an op, because the child does not have the
+//! threads that compute. The child can `exec` another program, exit, and read arrays that its
 //! parent computed. A fork before the first op restricts neither process.
 
 use std::marker::PhantomData;
@@ -92,7 +92,7 @@ impl Stream {
     }
 }
 
-/// The device that ops of this thread go to now.
+/// The device on which new ops of this thread run.
 ///
 /// # Errors
 ///

@@ -57,7 +57,7 @@ pub(crate) enum Tune {
     Rule,
     /// Our kernels run everywhere.
     Off,
-    /// The file that `mlx-primitives tune` writes has the settings.
+    /// The file that `mlx-primitives tune` writes decides.
     File,
 }
 

@@ -42,14 +42,14 @@
 //! | [`Array`] | lazy arrays: operators, indexing, and MLX's general ops as methods |
 //! | [`prelude`] | the names that most programs use |
 //! | [`ops`] | our primitives: norms, softmax, attention, products, reductions, losses |
-//! | [`builtin`] | MLX's own versions of some of them, to compare with |
+//! | [`builtin`] | MLX's own versions of some of these primitives, to compare with |
 //! | [`transforms`] | `grad`, `vjp`, `jvp`, `vmap`, `checkpoint` and `compile` of Rust closures |
 //! | [`custom`] | your own primitives, written in Rust and Metal |
 //! | [`simulator`] | Metal kernels on Linux, every access checked (feature `simulate-metal`) |
 //! | [`io`] | safetensors and GGUF files |
 //! | [`random`] | random arrays |
-//! | [`device`], [`memory`] | devices, streams, threads and versions; what MLX's allocator holds |
-//! | [`graph`] | what a lazy graph costs on a GPU, before it is evaluated |
+//! | [`device`], [`memory`] | devices, streams, threads and versions; the allocator's memory |
+//! | [`graph`] | the cost of a lazy graph on a GPU, before its evaluation |
 //! | [`tune`] | the choice between our kernels and MLX's own, measured on this machine |
 //! | [`Error`], [`Result`] | the error of every fallible function |
 //!

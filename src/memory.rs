@@ -145,7 +145,7 @@ pub fn recommended_working_set() -> Result<Option<usize>> {
 #[doc(hidden)]
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Advises Linux to use large pages for the whole large pages in memory that is not touched yet, so
+/// Advises Linux to use large pages for the parts of untouched memory that fill whole pages, so
 /// that reads wait less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]

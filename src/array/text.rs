@@ -27,8 +27,8 @@ impl fmt::Display for Array {
 ///
 /// The state is `lazy` and the name of the primitive that will compute the array, `scheduled` and
 /// that name once the computation has been handed to its device, or `evaluated` for elements in
-/// memory. An array with neither a primitive nor elements, such as an array that a transform traces
-/// a closure with, is `traced`.
+/// memory. An array with neither a primitive nor elements, such as an argument of a closure that a
+/// transform traces, is `traced`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

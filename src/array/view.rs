@@ -252,8 +252,9 @@ impl Array {
         Array::from_bridge(ffi::stop_gradient(self.raw()))
     }
 
-    /// Views of the parts before and after a position along an axis. Their derivative is one
-    /// [`concatenate`]; the derivatives of two slices would be two arrays of the whole shape.
+    /// Views of the elements before `place` along an axis, and of the elements from `place` on.
+    /// Their derivative is one [`concatenate`]; the derivatives of two slices would be two arrays
+    /// of the whole shape.
     ///
     /// # Errors
     ///

@@ -70,7 +70,8 @@ impl CustomOp {
         guard(&self.name, method, || call(&**self.primitive.get()))
     }
 
-    /// The outputs for these inputs, or an error if memory cannot hold them.
+    /// The descriptions of the outputs for these inputs, or an error if memory cannot hold the
+    /// outputs.
     pub(super) fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         let outputs = self.call("outputs", |primitive| primitive.outputs(inputs))?;
         if outputs.is_empty() {

@@ -125,8 +125,8 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     }
 
     /// The vector-Jacobian product: the cotangents pulled back to the primals numbered `argnums`.
-    /// Returns an array of the primal's shape and type for each of them, in that order. There is a
-    /// cotangent for each output.
+    /// Returns an array of the primal's shape and type for each of these primals, in that order.
+    /// There is a cotangent for each output.
     ///
     /// # Errors
     ///

@@ -263,7 +263,7 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
 /// # Cost
 ///
 /// One kernel moves `2 s + 2 n` elements for an `x` of s and vectors of n, and computes `2 s`
-/// operations. The gradients keep `x` and `scale`; with vectors they are a kernel on CPUs.
+/// operations. The gradients keep `x` and `scale`; with vectors, CPUs compute them in one kernel.
 ///
 /// # Errors
 ///

@@ -3,8 +3,8 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::chosen;
 
-/// How attention turns scores into weights: it scales, caps and masks them, in this order, and then
-/// takes their softmax.
+/// The options by which attention turns scores into weights: it scales, caps and masks the scores,
+/// in this order, and then takes their softmax.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
     /// Multiplies the scores; `None` is `1 / sqrt(d)`.
@@ -65,14 +65,14 @@ pub struct QuantizedRows<'a> {
 /// pass over keys and values ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)):
 /// `softmax(scale * q·kᵀ) · v`.
 ///
-/// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v`
-/// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256.
-/// All may have any strides, as views of a larger cache do: nothing is copied. The result is
-/// `[batch, heads, queries, e]`, of the type that the three promote to. It lies in memory as
-/// `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
-/// copy nothing. Scores and sums are float32, and only the result is rounded. A query that sees no
-/// key weighs all of them alike, as in MLX. The result of a query is NaN if a mask adds -inf to all
-/// its scores, and 0 if there are no keys. No bit of it depends on other queries: see
+/// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v` `[batch,
+/// kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256. All may
+/// have any strides, as views of a larger cache do: nothing is copied. The result is `[batch,
+/// heads, queries, e]`, of the type that the three promote to. It lies in memory as `[batch,
+/// queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads copy
+/// nothing. Scores and sums are float32, and only the result is rounded. A query that sees no key
+/// gives all keys the same weight, as in MLX. The result of a query is NaN if a mask adds -inf to
+/// all its scores, and 0 if there are no keys. No bit of it depends on other queries: see
 /// [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in all arrays except a mask of bools.
@@ -82,7 +82,7 @@ pub struct QuantizedRows<'a> {
 /// One kernel moves `h l d + g s d + g s e + h l e` elements for each batch entry of h heads, g
 /// heads of keys, l queries and s keys, and computes `2 h l s (d + e)` operations. Few queries of
 /// many keys take a second kernel, which joins their parts. The gradient in `q` is two kernels, and
-/// the gradients in `q`, `k` and `v` are four; they compute the scores again.
+/// the gradients in `q`, `k` and `v` are four; they compute the scores again and keep none.
 ///
 /// # Errors
 ///
@@ -116,8 +116,8 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
 ///
 /// # Cost
 ///
-/// One kernel moves `h l d + p + h l e` elements for keys and values whose bytes are those of p
-/// elements. Kernels and operations are as many as those of [`attention`]. The gradient unpacks
+/// One kernel moves `h l d + p + h l e` elements for keys and values that take the bytes of p
+/// elements. The numbers of kernels and operations are as in [`attention`]. The gradient unpacks
 /// keys and values once.
 ///
 /// # Errors

@@ -9,13 +9,13 @@ pub struct CrossEntropy {
     /// The share of each target's weight that is spread evenly over all classes, in `[0, 1)`
     /// ([Szegedy et al. 2015](https://arxiv.org/abs/1512.00567)).
     pub label_smoothing: f32,
-    /// The loss and the gradient of a row with this target are zero, whatever its logits.
+    /// The loss and the gradient of a row with this target are zero for any logits.
     pub ignore_index: Option<i32>,
 }
 
-/// Cross-entropy of logits against class numbers, a loss for each row: `logsumexp(logits) -
-/// logits[target]`, and with label smoothing `s` `logsumexp(logits) - (1 - s) * logits[target] - s
-/// * mean(logits)`, as in `mlx.nn.losses`.
+/// Cross-entropy of logits against class numbers, a loss for each row:
+/// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
+/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
 ///
 /// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
 /// integer type. The result has the shape of the targets and the type of the logits. It is computed

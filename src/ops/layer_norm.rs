@@ -19,7 +19,7 @@ use crate::tune::{chosen, rows};
 /// # Cost
 ///
 /// One kernel moves `2 r n + 2 n` elements for r rows, and computes `7 r n` operations. The
-/// gradient in `x` is one kernel. With the gradient in the weight or bias there are two for rows of
+/// gradient in `x` is one kernel. With the gradient of the weight or bias there are two for rows of
 /// up to 8192 elements, else three. It keeps `x` and the weight, and no statistics of rows.
 ///
 /// # Errors

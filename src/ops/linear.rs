@@ -93,9 +93,9 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
     chosen("matmul", || rows(a), ffi::matmul(a.raw(), b.raw(), false))
 }
 
-/// The product of a matrix and a transposed one: `a` is `[..., m, k]` and `b` is `[..., n, k]`, as
-/// linear layers keep their weights; leading axes broadcast and the result is `[..., m, n]`, of the
-/// type that both promote to.
+/// The product of a matrix and a transposed matrix: `a` is `[..., m, k]` and `b` is `[..., n, k]`,
+/// as linear layers keep their weights; leading axes broadcast and the result is `[..., m, n]`, of
+/// the type that both promote to.
 ///
 /// Summed in float32 and rounded once. Differentiable in both.
 ///

@@ -11,7 +11,7 @@ use crate::transforms;
 
 const OP: &str = "linear_cross_entropy";
 
-/// Logits that exist at a time unless the caller says how many rows: 64 MB of float32.
+/// The number of logits that exist at a time by default: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
 /// The options of [`linear_cross_entropy`]: by default no bias, plain targets, and chunks of
@@ -33,7 +33,7 @@ pub struct LinearCrossEntropy<'a> {
 /// `x` is `[..., k]`, `weight` is `[classes, k]`, an array or a [`QuantizedWeight`], and `targets`
 /// is `[...]` of any integer type. The loss has the shape of the targets and the type that `x`, the
 /// weight and the bias promote to. Each logit is rounded to that type, as by [`linear`] or
-/// [`quantized_linear`]; the loss of a row is as by [`cross_entropy`].
+/// [`quantized_linear`]; the loss of a row is computed as by [`cross_entropy`].
 ///
 /// The rows of `x` run in chunks, one after the other, and the backward pass computes the logits of
 /// each chunk again. A training step then holds the logits and their gradient for `chunk_rows` rows

@@ -292,7 +292,7 @@ impl Lora {
     }
 
     /// The factors `[n]` by which the rows of `W + scale · B · A` are multiplied, or `None` without
-    /// magnitudes: the magnitudes over the norms of these rows. The norms are constants to
+    /// magnitudes: the magnitudes divided by the norms of these rows. The norms are constants to
     /// derivatives. `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they
     /// are known.
     ///
@@ -348,7 +348,7 @@ impl Lora {
     /// # Errors
     ///
     /// Returns an error if the update does not have the extents of `base`, if it has magnitudes,
-    /// since the sum lacks the norms of W, or if `base` cannot be quantized again.
+    /// which replace the norms of the rows, or if `base` cannot be quantized again.
     pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         match self.magnitude {
             Some(_) => Err(Error::argument("lora", "an update without magnitudes to undo")),

@@ -5,8 +5,9 @@ use crate::tune::{chosen, rows};
 
 /// The formula by which a group of codes becomes numbers, as `mode` in MLX's `quantize`.
 ///
-/// Floats of 4 bits have two bits of exponent and one of mantissa, floats of 8 bits have four and
-/// three. There are no infinities. A float of 8 bits is NaN if all bits but the sign are ones.
+/// Floats of 4 bits have two exponent bits and one mantissa bit; floats of 8 bits have four
+/// exponent bits and three mantissa bits. There are no infinities. A float of 8 bits is NaN if all
+/// bits but the sign are ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedMode {
     /// `scale * q + bias` with q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.

@@ -62,12 +62,12 @@ fn run(
 /// `x`, the product and each sum after it are rounded to the result's type, as by separate ops of
 /// MLX. No bit of a row depends on other rows: see [`RowOrder`](super::RowOrder).
 ///
-/// Differentiable in `x`, the norm's weight, bias and residual, and once in affine scales and
-/// biases.
+/// Differentiable in `x`, the norm's weight, bias and residual, and (first derivatives only) in
+/// affine scales and biases.
 ///
 /// # Cost
 ///
-/// One kernel moves `m k + w + m n` elements for m rows and a weight whose bytes are those of w
+/// One kernel moves `m k + w + m n` elements for m rows and a weight that takes the bytes of w
 /// elements, and computes `2 m k n` operations. More than eight rows with a norm take one kernel
 /// more. The gradient in `x` is one kernel: no unpacked weight is kept.
 ///

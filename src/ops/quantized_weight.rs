@@ -41,8 +41,7 @@ impl QuantizedWeight {
         Ok(weight)
     }
 
-    /// Like [`QuantizedWeight::new`], but without checks: only for products, which check shapes and
-    /// types.
+    /// Like [`QuantizedWeight::new`], only for products, which check the shapes and types.
     #[doc(hidden)]
     pub fn for_products(
         packed: Array,

@@ -23,8 +23,8 @@ pub(super) struct Bound {
 pub struct Dispatched {
     /// The name of the kernel.
     pub kernel: String,
-    /// The bytes of all loads and of all stores, and the distinct bytes among the loads, for each
-    /// array in the order of its buffer index. A byte that several lanes of a SIMD group load with
+    /// For each array, in the order of buffer indices: the bytes of all loads and of all stores,
+    /// and the distinct bytes among the loads. A byte that several lanes of a SIMD group load with
     /// the same instruction counts once among the loads.
     pub arrays: Vec<[u64; 3]>,
     /// The counts of the kernel's work: loads and stores of each buffer, barriers, exchanges.

@@ -201,7 +201,7 @@ pub fn jvp<A: Arguments, O: Outputs>(
 
 /// The value of a function to a scalar, and its gradient with respect to each of the arguments.
 ///
-/// Arrays whose gradient is not wanted are captured by the closure.
+/// The closure captures arrays whose gradient is not needed.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};

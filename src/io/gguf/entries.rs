@@ -80,7 +80,7 @@ impl Value {
         match *self {
             Self::Unsigned(number) => Some(number as f64),
             Self::Signed(number) => Some(number as f64),
-            // Prints the shortest decimal of the 32-bit number, as its author wrote it.
+            // The shortest decimal of the 32-bit number is most likely what its author wrote.
             Self::F32(number) => number.to_string().parse().ok(),
             Self::F64(number) => Some(number),
             _ => None,
