@@ -201,7 +201,7 @@ fn patch_of(version: &str) -> Option<u32> {
 /// The prefix of MLX's Python package, if `python3` finds the package.
 fn python_prefix() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
-    // Either the prefix or <prefix>/share/cmake/MLX, depending on the version.
+    // The command prints the prefix or <prefix>/share/cmake/MLX, depending on the version.
     let said = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     said.ancestors().take(4).find(|folder| Mlx::at(folder).is_some()).map(Path::to_owned)
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a caller's code; a panic becomes its message.
+/// Runs a caller's code; if it panics, returns the message.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(message)
 }
@@ -43,7 +43,7 @@ impl<T> Guarded<T> {
         &mut self.0
     }
 
-    /// Drops the value; a panic becomes its message.
+    /// Drops the value; if this panics, returns the message.
     pub fn end(self) -> Result<(), String> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so the value is taken only here.

@@ -54,11 +54,11 @@ mod ffi {
     }
 }
 
-/// The variable for the order in which threads run: `forward`, `reversed` or `shuffled:<seed>`.
+/// The environment variable for the order of threads: `forward`, `reversed` or `shuffled:<seed>`.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
-/// The variable for a log file. It gets a line with the kernel's name for each dispatch that ran
-/// without a fault. A file beside it with the extension `.kernels` gets the names of all kernels of
-/// each library that was compiled.
+/// The environment variable for a log file. It gets a line with the kernel's name for each dispatch
+/// that ran without a fault. A file beside it with the extension `.kernels` gets the names of all
+/// kernels of each library that was compiled.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// The folder that this crate was built in, if it still exists.
 const BUILT: &str = env!("OUT_DIR");

@@ -23,9 +23,9 @@ import run
 from report import median
 
 READ_MEGABYTES = 2000
-# A program prints a line for each of this many trials before it counts.
+# A program prints a line for each trial; the lines of this many trials are not counted.
 WARM = {"bandwidth": 16, "model": 3}
-# How long a program may take to load its model and to print those lines.
+# How long a program may take to load its model and to print these first lines.
 LOADING_SECONDS = 600
 TRIALS = 1_000_000
 
@@ -112,7 +112,7 @@ def bandwidth(turns):
     """The median GB/s of the way to read with the largest one, and its name."""
     forms = {}
     for turn in turns:
-        # The first reading may have begun in an earlier turn.
+        # Skip the first reading of a turn, because it may have begun in an earlier turn.
         for _, (gigabytes, form) in turn[1:]:
             forms.setdefault(form, []).append(float(gigabytes))
     best = max(forms, key=lambda form: median(forms[form]), default=None)

@@ -36,7 +36,7 @@ pub(crate) mod ffi {
         index: u32,
         /// The number of an `MTL::DataType`.
         data_type: u32,
-        /// The value in its low bytes.
+        /// The value, in the low bytes.
         bits: u64,
     }
 
@@ -144,7 +144,7 @@ pub(crate) mod ffi {
         fn metallib(self: &LibraryHandle) -> Result<String>;
         /// Tells the library that MLX has loaded the metallib.
         fn loaded(self: &LibraryHandle);
-        /// The source, or an error for a metallib without one.
+        /// The source, or an error for a metallib without source.
         fn source(self: &LibraryHandle) -> Result<String>;
     }
 }

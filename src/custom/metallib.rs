@@ -117,8 +117,8 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     Ok(version)
 }
 
-/// The newest version in a function list: a count, then for each function its size and tags, each
-/// with a length and data. `None` if the list is damaged.
+/// The newest version in a function list. The list is a count, then for each function its size and
+/// tags; a tag has a length and data. `None` if the list is damaged.
 fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     let mut newest = None;
     let mut rest = list.get(4..)?;

@@ -137,7 +137,7 @@ pub(crate) mod bridge {
         input_bytes: usize,
         last_input_bytes: usize,
         output_bytes: usize,
-        /// Whether it is one of our primitives, which report the next two fields.
+        /// Whether the primitive is one of ours; only ours report the next two fields.
         ours: bool,
         dispatches: u32,
         device_bytes: usize,

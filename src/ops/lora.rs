@@ -125,7 +125,7 @@ impl LinearWeight {
 ///
 /// Three kernels move `m k + r k + n r + n k + m n + 2 m r` elements for m rows, rank r and a plain
 /// base, and compute `2 m (k n + k r + n r)` operations. The gradients keep the inputs and no
-/// product, and the one in `x` alone reads the base.
+/// product, and only the gradient in `x` reads the base.
 ///
 /// # Errors
 ///

@@ -43,7 +43,7 @@ impl Offset<'_> {
 /// models.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
-    /// The number of leading features that are rotated; even. The features after them stay.
+    /// The number of leading features that are rotated; even. Features after them do not change.
     pub dims: i32,
     /// Whether features `2i` and `2i + 1` make a pair, rather than `i` and `i + dims / 2`.
     pub traditional: bool,

@@ -48,7 +48,7 @@ impl Dispatched {
 type Journal = Arc<Mutex<Vec<Dispatched>>>;
 
 thread_local! {
-    // The journal of the thread that evaluates. The tasks of its stream run on another thread.
+    // The log of the dispatches of a thread. The tasks of its stream write it on another thread.
     static JOURNAL: Journal = Journal::default();
 }
 
