@@ -25,7 +25,8 @@ static_assert(sizeof(mx::ShapeElem) == sizeof(int32_t));
 
 namespace {
 
-// Set by with_device and with_stream. MLX's default device is an unsynchronized global.
+// `with_device` and `with_stream` set this, because MLX's default device is a global without a
+// lock.
 thread_local std::optional<Place> place_of_thread;
 
 constexpr mx::Dtype dtypes[] = {
@@ -44,7 +45,7 @@ constexpr mx::Dtype dtypes[] = {
     mx::bfloat16,
     mx::complex64};
 
-// from_mlx casts an enumerator of one enum to the other.
+// `from_mlx` casts a value of MLX's enum to the bridge's enum, so both must have the same values.
 static_assert(static_cast<int>(Dtype::Bool) == static_cast<int>(mx::Dtype::Val::bool_));
 static_assert(static_cast<int>(Dtype::Int32) == static_cast<int>(mx::Dtype::Val::int32));
 static_assert(static_cast<int>(Dtype::Float16) == static_cast<int>(mx::Dtype::Val::float16));
@@ -81,7 +82,7 @@ mx::Dtype to_mlx(Dtype dtype) {
   return dtypes[index];
 }
 
-/** The memory limit that MLX chose for this machine, as it was before the first call. */
+/** The memory limit that MLX chose for this machine, read at the first call. */
 static double machine_memory() {
   static const double limit = static_cast<double>(mx::get_memory_limit());
   return limit;
@@ -106,7 +107,7 @@ rust::String library_version() {
   return mx::version();
 }
 
-/** With a width below 1, which MLX also takes any text for, no evaluation of MLX's would end. */
+/** Refuses a width below 1, because evaluations would never end. MLX reads text as the width 0. */
 static void check_width() {
   static const char* width = std::getenv("MLX_BFS_MAX_WIDTH");
   static const bool usable = width == nullptr || std::atoi(width) > 0;
@@ -121,7 +122,7 @@ void check_version() {
   require_version();
 }
 
-/** Before an array that needs no other. */
+/** Prepares MLX before an array that is not made from other arrays. */
 static void begin() {
   prepare();
   check_width();
@@ -287,7 +288,7 @@ rust::String primitive_name(const MlxArray& array) {
 }
 
 rust::String to_text(const MlxArray& array) {
-  // Write True and False, as MLX's Python does.
+  // Write True and False, as MLX's Python package does.
   static const bool python_style = mx::get_global_formatter().capitalize_bool = true;
   (void)python_style;
   std::ostringstream text;

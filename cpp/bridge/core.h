@@ -1,4 +1,5 @@
-// The C++ side of src/ffi/mod.rs: conversions only, no logic. The groups follow that file.
+// The C++ side of src/ffi/mod.rs: conversions only, no logic. The groups have the order of that
+// file.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@
 
 namespace rust::behavior {
 
-/** Hands the text of an exception to Rust. */
+/** Passes the text of an exception to Rust. */
 template <typename Try, typename Fail>
 static void trycatch(Try&& run, Fail&& fail) noexcept try {
   run();
@@ -47,7 +48,7 @@ using ArrayList = std::vector<mx::array>;
 using ListHandle = std::unique_ptr<ArrayList>;
 using Ints = rust::Slice<const int32_t>;
 
-// Tells Rust that a stream has reached a point.
+// Tells Rust that a stream has finished the tasks that were queued before the signal.
 struct Signal {
   std::shared_future<void> reached;
 };
@@ -158,19 +159,21 @@ rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 
 // Conversions shared by the bridge's files.
 
-/** The stream or device that ops of this thread go to. */
+/** The stream or device on which this thread's ops run. */
 mx::StreamOrDevice here();
 mx::Dtype to_mlx(Dtype dtype);
 
-/** Throws for a shape larger than memory: MLX's allocator would return null and MLX write to it. */
+/**
+ * Throws for a shape larger than memory: MLX's allocator would return null, and MLX write to it.
+ */
 void require_memory(const char* op, Ints shape, mx::Dtype dtype);
 
-/** Hands a result that shares the memory of another array to Rust. */
+/** Passes a result that shares the memory of another array to Rust. */
 inline Handle view(mx::array array) {
   return std::make_unique<mx::array>(std::move(array));
 }
 
-/** Hands a result to Rust, unless it is larger than memory. */
+/** Passes a result to Rust, or throws if it is larger than memory. */
 inline Handle handle(mx::array array) {
   const auto& shape = array.shape();
   require_memory("array", {shape.begin(), shape.size()}, array.dtype());

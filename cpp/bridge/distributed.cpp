@@ -14,7 +14,7 @@ namespace mlx_primitives::bridge {
 
 namespace {
 
-/** The stream that this thread's ops go to: a GPU's for NCCL, and a CPU's for all else. */
+/** The stream on which this thread's collectives run: of a GPU for NCCL, else of a CPU. */
 mx::StreamOrDevice link_stream(const Ranks& ranks) {
   mx::Device device(ranks.gpu ? mx::Device::gpu : mx::Device::cpu);
   auto place = here();

@@ -15,7 +15,7 @@ struct Ranks {
   bool gpu; // whether the collectives run on a GPU's streams
 };
 
-/** The memory of GPUs through which ranks exchange small arrays; null where they cannot. */
+/** The memory of GPUs through which ranks exchange small arrays; null if they cannot. */
 struct Peers {
   std::shared_ptr<PeerMemory> memory;
 };

@@ -46,9 +46,9 @@ Handle linear(
     const MlxArray* bias,
     ActivationKind activation,
     const MlxArray* residual);
-/** Null where no kernel computes this. */
+/** Null if no kernel computes this. */
 Handle gated_linear(const ArrayList& inputs, float eps);
-/** Sets the order of rows of the ops that this thread builds, and returns the one before. */
+/** Sets the order of rows for the ops that this thread builds, and returns the previous order. */
 uint8_t set_row_order(uint8_t order);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);
 Handle product(const MlxArray& a, const MlxArray& b);

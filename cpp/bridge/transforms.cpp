@@ -21,7 +21,7 @@ using Function = std::function<ArrayList(const ArrayList&)>;
 
 thread_local int traced = 0; // functions that this thread is in
 
-/** While it lives, this thread builds a graph that MLX may fuse. */
+/** As long as it exists, this thread builds a graph that MLX may fuse. */
 struct Tracing {
   Tracing() {
     ++traced;
@@ -49,8 +49,8 @@ ListPair pair(std::pair<ArrayList, ArrayList> lists) {
 }
 
 /**
- * For a CPU, MLX writes a fused function as C++ source and runs `g++` on it, if it is installed. If
- * that `g++` rejects the source, every later function is compiled without fusion.
+ * MLX writes a fused function for a CPU as C++ source, and compiles it with `g++` if that is
+ * installed. If `g++` rejects the source, every later function is compiled without fusion.
  */
 void fuse_where_possible() {
   auto here = mlx_primitives::bridge::here();
@@ -98,8 +98,9 @@ bool reduces_short_axes(const ArrayList& arrays) {
 }
 
 /**
- * A function for MLX to trace. Arrays of a file that it captures are read while it is traced: each
- * call would read them again, because MLX makes constants of its own `Load` alone.
+ * A function for MLX to trace. It may capture arrays that are still in a file. They are read while
+ * it is traced, because MLX makes constants only of the results of its `Load`, and each call would
+ * read the others again.
  */
 Function traceable(rust::Box<Closure> f) {
   return [function = owned(std::move(f))](const ArrayList& inputs) {
@@ -198,8 +199,9 @@ std::unique_ptr<Compiled> compile(rust::Box<Closure> f, bool shapeless) {
 ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
   prepare();
   auto function = owned(std::move(f));
-  // mx::checkpoint lets the second run begin once the first is over. Here it begins when the
-  // cotangents are computed, so that only one function of a chain has intermediate results.
+  // mx::checkpoint lets the second run of the function begin when the first run is over. Here the
+  // second run begins when the cotangents are computed, so that only one function of a chain has
+  // intermediate results.
   auto derivative = [function](
                         const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
     ArrayList late;
@@ -232,7 +234,7 @@ bool is_tracer(const MlxArray& array) {
 }
 
 size_t nesting(const ArrayList& inputs, const ArrayList& outputs) {
-  // The order of MLX's recursion: inputs first to last, and no array a second time.
+  // Visits arrays in the order of MLX's recursion: inputs from first to last, each array once.
   std::unordered_set<std::uintptr_t> seen;
   for (const auto& input : inputs) {
     seen.insert(input.id());

@@ -9,7 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The activation as the names of the kernels spell it. */
+/** The name of the activation in the names of kernels. */
 constexpr std::string_view activation_name(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_NONE:
@@ -54,7 +54,10 @@ mx::Dtype floating(const char* op, mx::Dtype dtype) {
   return kernel;
 }
 
-/** The activation of the first of two inputs, before the product, or whose slope is taken. */
+/**
+ * The activation that is applied to the first of two inputs: before the product of both, or, for a
+ * slope, the activation whose derivative is computed.
+ */
 ActivationKind gate(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_SWIGLU:
@@ -73,7 +76,9 @@ ActivationKind gate(ActivationKind kind) {
   }
 }
 
-/** The derivative of an activation of one input, as one of two; none for none. */
+/**
+ * The kind, with two inputs, that computes the derivative of an activation of one input, or NONE.
+ */
 ActivationKind slope(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_SILU:
@@ -291,7 +296,7 @@ bool Affine::is_equivalent(const mx::Primitive&) const {
 }
 
 namespace {
-/** One quad of the flat arrays for each thread. */
+/** Each thread computes one quad of the flat arrays. */
 std::vector<Dispatch> flat(
     const std::string& name, const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& out = outputs[0];
@@ -347,7 +352,7 @@ CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {
 
 std::vector<Dispatch> Affine::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  // Quads of columns along x, and AFFINE_ROWS rows for each thread along y.
+  // The grid has quads of columns along x; along y, each thread has AFFINE_ROWS rows.
   auto& x = inputs[0];
   Rows rows(x);
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);

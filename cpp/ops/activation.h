@@ -5,7 +5,7 @@
 
 namespace mlx_primitives {
 
-/** An elementwise activation of x, or of a and b, which are broadcast to one shape. */
+/** An elementwise activation of x, or of a and b, which are broadcast to the same shape. */
 mx::array activation(ActivationKind kind, const mx::array& x, mx::StreamOrDevice s = {});
 mx::array activation(
     ActivationKind kind, const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
@@ -14,7 +14,9 @@ mx::array activation(
 mx::array affine(
     const mx::array& x, const mx::array& scale, const mx::array& shift, mx::StreamOrDevice s = {});
 
-/** The gradient of an activation of one input, none included, for x, given that of the result. */
+/**
+ * The gradient for x of an activation of one input, or of none, given the gradient of the result.
+ */
 mx::array activation_gradient(
     ActivationKind kind, const mx::array& x, const mx::array& g, mx::StreamOrDevice s = {});
 
@@ -45,7 +47,7 @@ class Activation : public ComposedPrimitive {
   ActivationKind kind_;
 };
 
-/** Inputs: those of an Activation of two, and the gradient of its result. */
+/** Inputs: the inputs of an Activation of two arrays, and the gradient of its result. */
 class ActivationGrad : public ComposedPrimitive {
  public:
   ActivationGrad(mx::Stream stream, ActivationKind kind) : ComposedPrimitive(stream), kind_(kind) {}
@@ -64,7 +66,8 @@ class ActivationGrad : public ComposedPrimitive {
 };
 
 /**
- * Inputs: x, scale and shift of one dtype; scale and shift have one element or one for each column.
+ * Inputs: x, scale and shift of one dtype. Scale and shift have either one element or one for each
+ * column.
  */
 class Affine : public ComposedPrimitive {
  public:

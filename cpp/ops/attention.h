@@ -59,15 +59,15 @@ mx::array attention_quantized(
 Arrays dequantizing_composition(const mx::array& ours);
 
 /**
- * The keys of a split of the kernel for few queries. A core reads keys and values at a limited
- * speed, so small splits, of which it takes several at a time, spread them more evenly over the
- * cores.
+ * The keys of one split in the kernel for few queries. A core reads keys and values at a limited
+ * speed, and runs several small splits at a time, so small splits spread the reads more evenly over
+ * the cores.
  */
 constexpr uint64_t FEW_QUERY_SPLIT_KEYS = 128;
 
 /**
- * Whether few rows of queries take the kernel for NVIDIA GPUs, which is of 16-bit types, plain keys
- * and values, and arrays in which every row begins where loads of 16 bytes may begin.
+ * Whether few rows of queries can use the kernel for NVIDIA GPUs. It requires 16-bit types, keys
+ * and values that are not quantized, and arrays in which every row is aligned to loads of 16 bytes.
  */
 bool takes_few_queries(
     const AttentionParams& params,
@@ -76,19 +76,21 @@ bool takes_few_queries(
     const mx::array& v,
     mx::Stream stream);
 
-/** Plans this kernel, and the one that combines its splits. */
+/** Plan the kernel for few queries, and the kernel that combines its splits. */
 Launch plan_few_queries(
     const AttentionParams& params, const std::string& type, uint32_t max_threads);
 Launch plan_few_splits(
     const AttentionParams& params, const std::string& type, uint32_t max_threads);
 
-/** Throws for queries, keys and values of shapes that do not fit, and for invalid rules. */
+/**
+ * Throws if the shapes of queries, keys and values do not fit each other, or if rules are invalid.
+ */
 void check_attention(
     const mx::Shape& q, const mx::Shape& k, const mx::Shape& v, const AttentionRules& rules);
 
 /**
- * Checks a mask and sinks for scores of this shape, and appends the mask, as a view of that shape,
- * and the sinks to the inputs.
+ * Checks a mask and sinks for scores of this shape. Appends both to the inputs; the mask becomes a
+ * view that is broadcast to that shape.
  */
 void push_mask_and_sinks(
     Arrays& inputs,
@@ -98,7 +100,10 @@ void push_mask_and_sinks(
     mx::Dtype dtype,
     mx::Stream s);
 
-/** The first `count` inputs, whose mapped axes join the batch; others are repeated. */
+/**
+ * The inputs for a vmap: the first `count` have their mapped axes joined to the batch; the later
+ * inputs are repeated.
+ */
 Arrays joined_to_batch(
     const Arrays& inputs, const std::vector<int>& axes, int count, int size, mx::Stream s);
 
@@ -135,15 +140,18 @@ class Attention : public ComposedPrimitive {
   VJP_METHOD
   VMAP_METHOD
 
-  /** Quantized keys and values are dequantized first, or multiplied as they are. */
+  /**
+   * Dequantizes quantized keys and values first if `dequantizes`, else multiplies the packed
+   * arrays.
+   */
   Arrays composition(const Arrays& inputs, bool dequantizes);
 
  private:
   friend class AttentionGrad;
 
-  /** Extents, rules and splits; the strides are known only at evaluation. */
+  /** Extents, rules and splits. The strides are known only at evaluation, so they are not set. */
   AttentionParams params(const Arrays& inputs) const;
-  /** The call of the CPU kernel, but for the result. */
+  /** The call of the CPU kernel, without the result. */
   cpu::AttentionCall call(const Arrays& inputs) const;
 
   /** The number of features of the keys or values that begin at this input. */
@@ -173,10 +181,10 @@ class Attention : public ComposedPrimitive {
 };
 
 /**
- * The derivatives of an Attention over plain keys and values: in q, in k and v if asked for, in an
- * additive mask if asked for, and in the sinks, if present. Inputs: those of the Attention, then
- * the cotangent of its result, with any strides. Outputs of rank 4 lie in memory as the result
- * does.
+ * The derivatives of an Attention over plain keys and values: in q and, if they are wanted, in k
+ * and v and in an additive mask, and in the sinks, if present. Inputs: the inputs of the Attention,
+ * then the cotangent of its result, with any strides. Outputs of rank 4 have the memory layout of
+ * the result.
  */
 class AttentionGrad : public ComposedPrimitive {
  public:
@@ -202,11 +210,11 @@ class AttentionGrad : public ComposedPrimitive {
 
   VMAP_METHOD
 
-  /** The output that has the derivatives in this input, or -1. */
+  /** The index of the output with the derivatives in this input, or -1. */
   int output_of(int argnum) const;
 
  private:
-  /** The inputs whose derivatives are the outputs, in their order. */
+  /** The inputs in which the outputs are the derivatives, in the order of the outputs. */
   std::vector<int> argnums() const;
 
   std::shared_ptr<Attention> attention_;

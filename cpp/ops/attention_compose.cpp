@@ -30,8 +30,8 @@ float lowest(mx::Dtype dtype) {
 } // namespace
 
 Arrays Attention::compose(const Arrays& inputs) {
-  // On an NVIDIA GPU, MLX's product of a batch of packed matrices refuses views, such as those of a
-  // cache, and matrices that several heads share.
+  // On an NVIDIA GPU, MLX's batched product with packed matrices refuses views (the arrays of a
+  // cache are views) and matrices that several heads share.
   return composition(inputs, is_cuda(stream()));
 }
 
@@ -55,7 +55,7 @@ Arrays Attention::composition(const Arrays& inputs, bool dequantizes) {
         q, inputs[1], inputs[2], rules_.scale, mode, mask_input, sinks_input, s)};
   }
 
-  // Queries that share a key-value head side by side: [B, Hkv, n, T, D].
+  // Queries that share a key-value head are put side by side: [B, Hkv, n, T, D].
   auto dtype = q.dtype();
   int heads = q.shape(1);
   int kv_heads = inputs[1].shape(1);

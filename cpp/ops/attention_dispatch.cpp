@@ -50,10 +50,10 @@ uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) 
 
 /**
  * Sets how the keys from `first` to `end` are split. This does not depend on the number of key
- * heads or texts: a rank that holds some heads of a model then adds in the order of one that holds
- * all, and a text has the same bits alone and in a batch. In the orders of tokens and of prompts
- * splits begin at multiples of their keys, whichever keys and queries there are. `split_keys` are
- * those of a split of many.
+ * heads or texts. So a rank with some heads of a model adds in the same order as a process with all
+ * heads, and a text has the same bits alone and in a batch. In the orders of tokens and of prompts,
+ * splits begin at multiples of their length, for any keys and queries. `split_keys` is the length
+ * of a split if there are many keys.
  */
 void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uint64_t split_keys) {
   if (order != RowOrder::by_count) {
@@ -70,7 +70,8 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
   uint32_t keys = params.end - params.first;
   uint64_t splits = 1;
   if (by_vector(params, order)) {
-    // A key head has one threadgroup for each split, so that a GPU's cores need several.
+    // A key head has one threadgroup for each split, and a GPU needs several to use all of its
+    // cores.
     if (keys >= ATTENTION_SPLIT_KEYS) {
       splits = std::clamp(ceil_div(uint64_t{keys}, split_keys), ATTENTION_SPLITS, ATTENTION_GROUPS);
     }
@@ -117,7 +118,8 @@ Launch plan_keys(
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
     auto blocks = grid_count(
         attention_op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
-    // The queries at first; afterwards each SIMD group's maxima, sums and row, and two floats more.
+    // Scratch memory: first the queries, later the maxima, sums and row of each SIMD group, plus
+    // two floats.
     uint32_t floats =
         std::max(together * features, threads / SIMD_WIDTH * (2 * together + features) + 2);
     return {
@@ -165,7 +167,7 @@ mx::array reached(const mx::array& x, AttentionView& view) {
   return flat;
 }
 
-/** For the CPU: the array at index `at`, or an empty view if it is not there. */
+/** For the CPU: the array at index `at`, or an empty view if it does not exist. */
 cpu::View view(const Arrays& inputs, int at, bool there = true) {
   if (!there) {
     return {nullptr, {}};
@@ -327,7 +329,8 @@ std::vector<Dispatch> AttentionGrad::dispatches(
   uint32_t most = attention_grad_simds(features * itemsize);
   uint32_t simds = std::min(most, whole_simds(attention_op, max_threads) / SIMD_WIDTH);
   auto rows = grid_count(attention_op, "rows", uint64_t{params.group} * params.queries);
-  // A threadgroup keeps its rows of `arrays`; the others pass through a tile.
+  // A threadgroup keeps its rows of this number of `arrays`; the rows of the other arrays pass
+  // through a tile.
   auto launch = [&](const char* kind, uint32_t count, uint32_t arrays) -> Launch {
     uint32_t held = (most + arrays * simds) * ATTENTION_FRAGMENT;
     return {

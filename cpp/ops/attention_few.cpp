@@ -42,7 +42,8 @@ Launch plan_few_queries(
       std::min(std::bit_floor(whole_simds("attention", max_threads) / SIMD_WIDTH), FEW_QUERY_SIMDS);
   auto rows = uint64_t{params.group} * params.queries;
   auto together = static_cast<uint32_t>(std::min<uint64_t>(rows, FEW_QUERY_ROWS));
-  // Maxima and sums of the SIMD groups, three numbers of each row, and a row of each SIMD group.
+  // Maxima and sums for each SIMD group, three numbers for each row, and one row for each SIMD
+  // group.
   uint32_t floats = 2 * FEW_QUERY_ROWS * simds + 3 * FEW_QUERY_ROWS + simds * together * params.dim;
   auto blocks =
       grid_count("attention", "blocks of rows", params.batch * ceil_div(rows, FEW_QUERY_ROWS));

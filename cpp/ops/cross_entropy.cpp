@@ -40,7 +40,8 @@ Arrays mapped(const Arrays& inputs, const std::vector<int>& axes, mx::Stream s) 
 }
 
 /**
- * Masks of the valid targets and of the rows that count, and the targets with 0 for invalid ones.
+ * Masks of the valid targets and of the rows that count, then the targets, with 0 in place of
+ * invalid ones.
  */
 struct TargetMasks {
   mx::array valid;
@@ -166,7 +167,7 @@ bool CrossEntropyGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** `stats` is an output of the loss and an input of the gradient, which does not change it. */
+/** `stats` is an output of the loss. For the gradient it is an input, and is not changed. */
 cpu::CrossEntropyCall call_of(
     const Arrays& inputs,
     const mx::array& stats,
@@ -196,7 +197,7 @@ std::vector<Dispatch> CrossEntropy::dispatches(
   Rows rows(x);
   auto launch = plan_rows(cross_entropy_op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
   if (rows.axis > SIMD_ROW) {
-    // No row has to be kept for a second pass, so one kernel handles every length.
+    // No row is kept for a second pass, so one kernel handles every length.
     launch.kernel = "mlxp_cross_entropy_looped" + type_suffix(x);
   }
   return {{cross_entropy_op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};

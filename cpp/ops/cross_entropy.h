@@ -20,8 +20,8 @@ struct CrossEntropyTargets {
 
 /**
  * logsumexp(x) - (1 - smoothing) * x[target] - smoothing * mean(x) for each row of the logits x
- * [..., classes] and its target, an integer [...]. Rows with the ignored target give 0, rows whose
- * target is not a class NaN.
+ * [..., classes] and its target, an integer [...]. The result is 0 for a row with the ignored
+ * target, and NaN for a row whose target is not a class.
  */
 mx::array cross_entropy(
     const mx::array& x,
@@ -50,8 +50,8 @@ class CrossEntropy : public ComposedPrimitive {
 
 /**
  * g * (softmax(x) - (1 - smoothing) * onehot(target) - smoothing / classes). Inputs: x, targets,
- * the gradient g of the losses, and the statistics that CrossEntropy saved. Those depend on x
- * alone, so no derivative runs through them.
+ * the gradient g of the losses, and the statistics that CrossEntropy saved. The statistics depend
+ * on x alone, so no derivative is taken through them.
  */
 class CrossEntropyGrad : public ComposedPrimitive {
  public:

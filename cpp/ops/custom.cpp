@@ -12,7 +12,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** While it lives, ops that Rust builds on this thread go to the primitive's stream. */
+/** As long as it exists, ops that Rust builds on this thread run on the primitive's stream. */
 class OnStream {
  public:
   explicit OnStream(const mx::Stream& s) : before_(bridge::current_place()) {
@@ -77,7 +77,7 @@ std::vector<mx::Shape> Custom::output_shapes(const Arrays& inputs) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
     dtypes.push_back(bridge::to_mlx(output.dtype));
   }
-  // Only the shapes may change, because MLX asks for nothing else here.
+  // Only the shapes may change, because MLX reads nothing else from this function.
   if (dtypes != dtypes_) {
     refuse(name(), "expected outputs of the same number and types whenever asked, got others");
   }
@@ -148,7 +148,7 @@ Binding binding_of(const bridge::CustomBinding& from, const Arrays& inputs, cons
 std::vector<Dispatch> Custom::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   std::vector<Dispatch> all;
-  // Shared, because a box cannot be moved out of a vector that Rust frees.
+  // The vector is shared, because a box cannot be moved out of a vector that Rust frees.
   auto launches = std::make_shared<rust::Vec<bridge::CustomLaunch>>(
       bridge::custom_launches(**op_, inputs, outputs, max_threads));
   for (const auto& launch : *launches) {
@@ -185,9 +185,8 @@ Cost Custom::cost(const Arrays& inputs, const Arrays& outputs) {
 namespace {
 
 /**
- * One call of eval_cpu. It owns no array, because MLX keeps their memory until the task has run,
- * and it allocates few blocks, because they are freed on another thread than the one that made
- * them.
+ * One call of eval_cpu. It holds no array, because MLX keeps the arrays' memory until the task has
+ * run. It allocates few blocks, because another thread frees them.
  */
 struct Call {
   CustomHandle op;
@@ -248,7 +247,8 @@ struct Call {
   }
 
   /**
-   * Fills the outputs with NaN, or zeros for integers: queued ops still read them after a failure.
+   * Fills the outputs with NaN, or with zeros for integers, because queued ops still read them
+   * after a failure.
    */
   void spoil() {
     for (size_t i = inputs; i < arrays.size(); ++i) {

@@ -23,8 +23,8 @@ Arrays custom(
     mx::StreamOrDevice s = {});
 
 /**
- * Carries every primitive that a user of the crate wrote. Each output gets a new buffer, except the
- * first output of an in-place primitive.
+ * The node of every primitive that a user of the crate wrote. Each output gets a new buffer, except
+ * the first output of an in-place primitive.
  */
 class Custom : public FusedPrimitive, public Fallible {
  public:
@@ -32,7 +32,7 @@ class Custom : public FusedPrimitive, public Fallible {
 
   std::vector<Dispatch> dispatches(
       const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) override;
-  /** Counts one dispatch: the user's launches are not asked for before the arrays are evaluated. */
+  /** Counts one dispatch, because the user's launches are known only at evaluation. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
   Arrays compose(const Arrays&) override;
   const char* name() const override {
@@ -51,7 +51,7 @@ class Custom : public FusedPrimitive, public Fallible {
                           : std::vector<size_t>{};
   }
   void queue_on_cpu(const Arrays& inputs, Arrays& outputs) override;
-  /** Throws the failures of the user's code. */
+  /** Throws if the user's code fails. */
   CpuCall cpu_call(const Arrays& inputs, Arrays& outputs) const override;
 
  private:

@@ -22,16 +22,16 @@ struct NormAffine {
   std::optional<mx::array> weight;
   std::optional<mx::array> bias;
 
-  /** Takes the weight and the bias from the inputs from `first` on. */
+  /** Reads the weight and the bias from the inputs that begin at `first`. */
   static NormAffine of(const Arrays& inputs, size_t first, bool weighted, bool biased);
 
   /** Throws if one of the vectors is not as long as the last axis of x. */
   void require(const char* op, const mx::array& x) const;
 
-  /** Appends both as inputs of a primitive. */
+  /** Appends the weight and the bias to the inputs of a primitive, if present. */
   void push(Arrays& inputs, mx::Dtype dtype, mx::Stream s) const;
 
-  /** Moves mapped axes (-1 for none) to the front, for a batched y of that rank. */
+  /** Moves the mapped axes (-1 for none) to the front, to match a batched y of this rank. */
   NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
 
   /** y * weight + bias, rounded after each step as the kernels do. */
@@ -39,8 +39,8 @@ struct NormAffine {
 };
 
 /**
- * MLX's op, or on an NVIDIA GPU a composition of simpler ops where the gradient of MLX's op is
- * wrong.
+ * MLX's op. On an NVIDIA GPU, a composition of simpler ops for rows for which the gradient of MLX's
+ * op is wrong.
  */
 mx::array composed_layer_norm(
     const mx::array& x, const NormAffine& affine, float eps, mx::Stream s);

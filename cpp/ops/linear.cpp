@@ -36,7 +36,8 @@ mx::array linear(
 
   auto s = mx::to_stream(s_);
   if (activation != ACTIVATION_NONE && Differentiating::now()) {
-    // The gradient needs the sum before the activation: kept, it is not computed again.
+    // The gradient needs the sum before the activation. The sum is kept, so that it is not computed
+    // again.
     auto y = linear(convert(x, dtype, s), w, bias, ACTIVATION_NONE, {}, s);
     y = mlx_primitives::activation(activation, y, s);
     return residual ? mx::add(y, convert(*residual, dtype, s), s) : y;
@@ -57,7 +58,7 @@ mx::array linear(
 
 namespace {
 
-/** Whether a view of MLX only exchanges the last two axes of its input. */
+/** Whether x is a view whose MLX op only exchanges the last two axes of its input. */
 bool exchanges(const mx::array& x) {
   // Never destroyed: threads may build graphs while the process ends.
   static const auto& sample = *new mx::array(
@@ -73,7 +74,7 @@ bool exchanges(const mx::array& x) {
   return std::is_sorted(axes.begin(), axes.end());
 }
 
-/** Whether x lies in memory as rows of its last axis but one. */
+/** Whether x lies in memory with its last two axes exchanged. */
 bool lies_in_columns(const mx::array& x) {
   if (x.has_primitive() || !x.data_shared_ptr()) {
     return false;
@@ -88,7 +89,7 @@ bool lies_in_columns(const mx::array& x) {
   return turned;
 }
 
-/** x with its last two axes exchanged, if that is what lies in memory as it is. */
+/** x with its last two axes exchanged, if this needs no copy. */
 std::optional<mx::array> exchanged(const mx::array& x, mx::Stream s) {
   if (exchanges(x)) {
     return x.inputs()[0];
@@ -147,7 +148,7 @@ mx::array product(const mx::array& a, const mx::array& b, bool transposed, mx::S
   auto s = mx::to_stream(s_);
   auto dtype = mx::result_type(a, b);
   bool typed = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-  // Where there is Metal, MLX's products on the CPU are those of Apple's Accelerate.
+  // On systems with Metal, MLX multiplies on the CPU with Apple's Accelerate.
   bool ours = s.device == mx::Device::cpu && !simulating() && !mx::metal::is_available() && typed &&
               a.ndim() >= 1 && b.ndim() >= 1;
   if (ours && a.ndim() == 1 && b.ndim() > 1) {
@@ -269,7 +270,8 @@ Launch plan(
         {together * SIMD_WIDTH, 1, 1},
         LINEAR_STAGED * sizeof(float)};
   }
-  // Squares across and down, one per SIMD group: one where a second would be only padding.
+  // The number of squares across and down, one per SIMD group. A second one is left out if it would
+  // be only padding.
   const uint32_t wide = simds >= 2 && shape.n > LINEAR_SQUARE ? 2 : 1;
   const uint32_t high = simds >= 4 && wide == 2 && shape.m > LINEAR_SQUARE ? 2 : 1;
   const uint32_t tall = high * LINEAR_SQUARE;

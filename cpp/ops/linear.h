@@ -31,29 +31,31 @@ mx::array matmul(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
 
 /**
- * MLX's matmul of a and b, or of a and b with its last two axes exchanged: our kernels on a CPU,
- * MLX's on a GPU and where there is Metal, whose systems multiply on the CPU by Accelerate.
+ * MLX's matmul of a and b, or of a and b with its last two axes exchanged. On a CPU our kernels
+ * compute it. On a GPU, and on the CPU of a system with Metal, MLX computes it; there MLX uses
+ * Accelerate on the CPU.
  */
 mx::array product(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
 
-/** x as a matrix of all its rows. */
+/** x reshaped to a matrix of all its rows. */
 mx::array rows_of(const mx::array& x, mx::Stream s);
 
-/** The sums of x over all axes but the last, in float32 and rounded once. */
+/** The sums of x over all axes except the last, added in float32 and rounded once. */
 mx::array sum_of_rows(const mx::array& x, mx::Stream s);
 
 /**
  * silu(y * gate^T) * (y * up^T) of x, gate, up and the weight of a norm, where y is the RMS
- * normalization of x, if one kernel computes that: for one row of 16 bits in the order of tokens,
- * on NVIDIA GPUs. It has the bits of separate ops.
+ * normalization of x. One kernel computes it for one row of 16 bits in the order of tokens, on
+ * NVIDIA GPUs; otherwise there is no result. The bits are equal to the bits of the separate ops.
  */
 std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s = {});
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
  * residual if present. If w has more axes, x is [..., m, k] with the same leading axes. A turned x
- * has them too, or is [k, m]. Gated rows have x, gate, up and the norm's weight.
+ * also has these leading axes, or is [k, m]. For gated rows, the inputs are x, gate, up and the
+ * norm's weight.
  */
 class Linear : public ComposedPrimitive {
  public:
@@ -107,12 +109,12 @@ class Linear : public ComposedPrimitive {
   State state_;
 };
 
-/** Whether a product has few rows of x, which its kernels take at once. */
+/** Whether a product has few rows of x, which its kernels process together. */
 bool takes_few_rows(const LinearShape& shape, RowOrder order);
 
 /**
- * Whether few rows take the kernel for NVIDIA GPUs, which is of 16-bit types and of rows that begin
- * where loads of 16 bytes may begin; and its plan.
+ * Whether few rows can use the kernel for NVIDIA GPUs, and the plan of that kernel. It requires
+ * 16-bit types, and rows that are aligned to loads of 16 bytes.
  */
 bool takes_tiles(
     const LinearShape& shape, const mx::array& x, const mx::array& w, mx::Stream stream);

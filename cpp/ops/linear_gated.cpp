@@ -12,7 +12,7 @@ namespace mlx_primitives {
 std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto &x = inputs[0], &gate = inputs[1], &up = inputs[2], &norm = inputs[3];
-  // The gradients need the products.
+  // The gradients need the two products, which this kernel does not return.
   if (!plans_for_nvidia(s) || Differentiating::now() || row_order() != RowOrder::tokens) {
     return std::nullopt;
   }
@@ -62,7 +62,7 @@ std::vector<Dispatch> Linear::gated_dispatches(
     add(Activation(stream(), ACTIVATION_SWIGLU).dispatches(products, outputs, max_threads));
     return all;
   }
-  // The row's squares are added up as by the norm's kernel.
+  // The row's squares are added in the order of the norm's kernel.
   auto norm = all[0].launch;
   plan_anew(norm, max_threads, stream());
   LinearGatedParams params{};

@@ -21,7 +21,7 @@ Arrays Linear::vjp(
         x, w, state_.biased ? std::optional(primals[2]) : std::nullopt, ACTIVATION_NONE, {}, s);
     g = activation_gradient(state_.activation, before, g, s);
   }
-  // Products take x or w as it lies and as its exchange.
+  // Products read x or w without a copy, whether its last two axes are exchanged or not.
   auto exchange = [&](const mx::array& x) { return mx::swapaxes(x, -1, -2, s); };
   Arrays gradients;
   for (int argnum : argnums) {
@@ -30,7 +30,7 @@ Arrays Linear::vjp(
     } else if (argnum == 0) {
       gradients.push_back(product(g, w, state_.columns, s));
     } else if (argnum == 1) {
-      // One product of all rows, unless each batch entry has separate weights.
+      // Multiply all rows at once, unless each batch entry has separate weights.
       bool shared = w.ndim() == 2;
       auto rows = [&](const mx::array& x) { return shared ? rows_of(x, s) : x; };
       if (state_.columns) {
@@ -57,7 +57,7 @@ std::pair<Arrays, std::vector<int>> Linear::vmap(
   bool shared_bias = !state_.biased || axes[2] < 0;
   bool plain = !state_.columns && !state_.turned && !state_.gated;
   if (plain && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
-    // All entries share one layer, so the new axis joins the leading ones.
+    // All entries share one layer, so the new axis joins the leading axes of x.
     auto x = batch_first(inputs[0], axes[0], size, s);
     std::optional<mx::array> added;
     if (auto* last = residual(inputs)) {

@@ -8,7 +8,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Checks x and makes it row-contiguous and floating, for either kernel. */
+/** Checks x and makes it row-contiguous and floating, for logsumexp and for log-softmax. */
 mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   require_last_axis(op, x);
   auto dtype = mx::issubdtype(x.dtype(), mx::inexact) ? x.dtype() : mx::float32;
@@ -16,7 +16,7 @@ mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   return row_contiguous(convert(x, dtype, s), s);
 }
 
-/** Keeps the last axis, with one element. */
+/** A LogSumExp of x. The last axis stays, with one element. */
 mx::array reduced(const mx::array& x, mx::Stream s) {
   auto shape = x.shape();
   shape.back() = 1;
@@ -27,7 +27,7 @@ mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
 }
 
-/** The gradient for x of its logsumexp, or of its log-softmax. */
+/** The gradient for x of its logsumexp or of its log-softmax. */
 mx::array gradient(const mx::array& x, const mx::array& g, bool subtracted, mx::Stream s) {
   Arrays inputs = {row_contiguous(x, s), row_contiguous(g, s)};
   return mx::array(
@@ -166,7 +166,7 @@ std::vector<Dispatch> dispatch(
   auto suffix = (subtract ? "_subtracted" : "") + type_suffix(x);
   auto launch = plan_rows("logsumexp", suffix, rows, LOGSUMEXP_SLOTS, max_threads);
   if (!subtract && rows.axis > SIMD_ROW) {
-    // No row has to be kept for a second pass, so one kernel handles every length.
+    // No row is kept for a second pass, so one kernel handles every length.
     launch.kernel = "mlxp_logsumexp_looped" + suffix;
   }
   return {{"logsumexp", launch, {x}, outputs, LogSumExpParams{rows.narrow(), rows.axis}}};

@@ -99,15 +99,15 @@ Arrays LoraLinear::vjp(
     const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
-      // Gradients of the base have no shortcut, because it is usually frozen.
+      // Gradients of the base have no faster form here, because the base is usually frozen.
       return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
   }
   auto s = stream();
   auto& a = primals[1];
   auto& b = primals[2];
-  // Two products with the small matrices serve all three gradients; only the one through the base
-  // has its shape.
+  // Two products with the small matrices, `pulled` and `low`, serve all three gradients. Only the
+  // product with the base is large.
   auto g = rows_of(cotangents[0], s);
   auto x = rows_of(primals[0], s);
   auto scaled = [&](const mx::array& low) { return mx::multiply(scale(x), low, s); };

@@ -21,7 +21,9 @@ mx::array lora_linear(
     float scale,
     mx::StreamOrDevice s = {});
 
-/** Inputs: x, a, b, then the arrays of the base; row-contiguous, and one type for floating ones. */
+/**
+ * Inputs: x, a, b, then the arrays of the base; row-contiguous. All floating inputs have one type.
+ */
 class LoraLinear : public ComposedPrimitive {
  public:
   LoraLinear(mx::Stream stream, std::optional<QuantizedFormat> format, float scale)

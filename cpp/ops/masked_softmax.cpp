@@ -57,7 +57,7 @@ std::optional<mx::array> seen(const mx::array& x, const Masking& masking, mx::St
   return result;
 }
 
-/** Both conditions, or the only one that is present. */
+/** Both conditions combined, or the only one that is present. */
 std::optional<mx::array> shown(
     const mx::array& x, const mx::array* bools, const Masking& masking, mx::Stream s) {
   auto causal = seen(x, masking, s);
@@ -79,7 +79,7 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
   return mx::reshape(mx::sum(x, axes, true, s), shape, s);
 }
 
-/** Inputs with the mapped axis in front; an unmapped mask broadcasts as before. */
+/** The inputs with the mapped axis in front. A mask without a mapped axis broadcasts as before. */
 Arrays mapped(
     const Arrays& inputs,
     const std::vector<int>& axes,
@@ -244,7 +244,7 @@ bool MaskedSoftmaxGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** The kernels' parameters for evaluated scores and their mask, if present. */
+/** The kernels' parameters for evaluated scores and for their mask, if present. */
 MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const Masking& masking) {
   MaskedSoftmaxParams params{};
   params.queries = x.shape(-2);
@@ -299,7 +299,7 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
   return params;
 }
 
-/** Plans the softmax or its gradient, whose inputs are `scores` arrays and perhaps a mask. */
+/** Plans the softmax or its gradient. Its inputs are `scores` arrays, then a mask, if present. */
 std::vector<Dispatch> dispatch(
     const char* stem,
     size_t scores,
@@ -315,7 +315,7 @@ std::vector<Dispatch> dispatch(
   auto launch = plan_rows(stem, type_suffix(out), Rows(out), MASKED_SOFTMAX_SLOTS, max_threads);
   Dispatch result(stem, launch, bound, outputs, params);
   if (mask) {
-    // Begins at the lowest address of the mask, because strides may be negative.
+    // The binding begins at the lowest address of the mask, because strides may be negative.
     auto size = static_cast<int64_t>(mask->itemsize());
     result.bindings[scores].offset = -static_cast<int64_t>(params.mask_start) * size;
   }

@@ -18,8 +18,8 @@ struct Masking {
 
 /**
  * softmax(scale * x + mask) over the last axis of x [..., queries, keys]. The mask is additive or
- * bool (true where a score counts), may have any shape that broadcasts to that of x, and is read in
- * place. A window makes the mask causal.
+ * bool (true for a score that counts), and may have any shape that broadcasts to the shape of x. It
+ * is read without a copy. A window makes the mask causal.
  */
 mx::array masked_softmax(
     const mx::array& x,
@@ -29,10 +29,12 @@ mx::array masked_softmax(
     std::optional<int> window,
     mx::StreamOrDevice s = {});
 
-/** y * (g - sum(y * g)) over the last axis: the gradient of a softmax y, given that of y. */
+/**
+ * y * (g - sum(y * g)) over the last axis: the gradient of a softmax y, given the gradient g of y.
+ */
 mx::array softmax_gradient(const mx::array& y, const mx::array& g, mx::Stream s);
 
-/** Inputs: x (row-contiguous, floating, rank >= 2) and perhaps a mask, in any layout. */
+/** Inputs: x (row-contiguous, floating, rank >= 2) and optionally a mask, in any layout. */
 class MaskedSoftmax : public ComposedPrimitive {
  public:
   MaskedSoftmax(mx::Stream stream, Masking masking)
@@ -52,8 +54,8 @@ class MaskedSoftmax : public ComposedPrimitive {
 };
 
 /**
- * scale * y * (g - sum(y * g)) where a score counted, else 0. Inputs: y, the output of the softmax,
- * its gradient g (both row-contiguous) and the mask, if it is bool.
+ * scale * y * (g - sum(y * g)) for a score that counted, else 0. Inputs: y, the output of the
+ * softmax, its gradient g (both row-contiguous) and the mask, if it is bool.
  */
 class MaskedSoftmaxGrad : public ComposedPrimitive {
  public:

@@ -4,7 +4,7 @@
 
 namespace mlx_primitives {
 
-/** Which normalization, or an affine map, and which of its gradients. */
+/** The normalization, or an affine map in its place, and the gradients that are wanted. */
 struct NormGradKind {
   bool centered; // layer normalization; otherwise RMS normalization
   float eps;
@@ -18,8 +18,8 @@ struct NormGradKind {
 };
 
 /**
- * The gradients of a normalization of x, given that of its result: for x, to which `added` is
- * added, then for the weight and for the bias, as far as the kind wants them.
+ * The gradients of a normalization of x, given the gradient of its result: for x (plus `added`),
+ * then for the weight and for the bias, if `kind` wants them.
  */
 Arrays norm_gradients(
     const NormGradKind& kind,
@@ -30,8 +30,8 @@ Arrays norm_gradients(
     mx::Stream s);
 
 /**
- * The gradients that `argnums` names, of a normalization of x whose weight and bias are the inputs
- * `first` and later. The kind says which normalization; what it says of gradients is not read.
+ * The gradients in the inputs `argnums` of a normalization of x. Its weight and bias are the inputs
+ * from `first` on. Only the normalization is read from `kind`, not the gradients that it wants.
  */
 Arrays norm_vjp(
     NormGradKind kind,
@@ -43,7 +43,9 @@ Arrays norm_vjp(
     int first,
     mx::Stream s);
 
-/** Inputs: x, perhaps the weight, g, and perhaps what is added; row-contiguous, of one type. */
+/**
+ * Inputs: x, the weight if present, g, and an array to add if present; row-contiguous, of one type.
+ */
 class NormGrad : public ComposedPrimitive {
  public:
   NormGrad(mx::Stream stream, NormGradKind kind) : ComposedPrimitive(stream), kind_(kind) {}

@@ -19,7 +19,7 @@ void check_format(const char* op, int group_size, int bits) {
   }
 }
 
-/** The input of Dequantize that says which rows to take. */
+/** The index of the input of Dequantize that names the rows to take. */
 constexpr size_t ROWS = 3;
 
 /** The shape with a different last dimension. */
@@ -176,7 +176,10 @@ Arrays Dequantize::compose(const Arrays& inputs) {
       part(0), part(1), part(2), group_size_, bits_, "affine", std::nullopt, std::nullopt, s)};
 }
 
-/** Each group's sum of the cotangent, which for the scales is multiplied by the codes first. */
+/**
+ * The gradient of biases is each group's sum of the cotangent. For scales, the cotangent is
+ * multiplied by the codes first.
+ */
 Arrays Dequantize::vjp(
     const Arrays& primals,
     const Arrays& cotangents,
@@ -237,7 +240,7 @@ namespace {
 
 constexpr uint32_t QUANTIZE_GROUP = 256; // threads; whole SIMD groups
 
-/** Runs the form of the kernel for the groups of `of`, which is x or dequantized. */
+/** Runs the kernel `form` for the groups of `of`, which is x or the dequantized result. */
 Dispatch dispatch(
     const char* form,
     const mx::array& of,

@@ -21,7 +21,7 @@ mx::array dequantize(
 
 /**
  * Rows of the matrix that `dequantize` returns: [..., k] for uint32 `ids` [...]. An id beyond the
- * matrix gets its last row.
+ * matrix returns its last row.
  */
 mx::array dequantize_rows(
     const mx::array& packed,
@@ -49,7 +49,7 @@ class Quantize : public ComposedPrimitive {
 };
 
 /**
- * Inputs: codes (uint32), scales, biases (of one floating type), and perhaps the rows to take
+ * Inputs: codes (uint32), scales, biases (of one floating type), and optionally the rows to take
  * (uint32), all row-contiguous.
  */
 class Dequantize : public ComposedPrimitive {

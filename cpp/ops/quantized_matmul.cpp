@@ -203,7 +203,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
   };
-  // x and a residual fold the new axis into their leading ones.
+  // The new axis joins the leading axes of x and of a residual.
   size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
   bool folds = true;
   for (size_t i = 1; i < inputs.size(); ++i) {
@@ -217,7 +217,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return {{run(folded)}, {0}};
   }
-  // Each entry has separate weights, which MLX has no batched product for either.
+  // Each entry has separate weights, and MLX has no batched product for them either.
   return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
@@ -233,11 +233,11 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** With fewer rows of weights, threadgroups have half the size, unless x is long. */
+/** For fewer rows of weights, threadgroups have half the size, unless rows of x are long. */
 constexpr uint64_t FEW_WEIGHTS = 8192;
 constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // that they stage at once
 
-/** Threadgroups along the columns, `per_block` columns each; sets the first block of each part. */
+/** The threadgroups along the columns, `per_block` columns each; sets each part's first block. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
   for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share blocks
@@ -247,14 +247,15 @@ uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   return grid_count(quantized_matmul_op, "threadgroups", blocks);
 }
 
-/** Many rows use tiles, if a threadgroup can hold a tile's four SIMD groups. */
+/** Whether there are many rows, and a threadgroup can hold a tile's four SIMD groups. */
 bool takes_tiles(uint32_t rows, uint32_t max_threads, RowOrder order) {
   bool many = order == RowOrder::by_count ? rows > QUANTIZED_BAND : order == RowOrder::prompt;
   return many && max_threads >= QUANTIZED_TILE_THREADS;
 }
 
 /**
- * Plans one row of x, a band of two, four or eight, or tiles of many, which need a normalized x.
+ * Plans one row of x, a band of two, four or eight rows, or tiles of many. Tiles need a normalized
+ * x.
  */
 Launch plan(
     QuantizedMatmulParams& params,
@@ -277,8 +278,9 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup stages x. Half as many threads spread few rows of weights more evenly over
-    // the cores, and fewer wait for one another, but each stages twice as many values.
+    // Each threadgroup stages x. If there are few rows of weights, half as many threads spread them
+    // more evenly over the cores, and fewer threads wait for one another. But each thread then
+    // stages twice as many values.
     uint64_t weights = uint64_t{params.columns} * (params.swiglu ? 2 : 1);
     bool small = rows == 1
                      ? weights < FEW_WEIGHTS && params.axis <= HALF_VALUES * (params.normed ? 1 : 2)

@@ -8,9 +8,9 @@
 namespace mlx_primitives {
 
 /**
- * How codes become numbers, by MLX's names. K-quants are ggml's, and MLX has none: affine codes
- * with 20 bytes of scales for each 256 weights, which
- * crates/kernels/src/quantized_matmul/k_quant.rs describes.
+ * The format of codes, with MLX's names. MLX has no K-quants, which are formats of ggml: affine
+ * codes with 20 bytes of scales for each 256 weights.
+ * crates/kernels/src/quantized_matmul/k_quant.rs describes them.
  */
 enum class QuantizedMode : uint8_t { Affine, Mxfp4, Mxfp8, Nvfp4, KQuant };
 
@@ -22,16 +22,16 @@ struct QuantizedFormat {
 
   bool operator==(const QuantizedFormat&) const = default;
 
-  /** Whether groups have biases, and scales of the model's type. */
+  /** Whether groups have biases, and scales of the same type as the model. */
   bool affine() const {
     return mode == QuantizedMode::Affine;
   }
   const char* name() const;
-  /** The name of the format in those of kernels. */
+  /** The name of the format in the names of kernels. */
   std::string kernel_name() const;
 };
 
-/** A matrix [columns, axis]; biases if the format is affine. */
+/** A matrix [columns, axis]. It has biases if the format is affine. */
 struct QuantizedWeight {
   mx::array packed;
   mx::array scales;
@@ -45,13 +45,13 @@ void require_format(const char* op, const QuantizedFormat& format);
 void require_quantized(
     const char* op, const QuantizedWeight& weight, const QuantizedFormat& format);
 
-/** The matrix, or rows of it, [..., axis]. */
+/** The unpacked matrix, or rows of it, [..., axis]. */
 mx::array unpacked(
     const QuantizedWeight& weight, const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s);
 
 /**
- * Whether a GPU has no kernel for the format and x of the type: products are then those of the
- * unpacked matrix.
+ * Whether a GPU has no kernel for this format and this type of x, so that the matrix is unpacked
+ * before products.
  */
 bool unpacks_first(const QuantizedFormat& format, mx::Dtype dtype, mx::Stream s);
 
@@ -92,13 +92,13 @@ mx::array quantized_matmul(
 struct QuantizedMatmulParams; // of metal/quantized_matmul.h
 
 /**
- * Whether few rows of x take the kernels for NVIDIA GPUs, which are of 16-bit types. `packed`
- * begins where loads of 16 bytes may begin.
+ * Whether few rows of x can use the kernels for NVIDIA GPUs, which are for 16-bit types; and
+ * whether `packed` is aligned to loads of 16 bytes, as these kernels require.
  */
 bool takes_few(mx::Dtype dtype, mx::Stream stream);
 bool is_aligned(const mx::array& packed);
 
-/** Plans these kernels for one row of x, or bands of two or eight. */
+/** Plans the kernels for few rows on NVIDIA GPUs, for one row of x or bands of two or eight. */
 Launch plan_few(
     QuantizedMatmulParams& params,
     const QuantizedFormat& format,
@@ -108,7 +108,7 @@ Launch plan_few(
 
 /**
  * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual, if
- * present; all row-contiguous, with one type for the floating ones.
+ * present. All are row-contiguous, and all floating inputs have one type.
  */
 class QuantizedMatmul : public ComposedPrimitive {
  public:

@@ -36,8 +36,8 @@ Launch plan_few(
   for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share tiles
     tiles += ceil_div(params.part_columns[i], rows_of_tile);
   }
-  // The splits decide the order of sums. A process may hold a part of the rows of weights, so the
-  // order does not depend on their number.
+  // The number of splits decides the order of addition. A process may hold only some rows of
+  // weights, so the number of splits does not depend on the number of these rows.
   bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
   uint32_t splits = std::min(most, half || params.axis < LONG_AXIS ? 8u : 16u);
   bool one = params.rows <= 2;
@@ -47,7 +47,7 @@ Launch plan_few(
   uint32_t simds = splits;
   bool walks = false;
   if (one) {
-    // If there are more tiles than the cores run at once, several tiles share one staged x.
+    // If there are more tiles than the cores can run at once, several tiles share one staged x.
     bool lean = !format.affine() || format.bits == 2 || format.bits == 4; // at most 64 registers
     uint32_t of_core = (lean ? 32u : WALKING) / splits;
     bool whole = quantized_few_staged(params.rows, band, params.axis, splits) >= params.axis;

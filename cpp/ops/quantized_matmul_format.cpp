@@ -4,7 +4,8 @@ namespace mlx_primitives {
 
 namespace {
 /**
- * The modes in order of their enumerators, and their only group size and bits, or 0 if they vary.
+ * The modes in the order of the enum, with their only group size and number of bits, or 0 if they
+ * vary.
  */
 constexpr struct {
   const char* name;
@@ -12,11 +13,11 @@ constexpr struct {
 } MODES[] = {
     {"affine", 0, 0}, {"mxfp4", 32, 4}, {"mxfp8", 32, 8}, {"nvfp4", 16, 4}, {"k_quant", 0, 0}};
 
-/** The weights of a block of K-quants, and the bytes of its scales. */
+/** The number of weights in a block of K-quants, and the bytes of the block's scales. */
 constexpr int BLOCK = 256;
 constexpr int SCALE_BYTES = 20;
 
-/** The numbers of K-quants in float32, which holds their scales and biases exactly. */
+/** The weights of K-quants in float32, which represents their scales and biases exactly. */
 mx::array of_blocks(const QuantizedWeight& weight, int bits, mx::Stream s) {
   auto shape = weight.scales.shape();
   int blocks = shape.back() / SCALE_BYTES;
@@ -119,7 +120,7 @@ mx::array mlx_product(
     return mx::quantized_matmul(
         rows, packed, scales, biases, transposed, group, bits, format.name(), s);
   };
-  // MLX's kernels for NVIDIA GPUs read the number of rows of a vector, which has none.
+  // MLX's kernels for NVIDIA GPUs read the number of rows, which a vector does not have.
   return x.ndim() == 1 ? mx::squeeze(of(mx::expand_dims(x, 0, s)), 0, s) : of(x);
 }
 

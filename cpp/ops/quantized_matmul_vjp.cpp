@@ -9,7 +9,10 @@
 
 namespace mlx_primitives {
 
-/** The gradient of the scales or of the biases of a weight, given that of its product with x. */
+/**
+ * The gradient of the scales or of the biases of a weight, given the gradient of its product with
+ * x.
+ */
 mx::array QuantizedMatmul::of_groups(
     const mx::array& g, const mx::array& x, const QuantizedWeight& weight, bool of_scales) {
   auto s = stream();

@@ -5,8 +5,8 @@
 namespace mlx_primitives {
 
 /**
- * x * W + residual, x [..., columns] and W a packed matrix [columns, axis]: what derivatives of
- * x * W^T need. W is decoded tile by tile, and never as a whole.
+ * x * W + residual, where x is [..., columns] and W is a packed matrix [columns, axis]. Derivatives
+ * of x * W^T need it. W is decoded one tile at a time, never as a whole.
  */
 mx::array quantized_transposed(
     const mx::array& x,
@@ -15,7 +15,9 @@ mx::array quantized_transposed(
     const std::optional<mx::array>& residual,
     mx::StreamOrDevice s = {});
 
-/** Inputs: x, the arrays of the weight, and perhaps the residual; row-contiguous, of one type. */
+/**
+ * Inputs: x, the arrays of the weight, and the residual if present; row-contiguous, of one type.
+ */
 class QuantizedTransposed : public ComposedPrimitive {
  public:
   QuantizedTransposed(mx::Stream stream, const QuantizedFormat& format, bool added)
@@ -43,7 +45,7 @@ class QuantizedTransposed : public ComposedPrimitive {
     auto biases = format_.affine() ? std::optional(inputs[3]) : std::nullopt;
     return {inputs[1], inputs[2], biases};
   }
-  /** The number of x and the weight's arrays. */
+  /** The number of inputs without the residual: x and the arrays of the weight. */
   size_t arrays() const {
     return format_.affine() ? 4 : 3;
   }

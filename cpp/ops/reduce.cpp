@@ -158,7 +158,7 @@ std::pair<Arrays, std::vector<int>> Reduction::vmap(
   if (!all_) {
     return {{reduce(x, kind_, false, keepdims_, s)}, {0}};
   }
-  // All axes of an entry become the last one; axes of length 1 before it keep the rank for
+  // All axes of an entry become the last axis. Axes of length 1 in front of it keep the rank for
   // keepdims.
   bool kept = keepdims_ && x.ndim() > 1;
   mx::Shape shape(kept ? x.ndim() : 2, 1);
@@ -178,7 +178,7 @@ std::vector<mx::Shape> Reduction::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** How rows are cut into pieces, one per threadgroup. Several pieces take a second dispatch. */
+/** How rows are cut into pieces, one per threadgroup. Several pieces need a second dispatch. */
 struct ReduceSplit {
   uint32_t pieces;
   uint32_t piece;
@@ -190,7 +190,7 @@ ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
   if (whole) {
     return {1, static_cast<uint32_t>(axis)};
   }
-  // Whole SIMD groups of quads, so that every piece is aligned as its row is.
+  // A piece has whole SIMD groups of quads, so that every piece is aligned like its row.
   uint64_t piece = std::max<uint64_t>(REDUCE_PIECE, ceil_div(axis, REDUCE_PIECES));
   piece = ceil_div(piece, SIMD_ROW) * SIMD_ROW;
   if (piece > countable) {
@@ -226,7 +226,7 @@ Dispatch fold(
     uint32_t bytes = round_up(REDUCE_SLOTS * (threads / SIMD_WIDTH) * sizeof(float), 16);
     launch = {kernel("group"), {count, 1, 1}, {threads, 1, 1}, bytes};
   }
-  // Metal has no empty buffers; the kernel reads nothing from the output that is bound instead.
+  // Metal has no empty buffers, so the output is bound instead, and the kernel does not read it.
   return {"reduce", launch, {from.size() ? from : to}, {to}, params};
 }
 

@@ -29,8 +29,8 @@ class Reduction : public ComposedPrimitive {
 
 /**
  * The gradient of maxima, sums of squares or L2 norms on a CPU. Inputs: x, the gradient of the
- * result and, except for sums of squares, the result; row-contiguous, of one type, with a number
- * for each row of x or one.
+ * result and, except for sums of squares, the result; row-contiguous, of one type. The gradient and
+ * the result have one number for each row of x, or one number in all.
  */
 class ReductionGrad : public CpuPrimitive {
  public:

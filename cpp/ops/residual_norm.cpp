@@ -27,7 +27,8 @@ Arrays residual_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  // A weight of a wider type widens the type of the norm, but not of the sum: two nodes.
+  // A weight of a wider type widens the type of the norm, but not of the sum. Then two nodes are
+  // built.
   Arrays promoted = {x, residual};
   if (affine.weight) { // without a weight, a bias does not promote either
     promoted.push_back(*affine.weight);

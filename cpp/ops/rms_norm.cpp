@@ -64,7 +64,7 @@ Arrays RmsNorm::jvp(
     const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   auto s = stream();
   Normalizer n(primals[0], eps_, s);
-  // The sum does not start from zeros, whose shape would be fixed in a shapeless function.
+  // The sum does not start from zeros, because their shape would be fixed in a shapeless function.
   std::optional<mx::array> total;
   for (size_t i = 0; i < argnums.size(); ++i) {
     auto t = mx::astype(tangents[i], mx::float32, s);
@@ -89,7 +89,7 @@ std::pair<Arrays, std::vector<int>> RmsNorm::vmap(
     auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
     return {{rms_norm(x, weight, eps_, s)}, {0}};
   }
-  // One weight per batch entry: it multiplies the rounded, normalized x as the kernel would.
+  // Each batch entry has one weight, which multiplies the rounded, normalized x as in the kernel.
   auto weight = mx::moveaxis(inputs[1], axes[1], 0, s);
   mx::Shape shape(x.ndim(), 1);
   shape.front() = weight.shape(0);
@@ -102,7 +102,7 @@ bool RmsNorm::is_equivalent(const mx::Primitive& other) const {
   return eps_ == static_cast<const RmsNorm&>(other).eps_;
 }
 
-// runtime/primitive.cpp asks for the dispatches on a GPU's stream, and for the call on a CPU's.
+// runtime/primitive.cpp calls `dispatches` on a GPU's stream, and `cpu_call` on a CPU's stream.
 std::vector<Dispatch> RmsNorm::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];

@@ -104,7 +104,7 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
   if (inputs.size() > 2 && axes[2] >= 0) {
     return vmap_freqs(inputs, axes, size);
   }
-  // The mapped axis joins the batch, the only axis that offsets may differ along.
+  // The mapped axis joins the batch, which is the only axis along which offsets may differ.
   auto x = batch_first(inputs[0], axes[0], size, s);
   auto shape = x.shape();
   int batch = shape[1];
@@ -140,14 +140,14 @@ bool Rope::is_equivalent(const mx::Primitive& other) const {
          scale_ == o.scale_ && forward_ == o.forward_;
 }
 
-/** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
+/** Plans one thread for each point of a box, in groups of at most ROPE_GROUP threads. */
 Launch plan_box(
     std::string_view rope_op,
     std::string kernel,
     std::array<uint64_t, 3> threads,
     uint32_t max_threads) {
-  // `left` is the number of threads for the remaining axes. If an axis needs several groups, they
-  // are equal.
+  // `left` is the number of threads that remain for the other axes. If an axis needs several
+  // groups, the groups have equal sizes.
   uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
   Launch launch;
   for (int i = 0; i < 3; i++) {

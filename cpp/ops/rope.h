@@ -59,12 +59,12 @@ constexpr uint32_t rope_columns(uint32_t features, uint32_t pairs, bool in_place
 }
 
 /**
- * The offset for MLX's op, whose kernels for GPUs read an offset for each batch entry unless it is
- * a scalar: docs/upstream, section 11.
+ * The offset as MLX's op takes it. MLX's GPU kernels read an offset for each batch entry, unless
+ * the offset is a scalar: docs/upstream, section 11.
  */
 mx::array offset_of_mlx(const mx::array& offset, mx::Stream s);
 
-/** One thread for each point of a box, in groups of at most ROPE_GROUP threads. */
+/** Plans one thread for each point of a box, in groups of at most ROPE_GROUP threads. */
 Launch plan_box(
     std::string_view op, std::string kernel, std::array<uint64_t, 3> threads, uint32_t max_threads);
 

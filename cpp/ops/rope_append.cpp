@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kv_op = "rope_append";
 constexpr int query_positions = QUERY_POSITIONS;
-// The kernel's name for what `Dispatch::bind_known` binds.
+// The kernel reads a KnownOffset where `Dispatch::bind_known` binds a KnownInteger.
 static_assert(sizeof(KnownOffset) == sizeof(KnownInteger));
 static_assert(offsetof(KnownOffset, offset) == offsetof(KnownInteger, value));
 
@@ -169,8 +169,8 @@ mx::array RopeAppend::keys_and_values(
   auto zero = mx::array(0);
   auto room = mx::array(capacity);
   auto inside = mx::logical_and(mx::greater_equal(slot, zero, s), mx::less(slot, room, s), s);
-  // Up to `capacity` consecutive positions stay distinct when they wrap around, so each skipped
-  // position has a separate row, which it leaves unchanged.
+  // Up to `capacity` consecutive positions are distinct modulo the capacity. So each position that
+  // is skipped has a separate row, and writes the row's previous values to it.
   auto row = mx::add(
       mx::remainder(slot, room, s),
       mx::reshape(
@@ -198,7 +198,7 @@ mx::array RopeAppend::keys_and_values(
 
 Arrays joined_steps(
     const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s) {
-  // The mapped axis joins the batch, the only axis that positions may differ along.
+  // The mapped axis joins the batch, which is the only axis along which positions may differ.
   auto folded = inputs;
   for (size_t i = 0; i < arrays; ++i) {
     auto x = batch_first(inputs[i], axes[i], size, s);

@@ -30,8 +30,9 @@ struct Rotation {
 
 /**
  * Copies qkv [batch, time, (heads + 2 * kv_heads) * head_dim] into the state, with queries and keys
- * rotated from position `offset` on. Keys and values go to the positions from `slots` on, or from
- * `offset` if there are no slots. A step too long for the query area leaves queries out.
+ * rotated from position `offset` on. Keys and values are written to the positions from `slots` on,
+ * or from `offset` if there are no slots. If a step is too long for the query area, its queries are
+ * left out.
  */
 mx::array rope_append(
     const mx::array& state,
@@ -43,9 +44,9 @@ mx::array rope_append(
     mx::StreamOrDevice s = {});
 
 /**
- * `rope_append`, then the attention of the step's queries over the first `len` positions: the state
- * and [batch, time, heads * head_dim]. The step fits the query area. The mask broadcasts to [batch,
- * heads, time, len].
+ * `rope_append`, then the attention of the step's queries over the first `len` positions. Returns
+ * the state and [batch, time, heads * head_dim]. The step must fit the query area. The mask
+ * broadcasts to [batch, heads, time, len].
  */
 Arrays rope_append_attention(
     const mx::array& state,
@@ -62,7 +63,7 @@ Arrays rope_append_attention(
 
 /**
  * Queries, keys and values [batch, heads, time, head_dim] of qkv, with queries and keys rotated as
- * `rope_append` does. The capacity of the layout has no meaning.
+ * `rope_append` does. The capacity of the layout is not used.
  */
 Arrays rope_heads(
     const mx::array& qkv,
@@ -71,7 +72,7 @@ Arrays rope_heads(
     const mx::array& offset,
     mx::StreamOrDevice s = {});
 
-/** Throws for a rotation, or for integers, that `rope_append` does not take. */
+/** Throws for a rotation, or for integers, that `rope_append` does not accept. */
 void check_rotation(const Rotation& rotation, int head_dim);
 void check_positions(const char* what, const mx::array& positions, int batch);
 
@@ -86,8 +87,8 @@ Arrays append_inputs(
     mx::Stream s);
 
 /**
- * The inputs of a primitive, whose mapped axes join the batch: `arrays` arrays, then positions and
- * slots, which may differ along the batch, then others, which are not mapped.
+ * The inputs of a primitive for a vmap. The mapped axes of the first `arrays` inputs, and of the
+ * positions and slots after them, join the batch. The inputs after these are not mapped.
  */
 Arrays joined_steps(
     const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s);
@@ -123,8 +124,8 @@ class RopeAppend : public ComposedPrimitive {
   friend class RopeAppendGrad;
   friend class RopeHeads;
 
-  // Of both directions: `places` are the inputs after qkv, and the step is an input forward, and
-  // the second output backward.
+  // Plan and call both directions. `places` are the inputs after qkv. The step is an input forward,
+  // and the second output backward.
   std::vector<Dispatch> launches(
       const mx::array& state,
       const Arrays& step,
@@ -138,7 +139,7 @@ class RopeAppend : public ComposedPrimitive {
       mx::array& out,
       bool forward) const;
 
-  /** What `rope_heads` computes, by MLX's ops. */
+  /** The result of `rope_heads`, computed by MLX's ops. */
   Arrays composed_heads(
       const mx::array& qkv, const mx::array& offset, const std::optional<mx::array>& freqs);
   mx::array keys_and_values(
@@ -154,7 +155,8 @@ class RopeAppend : public ComposedPrimitive {
 
 /**
  * The derivatives of a RopeAppend in the state and in qkv. Inputs: the cotangent of the new state,
- * whose memory the first output usually takes over, then those of the RopeAppend after qkv.
+ * then the inputs of the RopeAppend that follow qkv. The first output usually takes over the memory
+ * of the cotangent.
  */
 class RopeAppendGrad : public ComposedPrimitive {
  public:
@@ -176,9 +178,10 @@ class RopeAppendGrad : public ComposedPrimitive {
 };
 
 /**
- * Forward, inputs are qkv, the offset (int32, one element or one per batch entry) and, if explicit,
- * freqs; outputs are queries, keys and values. Backward, queries, keys and values take the place of
- * qkv, which is the output. Each is the derivative of the other.
+ * Forward, the inputs are qkv, the offset (int32, one element or one per batch entry) and, if
+ * explicit, freqs; the outputs are queries, keys and values. Backward, queries, keys and values are
+ * inputs in place of qkv, and qkv is the output. Each direction is the derivative of the other
+ * direction.
  */
 class RopeHeads : public ComposedPrimitive {
  public:
@@ -189,7 +192,7 @@ class RopeHeads : public ComposedPrimitive {
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   VJP_METHOD
 
-  /** The outputs of a node of this stream and rotation. */
+  /** The outputs of a node with the stream and the rotation of this one. */
   Arrays node(Arrays inputs, bool forward);
 
  private:
@@ -235,11 +238,11 @@ class RopeAppendAttention : public ComposedPrimitive {
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  protected:
-  /** The two as nodes, whose derivatives have kernels. */
+  /** The RopeAppend and the Attention as separate nodes, whose derivatives have kernels. */
   Arrays differentiable(const Arrays& inputs) override;
 
  private:
-  /** The outputs, by `run` of the two primitives and their inputs. */
+  /** The outputs. `run` is called with each of the two primitives and its inputs. */
   template <typename Run>
   Arrays staged(const Arrays& inputs, Run run);
 

@@ -7,7 +7,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The node of the derivatives, of the cotangent's type. */
+/** The node of the derivatives. It has the type of the cotangent. */
 Arrays node(std::shared_ptr<RopeAppendGrad> primitive, Arrays inputs) {
   auto dtype = inputs[0].dtype();
   auto shapes = primitive->output_shapes(inputs);
@@ -40,7 +40,9 @@ Arrays RopeAppend::vjp(
   return result;
 }
 
-/** A RopeAppend is linear in the state and in qkv, so that their values do not matter. */
+/**
+ * A RopeAppend is linear in the state and in qkv, so its derivatives do not depend on their values.
+ */
 Arrays RopeAppendGrad::compose(const Arrays& inputs) {
   auto s = stream();
   auto& g = inputs[0];

@@ -1,4 +1,4 @@
-// Queries, keys and values by heads.
+// Splits qkv into queries, keys and values by heads.
 #include <cmath>
 
 #include "../../metal/rope_append.h"
@@ -86,7 +86,7 @@ Arrays RopeHeads::compose(const Arrays& inputs) {
   if (forward_) {
     return forward({inputs[0]});
   }
-  // The op is linear, so that the values do not matter.
+  // The op is linear, so its derivatives do not depend on the values of the inputs.
   auto step = mx::zeros(output_shapes(inputs)[0], inputs[0].dtype(), stream());
   return mx::vjp(forward, {step}, {inputs[0], inputs[1], inputs[2]}).second;
 }

@@ -37,7 +37,7 @@ mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
     refuse("part", "expected elements of an axis of the array");
   }
   auto shape = whole.shape();
-  // The bytes of one element of the axis, and of all of them.
+  // The bytes of one element of the axis, and of all its elements.
   size_t unit = whole.itemsize();
   for (size_t i = axis + 1; i < shape.size(); ++i) {
     unit *= shape[i];

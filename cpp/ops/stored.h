@@ -17,8 +17,8 @@ using StoredHandle = std::shared_ptr<rust::Box<bridge::Stored>>;
 mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
 
 /**
- * Elements `start` to `end` of an axis, in a row-contiguous array. Of an array that has not been
- * read yet, only these are read if they are whole blocks of its storage.
+ * Elements `start` to `end` of an axis, in a row-contiguous array. If the array has not been read
+ * yet and these elements are whole blocks of its storage, only these elements are read.
  */
 mx::array part_of(const mx::array& whole, size_t axis, int start, int end);
 
@@ -27,7 +27,7 @@ bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
 
 /**
  * Reads elements from storage. It replaces MLX's Load, which throws in a task if the file has
- * become shorter, an error that MLX reports to the next waiting caller.
+ * become shorter; MLX would report that error to the next caller that waits.
  */
 class Read : public mx::UnaryPrimitive, public Fallible {
  public:

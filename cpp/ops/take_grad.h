@@ -4,13 +4,13 @@
 
 namespace mlx_primitives {
 
-/** MLX's take, whose gradient is a TakeGrad where rows of a floating matrix are taken. */
+/** MLX's take. If it takes rows of a floating matrix, its gradient is a TakeGrad. */
 mx::array take(const mx::array& a, const mx::array& indices, int axis, mx::StreamOrDevice s = {});
 
 /**
  * The gradient of a matrix [rows, columns]. Inputs: the gradient [count, columns] of the rows that
- * were taken, and their numbers, uint32 [count]; row-contiguous. Each row gets the sum of its
- * copies' gradients in their order, so that CPUs and GPUs compute the same bits.
+ * were taken, and the numbers of these rows, uint32 [count]; row-contiguous. For each row, the
+ * gradients of its copies are added in their order, so that CPUs and GPUs compute the same bits.
  */
 class TakeGrad : public ComposedPrimitive {
  public:

@@ -15,7 +15,10 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Waits for what a CPU stream was given, while this thread helps with the kernels. */
+/**
+ * Waits until a CPU stream has run its queued tasks. Meanwhile this thread runs parts of the
+ * kernels.
+ */
 void wait_for(mx::Stream stream) {
   if (auto* batch = Batch::current()) {
     batch->flush();
@@ -39,7 +42,8 @@ class Barrier : public mx::Primitive {
     outputs[0].copy_shared_buffer(inputs[0]);
   }
 
-  // MLX commits a GPU's work, and bounds what is committed at a time, by the size of its arrays.
+  // MLX limits the work that it commits to a GPU at a time by the size of its arrays, so no wait is
+  // needed.
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].copy_shared_buffer(inputs[0]);
   }

@@ -7,9 +7,9 @@
 namespace mlx_primitives {
 
 /**
- * `x`, queued after `others`. MLX queues some fifty ops of a CPU ahead of the one that runs, and
- * allocates the results of each when it queues it. At this node it waits for the ops that it has
- * queued, so that the ops after the node can use the memory that they free.
+ * `x`, queued after `others`. MLX queues about fifty CPU ops ahead of the op that runs, and
+ * allocates the results of each op when it queues it. At this node, it waits until the queued ops
+ * have run, so that the ops after the node can use the memory that is freed.
  */
 mx::array after(const mx::array& x, const Arrays& others, mx::StreamOrDevice s);
 

@@ -14,13 +14,13 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * The first batch is small, so that the stream's thread begins early. Later ones are larger: it
- * then rarely runs out of calls, after which it would have to be woken.
+ * The first batch is small, so that the stream's thread begins early. Later batches are larger, so
+ * that the thread rarely runs out of calls. A thread that has run out of calls has to be woken.
  */
 constexpr size_t FIRST = 8;
 constexpr size_t MOST = 32;
 
-/** The number of unfinished tasks of a stream above which its thread waits. */
+/** The thread that queues waits while a stream has more unfinished tasks than this. */
 constexpr int MOST_TASKS = 32;
 
 thread_local Batch* innermost = nullptr;
@@ -73,7 +73,7 @@ void Batch::updated(const mx::array& state) {
 
 bool Batch::takes_over(const mx::array& state) {
   const auto& memory = state.data_shared_ptr();
-  // This order is safe, because the stream's thread may end a use at any time, and none begins.
+  // This order is safe: the stream's thread may end a use at any time, but cannot begin one.
   bool once = memory.use_count() == 2 && is_owned(*memory);
   auto found = given_.uses.find(memory.get());
   auto use = once && found != given_.uses.end() ? found->second.lock() : nullptr;

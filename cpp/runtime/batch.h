@@ -1,4 +1,5 @@
-// Calls of CPU kernels that reach the stream's thread together, and what a stream's work uses.
+// Collects calls of CPU kernels, so that the stream's thread gets several at a time, and keeps the
+// memory that a stream's work uses.
 #pragma once
 
 #include <atomic>
@@ -30,7 +31,7 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  /** Constructs what this class keeps for each thread. */
+  /** Constructs this class's data for each thread. */
   static void prepare();
 
   /** The innermost batch of this thread, or null. */
@@ -41,29 +42,29 @@ class Batch {
   /** Keeps an array's memory until the tasks and calls that were queued before have run. */
   void keep(const mx::array& array);
 
-  /** Notes that ops update the memory of `state`, which has been computed, in place. */
+  /** Records that ops update the memory of `state` in place. `state` has been computed. */
   void updated(const mx::array& state);
 
   /**
-   * Whether the memory of `state` has no users except `state` itself, which is an input of one op,
-   * and work that this stream was given. An op that is added now runs after that work, so it may
-   * change the memory. MLX's graphs order an op behind earlier ones that write its memory, and not
-   * behind those that read it; so a graph with such an op is handed over first.
+   * Whether the memory of `state` is used only by `state`, which is an input of one op, and by
+   * earlier work of this stream. An op that is added next runs after that work, so it may change
+   * the memory. MLX's graphs order an op after earlier ops that write its memory, but not after ops
+   * that read it. So a graph with ops that read it is handed over first.
    */
   bool takes_over(const mx::array& state);
 
   /** Hands over all that was collected. */
   void flush();
 
-  /** Hands over all that was collected, if there is a call among it. */
+  /** Hands over all that was collected, if it includes a call. */
   void flush_calls();
 
-  /** Hands over all that was collected, if it is much, or if MLX's graph is large. */
+  /** Hands over all that was collected, if there are many items or MLX's graph is large. */
   void flush_if_full();
 
   /**
-   * Waits until few of the tasks are left that batches of this thread gave to a stream. Evaluations
-   * that nobody waits for then take a bounded amount of memory.
+   * Waits until a stream has few unfinished tasks from the batches of this thread. So evaluations
+   * that no thread waits for use a bounded amount of memory.
    */
   static void wait_for_tasks(mx::Stream stream);
 
@@ -73,7 +74,10 @@ class Batch {
     std::vector<std::shared_ptr<void>> memory{};
   };
 
-  /** Queued work shares this hold on a memory, so that it counts as one of its holders. */
+  /**
+   * A reference to memory. All queued work shares it, so that the work counts as one holder of the
+   * memory.
+   */
   struct Use {
     std::shared_ptr<mx::array::Data> memory;
     uint64_t handed = 0; // the number of flushes before the last one that kept it

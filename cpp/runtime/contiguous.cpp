@@ -13,7 +13,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** On a CPU only, where MLX's primitive of this name cannot report that there is no memory. */
+/** Used only on a CPU, where MLX's primitive of this name cannot report that memory has run out. */
 class Contiguous : public mx::UnaryPrimitive {
  public:
   using mx::UnaryPrimitive::UnaryPrimitive;
@@ -70,7 +70,7 @@ class Contiguous : public mx::UnaryPrimitive {
   }
 };
 
-/** The kinds by the names of the primitives, which MLX is asked for. */
+/** The kind of view for the name of each primitive. MLX's ops are built to read their names. */
 std::unordered_map<std::string_view, View> view_kinds(mx::Stream s) {
   mx::array x({1, 2, 3}, mx::float32, nullptr, {});
   auto name = [](const mx::array& view) { return std::string_view(view.primitive().name()); };

@@ -19,7 +19,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Elements and how they lie: the axes of more than one element, from the outermost. */
+/** Elements and their layout in memory: the axes with more than one element, outermost first. */
 struct Source {
   struct Axis {
     int64_t size;
@@ -29,12 +29,14 @@ struct Source {
   std::vector<Axis> axes; // at least one
   int64_t rows = 1;       // the elements of all axes but the last
 
-  /** A number of elements that lie behind one another. */
+  /** `count` contiguous elements. */
   Source(const uint8_t* data_, size_t count) : data(data_) {
     axes.push_back({static_cast<int64_t>(count), 1});
   }
 
-  /** The elements of an array. Two axes that one stride goes through are one. */
+  /**
+   * The elements of an array. Two axes are merged if a single stride visits the elements of both.
+   */
   explicit Source(const mx::array& x) : data(bytes(x)) {
     for (size_t i = 0; i < x.ndim(); ++i) {
       Axis axis = {x.shape()[i], x.strides()[i]};
@@ -53,17 +55,17 @@ struct Source {
   }
 };
 
-/** The elements of a block, which the processor's cache holds. */
+/** The number of elements of a block, which fits the processor's cache. */
 constexpr int64_t BLOCK = 512;
 constexpr int64_t BLOCK_BYTES = BLOCK * sizeof(mx::complex64_t);
 
-/** Converts up to `BLOCK` elements that lie behind one another. */
+/** Converts up to `BLOCK` contiguous elements. */
 using ConvertBlock = void (*)(const uint8_t* from, uint8_t* to, int64_t count);
 
 /**
- * Converts elements of the size of a word in blocks. A block is read before it is written, so that
- * elements of one size can be converted where they lie. Only `convert` is compiled for each pair of
- * types; `size` is that of the results in bytes.
+ * Converts elements of the size of a word in blocks. A block is read before it is written, so
+ * elements can be converted in place if both types have the same size. Only `convert` is compiled
+ * for each pair of types. `size` is the size of a result in bytes.
  */
 template <typename Word>
 void convert_words(const Source& source, uint8_t* to, int64_t size, ConvertBlock convert) {
@@ -113,7 +115,9 @@ void convert_words(const Source& source, uint8_t* to, int64_t size, ConvertBlock
   flush();
 }
 
-/** Converts each of `count` elements by `one`. The compiler knows the length of a whole block. */
+/**
+ * Converts each of `count` elements with `one`. For a whole block, the compiler knows the length.
+ */
 template <typename From, typename To, typename One>
 void convert_each(const From* __restrict read, To* __restrict written, int64_t count, One one) {
   if (count == BLOCK) {
@@ -127,7 +131,7 @@ void convert_each(const From* __restrict read, To* __restrict written, int64_t c
   }
 }
 
-/** Converts elements by `one`. */
+/** Converts all elements with `one`. */
 template <typename From, typename To, typename One>
 void convert_elements(const Source& source, uint8_t* to, One) {
   ConvertBlock convert = [](const uint8_t* from, uint8_t* to, int64_t count) {
@@ -146,7 +150,7 @@ void convert_elements(const Source& source, uint8_t* to, One) {
   }
 }
 
-/** Converts elements as MLX does. */
+/** Converts elements with the same results as MLX. */
 void convert_cpu(const Source& source, mx::Dtype from, uint8_t* to, mx::Dtype dtype) {
   mx::dispatch_all_types(from, [&](auto from_type) {
     using From = MLX_GET_TYPE(from_type);
@@ -170,7 +174,7 @@ void clamp_cpu(const Source& source, mx::Dtype from, uint8_t* to) {
   });
 }
 
-/** On a CPU only, where MLX's own conversion cannot report that there is no memory. */
+/** Used only on a CPU, where MLX's conversion cannot report that memory has run out. */
 class Convert : public mx::UnaryPrimitive {
  public:
   Convert(mx::Stream stream, mx::Dtype dtype, bool clamps)

@@ -9,12 +9,12 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * The elements of x as another type, bit for bit as `mx::astype` converts them, which it also is
- * on a GPU: there, MLX reports where there is no memory. x itself if it has that type.
+ * The elements of x as another type, with the same bits as `mx::astype`; x itself if it has that
+ * type. On a GPU this is `mx::astype`, because MLX reports there if memory has run out.
  */
 mx::array convert(const mx::array& x, mx::Dtype dtype, mx::Stream s);
 
-/** Integers as int32. Those beyond its range become the least or the greatest number. */
+/** Integers as int32. Numbers outside its range become its least or its greatest number. */
 mx::array clamp_to_int32(const mx::array& x, mx::Stream s);
 
 } // namespace mlx_primitives

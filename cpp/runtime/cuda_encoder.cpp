@@ -19,7 +19,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** MLX has the attributes of the devices that it uses. */
+/** Reads the compute capability, which MLX has stored for each device that it uses. */
 uint32_t architecture(mx::cu::Device& device) {
   return static_cast<uint32_t>(
       10 * device.compute_capability_major() + device.compute_capability_minor());
@@ -31,7 +31,7 @@ class CudaEncoder : public Encoder {
  public:
   explicit CudaEncoder(const mx::Stream& stream) : to_(mx::cu::get_command_encoder(stream)) {}
 
-  /** On an H200, rows of 4096 elements took less time in groups of 512 threads than of 1024. */
+  /** On an H200, rows of 4096 elements took less time with groups of 512 threads than with 1024. */
   uint32_t most_threads() const override {
     return 512;
   }
@@ -131,7 +131,7 @@ class CudaEncoder : public Encoder {
   }
 
  private:
-  /** The bytes that were bound to an index of the kernel. */
+  /** The position in `bytes_` of the value that is bound to an index of the kernel. */
   struct Place {
     uint32_t from;
     uint32_t count;
@@ -151,7 +151,7 @@ class CudaEncoder : public Encoder {
     bind(index, &first, sizeof(first));
   }
 
-  /** Writes the value of an argument, which has its number of bytes at most. */
+  /** Writes the value of an argument, at most as many bytes as the argument has. */
   void write(const CudaArgument& argument, const Launch& launch, uint8_t* to) const {
     auto copy = [&](const void* from, size_t count) {
       std::memcpy(to, from, std::min(count, argument.bytes));
@@ -173,7 +173,7 @@ class CudaEncoder : public Encoder {
     }
   }
 
-  /** Lets launches use this much threadgroup memory. */
+  /** Allows launches to use this amount of threadgroup memory. */
   void allow(uint32_t bytes) {
     if (bytes > kernel_->shared_bytes) {
       auto attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -184,7 +184,7 @@ class CudaEncoder : public Encoder {
 
   mx::cu::CommandEncoder& to_; // of MLX
   CudaKernel* kernel_{nullptr};
-  // Bound values by index, and the beginnings of threadgroup memory. The vectors keep their memory
+  // Bound values by index, and the offsets of threadgroup memory. The vectors keep their capacity
   // from one dispatch to the next.
   std::array<Place, MOST_BUFFERS> places_{};
   std::vector<uint8_t> bytes_;
@@ -208,7 +208,7 @@ void construct_cuda_encoders() {
   try {
     mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
   } catch (const std::exception&) {
-    // There is no such stream.
+    // MLX has no stream with this index; it has constructed the list before it throws.
   }
 }
 

@@ -26,7 +26,7 @@ constexpr size_t PART = MOST_BYTES / WORD * SENT;
 constexpr uint32_t THREADS = 256;
 constexpr uint64_t MOST_BLOCKS = 64;
 
-/** The last parameter of the kernel, as its source declares it. */
+/** The kernel's last parameter, with the same fields as in its source. */
 struct ExchangeParams {
   uint64_t to[MOST_RANKS]; // where the memory of a rank takes the part of this one
   uint64_t from;           // where this rank's memory has the part of rank 0
@@ -35,10 +35,11 @@ struct ExchangeParams {
 };
 
 /**
- * A store carries eight bytes of the array and, beside each half, the number of the exchange, which
- * the hardware writes with that half. So a rank that finds the number has the bytes, and no fence
- * is needed. A part is written again two exchanges later. A rank begins that one when it has the
- * other ranks' parts of the one between, which they began after they had read this one.
+ * A store writes eight bytes of the array. Beside each half it writes the number of the exchange,
+ * and the hardware writes a half and its number together. So a rank that reads the number also has
+ * the bytes, and no fence is needed. A part of memory is written again two exchanges later. Before
+ * a rank begins that exchange, it has read the other ranks' parts of the exchange in between. A
+ * rank begins the exchange in between only after it has read this part.
  */
 constexpr auto SOURCE = R"cuda(#include <metal_stdlib>
 using namespace metal;
@@ -128,7 +129,7 @@ struct PeerMemory {
 
 namespace {
 
-/** The part of a rank in a memory, of which alternate exchanges use either half. */
+/** The offset of a rank's part in a memory. Exchanges use the two halves of the memory in turn. */
 size_t place(const PeerMemory& memory, uint32_t exchange, uint32_t rank) {
   return (exchange % 2 * memory.ranks + rank) * PART;
 }
@@ -151,7 +152,7 @@ class Exchange : public mx::Primitive {
     encoder.set_input_array(x);
     encoder.set_output_array(out);
     encoder.set_output_array(memory.order);
-    // Memory begins with zeros, which are no exchange.
+    // Memory begins with zeros, so 0 is not the number of an exchange.
     uint32_t exchange = ++memory.exchanges == 0 ? ++memory.exchanges : memory.exchanges;
     ExchangeParams params{};
     for (uint32_t r = 0; r < memory.ranks; ++r) {

@@ -14,7 +14,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** A slot has its own lock, so that other threads compile other kernels meanwhile. */
+/** A slot has a separate lock, so that other threads can compile other kernels meanwhile. */
 struct Slot {
   std::mutex compiling;
   std::unique_ptr<CudaKernel> kernel;
@@ -40,7 +40,7 @@ std::vector<bridge::CudaBound> bound(const Dispatch& dispatch) {
   return all;
 }
 
-/** Made at each dispatch, so without streams. */
+/** The key of a kernel. It is built at each dispatch, so it does not use slow string streams. */
 std::string key_of(const Dispatch& dispatch, int device) {
   std::string key = dispatch.launch.kernel;
   key.reserve(256);

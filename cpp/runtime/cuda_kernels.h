@@ -10,10 +10,13 @@
 
 namespace mlx_primitives {
 
-/** A function of CUDA's driver, which libmlx has loaded: linking would need a driver to build. */
+/**
+ * A function of CUDA's driver, found in the library that libmlx has loaded. If this crate linked to
+ * the driver, a build would need a driver.
+ */
 void* cuda_driver_function(const char* name);
 
-/** Calls a function of CUDA's driver by its type in cuda.h; throws if it fails. */
+/** Calls a function of CUDA's driver with its type in cuda.h; throws if the call fails. */
 #define CUDA_DRIVER(FUNCTION, ...)                                                              \
   ::mlx_primitives::check_cuda(                                                                 \
       #FUNCTION,                                                                                \
@@ -29,7 +32,7 @@ struct CudaArgument {
   size_t bytes; // of the parameter
 };
 
-/** A kernel on a device; it stays loaded. */
+/** A kernel on a device. It stays loaded until the process ends. */
 struct CudaKernel {
   std::string name;
   CUfunction function;
@@ -39,8 +42,8 @@ struct CudaKernel {
 };
 
 /**
- * The dispatch's kernel on the current device, compiled for its architecture (90 for sm_90) when it
- * is first used.
+ * The dispatch's kernel on the current device. It is compiled for the device's architecture (90 for
+ * sm_90) at its first use.
  */
 CudaKernel* cuda_kernel(const Dispatch& dispatch, int device, uint32_t architecture);
 

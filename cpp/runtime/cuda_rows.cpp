@@ -6,7 +6,9 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Below this number of rows, each has a large threadgroup, because cores would be idle. */
+/**
+ * If there are fewer rows, each row has a large threadgroup, because cores would be idle otherwise.
+ */
 constexpr uint64_t FEW_ROWS = 2048;
 
 struct Form {
@@ -14,7 +16,7 @@ struct Form {
   uint32_t threads;
 };
 
-/** The form and threads of rows that are longer than a SIMD group reads at once. */
+/** The form and threads for rows that a SIMD group cannot read at once. */
 Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   constexpr std::pair<uint32_t, std::string_view> forms[] = {{1, "row"}, {2, "row2"}, {4, "row4"}};
   const uint32_t axis = plan.rows.axis;
@@ -25,8 +27,8 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   const bool narrow = reads > READS; // 16 bits
   const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
-  // Threads that hold more wait less often for each other, until their registers leave room for
-  // fewer threadgroups.
+  // Threads with more quads wait less often for each other, until they need so much register space
+  // that a core runs fewer threadgroups at a time.
   uint32_t least = plan.quads;
   uint32_t wanted = centered ? 128 : 256;
   if (few) {

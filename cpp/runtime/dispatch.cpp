@@ -74,8 +74,8 @@ Launch plan_rows(
   for (auto [each, form] : forms) {
     auto threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS * each)), SIMD_WIDTH);
     if (each >= quads && threads <= max_threads) {
-      // Beyond `quads`, use as many threads as possible: MLX's looped kernels do the same, and the
-      // number of threads decides the order of addition.
+      // If `quads` per thread are not enough, use as many threads as possible. MLX's looped kernels
+      // do the same, and the number of threads decides the order of addition.
       threads = each > quads ? max_threads : threads;
       return launch(form, count, threads, scratch(threads));
     }

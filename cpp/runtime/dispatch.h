@@ -1,4 +1,4 @@
-// The requests of a primitive to Metal, as data: nothing here needs a GPU or Metal's headers.
+// The dispatches of a primitive as data. This header needs neither a GPU nor Metal's headers.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +29,13 @@ struct Rows {
   explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
     count = axis > 0 ? x.size() / axis : 0;
   }
-  /** The count for the kernels' parameters, once a plan has checked that it fits in 32 bits. */
+  /** The number of rows as a 32-bit kernel parameter. A plan has checked that it fits. */
   uint32_t narrow() const {
     return static_cast<uint32_t>(count);
   }
 };
 
-/** A reduction of rows that `plan_rows` planned; encoders may plan it anew. */
+/** A reduction of rows that `plan_rows` planned; encoders may plan it again for their GPU. */
 struct RowsPlan {
   std::string op;
   std::string suffix; // of the kernel's name
@@ -44,7 +44,7 @@ struct RowsPlan {
   uint32_t quads; // least ones of a thread, if a threadgroup takes a row
 };
 
-/** The kernel that runs, the number of threadgroups and the threads of each. */
+/** The kernel, the number of threadgroups and the threads of each threadgroup. */
 struct Launch {
   std::string kernel;
   std::array<uint32_t, 3> grid;
@@ -58,13 +58,13 @@ struct Launch {
   }
 };
 
-/** An integer by value, where the host knows it when it encodes a dispatch. */
+/** An integer that is passed by value if the host knows it when it encodes a dispatch. */
 struct KnownInteger {
   uint32_t known;
   int32_t value;
 };
 
-/** The contents of a kernel's buffer index: an array, or bytes by value. */
+/** A value that is bound to an index of a kernel: an array, or bytes. */
 struct Binding {
   uint32_t index;
   std::optional<mx::array> array;
@@ -74,7 +74,7 @@ struct Binding {
   bool unread = false; // takes the array of the dispatch's first binding
   bool known = false;  // a KnownInteger, of the array's only element
 
-  /** The bytes by value, or 0 for a buffer. */
+  /** The number of bytes that are passed by value, or 0 for a buffer. */
   uint32_t value_bytes() const {
     return known ? sizeof(KnownInteger) : array ? 0 : static_cast<uint32_t>(bytes.size());
   }
@@ -87,7 +87,7 @@ struct Constant {
   uint64_t bits;      // the value in its low bytes
 };
 
-/** Threadgroup memory at another index than 0, which the launch uses. */
+/** Threadgroup memory at an index other than 0. The launch uses index 0. */
 struct ThreadgroupMemory {
   uint32_t index;
   uint32_t bytes;
@@ -98,7 +98,7 @@ class KernelLibrary {
  public:
   virtual ~KernelLibrary() = default;
   virtual std::string name() const = 0;
-  /** The path of a metallib; empty if the library is its source. */
+  /** The path of a metallib; empty if the library is given as source. */
   virtual std::string metallib() const = 0;
   virtual std::string source() const = 0;
   /** Records that Metal has loaded the metallib. */
@@ -114,7 +114,7 @@ struct Dispatch {
   Launch launch;
   std::vector<Binding> bindings;
 
-  // Only kernels that a user supplied have these.
+  // Only a user's kernels have these fields.
   std::shared_ptr<const KernelLibrary> library;
   std::string pipeline; // the name that Metal's pipeline is cached under
   std::vector<Constant> constants;
@@ -129,11 +129,14 @@ struct Dispatch {
   void bind(mx::array array, bool written = false) {
     bindings.push_back({next(), std::move(array), written, 0, {}});
   }
-  /** Binds an index that the kernel does not read, though it must be bound: to the first array. */
+  /**
+   * Binds the first array to an index that the kernel does not read, because every index must be
+   * bound.
+   */
   void bind_unread() {
     bindings.push_back({next(), std::nullopt, false, 0, {}, true});
   }
-  /** Binds an array's only element by value, if the host knows it when the dispatch is encoded. */
+  /** Binds an array's only element by value if the host knows it when the dispatch is encoded. */
   void bind_known(mx::array array) {
     bindings.push_back({next(), std::move(array), false, 0, {}, false, true});
   }
@@ -142,7 +145,7 @@ struct Dispatch {
     std::memcpy(bindings.back().bytes.data(), from, bytes);
   }
 
-  /** Binds the inputs from index 0 on, then the outputs, then the parameters by value. */
+  /** Binds the inputs from index 0 on, then the outputs, then the parameters as bytes. */
   template <typename Params>
   Dispatch(std::string stem_, Launch launch_, Arrays inputs, Arrays outputs, const Params& params)
       : Dispatch(std::move(stem_), std::move(launch_)) {
@@ -173,24 +176,30 @@ constexpr uint32_t round_up(uint32_t a, uint32_t b) {
 }
 
 /**
- * A count of rows, threadgroups or threads as 32 bits, which kernels take; throws if it is larger.
+ * A number of rows, threadgroups or threads as the 32-bit number that kernels take. Throws if it is
+ * larger.
  */
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count);
 
-/** At most `most` threads in whole SIMD groups; throws if that leaves none. */
+/**
+ * A multiple of a SIMD group's threads, at most `most`; throws if `most` is smaller than a SIMD
+ * group.
+ */
 uint32_t whole_simds(std::string_view op, uint32_t most);
 
 /** An array without memory, for results that only other dispatches of the same op read. */
 mx::array temporary(mx::Shape shape, mx::Dtype dtype);
 
-/** How the names of kernels spell the type of an array: _float32, _float16, _bfloat16, _uint32. */
+/**
+ * The type of an array as it is in the names of kernels: _float32, _float16, _bfloat16, _uint32.
+ */
 std::string type_suffix(const mx::array& x);
 
 /**
- * Plans a reduction of rows. Its kernels come in the same forms for every op: simd (one SIMD group
- * per row), row, row2, row4 (one threadgroup per row, 1, 2 or 4 quads per thread) and looped (any
- * length). `slots` is the scratch of a SIMD group, in floats. If a threadgroup takes a row, each
- * thread takes at least `quads` quads: 1, 2 or 4.
+ * Plans a reduction of rows. Its kernels have the same forms for every op: simd (one SIMD group per
+ * row), row, row2, row4 (one threadgroup per row, 1, 2 or 4 quads per thread) and looped (any
+ * length). `slots` is the scratch memory of a SIMD group, in floats. If a threadgroup processes a
+ * row, each thread has at least `quads` quads: 1, 2 or 4.
  */
 Launch plan_rows(
     std::string_view op,

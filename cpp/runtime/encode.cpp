@@ -13,7 +13,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Allocates a temporary when it is first bound. */
+/** Allocates a temporary array when it is first bound. */
 bool provide(Encoder& encoder, mx::array& array) {
   if (array.has_primitive() || array.data_shared_ptr()) {
     return false;
@@ -45,7 +45,7 @@ void bind(Encoder& encoder, mx::array& array, bool written, uint32_t index, int6
   }
 }
 
-/** Binds an array's only element by value: as unknown if the host might have to wait for it. */
+/** Binds an array's only element by value, or as unknown if the host might have to wait for it. */
 void bind_known(Encoder& encoder, const mx::array& array, uint32_t index) {
   KnownInteger integer{0, 0};
   if (array.size() == 1 && array.dtype() == mx::int32 && array.data_shared_ptr() &&
@@ -108,12 +108,16 @@ std::unique_ptr<Encoder> encoder_of(const mx::Stream& stream, const char* op) {
   return encoder ? std::move(encoder) : metal_encoder(stream, op); // of metal_encoder.cpp
 }
 
-/** An array of an op in the words that its plan may depend on, as appended to a key. */
+/**
+ * The properties of arrays that an op's plan may depend on, as words that are appended to a key.
+ */
 class Key {
  public:
   std::vector<int64_t> words;
 
-  /** Whether every array has memory, without which there is no place to compare. */
+  /**
+   * Appends arrays. Returns false if an array has no memory, because places in memory are compared.
+   */
   bool add(const Arrays& arrays) {
     for (const auto& array : arrays) {
       if (!array.data_shared_ptr() || !array.buffer().ptr()) {
@@ -159,7 +163,10 @@ class Key {
   std::vector<const mx::array*> all_;
 };
 
-/** A dispatch whose arrays are numbers: of the op's inputs, then its outputs, then temporaries. */
+/**
+ * A dispatch with arrays as numbers, which count the op's inputs, then its outputs, then
+ * temporaries.
+ */
 struct Step {
   struct Bound {
     uint32_t index;
@@ -214,7 +221,7 @@ struct Recipe {
         } else if (
             checked &&
             (bound.start != 0 || bound.span != array.data_size() || bound.type != array.dtype())) {
-          // The bounds of the view are checked.
+          // If the encoder checks bounds, bind a view with the exact bounds.
           auto view = view_of(array, bound.start, bound.span, bound.type);
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {
@@ -226,7 +233,10 @@ struct Recipe {
   }
 };
 
-/** Encodes a plan, and returns it as a recipe; without steps if an array is none of the op's. */
+/**
+ * Encodes a plan and returns it as a recipe. The recipe has no steps if an array is not one of the
+ * op's.
+ */
 Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::array*> arrays) {
   Recipe recipe;
   bool whole = true;

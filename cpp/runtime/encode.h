@@ -9,17 +9,17 @@
 
 namespace mlx_primitives {
 
-/** The dispatches of an op, in order, for a largest threadgroup. */
+/** The dispatches of an op, in order, for threadgroups of at most this number of threads. */
 using Plan = std::function<std::vector<Dispatch>(uint32_t max_threads)>;
 
 /**
  * Encodes the dispatches that `plan` returns for a largest threadgroup, in order. A kernel that
- * needs many registers may allow fewer threads than planned: the plan is then made again within
- * that limit. Throws if the library was built without Metal.
+ * needs many registers may allow fewer threads than planned. Then `plan` runs again with that
+ * limit. Throws if the library was built without Metal.
  *
- * A plan is kept, since planning takes longer than encoding. It is not made again for an equivalent
- * primitive with arrays of the same types, shapes, strides and places in memory relative to one
- * another: a plan depends on nothing else.
+ * A plan is kept, because planning takes longer than encoding. It is used again for an equivalent
+ * primitive with arrays of the same types, shapes, strides and relative places in memory, because a
+ * plan depends on nothing else.
  */
 void encode(
     const std::shared_ptr<mx::Primitive>& primitive,
@@ -27,7 +27,7 @@ void encode(
     const Arrays& outputs,
     const Plan& plan);
 
-/** Constructs the plans that `encode` keeps for this thread. */
+/** Constructs this thread's store of the plans that `encode` keeps. */
 void prepare_plans();
 
 } // namespace mlx_primitives

@@ -24,8 +24,8 @@ void start(const std::vector<mx::array>& arrays) {
 }
 
 /**
- * Evaluates on the CPU while this thread, which has to wait anyway, helps with the kernels: that is
- * faster than waking another thread.
+ * Evaluates on the CPU. While this thread waits, it runs parts of the kernels, which is faster than
+ * waking another thread.
  */
 void compute(const std::vector<mx::array>& arrays) {
   auto elsewhere = [](const mx::array& a) {
@@ -41,8 +41,9 @@ void compute(const std::vector<mx::array>& arrays) {
 }
 
 /**
- * Runs `wait` and reports it to the group of ranks, if this process has joined one: it ends waits
- * that the other ranks do not end, and remembers failures. Throws at once if the group is broken.
+ * Runs `wait` and reports it to the group of ranks, if this process has joined one. The group ends
+ * a wait that the other ranks do not end, and remembers failures. Throws at once if the group is
+ * broken.
  */
 template <typename Wait>
 void reported(Wait wait) {
@@ -68,8 +69,8 @@ void evaluate_tracked(const std::vector<mx::array>& arrays) {
     compute(arrays);
   } catch (const std::exception& error) {
     tracked.remember();
-    // If all arrays were queued, one of MLX's tasks failed while this thread waited. Arrays that
-    // were not queued are computed at the next request.
+    // If all arrays were queued, one of MLX's tasks failed while this thread waited. An array that
+    // was not queued is computed when it is next evaluated.
     bool queued = std::none_of(awaited.begin(), awaited.end(), [](const mx::array& array) {
       return array.status() == mx::array::Status::unscheduled;
     });

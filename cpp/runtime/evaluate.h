@@ -1,4 +1,4 @@
-// Evaluation for the bridge: errors belong to the arrays that they concern, and no wait is endless.
+// Evaluation for the bridge. An error belongs to the arrays that it concerns, and every wait ends.
 #pragma once
 
 #include <functional>
@@ -17,17 +17,17 @@ namespace mx = mlx::core;
  */
 void evaluate(const std::vector<mx::array>& arrays);
 
-/** Queues the computation of arrays; readers of a failed array get the error. */
+/** Queues the computation of arrays. If it fails, the error is thrown when an array is read. */
 void evaluate_async(const std::vector<mx::array>& arrays);
 
 /** Waits for the queued tasks of a stream, whether they fail or not. */
 void synchronize(mx::Stream stream);
 
 /**
- * Queues a task on a CPU stream. It computes the output with this `array::id` of a primitive that
- * is being evaluated, and the output's siblings. An exception in the task fails these arrays and
- * their dependents, after `spoil` has overwritten the data. The task does not run if one of its
- * inputs has failed.
+ * Queues a task on a CPU stream. The task computes the output with this `array::id` of a primitive
+ * that is being evaluated, and the output's siblings. If it throws, `spoil` overwrites the data,
+ * and these arrays and their dependents fail. The task does not run if one of its inputs has
+ * failed.
  */
 void queue(
     mx::Stream stream,

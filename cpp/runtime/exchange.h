@@ -1,4 +1,5 @@
-// How ranks on one machine exchange small arrays: each writes to the memory of the others' GPUs.
+// Exchanges small arrays between ranks on one machine: each rank writes to the memory of the other
+// ranks' GPUs.
 #pragma once
 
 #include <memory>
@@ -11,28 +12,30 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** The memory that one rank shares, and that of the others once it is reached. */
+/** The memory that one rank shares, and the other ranks' memory, once it is mapped. */
 struct PeerMemory;
 
-/** Memory of the GPU of this rank, which `ranks` write to. Null without CUDA, and for many ranks.
+/**
+ * Memory of this rank's GPU, to which all `ranks` write. Null without CUDA, or if there are too
+ * many ranks.
  */
 std::shared_ptr<PeerMemory> share_memory(uint32_t rank, uint32_t ranks);
 
-/** The bytes by which another process on this machine reaches the memory. */
+/** A handle with which another process on this machine can map the memory. */
 std::string handle_of(const PeerMemory& memory);
 
-/** Reaches the memory of all ranks by their handles, one after the other. */
+/** Maps the memory of all ranks. `handles` are their handles, one after the other. */
 void reach_peers(PeerMemory& memory, const std::string& handles);
 
 /** Whether ranks exchange an array of this shape and type through their memory. */
 bool exchanges(const mx::array& x);
 
-/** Whether each of several GPUs of this machine reaches the memory of the others. */
+/** Whether this machine has several GPUs and each GPU can access the memory of the others. */
 bool gpus_reach_each_other();
 
 /**
- * The arrays of all ranks, joined along the first axis. Exchanges come one after the other, in the
- * order in which they are evaluated, which is the same on all ranks.
+ * The arrays of all ranks, joined along the first axis. Exchanges run one after the other, in the
+ * order of their evaluation, which must be the same on all ranks.
  */
 mx::array exchange(const std::shared_ptr<PeerMemory>& memory, const mx::array& x, mx::Stream s);
 

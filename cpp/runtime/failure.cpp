@@ -35,7 +35,7 @@ struct Known {
     }
   }
 
-  /** Forgets arrays that no longer exist and those that were computed successfully. */
+  /** Removes the entries of arrays that no longer exist or that were computed successfully. */
   void clean() {
     std::erase_if(entries, [](const auto& item) {
       const auto& array = item.second;
@@ -60,13 +60,13 @@ bool can_fail(const mx::Primitive& primitive) {
          (simulating() && dynamic_cast<const FusedPrimitive*>(&primitive));
 }
 
-/** Walks from arrays to the inputs that they depend on, and makes records. */
+/** Walks from arrays to the inputs that they depend on, and makes their records. */
 class Walk {
  public:
   std::vector<Tracked::Depending> depending;
   std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports;
 
-  /** The record of an array, or null if nothing that it depends on can fail. */
+  /** The record of an array, or null if no task that it depends on can fail. */
   std::shared_ptr<Record> visit(const mx::array& root) {
     enter(root);
     while (!path_.empty()) {
@@ -160,7 +160,7 @@ void Progress::read(std::shared_ptr<Progress> other) {
 
 bool Progress::over() {
   std::lock_guard lock(mutex_);
-  // This result is final, so the evaluations that it read from can be forgotten.
+  // The result `true` is final, so the evaluations that this one read from can be forgotten.
   over_ = over_ || (tasks_ == 0 && std::all_of(read_.begin(), read_.end(), [](auto& read) {
                       return read->over();
                     }));

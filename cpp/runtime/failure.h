@@ -1,9 +1,9 @@
 // Records of evaluations that failed after their tasks were queued.
 //
-// MLX stores an exception of a task in the task's stream and throws it once, to the next caller
-// that waits for that stream; afterwards the task's leftover data counts as a result. Our tasks
-// never throw. They report to the record of their evaluation, and the arrays that were computed
-// from their outputs keep that record.
+// MLX stores an exception of a task in the task's stream. It throws the exception once, to the next
+// caller that waits for that stream. After that, the unfinished data of the task counts as a
+// result. Our tasks never throw. They report to the record of their evaluation, and the arrays that
+// were computed from their outputs keep that record.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ class Progress {
   /** Records that this evaluation reads results of another one. */
   void read(std::shared_ptr<Progress> other);
 
-  /** Whether no task is left to run, here and in the evaluations that it reads from. */
+  /** Whether all tasks have run, in this evaluation and in the evaluations that it reads from. */
   bool over();
 
  private:
@@ -43,13 +43,13 @@ class Record : public std::enable_shared_from_this<Record> {
  public:
   explicit Record(std::shared_ptr<Progress> progress) : progress_(std::move(progress)) {}
 
-  /** Records that this array is computed from the array of `other`. */
+  /** Records that this array is computed from the array that `other` describes. */
   void read(Record& other);
 
-  /** Fails this array and all that are computed from it; the first reason stays. */
+  /** Fails this array and all arrays that are computed from it. The first reason is kept. */
   void fail(const std::string& why);
 
-  /** The reason for the failure, if it failed. */
+  /** The reason for the failure, or nothing if the array did not fail. */
   std::optional<std::string> failure();
 
   const std::shared_ptr<Progress>& progress() const {
@@ -63,7 +63,7 @@ class Record : public std::enable_shared_from_this<Record> {
   std::vector<std::weak_ptr<Record>> readers_;
 };
 
-/** A task's access to its record, whose evaluation is not over while a report exists. */
+/** A task's access to its record. The evaluation is not over as long as a report exists. */
 class Report {
  public:
   explicit Report(std::shared_ptr<Record> record) : record_(std::move(record)) {
@@ -84,8 +84,8 @@ class Report {
 };
 
 /**
- * The report for a task that is being queued and computes the output with this `array::id`. Null
- * while MLX evaluates without `Tracked`; the task then throws, because it has nowhere to report.
+ * The report for a task that is being queued and computes the output with this `array::id`. Null if
+ * MLX evaluates outside a `Tracked`; then the task throws, because it has no record.
  */
 std::shared_ptr<Report> report(uintptr_t output);
 
@@ -99,8 +99,8 @@ class Fallible {
 };
 
 /**
- * One evaluation of arrays on this thread, from before its tasks are queued. It finds the arrays
- * that are computed from tasks that can fail, and gives each of them a record. The constructor
+ * One evaluation of arrays on this thread, constructed before its tasks are queued. It finds the
+ * arrays that depend on tasks that can fail, and gives each of them a record. The constructor
  * throws if the arrays, or their inputs, failed before.
  */
 class Tracked {
@@ -133,11 +133,11 @@ class Tracked {
   friend std::shared_ptr<Report> report(uintptr_t output);
 };
 
-/** For a fork: no thread changes the records between these calls. */
+/** Called before and after a fork, so that no thread changes the records in between. */
 void hold_failures();
 void release_failures();
 
-/** Records that none of these arrays is a result, if MLX does not say which of them failed. */
+/** Records that these arrays have no result. Used if MLX does not say which of them failed. */
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why);
 
 } // namespace mlx_primitives

@@ -1,5 +1,5 @@
-// The CPU kernels, which are Rust functions: crates/kernels/src/c_api.rs has these declarations'
-// other half, and says what the buffers must hold.
+// Declarations of the CPU kernels, which are Rust functions. crates/kernels/src/c_api.rs defines
+// them, and documents the contents of the buffers.
 #pragma once
 
 #include <cstdint>
@@ -81,7 +81,9 @@ struct CrossEntropyCall {
   uint8_t* out;
 };
 
-/** `batch` products `[m, k]`, or `[k, m]` if `turned`, times `[n, k]`, or `[k, n]` if `columns`. */
+/**
+ * `batch` products of `[m, k]`, or `[k, m]` if `turned`, with `[n, k]`, or `[k, n]` if `columns`.
+ */
 struct LinearCall {
   Element element;
   bool w_batched;
@@ -172,7 +174,7 @@ struct QuantizeShape {
   size_t bits;
 };
 
-/** Numbers of rows, of a matrix with `rows` rows of `columns` groups. */
+/** The numbers of the rows to take, from a matrix with `rows` rows of `columns` groups. */
 struct TakenRows {
   const uint32_t* ids;
   size_t rows;

@@ -1,5 +1,5 @@
-// The sizes and offsets of the structs of calls, which crates/kernels/src/c_api.rs asserts too.
-// Only kernels.h includes this, at its end.
+// The sizes and offsets of the structs of calls. crates/kernels/src/c_api.rs asserts them too. Only
+// kernels.h includes this file, at its end.
 #pragma once
 
 #include <cstddef>

@@ -10,10 +10,10 @@ namespace mlx_primitives {
 
 namespace {
 
-/** MLX caches libraries by name and owns them, so no pointer to one outlives this call. */
+/** MLX caches libraries by name and owns them, so a pointer to one is valid only in this call. */
 MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) {
   if (const auto* users = dispatch.library.get()) {
-    // The simulator runs only sources.
+    // The simulator runs only source code.
     if (std::string path = simulating() ? "" : users->metallib(); !path.empty()) {
       auto* loaded = device.get_library(users->name(), path);
       users->loaded();
@@ -109,7 +109,7 @@ void construct_metal_encoders() {
   try {
     mx::metal::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
   } catch (const std::exception&) {
-    // There is no such stream.
+    // MLX has no stream with this index; it has constructed the list before it throws.
   }
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* VARIABLE = "MLX_PRIMITIVES_METALLIB";
 
-/** MLX takes a path with any other extension for a folder to search. */
+/** MLX treats a path with any other extension as a folder to search. */
 bool is_metallib(const fs::path& path) {
   std::error_code ignored;
   return path.extension() == ".metallib" && fs::is_regular_file(path, ignored);
@@ -35,8 +35,9 @@ fs::path binary_path() {
 }
 
 /**
- * Throws unless the metallib was compiled from the embedded sources: cmake/compile_metal.cmake
- * names an empty kernel after their hash, and a metallib contains the names of its kernels.
+ * Throws unless the metallib was compiled from the embedded sources. cmake/compile_metal.cmake adds
+ * an empty kernel whose name has the hash of the sources, and a metallib contains the names of its
+ * kernels.
  */
 Metallib checked(const fs::path& path, const std::string& origin) {
   std::ostringstream bytes;

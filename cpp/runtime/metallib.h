@@ -12,14 +12,14 @@ struct Metallib {
 };
 
 /**
- * The first of these that exists: $MLX_PRIMITIVES_METALLIB (an error if it is not a metallib),
- * mlx_primitives.metallib beside this binary, the one that this build compiled, the one that
- * scripts/build_metal.sh compiled, the embedded source. Throws if its sources differ from the
- * embedded source.
+ * The first of the following that exists: $MLX_PRIMITIVES_METALLIB (an error if it is not a
+ * metallib), mlx_primitives.metallib beside this binary, the metallib that this build compiled, the
+ * one that scripts/build_metal.sh compiled, the embedded source. Throws if it was compiled from
+ * other sources than the embedded ones.
  */
 Metallib find_metallib();
 
-/** The description of `find_metallib`'s result for a person. */
+/** Describes the result of `find_metallib` for a person. */
 std::string metallib_description();
 
 /** A kernel of metal/<stem>.metal. */

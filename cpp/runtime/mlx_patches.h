@@ -1,8 +1,8 @@
 #pragma once
 
-// All that differs between the patch versions of MLX 0.32 from 0.32.3 on, whose C++ interface
-// changes with them. Each difference is asked of the declarations, since a number says nothing of
-// later versions.
+// All code that depends on the patch version of MLX 0.32, from 0.32.3 on. The C++ interface differs
+// between these versions. Templates test MLX's declarations, because a version number says nothing
+// about later versions.
 
 #include <concepts>
 #include <optional>
@@ -17,8 +17,8 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * New memory for an array: from 0.32.4 on an owner, before a buffer that only an array frees. So
- * nothing may throw between its allocation and the array.
+ * New memory for an array. From 0.32.4 on it is an object that frees the memory. Before, it is a
+ * buffer that only an array frees, so no code may throw between its allocation and the array.
  */
 using Memory = decltype(mx::allocator::malloc(0));
 
@@ -33,7 +33,7 @@ mx::allocator::Buffer buffer_of(const M& memory) {
 
 /**
  * Whether MLX's allocator owns an array's memory, so that an op may write into it. Before 0.32.4
- * MLX takes this for granted; this crate makes no arrays of memory that belongs to others.
+ * MLX assumes this, and this crate makes no arrays of other memory.
  */
 template <typename Data>
 bool is_owned(const Data& data) {
@@ -44,8 +44,9 @@ bool is_owned(const Data& data) {
   }
 }
 
-/** An argument for a parameter of exactly this type: a bool does not become an int, nor an int a
- * bool. */
+/**
+ * An argument that converts only to exactly this type: never a bool to an int, or an int to a bool.
+ */
 template <typename T>
 struct Exactly {
   T value;
@@ -58,10 +59,10 @@ struct Exactly {
 };
 
 /**
- * Calls scaled_dot_product_attention with the last arguments that this MLX takes: the first of
- * these forms that compiles. 0.32.3 has `force_fused` before the stream. 0.32.5 has a sliding
- * window too, but no release shows yet where it is and which type it has. This is a template, so
- * that the compiler discards the forms that MLX lacks.
+ * Calls scaled_dot_product_attention with the last arguments that this version of MLX accepts: the
+ * first of the forms below that compiles. 0.32.3 has `force_fused` before the stream. 0.32.5 also
+ * has a sliding window, but no release shows yet its position and type. This is a template, so that
+ * the compiler discards the forms that MLX lacks.
  */
 template <typename Stream>
 mx::array built_in_attention(

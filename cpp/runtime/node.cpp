@@ -4,7 +4,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** An explicit instantiation may name private members. */
+/** This works because an explicit instantiation may name private members. */
 template <auto Member>
 struct NodeAccess {
   friend std::shared_ptr<const void> private_node_of(const mx::array& array) {

@@ -1,4 +1,4 @@
-// Access to what MLX's arrays keep to themselves.
+// Access to private members of MLX's arrays.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * The node of an array. MLX has no weak reference to a node, and a strong one would keep the node's
- * memory from being reused during the evaluation.
+ * The node of an array. MLX has no weak reference to a node. A strong one would prevent MLX from
+ * reusing the node's memory during the evaluation.
  */
 std::shared_ptr<const void> node_of(const mx::array& array);
 

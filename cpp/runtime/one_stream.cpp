@@ -18,11 +18,12 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Graphs whose results have more bytes than this in all are left to MLX, which bounds its memory.
+/**
+ * MLX evaluates graphs whose results have more bytes than this in all, because MLX limits memory.
  */
 constexpr size_t MOST_BYTES = 16 << 20;
 
-/** Has the device of an array's primitive compute it. */
+/** Computes an array with its primitive, on the primitive's device. */
 void run(mx::array& array, std::vector<mx::array>& outputs) {
   auto& primitive = array.primitive();
   if (primitive.device() == mx::Device::gpu) {
@@ -32,7 +33,7 @@ void run(mx::array& array, std::vector<mx::array>& outputs) {
   }
 }
 
-/** Gives an array the memory of its input, where that needs no task. */
+/** Gives an array the memory of its input if that needs no task; returns whether it did. */
 bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   auto& inputs = array.inputs();
   auto kind = view_kind(array.primitive());
@@ -55,7 +56,10 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   return true;
 }
 
-/** The bytes that the outputs of an array's op will probably take, besides those of its inputs. */
+/**
+ * The bytes that the outputs of an array's op probably need in addition to the memory of its
+ * inputs.
+ */
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   if (is_cuda(primitive.stream()) && updates_slice(primitive)) {
@@ -83,7 +87,10 @@ class Tape {
     seen_.reserve(512); // about the arrays of a decoded token
   }
 
-  /** Appends an array and what it is computed from; returns false for a graph left to MLX. */
+  /**
+   * Appends an array and the arrays that it depends on; returns false if MLX has to evaluate the
+   * graph.
+   */
   bool append(mx::array& root) {
     if (!enter(root)) {
       return false;
@@ -138,7 +145,7 @@ class Tape {
   }
 };
 
-/** Keeps the memory of arrays until what was queued before has run. */
+/** Keeps the memory of arrays until the work that was queued before has run. */
 void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
   for (const auto& array : arrays) {
     if (array.data_shared_ptr()) {
@@ -147,15 +154,15 @@ void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
   }
 }
 
-/** Queues what computes an array: to the batch, or behind it. */
+/** Queues the computation of an array: in the batch, or as a task after the batch. */
 void queue_one(mx::array& array, Batch& batch) {
   auto& primitive = array.primitive();
   auto outputs = array.outputs();
   if (becomes_view(array, outputs)) {
     return;
   }
-  // Each output has a copy of the inputs. Only that of `array` stays, so that the op can take over
-  // the memory of an input which nothing else holds.
+  // Each output has a list of the inputs. Only the list of `array` is kept, so that the op can take
+  // over the memory of an input that nothing else holds.
   for (auto& sibling : array.siblings()) {
     sibling.inputs().clear();
   }
@@ -170,7 +177,7 @@ void queue_one(mx::array& array, Batch& batch) {
     throw;
   }
   auto keep = [&](const mx::array& other) {
-    // As in MLX, nothing but the array holds its memory: the next op may take it over.
+    // As in MLX, only the array holds its memory, so that the next op may take it over.
     if (other.data_shared_ptr() != array.data_shared_ptr()) {
       batch.keep(other);
     }
@@ -188,8 +195,8 @@ void queue_one(mx::array& array, Batch& batch) {
 }
 
 /**
- * The one array that MLX evaluates. MLX signals its event after all that its evaluation queued, so
- * it serves for all of the tape's arrays.
+ * The only array that MLX evaluates. MLX signals the array's event after all work that its
+ * evaluation queued, so the event serves for all arrays of the tape.
  */
 class Queue : public mx::Primitive {
  public:
@@ -242,11 +249,11 @@ class Queue : public mx::Primitive {
         }
       }
     } catch (...) {
-      // The event must be signaled for the arrays before this one.
+      // The event must be signaled for the arrays before the one that failed.
       error_ = std::current_exception();
     }
-    // A call keeps the memory that it reads, but not its results. Nothing keeps the results of the
-    // roots. After an error, nothing keeps the results that the remaining calls would have read.
+    // A call keeps the memory that it reads, but not its results, so the batch keeps the results of
+    // the roots. After an error, it also keeps the arrays that the remaining calls would have read.
     for (; at < tape_.size(); ++at) {
       keep_all(tape_[at].inputs(), batch);
     }

@@ -14,10 +14,10 @@
 
 namespace mlx_primitives {
 
-/** Whether eval_gpu runs in a simulator instead of on a GPU: only in tests, and only on request. */
+/** Whether eval_gpu runs in a simulator instead of on a GPU. Only tests turn this on. */
 bool simulating();
 
-/** While it lives, this thread builds a graph whose gradients are taken. */
+/** As long as it exists, this thread builds a graph whose gradients are taken. */
 class Differentiating {
  public:
   Differentiating() {
@@ -29,7 +29,7 @@ class Differentiating {
   Differentiating(const Differentiating&) = delete;
   Differentiating& operator=(const Differentiating&) = delete;
 
-  /** Whether ops should build nodes whose results the gradients need too. */
+  /** Whether ops should build the nodes whose intermediate results the gradients need too. */
   static bool now() {
     return functions > 0;
   }
@@ -48,8 +48,8 @@ struct Cost {
 using CpuCall = std::function<void()>;
 
 /**
- * Base of every primitive here: an op describes its inputs and its work, and this class runs it.
- * Invariant: outputs are row-contiguous once evaluated, unless the op lays them out itself.
+ * Base of every primitive in this crate. An op describes its inputs and its work, and this class
+ * runs it. Invariant: outputs are row-contiguous once evaluated, unless the op lays them out.
  */
 class FusedPrimitive : public mx::Primitive {
  public:
@@ -59,7 +59,7 @@ class FusedPrimitive : public mx::Primitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 
   /**
-   * The dispatches of a GPU, in order, for threadgroups of at most `max_threads`. Arrays that are
+   * The dispatches on a GPU, in order, for threadgroups of at most `max_threads`. Arrays that are
    * not evaluated yet have only shapes and types.
    */
   virtual std::vector<Dispatch> dispatches(
@@ -67,32 +67,33 @@ class FusedPrimitive : public mx::Primitive {
 
   /**
    * How many of the first outputs usually take over the memory of the input with the same index,
-   * because the op changes only a small part of it. Caches of keys and values are such inputs.
+   * because the op changes only a small part of that input. Caches of keys and values are examples.
    */
   virtual size_t updates() const {
     return 0;
   }
 
   /**
-   * New outputs of these inputs, with a term of its shape and type added to the first, by as many
-   * dispatches; none if the kernels cannot do that.
+   * New outputs for these inputs, with a term added to the first output. The term has that output's
+   * shape and type, and the number of dispatches does not grow. Empty if the kernels cannot do
+   * that.
    */
   virtual Arrays plus(const Arrays&, const mx::array&) {
     return {};
   }
-  /** Whether the kernels add the last input to the first output. */
+  /** Whether the kernels add the last input to the result as its last step. */
   virtual bool adds() const {
     return false;
   }
 
-  /** Whether only CPUs have a kernel for this. */
+  /** Whether this primitive has a kernel only for CPUs. */
   virtual bool cpu_alone() const {
     return false;
   }
 
   /**
-   * Counts the dispatches, or the call of a kernel that only CPUs have, each whole input and
-   * output, and each temporary twice.
+   * Counts the dispatches (one call for a kernel that only CPUs have), the bytes of each whole
+   * input and output, and the bytes of each temporary twice.
    */
   virtual Cost cost(const Arrays& inputs, const Arrays& outputs);
 
@@ -103,20 +104,26 @@ class FusedPrimitive : public mx::Primitive {
   }
   virtual void lay_out(mx::array&) const {}
 
-  /** Whether the kernels read this input by its strides. All others must be row-contiguous. */
+  /**
+   * Whether the kernels read this input with its strides. All other inputs must be row-contiguous.
+   */
   virtual bool takes_strides(size_t) const {
     return false;
   }
 
-  /** The inputs whose memory the first output takes over if nothing else reads them, best first. */
+  /**
+   * The inputs whose memory the first output may take over if nothing else reads them, best first.
+   */
   virtual std::vector<size_t> donors(const Arrays&) const {
     return {};
   }
 
-  /** Whether the first output has the memory of `x`; before evaluation, whether it may get it. */
+  /** Whether the first output has the memory of `x`, or may get it if it is not evaluated yet. */
   bool in_place(const mx::array& x, const mx::array& out) const;
 
-  /** The call of the CPU kernel. The arrays are evaluated and live until the call has returned. */
+  /**
+   * The call of the CPU kernel. The arrays are evaluated, and exist until the call has returned.
+   */
   virtual CpuCall cpu_call(const Arrays& inputs, Arrays& outputs) const = 0;
 
   /** The call of a primitive that is a stage of this one. */
@@ -130,7 +137,7 @@ class FusedPrimitive : public mx::Primitive {
   /** The outputs as a graph of MLX's own ops, on this primitive's stream. */
   virtual Arrays compose(const Arrays& inputs) = 0;
 
-  /** By default, one output with the shape of the first input. */
+  /** By default, there is one output with the shape of the first input. */
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
@@ -146,7 +153,7 @@ class FusedPrimitive : public mx::Primitive {
 /** The outputs of one of our lazy nodes as a graph of MLX's own ops. */
 Arrays composition(const mx::array& ours);
 
-/** Overrides for a primitive with its own derivatives or vmap. */
+/** Declare the overrides of a primitive that has separate derivatives or a separate vmap. */
 #define VJP_METHOD                     \
   Arrays vjp(                          \
       const Arrays& primals,           \
@@ -170,7 +177,7 @@ class ComposedPrimitive : public FusedPrimitive {
   DERIVATIVE_METHODS
 
  protected:
-  /** The graph whose derivatives are those of this primitive. */
+  /** The graph that is differentiated to get the derivatives of this primitive. */
   virtual Arrays differentiable(const Arrays& inputs) {
     return compose(inputs);
   }
@@ -180,10 +187,10 @@ class ComposedPrimitive : public FusedPrimitive {
   auto partial(const Arrays& inputs, const std::vector<int>& argnums);
 };
 
-/** Throws for a node of a GPU whose kernel only CPUs have. */
+/** Throws if a GPU evaluates a node that has a kernel only for CPUs. */
 [[noreturn]] void refuse_elsewhere(const char* op);
 
-/** A composed primitive that only CPUs have a kernel for. */
+/** A composed primitive that has a kernel only for CPUs. */
 class CpuPrimitive : public ComposedPrimitive {
  public:
   using ComposedPrimitive::ComposedPrimitive;
@@ -196,7 +203,7 @@ class CpuPrimitive : public ComposedPrimitive {
   }
 };
 
-/** The methods that every primitive for CPUs alone overrides. */
+/** The methods that every primitive with a kernel only for CPUs overrides. */
 #define CPU_METHODS(TYPE)                                        \
   Arrays compose(const Arrays&) override;                        \
   const char* name() const override {                            \
@@ -219,7 +226,7 @@ class CpuPrimitive : public ComposedPrimitive {
   COMPOSED_METHODS(TYPE)        \
   DERIVATIVE_METHODS
 
-/** For a primitive whose only output may take over the memory of its input `INDEX`. */
+/** Declares that the first output may take over the memory of the input `INDEX`. */
 #define DONATES(INDEX)                                       \
   std::vector<size_t> donors(const Arrays&) const override { \
     return {INDEX};                                          \
@@ -234,7 +241,7 @@ template <typename... Parts>
   throw std::invalid_argument(text.str());
 }
 
-/** Throws for dtypes that no kernel is instantiated for. */
+/** Throws for dtypes that the kernels do not support. */
 void require_kernel_dtype(const char* op, mx::Dtype dtype);
 
 /** Throws for rank 0 and for an empty last axis. */
@@ -243,7 +250,7 @@ void require_last_axis(const char* op, const mx::array& x);
 /** Whether x will be row-contiguous once evaluated. */
 bool known_row_contiguous(const mx::array& x);
 
-/** x if it is known to be row-contiguous once evaluated, else a node that copies if needed. */
+/** x if it is sure to be row-contiguous once evaluated, else a node that copies it if needed. */
 mx::array row_contiguous(const mx::array& x, mx::Stream s);
 
 /** Calls MLX's allocator and throws if it returns null because memory ran out. */
@@ -252,7 +259,10 @@ Memory allocate(size_t bytes);
 /** Allocates a new buffer for `out`; a large one begins at a page boundary. */
 void allocate(mx::array& out);
 
-/** x with the vmapped axis in front; unmapped inputs (axis -1) are broadcast to `size` there. */
+/**
+ * x with the vmapped axis in front. An unmapped input (axis -1) is broadcast to `size` entries
+ * there.
+ */
 mx::array batch_first(const mx::array& x, int axis, int size, mx::Stream s);
 
 /** The results of `run` for each entry of the vmapped axes, stacked along axis 0. */
@@ -262,7 +272,7 @@ mx::array entry_by_entry(
     const std::function<mx::array(const Arrays&)>& run,
     mx::Stream s);
 
-/** A multiplier as kernels take it: rounded to the type of the array that it multiplies. */
+/** A multiplier for a kernel: rounded to the type of the array that it multiplies. */
 float rounded(float value, mx::Dtype dtype);
 
 /** The length of the vmapped axis. */

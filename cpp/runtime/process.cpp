@@ -52,11 +52,11 @@ thread_local bool streams_ended = false;
 thread_local bool over = false; // what MLX keeps for this thread is being destroyed
 
 /**
- * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it for its main
- * thread, and also a later thread to which the system gives the same id. On that thread, MLX throws
- * an error that an earlier task left behind while the next task is being queued. It then miscounts
- * its tasks or never signals an event, and a waiting thread hangs. A thread that never ends and
- * never evaluates cannot meet that error; every other thread gets errors where it waits for
+ * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it as its main
+ * thread, and also a later thread to which the system gives the same id. On that thread, MLX may
+ * throw the error of an earlier task while the next task is being queued. It then miscounts its
+ * tasks or never signals an event, and a waiting thread hangs. The parked thread never ends and
+ * never evaluates, so it cannot get that error. Every other thread gets errors when it waits for
  * results.
  */
 void park_main_thread() {
@@ -77,7 +77,7 @@ void park_main_thread() {
   parking.changed.wait(lock, [] { return parking.taken; });
 }
 
-/** CPU streams that no thread uses. They work on any thread, one thread at a time. */
+/** CPU streams that no thread uses. Any thread may use one, but only one thread at a time. */
 struct Spare {
   std::mutex mutex;
   std::vector<mx::Stream> streams;
@@ -88,7 +88,9 @@ Spare& spare() {
   return spare;
 }
 
-/** MLX reads the list of such streams without a lock, so all are made before any is used. */
+/**
+ * Makes all leases before any is used, because MLX reads the list of such streams without a lock.
+ */
 void make_leases() {
   auto& known = spare();
   for (int i = 0; i < leases; ++i) {
@@ -97,15 +99,16 @@ void make_leases() {
 }
 
 /**
- * A thread's default CPU stream. MLX never ends the operating system's thread behind a stream, so
- * the stream of a thread that has ended goes to the next thread. If more threads evaluate at once
- * than there are leases, MLX makes a permanent stream for each of the rest.
+ * A thread's default CPU stream. MLX never ends the system thread of a stream, so when a thread
+ * ends, its stream goes to another thread. If more threads evaluate at once than leases exist, MLX
+ * makes a permanent stream for each additional thread.
  */
 class Lease {
  public:
   Lease() {
-    // Thread-local values are destroyed in the reverse order of their construction. MLX's are all
-    // constructed here, before the lease is, so that it ends before any of them does.
+    // Thread-local values are destroyed in the reverse order of their construction. All of MLX's
+    // values are constructed here, before the lease, so the lease ends before any of them is
+    // destroyed.
     auto stream = take() ? *stream_ : mx::default_stream(mx::Device::cpu);
     mx::cpu::get_command_encoder(stream);
     construct_metal_encoders();
@@ -118,7 +121,7 @@ class Lease {
     Batch::prepare();
     prepare_plans();
   }
-  /** Gives the thread a default stream again, after its own streams were ended. */
+  /** Gives the thread a default stream again, after the thread's streams were ended. */
   void renew() {
     if (!stream_ && !take()) {
       mx::set_default_stream(mx::new_stream(mx::Device::cpu));
@@ -130,14 +133,14 @@ class Lease {
       return;
     }
     try {
-      // The stream's own thread returns it, after its earlier tasks.
+      // The stream's thread returns the stream, after its earlier tasks.
       mx::scheduler::enqueue(*stream_, [stream = *stream_] {
         auto& known = spare();
         std::lock_guard lock(known.mutex);
         known.streams.push_back(stream);
       });
     } catch (const std::exception&) {
-      // The system has no thread for the stream: it stays unused.
+      // The system cannot start a thread for the stream, so the stream stays unused.
     }
   }
   Lease(const Lease&) = delete;
@@ -183,8 +186,8 @@ bool streams_rest(Clock::time_point deadline) {
 
 /**
  * Waits until the CPU streams are idle. MLX destroys its CPU allocator when the process ends, while
- * a stream may still return memory to it. Without a cache, memory that is returned later bypasses
- * the allocator.
+ * a stream may still return memory to it. With a cache of size 0, memory that is returned later
+ * does not use the allocator.
  */
 bool settle() {
   auto deadline = Clock::now() + patience;
@@ -207,7 +210,7 @@ bool settle() {
       try {
         mx::scheduler::check_error(stream); // otherwise set_cache_limit throws it
       } catch (const std::exception&) {
-        // Nobody is left to receive the error.
+        // No caller is left that could receive the error.
       }
     }
     mx::set_cache_limit(0);
@@ -218,7 +221,7 @@ bool settle() {
 }
 
 #ifdef MLX_PRIMITIVES_HAS_ON_EXIT
-/** If a stream does not become idle, ends the process before anything is destroyed. */
+/** Ends the process before anything is destroyed, if a stream does not become idle. */
 void at_exit(int status, void*) {
   if (!settle()) {
     std::fflush(nullptr);
@@ -244,11 +247,13 @@ void prepare_process() {
     try {
       park_main_thread();
     } catch (const std::system_error&) {
-      // The system refuses threads, also those of MLX's streams: each op will return an error.
+      // The system refuses to start threads, including those of MLX's streams. So each op will
+      // return an error.
     }
     make_leases();
   }
-  // Another thread may hold a lock at the moment of a fork, and is not there to release it.
+  // At a fork, another thread may hold a lock. That thread does not exist in the child, so the
+  // child could not release the lock.
   pthread_atfork(hold_failures, release_failures, [] {
     release_failures();
     forked = true;

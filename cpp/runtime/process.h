@@ -1,5 +1,5 @@
 // The setup that MLX needs in its host process: a main thread that never evaluates, a stream for
-// each thread that does, and an orderly end.
+// each thread that evaluates, and a safe end of the process.
 #pragma once
 
 #include <exception>
@@ -7,41 +7,45 @@
 
 namespace mlx_primitives {
 
-/** The text of an error, with its cause and cure where the system refuses a thread. */
+/**
+ * The text of an error. If the system refused to start a thread, it includes the cause and a
+ * remedy.
+ */
 std::string reason(const std::exception& error);
 
 /**
- * Throws if the loaded MLX does not have the version of the headers. Functions that it lacks are
- * looked up when they are called, so this comes before every call of such a function.
+ * Throws if the loaded MLX does not have the version of the headers. A function that this MLX lacks
+ * is looked up only when it is called, so this check comes before every call of such a function.
  */
 void require_version();
 
 /**
- * Leaves MLX's main thread and the streams of threads as they are, for a library inside a program
- * that uses MLX by itself. Has to come before the first `prepare`.
+ * Keeps MLX's main thread and the streams of threads unchanged, for a library inside a program that
+ * also uses MLX directly. Must be called before the first `prepare`.
  */
 void be_guest();
 
 /**
  * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
- * make MLX use a stream, or what it keeps for each thread, calls this first. Throws `refusal`, and
- * what `require_version` throws.
+ * make MLX use a stream or MLX's data of this thread calls this first. Throws `refusal` and the
+ * errors of `require_version`.
  */
 void prepare();
 
 /**
- * Why this thread can neither build nor evaluate graphs any more, or null: what MLX keeps for the
- * thread is destroyed, the process is ending, or it is the child of a fork, without MLX's threads.
+ * The reason why this thread cannot build or evaluate graphs, or null. Either MLX's data of the
+ * thread is destroyed, or the process is ending, or it is the child of a fork, without MLX's
+ * threads.
  */
 const char* refusal();
 
 /**
- * Ends the streams that this thread made. MLX's default GPU stream of the thread is one of them,
- * and the thread's next op gets another one.
+ * Ends the streams that this thread made. This includes MLX's default GPU stream of the thread; the
+ * thread's next op gets another one.
  */
 void end_streams();
 
-/** Counts this thread among those inside MLX; throws `refusal`. */
+/** Counts this thread among the threads that run code of MLX; throws `refusal`. */
 class Inside {
  public:
   Inside();
@@ -50,7 +54,9 @@ class Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-/** Marks that this thread, a stream's, runs a user's code, which may call exit. */
+/**
+ * Marks that this thread, which belongs to a stream, runs a user's code. That code may call exit.
+ */
 class InUserTask {
  public:
   InUserTask();
@@ -60,7 +66,8 @@ class InUserTask {
 };
 
 /**
- * Whether the process is ending and nobody waits for results: tasks that have not begun do nothing.
+ * Whether the process is ending, so that no thread waits for results. Tasks that have not begun
+ * then do nothing.
  */
 bool abandoned();
 

@@ -1,4 +1,4 @@
-// The orders in which rows of products and attention add up their terms, as `RowOrder` of
+// The orders in which products and attention add the terms of a row, as `RowOrder` of
 // crates/kernels/src/row_order.rs describes them.
 #pragma once
 
@@ -14,7 +14,7 @@ inline RowOrder& row_order() {
   return order;
 }
 
-/** Sets the order for ops that are built while it lives. */
+/** Sets the order for ops that are built as long as it exists. */
 class WithRowOrder {
  public:
   explicit WithRowOrder(RowOrder order) : before_(row_order()) {

@@ -21,7 +21,10 @@ bool is(const mx::array& x, std::string_view name) {
   return x.primitive().name() == name;
 }
 
-/** An output of each lazy node behind `arrays`, after those of its inputs, without those seen. */
+/**
+ * One output of each lazy node that `arrays` depend on, after the node's inputs. Nodes in `seen`
+ * are left out.
+ */
 Arrays in_order(const Arrays& arrays, std::unordered_set<Id>& seen) {
   Arrays all;
   std::vector<std::pair<mx::array, size_t>> path; // with the index of the next input
@@ -83,7 +86,7 @@ class Merge {
     if (instead_.empty()) {
       return;
     }
-    // Outputs of a replaced node may have been read before it was replaced.
+    // Outputs may have been read from a node before that node was replaced, so replace them here.
     renew(gradients);
     auto left = gradients;
     while (!left.empty()) {
@@ -105,7 +108,7 @@ class Merge {
     }
   }
 
-  /** Each output of a node has a list of its inputs. */
+  /** Replaces the inputs of a node. Each of its outputs has a list of the inputs. */
   void renew(const mx::array& node) {
     for (auto& output : node.outputs()) {
       renew(output.inputs());
@@ -127,14 +130,17 @@ class Merge {
     return merged.has_value();
   }
 
-  /** A node that takes the place of the sum. */
+  /** Records that x replaces the sum that is being merged. */
   mx::array placed(const mx::array& x) {
     places_[x.id()] = place_;
     uses_.try_emplace(x.id(), 1);
     return x;
   }
 
-  /** `part` + `term`, by the node of `part` if nothing else uses it and its kernel can do that. */
+  /**
+   * `part` + `term`, computed by the node of `part` if nothing else uses it and its kernel can add
+   * it.
+   */
   std::optional<mx::array> sum(mx::array part, const mx::array& term) {
     auto found = places_.find(part.id());
     if (found == places_.end() || uses_[part.id()] != 1 || !is_lazy(part)) {
@@ -144,7 +150,7 @@ class Merge {
     auto& primitive = part.primitive();
     auto s = primitive.stream();
     auto outputs = part.outputs();
-    // The term needs none of the other outputs if it comes before them.
+    // If the term comes before the node, it cannot depend on the node's other outputs.
     bool apart = outputs.size() == 1 || behind_ <= place;
     if (s != stream_ || part.id() != outputs[0].id() || !apart) {
       return {};
@@ -167,7 +173,7 @@ class Merge {
       }
       return placed(sums[0]);
     }
-    // The kernel adds another array, which may be the result of one that can add the term.
+    // The kernel adds another array already. The node of that array may be able to add the term.
     if (outputs.size() == 1 && adds(primitive)) {
       if (auto inner = sum(part.inputs().back(), term)) {
         auto inputs = part.inputs(); // of another node, since somebody may hold this one
@@ -178,7 +184,10 @@ class Merge {
     return {};
   }
 
-  /** The outputs of a node with a term added to the first; none if its kernel cannot do that. */
+  /**
+   * The outputs of a node with a term added to the first output; empty if its kernel cannot do
+   * that.
+   */
   static Arrays plus(const mx::array& node, const mx::array& term) {
     auto& inputs = node.inputs();
     auto& primitive = node.primitive();
@@ -196,7 +205,7 @@ class Merge {
     if (auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive)) {
       return ours->adds();
     }
-    // Gradients have no factors but 1 in it.
+    // In graphs of gradients, AddMM has only the factors 1.
     return std::string_view(primitive.name()) == "AddMM";
   }
 
@@ -205,7 +214,7 @@ class Merge {
   std::unordered_map<Id, size_t> places_;
   std::unordered_map<Id, size_t> uses_; // by nodes and as a gradient
   std::unordered_map<Id, mx::array> instead_;
-  // Of the sum that is being merged.
+  // These places belong to the sum that is being merged.
   size_t place_ = 0;
   size_t behind_ = 0; // the place after the term
   mx::Stream stream_;

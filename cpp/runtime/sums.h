@@ -6,8 +6,9 @@
 namespace mlx_primitives {
 
 /**
- * MLX adds the gradients of an array that several ops read, by a kernel for each sum. This lets the
- * kernel of one of the two add the other, where it can. Nodes that `values` needs stay as they are.
+ * MLX adds the gradients of an array that several ops read, with one kernel for each sum. This pass
+ * lets the kernel of one gradient add the other gradient, if it can. Nodes that `values` depend on
+ * are not changed.
  */
 void merge_sums(const Arrays& values, Arrays& gradients);
 

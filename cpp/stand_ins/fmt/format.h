@@ -6,7 +6,7 @@
 
 namespace fmt {
 
-/** The pattern alone; MLX's headers use it only for the texts of errors. */
+/** Returns the pattern without arguments. MLX's headers use it only for the texts of errors. */
 template <typename... Arguments>
 std::string format(const char* pattern, const Arguments&...) {
   return pattern;
