@@ -9,7 +9,7 @@ enum : unsigned {
   AFFINE_ROWS = 4,        // rows that a thread of `affine` computes
 };
 
-/** Functions of one input, then of two. */
+/** Activations of one input, then activations of two inputs. */
 enum ActivationKind : unsigned {
   ACTIVATION_NONE,
   ACTIVATION_RELU,

@@ -1,6 +1,6 @@
 #include "activation_functions.h"
 
-/** A threadgroup's part of flat arrays, a quad for each thread. */
+/** The part of flat arrays that a threadgroup computes: a quad for each thread. */
 struct Span {
   size_t start;
   uint at;

@@ -3,11 +3,11 @@
 #include "activation.h"
 #include "common.h"
 
-// Each step is rounded to T, as MLX's kernels do, which compute in T.
+// Each step is rounded to T, because MLX's kernels compute in T.
 
 /**
- * The error function within 7.1e-8 and 1.2 ulps: minimax polynomials of erf(x) / x - 1 in x^2,
- * and of log(erfc(|x|)) from where the first would lose digits.
+ * The error function within 7.1e-8 and 1.2 ulps. It uses minimax polynomials: of erf(x) / x - 1 in
+ * x^2, and where that one would lose digits, of log(erfc(|x|)).
  */
 METAL_FUNC float error_function(float x) {
   const float t = fabs(x);
@@ -40,7 +40,7 @@ METAL_FUNC T sigmoid_of(T x) {
   return float(x) < 0.0f ? y : T(1.0f - float(y));
 }
 
-/** max(x, 0), where -0 counts as 0 and NaN stays. */
+/** max(x, 0), with 0 for -0 and NaN for NaN. */
 template <typename T>
 METAL_FUNC T relu(T x) {
   return float(x) <= 0.0f ? T(0.0f) : x;
@@ -104,7 +104,7 @@ METAL_FUNC float slope_of(T x_) {
   }
 }
 
-/** `kind` is the same for all threads, so this branches as one. */
+/** `kind` is the same for all threads, so all threads take the same branch. */
 template <typename T>
 METAL_FUNC T activated(uint kind, T x) {
   switch (kind) {
@@ -145,7 +145,7 @@ METAL_FUNC T combined(T a, T b) {
   }
 }
 
-/** The gradients of `combined` for a and b, given that of the result. */
+/** The gradients of `combined` for a and b, given the gradient of its result. */
 template <typename T, ActivationKind KIND>
 METAL_FUNC void combined_gradients(T a, T b, float g, thread T& of_a, thread T& of_b) {
   switch (KIND) {

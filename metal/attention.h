@@ -22,8 +22,8 @@ enum : unsigned {
   ATTENTION_ADDITIVE_MASK = 2,
 };
 
-/** Keys of a tile of the matrix kernel, so that it fits in 32 KB of threadgroup memory together
- * with the queries. */
+/** The keys of a tile of the matrix kernel. The tile and the queries fit in 32 KB of threadgroup
+ * memory. */
 constexpr unsigned attention_tile_keys(unsigned row_bytes) {
   return row_bytes > 512 ? 8 : row_bytes > 384 ? 16 : 32;
 }
@@ -34,7 +34,7 @@ struct AttentionView {
   long strides[4];
 };
 
-/** Rows are the queries of the heads that share a key-value head, by position, then by head. */
+/** A row is a query of a head that shares the key-value head: by position, then by head. */
 struct AttentionParams {
   AttentionView q;
   AttentionView k[3]; // elements or words, scales, biases
@@ -61,7 +61,7 @@ struct AttentionParams {
   float soft_cap; // 0 if none
 };
 
-/** What a kernel of the backward pass differentiates in. */
+/** The arrays in which a kernel of the backward pass differentiates. */
 enum : unsigned {
   ATTENTION_QUERIES = 0,
   ATTENTION_KEYS = 1,
@@ -69,15 +69,15 @@ enum : unsigned {
   ATTENTION_MASK = 3,
 };
 
-/** SIMD groups of a threadgroup of the backward pass, and fragments of a tile: their rows of
- * queries and cotangents, or of keys and values, and the tile fit in 32 KB of threadgroup memory.
- */
+/** SIMD groups of a threadgroup of the backward pass, and fragments of a tile. The groups' rows
+ * (queries and cotangents, or keys and values) and the tile fit in 32 KB of threadgroup memory.
+ * */
 constexpr unsigned attention_grad_simds(unsigned row_bytes) {
   const unsigned most = ATTENTION_MATRIX_SIMDS;
   return row_bytes > 512 ? 1 : row_bytes > 256 ? 2 : most;
 }
 
-/** The backward pass over plain keys and values; names as in AttentionParams. */
+/** The backward pass over plain keys and values. The names are as in AttentionParams. */
 struct AttentionGradParams {
   AttentionView q;
   AttentionView k;

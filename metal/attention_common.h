@@ -3,8 +3,8 @@
 #include "attention.h"
 #include "common.h"
 
-// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
-// all keys equally, as in MLX, which replaces masked scores by the lowest number.
+// The score of a key that is hidden from a row. It is finite, so a row that sees no key gives all
+// keys equal weights, as in MLX, which replaces masked scores by the lowest number.
 #define MASKED_SCORE (-FLT_MAX)
 
 /** The larger score. Unlike max(), whose result for NaN depends on the hardware, it drops NaN. */
@@ -50,7 +50,7 @@ METAL_FUNC KeySpan visible_keys(constant Params& params, uint query) {
   return span;
 }
 
-/** The keys that rows of these queries process: all keys if one of them sees none. */
+/** The keys that rows of these queries process: all keys if one of the rows sees none. */
 template <typename Params>
 METAL_FUNC KeySpan spanned_keys(constant Params& params, uint query, uint last) {
   const KeySpan head = visible_keys(params, query);
@@ -72,7 +72,7 @@ METAL_FUNC long mask_of_row(constant Params& params, uint batch, uint head, uint
          long(query) * view.strides[2];
 }
 
-/** Adds an additive mask's element to a score, or hides the score if a bool mask says so. */
+/** Adds an additive mask's element to a score, or hides the score if a bool mask hides it. */
 template <typename T, typename Params>
 METAL_FUNC float masked_score(
     float score, const device uchar* mask, constant Params& params, long at) {
@@ -91,7 +91,7 @@ METAL_FUNC float seen_score(float score, uint key, KeySpan seen) {
 template <typename T, uint BITS>
 using stored_t = conditional_t<BITS == 0, T, uint>;
 
-/** Keys or values: elements, or words with the scale and bias of each group. */
+/** Keys or values: elements, or packed words with the scale and bias of each group. */
 template <typename T, uint BITS>
 struct Stored {
   const device stored_t<T, BITS>* data;

@@ -2,9 +2,9 @@
 
 // The backward pass over plain keys and values. One kernel writes the statistics of each row: its
 // largest score, the inverse of the sum of its weights, and the sum of its weights times their
-// derivatives. The others compute scores again, and weights from the statistics.
+// derivatives. The other kernels compute the scores again, and get weights from these statistics.
 
-/** The statistics of eight rows for each SIMD group. */
+/** Each SIMD group computes the statistics of eight rows. */
 template <typename T, uint FEATURES>
 [[kernel]] void attention_grad_stats(
     const device T* q [[buffer(0)]],
@@ -120,9 +120,9 @@ template <typename T, uint FEATURES>
 }
 
 /**
- * The derivatives in eight queries, keys or values for each SIMD group, which are its own, or in
- * eight rows of an additive mask; the arrays that they meet pass through a tile. A lane holds two
- * neighboring elements of a row of each 8x8 matrix.
+ * The derivatives in queries, keys or values, or in an additive mask. Each SIMD group computes
+ * eight rows of them and keeps its eight rows of the inputs; the rows that these are multiplied
+ * with pass through a tile. A lane holds two neighboring elements of a row of each 8x8 matrix.
  */
 template <typename T, uint FEATURES, uint KIND>
 [[kernel]] void attention_grad(
@@ -159,7 +159,7 @@ template <typename T, uint FEATURES, uint KIND>
   const HeadRows of_rows = {at.z, at.y * params.group, params.group};
   const HeadRows of_keys = {at.z, at.y, 1};
 
-  // The own queries and cotangents, or keys and values, without those that KIND does not need.
+  // The rows that the SIMD groups keep: queries and cotangents, or keys and values, as KIND needs.
   threadgroup T* tile = scratch;
   threadgroup T* scored = tile + ROOM * PITCH;
   threadgroup T* weighed = scored + block * PITCH;
@@ -243,7 +243,7 @@ template <typename T, uint FEATURES, uint KIND>
           const device float* kept = stats + ATTENTION_STATS * size_t(row);
           value = fast::exp(score.value - kept[0]) * kept[1];
           if (KIND != ATTENTION_VALUES) {
-            // A row that sees no key weighs all of them, but by no score.
+            // A row that sees no key weighs all keys equally, whatever the scores are.
             const float grad = value * (grads[c].thread_elements()[i] - kept[2]);
             value = score.slope == 0.0f ? 0.0f : grad * score.slope;
           }
@@ -297,7 +297,7 @@ template <typename T, uint FEATURES, uint KIND>
   }
 }
 
-/** The derivative in the sink of each head, by a SIMD group. */
+/** The derivative in the sink of each head. One SIMD group computes each head. */
 template <typename T>
 [[kernel]] void attention_grad_sinks(
     const device T* sinks [[buffer(0)]],

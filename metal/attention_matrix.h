@@ -3,9 +3,9 @@
 #include "attention_tile.h"
 
 /**
- * Eight rows for each SIMD group, up to FEATURES features. Queries are in threadgroup memory, and
- * tiles of keys, then of values, pass through it; scores and outputs stay in registers. A lane
- * holds two neighboring elements of a row of each 8x8 matrix.
+ * Each SIMD group computes eight rows with up to FEATURES features. Queries are in threadgroup
+ * memory. Tiles of keys, then of values, pass through it. Scores and outputs stay in registers. A
+ * lane holds two neighboring elements of a row of each 8x8 matrix.
  */
 template <typename T, uint BITS, uint FEATURES, bool PLAIN>
 [[kernel]] void attention_matrix(
@@ -48,7 +48,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint head = kv_head * params.group + row % params.group;
   const uint query = row / params.group;
 
-  // A tile at a constant place, then the starts of arrays and of the mask's rows, then the queries.
+  // The scratch has a tile, then the starts of arrays and of the mask's rows, then the queries.
   threadgroup T* tile = scratch;
   threadgroup long* begins = (threadgroup long*)(tile + KEYS * PITCH);
   threadgroup T* all_queries = (threadgroup T*)(begins + (PLAIN ? 0 : ATTENTION_BEGINS));
@@ -82,13 +82,13 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     first = max(first, params.first + split * params.chunk);
     end = min(end, params.first + (split + 1) * params.chunk);
   }
-  // The keys that this row sees, and those that all rows of the SIMD group see without a mask.
+  // The keys that this row sees, and the keys that all rows of the SIMD group see without a mask.
   const KeySpan own = visible_keys(params, query);
   const KeySpan shared = {
       visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
       visible_keys(params, first_row / params.group).end};
-  // Plain rows are a fixed step apart. The starts of other rows, and of rows of the mask, are kept
-  // in threadgroup memory.
+  // Plain rows are a fixed distance apart. Threadgroup memory keeps the starts of other rows, and
+  // of the rows of the mask.
   const device T* keys = (const device T*)k;
   const device T* values = (const device T*)v;
   if (PLAIN) {
@@ -106,7 +106,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     *begin_of_mask = mask_of_row(params, batch, head, query);
   }
 
-  // Run twice if the mask hides all keys of a row in the span: the row weighs all keys equally.
+  // If the mask hides all keys of a row in the span, run again: the row weighs all keys equally.
   for (uint pass = 0; pass < 2; pass++) {
     maximum = MASKED_SCORE;
     weight = 0.0f;
@@ -230,7 +230,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
         end - first == params.keys) {
       break;
     }
-    // The threads agree through the tile, which no thread reads after the barrier.
+    // The threads agree by writing to the tile, which is not read after the barrier.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const bool none = simd_any(exists && maximum == MASKED_SCORE);
     if (lane == 0) {
@@ -279,7 +279,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   }
 }
 
-/** Combines the splits of each row with one SIMD group; the partial results are read once. */
+/** Combines the splits of each row with one SIMD group, which reads the partial results once. */
 template <typename T>
 [[kernel]] void attention_combine(
     const device float* partials [[buffer(0)]],
@@ -309,7 +309,7 @@ template <typename T>
   if (params.has_sinks != 0) {
     weight = fast::exp(sink - maximum);
   }
-  // A split has the same lane for all rows, whichever split is a row's first.
+  // A split has the same lane for all rows, even if rows begin with different splits.
   const uint end = params.before + params.splits;
   for (uint base = 0; base < end; base += SIMD_WIDTH) {
     const uint head = base == 0 ? params.before : 0;

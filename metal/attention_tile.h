@@ -2,7 +2,7 @@
 
 #include "attention_common.h"
 
-/** Elements from one row of a tile to the next; the odd 16 bytes spread the columns' banks. */
+/** Elements from one row of a tile to the next. 16 extra bytes spread columns over the banks. */
 template <typename T, uint FEATURES>
 METAL_FUNC constexpr uint tile_pitch() {
   return FEATURES + 16 / sizeof(T);
@@ -16,8 +16,8 @@ METAL_FUNC uint first_copied(uint thread_index) {
 }
 
 /**
- * Copies rows of FEATURES elements side by side to a tile, with zeros past their end. A thread
- * copies parts of one row, from `from` on, which the threads of that row take in turn.
+ * Copies contiguous rows of FEATURES elements to a tile, with zeros past their end. Each thread
+ * copies parts of one row, which begins at `from`; the threads of a row take its parts in turn.
  */
 template <typename T, uint FEATURES>
 METAL_FUNC void load_plain_tile(
@@ -52,8 +52,8 @@ METAL_FUNC void load_plain_tile(
 }
 
 /**
- * Copies rows from `first` on of the array at `begins` to a tile, with zeros past the end of
- * either. A thread computes each of its positions anew, since registers are few.
+ * Copies rows from `first` on of the array at `begins` to a tile, with zeros past the end of array
+ * or tile. A thread computes each position again, because it has few registers.
  */
 template <typename T, uint BITS, uint FEATURES>
 METAL_FUNC void load_tile(

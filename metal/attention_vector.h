@@ -3,7 +3,7 @@
 #include "attention_common.h"
 
 /** The part of one head's row that a lane loads: features from `part * PART` on, with the scale and
- * the bias of their group. */
+ * the bias of the group that contains them. */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC Stored<T, BITS> part_of_row(
     Stored<T, BITS> all,
@@ -87,8 +87,8 @@ METAL_FUNC void load_part(
   }
 }
 
-/** Each lane gives N of its 2 N sums to the lane at this distance, and adds the N sums that it
- * receives to the others. */
+/** Each lane sends N of its 2 N sums to the lane at this distance, and adds the N sums that it
+ * receives to its other N sums. */
 template <uint N>
 METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   const bool upper = (lane & distance) != 0;
@@ -99,7 +99,7 @@ METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   }
 }
 
-/** Eight sums over a SIMD group: each lane gets the sum of its slot of four lanes. */
+/** Eight sums over a SIMD group. The four lanes of slot i get the sum i. */
 METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   exchange<4>(eight, 16, lane);
   exchange<2>(eight, 8, lane);
@@ -109,8 +109,8 @@ METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
 }
 
 /**
- * How far apart two lanes are that keep scores of one row, for keys whose indices differ by the
- * power of two `bit`.
+ * The distance between two lanes that keep scores of the same row, for keys whose indices differ by
+ * the power of two `bit`.
  */
 template <uint ROWS>
 METAL_FUNC ushort lanes_apart(uint bit) {
@@ -120,9 +120,9 @@ METAL_FUNC ushort lanes_apart(uint bit) {
 
 /**
  * Computes a block of up to ROWS rows of a key-value head with a split of its keys. The lanes of a
- * SIMD group share a key, with PART features each; every SIMD group keeps separate maxima and sums
- * until the end. Each key and value is read once for all rows. A row is computed in the same order
- * for every value of ROWS.
+ * SIMD group share a key, with PART features each. Every SIMD group keeps separate maxima and sums
+ * until the end. Each key and value is read once for all rows. The order of a row's sums does not
+ * depend on ROWS.
  */
 template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(
@@ -191,8 +191,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
     }
   }
 
-  // A slot of four lanes has the scores of one row with one of TOGETHER keys. Each of its lanes
-  // keeps the scores of every fourth turn, the last turn first.
+  // A slot of four lanes has the scores of one row with one of TOGETHER keys. Each lane of a slot
+  // keeps the scores of every fourth turn, in reverse order of the turns.
   constexpr uint OF_SLOT = SIMD_WIDTH / ATTENTION_TILE; // lanes
   constexpr uint KEPT = (ROWS + OF_SLOT - 1) / OF_SLOT;
   const uint own_row = part / OF_SLOT % ROWS;
@@ -206,7 +206,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   float maximum_of_slot = MASKED_SCORE;
   float weight_of_slot = 0.0f;
 
-  // At each step the SIMD groups process adjacent keys, ATTENTION_TILE times.
+  // At each step, each SIMD group processes ATTENTION_TILE keys, next to those of its neighbors.
   for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
     if (!HELD) {
       simdgroup_barrier(mem_flags::mem_threadgroup); // or the queries would be held after all
@@ -317,8 +317,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   // Combine the SIMD groups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
-  // Compilers load two SIMD groups' numbers at once and drop those of a group that is not there:
-  // two floats between keep them from reading what another SIMD group writes.
+  // Compilers load the numbers of two SIMD groups at once, even if the second group does not exist.
+  // Two floats of padding keep this load away from memory that another SIMD group writes.
   threadgroup float* slots = stats + 2 * (ROWS * simds + 1);
   for (uint r = 0; r < ROWS; r++) {
     if (r < rows) {

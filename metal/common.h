@@ -7,18 +7,18 @@
 using namespace metal;
 using namespace mlx_primitives;
 
-// Explicit instantiation under our own name; every name starts with mlxp_, so that none can be
-// mistaken for one of MLX's.
+// Explicit instantiation with a name of this crate. Every name starts with mlxp_, so that none is
+// equal to a name of MLX.
 #define MLXP_KERNEL(NAME, ...) \
   template [[host_name(NAME)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-// MACRO(name, type) for each dtype, with the names that mlx::core::type_to_name gives.
+// MACRO(name, type) for each dtype, with the names that mlx::core::type_to_name returns.
 #define MLXP_EACH_DTYPE(MACRO) \
   MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)
 
 /**
- * Packed vectors need only their element's alignment, so they may be read and written
- * in rows of any length, at any offset.
+ * Packed vectors need only the alignment of their elements, so they can access rows of any length,
+ * at any offset.
  */
 template <typename T>
 struct Packed;
@@ -49,7 +49,7 @@ using packed2 = typename Packed<T>::two;
 template <typename T>
 using packed4 = typename Packed<T>::four;
 
-/** The values, rounded to T. */
+/** The values after rounding to T. */
 template <typename T>
 METAL_FUNC packed4<T> rounded(const thread float* values) {
   packed4<T> quad;
@@ -59,7 +59,7 @@ METAL_FUNC packed4<T> rounded(const thread float* values) {
   return quad;
 }
 
-/** Products and sums in float, rounded to T. */
+/** Products and sums are computed in float, then rounded to T. */
 template <typename T>
 METAL_FUNC packed4<T> times(packed4<T> a, packed4<T> b) {
   for (uint i = 0; i < READS; i++) {
@@ -77,8 +77,8 @@ METAL_FUNC packed4<T> plus(packed4<T> a, packed4<T> b) {
 }
 
 /**
- * Makes the compiler forget what it has unpacked, so that a row which a threadgroup holds across a
- * barrier takes only the registers of its packed elements. That matters on CUDA alone.
+ * Makes the compiler unpack a row again after a barrier, so that the row takes only the registers
+ * of its packed elements while a threadgroup waits. This has an effect only on CUDA.
  */
 template <typename T>
 METAL_FUNC void keep_packed(thread packed4<T>&) {}
@@ -110,9 +110,9 @@ METAL_FUNC void keep_packed(thread packed4<T>& quad) {
 
 #endif
 
-// Whether a weight is loaded before the barrier of a sum, so that it does not wait for it. CUDA
-// runs more threadgroups at a time on a core if the weight takes no registers until it is needed,
-// and with a barrier less.
+// Whether a weight is loaded before the barrier of a sum, so that the load overlaps the wait. On
+// CUDA, a core runs more threadgroups at a time if the weight is loaded later, because it needs
+// registers only from then on; and one barrier is saved.
 enum : uint {
 #ifdef __CUDACC__
   LOADS_EARLY = 0,
@@ -121,7 +121,7 @@ enum : uint {
 #endif
 };
 
-/** Loads elements at, ..., at + 3 of a row, with `pad` for those past its end. */
+/** Loads elements at, ..., at + 3 of a row, with `pad` in place of elements past its end. */
 template <typename T>
 METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
   const device T* from = row + at;
@@ -149,7 +149,7 @@ METAL_FUNC void store4(device T* row, uint at, uint axis, packed4<T> quad) {
   }
 }
 
-/** A thread's place in its threadgroup. */
+/** The position of a thread in its threadgroup. */
 struct Place {
   uint index;
   uint threads;
@@ -158,10 +158,10 @@ struct Place {
   uint simds;
 };
 
-// Every SIMD group writes its partial result to its own slot. A threadgroup has at most
-// 32 SIMD groups, so one lane each is enough for the slots. The first SIMD group combines them
-// and shares the result, which takes a second barrier; the `_at_once` variants let every SIMD
-// group combine them, which takes one more SIMD operation each.
+// Every SIMD group writes its partial result to a separate slot. A threadgroup has at most 32 SIMD
+// groups, so one SIMD group can load all slots, one per lane. The first SIMD group combines them
+// and shares the result, which needs a second barrier. In the `_at_once` variants every SIMD group
+// combines them, which needs one more SIMD operation per group.
 
 METAL_FUNC float combined_sum(const threadgroup float* slots, Place at) {
   return simd_sum(at.lane < at.simds ? slots[at.lane] : 0.0f);
@@ -187,7 +187,7 @@ METAL_FUNC float shared_result(float result, threadgroup float* slots, Place at)
   return slots[0];
 }
 
-/** Sum over the threadgroup, in every thread. */
+/** The sum over the threadgroup, returned in every thread. */
 METAL_FUNC float group_sum(float value, threadgroup float* slots, Place at) {
   float sum = simd_sum(value);
   write_slot(sum, slots, at);
@@ -197,7 +197,7 @@ METAL_FUNC float group_sum(float value, threadgroup float* slots, Place at) {
   return shared_result(sum, slots, at);
 }
 
-/** Maximum over the threadgroup, in every thread. */
+/** The maximum over the threadgroup, returned in every thread. */
 METAL_FUNC float group_max(float value, threadgroup float* slots, Place at) {
   float maximum = simd_max(value);
   write_slot(maximum, slots, at);

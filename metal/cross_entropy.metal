@@ -1,7 +1,7 @@
 #include "cross_entropy.h"
 #include "softmax_rows.h"
 
-// A target that is not a class makes its row NaN, and nothing is read for it.
+// If a target is not a class, the result of its row is NaN, and no logit is read for the target.
 
 METAL_FUNC bool is_ignored(constant CrossEntropyParams& params, int target) {
   return params.ignores != 0 && target == params.ignored;
@@ -18,7 +18,7 @@ METAL_FUNC float total4(float total, const thread float* values, uint at, uint a
   return total;
 }
 
-/** Writes the loss of a row, and the stats that its gradient needs, in one thread. */
+/** Writes the loss of a row, and the stats that its gradient needs. One thread calls it. */
 template <typename T>
 METAL_FUNC void store_loss(
     const device T* row,
@@ -43,7 +43,7 @@ METAL_FUNC void store_loss(
   *loss = T(result);
 }
 
-/** Rows of up to SIMD_ROW classes, one for each SIMD group: no barrier. */
+/** Each SIMD group computes a row of up to SIMD_ROW classes, without a barrier. */
 template <typename T>
 [[kernel]] void cross_entropy_simd(
     const device T* x [[buffer(0)]],
@@ -70,7 +70,7 @@ template <typename T>
   }
 }
 
-/** A row of any length for each threadgroup, read once. */
+/** Each threadgroup computes a row of any length, and reads it once. */
 template <typename T>
 [[kernel]] void cross_entropy_looped(
     const device T* x [[buffer(0)]],
@@ -91,7 +91,7 @@ template <typename T>
     total = total4(total, values, at, params.classes);
     stats = with4(stats, values);
   }
-  // Written before the barrier of the stats and read after it.
+  // This is written before the barrier of the stats and read after it.
   total = simd_sum(total);
   if (lane == 0) {
     scratch[2 * simds + simd] = total;
@@ -162,7 +162,7 @@ METAL_FUNC void store_gradients4(
   store4(out, at, axis, quad);
 }
 
-/** A row for each SIMD group, or a part of a row for each threadgroup. */
+/** A SIMD group computes a whole row, or a threadgroup computes a part of a row. */
 template <typename T, uint QUADS>
 [[kernel]] void cross_entropy_grad(
     const device T* x [[buffer(0)]],

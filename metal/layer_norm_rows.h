@@ -3,10 +3,10 @@
 #include "rms_norm_sums.h"
 #include "rows.h"
 
-// Normalizes rows, for any source of the elements. CENTERED is layer normalization; otherwise it is
-// RMS normalization, which has no mean and no bias.
+// Normalizes rows, whose elements may have any source. With CENTERED this is layer normalization;
+// otherwise it is RMS normalization, which has no mean and no bias.
 
-/** A row as it is in memory. */
+/** A source of elements: a row in memory. */
 template <typename T>
 struct Plain {
   const device T* x;
@@ -19,7 +19,7 @@ struct Plain {
   }
 };
 
-/** The weight that multiplies a normalized row and the bias that is added, if present. */
+/** The weight that a normalized row is multiplied by and the bias that is added, if present. */
 template <typename T>
 struct Affine {
   const device T* weight;
@@ -129,14 +129,14 @@ METAL_FUNC void normalize(
   }
 }
 
-/** The mean and squared deviations of the elements that a thread has read, quad by quad. */
+/** The mean and the squared deviations of the quads that a thread has read. */
 struct Moments {
   float count;
   float mean;
   float squares;
 };
 
-/** Chan, Golub and LeVeque's update: reading the row once suffices, and nothing cancels. */
+/** The update of Chan, Golub and LeVeque reads the row once and avoids cancellation. */
 template <typename T>
 METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   const float count = float(at + READS <= axis ? uint(READS) : axis - at);
@@ -152,7 +152,7 @@ METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   return next;
 }
 
-/** Reads the elements again, each by the thread that read it first. */
+/** Reads the elements again. Each thread reads the elements that it read at first. */
 template <typename T, bool CENTERED, typename Source, typename Params, typename Row>
 METAL_FUNC void normalize(
     Source source, Affine<T> affine, device T* out, constant Params& params, Row row, Quads<0>) {

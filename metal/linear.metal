@@ -4,7 +4,7 @@
 
 // Sums are in float.
 
-/** Loads elements at, ..., at + READS - 1 of the rows of w of a SIMD group; zeros past `length`. */
+/** Loads elements at, ..., at + READS - 1 of a SIMD group's rows of w; zeros past `length`. */
 template <typename T>
 METAL_FUNC void load_weights(
     thread packed4<T>* weights,
@@ -33,7 +33,7 @@ METAL_FUNC void add_products(
   }
 }
 
-/** Up to ROWS rows of x, staged as float for the threadgroup; each row of w is read once. */
+/** Up to ROWS rows of x, which the threadgroup stages as floats. Each row of w is read once. */
 template <typename T, uint ROWS>
 [[kernel]] void linear_few(
     const device T* x [[buffer(0)]],
@@ -92,7 +92,7 @@ template <typename T, uint ROWS>
     }
   }
 
-  // One lane for each output of the SIMD group.
+  // Each output of the SIMD group gets one lane.
   float mine = 0.0f;
   for (uint i = 0; i < ROWS * LINEAR_SIMD_ROWS; i++) {
     const float sum = simd_sum(sums[i]);
@@ -107,8 +107,8 @@ template <typename T, uint ROWS>
 }
 
 /**
- * Copies ROWS by COLUMNS elements from (row, column) of a matrix, with zeros past its end; PARTED
- * orders them as `add_staged_products` reads them.
+ * Copies ROWS by COLUMNS elements of a matrix from (row, column) on, with zeros past its end. With
+ * PARTED they get the order in which `add_staged_products` reads them.
  */
 template <typename T, uint ROWS, uint COLUMNS, uint STRIDE, uint THREADS, bool PARTED>
 METAL_FUNC void load_tile(
@@ -149,7 +149,7 @@ METAL_FUNC void load_tile(
 }
 
 /**
- * Uses HIGH by WIDE SIMD groups, each with a square of outputs in registers; tiles of x and w are
+ * Uses HIGH by WIDE SIMD groups. Each has a square of outputs in registers. Tiles of x and w are
  * staged in threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
  */
 template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
@@ -225,7 +225,7 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
     }
   }
 
-  // Move eight rows of each SIMD group at a time through threadgroup memory, in place of the tiles.
+  // Eight rows of each SIMD group at a time pass through threadgroup memory, which held the tiles.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
   for (uint i = 0; i < SQUARES; i++) {

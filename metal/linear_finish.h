@@ -1,12 +1,12 @@
-// The end of a product.
+// The last steps of a product.
 #pragma once
 
 #include "activation_functions.h"
 #include "linear.h"
 
 /**
- * The product, the bias, the activation and the residual, each rounded to T, as by MLX's kernels
- * for them.
+ * The product, the bias, the activation and the residual. Each step is rounded to T, as MLX's
+ * separate kernels round.
  */
 template <typename T>
 METAL_FUNC T finished(

@@ -3,10 +3,10 @@
 #include "common.h"
 
 /**
- * Adds products of staged rows with staged columns to HIGH by WIDE matrices of 8x8, which lie row
- * by row in `sums`. Rows and columns have DEPTH elements, and the next begins PITCH elements later.
- * Of each 2 * DEPTH / 8 elements of a column, those of even numbers come first. A lane multiplies
- * neighbors at successive steps, so that a load serves several of them.
+ * Adds products of staged rows with staged columns to HIGH by WIDE matrices of 8x8, which are in
+ * `sums` row by row. Rows and columns have DEPTH elements and begin PITCH elements apart. In every
+ * 2 * DEPTH / 8 elements of a column, the elements with even indices come first. So a lane loads
+ * neighbors at once, and multiplies them at successive steps.
  */
 template <typename T, uint HIGH, uint WIDE, uint DEPTH, uint PITCH>
 METAL_FUNC void add_staged_products(

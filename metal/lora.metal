@@ -3,8 +3,8 @@
 #include "common.h"
 
 /**
- * out = base + scale * (projected * B^T), rounded after the product, the scale and the sum. A
- * thread computes a column of up to LORA_ROWS rows.
+ * out = base + scale * (projected * B^T), rounded after the product, after the scale and after the
+ * sum. A thread computes a column of up to LORA_ROWS rows.
  */
 template <typename T>
 [[kernel]] void lora_correct(

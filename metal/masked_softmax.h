@@ -15,7 +15,7 @@ enum MaskKind : unsigned {
   MASK_ADDITIVE, // a number of the scores' type, added
 };
 
-/** Strides and offsets are in elements; a stride of 0 repeats. */
+/** Strides and offsets are in elements; a stride of 0 repeats an element. */
 struct MaskedSoftmaxParams {
   unsigned rows;
   unsigned queries;

@@ -2,8 +2,8 @@
 #include "masked_softmax_rows.h"
 #include "softmax_rows.h"
 
-// Hidden scores count as the type's lowest finite number, as in MLX's attention, so a row whose
-// scores are all hidden is uniform.
+// A hidden score is replaced by the type's lowest finite number, as in MLX's attention. So if all
+// scores of a row are hidden, its weights are equal.
 
 template <typename T>
 METAL_FUNC float lowest_of();
@@ -35,7 +35,7 @@ struct MaskedScores {
   MaskedRow row;
   float unseen; // the exponential of a score that is not seen
 
-  /** Scores key, ..., key + 3, rounded after each step as MLX rounds; -inf where not seen. */
+  /** Scores key, ..., key + 3, rounded after each step as in MLX; -inf if not seen. */
   METAL_FUNC void load(thread float* values, uint key) const {
     for (uint i = 0; i < READS; i++) {
       values[i] = -INFINITY;
@@ -56,13 +56,13 @@ struct MaskedScores {
     bool shown[READS];
     load_shown4(shown, mask, *params, row, key);
     for (uint i = 0; i < READS; i++) {
-      // A negative scale must not turn the pad into +inf.
+      // If the scale is negative, the padding must not become +inf.
       const float hidden = row.sees(key + i) ? lowest_of<T>() : -INFINITY;
       values[i] = shown[i] ? values[i] : hidden;
     }
   }
 
-  /** The maximum including the scores that are not seen, each of which is the lowest number. */
+  /** The maximum of the row, in which every score that is not seen has the lowest number. */
   METAL_FUNC float with_unseen(float maximum) const {
     return row.seen() < params->keys ? larger(maximum, lowest_of<T>()) : maximum;
   }
@@ -77,7 +77,7 @@ struct MaskedScores {
     return sum;
   }
 
-  /** Writes the scaled exponentials, with the one of unseen scores where a score is not seen. */
+  /** Writes the scaled exponentials. Scores that are not seen all have the exponential `unseen`. */
   METAL_FUNC void store(thread float* values, uint key, float factor) const {
     for (uint i = 0; i < READS; i++) {
       values[i] = row.sees(key + i) ? values[i] : unseen;
@@ -86,7 +86,7 @@ struct MaskedScores {
   }
 };
 
-/** x and out are at the beginning of the row. */
+/** `x` and `out` point to the beginning of the row. */
 template <typename T>
 METAL_FUNC MaskedScores<T> masked_scores(
     const device T* x,

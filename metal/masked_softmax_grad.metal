@@ -1,7 +1,7 @@
 #include "masked_softmax.h"
 #include "masked_softmax_rows.h"
 
-// The gradient of the scores, which is zero for hidden scores even if their softmax is not.
+// The gradient of the scores. It is zero for a hidden score, even if its softmax is not zero.
 
 template <typename T>
 struct MaskedGradient {
@@ -31,7 +31,7 @@ struct MaskedGradient {
     return sum;
   }
 
-  /** scale * y * (g - along), and zero where a score was hidden. */
+  /** scale * y * (g - along), and zero for a score that was hidden. */
   METAL_FUNC void store(const thread float* y, const thread float* g, uint key, float along) const {
     bool shown[READS];
     load_shown4(shown, mask, *params, row, key);
@@ -61,7 +61,7 @@ METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<QUADS>) {
   }
 }
 
-/** Reads the elements that are seen twice. */
+/** Reads the elements that are seen, two times. */
 template <typename T, typename Row>
 METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<0>) {
   float y[READS];

@@ -1,4 +1,4 @@
-// The range of its row of scores that a query sees. Keys before and after it are not read.
+// The range of keys that a query sees in its row of scores. Keys outside it are not read.
 #pragma once
 
 #include "masked_softmax.h"
@@ -49,7 +49,7 @@ METAL_FUNC MaskedRow masked_row(constant MaskedSoftmaxParams& params, uint row) 
   return result;
 }
 
-/** Loads four elements of the mask from a key on, with `other` for keys that are not seen. */
+/** Loads four elements of the mask, beginning at a key; `other` for keys that are not seen. */
 template <typename E>
 METAL_FUNC packed4<E> load_mask4(
     const device E* mask, constant MaskedSoftmaxParams& params, MaskedRow row, uint key, E other) {
@@ -83,7 +83,7 @@ METAL_FUNC void load_shown4(
   }
 }
 
-/** Loads four elements of a row, with `pad` for those that are not seen. */
+/** Loads four elements of a row; `pad` for elements that are not seen. */
 template <typename T>
 METAL_FUNC packed4<T> load_seen4(const device T* x, MaskedRow row, uint key, T pad) {
   if (row.sees_all4(key)) {

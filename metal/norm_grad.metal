@@ -33,7 +33,7 @@ METAL_FUNC void load_scaled(
   }
 }
 
-/** The buffers of a row. */
+/** The buffers, at the beginning of a row. */
 template <typename T>
 struct NormGradRow {
   const device T* x;
@@ -50,8 +50,8 @@ struct NormGradStats {
 };
 
 /**
- * The gradient of x in a row. A thread keeps all quads of a row that it reads, KEPT at most; where
- * KEPT is 0, it reads them again for each sum. With SUMS it adds what its elements give to the
+ * The gradient of x in a row. A thread keeps all quads that it reads of a row, at most KEPT; if
+ * KEPT is 0, it reads them again for each sum. With SUMS it also adds its elements' terms to the
  * gradients of the weight and of the bias.
  */
 template <typename T, bool CENTERED, uint KEPT, bool SUMS>
@@ -133,7 +133,7 @@ METAL_FUNC NormGradStats write_row(
   return {mean, inverse};
 }
 
-/** The buffers of the first row of a threadgroup. */
+/** The buffers, moved to the first row of a threadgroup. */
 template <typename T>
 METAL_FUNC NormGradRow<T> first_row(NormGradRow<T> buffers, uint row, uint axis) {
   const size_t start = size_t(row) * axis;
@@ -145,7 +145,7 @@ METAL_FUNC NormGradRow<T> first_row(NormGradRow<T> buffers, uint row, uint axis)
       buffers.out + start};
 }
 
-/** The gradient of x, and each row's stats: a row for each threadgroup. */
+/** The gradient of x, and each row's stats. Each threadgroup computes a row. */
 template <typename T, bool CENTERED, uint KEPT>
 [[kernel]] void norm_grad_row(
     const device T* x [[buffer(0)]],
@@ -165,7 +165,7 @@ template <typename T, bool CENTERED, uint KEPT>
   }
 }
 
-/** The gradient of x, and the sums of a part of the rows, which a threadgroup has. */
+/** The gradient of x, and sums over the rows that a threadgroup computes. */
 template <typename T, bool CENTERED>
 [[kernel]] void norm_grad_rows(
     const device T* x [[buffer(0)]],
@@ -204,7 +204,7 @@ template <typename T, bool CENTERED>
   }
 }
 
-/** Sums of a part of the rows, for the weight and then for the bias: a quad of columns a thread. */
+/** Sums over some rows, for the weight, then for the bias. A thread has a quad of columns. */
 template <typename T>
 [[kernel]] void norm_grad_part(
     const device T* x [[buffer(0)]],
@@ -248,7 +248,7 @@ template <typename T>
   }
 }
 
-/** Adds up the parts, for one column of the weight and of the bias a thread. */
+/** Adds up the parts. A thread has one column of the weight and of the bias. */
 template <typename T>
 [[kernel]] void norm_grad_sum(
     const device float* sums [[buffer(0)]],

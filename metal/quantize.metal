@@ -1,7 +1,7 @@
 #include "common.h"
 #include "quantize.h"
 
-/** The eight codes of thread `at`, the first in the lowest bits. */
+/** The eight codes of thread `at`. The first code is in the lowest bits. */
 template <uint BITS>
 METAL_FUNC ulong load_codes(const device uchar* packed, uint at) {
   if (BITS == 8) {
@@ -38,7 +38,7 @@ METAL_FUNC void store_codes(device uchar* packed, uint at, ulong codes) {
   }
 }
 
-/** The scale and the bias of a group between `low` and `high`, such that zero has a code. */
+/** The scale and the bias of a group with numbers from `low` to `high`. Zero gets an exact code. */
 METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   const bool below = abs(low) > abs(high);
   const float range = precise::divide(high - low, top);
@@ -49,7 +49,7 @@ METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   return steps == 0.0f ? float2(scale, 0.0f) : float2(precise::divide(edge, steps), edge);
 }
 
-/** A thread quantizes eight elements; the threads of a group share their extremes. */
+/** A thread quantizes eight elements. The threads of a group find its extremes together. */
 template <typename T, uint BITS>
 [[kernel]] void quantize(
     const device T* x [[buffer(0)]],
@@ -58,7 +58,7 @@ template <typename T, uint BITS>
     device T* biases [[buffer(3)]],
     constant QuantizeParams& params [[buffer(4)]],
     uint at [[thread_position_in_grid]]) {
-  // Every lane stays for the SIMD operations, also those past the last group.
+  // Lanes past the last group do not return here, because SIMD operations need all lanes.
   const bool inside = at < params.groups * params.threads;
   float values[CODES];
   float low = INFINITY;
@@ -99,7 +99,7 @@ template <typename T, uint BITS>
   store_codes<BITS>(packed, at, codes);
 }
 
-/** Eight elements for thread `at`: the codes of thread `from` times the scale, plus the bias. */
+/** Computes the eight elements of thread `at`: codes of thread `from` times scale, plus bias. */
 template <typename T, uint BITS>
 METAL_FUNC void dequantize_codes(
     const device uchar* packed,
@@ -136,7 +136,7 @@ template <typename T, uint BITS>
   }
 }
 
-/** Takes the rows with the numbers `ids` of a matrix, its last row for numbers beyond it. */
+/** Takes rows `ids` of a matrix. For a number beyond the matrix it takes the last row. */
 template <typename T, uint BITS>
 [[kernel]] void dequantize_rows(
     const device uchar* packed [[buffer(0)]],

@@ -39,8 +39,8 @@ constexpr unsigned quantized_rows(unsigned band) {
   return band < QUANTIZED_BAND ? 4 : 2; // A thread has too few registers for more.
 }
 
-/** Returns the bytes that a tile of `rows` rows stages, or those of its product if it takes more.
- */
+/** Returns the bytes of threadgroup memory for a tile of `rows` rows: the larger of the staged
+ * elements and the product. */
 constexpr unsigned quantized_tile_bytes(unsigned rows, unsigned element_bytes) {
   unsigned staged = (rows + QUANTIZED_TILE) * QUANTIZED_TILE_PITCH * element_bytes;
   unsigned product = rows * QUANTIZED_TILE * 4;

@@ -1,11 +1,11 @@
-// Shared by the kernels of quantized weights: the packing, and the steps after the products.
+// Shared by the kernels of quantized weights: how weights are packed, and the steps after products.
 #pragma once
 
 #include "common.h"
 #include "quantized_matmul.h"
 
-// Rows of packed weights are little-endian streams of BITS-bit numbers. A lane loads
-// QUANTIZED_VALUES of them at a time, in words whose 16-bit halves each begin with whole numbers.
+// A row of packed weights is a little-endian stream of BITS-bit numbers. A lane loads
+// QUANTIZED_VALUES of them, in words. A number begins at each 16-bit half of a word.
 
 template <uint BITS>
 struct Format {
@@ -32,11 +32,11 @@ constexpr bool are_floats(uint kind) {
   return kind == MX_FLOATS || kind == NV_FLOATS;
 }
 
-/** The float of 4 or 8 bits at an index in both halves of a word. */
+/** The floats of 4 or 8 bits at an index of both halves of a word. */
 template <uint BITS>
 METAL_FUNC half2 two_floats(uint word, uint index) {
-  // Exponent and mantissa move to the border of those fields in a half, the sign to its own place.
-  // The number is then too small by a power of two, which also holds for subnormal numbers.
+  // Shift exponent and mantissa to their fields in a half, and the sign to its bit. The result is
+  // too small by a power of two, the same one for normal and subnormal numbers.
   const uint bit = index * BITS;
   const uint place = BITS == 4 ? 9 : 7;
   const uint placed =
@@ -50,15 +50,15 @@ METAL_FUNC half2 two_floats(uint word, uint index) {
 }
 
 /**
- * Returns what `two_numbers` adds to each number. It writes a number into the mantissa of a half,
- * which takes no conversion, and so gets the number plus a power of two.
+ * Returns the number that `two_numbers` adds to each weight. `two_numbers` needs no conversion: it
+ * writes a weight into the mantissa of a half, whose value is then a power of two plus the weight.
  */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float added_number() {
   return are_floats(FLOATS) || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
-/** The numbers at an index in both halves of a word, plus `added_number`. */
+/** The numbers at an index of both halves of a word, plus `added_number`. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float2 two_numbers(uint word, uint index) {
   if (are_floats(FLOATS)) {
@@ -77,7 +77,7 @@ METAL_FUNC float2 two_numbers(uint word, uint index) {
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
 
-/** The parts of the packed numbers of a lane, as they are loaded. */
+/** The words or bytes that hold a lane's packed numbers. */
 template <uint BITS>
 using piece_t = conditional_t<BITS == 3 || BITS == 5, ushort, uint>;
 
@@ -134,7 +134,7 @@ METAL_FUNC void unpack(const thread piece_t<BITS>* pieces, thread uint* words) {
   }
 }
 
-/** One matrix. Scales and biases are of T, or scales are bytes. */
+/** One packed matrix. Scales and biases have type T, or scales are bytes. */
 template <typename T>
 struct Part {
   const device uchar* packed;
@@ -142,7 +142,7 @@ struct Part {
   const device uchar* biases;
 };
 
-/** The scales of groups, and with affine formats their biases, as they are stored. */
+/** The scales of groups as they are stored, and their biases if the format is affine. */
 template <typename T, uint BITS, uint KIND>
 struct Scales {
   typedef conditional_t<KIND == INTEGERS, T, uchar> stored;
@@ -164,13 +164,13 @@ struct Scales {
   METAL_FUNC static float bias(stored, T bias) {
     return KIND == INTEGERS ? float(bias) : 0.0f;
   }
-  /** The bytes of the scales of a number of groups. */
+  /** The number of bytes that the scales of these groups take. */
   METAL_FUNC static size_t bytes(size_t groups) {
     return groups * (KIND == INTEGERS ? sizeof(T) : 1);
   }
 };
 
-/** What a block of K-quants has for a group. */
+/** The stored scale data of a group of K-quants, read from its block. */
 struct OfBlock {
   uint steps; // two halves
   uchar scale;
@@ -216,7 +216,7 @@ METAL_FUNC T stored_bias(Part<T> part, I index) {
   return KIND == INTEGERS ? ((const device T*)part.biases)[index] : T(0.0f);
 }
 
-/** Moves the beginning of a part's scales and biases by a number of groups. */
+/** Moves the pointers to a part's scales and biases by a number of groups. */
 template <typename T, uint BITS, uint KIND>
 METAL_FUNC void skip_groups(thread Part<T>& part, size_t groups) {
   part.scales += Scales<T, BITS, KIND>::bytes(groups);

@@ -4,8 +4,8 @@
 #include "quantized_matmul_format.h"
 
 /**
- * Reciprocal root mean square of the only row, in every thread. The order of the sum is the same
- * for every number of threads.
+ * Reciprocal root mean square of the only row, in every thread. The order of addition does not
+ * depend on the number of threads.
  */
 template <typename T>
 METAL_FUNC float find_inverse(
@@ -40,8 +40,8 @@ METAL_FUNC float find_inverse(
 }
 
 /**
- * Reciprocal root mean squares of the rows of a band, in threadgroup memory, each in the order of
- * the only row.
+ * Reciprocal root mean squares of the rows of a band, in threadgroup memory. The order of addition
+ * in each row is that for one row.
  */
 template <typename T, uint M>
 METAL_FUNC void find_inverses(
@@ -60,7 +60,7 @@ METAL_FUNC void find_inverses(
   }
 }
 
-/** Elements of x, and the norm's weights of them. */
+/** Elements of x, and the norm's weights for their columns. */
 template <typename T>
 struct Values {
   packed4<T> x;
@@ -75,7 +75,7 @@ METAL_FUNC packed4<T> normalized(Values<T> values, float inverse) {
   return values.x;
 }
 
-/** Loads elements k, ..., k + READS - 1 of a row; zeros of x past its end. */
+/** Loads elements k, ..., k + READS - 1 of a row; for x, zeros past the row's end. */
 template <typename T>
 METAL_FUNC Values<T> load_values(
     const device T* row,
@@ -97,8 +97,8 @@ METAL_FUNC Values<T> load_values(
   return values;
 }
 
-/** Where the columns from k0 on of the band's rows are staged, `lanes` * QUANTIZED_VALUES of each.
- */
+/** The staging area for the band's rows: `lanes` * QUANTIZED_VALUES columns of each, from k0 on.
+ * */
 template <typename T>
 struct Stage {
   threadgroup T* values;
@@ -108,9 +108,9 @@ struct Stage {
 };
 
 /**
- * Stages the values of number `index` that a lane multiplies in a step, and the sum of them, in the
- * order in which a SIMD group reads them: by step, then row, then position, for all lanes. They are
- * zeros beyond the ends. LOADED: `loaded` has those of the only row.
+ * Stages the values with number `index`, which a lane multiplies in a step, and their sum. The
+ * order is the one in which a SIMD group reads them: by step, then row, then position, for all
+ * lanes. Values beyond the ends are zeros. With LOADED, `loaded` has the values of the only row.
  */
 template <typename T, uint M, bool LOADED>
 METAL_FUNC void stage_values(

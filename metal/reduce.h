@@ -12,7 +12,7 @@ enum : unsigned {
   REDUCE_MANY_ROWS = 256,         // rows that fill a GPU without being split
 };
 
-/** Rows are cut into `pieces` of `piece` elements, the last of which may be shorter. */
+/** Each row is cut into `pieces` of `piece` elements. The last piece may be shorter. */
 struct ReduceParams {
   unsigned long axis;
   unsigned rows;

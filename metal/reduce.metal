@@ -25,7 +25,7 @@ struct SquaresFold {
   }
 };
 
-/** NaN if any element is, as MLX has it: simd_max alone would drop it. */
+/** NaN if any element is NaN, as in MLX; simd_max alone would drop a NaN. */
 struct MaxFold {
   static METAL_FUNC float start() {
     return -INFINITY;
@@ -38,7 +38,7 @@ struct MaxFold {
   }
 };
 
-/** Folds every `stride`-th quad of x, from `at` on. */
+/** Combines every `stride`-th quad of x, from `at` on. */
 template <typename T, typename Fold>
 METAL_FUNC float fold_quads(const device T* x, uint at, uint stride, uint length) {
   float value = Fold::start();
@@ -56,7 +56,7 @@ METAL_FUNC float finished(float value, constant ReduceParams& params) {
   return params.root ? precise::sqrt(value) : value;
 }
 
-/** Rows of up to REDUCE_SIMD_ROW elements, one for each SIMD group: no barrier. */
+/** Each SIMD group reduces a row of up to REDUCE_SIMD_ROW elements, without a barrier. */
 template <typename T, typename U, typename Fold>
 [[kernel]] void reduce_simd(
     const device T* x [[buffer(0)]],
@@ -75,7 +75,7 @@ template <typename T, typename U, typename Fold>
   }
 }
 
-/** A piece of a row for each threadgroup. */
+/** Each threadgroup reduces a piece of a row. */
 template <typename T, typename U, typename Fold>
 [[kernel]] void reduce_group(
     const device T* x [[buffer(0)]],
@@ -98,7 +98,7 @@ template <typename T, typename U, typename Fold>
   }
 }
 
-// From type to type: a row at once, then pieces to floats and floats to results.
+// The types of input and output: a whole row at once, or pieces to floats, then floats to results.
 #define REDUCE_ROWS(NAME, FOLD, DTYPE, T)                                        \
   MLXP_KERNEL("mlxp_reduce_simd_" NAME DTYPE "_" DTYPE, reduce_simd<T, T, FOLD>) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME DTYPE "_" DTYPE, reduce_group<T, T, FOLD>)

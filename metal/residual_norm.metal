@@ -1,7 +1,7 @@
 #include "layer_norm_rows.h"
 #include "residual_norm.h"
 
-/** x + residual, rounded to T as MLX's add does. The sum is stored, and may be read back. */
+/** x + residual, rounded to T as in MLX's add. The sum is stored, and may be read again. */
 template <typename T>
 struct Added {
   const device T* x;

@@ -3,8 +3,8 @@
 #include "rope_turn.h"
 
 /**
- * Grid: columns x length x (batch * groups of HEADS heads). A thread owns one pair of
- * up to HEADS heads, which share its angle, or two of the features that are only copied.
+ * Grid: columns x length x (batch * groups of HEADS heads). A thread has one pair of up to HEADS
+ * heads, which share the pair's angle, or two of the features that are only copied.
  */
 template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope(
@@ -18,7 +18,7 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
   if (at.x >= params.columns || at.y >= params.length || at.z >= params.batch * head_groups) {
     return;
   }
-  // With one head a thread and one offset for all, `head` counts the heads of all entries.
+  // If a thread has one head and all texts have one offset, `head` counts the heads of all texts.
   const uint batch = HEADS == 1 && params.offset_stride == 0 ? 0 : at.z / head_groups;
   const uint head = (at.z - batch * head_groups) * HEADS;
   const uint heads = HEADS > 1 ? min(uint(HEADS), params.heads - head) : 1;
@@ -42,7 +42,7 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
   const float frequency = inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
   const int position = int(at.y) + offset[batch * params.offset_stride];
   const Turn by = turn(position, frequency, params.scale, params.direction);
-  // All loads come before the first store: out may be x, so the compiler cannot reorder them.
+  // All loads come before the first store. `out` may be x, so the compiler cannot reorder them.
   packed2<T> pairs[HEADS];
   for (uint h = 0; h < HEADS; h++) {
     if (h < heads) {

@@ -32,13 +32,13 @@ struct RopeAppendParams {
   float multiplier; // multiplies the rotated features
 };
 
-/** The offset of all texts, where the processor knew it when it encoded the kernel. */
+/** The offset of all texts, if the processor knew it when it encoded the kernel. */
 struct KnownOffset {
   unsigned known;
   int offset;
 };
 
-/** The elements to copy if a state's buffer cannot be reused. */
+/** The number of elements to copy if a state's buffer cannot be reused. */
 struct StateCopyParams {
   unsigned count_low; // of 64 bits
   unsigned count_high;

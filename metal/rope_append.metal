@@ -2,12 +2,12 @@
 #include "rope_append.h"
 #include "rope_turn.h"
 
-/** The row of the state that takes a head's vector of position `time`, or `rows` if none does. */
+/** The row of the state for a head's vector of position `time`, or `rows` if it is not stored. */
 METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendParams& params) {
   if (head < params.heads) {
     return head * params.length + time;
   }
-  // Compared as they are: slot + time may be more than an int holds.
+  // The sum slot + time is not computed here, because it may overflow an int.
   if (slot < -int(time) || slot >= int(params.capacity) - int(time)) {
     return params.rows;
   }
@@ -16,9 +16,9 @@ METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendPar
 }
 
 /**
- * Grid: columns x length x (batch * groups of APPEND_HEADS heads). A thread owns one pair of up to
- * APPEND_HEADS heads, which share its angle, or two of the features that are only copied. Values
- * are copied.
+ * Grid: columns x length x (batch * groups of APPEND_HEADS heads). A thread has one pair of up to
+ * APPEND_HEADS heads, which share the pair's angle, or two of the features that are only copied.
+ * Values are copied.
  */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append(
@@ -43,7 +43,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   const uint turned = params.heads + params.kv_heads;
   qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
   state += size_t(batch) * params.rows * params.features;
-  // All loads are on their way before the offset, which may be in the memory of the processor.
+  // All loads begin before the load of the offset, which may be in the processor's memory.
   packed2<T> pairs[APPEND_HEADS];
   if (at.x < params.pairs) {
     for (uint h = 0; h < APPEND_HEADS; h++) {
@@ -93,8 +93,8 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
 }
 
 /**
- * The derivatives, by a thread for each pair as above, of all heads: the state's rows that a step
- * wrote go back to the step, and become zeros.
+ * The derivatives of all heads, with a thread for each pair as above. The gradients of the state's
+ * rows that a step wrote move to the step, and become zeros in the state.
  */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append_grad(
@@ -160,7 +160,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   }
 }
 
-/** The heads that a thread moves, and their angle. */
+/** The heads whose features a thread moves, and the angle of its pair. */
 struct HeadSpan {
   uint batch;
   uint first;
@@ -168,7 +168,7 @@ struct HeadSpan {
   Turn by;
 };
 
-/** Grid as above, of all heads. */
+/** The grid is as above, for all heads. */
 template <bool EXPLICIT>
 METAL_FUNC HeadSpan span_of_heads(
     uint3 at,
@@ -193,7 +193,7 @@ METAL_FUNC HeadSpan span_of_heads(
   return {batch, first, min(first + APPEND_HEADS, all_heads), by};
 }
 
-/** A head's vector of a position in q, k or v, each [batch, heads, length, features]. */
+/** A head's vector at a position of q, k or v, each [batch, heads, length, features]. */
 template <typename P>
 METAL_FUNC P
 place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendParams& params) {
@@ -205,7 +205,7 @@ place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendPar
   return part + row * params.features;
 }
 
-/** Moves a pair of a head, rotated if it is no value's, or two of the features that stay. */
+/** Moves a pair of a head, rotated unless it is a value, or two features that are only copied. */
 template <typename T, bool INTERLEAVED, bool FORWARD>
 METAL_FUNC void move_pair(
     const device T* from,
@@ -234,7 +234,7 @@ METAL_FUNC void move_pair(
   store_pair<T, INTERLEAVED>(to, column, params.pairs, pair);
 }
 
-/** Queries, keys and values of a step by heads, of which queries and keys are rotated. */
+/** Splits a step into queries, keys and values by heads. Queries and keys are rotated. */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_heads(
     const device T* qkv [[buffer(0)]],
@@ -260,7 +260,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   }
 }
 
-/** The derivative of this, which goes the other way. */
+/** The derivative of `rope_heads`, which moves gradients in the opposite direction. */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_heads_grad(
     const device T* q [[buffer(0)]],

@@ -1,9 +1,9 @@
-// Sums of two products that every kernel rounds alike.
+// Sums of two products, which all kernels round in the same way.
 #pragma once
 
 #include "common.h"
 
-// NVIDIA's compiler joins the sum with one of its products, in each kernel with another one.
+// NVIDIA's compiler would fuse the sum with one of its products, and not always with the same one.
 
 /** a * b + c * d. */
 METAL_FUNC float sum_of_products(float a, float b, float c, float d) {

@@ -1,4 +1,4 @@
-// Shared by the kernels that rotate.
+// Shared by the kernels that rotate features.
 #pragma once
 
 #include "rope_products.h"
@@ -9,7 +9,7 @@ struct Turn {
   float sine;
 };
 
-/** One over the period of pair `i`, explicit or a power of the base. */
+/** The reciprocal of the period of pair `i`: explicit, or from a power of the base. */
 template <bool EXPLICIT>
 METAL_FUNC float inverse_frequency(const device float* freqs, uint i, uint pairs, float log2_base) {
   return EXPLICIT ? 1.0f / freqs[i] : precise::exp2(-(float(i) / float(pairs)) * log2_base);
@@ -31,7 +31,7 @@ METAL_FUNC packed2<T> rotated(packed2<T> pair, Turn by) {
   return turned;
 }
 
-/** Pair `i` of a row: adjacent if interleaved (MLX's "traditional"), else half a row apart. */
+/** Pair `i` of a row: adjacent if interleaved ("traditional" in MLX), else half a row apart. */
 template <typename T, bool INTERLEAVED>
 METAL_FUNC packed2<T> load_pair(const device T* row, uint i, uint pairs) {
   if (INTERLEAVED) {

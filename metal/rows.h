@@ -1,10 +1,10 @@
-// Kernels along rows: the threads of a row, and what they share.
+// Kernels that process rows: the threads of a row, and the code that these kernels share.
 #pragma once
 
 #include "common.h"
 
-// The parameters behind the buffers of a kernel in which every SIMD group has a row, and of one in
-// which every threadgroup has.
+// The parameters after the buffers, for kernels in which every SIMD group has a row, and for
+// kernels in which every threadgroup has a row.
 #define MLXP_SIMD_ROW                                                                   \
   uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]], \
       uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]
@@ -16,13 +16,13 @@
 
 /**
  * A thread holds N quads of READS elements in registers. Its quads are a whole SIMD group or
- * threadgroup apart, which is MLX's order of addition. With 0 the row has any length, and is read
- * again.
+ * threadgroup apart, as in MLX's order of addition. With N = 0 the row may have any length, and is
+ * read again.
  */
 template <uint N>
 struct Quads {};
 
-/** The threads of a row of up to SIMD_ROW elements: one SIMD group, which needs no barrier. */
+/** The threads of a row of up to SIMD_ROW elements: one SIMD group, without barriers. */
 struct SimdRow {
   enum : uint { EARLY = 1 }; // LOADS_EARLY, without a barrier and with few registers
   uint lane;
@@ -39,8 +39,8 @@ struct SimdRow {
 };
 
 /**
- * The threads of a row that has a whole threadgroup. Every sum needs separate slots, since a
- * slow SIMD group may still be reading the last result's. AT_ONCE chooses between one barrier and
+ * The threads of a row that a whole threadgroup has. Every sum needs separate slots, because a
+ * slow SIMD group may still be reading the result before. AT_ONCE selects one barrier instead of
  * two.
  */
 template <bool AT_ONCE>

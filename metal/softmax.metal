@@ -42,7 +42,7 @@ template <typename T>
   write_softmax(scores, SimdRow{lane}, Quads<1>());
 }
 
-/** MLX goes through rows of several quads in a loop, with two barriers in all: so do these. */
+/** As in MLX, these process rows of several quads in a loop, with two barriers in all. */
 template <typename T, uint QUADS>
 [[kernel]] void softmax_row(
     const device T* x [[buffer(0)]],

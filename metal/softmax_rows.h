@@ -3,7 +3,7 @@
 
 #include "rows.h"
 
-/** fast::exp, as in MLX: its argument is never positive and its error cancels in the sum. */
+/** fast::exp, as in MLX. Its argument is never positive, and its error cancels in the sum. */
 METAL_FUNC float softmax_exp(float x) {
   return fast::exp(x);
 }
@@ -57,7 +57,7 @@ METAL_FUNC RowStats no_stats() {
   return {-FLT_MAX, 0.0f};
 }
 
-/** Adds four elements, which become their exponentials relative to the new maximum. */
+/** Adds four elements. They are replaced by their exponentials relative to the new maximum. */
 METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
   const float grown = max4(stats.maximum, values);
   if (grown > stats.maximum) { // else the factor is exp(0) = 1
@@ -73,7 +73,7 @@ METAL_FUNC RowStats simd_stats(RowStats stats) {
   return {maximum, simd_sum(stats.sum * softmax_exp(stats.maximum - maximum))};
 }
 
-/** Combines the stats of the threadgroup in every thread; one barrier covers both numbers. */
+/** Combines the stats of the threadgroup in every thread, with one barrier for both numbers. */
 METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Place at) {
   const RowStats simd = simd_stats(stats);
   if (at.lane == 0) {
@@ -88,12 +88,12 @@ METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Plac
   return simd_stats(part);
 }
 
-// Maxima start at the lowest finite number, not at -inf: exp(-inf - max) is then 0, and
-// a row of nothing but -inf ends in 0 * (1 / 0), MLX's NaN. Short rows are padded with -inf.
+// Maxima start at the lowest finite number, not at -inf, so that exp(-inf - max) is 0, and a row
+// with only -inf gives 0 * (1 / 0), which is NaN as in MLX. Short rows are padded with -inf.
 
 /**
- * Writes the softmax of a row. Scores before `begin` and from `end` on may be one number, which is
- * not read: `with_unseen` and `total` count them.
+ * Writes the softmax of a row. Scores before `begin` and from `end` on may have a common value that
+ * is not read: `with_unseen` and `total` count these scores.
  */
 template <typename Scores, typename Row, uint QUADS>
 METAL_FUNC void write_softmax(Scores scores, Row row, Quads<QUADS>) {

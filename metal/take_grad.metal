@@ -3,8 +3,8 @@
 #include "rows.h"
 
 /**
- * Sorts the copies by their rows, and those of one row by their places. A SIMD group has a copy,
- * and counts those that come before it.
+ * Sorts the copies by row, and the copies of a row by position. Each SIMD group has a copy, and
+ * counts the copies that come before it.
  */
 template <typename ID>
 [[kernel]] void take_grad_order(
@@ -30,7 +30,7 @@ template <typename ID>
   }
 }
 
-/** Adds up the gradients of each row's copies in their order, for a quad of columns a thread. */
+/** Adds up the gradients of each row's copies in order. A thread has a quad of columns. */
 template <typename T>
 [[kernel]] void take_grad_sum(
     const device T* g [[buffer(0)]],

@@ -196,7 +196,7 @@ class RopeHeads : public ComposedPrimitive {
   Arrays node(Arrays inputs, bool forward);
 
  private:
-  /** The number of inputs before the offset. */
+  /** The number of inputs in front of the offset. */
   size_t arrays() const {
     return forward_ ? 1 : 3;
   }

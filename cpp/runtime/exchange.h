@@ -15,10 +15,8 @@ namespace mx = mlx::core;
 /** The memory that one rank shares, and the other ranks' memory, once it is mapped. */
 struct PeerMemory;
 
-/**
- * Memory of this rank's GPU, to which all `ranks` write. Null without CUDA, or if there are too
- * many ranks.
- */
+/** Memory of this rank's GPU, to which all `ranks` write. Null without CUDA, or if there are too
+ * many ranks. */
 std::shared_ptr<PeerMemory> share_memory(uint32_t rank, uint32_t ranks);
 
 /** A handle with which another process on this machine can map the memory. */

@@ -44,9 +44,8 @@ bool is_owned(const Data& data) {
   }
 }
 
-/**
- * An argument that converts only to exactly this type: never a bool to an int, or an int to a bool.
- */
+/** An argument that converts only to exactly this type: never a bool to an int, or an int to a
+ * bool. */
 template <typename T>
 struct Exactly {
   T value;

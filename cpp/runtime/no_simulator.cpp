@@ -1,6 +1,6 @@
 #include "runtime/primitive.h"
 
-// Compiled unless the stand-in for Metal's device is.
+// Compiled unless the stand-in for Metal's device is compiled.
 namespace mlx_primitives {
 
 bool simulating() {

@@ -18,9 +18,8 @@ namespace mlx_primitives {
 
 namespace {
 
-/**
- * MLX evaluates graphs whose results have more bytes than this in all, because MLX limits memory.
- */
+/** MLX evaluates graphs whose results have more bytes than this in all, because MLX limits memory.
+ * */
 constexpr size_t MOST_BYTES = 16 << 20;
 
 /** Computes an array with its primitive, on the primitive's device. */

@@ -8,12 +8,12 @@ enum : uint {
   FEW_PARTS = 16,  // of the splits, at most
 };
 
-/** The lower or upper elements of two words. */
+/** The lower or the upper elements of two words, in one word. */
 METAL_FUNC uint two_of(uint first, uint second, uint upper) {
   return upper != 0 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
 }
 
-/** Both elements of a word. */
+/** The two elements of a word, as floats. */
 template <typename T>
 METAL_FUNC float2 elements_of(uint word) {
   const vec<T, 2> both = as_type<vec<T, 2> >(word);
@@ -21,10 +21,10 @@ METAL_FUNC float2 elements_of(uint word) {
 }
 
 /**
- * A block of up to FEW_QUERIES rows of a key-value head with a split of its keys, by products of
- * small matrices: scores of the rows with eight keys at a time, and then the values, transposed,
- * with the weights. Each SIMD group takes every `simds`th sixteen keys, with separate maxima and
- * sums until the end. A row is computed in the same order whatever the others are.
+ * A block of up to FEW_QUERIES rows of a key-value head with a split of its keys. Small matrices
+ * are multiplied: the rows with eight keys at a time, then the transposed values with the weights.
+ * The SIMD groups take sixteen keys in turn, with separate maxima and sums until the end. The order
+ * of a row's sums does not depend on other rows.
  */
 template <typename T, uint DIM>
 [[kernel]] void attention_few(
@@ -235,7 +235,7 @@ template <typename T, uint DIM>
   }
 }
 
-/** Loads four features of FEW_SPLITS splits, `step` places apart; zeros where there are none. */
+/** Loads four features of FEW_SPLITS splits, `step` places apart; zeros for missing splits. */
 METAL_FUNC void load_splits(
     thread float4* values,
     const device float* own,
@@ -253,9 +253,9 @@ METAL_FUNC void load_splits(
 }
 
 /**
- * Combines the splits of a row, one threadgroup for each row. A thread adds up four features of
- * every `parts`th split. A split has the same place in the sums for all rows, whichever split is a
- * row's first.
+ * Combines the splits of a row, with one threadgroup for each row. A thread adds up four features
+ * of every `parts`th split. A split has the same position in the sums of all rows, even if rows
+ * begin with different splits.
  */
 template <typename T>
 [[kernel]] void attention_few_combine(

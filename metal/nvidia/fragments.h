@@ -1,12 +1,12 @@
 // Products of small matrices whose elements are in the registers of a SIMD group, as the tensor
-// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds of the left one, 16 by 16, columns 2 t,
-// 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right one, 16 by 8, these rows of column
-// g; and of the result columns 2 t and 2 t + 1 of rows g and g + 8.
+// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds, of the left matrix (16 by 16), columns 2
+// t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right matrix (16 by 8), the same four
+// rows of column g; of the result, columns 2 t and 2 t + 1 of rows g and g + 8.
 #pragma once
 
 #include "common.h"
 
-/** Two elements in a register. */
+/** Two 16-bit elements in one register. */
 template <typename T>
 METAL_FUNC uint two_elements(float low, float high) {
 #ifdef __CUDACC__
@@ -46,7 +46,7 @@ METAL_FUNC uint in_register(uint value) {
 #endif
 }
 
-/** Loads four words that are read once; on CUDA, their address is a multiple of 16. */
+/** Loads four words that are read only once. On CUDA, their address is a multiple of 16. */
 METAL_FUNC uint4 load_once(const device uint* from) {
 #ifdef __CUDACC__
   return msl::load_once(from);
@@ -55,7 +55,7 @@ METAL_FUNC uint4 load_once(const device uint* from) {
 #endif
 }
 
-/** Loads four words; on CUDA, their address is a multiple of 16. */
+/** Loads four words. On CUDA, their address is a multiple of 16. */
 METAL_FUNC uint4 load_words(const device uint* from) {
 #ifdef __CUDACC__
   return *(const device uint4*)from;
@@ -64,7 +64,7 @@ METAL_FUNC uint4 load_words(const device uint* from) {
 #endif
 }
 
-/** Loads four numbers; on CUDA, their address is a multiple of 16. */
+/** Loads four numbers. On CUDA, their address is a multiple of 16. */
 METAL_FUNC float4 load_floats(const device float* from) {
 #ifdef __CUDACC__
   return *(const device float4*)from;
@@ -73,7 +73,7 @@ METAL_FUNC float4 load_floats(const device float* from) {
 #endif
 }
 
-/** The sums over a SIMD group of several values, as by `simd_sum`; on CUDA, at the same time. */
+/** The sums of several values over a SIMD group, as by `simd_sum`. On CUDA they overlap. */
 template <uint COUNT>
 METAL_FUNC void simd_sums(thread float* values) {
 #ifdef __CUDACC__

@@ -1,10 +1,10 @@
-// Rows of plain weights as products of small matrices take them.
+// Rows of unquantized weights in the layout of products of small matrices.
 #pragma once
 
 #include "linear.h"
 #include "nvidia/fragments.h"
 
-/** The elements of two rows of weights that a lane multiplies at a time, as they are loaded. */
+/** The elements of two rows of weights that a lane multiplies at a time. */
 struct TileWeights {
   uint4 words[2][LINEAR_TILE_LOADS];
 };

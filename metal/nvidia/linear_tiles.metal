@@ -4,9 +4,9 @@
 
 /**
  * Up to LINEAR_FEW_ROWS rows of x. Each SIMD group multiplies LINEAR_TILE_ROWS rows of weights, as
- * small matrices, with a part of the columns, and the others of its threadgroup with the other
- * parts. A row of x is a column of the right matrix, so that its sums have the same order whatever
- * the other rows are.
+ * small matrices, with a part of the columns. The other SIMD groups of its threadgroup multiply the
+ * other parts. A row of x is a column of the right matrix, so the order of its sums does not depend
+ * on the other rows.
  */
 template <typename T>
 [[kernel]] void linear_tiles(

@@ -4,13 +4,13 @@
 #include "nvidia/fragments.h"
 #include "nvidia/quantized_matmul_few_stage.h"
 
-/** What `few_numbers` adds to each number. */
+/** The number that `few_numbers` adds to each weight. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float few_added() {
   return FLOATS || (is_same_v<T, bfloat> && BITS == 8) ? 0.0f : float(1u << BITS);
 }
 
-/** The bits of both elements that `few_numbers` adds a number to. */
+/** The exponent bits of two elements. `few_numbers` puts weights into the mantissas. */
 template <typename T, uint BITS>
 METAL_FUNC uint few_exponents() {
   if (is_same_v<T, bfloat> && BITS == 8) {
@@ -19,7 +19,7 @@ METAL_FUNC uint few_exponents() {
   return (is_same_v<T, half> ? (15 + BITS) << 10 : (127 + BITS) << 7) * 0x10001u;
 }
 
-/** The numbers at an index in both halves of a word, plus `few_added`, as two elements. */
+/** The numbers at an index of both halves of a word, plus `few_added`, as two elements. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   if (FLOATS) {
@@ -29,8 +29,8 @@ METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   }
   const uint bit = index * BITS;
   if (is_same_v<T, bfloat> && BITS == 8) {
-    // Seven bits in a mantissa are the number plus 128, which is taken away where the eighth bit,
-    // worth as much, is 0.
+    // With seven bits of a number in the mantissa, the value is 128 plus these bits. The eighth bit
+    // is worth 128 too, so 128 is subtracted if it is 0.
     const uint both = word >> bit;
     const uint none = (~both & 0x00800080u) * 0x86u; // 128, or 0
     return minus_two<T>(masked_or<0x007f007fu>(both, exponents), none);
@@ -42,7 +42,7 @@ METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   return masked_or<(((1u << BITS) - 1u) << PLACE) * 0x10001u>(placed, exponents);
 }
 
-/** The weights of two rows that a lane multiplies with a block of x, as they are loaded. */
+/** The weights of two rows that a lane multiplies with a block of x, still packed. */
 template <typename T, uint BITS, uint FLOATS>
 struct FewWeights {
   enum : uint {
@@ -55,8 +55,8 @@ struct FewWeights {
 };
 
 /**
- * Loads the weights of the block at k, and the scale and the bias of the lane's columns of results:
- * of the groups, which have SPAN chunks in the block, the one with the number of the lane.
+ * Loads the weights of the block at k, and the scale and the bias for the lane's columns of
+ * results. If the block has several groups, of SPAN chunks each, the lane selects the group.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 METAL_FUNC void load_few(
@@ -93,7 +93,7 @@ METAL_FUNC void load_few(
   }
 }
 
-/** The staged values that a lane multiplies in each pass, and the sums of its columns. */
+/** The staged values that a lane multiplies in each pass, and the totals for its columns. */
 template <uint PASSES>
 struct FewPlaces {
   const threadgroup uint4* x[PASSES]; // zeros in the passes for the columns of other lanes
@@ -101,7 +101,7 @@ struct FewPlaces {
   const threadgroup float* totals;
 };
 
-/** Adds the products with a block of x, whose totals are of OF_TOTAL units. */
+/** Adds the products with a block of x. Each total covers the columns of OF_TOTAL units. */
 template <typename T, uint BITS, uint FLOATS, uint BAND, uint SPAN, uint OF_TOTAL>
 METAL_FUNC void add_few(
     thread float* sums, // of two rows of weights and two rows of x, in each pass
@@ -179,7 +179,7 @@ METAL_FUNC void add_few(
   }
 }
 
-/** Stores the sums of rows of weights, added up over the groups in the same order in every band. */
+/** Stores sums of rows of weights. Groups are added in the same order for every size of band. */
 template <uint BAND, uint SPAN>
 METAL_FUNC void store_sums(thread float* sums, threadgroup float* to, uint lane) {
   constexpr uint PASSES = BAND == 2 ? 1 : 4 / SPAN;
@@ -205,7 +205,7 @@ METAL_FUNC void store_sums(thread float* sums, threadgroup float* to, uint lane)
   }
 }
 
-/** Adds up the splits of a block of rows of weights, `tiles` times FEW_ROWS, and writes them. */
+/** Adds up the splits of a block of `tiles` times FEW_ROWS rows of weights, and writes the sums. */
 template <typename T, uint BAND>
 METAL_FUNC void write_few(
     const threadgroup float* partial,
@@ -242,7 +242,7 @@ METAL_FUNC void write_few(
   }
 }
 
-/** The weights that a SIMD group loads next. */
+/** The position of the weights that a SIMD group loads next. */
 template <typename T>
 struct FewCursor {
   Part<T> parts[2];
@@ -250,7 +250,7 @@ struct FewCursor {
   uint k;
 };
 
-/** Begins the cursor's block of rows of weights. */
+/** Moves the cursor to the beginning of its block of rows of weights. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC void begin_block(
     thread FewCursor<T>& cursor,
@@ -259,7 +259,7 @@ METAL_FUNC void begin_block(
     Place place,
     constant QuantizedMatmulParams& params) {
   const uint groups = params.axis >> params.group_shift;
-  // Half of the rows are the gate's, and half are those that it multiplies.
+  // Half of the rows belong to the gate, and half to the matrix whose product it multiplies.
   const uint together = params.swiglu != 0 ? FEW_ROWS / 2 : FEW_ROWS;
   const Where where = find_part(cursor.block, params);
   const uint column = (where.block * (place.simds / ways) + place.simd / ways) * together;
@@ -273,7 +273,7 @@ METAL_FUNC void begin_block(
   }
 }
 
-/** Loads a block's weights of the cursor, which moves on to the next ones, `blocks` rows ahead. */
+/** Loads the weights of a block at the cursor, then moves the cursor on, `blocks` rows ahead. */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 METAL_FUNC void load_next(
     thread FewWeights<T, BITS, FLOATS>& weights,

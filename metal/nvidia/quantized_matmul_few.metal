@@ -2,10 +2,10 @@
 
 /**
  * Up to BAND rows of x with packed weights. Each SIMD group multiplies FEW_ROWS rows of weights, as
- * small matrices, with TURNS of the `splits` parts of the columns, and other SIMD groups with the
- * other parts. A column of the right matrix is a row of x at the columns of one group of weights,
- * or of one lane if groups are shorter, and zero elsewhere, so that the result has a sum for each.
- * Every sum has the same products in the same order in every band, in any number of turns.
+ * small matrices, with TURNS of the `splits` parts of the columns; other SIMD groups multiply the
+ * other parts. A column of the right matrix has a row of x in the columns of one group of weights,
+ * or of one lane if groups are shorter, and zeros elsewhere, so the result has a separate sum for
+ * each group. The order of each sum's products is the same in every band and for any TURNS.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
 [[kernel]] void quantized_few(
@@ -57,7 +57,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
   cursor.block = group.x;
   begin_block<T, BITS, FLOATS>(cursor, all, ways, place, params);
 
-  // The first weights are on their way while x is staged.
+  // Load the first weights early, so that they arrive while x is staged.
   FewWeights<T, BITS, FLOATS> weights[AHEAD];
   const uint step = splits * FEW_BLOCK;
   uint k = simd % ways * TURNS * FEW_BLOCK;
@@ -89,7 +89,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint end = min(k0 + count, params.axis);
-    // A column of the right matrix is a row of x at the columns of one group, and else zero.
+    // A column of the right matrix has a row of x in the columns of one group, and zeros elsewhere.
     FewPlaces<PASSES> places;
     const uint text = BAND == 2 ? g % 2 : g;
     for (uint p = 0; p < PASSES; p++) {
@@ -145,8 +145,8 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
 }
 
 /**
- * The products of `quantized_few` with up to two rows of x, where there are many rows of weights: a
- * threadgroup takes a block of them after the other, and stages x once.
+ * The products of `quantized_few` with up to two rows of x, if there are many rows of weights. A
+ * threadgroup computes several blocks of these rows, one after the other, and stages x once.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 [[kernel, max_total_threads_per_threadgroup(QUANTIZED_WALK_THREADS)]] void quantized_walk(
@@ -190,7 +190,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
   const uint count = quantized_few_staged(texts, BAND, params.axis, splits); // all of the axis
   threadgroup T* values = (threadgroup T*)(totals + BAND * count / QUANTIZED_VALUES);
 
-  // The next weights are on their way while x is staged, and while products are added up.
+  // The next weights are loaded early, so that they arrive while x is staged or products are added.
   const Part<T> all[3] = {
       {packed0, scales0, biases0}, {packed1, scales1, biases1}, {packed2, scales2, biases2}};
   const uint step = splits * FEW_BLOCK;
@@ -233,7 +233,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
       places.x[0] += splits * places.steps[0];
       places.totals += splits * TOTALS;
     }
-    // Two places take turns, so that the sums are read while the next ones are computed.
+    // Two buffers alternate, so that the sums are read while the next sums are computed.
     threadgroup float* of_block = partial + turn * simds * FEW_ROWS * BAND;
     store_sums<BAND, SPAN>(sums, of_block + simd * FEW_ROWS * BAND, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -255,12 +255,12 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
   QUANTIZED_BANDS(FORMAT "_g32", DTYPE, __VA_ARGS__, 1) \
   QUANTIZED_BANDS(FORMAT "_g64", DTYPE, __VA_ARGS__, 2) \
   QUANTIZED_BANDS(FORMAT "_g128", DTYPE, __VA_ARGS__, 4)
-// Five bits have too few registers for it.
+// There is no variant for five bits, because it would need too many registers.
 #define QUANTIZED_WALKS(FORMAT, DTYPE, ...)            \
   QUANTIZED_WALK(FORMAT "_g32", DTYPE, __VA_ARGS__, 1) \
   QUANTIZED_WALK(FORMAT "_g64", DTYPE, __VA_ARGS__, 2) \
   QUANTIZED_WALK(FORMAT "_g128", DTYPE, __VA_ARGS__, 4)
-// Only four and eight bits have registers for four turns.
+// Only the kernels for four and eight bits have enough registers for four turns.
 #define QUANTIZED_TURNS(FORMAT, DTYPE, ...)                                                \
   QUANTIZED_FEW("band8_turns4", FORMAT "_g64", DTYPE, quantized_few<__VA_ARGS__, 2, 8, 4>) \
   QUANTIZED_FEW("band8_turns4", FORMAT "_g128", DTYPE, quantized_few<__VA_ARGS__, 4, 8, 4>)

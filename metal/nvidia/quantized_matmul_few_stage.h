@@ -11,7 +11,7 @@ enum : uint {
   FEW_ROWS = 16, // of weights for a SIMD group
 };
 
-/** Where the columns of `texts` rows of x from k0 on are staged, `count` of each. */
+/** The staging area for `texts` rows of x: `count` columns of each row, from k0 on. */
 template <typename T>
 struct FewStage {
   threadgroup T* values;
@@ -29,9 +29,9 @@ struct FewStage {
 };
 
 /**
- * Stages the unit with number `index`, if there is one, in the order in which `few_numbers` gives
- * the weights: eight values for a lane, of the lanes of a block one after the other. A total is of
- * the columns of OF_TOTAL units. All lanes of a SIMD group call it.
+ * Stages the unit with number `index`, if it exists, in the order in which `few_numbers` returns
+ * the weights: eight values for each lane of a block, lane by lane. A total covers the columns of
+ * OF_TOTAL units. All lanes of a SIMD group call this function.
  */
 template <typename T, uint BITS, uint BAND, uint OF_TOTAL>
 METAL_FUNC void stage_few(
@@ -96,8 +96,8 @@ METAL_FUNC void stage_few(
 }
 
 /**
- * Reciprocal root mean squares of the rows of a band, each in the order of `find_inverse`, in
- * threadgroup memory after a barrier.
+ * Reciprocal root mean squares of the rows of a band, available in threadgroup memory after a
+ * barrier. Each is computed in the order of `find_inverse`.
  */
 template <typename T>
 METAL_FUNC void few_inverses(

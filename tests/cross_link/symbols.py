@@ -12,7 +12,7 @@ from pathlib import Path
 HEADER = struct.Struct("<8I")
 MAGIC = 0xFEEDFACF
 SYMTAB = 0x2
-# Load commands that name a library; the symbols' ordinals count these in order.
+# Load commands that name a library. The ordinals of symbols count these commands in order.
 LIBRARIES = {0xC, 0x80000018, 0x8000001F, 0x20, 0x80000023}
 
 DEBUG, PRIVATE, TYPE, EXTERNAL = 0xE0, 0x10, 0x0E, 0x01

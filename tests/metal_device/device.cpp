@@ -52,7 +52,7 @@ namespace mlx::core::metal {
 
 namespace {
 
-/** As many bytes as the type has. */
+/** Reads the number of bytes that the type has. */
 uint64_t constant_bits(const void* value, MTL::DataType type) {
   size_t bytes;
   switch (type) {
@@ -103,7 +103,8 @@ MTL::Library* Device::get_library(
     }
     library = slot.get();
   }
-  // Not under the device's lock: other threads compile other libraries meanwhile.
+  // The device's lock is not held here, so that other threads can compile other libraries
+  // meanwhile.
   std::lock_guard lock(library->compiling);
   if (!library->simulated) {
     library->simulated.emplace(bridge::simulated_library(builder()));

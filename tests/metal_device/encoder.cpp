@@ -23,7 +23,7 @@ std::array<uint32_t, 3> extents(MTL::Size size) {
       static_cast<uint32_t>(size.depth)};
 }
 
-/** The bytes of an array's elements before its first one, and from that on. */
+/** The bytes that an array's elements span before its first element, and from that element on. */
 std::pair<size_t, size_t> around(const array& a) {
   size_t before = 0, after = a.size() == 0 ? 0 : 1;
   for (int axis = 0; axis < static_cast<int>(a.ndim()) && a.size() > 0; axis++) {
@@ -42,7 +42,8 @@ void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* kerne
 }
 
 void CommandEncoder::set_array(const array& a, int idx, int64_t offset, bool writable) {
-  // The view, not the whole buffer as in Metal: to read beside it is a mistake.
+  // Binds only the view, while Metal binds the whole buffer, because reading beside it is a
+  // mistake.
   auto address = reinterpret_cast<uintptr_t>(a.data<uint8_t>());
   auto [before, after] = around(a);
   size_t bytes = before > 0 ? after : a.data_size() * a.itemsize();
@@ -93,7 +94,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   if (!pipeline_) {
     throw std::runtime_error("[simulate] a dispatch without a pipeline state");
   }
-  // Shared, as a task is copied and a Box is not.
+  // The box is shared, because a task is copied and a Box cannot be.
   auto call = std::make_shared<rust::Box<bridge::SimulatedDispatch>>(
       bridge::simulated_dispatch(extents(grid), extents(group)));
   if (grid_is_threads) {
@@ -118,7 +119,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   for (auto& [index, bytes] : threadgroup_) {
     (*call)->reserve(index, bytes);
   }
-  // MLX keeps the buffers of a primitive's inputs and outputs until the tasks it made have run.
+  // MLX keeps the buffers of a primitive's inputs and outputs until the primitive's tasks have run.
   mlx_primitives::queue(
       stream_, output, [kernel = pipeline_->kernel(), call, copies = std::move(copies)] {
         bridge::simulate(*kernel->simulated, **call);
@@ -126,7 +127,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
 }
 
 CommandEncoder& get_command_encoder(Stream s) {
-  // Streams belong to a thread, and so do their encoders.
+  // Each stream belongs to one thread, so its encoder does too.
   thread_local std::unordered_map<int, CommandEncoder> encoders;
   return encoders.try_emplace(s.index, s).first->second;
 }

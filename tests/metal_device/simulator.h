@@ -1,4 +1,4 @@
-// Shared by the two sources of the stand-in.
+// Shared by the two source files of the stand-in for Metal's device.
 #pragma once
 
 #include "mlx-primitives/src/simulate.rs.h"

@@ -10,7 +10,7 @@ pub mod pool;
 mod tests;
 
 mod simd {
-    /// Kernels use stores that bypass the caches; these tests do not.
+    /// The kernels' stores bypass the caches; these tests do not use such stores.
     pub fn fence() {}
 
     pub fn prefetch_far(_from: *const u8, _bytes: usize) {}

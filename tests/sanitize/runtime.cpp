@@ -1,5 +1,6 @@
-// cpp/runtime/ under sanitizers: evaluations that fail on several threads at once, and every way to
-// end a process while work is running. scripts/sanitize.sh builds it and plays each role.
+// Runs cpp/runtime/ under sanitizers: evaluations that fail on several threads at once, and every
+// way to end a process while work is running. scripts/sanitize.sh builds this program and runs each
+// role.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -83,7 +84,8 @@ mx::array long_graph(int ops) {
 }
 
 /**
- * Failures that somebody waits for, failures that nobody waits for, and good results in between.
+ * Failures that a thread waits for, failures that no thread waits for, and successful results in
+ * between.
  */
 void fail_and_go_on(int rounds) {
   prepare();
@@ -187,7 +189,7 @@ void run(const std::string& role) {
 
 } // namespace
 
-// In place of the kernel in Rust: no role copies an array of odd strides.
+// Replaces the kernel in Rust, because no role copies an array that is not contiguous.
 void mlx_primitives::cpu::mlxp_cpu_copy(
     Bytes, uint8_t*, const int32_t*, const int64_t*, size_t, size_t) {
   std::abort();

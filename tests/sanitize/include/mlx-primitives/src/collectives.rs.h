@@ -1,4 +1,4 @@
-// Stands in for the header that cxx writes: no ranks are joined.
+// Stands in for the header that cxx writes. No group of ranks is joined.
 #pragma once
 
 #include <cstdint>

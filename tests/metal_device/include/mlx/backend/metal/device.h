@@ -1,6 +1,6 @@
-// Stands in for MLX 0.32.4's mlx/backend/metal/device.h on Linux: what eval_gpu may use of it, with
-// the same names and signatures. A dispatch becomes a task of the CPU stream, which runs the kernel
-// in the simulator of crates/metal-sim.
+// Stands in for MLX 0.32.4's mlx/backend/metal/device.h on Linux: the parts that eval_gpu may use,
+// with the same names and signatures. A dispatch becomes a task of the CPU stream, which runs the
+// kernel in the simulator of crates/metal-sim.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ class ComputePipelineState {
 
   explicit ComputePipelineState(std::shared_ptr<const Kernel> kernel) : kernel_(kernel) {}
 
-  /** 1024, or what MLX_PRIMITIVES_SIMULATE_THREADS says. */
+  /** The number in MLX_PRIMITIVES_SIMULATE_THREADS, or 1024. */
   NS::UInteger maxTotalThreadsPerThreadgroup() const;
 
   NS::UInteger threadExecutionWidth() const {
@@ -91,11 +91,11 @@ class CommandEncoder {
   void dispatch_threadgroups(MTL::Size grid_dims, MTL::Size group_dims);
   void dispatch_threads(MTL::Size grid_dims, MTL::Size group_dims);
 
-  /** Tasks of a stream run one after the other: there is nothing left to order. */
+  /** Does nothing, because the tasks of a stream run one after the other. */
   void maybeInsertBarrier() {}
   void barrier() {}
 
-  /** Forgets all bindings. Metal keeps them, but they are those of an earlier, unknown kernel. */
+  /** Forgets all bindings. Metal keeps them, but they belong to an earlier, unknown kernel. */
   void set_compute_pipeline_state(MTL::ComputePipelineState* kernel);
 
   template <typename Vec, typename = std::enable_if_t<is_vector_v<Vec>>>
@@ -147,7 +147,7 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  /** Refuses: what is in a metallib is for Apple's GPUs alone. */
+  /** Throws, because a metallib has code for Apple's GPUs only. */
   MTL::Library* get_library(const std::string& name, const std::string& path = "");
 
   MTL::Library* get_library(
@@ -162,7 +162,7 @@ class Device {
 
   void clear_library(const std::string& name);
 
-  /** Refuses linked functions: no kernel here has any. */
+  /** Throws if there are linked functions, which no kernel of this crate has. */
   MTL::ComputePipelineState* get_kernel(
       const std::string& base_name,
       MTL::Library* mtl_lib,
