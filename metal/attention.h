@@ -34,7 +34,7 @@ struct AttentionView {
   long strides[4];
 };
 
-/** A row is a query of a head that shares the key-value head: by position, then by head. */
+/** Rows are queries of the heads that share a key-value head, by position, then by head. */
 struct AttentionParams {
   AttentionView q;
   AttentionView k[3]; // elements or words, scales, biases

@@ -12,7 +12,7 @@ METAL_FUNC float larger_score(float a, float b) {
   return a < b ? b : a;
 }
 
-/** Combines the four lanes that hold a row of a matrix. */
+/** Returns the maximum or the sum over the four lanes that hold a row of a matrix. */
 METAL_FUNC float row_max(float value) {
   value = larger_score(value, simd_shuffle_xor(value, ushort(1)));
   return larger_score(value, simd_shuffle_xor(value, ushort(8)));
@@ -83,7 +83,7 @@ METAL_FUNC float masked_score(
 }
 
 METAL_FUNC float seen_score(float score, uint key, KeySpan seen) {
-  // One unsigned comparison replaces two.
+  // One unsigned comparison has the effect of two signed ones.
   const uint keys = max(seen.end, seen.first) - seen.first;
   return key - seen.first < keys ? score : MASKED_SCORE;
 }

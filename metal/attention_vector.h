@@ -168,7 +168,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
       uint3(batch, kv_head, first + simd),
       part);
 
-  // Load the queries once for all workers; the scratch is reused only after a barrier.
+  // Load the queries once for all SIMD groups. The scratch is reused only after a barrier.
   for (uint i = thread_index; i < ROWS * SIMD_WIDTH; i += threads) {
     const uint r = top + min(i / SIMD_WIDTH, rows - 1);
     const uint head = kv_head * params.group + r % params.group;
@@ -206,7 +206,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   float maximum_of_slot = MASKED_SCORE;
   float weight_of_slot = 0.0f;
 
-  // At each step, each SIMD group processes ATTENTION_TILE keys, next to those of its neighbors.
+  // At each step, each SIMD group processes ATTENTION_TILE keys, with a stride of `simds` keys.
   for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
     if (!HELD) {
       simdgroup_barrier(mem_flags::mem_threadgroup); // or the queries would be held after all
@@ -303,7 +303,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
           }
         }
       }
-      // The first lane of a slot gets the score of the next turn.
+      // Shift the scores by a lane; the first lane of a slot gets the score of the next turn.
       next = x % OF_SLOT == OF_SLOT - 1 ? scores[0] : simd_shuffle_down(next, ushort(1));
     }
   }

@@ -12,7 +12,7 @@ struct MaskedGradient {
   constant MaskedSoftmaxParams* params;
   MaskedRow row;
 
-  /** The sum of four products y * g, and their factors; zero where a score is not seen. */
+  /** Four products y * g, added up, and their factors; zero for scores that are not seen. */
   METAL_FUNC float load(thread float* y, thread float* g, uint key) const {
     float sum = 0.0f;
     for (uint i = 0; i < READS; i++) {

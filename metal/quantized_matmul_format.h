@@ -77,7 +77,7 @@ METAL_FUNC float2 two_numbers(uint word, uint index) {
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
 
-/** The words or bytes that hold a lane's packed numbers. */
+/** The type of the pieces in which a lane loads packed numbers. */
 template <uint BITS>
 using piece_t = conditional_t<BITS == 3 || BITS == 5, ushort, uint>;
 
@@ -107,7 +107,7 @@ METAL_FUNC void load_pieces(const device uchar* row, uint lane, thread piece_t<B
   }
 }
 
-/** The words of a lane. */
+/** Converts the pieces of a lane to words. */
 template <uint BITS>
 METAL_FUNC void unpack(const thread piece_t<BITS>* pieces, thread uint* words) {
   uint at[5]; // as integers of 32 bits
@@ -179,8 +179,8 @@ struct OfBlock {
 
 /**
  * The groups of a block of 256 weights share 20 bytes: two halves, then sixteen integers. With 6
- * bits these are the scales of sixteen groups, plus 128, and codes are around 32; otherwise they
- * are the scales and then the biases of eight groups.
+ * bits, these integers are the scales of sixteen groups, plus 128, and codes have the offset 32.
+ * Otherwise the integers are the scales, then the biases, of eight groups.
  */
 template <typename T, uint BITS>
 struct Scales<T, BITS, K_QUANTS> {
@@ -255,7 +255,7 @@ METAL_FUNC Where find_part(uint block, constant QuantizedMatmulParams& params) {
   return where;
 }
 
-/** silu(gate) * up, each operation rounded to T as if it were separate. */
+/** silu(gate) * up, with each operation rounded to T as in separate ops. */
 template <typename T>
 METAL_FUNC float swiglu(float gate, float up) {
   const float power = precise::exp(-fabs(gate));

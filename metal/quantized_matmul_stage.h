@@ -40,8 +40,8 @@ METAL_FUNC float find_inverse(
 }
 
 /**
- * Reciprocal root mean squares of the rows of a band, in threadgroup memory. The order of addition
- * in each row is that for one row.
+ * Reciprocal root mean squares of the rows of a band, in threadgroup memory. Each row is added up
+ * in the order that is used for a single row.
  */
 template <typename T, uint M>
 METAL_FUNC void find_inverses(

@@ -17,7 +17,7 @@ METAL_FUNC float inverse_frequency(const device float* freqs, uint i, uint pairs
 
 METAL_FUNC Turn turn(int position, float inverse_frequency, float scale, float direction) {
   const float angle = scale * float(position) * inverse_frequency;
-  // precise: the fast variants lose accuracy outside [-pi, pi], and angles reach the position
+  // The fast variants lose accuracy outside [-pi, pi], and an angle can be as large as a position.
   return {precise::cos(angle), direction * precise::sin(angle)};
 }
 

@@ -97,8 +97,8 @@ Handle binary(BinaryOp op, const MlxArray& a, const MlxArray& b) {
 Handle reduce(ReduceOp op, const MlxArray& input, Ints axes, bool keepdims) {
   auto s = here();
   auto over = to_ints(axes);
-  // If the reduced axes are empty and the array is not row-contiguous, MLX iterates with a shape
-  // and strides that it never wrote (docs/upstream, section 7).
+  // If there are no axes to reduce and the array is not row-contiguous, MLX iterates with an
+  // uninitialized shape and strides (docs/upstream, section 7).
   mx::array a = input;
   if (a.size() == 0) a = mx::contiguous(a, false, s);
   switch (op) {
@@ -153,7 +153,7 @@ Handle squeeze(const MlxArray& a, Ints axes) {
 }
 
 Handle astype(const MlxArray& a, Dtype dtype) {
-  // MLX fuses only its own conversion with the ops around it.
+  // MLX can fuse `mx::astype` with the ops around it, but not this crate's conversion.
   auto to = to_mlx(dtype);
   return handle(tracing() ? mx::astype(a, to, here()) : convert(a, to, mx::to_stream(here())));
 }

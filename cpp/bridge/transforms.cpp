@@ -38,7 +38,8 @@ Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
 }
 
-// A closure that the function owns: std::function must be copyable and a Box is not.
+// A function that owns the closure. It shares it, because std::function must be copyable and a Box
+// is not.
 Function owned(rust::Box<Closure> f) {
   auto shared = std::make_shared<rust::Box<Closure>>(std::move(f));
   return [shared](const ArrayList& inputs) { return *(*shared)->call(inputs); };

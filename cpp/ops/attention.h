@@ -109,7 +109,8 @@ Arrays joined_to_batch(
 
 /**
  * Inputs: q; k and v, each one array or three (packed, scales and biases); the mask; the sinks
- * (row-contiguous). All others may have any strides, because the kernels read them in place.
+ * (row-contiguous). All inputs except the sinks may have any strides, because the kernels read them
+ * in place.
  */
 class Attention : public ComposedPrimitive {
  public:

@@ -43,7 +43,7 @@ bool plain(const AttentionParams& params, bool quantized) {
 /** Rows per threadgroup of the matrix kernel, within the largest threadgroup allowed. */
 uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
   uint32_t simds = whole_simds(attention_op, max_threads) / SIMD_WIDTH;
-  // Threadgroup memory holds 16 rows of 256 floats beside a tile.
+  // With rows of 256 floats, threadgroup memory has room for only 16 rows and a tile.
   uint32_t most = features * itemsize > 512 ? ATTENTION_MATRIX_SIMDS / 2 : ATTENTION_MATRIX_SIMDS;
   return std::min(simds, most) * ATTENTION_FRAGMENT;
 }
@@ -84,7 +84,7 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
   }
   params.splits = static_cast<uint32_t>(splits);
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
-  // Use fewer splits, so that none is empty.
+  // Reduce the number of splits, so that none is empty.
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
 }
 
@@ -104,7 +104,7 @@ Launch plan_keys(
   if (by_vector(params, order)) {
     bool split = params.splits > 1 || order != RowOrder::by_count;
     uint32_t threads = split ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
-    // More SIMD groups than tiles of keys would be idle.
+    // If there were more SIMD groups than tiles of keys, some would be idle.
     uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * SIMD_WIDTH;
     threads =
         std::min(

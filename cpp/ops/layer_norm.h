@@ -34,7 +34,7 @@ struct NormAffine {
   /** Moves the mapped axes (-1 for none) to the front, to match a batched y of this rank. */
   NormAffine batched(int weight_axis, int bias_axis, size_t rank, mx::Stream s) const;
 
-  /** y * weight + bias, rounded after each step as the kernels do. */
+  /** y * weight + bias, rounded after each step as in the kernels. */
   mx::array apply(mx::array y, mx::Stream s) const;
 };
 

@@ -60,7 +60,7 @@ namespace {
 
 /** Whether x is a view whose MLX op only exchanges the last two axes of its input. */
 bool exchanges(const mx::array& x) {
-  // Never destroyed: threads may build graphs while the process ends.
+  // The sample is never destroyed, because threads may build graphs while the process ends.
   static const auto& sample = *new mx::array(
       mx::swapaxes(mx::array({1, 2}, mx::float32, nullptr, {}), 0, 1, mx::Device::cpu));
   if (!x.has_primitive() || std::string_view(x.primitive().name()) != sample.primitive().name()) {
@@ -313,7 +313,7 @@ std::vector<Dispatch> Linear::dispatches(
   params.activation = state_.activation;
   auto* added = bias(inputs);
   auto* last = residual(inputs);
-  // Unused buffers must be bound too.
+  // Metal requires that unused buffers are bound too.
   Arrays bound = {x, w, added ? *added : x, last ? *last : x};
   if (takes_few_rows(extents, state_.order) && takes_tiles(extents, x, w, stream())) {
     auto launch = plan_tiles(extents, type_suffix(x), max_threads);

@@ -266,7 +266,7 @@ Dispatch dispatch(
   return {"quantize", {kernel, {count, 1, 1}, {width, 1, 1}}, inputs, outputs, params};
 }
 
-/** The groups of an array of floats, for the CPU. */
+/** The number and the size of the groups of a float array, for the CPU kernel. */
 cpu::QuantizeShape extents(const mx::array& floats, int group_size, int bits) {
   auto size = static_cast<size_t>(group_size);
   return {floats.size() / size, size, static_cast<size_t>(bits)};

@@ -126,7 +126,7 @@ std::vector<Dispatch> ResidualNorm::dispatches(
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = (centered_ ? "_layer" : "_rms") + type_suffix(x);
-  // One kernel adds up a row in the same order as the norm alone.
+  // The fused kernel adds up a row in the same order as the kernel of the norm.
   uint32_t quads = centered_ ? unsigned{LAYER_NORM_QUADS} : 1;
   auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads, quads);
   auto& weight = weighted_ ? inputs[2] : x; // a buffer must be bound

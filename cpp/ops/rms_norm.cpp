@@ -9,7 +9,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto rms_norm_op = "rms_norm";
 
-/** x in float32 and its reciprocal root mean square, for derivatives along a direction. */
+/** x in float32 and its reciprocal root mean square. Derivatives along a direction use them. */
 struct Normalizer {
   mx::array x;
   mx::array inverse;
@@ -19,7 +19,7 @@ struct Normalizer {
         inverse(mx::rsqrt(mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {
   }
 
-  /** d(x * inverse) along t. */
+  /** The derivative of x * inverse along t. */
   mx::array project(const mx::array& t, mx::Stream s) const {
     auto along = mx::mean(mx::multiply(x, t, s), -1, true, s);
     auto cube = mx::multiply(inverse, mx::square(inverse, s), s);

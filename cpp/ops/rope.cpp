@@ -120,7 +120,7 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
 
 std::pair<Arrays, std::vector<int>> Rope::vmap_freqs(
     const Arrays& inputs, const std::vector<int>& axes, int size) {
-  // The kernel takes one set of frequencies per call.
+  // The kernel takes one set of frequencies per call, so each entry has a separate call.
   auto s = stream();
   Arrays results;
   for (int i = 0; i < size; ++i) {
@@ -180,7 +180,7 @@ std::vector<Dispatch> Rope::dispatches(
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.direction = forward_ ? 1.0f : -1.0f;
 
-  // A single position has too few threads to assign several heads to each.
+  // A single position needs few threads, so each head has separate threads.
   bool one_head = params.length == 1 || params.heads == 1;
   uint64_t depth =
       uint64_t{params.batch} * ceil_div(params.heads, one_head ? 1u : unsigned{ROPE_HEADS});

@@ -45,7 +45,7 @@ void check_layout(const KvLayout& layout, const mx::array& state, const mx::arra
   }
 }
 
-/** Throws for positions beyond the capacity, if the slots are data that the host can read. */
+/** Throws if positions exceed the capacity and the host can read the slots. */
 void check_room(const mx::array& slots, int time, int capacity) {
   bool known = slots.dtype() == mx::int32 && !slots.has_primitive() && slots.data_shared_ptr() &&
                slots.is_available();

@@ -9,7 +9,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto softmax_op = "softmax";
 
-/** y * (t - sum(y * t)) */
+/** The derivative of a softmax y along t: y * (t - sum(y * t)). */
 mx::array project(const mx::array& y_, const mx::array& t_, mx::Stream s) {
   auto y = mx::astype(y_, mx::float32, s);
   auto yt = mx::multiply(y, mx::astype(t_, mx::float32, s), s);

@@ -15,7 +15,7 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
 
 namespace {
 
-/** The primitive of an array that waits to be read, or null. */
+/** The primitive of an array that is not read from storage yet, else null. */
 const Read* reader(const mx::array& a) {
   bool waiting = a.status() == mx::array::Status::unscheduled && a.has_primitive();
   return waiting ? dynamic_cast<const Read*>(&a.primitive()) : nullptr;

@@ -22,7 +22,9 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
  */
 mx::array part_of(const mx::array& whole, size_t axis, int start, int end);
 
-/** Reads the elements of an array that waits to be read; returns false for another array. */
+/**
+ * Reads the elements of an array that is not read from storage yet; returns false for other arrays.
+ */
 bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
 
 /**

@@ -35,7 +35,8 @@ class Barrier : public mx::Primitive {
   using mx::Primitive::Primitive;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
-    // The stream may wait for work of a GPU that MLX commits only after this call.
+    // If there is a GPU, this stream may depend on its work, which MLX commits only after this
+    // call.
     if (!mx::is_available(mx::Device::gpu)) {
       wait_for(stream());
     }

@@ -16,13 +16,13 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * Collects the calls that this thread queues on a CPU stream, and hands several at a time to the
- * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up, which takes
- * longer than a small kernel. The calls run in their order. A task that does not go through the
- * batch may only be queued after `flush_calls`.
+ * Collects the calls that this thread queues on a CPU stream, and gives several at a time to the
+ * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up. A wake-up takes
+ * longer than a small kernel. The calls run in the order in which they are queued. A task that does
+ * not go through the batch may only be queued after `flush_calls`.
  *
- * For a stream of an NVIDIA GPU, whose kernels MLX collects in a graph, there are no calls: the
- * batch keeps the memory that the graph uses, and hands the graph over.
+ * A stream of an NVIDIA GPU has no calls, because MLX collects its kernels in a graph. For such a
+ * stream, the batch keeps the memory that the graph uses, and hands the graph over.
  */
 class Batch {
  public:

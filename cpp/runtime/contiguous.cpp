@@ -89,7 +89,7 @@ std::unordered_map<std::string_view, View> view_kinds(mx::Stream s) {
 } // namespace
 
 View view_kind(mx::Primitive& primitive) {
-  // Never destroyed: threads may evaluate while the process ends.
+  // The map is never destroyed, because threads may evaluate while the process ends.
   static const auto& kinds = *new auto(view_kinds(primitive.stream()));
   auto found = kinds.find(primitive.name());
   return found == kinds.end() ? View::none : found->second;

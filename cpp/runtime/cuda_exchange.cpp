@@ -116,7 +116,7 @@ CUfunction compiled(mx::cu::Device& device) {
 
 } // namespace
 
-/** Its GPU memory is never freed: other processes may still write to it. */
+/** The GPU memory is never freed, because other processes may still write to it. */
 struct PeerMemory {
   uint32_t rank;
   uint32_t ranks;

@@ -21,7 +21,7 @@ struct Slot {
 };
 
 std::shared_ptr<Slot> slot(const std::string& key) {
-  // Never destroyed: tasks may still run while the process ends.
+  // The map is never destroyed, because tasks may still run while the process ends.
   static auto* mutex = new std::mutex();
   static auto* slots = new std::unordered_map<std::string, std::shared_ptr<Slot>>();
   std::lock_guard lock(*mutex);

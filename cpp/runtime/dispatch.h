@@ -181,10 +181,7 @@ constexpr uint32_t round_up(uint32_t a, uint32_t b) {
  */
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count);
 
-/**
- * A multiple of a SIMD group's threads, at most `most`; throws if `most` is smaller than a SIMD
- * group.
- */
+/** `most` threads, rounded down to whole SIMD groups; throws if that leaves none. */
 uint32_t whole_simds(std::string_view op, uint32_t most);
 
 /** An array without memory, for results that only other dispatches of the same op read. */

@@ -103,7 +103,7 @@ struct NvidiaLimits {
 /** The limits of the stream's GPU. A test that simulates a GPU gets the limits of one core. */
 NvidiaLimits nvidia_limits(const mx::Stream& stream);
 
-/** Whether MLX's allocator returns GPU memory, which is slow for the CPU to access. */
+/** Whether MLX's allocator returns GPU memory, which the CPU should access only if necessary. */
 bool has_device_memory();
 
 /**

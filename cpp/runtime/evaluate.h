@@ -13,7 +13,7 @@ namespace mx = mlx::core;
 
 /**
  * Computes arrays and waits for them. Throws if the computation of one of them fails or failed
- * earlier: an array that failed never becomes a result.
+ * earlier: an array that failed never gets a value.
  */
 void evaluate(const std::vector<mx::array>& arrays);
 

@@ -81,7 +81,7 @@ class FusedPrimitive : public mx::Primitive {
   virtual Arrays plus(const Arrays&, const mx::array&) {
     return {};
   }
-  /** Whether the kernels add the last input to the result as its last step. */
+  /** Whether the kernels add the last input to the first output. */
   virtual bool adds() const {
     return false;
   }

@@ -133,7 +133,7 @@ template <typename T, uint DIM>
     }
     maximum = grown;
 
-    // A weight is the sum of two elements, so that it keeps about as many bits as a float.
+    // A weight is split into two elements whose sum has about as many bits as a float.
     float total = 0.0f;
     uint high[2];
     uint low[2];

@@ -14,7 +14,7 @@ die() {
   exit 1
 }
 
-# logged NAME COMMAND...: quiet unless the command fails; then shows the end of its output.
+# logged NAME COMMAND...: runs a command without output. If it fails, shows the end of its output.
 logged() {
   local log=$logs/$1.log
   shift
@@ -30,8 +30,8 @@ export PIP_ROOT_USER_ACTION=ignore
 pip=(python3 -m pip)
 [ ! -x "$root/.mlx/venv/bin/pip" ] || pip=("$root/.mlx/venv/bin/python" -m pip)
 
-# bring_python DIRECTORY PIP_ARGUMENT...: a PyPI package in a separate directory. Moved into place
-# when complete, so that an interrupted run leaves nothing half done.
+# bring_python DIRECTORY PIP_ARGUMENT...: installs a PyPI package in a separate directory. The
+# complete directory is moved into place, so an interrupted run leaves no incomplete one.
 bring_python() {
   local directory=$1
   shift
@@ -45,8 +45,8 @@ bring_python() {
 
 bring_zig() { bring_python "$cross/zig-$zig_version" "ziglang==$zig_version"; }
 
-# zig_wrapper NAME COMMAND...: .mlx/cross/bin/NAME, which runs zig. Cargo, CMake and rustc add
-# Apple's or LLVM's target options, but zig accepts only -target.
+# zig_wrapper NAME COMMAND...: writes .mlx/cross/bin/NAME, which runs zig. It removes the target
+# options of Apple or LLVM that Cargo, CMake and rustc add, because zig accepts only -target.
 zig_wrapper() {
   local wrapper=$cross/bin/$1
   shift
@@ -70,8 +70,8 @@ WRAPPER
   if cmp -s "$wrapper.part" "$wrapper"; then rm "$wrapper.part"; else mv "$wrapper.part" "$wrapper"; fi
 }
 
-# bring_rust TARGET [STD_CRATES]: a Rust for TARGET. Sets `rust_cargo` to the cargo command,
-# `rust_std` to its options and `rust_said` to a description; if there is none, fails and sets
+# bring_rust TARGET [STD_CRATES]: finds or installs Rust for TARGET. Sets `rust_cargo` to the cargo
+# command, `rust_std` to its options and `rust_said` to a description. If it fails, sets
 # `rust_missing` to the reason.
 bring_rust() {
   local target=$1 libdir suffix version needed directory package packages
@@ -83,7 +83,7 @@ bring_rust() {
   fi
   directory=$cross/rust
   if [ ! -x "$directory/rustc" ]; then
-    # Debian's compiler and the source of std, of one version, unpacked without installation.
+    # Unpack Debian's compiler and the source of std, both of one version, without installing them.
     needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
     for suffix in -web ""; do
       version=$(apt-cache policy "rustc$suffix" 2>/dev/null | sed -n 's/^ *Candidate: //p')
@@ -104,7 +104,7 @@ bring_rust() {
       { rust_missing="apt-get could not download ${packages[*]}" && return 1; }
     for package in "$directory.part"/deb/*.deb; do
       case $package in
-        # Only the standard library of the source package is needed.
+        # Only the standard library is needed from the source package.
         */rust*-src_*) dpkg --fsys-tarfile "$package" |
           tar -x -C "$directory.part" --wildcards './usr/lib/rustlib/*' './usr/src/*/library/*' ;;
         *) dpkg -x "$package" "$directory.part" ;;

@@ -147,7 +147,7 @@ MTL::ComputePipelineState* Device::get_kernel(
 }
 
 Device& device(mlx::core::Device) {
-  // Never destroyed: tasks may still run while the process ends.
+  // The object is never destroyed, because tasks may still run while the process ends.
   static auto* device = new Device();
   return *device;
 }

@@ -1,4 +1,4 @@
-//! The kernels' thread pool, with its tests, for ThreadSanitizer.
+//! Builds the kernels' thread pool and its tests for ThreadSanitizer.
 
 #![allow(dead_code)]
 
@@ -10,7 +10,7 @@ pub mod pool;
 mod tests;
 
 mod simd {
-    /// The kernels' stores bypass the caches; these tests do not use such stores.
+    /// Does nothing, because these tests use no stores that bypass the caches.
     pub fn fence() {}
 
     pub fn prefetch_far(_from: *const u8, _bytes: usize) {}

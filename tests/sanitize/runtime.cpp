@@ -29,7 +29,7 @@ void require(bool holds, const char* what) {
   }
 }
 
-/** y = x, or a failure. */
+/** Computes y = x, or fails. */
 class Shaky : public mx::UnaryPrimitive, public Fallible {
  public:
   Shaky(mx::Stream stream, bool fails) : UnaryPrimitive(stream), fails_(fails) {}
@@ -164,7 +164,7 @@ void run(const std::string& role) {
       std::this_thread::yield();
     }
   } else if (role == "planted race") {
-    // Tasks of two streams that race: a sanitizer must report it.
+    // Run tasks of two streams that race, which a sanitizer must report.
     static int count = 0;
     auto task = [] { ++count; };
     prepare();
