@@ -30,8 +30,8 @@ float lowest(mx::Dtype dtype) {
 } // namespace
 
 Arrays Attention::compose(const Arrays& inputs) {
-  // On an NVIDIA GPU, MLX's batched product with packed matrices refuses views (the arrays of a
-  // cache are views) and matrices that several heads share.
+  // On an NVIDIA GPU, the batched product of MLX with packed matrices refuses views, such as the
+  // arrays of a cache, and matrices that several heads share.
   return composition(inputs, is_cuda(stream()));
 }
 

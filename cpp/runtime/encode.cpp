@@ -221,7 +221,7 @@ struct Recipe {
         } else if (
             checked &&
             (bound.start != 0 || bound.span != array.data_size() || bound.type != array.dtype())) {
-          // If the encoder checks bounds, bind a view with the exact bounds.
+          // The simulator checks bounds, so bind a view with the exact bounds.
           auto view = view_of(array, bound.start, bound.span, bound.type);
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {
