@@ -51,10 +51,10 @@ pub const HEADERS: [(&str, &str); 25] = {
     ]
 };
 
-/// A kernel as NVRTC takes it.
+/// A rewritten kernel, ready for NVRTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The CUDA C++, whose lines are those of the Metal source.
+    /// The CUDA C++. Each line has the number that it has in the Metal source.
     pub text: String,
     /// The expression that names the kernel's function, for `nvrtcAddNameExpression`.
     pub expression: String,

@@ -1,9 +1,9 @@
-//! Why a library was not built.
+//! The error type of this crate.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Why a library was not built.
+/// The reason why a library was not built.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {

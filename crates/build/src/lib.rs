@@ -54,20 +54,20 @@ impl Metal {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Adds a folder for `#include "..."`, after the source's folder.
+    /// Adds a folder in which `#include "..."` is searched after the source's folder.
     pub fn include_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.include_dirs.push(folder.into());
         self
     }
 
-    /// Sets the language, `metal3.1` by default, which macOS 14 and later have. A later one may
-    /// need a later [`deployment_target`](Self::deployment_target).
+    /// Sets the language. The default is `metal3.1`, which macOS 14 and later support. A later
+    /// language may need a later [`deployment_target`](Self::deployment_target).
     pub fn standard(self, standard: impl Into<String>) -> Self {
         Self { standard: standard.into(), ..self }
     }
 
-    /// Sets the oldest macOS that loads the library, `14.0` by default. Older ones refuse it,
-    /// whatever the language.
+    /// Sets the oldest macOS that loads the library. The default is `14.0`. Older systems refuse
+    /// the library, whatever its language.
     pub fn deployment_target(self, macos: impl Into<String>) -> Self {
         Self { deployment_target: macos.into(), ..self }
     }
@@ -83,7 +83,7 @@ impl Metal {
         Self { require_xcode: true, ..self }
     }
 
-    /// Sets the `xcrun` to use, instead of the one on the `PATH`.
+    /// Sets the path of `xcrun`, which is otherwise found on the `PATH`.
     pub fn xcrun(self, program: impl Into<PathBuf>) -> Self {
         Self { xcrun: program.into(), ..self }
     }
@@ -141,8 +141,8 @@ impl Metal {
     }
 
     fn compile(&self, folder: &Path, library: &Path) -> Result<bool, Error> {
-        // In recent versions of Xcode, `metal` may only tell how to download the real one, so run
-        // it instead of only finding it.
+        // In recent versions of Xcode, `metal` may be a stub that only tells how to download the
+        // compiler. So run it; finding it is not enough.
         let version = self.ask_xcrun(&["metal", "--version"])?;
         if !version.status.success() {
             return Err(no_xcode(&String::from_utf8_lossy(&version.stderr)));

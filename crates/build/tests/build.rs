@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 type Checked = Result<(), Box<dyn std::error::Error>>;
 
-/// A folder with a source in two files, and a place for the library.
+/// A folder with a source in two files and an output folder for the library.
 fn package() -> Result<TempDir, std::io::Error> {
     let folder = tempfile::tempdir()?;
     fs::create_dir_all(folder.path().join("metal/shared"))?;
@@ -21,7 +21,7 @@ fn package() -> Result<TempDir, std::io::Error> {
     Ok(folder)
 }
 
-/// An `xcrun`; its tools' arguments begin at the third.
+/// Writes a script in place of `xcrun`. The arguments for its tools begin at the third.
 fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     let path = folder.join("xcrun");
     fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
@@ -29,7 +29,7 @@ fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     Ok(path)
 }
 
-/// Tools that run: they write down what they were told, and something into their output.
+/// A script whose tools succeed: they log their arguments and write some text to their output.
 const WORKS: &str = "case \"$4\" in --version) exit 0;; esac\n\
     for last; do :; done\necho \"$@\" >>\"$0.log\"\necho compiled >\"$last\"";
 
@@ -98,7 +98,7 @@ fn without_xcode_it_says_what_to_do() -> Checked {
     let folder = package()?;
     let folder = folder.path();
     let missing = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
-    // Found, and without the compiler: nothing but --find succeeds.
+    // `xcrun` finds the tool, but the compiler is missing: only --find succeeds.
     let no_toolchain = "case \"$3\" in --find) exit 0;; esac\n\
         echo \"error: cannot execute tool 'metal'\" >&2; exit 1";
     for (script, said) in

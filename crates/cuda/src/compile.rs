@@ -15,13 +15,13 @@ pub struct Cubin {
     pub code: Vec<u8>,
     /// The name of the kernel in the machine code.
     pub symbol: String,
-    /// The resources that it needs.
+    /// The resources that the kernel needs.
     pub report: Report,
     /// The arguments of the kernel, in order.
     pub arguments: Vec<Argument>,
 }
 
-/// Sources that mention one of these need Metal's numbers of lanes for matrices.
+/// Words that show that a source uses matrices, for which lanes have Metal's numbers.
 const MATRICES: [&str; 2] = ["simdgroup_matrix", "simdgroup_float8x8"];
 
 /// Compiles a kernel for an architecture, such as 90 for `sm_90`, or takes it from the cache.
@@ -33,8 +33,8 @@ pub fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
     compile_in(cache::folder().as_deref(), request, architecture)
 }
 
-/// Compiles a kernel, with compiled kernels in another folder than [`folder`](crate::folder) or,
-/// without a folder, nowhere.
+/// Compiles a kernel, and caches it in `folder` in place of [`folder`](crate::folder). Without a
+/// folder, nothing is cached.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ fn prepare(request: &Request, architecture: u32) -> Result<(&'static Nvrtc, Kern
     .map(String::from)
     .into();
     options.push(format!("-arch=sm_{architecture}"));
-    // 550: a variable that is set and not used, 177: one that is declared and not used.
+    // 550: a variable is set and not used. 177: a variable is declared and not used.
     options.push("-diag-suppress=550,177".to_owned());
     options.push(format!("-I{}", nvrtc.include.display()));
     if MATRICES.iter().any(|word| kernel.text.contains(word)) {

@@ -9,15 +9,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
-/// Why a kernel was not compiled.
+/// The reason why a kernel was not compiled.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// NVRTC, or CUDA's headers, are not installed; the text says what was tried.
+    /// NVRTC or CUDA's headers are not installed; the text says which names and folders were tried.
     Missing(String),
     /// The rewriter or NVRTC refuses the source; the text names its files and lines.
     Source(String),
-    /// NVRTC failed for another reason than the source.
+    /// NVRTC failed for a reason other than the source.
     Nvrtc(String),
 }
 
@@ -35,14 +35,15 @@ impl std::error::Error for Error {}
 /// The result of a compilation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The names of NVRTC, the newest first. libmlx has loaded the one that it was linked with.
+/// The file names of NVRTC, the newest first. libmlx has already loaded the version that it is
+/// linked with.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 type Program = *mut c_void;
 type Sized = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Filled = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// The functions of NVRTC. The library stays loaded.
+/// The functions of NVRTC. The library is never unloaded.
 pub struct Nvrtc {
     create: unsafe extern "C" fn(
         *mut Program,
@@ -75,13 +76,14 @@ pub(crate) struct Compiled {
 
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Adds a folder in which NVRTC is searched before the system's, if none is loaded yet.
+/// Adds a folder in which NVRTC is searched before the system's folders, if NVRTC is not loaded
+/// yet.
 pub fn search_in(folder: impl Into<PathBuf>) {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.into());
 }
 
 impl Nvrtc {
-    /// The library, loaded when first asked for.
+    /// The library, which the first call loads.
     ///
     /// # Errors
     ///
@@ -157,7 +159,8 @@ impl Nvrtc {
         let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
         let option_pointers = pointers(&options);
         let mut program = Owned { nvrtc: self, program: ptr::null_mut() };
-        // SAFETY: all strings live until the program is destroyed, and the counts are theirs.
+        // SAFETY: all strings live until the program is destroyed, and the counts are the lengths
+        // of the arrays.
         unsafe {
             let count = c_int::try_from(names.len()).unwrap_or(0);
             let made = (self.create)(
@@ -191,7 +194,7 @@ impl Nvrtc {
     }
 }
 
-/// A program that is destroyed with this value.
+/// A program of NVRTC, which is destroyed when this value is dropped.
 struct Owned<'a> {
     nvrtc: &'a Nvrtc,
     program: Program,
@@ -251,8 +254,8 @@ fn path_of(function: *const c_void) -> Option<PathBuf> {
     Path::new(&name?).canonicalize().ok()
 }
 
-/// NVRTC loads this library by its name, which the system finds only if it is loaded already or on
-/// its path. NVRTC reports a failure itself.
+/// Loads the library of NVRTC's builtins. NVRTC opens it by name, which works only if it is loaded
+/// already or on the system's search path. If it cannot be loaded, NVRTC reports the error.
 fn load_builtins(nvrtc: Option<&Path>, major: i32, minor: i32) {
     let name = format!("libnvrtc-builtins.so.{major}.{minor}");
     if let Some(path) = nvrtc.and_then(|path| Some(path.parent()?.join(name))) {
@@ -262,8 +265,8 @@ fn load_builtins(nvrtc: Option<&Path>, major: i32, minor: i32) {
     }
 }
 
-/// Finds CUDA's headers: beside the library in pip's and NVIDIA's layouts, or where the environment
-/// says.
+/// Finds CUDA's headers: beside the library, in the layouts of pip and of NVIDIA, or in the folder
+/// that the environment names.
 fn include(library: Option<&Path>) -> Result<PathBuf> {
     let mut folders = Vec::new();
     if let Some(library) = library {

@@ -3,11 +3,11 @@
 /// The resources of a kernel, as ptxas reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The registers of a thread.
+    /// The number of registers per thread.
     pub registers: u32,
-    /// The bytes of local memory on a thread's stack.
+    /// The bytes of local memory for a thread's stack.
     pub stack: u32,
-    /// The bytes that a thread stores to local memory for want of registers.
+    /// The bytes that a thread stores to local memory because it has too few registers.
     pub spilled: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Compiles kernels by NVRTC, which needs no GPU. Where NVRTC is not installed, the tests say so
-//! and pass, unless `MLX_PRIMITIVES_NEED_NVRTC` is set.
+//! Compiles kernels with NVRTC, which needs no GPU. If NVRTC is not installed, the tests print a
+//! message and pass, unless `MLX_PRIMITIVES_NEED_NVRTC` is set.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -25,7 +25,7 @@ fn is_installed() -> bool {
         Err(error) => {
             assert!(std::env::var_os(NEEDED).is_none(), "{error}");
             static SAID: Once = Once::new();
-            // Not by `eprintln`, which libtest hides where a test passes.
+            // `eprintln` would not do, because libtest hides its output if a test passes.
             let said = "\nnot run: kernels for CUDA; scripts/build_metal.sh --cuda brings NVRTC\n";
             SAID.call_once(|| _ = std::io::stderr().write_all(said.as_bytes()));
             false
@@ -33,14 +33,14 @@ fn is_installed() -> bool {
     }
 }
 
-/// Keeps what it compiles, so that the next run of the tests is short.
+/// Compiles a kernel and caches it, so that the next run of the tests is short.
 fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
     let folder = std::env::var_os("MLX_PRIMITIVES_CUDA_CACHE").map(PathBuf::from);
     let folder = folder.unwrap_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
     compile_in(Some(&folder), request, architecture)
 }
 
-/// The launches of these kernels read eight elements of 16 bits at a time.
+/// Name prefixes of kernels that read eight elements of 16 bits at a time.
 const EIGHT: [&str; 6] = [
     "mlxp_layer_norm_",
     "mlxp_linear_gated_",
@@ -50,7 +50,7 @@ const EIGHT: [&str; 6] = [
     "mlxp_softmax_",
 ];
 
-/// Each kernel of `metal/` with the source that holds it.
+/// Each kernel of `metal/` with the source that contains it.
 fn all() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let metal = root().join("metal");
@@ -75,7 +75,7 @@ fn bound() -> Vec<Bound> {
     (0..32).map(Bound::as_declared).collect()
 }
 
-/// Compiles these kernels for an architecture, by all threads of the machine.
+/// Compiles these kernels for an architecture, on all cores of the machine.
 fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<String, Report> {
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let faults = Mutex::new(Vec::new());
@@ -111,20 +111,22 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
     reports.into_inner().expect("reports")
 }
 
-/// The bytes of stack that a thread may have. CUDA's sine and cosine of large angles have a table.
+/// The bytes of stack that a thread may have. CUDA's sine and cosine keep a table on the stack for
+/// large angles.
 fn allowed_stack(name: &str) -> u32 {
     if name.starts_with("mlxp_rope") { 32 } else { 0 }
 }
 
-/// The architectures of the whole gate, which `scripts/verify.sh cuda` runs. Otherwise each kernel
-/// is compiled for one of them, in turn, except those of `SLOW`.
+/// The architectures that `scripts/verify.sh cuda` compiles every kernel for. Without it, each
+/// kernel is compiled for one architecture, in turn, and the kernels of `SLOW` are left out.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
-/// Each of these kernels takes up to minutes to compile, and MLX's own ops run attention on NVIDIA
-/// GPUs unless ours are asked for.
+/// Kernels that take up to minutes each to compile. On NVIDIA GPUs, MLX's own ops run attention
+/// unless this crate's kernels are chosen.
 const SLOW: [&str; 2] = ["mlxp_attention_matrix", "mlxp_attention_grad"];
 
-/// Compiles those that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, all if it is not set. If
-/// `MLX_PRIMITIVES_CUDA_ARCHITECTURES` is set, each is compiled for all architectures in it.
+/// Compiles the kernels that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, or all kernels if
+/// it is not set. If `MLX_PRIMITIVES_CUDA_ARCHITECTURES` is set, each kernel is compiled for all
+/// architectures in it.
 #[test]
 fn every_kernel_compiles() {
     if !is_installed() {
@@ -159,8 +161,8 @@ fn every_kernel_compiles() {
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| {
-                // The plan of these has 512 threads on every GPU, or 256 with these formats. With
-                // 256 for eight rows, it takes more turns.
+                // The plan for `mlxp_quantized_few_` has 512 threads on every GPU, and 256 for the
+                // formats below. For eight rows, the plan with 256 threads takes more turns.
                 let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };
@@ -175,8 +177,8 @@ fn every_kernel_compiles() {
     }
 }
 
-/// Kernels as users write them: instantiated by their macros, with a reference to a number, with
-/// function constants.
+/// Kernels in the forms that users write: instantiated by macros, with a reference to a number, or
+/// with function constants.
 #[test]
 fn kernels_of_users_compile() {
     if !is_installed() {
@@ -207,7 +209,7 @@ fn kernels_of_users_compile() {
     }
 }
 
-/// Several elements of a vector by their letters.
+/// Several elements of a vector, named by their letters.
 #[test]
 fn elements_by_letters_are_read() {
     if !is_installed() {
@@ -224,7 +226,7 @@ fn elements_by_letters_are_read() {
     assert!(made.is_ok(), "{}", made.expect_err("an error"));
 }
 
-/// The kernel by which ranks exchange arrays, in the C++ that runs it.
+/// The kernel with which ranks exchange arrays, taken from the C++ source that launches it.
 #[test]
 fn the_exchange_between_ranks_compiles() {
     if !is_installed() {
@@ -260,7 +262,7 @@ fn an_error_names_the_file_and_the_line() {
     assert!(error.contains("mine.metal(7): error: identifier \"unknown\""), "{error}");
 }
 
-/// A compiled kernel is found again, and a damaged file is not taken for one.
+/// A compiled kernel is found in the cache, and a damaged file is compiled again.
 #[test]
 fn the_cache_is_read_and_repaired() {
     if !is_installed() {

@@ -1,4 +1,5 @@
-//! A kernel and what it is run on: the options of the command, and the keys of a case in a file.
+//! A kernel and the data that it runs on: the options of the command, and the keys of a case in a
+//! file.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +23,7 @@ const SEED: u64 = 1;
 const TOLERANCE: f32 = 0.001;
 const TIMEOUT: u32 = 120;
 
-/// The options that say how a kernel is run. A file of cases has the same names.
+/// The options that describe a run of a kernel. The keys in a file of cases have the same names.
 #[derive(Args, Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Case {
@@ -139,7 +140,7 @@ impl Case {
     }
 }
 
-/// An argument that fits no kernel.
+/// An error in the arguments: they do not fit the kernel or are malformed.
 #[derive(Debug)]
 pub struct BadUsage(String);
 
@@ -151,7 +152,7 @@ impl std::fmt::Display for BadUsage {
 
 impl std::error::Error for BadUsage {}
 
-/// Makes an error one of bad usage.
+/// Turns an error into a [`BadUsage`].
 pub fn usage<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| BadUsage(format!("{error:#}")).into())
 }

@@ -15,7 +15,7 @@ use crate::data::{self, Contents};
 use crate::kernels::Files;
 use crate::report::{Found, Outcome, order_name};
 
-/// Three numbers of threads, of which those that are missing are 1.
+/// Three numbers of threads. A missing number is 1.
 fn extents(given: &[u32], what: &str) -> Result<[u32; 3]> {
     ensure!(
         given.len() <= 3 && !given.contains(&0),
@@ -29,15 +29,15 @@ fn extents(given: &[u32], what: &str) -> Result<[u32; 3]> {
 /// A buffer of the kernel, before it is bound.
 struct Bound {
     index: u32,
-    /// The buffer whose memory it has: itself, or another one.
+    /// The index of the buffer that owns the memory: this buffer or another one.
     owner: u32,
-    /// The contents before the kernel, if it is the owner.
+    /// The contents before the kernel runs, if this buffer owns the memory.
     bytes: Vec<u8>,
     offset: usize,
     access: Access,
 }
 
-/// The argument of the kernel that a buffer is for.
+/// The kernel's argument that a buffer is bound to.
 fn argument<'a>(kernel: &'a Kernel, index: u32, text: &str) -> Result<&'a Argument> {
     let of_kernel = |it: &&Argument| it.kind == ArgumentKind::Buffer && it.index == index;
     let found = kernel.arguments().iter().find(of_kernel);
@@ -81,7 +81,7 @@ fn buffers(kernel: &Kernel, case: &Case) -> Result<Vec<Bound>> {
     Ok(all)
 }
 
-/// The contents that buffers must have in the end.
+/// The contents that buffers must have after the run.
 fn expected(case: &Case, buffers: &[Bound]) -> Result<Vec<(u32, Contents)>> {
     let mut all = Vec::new();
     for text in &case.expect {
@@ -97,7 +97,7 @@ fn expected(case: &Case, buffers: &[Bound]) -> Result<Vec<(u32, Contents)>> {
     Ok(all)
 }
 
-/// All that a dispatch of a case binds.
+/// The arguments and sizes for the dispatch of a case.
 struct Bindings {
     grid: [u32; 3],
     by_groups: bool,
@@ -140,7 +140,7 @@ impl Bindings {
         format!("{x}x{y}x{z} {unit}, {group_x}x{group_y}x{group_z} a group")
     }
 
-    /// The report, and the memory of the buffers after the run, by its owner.
+    /// Runs the kernel. Returns the report, and the memory after the run by the index of its owner.
     fn run(&self, kernel: &Kernel, order: Schedule) -> Result<(Report, BTreeMap<u32, Vec<u8>>)> {
         let owners = self.buffers.iter().filter(|it| it.owner == it.index);
         let mut all: BTreeMap<_, _> = owners.map(|it| (it.index, it.bytes.clone())).collect();
@@ -174,8 +174,8 @@ impl Bindings {
     }
 }
 
-/// Ends the process with an error after some seconds, unless it is dropped before: nothing can
-/// interrupt the code of a kernel.
+/// Ends the process with an error after some seconds, unless this value is dropped earlier. Nothing
+/// can interrupt the code of a kernel.
 struct Watchdog {
     _ends: Sender<()>,
 }
@@ -197,7 +197,7 @@ impl Watchdog {
     }
 }
 
-/// Runs a case. An error is one of the usage, or of a kernel that does not compile.
+/// Runs a case. Returns an error if the usage is wrong or the kernel does not compile.
 pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     let (kernel, broken) = files.kernel(case)?;
     let bindings = usage(Bindings::new(&kernel, case))?;

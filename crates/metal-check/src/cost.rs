@@ -1,4 +1,4 @@
-//! The cost of kernels in the machine code of Apple's M1, by the tools of a checkout.
+//! The cost of kernels in machine code for Apple's M1, measured with the tools of a checkout.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 
-/// The checkout that this program was built in; elsewhere a missing folder.
+/// The checkout in which this program was built. On other machines the folder is missing.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SCRIPT: &str = "scripts/agx.sh";
 
-/// The cost of a thread of a kernel.
+/// The cost of one thread of a kernel.
 #[derive(Deserialize, Serialize)]
 pub struct Cost {
     /// Of 16 bits.
     registers: u32,
-    /// The most threads of a threadgroup with these registers.
+    /// The most threads that a threadgroup can have with this number of registers.
     threads: u32,
-    /// Bytes of registers that are kept in memory.
+    /// The bytes of registers that are spilled to memory.
     spilled: u32,
-    /// Bytes of arrays in memory.
+    /// The bytes of arrays that are kept in memory.
     arrays: u32,
-    /// Cycles of the busiest pipe, with each instruction counted once.
+    /// The cycles of the busiest pipeline if each instruction runs once.
     #[serde(rename(deserialize = "alu"))]
     cycles: f64,
-    /// Cycles of the integer pipe.
+    /// The cycles of the integer pipeline.
     #[serde(rename(deserialize = "ic"))]
     integer_cycles: f64,
 }
@@ -44,7 +44,7 @@ fn script() -> Result<PathBuf> {
     Ok(script)
 }
 
-/// The costs of a file's kernels, or of the one that the case names.
+/// The costs of a file's kernels, or of the one kernel that the case names.
 pub fn costs(path: &Path, case: &Case) -> Result<BTreeMap<String, Cost>> {
     let source = !metal_sim::air::is_compiled(path)? && path.extension() != Some("toml".as_ref());
     ensure!(source, "--cost is for Metal source, and {} is none", path.display());

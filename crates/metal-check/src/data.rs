@@ -53,7 +53,7 @@ impl Kind {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32)
     }
 
-    /// The bytes of a number. An integer that the type does not hold is an error.
+    /// The bytes of a number. An integer outside the type's range is an error.
     fn bytes(self, text: &str) -> Result<Vec<u8>> {
         let text = match text {
             "true" => "1",
@@ -68,7 +68,7 @@ impl Kind {
         self.of_integer(value).with_context(|| format!("{text} does not fit its type"))
     }
 
-    /// A number, for a comparison or a message.
+    /// The number in these bytes, for a comparison or a message.
     fn number(self, bytes: &[u8]) -> f64 {
         let mut all = [0; 8];
         all[..bytes.len()].copy_from_slice(bytes);
@@ -116,7 +116,7 @@ pub fn indexed(text: &str) -> Result<(u32, &str)> {
     Ok((index.parse().with_context(|| format!("{text}: {index} is no index"))?, rest))
 }
 
-/// A buffer: its bytes, and whether they are there before the kernel runs.
+/// The contents of a buffer, and whether it has them before the kernel runs.
 pub struct Contents {
     pub bytes: Vec<u8>,
     pub filled: bool,
@@ -125,7 +125,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// A description of the elements of `got` that are not as here, if there are any.
+    /// Describes the elements of `got` that differ from these contents, if there are any.
     pub fn difference(&self, got: &[u8], tolerance: f32) -> Option<String> {
         let Self { kind, size, .. } = *self;
         let pairs = || got.chunks_exact(size).zip(self.bytes.chunks_exact(size));
@@ -145,8 +145,8 @@ impl Contents {
     }
 }
 
-/// `TYPE:COUNT`, with `:random`, `:zeros`, `:iota`, `:VALUE`, `:VALUE,VALUE...` or `:@FILE` behind
-/// it. A file is in `folder`.
+/// Parses `TYPE:COUNT`, which `:random`, `:zeros`, `:iota`, `:VALUE`, `:VALUE,VALUE...` or `:@FILE`
+/// may follow. The path of a file is relative to `folder`.
 pub fn buffer(text: &str, seed: u64, folder: &Path) -> Result<Contents> {
     let mut parts = text.splitn(3, ':');
     let (kind, size) = Kind::named(parts.next().unwrap_or_default())?;
@@ -192,7 +192,7 @@ pub fn buffer(text: &str, seed: u64, folder: &Path) -> Result<Contents> {
     Ok(Contents { bytes, filled: true, kind, size })
 }
 
-/// `TYPE:VALUE[,VALUE...]`, and more of them behind `+`, each where a C struct has it.
+/// Parses `TYPE:VALUE[,VALUE...]`. Each `+` adds a member, aligned as in a C struct.
 pub fn values(text: &str) -> Result<Vec<u8>> {
     let (mut bytes, mut widest) = (Vec::new(), 1);
     for part in text.split('+') {
@@ -208,7 +208,7 @@ pub fn values(text: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bits of a function constant, as `TYPE:VALUE`.
+/// The bits of a function constant, given as `TYPE:VALUE`.
 pub fn constant(text: &str) -> Result<u64> {
     let bytes = values(text)?;
     if bytes.len() > 8 {

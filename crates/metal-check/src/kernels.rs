@@ -1,4 +1,4 @@
-//! The kernels of a file: Metal source, or what Apple's compiler made of it.
+//! The kernels of a file, which is Metal source or the output of Apple's compiler.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ enum Kernels {
     Compiled(air::File),
 }
 
-/// A compiler, its cache, and the files that were opened with them.
+/// A compiler, its cache, and the files that are open.
 pub struct Files {
     compiler: Compiler,
     cache: PathBuf,
@@ -39,9 +39,10 @@ impl Files {
         Ok(Self { compiler: Compiler::find()?, cache, opened: Vec::new() })
     }
 
-    /// Opens the file of a case, unless it is open.
+    /// Opens the file of a case, unless it is open already.
     fn open(&mut self, path: &Path, case: &Case) -> Result<usize> {
-        // Compiled kernels are found again by the text and the name of their source.
+        // The cache finds compiled kernels by the text and the path of their source, so paths are
+        // absolute.
         let whole = |path: PathBuf| {
             path.canonicalize().map_err(|error| anyhow!("{}: {error}", path.display()))
         };
@@ -80,7 +81,7 @@ impl Files {
         })
     }
 
-    /// A kernel of a case's file, and the rules that its source breaks.
+    /// The kernel that a case names, and the rules that its source breaks.
     pub fn kernel(&mut self, case: &Case) -> Result<(Kernel, Vec<Found>)> {
         let (path, entry) = (case.source.as_deref(), case.entry.as_deref());
         let (path, entry) = (path.unwrap_or(Path::new("")), entry.unwrap_or_default());

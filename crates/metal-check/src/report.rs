@@ -1,4 +1,4 @@
-//! The result of a check, as text, as JSON, as SARIF and as annotations of GitHub.
+//! The result of a check, as text, JSON, SARIF or annotations for GitHub.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::case::Case;
 
-/// A path as seen from the current folder, if the file is in it.
+/// The path relative to the current folder, if the file is below it.
 pub fn shown(file: &str) -> String {
     let folder = std::env::current_dir().and_then(|folder| folder.canonicalize());
     let inside = folder.ok().and_then(|folder| Path::new(file).strip_prefix(folder).ok());
@@ -29,17 +29,17 @@ pub fn order_name(order: Schedule) -> String {
 /// Something that is wrong with a kernel.
 #[derive(Clone)]
 pub struct Found {
-    /// The kind of a fault, or `Rule`, `WrongResult` or `Failed`.
+    /// The type of a fault, such as `DataRace`, or `Rule`, `WrongResult` or `Failed`.
     pub kind: String,
     pub message: String,
-    /// The message with its kind, its place and its thread.
+    /// The message with the type, the place and the thread of the fault.
     pub headline: String,
     pub places: Vec<Place>,
-    /// The lines of the earlier access that a race is with.
+    /// The lines of the earlier access, if this is a race.
     pub earlier: Vec<Place>,
     pub thread: Option<ThreadPlace>,
     pub times: u64,
-    /// The orders of threads in which it was found; none, if it does not depend on a run.
+    /// The orders of threads in which the fault was found; empty if it does not depend on a run.
     pub orders: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ impl Found {
         }
     }
 
-    /// A fault, with files as the user sees them.
+    /// A fault, with paths relative to the current folder.
     pub fn fault(mut fault: Fault, order: &str) -> Self {
         let places = fault.places.iter_mut().chain(&mut fault.earlier);
         places.for_each(|place| place.file = shown(&place.file));
@@ -74,13 +74,13 @@ impl Found {
         }
     }
 
-    /// An access that looks like a fault and changes nothing.
+    /// An access that looks like a fault but does not change a result.
     pub fn note(fault: Fault, order: &str) -> Self {
         let note = Self::fault(fault, order);
         Self { headline: format!("note: {}", note.headline), ..note }
     }
 
-    /// Whether both are of one kind in one place.
+    /// Whether two findings have the same type and the same place.
     fn is_like(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.kind.clone(), it.places.clone(), it.orders.is_empty());
         key(self) == key(other)
@@ -92,12 +92,12 @@ impl Found {
         Self::at("Rule", Some(place), rule.message)
     }
 
-    /// A buffer that is not as expected.
+    /// A buffer whose contents differ from the expected ones.
     pub fn wrong(message: String, order: &str) -> Self {
         Self { orders: vec![order.to_owned()], ..Self::at("WrongResult", None, message) }
     }
 
-    /// A kernel that does not run, with the place that the compiler names first.
+    /// A kernel that does not run, at the first place that the compiler names.
     pub fn failed(message: String) -> Self {
         let place = message.lines().find_map(|line| {
             let (place, _) = line.split_once(": error: ")?;
@@ -114,7 +114,7 @@ impl Found {
 
 /// The result of a check.
 pub struct Outcome {
-    /// The case's name, or the kernel's.
+    /// The case's name, or the kernel's name if the case has none.
     pub name: String,
     pub kernel: String,
     /// The file that was checked.
@@ -122,7 +122,7 @@ pub struct Outcome {
     pub size: String,
     pub orders: Vec<String>,
     pub found: Vec<Found>,
-    /// Findings that look like a fault and change no result.
+    /// Findings that look like a fault but do not change a result.
     pub notes: Vec<Found>,
     /// Of the first order.
     pub threads: u64,
@@ -155,13 +155,13 @@ impl Outcome {
         Self { orders: Vec::new(), found, ..Self::of(case, String::new()) }
     }
 
-    /// Adds what was found, unless another order has found it already.
+    /// Adds a fault. If another order has found it already, only the order is added.
     pub fn add(&mut self, new: Found) {
         self.notes.retain(|note| !note.is_like(&new));
         merge(&mut self.found, new);
     }
 
-    /// Adds a note, unless the same is a fault in another order.
+    /// Adds a note, unless the same finding is a fault in another order.
     pub fn note(&mut self, new: Found) {
         if !self.found.iter().any(|found| found.is_like(&new)) {
             merge(&mut self.notes, new);
@@ -239,7 +239,7 @@ impl Outcome {
         faults.chain(self.notes.iter().map(|note| ("note", note)))
     }
 
-    /// Annotations of lines, as a workflow of GitHub prints them.
+    /// Annotations of lines, in the format of GitHub's workflows.
     fn github(&self) -> Vec<String> {
         let escaped =
             |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
@@ -267,14 +267,14 @@ impl Outcome {
         results.collect()
     }
 
-    /// The line of what was found, or the first line of the file.
+    /// The line of a finding, or the first line of the file.
     fn place(&self, found: &Found) -> Place {
         let first = || Place { file: self.file.clone(), line: 1 };
         found.places.first().cloned().unwrap_or_else(first)
     }
 }
 
-/// Adds to a list what was found, unless it is there.
+/// Adds a finding to a list, or its order if the list has the finding already.
 fn merge(list: &mut Vec<Found>, new: Found) {
     match list.iter_mut().find(|old| old.is_like(&new)) {
         Some(old) if old.orders.last() == new.orders.last() => {}
@@ -283,7 +283,7 @@ fn merge(list: &mut Vec<Found>, new: Found) {
     }
 }
 
-/// The text of all outcomes, with their number if there are several.
+/// The text of all outcomes, and how many there are if there are several.
 pub fn text(outcomes: &[Outcome]) -> String {
     let mut text: Vec<_> = outcomes.iter().map(Outcome::text).collect();
     if outcomes.len() > 1 {
@@ -298,7 +298,7 @@ pub fn github(outcomes: &[Outcome]) -> String {
     outcomes.iter().flat_map(Outcome::github).collect::<Vec<_>>().join("\n")
 }
 
-/// The log of a tool in SARIF 2.1.0.
+/// The log in SARIF 2.1.0.
 pub fn sarif(outcomes: &[Outcome]) -> Value {
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",

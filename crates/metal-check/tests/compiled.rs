@@ -1,4 +1,5 @@
-//! Kernels that Apple's compiler would have made: AIR as text and as bitcode, and a `.metallib`.
+//! Kernels in the forms that Apple's compiler produces: AIR as text, AIR as bitcode, and a
+//! `.metallib`.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -54,7 +55,7 @@ fn bitcode(folder: &Path, text: &str) -> Vec<u8> {
     fs::read(to).unwrap()
 }
 
-/// A Metal library of functions, each with its bitcode.
+/// A Metal library of functions, each with the bitcode of its module.
 fn metallib(functions: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut list, mut code) = ((functions.len() as u32).to_le_bytes().to_vec(), Vec::new());
     for (name, bitcode) in functions {
@@ -84,7 +85,7 @@ fn metallib(functions: &[(&str, &[u8])]) -> Vec<u8> {
     [file, list, code].concat()
 }
 
-/// Runs a kernel of a file with this content.
+/// Writes a file with this content, and runs a kernel of it.
 fn check(name: &str, content: &[u8], entry: &str) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(name), content).unwrap();
@@ -96,7 +97,7 @@ fn check(name: &str, content: &[u8], entry: &str) -> Ran {
 fn files() -> Vec<(PathBuf, Vec<u8>)> {
     let folder = tempfile::tempdir().unwrap();
     let code = bitcode(folder.path(), MODULE);
-    // Of a metallib each function is a module.
+    // In a metallib, each function is a separate module.
     let one = |kernel: &str| {
         let node = if kernel == "twice" { "!0" } else { "!1" };
         let text = MODULE.replace("!air.kernel = !{!0, !1}", &format!("!air.kernel = !{{{node}}}"));

@@ -1,10 +1,13 @@
-// Linked into every kernel library: forwards what instrumented kernels report to the host.
-// The callbacks are those of -fsanitize=kernel-address with every check outlined.
+// Linked into every kernel library: forwards the reports of instrumented kernels to the host. The
+// callbacks have the names that -fsanitize=kernel-address calls if every check is outlined.
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
 struct Table {
-  /** kind: 1 read, 2 write, 4 the compiler assumes natural alignment, 8 atomic. */
+  /**
+   * kind is a sum of 1 for a read, 2 for a write, 4 if the compiler assumes natural alignment, and
+   * 8 for an atomic access.
+   */
   void (*access)(const void* at, ulong size, uint kind, const void* site);
   void (*threadgroup_barrier)(uint flags, const void* site);
   void (*simdgroup_barrier)(uint flags, const void* site);
@@ -18,7 +21,8 @@ struct Table {
   void (*fence)(uint flags, uint order, uint scope, const void* site);
 };
 
-// Until the host attaches (its constructors run before), nothing is watched.
+// The table until the host sets another. It ignores all calls, such as calls by the library's
+// constructors.
 static const Table silent = {
     [](const void*, ulong, uint, const void*) {},
     [](uint, const void*) {},
@@ -76,7 +80,8 @@ void* __asan_memset(void* to, int byte, ulong size) {
 }
 void __asan_handle_no_return() {}
 
-// -fsanitize=array-bounds,local-bounds; the first word of the data is a source location.
+// The callbacks of -fsanitize=array-bounds,local-bounds. The first word of the data is a source
+// location.
 void __ubsan_handle_out_of_bounds(const void*, ulong index) {
   table->array_bounds(index, SITE);
 }
@@ -120,7 +125,7 @@ void* msl_threadgroup_variable(const void* key, ulong size, const char* name) {
   return table->threadgroup_variable(key, size, name);
 }
 
-// Older libgcc lacks this one. To nearest, ties to even; NaN stays NaN.
+// Older versions of libgcc lack this function. It rounds to nearest, ties to even, and keeps NaN.
 __bf16 __truncsfbf2(float value) {
   const uint bits = __builtin_bit_cast(uint, value);
   const bool nan = (bits & 0x7fffffff) > 0x7f800000;

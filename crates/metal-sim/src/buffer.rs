@@ -1,15 +1,15 @@
-//! Memory that a dispatch binds.
+//! Memory that a dispatch binds to arguments of a kernel.
 
 use std::marker::PhantomData;
 
-/// How a dispatch accesses a buffer.
+/// How a kernel may access a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read only; a store is a fault.
+    /// The kernel only reads; a store is a fault.
     Read,
     /// Read and written.
     ReadWrite,
-    /// An output: uninitialized, and the kernel must write every byte of it.
+    /// An output. It is uninitialized, and the kernel must write every byte.
     Write,
 }
 
@@ -39,7 +39,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 pub struct Buffer<'a> {
     pub(crate) memory: Memory,
     pub(crate) access: Access,
-    /// The byte that the kernel gets the address of.
+    /// The offset of the byte whose address the kernel gets.
     pub(crate) offset: usize,
     borrow: PhantomData<&'a mut [u8]>,
 }
@@ -73,8 +73,8 @@ impl<'a> Buffer<'a> {
         Buffer::with(bytes_of(data), Access::Read)
     }
 
-    /// Owns `bytes` with any access; what a kernel leaves in them is in
-    /// [`crate::Report::contents`].
+    /// Owns `bytes`, with any access. [`crate::Report::contents`] has their contents after the
+    /// dispatch.
     pub fn with(bytes: Vec<u8>, access: Access) -> Self {
         Buffer { memory: Memory::Owned(bytes), access, offset: 0, borrow: PhantomData }
     }
@@ -91,7 +91,7 @@ impl<'a> Buffer<'a> {
         Buffer::with(vec![0; bytes], Access::Write)
     }
 
-    /// Memory of a running program, by its address. May overlap other buffers.
+    /// Memory of a running program, by its address. It may overlap other buffers.
     ///
     /// # Safety
     /// `bytes` bytes at `pointer` must be valid for the access, and untouched by anything

@@ -1,4 +1,4 @@
-//! Compiles rewritten source to a shared library, through the cache.
+//! Compiles rewritten source to a shared library, and caches the library.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::{cache, shim};
 const COMMON_FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fPIC -fno-exceptions \
     -fno-rtti -fsigned-char -w";
 
-/// A variable without a value shows by its pattern.
+/// A variable that has no value is filled with a pattern, so that a use of it shows in the results.
 const KERNEL_FLAGS: &str = "-O1 -gline-tables-only -fno-threadsafe-statics -ffp-contract=off \
     -ftrivial-auto-var-init=pattern -fno-vectorize -fno-slp-vectorize -fno-strict-aliasing \
     -fno-delete-null-pointer-checks -Xclang -ffloat16-excess-precision=none \
     -Xclang -fbfloat16-excess-precision=none";
 
-/// KASAN's outlined checks report every access, its exact size and its known alignment; the
-/// optimizer neither drops nor invents accesses under it. By the last three, two accesses stay two,
-/// each with its line, and a loop of loads does not become a memcpy next to them.
+/// KASAN's outlined checks report every access, with its exact size and its known alignment, and
+/// keep the optimizer from dropping or adding accesses. The last three flags keep the optimizer
+/// from merging two accesses of different lines, and from turning a loop of loads into a memcpy.
 const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide-by-zero \
     -fsanitize-recover=kernel-address,array-bounds,integer-divide-by-zero \
     -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 \
@@ -28,17 +28,18 @@ const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide
     -mllvm -asan-opt-globals=0 -mllvm -simplifycfg-hoist-common=false \
     -mllvm -simplifycfg-sink-common=false -mllvm -disable-loop-idiom-all";
 
-/// Optimized IR becomes machine code without the passes that choose better instructions, which
-/// would take longer than all before them.
+/// Compiles optimized IR to machine code. The passes that choose better instructions are off, since
+/// they would take longer than all earlier passes.
 const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
 const RUNTIME_FLAGS: &str = "-O2 -c";
 
-/// Or zig would compile and link a runtime of UBSan's, for half a minute the first time; ours has
-/// what kernels call.
+/// Without this flag, zig would compile and link UBSan's runtime, which takes half a minute the
+/// first time. Our runtime has the functions that kernels call.
 const LINK_FLAGS: &str = "-shared -nostdlib++ -fno-sanitize=undefined";
 
-/// Messages about texts that a compiler refused, so that this process compiles them only once.
+/// The compiler's messages about texts that it refused, so that this process compiles each text
+/// only once.
 static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 /// Compiles `text`, unless the cache has it.
@@ -51,8 +52,8 @@ pub(crate) fn build(
     build_with(source, compiler, folder, text, &[])
 }
 
-/// Compiles `text` together with modules of LLVM IR. Their producer has optimized them, so they
-/// only get the checks here, and every access stays as it is.
+/// Compiles `text` together with modules of LLVM IR. The IR is already optimized, so this adds only
+/// the checks and keeps every access.
 pub(crate) fn build_with(
     source: &Path,
     compiler: &Compiler,
@@ -79,7 +80,7 @@ pub(crate) fn build_with(
     at_path(&kernels, std::fs::write(&kernels, text))?;
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
     let library_draft = draft.join("kernels.so");
-    // All libraries share this object, so it is kept.
+    // All libraries link this object file, so it stays in the cache.
     let runtime_key = cache::key([identity.as_str(), shim::RUNTIME, RUNTIME_FLAGS].into_iter());
     let runtime_object = folder.join(format!("runtime-{runtime_key}.o"));
     let mut objects = vec![draft.join("kernels.o"), runtime_object.clone()];

@@ -1,4 +1,4 @@
-//! Names derived from contents, and files that appear atomically.
+//! File names that are hashes of contents, and files that appear atomically.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) fn draft(folder: &Path) -> PathBuf {
     folder.join(format!("draft-{}-{serial}", std::process::id()))
 }
 
-/// Renames `draft` to `place`; if another process was first, its result stays.
+/// Renames `draft` to `place`. If another process has already created `place`, that result is kept.
 pub(crate) fn publish(draft: &Path, place: &Path) -> Result<()> {
     let renamed = std::fs::rename(draft, place);
     if renamed.is_err() && place.exists() {

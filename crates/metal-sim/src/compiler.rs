@@ -1,4 +1,4 @@
-//! The clang that compiles kernels: Debian's, or the one inside zig.
+//! Finds and runs the clang that compiles kernels: a system's clang, or the clang in zig.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,10 +7,11 @@ use std::process::{Command, Output};
 
 use crate::error::{Error, Result, at_path};
 
-/// The oldest clang that kernels can use (`__bf16` arithmetic, excess precision off).
+/// The oldest clang that can compile kernels. Older ones lack `__bf16` arithmetic and the flags
+/// that turn off excess precision.
 const OLDEST: u32 = 17;
 
-/// A C++ compiler that is clang or carries one.
+/// A C++ compiler: clang, or zig, which contains clang.
 #[derive(Clone, Debug)]
 pub struct Compiler {
     program: PathBuf,
@@ -19,18 +20,19 @@ pub struct Compiler {
     number: u32,
 }
 
-/// The checkout of the workspace, with its tools and their installer; elsewhere a missing folder.
+/// The checkout of the workspace, with its tools and their installer. On other machines the folder
+/// is missing.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Installs a compiler in a checkout.
+/// The script of a checkout that installs a compiler.
 const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
-    /// Looks for a compiler: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into which
-    /// `pip install --target` put `ziglang`), then the `ziglang` that pip installed with the
-    /// running program, then `clang++-22` ... `clang++-17`, `clang++`, `zig` and `python-zig` on
-    /// the `PATH`, then the zig in `.mlx/` of the checkout that this crate was built in. There,
-    /// `scripts/build_metal.sh --simulator` installs it the first time, which fetches 90 MB.
+    /// Looks for a compiler, in this order: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into
+    /// which `pip install --target` put `ziglang`); the `ziglang` that pip installed with the
+    /// running program; `clang++-22` ... `clang++-17`, `clang++`, `zig` and `python-zig` on the
+    /// `PATH`; and the zig in `.mlx/` of the checkout that this crate was built in. In a checkout,
+    /// `scripts/build_metal.sh --simulator` installs zig the first time, which fetches 90 MB.
     ///
     /// # Errors
     ///
@@ -74,12 +76,12 @@ impl Compiler {
         ))
     }
 
-    /// The zig of the Python environment that a program is in.
+    /// The zig of the Python environment that contains a program.
     fn beside(program: &Path) -> Option<Self> {
         Self::at(program.parent()?.parent()?).ok()
     }
 
-    /// The zig of a checkout, which the script installs unless it is there.
+    /// The zig of a checkout. The script installs it if it is missing.
     fn brought(checkout: &Path) -> Result<Self> {
         let tools = checkout.join(".mlx");
         let zig = tools.join("python");
@@ -155,12 +157,12 @@ impl Compiler {
         }
     }
 
-    /// The first line of what the compiler says about itself.
+    /// The first line of the compiler's output about its version.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The program that is run.
+    /// The path of the compiler's program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -170,8 +172,9 @@ impl Compiler {
         format!("{}\n{} {}", self.version, self.machine_flags().join(" "), self.line_flags())
     }
 
-    /// Flags that leave a line to a store which the optimizer made of those in both arms of a
-    /// branch: the first of their lines. Before version 21 there are none, and it has no line.
+    /// If both arms of a branch store, the optimizer may merge the stores. These flags give the
+    /// merged store the line of the first one. Before version 21 there are no such flags, and the
+    /// store has no line.
     pub(crate) fn line_flags(&self) -> &'static str {
         if self.number >= 21 { "-mllvm -pick-merged-source-locations" } else { "" }
     }
@@ -190,7 +193,7 @@ impl Compiler {
         if self.zig { vec!["-mcpu=baseline".to_string()] } else { Vec::new() }
     }
 
-    /// Flags that type-check a source; zig insists on an object.
+    /// Flags that only type-check a source. zig always writes an object file.
     pub(crate) fn check_flags(&self, object: &Path) -> Vec<String> {
         if self.zig {
             let object = object.display().to_string();
@@ -199,7 +202,7 @@ impl Compiler {
         vec!["-fsyntax-only".to_string()]
     }
 
-    /// Runs the compiler; where there is no home for zig's cache, it is put into `scratch`.
+    /// Runs the compiler. If zig has no folder for its cache, the cache is put into `scratch`.
     pub(crate) fn run<S: AsRef<OsStr>>(
         &self,
         scratch: Option<&Path>,
@@ -219,7 +222,7 @@ impl Compiler {
         command.output().map_err(|source| Error::Io { path: self.program.clone(), source })
     }
 
-    /// Like [`Self::run`], but attributes a failure to the source.
+    /// Like [`Self::run`], but reports a failure as an error of the source.
     pub(crate) fn compile<S: AsRef<OsStr>>(
         &self,
         scratch: &Path,
@@ -248,7 +251,7 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("permissions");
     }
 
-    /// A checkout whose script has this body.
+    /// A checkout whose installer script has this text.
     fn checkout(body: &str) -> tempfile::TempDir {
         let checkout = tempfile::tempdir().expect("a folder");
         script(&checkout.path().join(SCRIPT), body);

@@ -1,4 +1,4 @@
-//! One dispatch of a kernel.
+//! Prepares and runs one dispatch of a kernel.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(crate) enum Grid {
     Threads([u32; 3]),
 }
 
-/// A dispatch being prepared. Runs on the calling thread.
+/// A dispatch that is being prepared. It runs on the calling thread.
 ///
 /// See [`crate::Library::compile`] for an example.
 pub struct Dispatch<'a> {
@@ -25,7 +25,7 @@ pub struct Dispatch<'a> {
 }
 
 impl<'a> Dispatch<'a> {
-    /// A dispatch of one thread, with nothing bound.
+    /// A dispatch of one thread, without arguments.
     pub fn new(kernel: &'a Kernel) -> Self {
         Dispatch {
             kernel,
@@ -60,19 +60,21 @@ impl<'a> Dispatch<'a> {
         self
     }
 
-    /// `dispatchThreadgroups`: a number of whole threadgroups, each of a number of threads.
+    /// Sets a number of whole threadgroups, and their number of threads, as `dispatchThreadgroups`
+    /// does.
     pub fn grid_groups(mut self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Groups(groups), threads_per_group);
         self
     }
 
-    /// `dispatchThreads`: a number of threads; threadgroups at the far edges may be smaller.
+    /// Sets a number of threads, as `dispatchThreads` does. Threadgroups at the end of each axis
+    /// may be smaller.
     pub fn threads(mut self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Threads(threads), threads_per_group);
         self
     }
 
-    /// Chooses the order of turns.
+    /// Chooses the order in which threads take turns.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self

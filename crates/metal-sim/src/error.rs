@@ -8,11 +8,12 @@ use crate::report::{Fault, Report};
 /// The result of a function of this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error outside a kernel; [`Error::Faults`] carries the faults inside one.
+/// An error that is not a fault of a kernel, or [`Error::Faults`], which carries faults of a
+/// kernel.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// No usable compiler; the text says where it was looked for.
+    /// No usable compiler was found; the text says where it was searched.
     NoCompiler(String),
     /// The compiler refused the source; the text is its output.
     Compile {
@@ -30,11 +31,11 @@ pub enum Error {
     },
     /// The compiled library could not be loaded.
     Load(String),
-    /// The library has no such kernel; the text names those that it has.
+    /// The library has no such kernel; the text lists its kernels.
     NoKernel(String),
-    /// The kernel needs what the simulator does not have; the text names it.
+    /// The kernel needs a feature that the simulator lacks; the text names it.
     Unsupported(String),
-    /// A function constant is missing or unknown.
+    /// A function constant has no value, or the source does not declare it.
     FunctionConstant(String),
     /// The host could not provide the memory for a dispatch.
     Memory(std::io::Error),
@@ -72,7 +73,7 @@ impl std::error::Error for Error {
 }
 
 impl Report {
-    /// The report, or the faults as an error.
+    /// The report, or an error if there are faults.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-//! Rewrites Metal sources for compilers to a GPU's machine code that estimate its cost. The output
-//! is only for estimates: matrix products, for example, take time and give no result.
+//! Rewrites Metal sources for compilers that produce a GPU's machine code, to estimate the cost of
+//! kernels. The output is only for estimates: matrix products, for example, take time but give no
+//! result.
 
 use std::path::Path;
 

@@ -14,7 +14,7 @@ use crate::module::{Argument, Module, Value};
 use crate::rewrite::{self, Constant, Purpose, Refused, constant_prologue};
 use crate::source::Source;
 
-/// One module for each set of function constants.
+/// The compiled modules, one for each set of values of function constants.
 type Modules = BTreeMap<Vec<(u32, u64)>, Arc<Module>>;
 
 /// A compiled Metal source. Cheap to clone; may be shared between threads.
@@ -33,8 +33,8 @@ struct Inner {
 }
 
 impl Library {
-    /// Compiles `source`, or finds it in `cache` compiled already. The cache is a folder
-    /// that may be shared and deleted at will.
+    /// Compiles `source`, or finds the compiled source in `cache`, a folder that may be shared and
+    /// deleted at any time.
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ impl Library {
         Ok(library)
     }
 
-    /// Compiles a source given as text, such as that of `include_str!`, with the compiler that
-    /// [`Compiler::find`] finds and a cache beside the running program.
+    /// Compiles a source that is given as text, for example by `include_str!`. Uses the compiler
+    /// that [`Compiler::find`] finds, and a cache beside the running program.
     ///
     /// # Errors
     ///
@@ -110,15 +110,15 @@ impl Library {
         let folder = program.with_file_name("metal-sim");
         at_path(&folder, std::fs::create_dir_all(&folder))?;
         let path = folder.join(format!("{}.metal", cache::key([text].into_iter())));
-        // Renamed into place, for programs that start together.
+        // The file is renamed into place, since several programs may start together.
         let draft = cache::draft(&folder);
         at_path(&draft, std::fs::write(&draft, text))?;
         at_path(&path, std::fs::rename(&draft, &path))?;
         Self::compile(&Source::new(path), &Compiler::find()?, &folder)
     }
 
-    /// Every kernel with its arguments. Arguments that depend on function constants are
-    /// listed as if all constants were zero.
+    /// Every kernel with its arguments. Arguments that depend on function constants are listed for
+    /// constants that are all zero.
     ///
     /// # Errors
     ///
@@ -149,8 +149,8 @@ impl Library {
         &self.0.remarks
     }
 
-    /// The kernels that cannot run here, such as those that take textures: the host name of each,
-    /// and the reason.
+    /// The kernels that cannot run here, such as kernels that take textures: the host name and the
+    /// reason.
     pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.refused.iter().map(|refused| (refused.name.as_str(), refused.reason.as_str()))
     }
@@ -212,13 +212,13 @@ impl Library {
 pub struct KernelInfo {
     /// The host name.
     pub name: String,
-    /// The file that defines it.
+    /// The path of the file that defines the kernel.
     pub file: String,
-    /// The line that defines it.
+    /// The line that defines the kernel.
     pub line: u32,
-    /// Buffers and threadgroup memory, in the order of the parameters.
+    /// The buffers and threadgroup memory, in the order of the parameters.
     pub arguments: Vec<Argument>,
-    /// Built-in values, in the order of the parameters.
+    /// The built-in values, in the order of the parameters.
     pub values: Vec<Value>,
 }
 
@@ -235,7 +235,7 @@ impl Kernel {
         &self.module.kernels[self.index].name
     }
 
-    /// Buffers and threadgroup memory, in the order of the parameters.
+    /// The buffers and threadgroup memory, in the order of the parameters.
     pub fn arguments(&self) -> &[Argument] {
         &self.module.kernels[self.index].arguments
     }

@@ -1,4 +1,4 @@
-//! A loaded kernel library: its registry, its place in memory, its line table.
+//! A loaded kernel library: its registry, its addresses, and its line table.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_void};
@@ -20,28 +20,28 @@ pub enum ArgumentKind {
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// The kind of resource that it is bound to.
+    /// The resource that the argument is bound to.
     pub kind: ArgumentKind,
-    /// The `n` of its attribute.
+    /// The index in the argument's attribute.
     pub index: u32,
-    /// Its name in the source.
+    /// The name of the argument in the source.
     pub name: String,
-    /// Whether the kernel may write through it.
+    /// Whether the kernel may write to it.
     pub writable: bool,
-    /// `false` if a function constant leaves it out.
+    /// `false` if a function constant turns the argument off.
     pub required: bool,
-    /// Bytes of the type that it points to.
+    /// The size of the type that the argument points to, in bytes.
     pub size: u32,
-    /// Alignment of that type's scalar elements.
+    /// The alignment of that type's scalar elements, in bytes.
     pub align: u32,
 }
 
 /// A parameter that receives a built-in value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// Its name in the source.
+    /// The name of the parameter in the source.
     pub name: String,
-    /// The attribute, such as `thread_position_in_grid`.
+    /// The name of the attribute, such as `thread_position_in_grid`.
     pub builtin: &'static str,
 }
 
@@ -103,14 +103,14 @@ struct RawKernel {
 }
 
 impl Module {
-    /// Loads a library, whose kernels will call the functions of `table`: `Table` of runtime.cpp.
+    /// Loads a library. Its kernels will call the functions of `table`, a `Table` of runtime.cpp.
     pub(crate) fn load<T>(path: &Path, table: &'static T) -> Result<Self> {
         let failed = |error: libloading::Error| {
             let cause = error.source().map(|cause| format!(": {cause}"));
             Error::Load(format!("{error}{}", cause.unwrap_or_default()))
         };
-        // SAFETY: the library was built from our runtime and rewritten kernels; its
-        // constructors only link its registry.
+        // SAFETY: the library was built from our runtime and rewritten kernels; its constructors
+        // only build the registry.
         let library = unsafe { libloading::Library::new(path) }.map_err(failed)?;
         // SAFETY: both symbols are defined in runtime.cpp with these types.
         let (head, attach) = unsafe {
@@ -136,7 +136,7 @@ impl Module {
         Ok(Module { kernels, path: path.to_path_buf(), image, _library: library })
     }
 
-    /// Opens the line table; slow, so only once there is something to look up.
+    /// Opens the line table. This is slow, so it happens only when a line is needed.
     pub(crate) fn lines(&self) -> Lines {
         Lines { loader: addr2line::Loader::new(&self.path).ok(), base: self.image.start }
     }
@@ -148,7 +148,8 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The source lines of a return address, innermost inlined call first, without the shim's.
+    /// The source lines of a return address, starting with the innermost inlined call. Lines of the
+    /// shim are left out.
     pub(crate) fn find(&self, site: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let Some(loader) = &self.loader else { return places };
@@ -167,7 +168,7 @@ impl Lines {
     }
 }
 
-/// The path without `.` and `..`, and below the current folder relative to it.
+/// The path without `.` and `..`. A path below the current folder becomes relative to it.
 fn tidy(path: &str) -> String {
     let mut tidy = PathBuf::new();
     for part in Path::new(path).components() {
@@ -237,7 +238,7 @@ fn image_of(address: usize) -> std::ops::Range<usize> {
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        // Segment by segment: the base of an object that was not moved is 0.
+        // Compare with each segment, since the base of an object that was not moved is 0.
         let segments = loaded.map(|header| {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize
@@ -264,7 +265,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), "no library")?;
         let failed = Module::load(file.path(), &()).err().expect("no library").to_string();
-        // The loader's own words name the file.
+        // The error message of the loader contains the path of the file.
         assert!(failed.contains(&file.path().display().to_string()), "{failed}");
         Ok(())
     }

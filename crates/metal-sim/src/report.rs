@@ -1,21 +1,22 @@
-//! The results of a dispatch, and its faults.
+//! The results of a dispatch, and the faults that it found.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The kind of a fault.
+/// The type of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// An access outside every buffer, or across the end of one. Ends the dispatch.
+    /// An access outside every buffer, or across the end of a buffer. It ends the dispatch.
     OutOfBounds,
-    /// An index outside an array whose size the compiler knows. Ends the dispatch.
+    /// An index outside an array whose size the compiler knows. It ends the dispatch.
     ArrayBounds,
-    /// An integer divided by zero, whose result MSL does not define. Ends the dispatch.
+    /// An integer division by zero, whose result MSL does not define. It ends the dispatch.
     DivisionByZero,
-    /// Two accesses, one of them a store, that no barrier orders. A note, if they store one value.
+    /// Two accesses, at least one of them a store, that no barrier orders. If both store the same
+    /// value, the race is only a note.
     DataRace,
-    /// A load from threadgroup memory or an output that nothing has written yet. A note, where no
+    /// A load from threadgroup memory or an output before it was written. It is only a note if no
     /// result, address or branch depends on the value.
     UninitializedRead,
     /// Bytes of an output that no thread wrote.
@@ -28,11 +29,11 @@ pub enum FaultKind {
     DivergentBarrier,
     /// A SIMD-group function that not all lanes reach.
     DivergentSimd,
-    /// A lane asks for the value of a lane that is not there.
+    /// A lane reads the value of a lane that is not active.
     InactiveLane,
-    /// An argument that is missing, too small, or bound to no parameter.
+    /// An argument that is missing or too small, or that has no parameter.
     Argument,
-    /// Threadgroup memory that is missing, too large or of a wrong size.
+    /// Threadgroup memory that is missing or too large, or that has a wrong size.
     ThreadgroupMemory,
     /// A threadgroup or grid of an impossible size.
     GridSize,
@@ -41,7 +42,7 @@ pub enum FaultKind {
 /// A place in the source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The file, as the compiler was given it.
+    /// The path of the file, as it was passed to the compiler.
     pub file: String,
     /// The line, from 1.
     pub line: u32,
@@ -54,12 +55,12 @@ pub struct Fault {
     pub kind: FaultKind,
     /// A description of the fault.
     pub message: String,
-    /// The lines of source, the innermost first and its callers after it. Empty for faults
-    /// of the dispatch as a whole.
+    /// The source lines, from the innermost call to its callers. Empty for faults of the dispatch
+    /// as a whole.
     pub places: Vec<Place>,
-    /// The lines of the earlier access that a race is with, in the same order.
+    /// For a race, the source lines of the earlier access, in the same order.
     pub earlier: Vec<Place>,
-    /// The thread that did it, if one did.
+    /// The thread that caused the fault; `None` if no single thread did.
     pub thread: Option<ThreadPlace>,
     /// How often it happened.
     pub times: u64,
@@ -70,11 +71,11 @@ pub struct Fault {
 pub struct ThreadPlace {
     /// Index in the threadgroup.
     pub thread: u32,
-    /// SIMD group in the threadgroup.
+    /// The SIMD group in the threadgroup.
     pub simdgroup: u32,
-    /// Lane in the SIMD group.
+    /// The lane in the SIMD group.
     pub lane: u32,
-    /// Position of the threadgroup in the grid.
+    /// The position of the threadgroup in the grid.
     pub threadgroup: [u32; 3],
 }
 
@@ -106,16 +107,16 @@ pub struct Traffic {
     pub loads: u64,
     /// Store instructions.
     pub stores: u64,
-    /// Bytes of all loads, counted for each lane.
+    /// The bytes of all loads, counted for each lane.
     pub read_bytes: u64,
-    /// Bytes of all loads, where a byte that several lanes of a SIMD group load with the same
-    /// instruction counts once.
+    /// The bytes of all loads. If several lanes of a SIMD group load a byte with the same
+    /// instruction, it counts once.
     pub fetched_bytes: u64,
     /// Bytes of all stores.
     pub written_bytes: u64,
-    /// Bytes loaded at least once.
+    /// The number of different bytes that were loaded.
     pub distinct_read: u64,
-    /// Bytes stored at least once.
+    /// The number of different bytes that were stored.
     pub distinct_written: u64,
 }
 
@@ -124,23 +125,23 @@ pub struct Traffic {
 pub struct Report {
     /// The faults, in the order of first occurrence.
     pub faults: Vec<Fault>,
-    /// Accesses that look like a fault and change nothing, in the same order.
+    /// Accesses that look like a fault but do not change a result, in the same order.
     pub notes: Vec<Fault>,
-    /// Traffic of each buffer, by its index.
+    /// The traffic of each buffer, by buffer index.
     pub buffers: BTreeMap<u32, Traffic>,
-    /// Traffic of all threadgroup memory together; distinct bytes are not counted.
+    /// The traffic of all threadgroup memory together. Distinct bytes are not counted.
     pub threadgroup: Traffic,
     /// Threads that ran.
     pub threads: u64,
     /// Threadgroups that ran.
     pub threadgroups: u64,
-    /// Threadgroup barriers, counted once for each threadgroup that passes.
+    /// The number of threadgroup barriers, counted once for each threadgroup that passes.
     pub threadgroup_barriers: u64,
-    /// SIMD-group barriers, counted once for each SIMD group that passes.
+    /// The number of SIMD-group barriers, counted once for each SIMD group that passes.
     pub simdgroup_barriers: u64,
-    /// SIMD-group exchanges, counted once for each SIMD group.
+    /// The number of SIMD-group exchanges, counted once for each SIMD group.
     pub simd_operations: u64,
-    /// Threadgroup memory of a group: bound and declared.
+    /// The bytes of threadgroup memory of a threadgroup, bound and declared.
     pub threadgroup_bytes: u64,
     pub(crate) contents: BTreeMap<u32, Vec<u8>>,
 }
@@ -151,7 +152,7 @@ impl Report {
         self.contents.get(&index).map(Vec::as_slice)
     }
 
-    /// Bytes that the dispatch moved to and from device memory: the loads and stores of all
+    /// The bytes that the dispatch moved to and from device memory: loads and stores of all
     /// buffers.
     pub fn device_bytes(&self) -> u64 {
         self.buffers.values().map(|traffic| traffic.read_bytes + traffic.written_bytes).sum()

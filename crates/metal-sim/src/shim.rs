@@ -1,4 +1,4 @@
-//! The headers and the runtime travel inside the library and are written out once.
+//! The headers and the runtime are embedded in this crate and are written to a folder once.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ const HEADERS: &[(&str, &str)] = embedded![
     "simd/simd.h",
 ];
 
-/// Names of Apple's own headers, all of which come with `metal_stdlib` here.
+/// Names of Apple's headers. Here each of them includes `metal_stdlib`, which contains all of them.
 const FORWARDS: [&str; 28] = [
     "array",
     "atomic",
@@ -72,12 +72,12 @@ const FORWARD: &str = "#pragma once\n#include <metal_stdlib>\n";
 
 pub(crate) const RUNTIME: &str = include_str!("../runtime/runtime.cpp");
 
-/// Everything embedded, for the cache's key.
+/// The text of all embedded files, for the cache's key.
 pub(crate) fn contents() -> impl Iterator<Item = &'static str> {
     HEADERS.iter().map(|(_, text)| *text).chain(FORWARDS).chain([RUNTIME])
 }
 
-/// Writes the headers under `folder` unless they are there, and returns their folder.
+/// Writes the headers below `folder` unless they exist. Returns their folder.
 pub(crate) fn write(folder: &Path) -> Result<PathBuf> {
     let include = folder.join(format!("include-{}", crate::cache::key(contents())));
     if include.is_dir() {

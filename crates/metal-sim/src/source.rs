@@ -1,4 +1,4 @@
-//! A Metal source, before it is compiled.
+//! A Metal source and its preprocessing.
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ impl Source {
                 .map(String::from)
                 .to_vec();
         arguments.push(format!("-I{}", shim.display()));
-        // Metal's compiler knows the types of numbers and vectors before any header.
+        // Metal's compiler predefines the types of numbers and vectors, so include them first.
         for header in ["types", "traits", "vectors"] {
             arguments.extend(["-include".into(), format!("{}/msl/{header}.h", shim.display())]);
         }
@@ -58,7 +58,8 @@ impl Source {
         arguments.push(self.path.display().to_string());
         let text = compiler.compile(&folder, &self.path, arguments)?;
         let text = String::from_utf8_lossy(&text);
-        // A pragma keeps its macros, whose definitions are gone.
+        // The preprocessor does not expand macros in a pragma, and their definitions are not in its
+        // output.
         let named = |line: &str| {
             line.trim()
                 .strip_prefix("#pragma unroll")

@@ -1,4 +1,5 @@
-//! Counters, schedules, arguments and the cache, on kernels small enough to count by hand.
+//! Tests counters, schedules, arguments and the cache with kernels that are small enough to count
+//! by hand.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -87,7 +88,8 @@ fn schedules() {
     assert_eq!(shuffled, forward);
 }
 
-/// Each dispatch reserves terabytes of addresses, which a process has for some thirty at once.
+/// Each dispatch reserves terabytes of addresses. A process has enough for about thirty dispatches
+/// at a time.
 #[test]
 fn more_dispatches_at_once_than_there_are_addresses_for() {
     let kernel = kernel(ORDER);

@@ -1,4 +1,4 @@
-//! Every kind of fault, provoked by a small kernel and named with its line.
+//! A small kernel provokes each type of fault, and the report must name its line.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use common::{HEAD_LINES, kernel};
 use metal_sim::{Access, Buffer, Dispatch, FaultKind, Kernel, Report, Schedule};
 
-/// Runs `text` over one group of 64 threads; x is an input, 1 to 64, and y an output of 64 floats.
+/// Runs `text` on one threadgroup of 64 threads. x is an input with the numbers 1 to 64, and y is
+/// an output of 64 floats.
 fn run(kernel: &Kernel, schedule: Schedule) -> Report {
     let x: [f32; 64] = std::array::from_fn(|i| 1.0 + i as f32);
     let mut y = [0.0f32; 64];
@@ -25,7 +26,7 @@ const ARGUMENTS: &str = "kernel void f(const device float* x [[buffer(0)]], \
      device float* y [[buffer(1)]], uint i [[thread_position_in_grid]], \
      uint lane [[thread_index_in_simdgroup]]) {\n";
 
-/// Under every schedule the kernel has exactly this fault, on a line marked `// !`.
+/// Checks that the kernel has exactly this fault in every schedule, on a line marked `// !`.
 fn faulty(kind: FaultKind, body: &str) {
     let kernel = kernel(&format!("{ARGUMENTS}{body}\n}}"));
     let numbered = body.lines().zip(HEAD_LINES + 2..);
@@ -35,7 +36,7 @@ fn faulty(kind: FaultKind, body: &str) {
         let report = run(&kernel, schedule);
         let fault = report.faults.iter().find(|fault| fault.kind == kind);
         let fault = fault.unwrap_or_else(|| panic!("{kind:?} {schedule:?}: {:?}", report.faults));
-        // Without a barrier, some order of threads also reads what is not written yet.
+        // If a barrier is missing, some order of threads also reads a value before it is written.
         let expected = |other: FaultKind| {
             other == kind || (kind, other) == (FaultKind::DataRace, FaultKind::UninitializedRead)
         };
@@ -121,7 +122,7 @@ fn races() {
     );
 }
 
-/// The compiler makes one store of two, and it keeps a line.
+/// The compiler merges the two stores into one, which must keep a line.
 #[test]
 fn stores_in_both_arms_of_a_branch() {
     faulty(

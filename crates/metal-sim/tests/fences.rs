@@ -1,4 +1,5 @@
-//! The last threadgroup adds up what the others stored, ordered by fences around an atomic counter.
+//! The last threadgroup adds up the values that the others stored, ordered by fences around an
+//! atomic counter.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -10,8 +11,9 @@ const RELEASE: &str = "atomic_thread_fence(mem_flags::mem_device, memory_order_r
 const ACQUIRE: &str = "atomic_thread_fence(mem_flags::mem_device, memory_order_acquire);";
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);";
 
-/// A kernel in which four threadgroups of 64 threads store a part each, and the last one adds them.
-/// `before` and `after` surround the first thread's count, and all threads do `together` then.
+/// A kernel in which four threadgroups of 64 threads store a part each, and the last one adds the
+/// parts. `before` and `after` are the code around the first thread's increment of the counter. All
+/// threads then run `together`.
 fn reduction([before, after, together]: [&str; 3]) -> String {
     format!(
         "kernel void total(const device float* x [[buffer(0)]], device float* parts [[buffer(1)]],\n\
@@ -27,7 +29,7 @@ fn reduction([before, after, together]: [&str; 3]) -> String {
     )
 }
 
-/// The kinds of the faults in the three orders of threads, of a kernel whose result is right.
+/// The faults of a kernel in the three orders of threads. Its result must be right.
 fn faults(source: &str) -> Vec<FaultKind> {
     let kernel = kernel(source);
     let x: Vec<f32> = (0..256).map(|i| i as f32).collect();
@@ -50,7 +52,8 @@ fn fences_around_an_atomic_order_threadgroups() {
     let full =
         "atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);";
     let both = format!("{ACQUIRE}\n{BARRIER}");
-    // The thread that counts passes on what it knows at a barrier, or each thread has a fence.
+    // Either the thread that counts passes its knowledge on at a barrier, or each thread has a
+    // fence.
     for parts in [
         [RELEASE, ACQUIRE, BARRIER],
         [RELEASE, "", ACQUIRE],
@@ -80,7 +83,7 @@ fn an_order_that_is_not_whole_is_a_race() {
         [threadgroup, "", threadgroup],
         [shared, "", shared],
         [relaxed, "", relaxed],
-        // A store behind the fence, or behind the atomic.
+        // A store comes after the fence, or after the atomic.
         [&late, "", ACQUIRE],
         [RELEASE, &again, ACQUIRE],
     ] {
@@ -90,7 +93,8 @@ fn an_order_that_is_not_whole_is_a_race() {
     }
 }
 
-/// A chain: the second threadgroup passes on what the first one stored, by another counter.
+/// A chain: through another counter, the second threadgroup passes on the values that the first one
+/// stored.
 #[test]
 fn releases_are_passed_on() {
     let chain = |acquire: &str| {
@@ -121,8 +125,9 @@ fn releases_are_passed_on() {
     }
 }
 
-/// Each threadgroup waits for the two before it, so that the ways from one to the first are as many
-/// as Fibonacci's numbers. The first stores once more behind its fence, which nothing orders.
+/// Each threadgroup waits for the two threadgroups before it, so the number of paths to the first
+/// one grows like Fibonacci's numbers. The first threadgroup stores once more after its fence, and
+/// nothing orders that store.
 #[test]
 fn many_ways_to_a_release_are_read_once() {
     let source = format!(

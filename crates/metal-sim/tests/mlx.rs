@@ -1,5 +1,5 @@
-//! MLX's own kernels, as Apple's compiler takes them: the lints find nothing in them, and ours use
-//! no attribute and no function that they do not use.
+//! Tests with MLX's kernels, which Apple's compiler accepts. The lints must find nothing in them,
+//! and this crate's kernels must not use an attribute or a function that they do not use.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,12 +12,12 @@ use metal_sim::{Source, rules};
 
 const KERNELS: &str = "mlx/backend/metal/kernels";
 
-/// Where MLX's headers are; none where scripts/build_metal.sh took another MLX than a wheel.
+/// The folder of MLX's headers; `None` if scripts/build_metal.sh did not install MLX from a wheel.
 fn root() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.mlx/python/mlx/include");
     let found = root.join(KERNELS).is_dir();
     if !found {
-        // Not by eprintln!, which libtest keeps from those who read the output.
+        // `eprintln!` would not do, because libtest hides its output if a test passes.
         let missing =
             "not run: the comparison with MLX's kernels; .mlx/python holds no wheel of MLX";
         writeln!(std::io::stderr(), "{missing}").expect("standard error");
@@ -43,7 +43,7 @@ fn headers(root: &Path) -> Vec<String> {
     found
 }
 
-/// Sources that include a header each, as MLX's `.metal` files do.
+/// Sources that each include one header, as MLX's `.metal` files do.
 struct Including {
     root: PathBuf,
     folder: tempfile::TempDir,
@@ -52,7 +52,8 @@ struct Including {
 impl Including {
     fn new(root: PathBuf) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // Apple's headers that the shim does not have: lints need nothing of what is in them.
+        // Empty stand-ins for Apple's headers that the shim lacks. Lints do not need their
+        // contents.
         let name = "MetalPerformancePrimitives";
         std::fs::create_dir(folder.path().join(name)).unwrap();
         for header in [format!("{name}/{name}.h"), "metal_tensor".into()] {
@@ -80,7 +81,7 @@ fn lints_find_nothing_in_mlx() {
     for header in headers(&root) {
         let source = including.source(&header);
         let found = rules::lint(&source, common::compiler(), common::cache()).unwrap();
-        // MLX compiles what uses tensors for Metal 4, which has lambdas.
+        // MLX compiles kernels that use tensors for Metal 4, which has lambdas.
         let newer = |message: &str| header.contains("nax") && message.contains("before Metal 3.2");
         let counts = |found: &rules::Violation| !found.advice && !newer(&found.message);
         let found: Vec<_> = found.into_iter().filter(counts).collect();
@@ -88,7 +89,7 @@ fn lints_find_nothing_in_mlx() {
     }
 }
 
-/// The headers of kernels that the shim has all for: the host's compiler finds nothing either.
+/// For headers that need only features of the shim, the host's compiler finds nothing either.
 #[test]
 #[ignore = "run by scripts/verify.sh"]
 fn types_agree_in_mlx() {

@@ -13,7 +13,7 @@ fn marked(body: &str) -> Vec<u32> {
     numbered.filter(|(line, _)| line.ends_with("// !")).map(|(_, number)| number).collect()
 }
 
-/// Runs a kernel over 64 threads in each order, with 64 different numbers in x.
+/// Runs a kernel with 64 threads in each order. x holds 64 different numbers.
 fn reports(kernel: &Kernel) -> Vec<(Report, [f32; 64])> {
     let run = |schedule| {
         let x: [f32; 64] = std::array::from_fn(|i| 1.0 + i as f32);
@@ -25,7 +25,7 @@ fn reports(kernel: &Kernel) -> Vec<(Report, [f32; 64])> {
     Schedule::ALL.map(run).into()
 }
 
-/// Runs kernels of these bodies, and passes each body and its reports to `judge`.
+/// Compiles kernels with these bodies, runs them, and passes each body and its reports to `judge`.
 fn each(bodies: &[String], judge: impl Fn(&str, Vec<(Report, [f32; 64])>)) {
     let mut text = "struct S { float a[5]; };\n".to_owned();
     for (number, body) in bodies.iter().enumerate() {
@@ -151,7 +151,8 @@ fn values_that_something_uses() {
         "y[i] = min(max(v, 0.0f), 1.0f);",
         // The addresses differ, and the results are the same.
         "y[i] = 0 * x[v > 1e9f ? 1 : 0];",
-        // Of one pattern the loop takes minutes, if nothing ends it.
+        // With one of the junk patterns the loop runs for minutes, unless the limit on steps ends
+        // it.
         "device volatile float* z = y;\nz[i] = 1;\nfor (int k = 0; lane > 1 && k < as_type<int>(v); k++) z[i] = 2;",
         "y[i] = 4;\nif (v == 0) threadgroup_barrier(mem_flags::mem_none);",
     ];

@@ -1,5 +1,5 @@
-//! Faults planted in a kernel, one at a time: each is found in one order of threads at least, and
-//! the kernel without them is clean in all.
+//! Plants faults in a kernel, one at a time. At least one order of threads must find each fault,
+//! and without faults the kernel must be clean in all orders.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -9,7 +9,7 @@ use metal_sim::FaultKind::{
 };
 use metal_sim::{Buffer, Constants, Dispatch, FaultKind, Library, Schedule};
 
-/// Reverses rows and subtracts their sums, by four SIMD groups for each row.
+/// Reverses rows and subtracts their sums, with four SIMD groups for each row.
 const KERNEL: &str = "\
 kernel void NAME(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],
     constant uint& n [[buffer(2)]], threadgroup float* row [[threadgroup(0)]],
@@ -39,7 +39,7 @@ kernel void NAME(const device float* x [[buffer(0)]], device float* y [[buffer(1
 const N: usize = 100;
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
-/// A text of the kernel, what takes its place, and the faults that show it.
+/// A part of the kernel's text, its replacement, and the types of faults that must be found.
 const PLANTED: [(&str, &str, &[FaultKind]); 18] = [
     (BARRIER, ";", &[DataRace]),
     (BARRIER, "threadgroup_barrier(mem_flags::mem_none);", &[DataRace]),

@@ -1,4 +1,4 @@
-//! Metal as public kernels are written in it, by programs other than MLX.
+//! Tests Metal code in the forms that public kernels of other programs than MLX use.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::kernel;
 use metal_sim::{Buffer, Constants, Dispatch, Kernel};
 
-/// Runs a kernel in a thread for each element.
+/// Runs a kernel with a thread for each element.
 fn run(kernel: &Kernel, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0f32; x.len()];
     let threads = [x.len() as u32, 1, 1];
@@ -16,7 +16,8 @@ fn run(kernel: &Kernel, x: &[f32]) -> Vec<f32> {
     y
 }
 
-/// Types that a `typedef` names convert as the types themselves do, also behind a colon and a star.
+/// A conversion to a type that a `typedef` names works like one to the type itself, also after a
+/// colon and a star.
 #[test]
 fn typedefs_are_types() {
     let kernel = kernel(
@@ -27,7 +28,7 @@ fn typedefs_are_types() {
          ftype limit = i > 1 ?ftype(2):ftype(MAXFLOAT);\n\
          float4 v = (float4)*x + float4(one) * float(min(limit, ftype(3)));\ny[i] = v.x + v.w;\n}",
     );
-    // Two halves each: 1 and 2.
+    // Each word holds two halves: 1 and 2.
     let x = [f32::from_bits(0x4000_3c00); 4];
     assert_eq!(run(&kernel, &x), [9.0, 9.0, 7.0, 7.0]);
 }
@@ -58,12 +59,12 @@ fn matrices_and_lists() {
          float2x3 m = float2x3(1, 2, 3, 4, x[i], 6);\nm += m;\nm *= half(2);\nm = -(m / 2 - 3.0h * m);\n\
          y[i] = (m * float2(1, 10)).y + weighted(1, {2, 3}, {4, 5, 6});\n}",
     );
-    // The second row is 2 and x, times 4 by the sums and products, times 2.5 by the last line.
+    // The second row is 2 and x. The sums and products multiply it by 4, and the last line by 2.5.
     let expected = [0.0f32, 1.0].map(|x| (2.0 + 10.0 * x) * 4.0 * 2.5 + 631.0);
     assert_eq!(run(&kernel, &[0.0, 1.0]), expected);
 }
 
-/// A kernel beside a function of its name, and the names of Apple's `simd.h`.
+/// A kernel with the name of another function, and the names of Apple's `simd.h`.
 #[test]
 fn names_of_kernels_and_types() {
     let kernel = kernel(
@@ -76,7 +77,8 @@ fn names_of_kernels_and_types() {
     assert_eq!(run(&kernel, &[1.0, 3.0]), [2.0, 6.0]);
 }
 
-/// Functions that take textures go with their kernels; a struct may have a similar name.
+/// Functions that take textures are left out with their kernels. A struct with a similar name
+/// stays.
 #[test]
 fn functions_with_textures_are_left_out() {
     let library = common::library(

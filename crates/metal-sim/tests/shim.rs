@@ -1,4 +1,4 @@
-//! The shim's functions against plain references.
+//! Compares the shim's functions with plain references.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::kernel;
 use half::{bf16, f16};
 use metal_sim::{Buffer, Constants, Dispatch, Kernel, Plain};
 
-/// Runs `expression` of the lane's `x` and `i` in each of `x.len()` threads.
+/// Evaluates `expression` for the `x` and `i` of a lane, in each of `x.len()` threads.
 fn map<T: Plain, R: Plain + Default>(
     input: &str,
     output: &str,
@@ -21,7 +21,7 @@ fn map<T: Plain, R: Plain + Default>(
     run(&kernel, x, x.len(), expression)
 }
 
-/// Runs a kernel in a thread for each element.
+/// Runs a kernel with a thread for each element.
 fn run<T: Plain, R: Plain + Default>(kernel: &Kernel, x: &[T], count: usize, what: &str) -> Vec<R> {
     let mut out = vec![R::default(); count];
     let threads = [x.len() as u32, 1, 1];
@@ -210,8 +210,8 @@ fn integers() {
     }
 }
 
-/// Names of Apple's headers that kernels use, without an include, and members that differ by their
-/// address space alone.
+/// Names of Apple's headers that kernels use without an include, and members that differ only by
+/// address space.
 #[test]
 fn names_of_apples_headers() {
     let kernel = kernel(
@@ -235,7 +235,8 @@ fn names_of_apples_headers() {
     assert_eq!(y, [3.0, 65505.0, f32::INFINITY, f32::MIN]);
 }
 
-/// Kernels that take what is not there are left out by name, and the others of the source run.
+/// Kernels that need a missing resource are left out by name, and the other kernels of the source
+/// run.
 #[test]
 fn missing_resources_are_named() {
     let library = common::library(
@@ -285,7 +286,8 @@ fn conversions() {
     assert_eq!(y[..4], [3.0, 12.0, 15.0, 32.0]);
 }
 
-/// A kernel may have the name of a function of Metal's, and packed vectors compute as others do.
+/// A kernel may have the name of one of Metal's functions, and packed vectors compute like other
+/// vectors.
 #[test]
 fn packed_vectors() {
     let kernel = kernel(
@@ -310,7 +312,7 @@ fn packed_vectors() {
     assert_eq!(y, expected);
 }
 
-/// Casts and functions of vectors and numbers, in which `T` may be a vector.
+/// Casts and functions of vectors and numbers, in templates whose `T` may be a vector.
 #[test]
 fn vectors_with_numbers() {
     let kernel = kernel(

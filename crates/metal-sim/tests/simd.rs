@@ -1,4 +1,4 @@
-//! SIMD-group functions, matrices and atomics against plain references.
+//! Compares SIMD-group functions, matrices and atomics with plain references.
 #![cfg(target_os = "linux")]
 
 mod common;

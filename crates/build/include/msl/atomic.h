@@ -1,4 +1,4 @@
-// Atomic numbers of 32 bits with relaxed order, the only one that Metal has.
+// 32-bit atomics with relaxed order, the only memory order that Metal has.
 #pragma once
 
 namespace metal {

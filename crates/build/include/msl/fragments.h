@@ -1,4 +1,5 @@
-// What metal/nvidia/fragments.h takes from the tensor cores, and loads past the first cache.
+// The instructions that metal/nvidia/fragments.h needs for the tensor cores, and loads that are not
+// kept in the L1 cache.
 #pragma once
 
 #include "msl/types.h"
@@ -14,7 +15,10 @@ METAL_FUNC ::metal::vec<unsigned, 4> load_once(const unsigned* from) {
   return all;
 }
 
-/** (word & MASK) | bits; the compiler takes two instructions if both are constants. */
+/**
+ * (word & MASK) | bits in one instruction. If MASK and bits were both constants, the compiler would
+ * emit two.
+ */
 template <unsigned MASK>
 METAL_FUNC unsigned masked_or(unsigned word, unsigned bits) {
   unsigned result;

@@ -1,4 +1,4 @@
-// Functions of integers, and limits.
+// Integer functions and the limits of number types.
 #pragma once
 
 namespace metal {

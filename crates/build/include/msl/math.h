@@ -1,4 +1,5 @@
-// Functions of floats. Those of `precise` and those without a namespace are CUDA's accurate ones.
+// Functions of floats. Functions in `precise` and functions without a namespace call CUDA's
+// accurate versions.
 #pragma once
 
 #include "msl/types.h"

@@ -1,4 +1,4 @@
-// The values that tell a thread where it is.
+// The built-in values that give a thread its position.
 #pragma once
 
 #include "msl/types.h"
@@ -7,7 +7,7 @@ namespace msl {
 
 typedef ::metal::vec<unsigned, 3> Three;
 
-/** The threads of a grid. */
+/** The number of threads of a grid along each axis. */
 struct Grid {
   unsigned x, y, z;
 };
@@ -31,7 +31,10 @@ struct From<::metal::vec<T, 3>> {
   }
 };
 
-/** A value as the kernel declares it: a number or the first components. */
+/**
+ * Converts a position to the type that the kernel declares: a scalar, or a vector of the first
+ * components.
+ */
 template <typename T>
 METAL_FUNC T as(Three from) {
   return From<T>::three(from);
@@ -41,10 +44,11 @@ METAL_FUNC T as(unsigned from) {
   return T(from);
 }
 
-// A SIMD group is a warp. Where a source uses simdgroup_matrix, lanes have other numbers than in
-// CUDA: those of which Metal's places of a matrix's elements are the places in mma's accumulator.
-// In Metal, row bits 2, 1, 0 of an element are lane bits 4, 2, 1 and column bits 2, 1 are lane bits
-// 3, 0; in CUDA they are lane bits 4, 3, 2 and 1, 0.
+// A SIMD group is a warp. In a source that uses simdgroup_matrix, Metal's lane numbers differ from
+// CUDA's, so that each lane holds the same matrix elements in Metal's layout as in mma's
+// accumulator. In Metal, row bits 2, 1, 0 of an element are lane bits 4, 2, 1, and column bits 2, 1
+// are lane bits 3, 0. In CUDA, the row bits are lane bits 4, 3, 2 and the column bits are lane bits
+// 1, 0.
 #ifdef MSL_MATRIX_LANES
 METAL_FUNC unsigned metal_lane(unsigned cuda) {
   return (cuda & 17) | (cuda & 8) >> 1 | (cuda & 4) >> 1 | (cuda & 2) << 2;
@@ -133,7 +137,7 @@ struct Places {
   }
 };
 
-/** Places in a grid of any number of threads, whose last threadgroups are smaller. */
+/** Positions in a grid of any number of threads, in which the last threadgroups are smaller. */
 struct PartialPlaces : Places {
   Grid grid;
 

@@ -7,7 +7,7 @@ namespace msl {
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-/** Calls `exchange` on each word of a value of any type. */
+/** Calls `exchange` on each 32-bit word of a value of any type. */
 template <typename T, typename F>
 METAL_FUNC T each_word(T value, F exchange) {
   constexpr unsigned WORDS = (sizeof(T) + 3) / 4;
@@ -21,7 +21,7 @@ METAL_FUNC T each_word(T value, F exchange) {
   return value;
 }
 
-/** The value of the lane that CUDA counts as `from`. */
+/** The value of the lane whose CUDA number is `from`. */
 template <typename T>
 METAL_FUNC T of_lane(T value, unsigned from) {
   return each_word(value, [from](unsigned word) { return __shfl_sync(ALL_LANES, word, from); });
@@ -42,7 +42,7 @@ METAL_FUNC T fold(T x, F combine) {
   return x;
 }
 
-/** Combines the values of the lanes before each lane, and its own. */
+/** An inclusive scan: combines each lane's value with the values of all lanes before it. */
 template <typename T, typename F>
 METAL_FUNC T scan(T x, F combine) {
   const unsigned lane = own_lane();
@@ -115,7 +115,8 @@ METAL_FUNC T simd_shuffle(T x, ushort lane) {
 }
 template <typename T>
 METAL_FUNC T simd_shuffle_xor(T x, ushort mask) {
-  // The numbers differ by a permutation of bits, which an exclusive or passes through.
+  // Metal's and CUDA's lane numbers differ only by a permutation of bits, so the mask is permuted
+  // alike.
   const unsigned by = ::msl::cuda_lane(mask & 31);
   return ::msl::each_word(
       x, [by](unsigned word) { return __shfl_xor_sync(::msl::ALL_LANES, word, by); });
@@ -149,7 +150,7 @@ METAL_FUNC T simd_prefix_exclusive_sum(T x) {
 }
 template <typename T>
 METAL_FUNC T simd_broadcast_first(T x) {
-  // Lane 0 has one number in both orders.
+  // Lane 0 is number 0 in CUDA and in Metal.
   return ::msl::of_lane(x, 0);
 }
 METAL_FUNC bool simd_any(bool vote) {

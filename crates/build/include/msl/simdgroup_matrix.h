@@ -1,5 +1,6 @@
-// Matrices of 8 by 8 elements, two neighbors of a row in each lane. A source that uses them is
-// compiled with MSL_MATRIX_LANES, so that a lane's elements are those of mma's accumulator.
+// Matrices of 8 by 8 elements. Each lane holds two neighboring elements of a row. A source that
+// uses them is compiled with MSL_MATRIX_LANES, so that each lane holds the elements that mma's
+// accumulator gives it.
 #pragma once
 
 #include "msl/simdgroup.h"
@@ -54,7 +55,7 @@ METAL_FUNC unsigned transposed(unsigned matrix) {
   return result;
 }
 
-// Multiplies 16 by 8 with 8 by 8. The lower eight rows are zeros.
+// Multiplies 16 by 8 with 8 by 8. The lower eight rows of the first matrix are zeros.
 #define MSL_MMA(TYPE)                                                    \
   float unused[2];                                                       \
   asm volatile(                                                          \

@@ -1,4 +1,4 @@
-// Vectors, packed vectors and conversions between types of one size.
+// Vectors, packed vectors, and conversions between types of the same size.
 #pragma once
 
 namespace msl {
@@ -18,7 +18,7 @@ struct is_same<A, A> {
   static constexpr bool value = true;
 };
 
-/** The bytes of an argument that the kernel reads through a pointer. */
+/** The bytes of an argument that is passed by value and that the kernel reads through a pointer. */
 template <unsigned N>
 struct alignas(16) Bytes {
   unsigned char at[N];
@@ -47,8 +47,8 @@ template <typename T, int N>
 struct vec;
 
 /**
- * N elements that need only their element's alignment. One load or store takes all of them where
- * the address allows it.
+ * N elements that need only the alignment of one element. A single load or store moves all of them
+ * where the address allows it.
  */
 template <typename T, int N>
 struct packed_vec {

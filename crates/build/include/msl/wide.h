@@ -1,5 +1,6 @@
-// Accesses to packed vectors that move a whole vector at once where its address is a multiple of
-// its size, and else one element at a time. All threads of a warp usually agree.
+// Accesses to packed vectors. An access moves a whole vector at once if its address is a multiple
+// of its size, and otherwise one element at a time. All threads of a warp usually take the same
+// branch.
 #pragma once
 
 #include "msl/types.h"
@@ -39,7 +40,7 @@ struct Value<const PACKED> {
   typedef PACKED type;
 };
 
-/** Reads a packed vector that needs its element's alignment alone. */
+/** Reads a packed vector that has only the alignment of its element. */
 template <typename PACKED>
 METAL_FUNC PACKED read_apart(const PACKED* at) {
   return *at;

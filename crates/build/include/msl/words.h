@@ -1,11 +1,11 @@
-// Elements of 16 bits, two in a register.
+// 16-bit elements, of which a register holds two.
 #pragma once
 
 #include "msl/types.h"
 
 namespace msl {
 
-/** Two elements of 16 bits in a register; every operation rounds once. */
+/** Two 16-bit elements in a register. Every operation rounds once. */
 template <typename T>
 struct Two;
 
@@ -46,8 +46,8 @@ struct Number {
 };
 
 /**
- * N elements of 16 bits. Compilers give each element of an array a register; these take half as
- * many, so that more threads run at a time.
+ * N elements of 16 bits, two in a register. For an array, compilers give each element a register.
+ * Half as many registers let more threads run at a time.
  */
 template <typename T, int N>
 struct packed_words {
@@ -88,7 +88,7 @@ struct packed_words {
   }
 };
 
-/** Reads elements at an address that may be no multiple of a register's size. */
+/** Reads elements at an address that need not be a multiple of a register's size. */
 template <typename T, int N>
 METAL_FUNC packed_words<T, N> read_apart(const packed_words<T, N>* at) {
   const unsigned short* from = reinterpret_cast<const unsigned short*>(at);
@@ -120,7 +120,8 @@ METAL_FUNC packed_words<T, N> rounded(const float* values) {
   return all;
 }
 
-// The product and the sum of two elements in float32, then rounded, have the same bits.
+// Computing the product or the sum of two elements in float32 and then rounding gives the same
+// bits.
 
 template <typename T, int N>
 METAL_FUNC packed_words<T, N> times(packed_words<T, N> a, packed_words<T, N> b) {
@@ -140,7 +141,7 @@ METAL_FUNC packed_words<T, N> plus(packed_words<T, N> a, packed_words<T, N> b) {
   return a;
 }
 
-/** Makes the compiler forget where the words came from. */
+/** Hides from the compiler how the words were computed. */
 template <typename T, int N>
 METAL_FUNC void keep(packed_words<T, N>& elements) {
 #pragma unroll

@@ -1,6 +1,6 @@
 //! Removes comments and keeps the lines.
 
-/// The source without comments, in which every line has its number.
+/// The source without comments. Every line keeps its number.
 pub(super) fn without(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,5 +1,5 @@
 //! Finds explicit instantiations, `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`,
-//! also those that macros expand to; and writes out macros that stand for parameters.
+//! also in the expansions of macros, and expands macros that stand for parameters.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::request::Fault;
 use super::{comments, loops};
 use crate::front::{Instance, Kind, Tokens, instance};
 
-/// The tokens of a source and its macros that instantiate kernels.
+/// The tokens of a source, and its macros that instantiate kernels.
 pub(super) struct Source {
     pub(super) tokens: Tokens,
     macros: Macros,
@@ -27,7 +27,7 @@ impl Source {
     }
 }
 
-/// A function-like macro, or one that stands for parameters.
+/// A function-like macro, or a macro that stands for parameters.
 struct Macro {
     name: String,
     is_function: bool,
@@ -74,7 +74,7 @@ impl Macros {
         out
     }
 
-    /// The source, whose macros that stand for parameters are written out.
+    /// The source, in which macros that stand for parameters are expanded.
     pub(super) fn tokens(&self, text: &str) -> Tokens {
         let mut tokens = Tokens::parse(text, Path::new("\0"));
         for token in &mut tokens.list {
@@ -83,18 +83,18 @@ impl Macros {
                 token.text = one.body.text();
             }
         }
-        // No folder's text passes through in one piece.
+        // No file is in this folder, so that the text of every file is split into tokens.
         Tokens::parse(&tokens.text(), Path::new("\0"))
     }
 
-    /// The macro of that name, if it or one that it uses instantiates kernels.
+    /// The macro of that name, if it instantiates kernels itself or through a macro that it uses.
     fn get(&self, name: &str) -> Option<&Macro> {
         self.0.iter().rev().find(|one| one.name == name && self.instantiates(one, 0))
     }
 
     fn instantiates(&self, one: &Macro, depth: u32) -> bool {
         let words = || one.body.list.iter().filter(|token| token.kind == Kind::Word);
-        // A parameter that is called may be such a macro.
+        // A parameter that the body calls may be the name of a macro that instantiates kernels.
         let calls = (0..one.body.len()).any(|i| {
             one.body.at(i + 1) == "(" && one.parameters.iter().any(|name| name == one.body.at(i))
         });
@@ -106,7 +106,7 @@ impl Macros {
             && (calls || words().any(|word| word.text == "host_name" || nested(&word.text)))
     }
 
-    /// The text of a call with these arguments, in which further macros are expanded.
+    /// The text of a call with these arguments, in which nested macros are expanded.
     fn expand(&self, called: &Macro, mut arguments: Vec<String>, depth: u32) -> String {
         let rest = arguments.split_off(called.parameters.len().min(arguments.len()));
         let value = |word: &str| match called.parameters.iter().position(|name| name == word) {
@@ -183,7 +183,7 @@ fn parse(line: &str, lines: std::ops::Range<usize>) -> Option<Macro> {
 }
 
 fn arguments(tokens: &Tokens, open: usize) -> Vec<String> {
-    // Templates' brackets do not protect commas from the preprocessor.
+    // The preprocessor splits arguments at commas even between the angle brackets of templates.
     let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
     let end = tokens.close(open);
     while i < end {

@@ -1,9 +1,9 @@
-//! Loops with a constant number of turns. Metal's compiler unrolls them; NVRTC has to be told, or
-//! it keeps the arrays that they index in slow local memory.
+//! Loops with a constant number of iterations. Metal's compiler unrolls them. NVRTC needs a pragma,
+//! or it keeps the arrays that they index in slow local memory.
 
 use crate::front::Tokens;
 
-/// Translates the unroll pragmas of clang.
+/// Translates clang's unroll pragmas.
 pub(super) fn pragmas(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {
@@ -29,7 +29,8 @@ pub(super) fn pragmas(source: &str) -> String {
     out
 }
 
-/// Marks `for (uint i = 0; i < N; ...)` where N is made of numbers and names in capitals.
+/// Marks `for (uint i = 0; i < N; ...)` for unrolling if N consists of numbers and names in
+/// capitals.
 pub(super) fn unroll(tokens: &mut Tokens) {
     for i in 0..tokens.len() {
         if tokens.at(i) != "for" || tokens.list[i].before.contains("unroll") {
@@ -55,7 +56,7 @@ fn is_constant(tokens: &Tokens, range: std::ops::Range<usize>) -> bool {
         let word = tokens.at(k);
         let capitals =
             word.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-        // Constants of a type: `F::words`.
+        // A member constant of a type, such as `F::words`.
         capitals || (tokens.before(k) == "::") || word == "sizeof"
     };
     let allowed = |k: usize| match tokens.at(k) {

@@ -1,19 +1,19 @@
-//! A request to the rewriter, and the faults that prevent it.
+//! A request to the rewriter, and the faults of a source that prevent the rewriting.
 
 use std::fmt;
 
 /// One kernel of a source, and how it is launched.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
-    /// The Metal source, with everything that it includes in quotation marks.
+    /// The Metal source, with the text of all files that it includes in quotation marks.
     pub source: &'a str,
-    /// The name of the kernel: of the function, or the `host_name` of an instantiation.
+    /// The name of the kernel: its function's name, or the `host_name` of an instantiation.
     pub kernel: &'a str,
     /// The buffer indices that the launch binds.
     pub bound: &'a [Bound],
     /// The values of the function constants.
     pub constants: &'a [Constant],
-    /// Whether the launch counts threads in place of threadgroups, so that the threadgroups at
+    /// Whether the launch is given in threads and not in threadgroups, so that the threadgroups at
     /// the end of the grid may be smaller.
     pub counts_threads: bool,
 }
@@ -23,12 +23,12 @@ pub struct Request<'a> {
 pub struct Bound {
     /// The index.
     pub index: u32,
-    /// The length of the contents if they are passed by value, 0 for an array.
+    /// The length of the contents if they are passed by value; 0 for an array.
     pub bytes: u32,
 }
 
 impl Bound {
-    /// Bytes for a reference, an array for a pointer.
+    /// Binds what the kernel declares: bytes by value for a reference, an array for a pointer.
     pub const fn as_declared(index: u32) -> Self {
         Self { index, bytes: u32::MAX }
     }
@@ -39,9 +39,9 @@ impl Bound {
 pub struct Constant {
     /// The index in `[[function_constant(index)]]`.
     pub index: u32,
-    /// The number of Metal's `MTLDataType`.
+    /// The type, by its number in Metal's `MTLDataType`.
     pub data_type: u32,
-    /// The value in the low bytes.
+    /// The value, in the low bytes.
     pub bits: u64,
 }
 

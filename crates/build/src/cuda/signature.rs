@@ -1,4 +1,4 @@
-//! Turns the signature of a kernel into that of a `__global__` function.
+//! Turns the signature of a kernel into the signature of a `__global__` function.
 
 use super::instances::Source;
 use super::request::{Fault, Request};
@@ -9,14 +9,15 @@ use crate::front::{Kernel, Parameter, Role, VALUES};
 pub enum Argument {
     /// The contents that the launch binds to this buffer index: an address, or bytes by value.
     Buffer(u32),
-    /// Where the threadgroup memory of this index begins, as a count of bytes in a `uint`. The one
-    /// of the lowest index begins at 0 and is not an argument.
+    /// The position of the threadgroup memory of this index, in bytes, as a `uint`. Memory of the
+    /// lowest index begins at 0 and needs no argument.
     ThreadgroupMemory(u32),
-    /// The threads of the grid, as three `uint`s, for launches that count threads.
+    /// The number of threads of the grid along each axis, as three `uint`s, for launches that are
+    /// given in threads.
     Grid,
 }
 
-/// Attributes of parameters that change nothing here.
+/// Attributes of parameters that need no rewriting.
 const KNOWN: [&str; 4] = ["buffer", "threadgroup", "function_constant", "maybe_unused"];
 
 /// Rewrites the kernel.
@@ -44,7 +45,7 @@ pub(super) fn rewrite(
     Ok(written.arguments)
 }
 
-/// A parameter with its index, 0 for a value's.
+/// A parameter with its index. A parameter that is a value has index 0.
 fn argument<'a>(source: &Source, one: &'a Parameter) -> Result<(u32, &'a Parameter), Fault> {
     let start = one.range.start;
     for attribute in &one.attributes {
@@ -72,7 +73,7 @@ fn target(one: &Parameter) -> String {
     format!("{}{}", if one.is_const { "const " } else { "" }, one.base)
 }
 
-/// The declaration of a parameter from an expression for its address.
+/// Declares a parameter as the object at an address, which is given as an expression.
 fn declared(one: &Parameter, address: &str) -> String {
     let (target, name) = (target(one), &one.name);
     match one.mark == "&" {

@@ -4,15 +4,16 @@ use super::instances::Source;
 use super::request::{Constant, Fault};
 use crate::front::{self, Tokens};
 
-/// `threadgroup float x[32];` in a function becomes `__shared__`.
+/// Turns `threadgroup float x[32];` in a function into `__shared__`.
 pub(super) fn threadgroup_variables(tokens: &mut Tokens) {
     for found in front::threadgroup_variables(tokens) {
         tokens.list[found.range.start].text = "__shared__".to_owned();
     }
 }
 
-/// Gives function constants their values and makes constants of the program compile-time ones.
-/// Returns the names of function constants without a value, which a kernel may have but not use.
+/// Gives function constants their values, and makes constants of the program compile-time
+/// constants. Returns the names of function constants that have no value; a kernel may declare such
+/// a constant if it does not use it.
 pub(super) fn function_constants(
     source: &mut Source,
     values: &[Constant],
@@ -30,7 +31,7 @@ pub(super) fn function_constants(
             return Err(source.fault(start, text));
         };
         source.tokens.list[start].text = match value.data_type {
-            // Halves have no constant expressions.
+            // CUDA's half type cannot be used in a constant expression.
             16 => format!(
                 "constexpr struct msl_constant_{name} {{ __device__ operator half() const {{ \
                  return {literal}; }} }} {name}{{}}"
@@ -67,7 +68,7 @@ fn opens_namespace(tokens: &Tokens, brace: usize) -> bool {
         || (brace > 1 && tokens.before(brace) == "\"C\"")
 }
 
-/// The value, for a type with this number of `MTLDataType`.
+/// The value as a literal. Its `MTLDataType` determines the type.
 fn literal(value: &Constant) -> Option<String> {
     let bits = value.bits;
     Some(match value.data_type {
@@ -118,7 +119,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        // A constant that the kernel does not use needs no value.
+        // A function constant that the kernel does not use needs no value.
         let none = Request { constants: &[], ..request.clone() };
         assert!(!rewrite(&none).unwrap().text.contains("width"));
         let used = source.replace("threadgroup float x[4]", "threadgroup float x[width]");

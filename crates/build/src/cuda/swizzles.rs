@@ -1,9 +1,10 @@
-//! Several elements of a vector by their letters, such as `position.xy`. CUDA's vectors have
-//! members for single elements alone, so a read becomes a call of `swizzled`.
+//! Reads of several vector elements, such as `position.xy`. CUDA's vectors have members only for
+//! single elements, so such a read becomes a call of `swizzled`.
 
 use crate::front::{Kind, Tokens};
 
-/// Turns `.xy`, `.bgr` and their like into calls, unless the source declares a member of that name.
+/// Turns `.xy`, `.bgr` and similar reads into calls, unless the source declares a member of that
+/// name.
 pub(super) fn reads(tokens: &mut Tokens) {
     let is_member = |tokens: &Tokens, at: usize| at > 0 && tokens.at(at - 1) == ".";
     let places: Vec<_> = (0..tokens.len())
@@ -20,12 +21,12 @@ pub(super) fn reads(tokens: &mut Tokens) {
         .cloned()
         .collect();
     for (at, elements) in reads {
-        // `template`, since the vector's type may depend on a template's parameter.
+        // The keyword `template` is needed if the vector's type depends on a template parameter.
         tokens.list[at].text = format!("template swizzled<{elements}>()");
     }
 }
 
-/// The numbers of the elements that two to four letters name.
+/// The indices of the elements that two to four letters name.
 fn elements(name: &str) -> Option<String> {
     if !(2..=4).contains(&name.len()) {
         return None;

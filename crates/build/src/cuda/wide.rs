@@ -1,6 +1,6 @@
-//! Reads and writes of packed vectors. They need only their element's alignment, so that CUDA would
-//! move one element at a time. `*(const device packed_half4*)x` becomes a choice at run time: one
-//! access to the whole vector where the address allows it.
+//! Reads and writes of packed vectors. A packed vector needs only the alignment of its element, so
+//! CUDA would move one element at a time. `*(const device packed_half4*)x` becomes a branch at run
+//! time: one access moves the whole vector if the address allows it.
 
 use crate::front::Tokens;
 

@@ -6,13 +6,13 @@ use super::tokens::{SPACES, Tokens};
 
 pub struct Function {
     pub name: String,
-    /// The first token of the definition, attributes included.
+    /// The first token of the definition, including its attributes.
     pub start: usize,
-    /// The token of the name.
+    /// The token that is the name.
     pub at: usize,
     pub is_kernel: bool,
     pub parameters: Vec<Range<usize>>,
-    /// The braces and what they hold, without the last one.
+    /// The tokens from the opening brace up to the closing brace, which is not included.
     pub body: Range<usize>,
 }
 
@@ -23,7 +23,7 @@ pub fn functions(tokens: &Tokens) -> Vec<Function> {
         if !tokens.is_word(open - 1) || is_keyword(tokens.at(open - 1)) {
             continue;
         }
-        // `: a(x), b(y) {` of a constructor
+        // The initializers of a constructor, `: a(x), b(y) {`.
         let access = open > 2 && matches!(tokens.at(open - 3), "public" | "protected" | "private");
         if tokens.before(open - 1) == "," || (tokens.before(open - 1) == ":" && !access) {
             continue;
@@ -53,7 +53,7 @@ pub fn functions(tokens: &Tokens) -> Vec<Function> {
     found
 }
 
-/// A word that may stand before a parenthesis and names no function.
+/// Whether a word can precede a parenthesis without being the name of a function.
 fn is_keyword(word: &str) -> bool {
     matches!(word, "if" | "constexpr" | "for" | "while" | "switch" | "return")
         || matches!(word, "sizeof" | "decltype" | "alignas" | "static_assert")

@@ -1,4 +1,4 @@
-//! Kernels, their parameters, and the explicit instantiations of those that are templates.
+//! Kernels, their parameters, and the explicit instantiations of kernel templates.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub enum Role {
 pub struct Attribute {
     pub name: String,
     pub argument: Option<String>,
-    /// The token of the name.
+    /// The token that is the name.
     pub at: usize,
 }
 
@@ -33,12 +33,12 @@ pub struct Parameter {
     /// The last of `*`, `&` and `[`; empty for a value.
     pub mark: String,
     pub space: Option<&'static str>,
-    /// Whether what it points to is constant.
+    /// Whether the parameter points to constant data.
     pub is_const: bool,
     pub role: Role,
-    /// Whether an attribute names the role.
+    /// Whether an attribute gives the role.
     pub is_explicit: bool,
-    /// A number, or an expression for the compiler to evaluate.
+    /// The index: a number, or an expression for the compiler to evaluate.
     pub index: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub struct Kernel {
     pub all: Range<usize>,
     /// The attributes in front of the type.
     pub attributes: Range<usize>,
-    /// The parenthesis in front of the parameters.
+    /// The parenthesis that opens the list of parameters.
     pub open: usize,
     pub parameters: Vec<Parameter>,
     pub body: Range<usize>,
@@ -63,7 +63,7 @@ pub struct Instance {
     pub host_name: String,
     /// The template.
     pub function: String,
-    /// The template with its arguments, without address spaces.
+    /// The template and its arguments, without address spaces.
     pub expression: String,
     pub attributes: Range<usize>,
     /// The semicolon.
@@ -86,12 +86,12 @@ fn argument(attributes: &[Attribute], name: &str) -> Option<String> {
     attributes.iter().find(|one| one.name == name).and_then(|one| one.argument.clone())
 }
 
-/// The text of string literals that stand beside each other.
+/// The joined text of adjacent string literals.
 fn unquoted(literals: String) -> String {
     literals.split('"').skip(1).step_by(2).collect()
 }
 
-/// The token behind the attributes, among them `kernel`, that begin at `at`.
+/// The token after the attributes that begin at `at`. The word `kernel` counts as an attribute.
 fn after_attributes(tokens: &Tokens, mut at: usize) -> usize {
     while tokens.at(at) == "kernel" || tokens.is_attribute(at) {
         at = if tokens.at(at) == "kernel" { at } else { tokens.close(at) } + 1;
@@ -129,7 +129,7 @@ fn kernel(tokens: &Tokens, function: Function) -> Kernel {
 fn parameters(tokens: &Tokens, ranges: Vec<Range<usize>>) -> Vec<Parameter> {
     let ranges = ranges.into_iter().filter(|range| tokens.join(range.clone()) != "void");
     let mut found: Vec<Parameter> = ranges.map(|range| parameter(tokens, range)).collect();
-    // Metal numbers the parameters that have no index, in order.
+    // Metal numbers parameters without an index in the order of their declaration.
     for role in [Role::Buffer, Role::Threadgroup] {
         let mut numbers = 0u32..;
         for i in 0..found.len() {
@@ -196,7 +196,7 @@ impl Parameter {
     }
 }
 
-/// The instantiation at `template`, if it has a name for the host.
+/// The instantiation at token `template`, if it has a `host_name`.
 pub fn instance(tokens: &Tokens, template: usize) -> Option<Instance> {
     let start = template + 1;
     let end = after_attributes(tokens, start);

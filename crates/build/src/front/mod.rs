@@ -1,5 +1,6 @@
-//! Reads Metal source: its tokens, functions, kernels, their instances, threadgroup variables and
-//! function constants. The simulator's rewriter, its rules and the one for CUDA share it.
+//! Reads Metal source: its tokens, functions, kernels, instantiations, threadgroup variables and
+//! function constants. The simulator's rewriter, the simulator's rules and the rewriter for CUDA
+//! share this code.
 #![allow(missing_docs)]
 
 mod functions;

@@ -6,7 +6,7 @@ use super::tokens::Tokens;
 
 /// `threadgroup float x[32], y;` in a function.
 pub struct ThreadgroupVariables {
-    /// The tokens from `threadgroup` to before the semicolon.
+    /// The tokens from `threadgroup` up to the semicolon, which is not included.
     pub range: Range<usize>,
     /// The type.
     pub kind: String,
@@ -14,9 +14,9 @@ pub struct ThreadgroupVariables {
 }
 
 pub struct Variable {
-    /// The token of the name.
+    /// The token that is the name.
     pub at: usize,
-    /// `[(32)]`, in parentheses, as it may compare with `>`.
+    /// The size of an array, such as `[(32)]`. The parentheses protect a comparison with `>`.
     pub extent: String,
     pub is_initialized: bool,
 }
@@ -63,7 +63,7 @@ fn declaration(tokens: &Tokens, start: usize) -> Option<ThreadgroupVariables> {
     })
 }
 
-/// The next of these marks that no bracket encloses, or `end`.
+/// The first of these marks that is not inside a bracket, or `end`.
 fn next(tokens: &Tokens, mut at: usize, end: usize, marks: &[&str]) -> usize {
     while at < end && !marks.contains(&tokens.at(at)) {
         at = if matches!(tokens.at(at), "(" | "[" | "{") { tokens.close(at) } else { at } + 1;
@@ -77,13 +77,13 @@ pub struct FunctionConstant {
     pub range: Range<usize>,
     /// The first token of the attribute.
     pub attribute: usize,
-    /// The `n`, if it is a literal or a sum of literals.
+    /// The `n` of the attribute, if it is a literal or a sum of literals.
     pub index: Option<u32>,
     pub name: String,
     pub kind: String,
 }
 
-/// The sum in the parenthesis at `open`, as `(BASE + 3)` is after the preprocessor.
+/// The sum in the parenthesis at `open`. The preprocessor leaves such a sum, as in `(BASE + 3)`.
 fn sum(tokens: &Tokens, open: usize) -> Option<u32> {
     let terms = (open + 1..tokens.close(open)).filter(|&i| !matches!(tokens.at(i), "(" | ")"));
     let (mut total, mut plus) = (None, true);

@@ -1,19 +1,19 @@
-//! Tokens of Metal source. Everything between two tokens, line markers and preprocessor directives
-//! included, is kept with the token that follows it, so that the rewritten source has the line
-//! numbers of the original.
+//! Tokens of Metal source. A token includes all text between it and the token before it, such as
+//! line markers and preprocessor directives. So the rewritten source has the line numbers of the
+//! original.
 
 use std::path::Path;
 
 /// The address spaces of MSL.
 pub const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
 
-/// The types of numbers, which have vectors of two to four.
+/// The types of numbers that have vectors of two to four elements.
 pub const SCALARS: [&str; 12] = [
     "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float",
     "bfloat",
 ];
 
-/// The built-in values that a thread can read; the simulator's table of values has the same order.
+/// The built-in values that a thread can read. The simulator's table of values has the same order.
 pub const VALUES: [&str; 19] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
@@ -62,8 +62,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Splits what `clang -E` printed, or a source without comments; text from the folder `shim`
-    /// and preprocessor directives pass through in one piece.
+    /// Splits the output of `clang -E`, or a source without comments, into tokens. Text from the
+    /// folder `shim` and preprocessor directives are not split.
     pub fn parse(preprocessed: &str, shim: &Path) -> Self {
         let mut tokens = Tokens::default();
         let shim = shim.to_string_lossy();
@@ -132,7 +132,7 @@ impl Tokens {
         self.list.is_empty()
     }
 
-    /// The text of token `i`; empty past either end.
+    /// The text of token `i`; empty if there is no such token.
     pub fn at(&self, i: usize) -> &str {
         self.list.get(i).map_or("", |token| &token.text)
     }
@@ -152,14 +152,14 @@ impl Tokens {
         })
     }
 
-    /// Empties the tokens, leaving line markers and white space.
+    /// Removes the text of the tokens, but keeps line markers and white space.
     pub fn blank(&mut self, range: std::ops::Range<usize>) {
         for token in &mut self.list[range] {
             token.text.clear();
         }
     }
 
-    /// Tokens on one line, spaced as they were.
+    /// The tokens joined on one line. A space remains where tokens were apart.
     pub fn join(&self, range: std::ops::Range<usize>) -> String {
         self.join_without(range, &[])
     }
@@ -178,7 +178,7 @@ impl Tokens {
         out.trim_end().to_string()
     }
 
-    /// The token that closes the bracket at `open`, or the last one.
+    /// The token that closes the bracket at `open`, or the last token.
     pub fn close(&self, open: usize) -> usize {
         let opening = self.at(open).to_string();
         let closing = match opening.as_str() {
@@ -216,7 +216,7 @@ impl Tokens {
             && self.before(self.close(i)) == "]"
     }
 
-    /// Whether `i` is at the level of a struct's members.
+    /// Whether token `i` is directly in the body of a struct, and not in a function of the struct.
     pub fn in_struct(&self, i: usize) -> bool {
         let mut depth = 0;
         let mut at = i;
@@ -265,7 +265,7 @@ impl Tokens {
     }
 }
 
-/// `# 12 "path" flags`, the path's escapes undone.
+/// Parses `# 12 "path" flags` and removes the escapes from the path.
 fn line_marker(text: &str) -> Option<(u32, String)> {
     let text = text.strip_prefix("# ").or_else(|| text.strip_prefix("#line "))?;
     let (number, rest) = text.split_once(" \"")?;
@@ -290,7 +290,7 @@ fn token_length(rest: &str, first: char) -> (Kind, usize) {
         }
         return (Kind::Text, (i + 1).min(rest.len()));
     }
-    // `>>` stays two tokens, for the sake of template brackets.
+    // `>>` becomes two tokens, since it may close two template brackets.
     let pair = rest.starts_with("::") || rest.starts_with("->");
     (Kind::Mark, if pair { 2 } else { first.len_utf8() })
 }

@@ -1,4 +1,4 @@
-//! The part of CUDA's driver that the bench needs, loaded at run time.
+//! The functions of CUDA's driver that the bench needs, loaded at run time.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -34,7 +34,7 @@ pub struct Function {
     arguments: Vec<(Argument, usize)>,
 }
 
-/// The grid and the threads of a launch, and the contents of its buffers by their indices.
+/// The grid and the threads of a launch, and the contents of its buffers, by buffer index.
 pub struct Launch {
     pub grid: [u32; 3],
     pub threads: u32,
@@ -42,7 +42,7 @@ pub struct Launch {
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// A launch with the bytes of its arguments.
+/// A launch and the bytes of its arguments.
 pub struct Prepared {
     handle: Handle,
     grid: [u32; 3],
@@ -56,7 +56,7 @@ fn check(code: Code, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Calls a function of the driver, whose arguments have the types that cuda.h declares.
+/// Calls a function of the driver. The arguments have the types that cuda.h declares.
 macro_rules! call {
     ($driver:expr, $name:literal, $($argument:expr => $kind:ty),*) => {{
         // SAFETY: the types are those of cuda.h, and the pointers are valid during the call.
@@ -84,7 +84,7 @@ impl Driver {
                 &raw mut value => *mut c_int, which => c_int, device => c_int)?;
             Ok(value as u32)
         };
-        // Major and minor version of the architecture.
+        // The major and minor version of the GPU's architecture.
         let architecture = 10 * attribute(75)? + attribute(76)?;
         let cores = attribute(16)?;
         let mut stream: Handle = ptr::null_mut();
@@ -101,7 +101,7 @@ impl Driver {
         Ok(Self { library, architecture, cores, name, stream })
     }
 
-    /// Memory with these contents, again and again.
+    /// Allocates memory and fills it with repeated copies of these contents.
     pub fn filled(&self, bytes: usize, contents: &[u8]) -> Result<Memory> {
         let mut at = 0u64;
         call!(self.library, "cuMemAlloc_v2", &raw mut at => *mut u64, bytes => usize)?;
@@ -160,7 +160,7 @@ impl Driver {
             function.handle => Handle, MOST_DYNAMIC_SHARED_BYTES => c_int, bytes as c_int => c_int)
     }
 
-    /// The launch of a kernel, again and again.
+    /// Prepares a launch that can run many times.
     pub fn prepared(function: &Function, launch: &Launch) -> Prepared {
         let value = |(argument, bytes): &(Argument, usize)| {
             let mut value = match argument {
@@ -187,7 +187,7 @@ impl Driver {
             pointers.as_mut_ptr() => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
     }
 
-    /// The median time of a run in microseconds, in a graph of `calls` runs.
+    /// The median time of a run in microseconds, measured with a graph of `calls` runs.
     pub fn time_graph(
         &self,
         calls: usize,
@@ -209,7 +209,7 @@ impl Driver {
         Ok(time / calls as f64)
     }
 
-    /// The median time of a run in microseconds, of several times `calls` runs.
+    /// The median time of a run in microseconds, measured several times over `calls` runs.
     pub fn time(&self, calls: usize, run: &mut dyn FnMut(usize) -> Result<()>) -> Result<f64> {
         const ROUNDS: usize = 9;
         let mut events: [Handle; 2] = [ptr::null_mut(); 2];

@@ -1,8 +1,8 @@
-// Other forms of the kernel for long rows, which the bench `kernels` times beside those of
+// Variants of the kernel for long rows. The bench `kernels` times them beside the kernels of
 // metal/layer_norm.metal.
 #include "layer_norm.metal"
 
-/** Loads READS elements of a row; WHOLE says that their address is a multiple of 16 bytes. */
+/** Loads READS elements of a row. If WHOLE, their address is a multiple of 16 bytes. */
 template <typename T, bool WHOLE>
 METAL_FUNC packed4<T> load_form(const device T* row, uint at, uint axis) {
   if (!WHOLE) {
@@ -29,8 +29,9 @@ METAL_FUNC void store_form(device T* row, uint at, uint axis, packed4<T> quad) {
 }
 
 /**
- * As layer_norm_row, with one barrier: a SIMD group sums the deviations from its own mean, and the
- * sums of all are combined exactly. There are a weight and a bias.
+ * Like layer_norm_row, but with one barrier: each SIMD group sums the deviations from the mean of
+ * its elements, and then the sums of all SIMD groups are combined exactly. The row has a weight and
+ * a bias.
  */
 template <typename T, uint QUADS, bool WHOLE>
 [[kernel]] void layer_norm_once(
@@ -93,8 +94,8 @@ template <typename T, uint QUADS, bool WHOLE>
 }
 
 /**
- * As layer_norm_once, with a SIMD group for each row: no barrier, and QUADS * 8 elements for each
- * thread.
+ * Like layer_norm_once, but one SIMD group handles each row, so there is no barrier, and each
+ * thread holds QUADS * 8 elements.
  */
 template <typename T, uint QUADS>
 [[kernel]] void layer_norm_alone(

@@ -1,8 +1,9 @@
 //! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows, for products of
-//! few rows and for the attention of one token, by CUDA's events around launches without MLX, in
-//! several forms and numbers of threads, and compares their results with references in double
-//! precision. Prints Markdown. With `--compile`, it only compiles the kernels for sm_90, which
-//! needs no GPU. Other arguments select rows of the tables by parts of their names.
+//! few rows and for the attention of one token, in several variants and with several numbers of
+//! threads. CUDA events around launches without MLX measure the time. The bench compares the
+//! results with references in double precision and prints Markdown. With `--compile`, it only
+//! compiles the kernels for sm_90, which needs no GPU. Other arguments select rows of the tables by
+//! parts of their names.
 //!
 //! `MLX_PRIMITIVES_SOURCES` names the folder with `metal` and `crates` if it is not the one that
 //! the bench was built in.
@@ -23,7 +24,7 @@ use numbers::Random;
 
 const EPS: f32 = 1e-5;
 const SHARED: u32 = 1024;
-/// The elements of 16 bits that a thread reads at a time.
+/// The number of 16-bit elements that a thread reads at a time.
 const READS: u32 = 8;
 const SIMD: u32 = 32;
 
@@ -39,7 +40,8 @@ fn metal(source: &str, reads: u32) -> Result<String> {
     Ok(format!("#define MLXP_READS {reads}\n{text}"))
 }
 
-/// Compiles a kernel of a source with its arrays and, at the last index, its parameters.
+/// Compiles a kernel of a source. Its arrays have the first indices, and its parameters the last
+/// index.
 fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
     let of_four = ["quantized", "attention", "linear_tiles", "linear.metal", "activation"];
     let four = of_four.iter().any(|part| source.contains(part));
@@ -52,7 +54,7 @@ fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -
     compile(&request, to).map_err(|error| anyhow::anyhow!("{kernel}: {error}"))
 }
 
-/// A form of a kernel for rows.
+/// A variant of a kernel for rows.
 struct Form {
     op: &'static str,
     source: &'static str,
@@ -62,7 +64,7 @@ struct Form {
     together: u32,
 }
 
-/// The forms and threads for rows of a number of elements.
+/// The variants and numbers of threads for rows of a number of elements.
 fn forms(axis: u32) -> Vec<Form> {
     let mut all = Vec::new();
     let mut add = |op, source, name: String, threads: u32, together| {

@@ -18,7 +18,7 @@ impl Random {
         self.bits() as f32 / (1u64 << 30) as f32 - 1.0
     }
 
-    /// Numbers in bfloat16, about normal and not around zero.
+    /// Random bfloat16 numbers that are roughly normally distributed, with a mean other than zero.
     pub fn elements(&mut self, count: usize) -> Vec<u8> {
         (0..count)
             .flat_map(|_| {
@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// Rounded to the nearest, ties to even.
+/// Rounds to nearest, ties to even.
 pub fn bfloat16(x: f32) -> u16 {
     let bits = x.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16

@@ -9,10 +9,10 @@ use crate::driver::{Driver, Launch, Memory};
 use crate::numbers::{self, Random};
 use crate::{EPS, SIMD, bytes_of, compiled};
 
-/// The SIMD groups of a core that a walking kernel leaves room for.
+/// The number of SIMD groups of a core that a walking kernel leaves room for.
 const WALKING: u32 = 24;
 
-/// The matrix of a product, and the steps before and after it.
+/// The matrix of a product, and the ops that come before and after the product.
 struct Shape {
     k: u32,
     n: u32,
@@ -24,7 +24,7 @@ const fn shape(k: u32, n: u32) -> Shape {
     Shape { k, n, normed: false, swiglu: false }
 }
 
-/// The products of an 8B shape's layer and head, and of a 1B shape's layer.
+/// The products of a layer and of the head of an 8B model, and of a layer of a 1B model.
 const SHAPES: [Shape; 8] = [
     Shape { normed: true, ..shape(4096, 6144) },
     shape(4096, 4096),
@@ -36,8 +36,9 @@ const SHAPES: [Shape; 8] = [
     Shape { normed: true, swiglu: true, ..shape(2048, 16_384) },
 ];
 
-/// The SIMD groups of a threadgroup: each multiplies `of` rows of weights, or `splits` parts of the
-/// columns are shared by `splits / turns` of them, for sixteen rows.
+/// The SIMD groups of a threadgroup. If `of` is not 0, each SIMD group multiplies `of` rows of
+/// weights. Otherwise the columns have `splits` parts, which a team of `splits / turns` SIMD groups
+/// shares, and each team multiplies sixteen rows of weights.
 struct Form {
     kernel: &'static str,
     rows: u32,
@@ -119,8 +120,8 @@ pub fn times(driver: &Driver) -> Result<()> {
     Ok(())
 }
 
-/// Launches of a graph take turns among matrices that are larger than the caches together. The
-/// first row has the same bits in all launches with one number of splits.
+/// Consecutive launches of a graph use different matrices, which together are larger than the
+/// caches. The first row has the same bits in all launches with the same number of splits.
 fn of_shape(driver: &Driver, shape: &Shape, bits: u32) -> Result<()> {
     let Shape { k, n, normed, swiglu } = *shape;
     let mut random = Random::new(u64::from(n));

@@ -24,7 +24,7 @@ class KernelFault(RuntimeError):
 
 def program() -> str:
     """The path of the command that was installed with this package, or the one on the PATH."""
-    # pip --user and --target have folders that are not the interpreter's.
+    # With --user and --target, pip installs commands into folders other than the interpreter's.
     beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")
     for folder in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user"), beside):
         path = os.path.join(folder, "metal-check")

@@ -10,9 +10,10 @@ from typing import Any, Sequence
 
 import mlx.core as mx
 
-# An input of fewer elements is in constant memory.
+# MLX puts inputs of fewer elements than this into constant memory.
 _DEVICE = 8
-# The names of types in MLX's headers and in those of the command, and elements of the latter for one of MLX.
+# For each of MLX's types: the name in MLX's headers, the name in the options of metal-check, and
+# how many elements of metal-check's type one element of MLX's type takes.
 _TYPES = {
     mx.bool_: ("bool", "bool", 1),
     mx.int8: ("int8_t", "i8", 1),
@@ -28,7 +29,7 @@ _TYPES = {
     mx.float32: ("float", "f32", 1),
     mx.complex64: ("complex64_t", "f32", 2),
 }
-# The built-in variables that a kernel gets if its source has their names.
+# The built-in variables that a kernel gets if their names occur in its source.
 _ATTRIBUTES = (
     [
         (name, "uint3")
@@ -100,7 +101,7 @@ class Source:
             raise ValueError("[metal_kernel] Expected math_mode to be 'safe', 'relaxed', or 'fast'.")
         if options:
             raise ValueError(f"[metal_kernel] Unknown compile option `{min(options)}`.")
-        # The arithmetic of the check is that of "safe"; a source can ask for the mode.
+        # The check computes as in mode "safe". The macro only tells the source which mode is set.
         self.defines = ["-D", "__FAST_MATH__=1"] if mode == "fast" else []
 
     def reads(self, name: str) -> list[str]:

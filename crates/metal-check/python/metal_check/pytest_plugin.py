@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before a module of the tests is imported: kernels are often made by the import.
+    # This runs before a test module is imported, since the import often creates the kernels.
     if config.getoption("--metal-check") or config.getini("metal_check"):
         from ._watch import watch
 

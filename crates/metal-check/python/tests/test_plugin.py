@@ -39,7 +39,7 @@ def test_caught():
 def project(pytester, monkeypatch):
     pytester.makepyfile(shifted=MODULE, test_shifted=TESTS)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    # pytester has a new home for each test; compiled kernels stay where they are.
+    # pytester sets a new home for each test, so keep the cache of compiled kernels in one place.
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
     return pytester
 

@@ -97,9 +97,10 @@ def test_inputs_of_any_strides(view, contiguous):
     x = mx.arange(24, dtype=mx.float32).reshape(4, 6)
     views = {"transposed": x.T, "every second": x[:, ::2], "reversed": x[::-1], "broadcast": mx.broadcast_to(x[:1], (3, 6))}
     x = views.get(view, x)
-    # With a uint, elem_to_loc computes by uint, and a negative stride leads out of the buffer.
+    # With a uint, elem_to_loc computes unsigned offsets, so a negative stride leads out of the
+    # buffer.
     source = "uint i = thread_position_in_grid.x; y[i] = x[elem_to_loc(long(i), x_shape, x_strides, x_ndim)];"
-    # The elements of a reversed array are before its first one.
+    # The elements of a reversed array lie before the address that the kernel gets.
     if view == "reversed":
         source += "if (x_strides[0] > 0) y[i] = 0;"
     with watch("forward"):

@@ -1,4 +1,4 @@
-//! The command, run in a folder.
+//! Runs the command in a folder.
 
 use std::path::Path;
 use std::process::Command;

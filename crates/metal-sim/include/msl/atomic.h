@@ -1,5 +1,5 @@
-// <metal_atomic>. Threads are fibers of one host thread, so plain copies are atomic; the
-// executor is told of each access, to tell it from a data race.
+// <metal_atomic>. Threads are fibers of one host thread, so plain copies are atomic. Each access is
+// reported to the executor, which must tell atomic accesses from data races.
 #pragma once
 
 namespace metal {
@@ -30,7 +30,10 @@ typedef atomic<bool> atomic_bool;
 typedef atomic<float> atomic_float;
 typedef atomic<ulong> atomic_ulong;
 
-/** The pointer type is deduced whole, so that any address space and `volatile` will do. */
+/**
+ * The whole pointer type is a template parameter, so that any address space and `volatile` are
+ * accepted.
+ */
 template <class Pointer>
 using atomic_value_t =
     typename remove_cv_t<remove_reference_t<decltype(*declval<Pointer>())>>::value_type;

@@ -1,4 +1,4 @@
-// The compiler builtins that some kernels (MLX's bfloat16 support) call directly.
+// Builtins of Apple's compiler that some kernels call directly, such as MLX's bfloat16 support.
 #pragma once
 
 #define MSL_BUILTIN_SIMD1(NAME)                         \
@@ -56,7 +56,7 @@ METAL_FUNC ushort __metal_get_thread_index_in_simdgroup(ushort) {
 }
 
 namespace metal {
-/** Logs go nowhere. Its functions are static, since a log may be in any address space. */
+/** Discards log messages. Its functions are static, since a log may be in any address space. */
 struct os_log {
   constexpr os_log(const char*, const char*) {}
   template <class... A>

@@ -1,5 +1,5 @@
-// <metal_common>: min, max, clamp, mix, step, ... as plain overloads, so that a call with
-// mixed types is ambiguous here as it is in MSL.
+// <metal_common>: min, max, clamp, mix, step, ... as plain overloads, so that a call with mixed
+// types is ambiguous, as in MSL.
 #pragma once
 
 namespace metal {
@@ -22,7 +22,7 @@ MSL_ORDER(long)
 MSL_ORDER(ulong)
 #undef MSL_ORDER
 
-// The hardware drops a NaN when the other argument is a number.
+// The hardware returns the other argument if one is NaN.
 #define MSL_ORDER_FLOAT(T)                                      \
   METAL_FUNC T max(T a, T b) {                                  \
     return T(__builtin_fmaxf(float(a), float(b)));              \
@@ -50,7 +50,7 @@ MSL_ORDER_FLOAT(float)
 MSL_ORDER_FLOAT(half)
 #undef MSL_ORDER_FLOAT
 
-/** MSL has no bfloat functions: arguments convert to float, and so do results. */
+/** MSL has no bfloat functions: arguments are converted to float, and results stay float. */
 template <class T>
 using if_bfloat = enable_if_t<is_same_v<T, bfloat>, float>;
 template <class T>
@@ -78,7 +78,7 @@ MSL_CLAMP(float)
 MSL_CLAMP(half)
 #undef MSL_CLAMP
 
-// Vectors go through the scalar functions element by element.
+// Functions of vectors call the scalar function for each element.
 #define MSL_MAP1(NAME)                                                  \
   template <class V, class = if_vector<V>>                              \
   METAL_FUNC V NAME(V a) {                                              \

@@ -1,5 +1,5 @@
-// With MSL_GPU: what kernels ask of a GPU, as OpenCL's built-in functions by their mangled names,
-// so that clang's SPIR-V back end takes them.
+// With MSL_GPU: the GPU functions that kernels need, declared as OpenCL builtins by their mangled
+// names, which clang's SPIR-V back end recognizes.
 #pragma once
 
 #define MSL_CONVERGENT __attribute__((nothrow, convergent))
@@ -37,8 +37,8 @@ MSL_CONVERGENT int msl_any(int) __asm("_Z13sub_group_anyi");
 MSL_CONVERGENT int msl_all(int) __asm("_Z13sub_group_alli");
 #undef MSL_LANES
 
-// Functions that GPUs have no instruction for are sequences here, of about the length that Apple's
-// would have; no attempt is made at the last bits.
+// Functions for which GPUs have no instruction. Each is a sequence of about the length of Apple's;
+// the last bits of results may be wrong.
 namespace msl_gpu {
 MSL_PURE float exp2(float) __asm("_Z11native_exp2f");
 MSL_PURE float log2(float) __asm("_Z11native_log2f");

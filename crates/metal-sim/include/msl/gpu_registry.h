@@ -1,4 +1,5 @@
-// With MSL_GPU: what the entry point of a kernel is made of. The rewriter writes one for each.
+// With MSL_GPU: helpers for entry points of kernels. The rewriter writes an entry point for each
+// kernel.
 #pragma once
 
 namespace msl {
@@ -11,7 +12,10 @@ struct Signature<void (*)(A...)> {
   using argument = __type_pack_element<I, A...>;
 };
 
-/** Pointers to device memory; what they point to in constant memory is told apart by the name. */
+/**
+ * A pointer argument. All pointers are to device memory here; the name of the entry point tells
+ * which arguments are in constant memory.
+ */
 template <class A>
 using Bound = typename Pointee<A>::type __attribute__((opencl_global)) *;
 
@@ -38,7 +42,7 @@ METAL_FUNC A position(F along) {
   }
 }
 
-/** A built-in value, by its row in the rewriter's table of them. */
+/** A built-in value, given by its row in the rewriter's table of built-in values. */
 template <int ROW, class A>
 METAL_FUNC A value() {
   static_assert(ROW <= 13, "a value that no GPU target has yet");

@@ -1,11 +1,12 @@
-// With MSL_GPU: <metal_simdgroup>, as far as an instruction of the hardware or two give it.
+// With MSL_GPU: the functions of <metal_simdgroup> that take one or two instructions of the
+// hardware.
 #pragma once
 
 namespace metal {
 
 constexpr uint simd_width = 32;
 
-/** What a lane's value travels as. */
+/** The type to which a value is converted when lanes exchange it. */
 template <class T>
 struct Carried {
   typedef conditional_t<
@@ -40,8 +41,8 @@ MSL_SIMD(simd_shuffle, msl_shuffled, MSL_BY, MSL_TO(by))
 #undef MSL_BY
 #undef MSL_TO
 
-// One instruction each on Apple's hardware. Mesa's own shuffles are four, so a read of another lane
-// stands in, which costs the same.
+// Apple's hardware has an instruction for each of these functions. Mesa's shuffles compile to four
+// instructions, so a read of another lane, which costs one, stands in for them.
 #define MSL_SHUFFLE(NAME, LANE)                      \
   template <class T>                                 \
   METAL_FUNC T NAME(T value, ushort by) {            \

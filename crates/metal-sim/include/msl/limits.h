@@ -3,7 +3,7 @@
 
 namespace metal {
 
-/** As in Apple's headers, what kernels specialize for types that they define. */
+/** The base that kernels specialize for types that they define, as in Apple's headers. */
 template <class T>
 struct _numeric_limits_impl {
   static constexpr bool is_specialized = false;
@@ -80,7 +80,7 @@ MSL_FLOAT_LIMITS(half, 0x1p-14f, 65504.0f, 0x1p-10f, 11)
 MSL_FLOAT_LIMITS(bfloat, 0x1p-126f, 0x1.fep127f, 0x1p-7f, 8)
 #undef MSL_FLOAT_LIMITS
 
-/** Another name of Apple's headers: the parts of a number's bits. */
+/** The parts of a number's bits, under the name that Apple's headers use. */
 template <class T>
 struct _fp_encoding_traits;
 #define MSL_ENCODING(T, BITS, SIGN, INFINITE)     \

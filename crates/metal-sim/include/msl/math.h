@@ -1,13 +1,13 @@
-// <metal_math>. float goes to the host's libm; half is computed in float and rounded, bfloat
-// converts to float; vectors element by element. fast:: and precise:: compute alike here: what
-// the GPU's fast variants lose cannot be known on a host.
+// <metal_math>. float calls the host's libm. half is computed in float and then rounded. bfloat
+// converts to float. Vectors are computed element by element. fast:: and precise:: give the same
+// results here, since a host cannot reproduce the errors of the GPU's fast functions.
 #pragma once
 
 #define __METAL_MAYBE_FAST_MATH__ 0
 #define __METAL_FAST_MATH__ 1
 #define __METAL_PRECISE_MATH__ 2
 
-/** The scalar float functions that libm has under another name or not at all. */
+/** The scalar float functions that libm lacks or names differently. */
 namespace msl_float {
 METAL_FUNC float rsqrt(float x) {
 #ifdef MSL_GPU

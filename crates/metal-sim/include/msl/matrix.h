@@ -10,7 +10,7 @@ struct matrix {
   column columns[C];
 
   matrix() = default;
-  /** A multiple of the identity. */
+  /** The identity matrix times a number. */
   METAL_FUNC explicit matrix(T diagonal) {
     for (int c = 0; c < C; c++) {
       columns[c] = column(T(0));
@@ -22,7 +22,7 @@ struct matrix {
   template <class... A, class = enable_if_t<(sizeof...(A) == C - 2)>>
   METAL_FUNC matrix(column first, column second, A... others)
       : columns{first, second, column(others)...} {}
-  /** All elements, a column after the other. */
+  /** All elements, column by column. */
   template <class... A, class = enable_if_t<(sizeof...(A) == C * R - 2)>, int = 0>
   METAL_FUNC matrix(T first, T second, A... others) {
     const T all[C * R] = {first, second, T(others)...};
@@ -56,7 +56,7 @@ MSL_MATRIX_SUM(+)
 MSL_MATRIX_SUM(-)
 #undef MSL_MATRIX_SUM
 
-/** By a number, which converts to the element's type. */
+/** A product with a number, which is converted to the element's type. */
 #define MSL_MATRIX_SCALE(OP)                                              \
   template <class T, int C, int R>                                        \
   METAL_FUNC matrix<T, C, R> operator OP(                                 \
@@ -101,7 +101,7 @@ METAL_FUNC vec<T, R> operator*(matrix<T, C, R> a, vec<T, C> x) {
   return sum;
 }
 
-/** A row times a matrix. */
+/** A row vector times a matrix. */
 template <class T, int C, int R>
 METAL_FUNC vec<T, C> operator*(vec<T, R> x, matrix<T, C, R> a) {
   vec<T, C> product = {};

@@ -1,4 +1,5 @@
-// How rewritten source hands its kernels to the host: a linked list built by constructors.
+// The registry through which the host finds the kernels of rewritten source: a linked list that
+// constructors build.
 #pragma once
 
 namespace msl {
@@ -16,7 +17,7 @@ struct ParameterType {
   uint align; // of a scalar element
 };
 
-/** What one thread is called with. */
+/** The arguments for one thread. */
 struct Arguments {
   void* const* buffers;
   void* const* threadgroup;
@@ -123,7 +124,7 @@ struct Registration<F> {
   }
 };
 
-/** The head of every rewritten source defines ConstantValue. */
+/** The value of a function constant. The head of every rewritten source defines ConstantValue. */
 template <class T, unsigned N>
 constexpr T function_constant() {
   constexpr ulong bits = ConstantValue<N>::bits;
@@ -139,7 +140,10 @@ constexpr T function_constant() {
 }
 
 #ifndef MSL_GPU
-/** Executor storage of one `threadgroup` variable; ID is its place in the source. */
+/**
+ * The memory of a `threadgroup` variable, which the executor provides; ID is the variable's
+ * position in the source.
+ */
 template <int ID, class T>
 METAL_FUNC T& threadgroup_variable(const char* name) {
   static char key;

@@ -2,14 +2,17 @@
 #pragma once
 
 #ifndef MSL_GPU
-// convergent, nomerge: the compiler must neither give different threads different copies of
-// such a call nor make one of two.
+// convergent, nomerge: the compiler must not duplicate such a call for different threads, and must
+// not merge two calls.
 #define MSL_EXECUTOR extern "C" __attribute__((nothrow, convergent, nomerge))
 
 MSL_EXECUTOR void msl_threadgroup_barrier(uint flags);
 MSL_EXECUTOR void msl_simdgroup_barrier(uint flags);
 MSL_EXECUTOR void msl_fence(uint flags, uint order, uint scope);
-/** Shows every lane's value to its SIMD group: 32 slots of 32 bytes, and a mask of who is there. */
+/**
+ * Publishes every lane's value to its SIMD group: 32 slots of 32 bytes, and a mask of the active
+ * lanes.
+ */
 MSL_EXECUTOR const uchar* msl_simd_exchange(const void* value, uint size, uint* active);
 MSL_EXECUTOR uint msl_lane();
 MSL_EXECUTOR void msl_inactive_lane(uint lane);

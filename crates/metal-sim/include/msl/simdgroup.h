@@ -1,5 +1,5 @@
-// <metal_simdgroup>: every function is one exchange in which each lane shows its value to the
-// others, and then computes its own result from what the active lanes showed.
+// <metal_simdgroup>: every function is one exchange. Each lane publishes its value, and then
+// computes a result from the values of the active lanes.
 #pragma once
 
 #define MSL_UNWATCHED __attribute__((noinline, no_sanitize("kernel-address")))
@@ -8,7 +8,7 @@ namespace metal {
 
 template <class T>
 using scalar_t = conditional_t<is_vector_v<T>, element_t<T>, T>;
-/** MSL: numbers of up to 32 bits, and vectors of them. */
+/** The types that MSL allows: numbers of up to 32 bits, and vectors of such numbers. */
 template <class T>
 constexpr bool simd_type_v =
     is_arithmetic_v<scalar_t<T>> && !is_same_v<scalar_t<T>, bool> && sizeof(scalar_t<T>) <= 4;
@@ -20,7 +20,7 @@ using if_simd = enable_if_t<simd_type_v<T>>;
 constexpr uint simd_width = 32;
 constexpr uint slot_bytes = 32;
 
-/** One lane's view of an exchange. */
+/** The values of an exchange, as one lane sees them. */
 template <class T>
 struct Lanes {
   const uchar* slots;
@@ -47,7 +47,9 @@ struct Lanes {
   }
 };
 
-/** Combines adjacent lanes, then pairs of pairs, in the same order for every lane. */
+/**
+ * Combines adjacent lanes, then adjacent pairs and so on. Every lane combines in the same order.
+ */
 template <class T, class F>
 MSL_UNWATCHED T reduce_lanes(const uchar* slots, uint active) {
   T values[simd_width];
@@ -145,7 +147,7 @@ METAL_FUNC T simd_shuffle_xor(T value, ushort mask) {
   Lanes<T> lanes(value);
   return lanes.at(lanes.me ^ mask);
 }
-/** Lanes whose source lies outside the SIMD group keep their own value. */
+/** A lane keeps its value if the lane that it would read is outside the SIMD group. */
 template <class T, class = if_simd<T>>
 METAL_FUNC T simd_shuffle_down(T value, ushort delta) {
   Lanes<T> lanes(value);
@@ -166,7 +168,9 @@ METAL_FUNC T simd_shuffle_rotate_up(T value, ushort delta) {
   Lanes<T> lanes(value);
   return lanes.at((lanes.me + simd_width - delta % simd_width) % simd_width);
 }
-/** Within blocks of `modulo` lanes; `fill` comes in from the block's far side. */
+/**
+ * Shuffles within blocks of `modulo` lanes; lanes past the end of a block take values of `fill`.
+ */
 template <class T, class = if_simd<T>>
 METAL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, ushort modulo = 32) {
   Lanes<T> lanes(value);

@@ -1,5 +1,5 @@
-// <metal_simdgroup_matrix>: 8x8 matrices, two adjacent elements of a row in each lane, in
-// the layout that Apple GPUs use (MSL leaves it open; kernels that rely on it find it here).
+// <metal_simdgroup_matrix>: 8x8 matrices. Each lane holds two adjacent elements of a row. The
+// layout is that of Apple GPUs: MSL does not define one, but some kernels rely on it.
 #pragma once
 
 namespace metal {
@@ -24,7 +24,7 @@ struct simdgroup_matrix {
   storage_type elements;
 
   simdgroup_matrix() = default;
-  /** MSL: the value on the diagonal, zeros elsewhere. */
+  /** In MSL, this constructor puts the value on the diagonal and zeros elsewhere. */
   METAL_FUNC explicit simdgroup_matrix(T diagonal) {
     const uint row = matrix_row(msl_lane());
     const uint column = matrix_column(msl_lane());
@@ -85,8 +85,9 @@ METAL_FUNC void simdgroup_store(
 
 #ifdef MSL_GPU
 /**
- * The hardware's product keeps a SIMD group's float unit busy for 16 cycles. 16 steps of two
- * polynomials, which no optimizer folds, cost that and take its registers; they are not its value.
+ * Stands in for the hardware's product, which keeps a SIMD group's float unit busy for 16 cycles.
+ * 16 steps of two polynomials, which no optimizer folds, take the same time and registers; the
+ * result is not the product.
  */
 template <class D, class A, class B, class S>
 METAL_FUNC void simdgroup_multiply_accumulate(
@@ -109,7 +110,7 @@ METAL_FUNC uint matrix_lane(uint row, uint column) {
   return (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + column / 2 % 2;
 }
 
-/** Element (row, column) of what the lanes show. */
+/** Element (row, column), read from the values that the lanes published. */
 template <class T>
 MSL_UNWATCHED T matrix_at(const uchar* slots, uint row, uint column) {
   T value;

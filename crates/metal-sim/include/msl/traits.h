@@ -1,4 +1,4 @@
-// <metal_type_traits>, by the compiler's own intrinsics.
+// <metal_type_traits>, implemented with compiler intrinsics.
 #pragma once
 
 namespace metal {

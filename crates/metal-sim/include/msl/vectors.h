@@ -1,4 +1,4 @@
-// Vectors are the compiler's ext_vector_type, which has swizzles, arithmetic and comparisons.
+// Vectors: the compiler's ext_vector_type, which has swizzles, arithmetic and comparisons.
 #pragma once
 
 #define MSL_VECTOR(T)                                      \
@@ -9,7 +9,10 @@
   MACRO(char) MACRO(uchar) MACRO(short) MACRO(ushort) MACRO(int) MACRO(uint) MACRO(long)     \
   MACRO(ulong) MACRO(half) MACRO(bfloat) MACRO(float)
 MSL_EACH_NUMBER(MSL_VECTOR)
-/** The compiler's vectors of bool have a bit for each, which it can neither name nor store. */
+/**
+ * An element of a vector of bool. In the compiler's vectors of bool an element is one bit, which
+ * cannot be named or stored.
+ */
 typedef unsigned _BitInt(8) msl_truth;
 typedef msl_truth bool2 __attribute__((ext_vector_type(2)));
 typedef msl_truth bool3 __attribute__((ext_vector_type(3)));
@@ -19,7 +22,7 @@ namespace metal {
 
 template <class T, int N>
 struct vector_of;
-/** Elements and element type of a vector; width 0 for anything else. */
+/** The number of elements of a vector and their type. Types that are not vectors have width 0. */
 template <class V>
 struct vector_traits {
   static constexpr int width = 0;
@@ -43,11 +46,14 @@ MSL_VECTOR_TRAITS_EACH(bool)
 #undef MSL_VECTOR_TRAITS
 #undef MSL_VECTOR_TRAITS_EACH
 
-/** `vec<T, N>` deduces in templates because the attribute is part of the type. */
+/** A vector type whose T and N templates can deduce, because the attribute is part of the type. */
 template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
 
-/** With `bool`, too, which the compiler's vectors do not take; deduces nothing. */
+/**
+ * Like `vec`, but T may be `bool`, which the compiler's vectors do not support. T and N cannot be
+ * deduced.
+ */
 template <class T, int N>
 using msl_vec = conditional_t<is_same_v<T, bool>, msl_truth, T> __attribute__((ext_vector_type(N)));
 
@@ -57,17 +63,17 @@ template <class V>
 using element_t = typename vector_traits<__remove_cv(V)>::element;
 template <class V>
 constexpr int width_v = vector_traits<__remove_cv(V)>::width;
-/** Apple's name for it; 0 for a number. */
+/** The number of elements, under Apple's name; 0 for a scalar. */
 template <class T>
 struct vec_elements : integral_constant<ushort, width_v<T>> {};
 template <class V>
 using if_vector = enable_if_t<is_vector_v<V>>;
 
-/** Whether a type is `packed_float3` or its like, which is a struct. */
+/** Whether a type is a struct such as `packed_float3`. */
 template <class T>
 constexpr bool is_packed_v = false;
 
-/** A number of another type; the compiler has no conversion between half and bfloat. */
+/** Converts a number to another type. The compiler cannot convert between half and bfloat. */
 template <class T, class A>
 constexpr METAL_FUNC T msl_number(A a) {
   if constexpr (is_same_v<T, half> && is_same_v<A, bfloat>) {
@@ -93,7 +99,7 @@ constexpr METAL_FUNC void append(V& out, int& at, A a) {
   }
 }
 
-/** What `float4(a, b, cd)` becomes: a splat, a conversion or a concatenation. */
+/** The rewritten form of `float4(a, b, cd)`: a splat, a conversion or a concatenation. */
 template <class V, class... A>
 constexpr METAL_FUNC V make(A... a) {
   V out = {};
@@ -107,7 +113,7 @@ constexpr METAL_FUNC V make(A... a) {
   return out;
 }
 
-/** `V(a...)`, also for vectors. */
+/** The rewritten form of `V(a...)`, where V may be a vector. */
 template <class V, class... A>
 constexpr METAL_FUNC V msl_convert(A... a) {
   if constexpr (is_vector_v<V>) {
@@ -119,7 +125,9 @@ constexpr METAL_FUNC V msl_convert(A... a) {
   }
 }
 
-/** `{a, b}` as an argument of a function, which makes a vector or a struct. */
+/**
+ * The rewritten form of `{a, b}` as an argument of a function. It converts to a vector or a struct.
+ */
 template <class A, class B>
 struct msl_two {
   A a;
@@ -156,7 +164,10 @@ constexpr METAL_FUNC msl_three<A, B, C> msl_braces(A a, B b, C c) {
   return {a, b, c};
 }
 
-/** `(float4) v` is `msl_cast<float4>() ->* v`, which converts a vector or splats a number. */
+/**
+ * The rewritten form of a cast: `(float4) v` is `msl_cast<float4>() ->* v`, which converts a vector
+ * or splats a number.
+ */
 template <class V>
 struct msl_cast;
 template <class V, class U>
@@ -172,7 +183,7 @@ struct msl_cast {
     return msl_convert<V>(a);
   }
 };
-/** One after the other: the inner one is U. */
+/** Two casts, of which the cast to U comes first. */
 template <class V, class U>
 struct msl_casts {
   template <class A>
@@ -183,8 +194,9 @@ struct msl_casts {
 
 } // namespace metal
 
-// A packed vector needs its element's alignment only. Two and four elements stay compiler
-// vectors; three must not be padded to four, so that one is a struct copied by elements.
+// A packed vector needs only the alignment of its element. Vectors of two and four elements are
+// still compiler vectors. The compiler would pad three elements to four, so a packed vector of
+// three is a struct that is copied by elements.
 #define MSL_PACKED_OPERATOR(T, OP)                                                 \
   friend METAL_FUNC T##3 operator OP(packed_##T##3 a, T##3 b) {                    \
     T##3 v = a;                                                                    \

@@ -1,4 +1,4 @@
-// <simd/simd.h>, which programs share with their kernels: other names of Metal's types.
+// <simd/simd.h>, which programs share with their kernels: other names for Metal's types.
 #pragma once
 
 #include <metal_stdlib>

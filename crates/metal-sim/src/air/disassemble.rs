@@ -1,4 +1,5 @@
-//! Bitcode to text, by the compiler of kernels: LLVM reads what older versions of it wrote.
+//! Converts bitcode to text with the compiler that compiles kernels. LLVM reads bitcode of older
+//! versions.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use crate::cache;
 use crate::compiler::Compiler;
 use crate::error::{Error, Result, at_path};
 
-/// Bitcode for another machine can be linked into an empty program, and not compiled.
+/// The compiler cannot compile bitcode for another machine, but can link it into an empty program.
 const FLAGS: &str =
     "-x c -w -S -emit-llvm -O0 -Xclang -disable-llvm-passes -Xclang -mlink-bitcode-file -Xclang";
 
@@ -20,7 +21,7 @@ pub(super) fn text(compiler: &Compiler, folder: &Path, modules: &[Vec<u8>]) -> R
 }
 
 fn text_in(compiler: &Compiler, draft: &Path, module: &[u8]) -> Result<String> {
-    // zig keeps results by the command and the source, and does not look into the bitcode.
+    // zig's cache ignores changes of the bitcode: its key is the command and the source.
     let key = cache::key([module].into_iter());
     let [empty, bitcode, text] =
         ["empty.c", &format!("{key}.bc"), &format!("{key}.ll")].map(|name| draft.join(name));

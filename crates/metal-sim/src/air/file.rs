@@ -10,7 +10,7 @@ use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
 use crate::library::{Kernel, KernelInfo};
 
-/// The most functions of a metallib whose arguments are listed.
+/// Arguments are listed only for metallibs of at most this many functions.
 const LISTED: usize = 64;
 
 /// The first bytes of a metallib, of bitcode, and of bitcode with a header.
@@ -42,7 +42,7 @@ pub fn is_compiled(path: &Path) -> Result<bool> {
 }
 
 impl File {
-    /// Reads the file, where bitcode becomes text by the compiler. `cache` is a folder, as for
+    /// Reads the file. The compiler converts bitcode to text. `cache` is a folder, as for
     /// [`crate::Library`].
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl File {
         Ok(File { path, cache, compiler, content })
     }
 
-    /// The kernels: with their arguments, unless the file is a metallib of many functions.
+    /// The kernels. Arguments are included unless the file is a metallib of many functions.
     ///
     /// # Errors
     ///

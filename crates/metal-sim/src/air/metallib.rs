@@ -1,4 +1,5 @@
-//! The container of Apple's compiled kernels: their names, and the positions of their bitcode.
+//! The container format of Apple's compiled kernels: their names, and the positions of their
+//! bitcode.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, at_path};
 
-/// A `.metallib`: every function's AIR, which is LLVM bitcode.
+/// A `.metallib`, which holds the AIR of each function as LLVM bitcode.
 pub struct Metallib {
     path: PathBuf,
     file: File,
-    /// Offset and length of each function's bitcode.
+    /// The offset and the length of each function's bitcode.
     functions: BTreeMap<String, (u64, usize)>,
 }
 
@@ -30,11 +31,11 @@ impl Metallib {
         if !header.starts_with(b"MTLB") {
             return Err(broken());
         }
-        // From byte 16: the file's size; then offset and size of the function list, of public
-        // and of private metadata, and of the bitcode.
+        // From byte 16 on, a metallib has its size; then the offset and the size of the function
+        // list, of the public metadata, of the private metadata, and of the bitcode.
         let word = |i: usize| number(&header[16 + 8 * i..][..8]);
         let (list_at, list_size, bitcode_at) = (word(1), word(2), word(7));
-        // A broken file may say any size.
+        // A broken file may contain any size.
         let whole = at_path(path, file.metadata())?.len();
         if list_size > whole {
             return Err(broken());
@@ -73,7 +74,8 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// A count, then for each function its size and a list of tags, each with a length and data.
+/// The function list is a count, and then for each function its size and a list of tags. Each tag
+/// has a length and data.
 fn entries(list: &[u8], bitcode_at: u64) -> Option<BTreeMap<String, (u64, usize)>> {
     let mut functions = BTreeMap::new();
     let mut at = 4;

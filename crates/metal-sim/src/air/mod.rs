@@ -1,5 +1,5 @@
-//! Kernels that Apple compiled: AIR from a `.metallib`, retargeted to the host and run in the same
-//! executor. The results of the shim can be compared with theirs.
+//! Kernels that Apple's compiler made: AIR from a `.metallib`, retargeted to the host and run by
+//! the same executor. So the shim's results can be compared with the results of Apple's compiler.
 
 mod disassemble;
 mod file;
@@ -71,7 +71,7 @@ impl Library {
         Ok(Library { folder: cache.to_path_buf(), kernels })
     }
 
-    /// One of the kernels, since a module that is compiled twice defines its functions twice.
+    /// Selects one kernel. Compiling a module for two kernels would define its functions twice.
     fn only(&self, name: &str, path: &Path) -> Result<Self> {
         let found = self.kernels.iter().find(|(known, ..)| known == name);
         let Some(found) = found else {
@@ -82,7 +82,7 @@ impl Library {
         Ok(Library { folder: self.folder.clone(), kernels: vec![found.clone()] })
     }
 
-    /// Every kernel with the arguments that Apple's compiler gave it.
+    /// Every kernel with the arguments that the module's metadata lists.
     pub fn kernels(&self) -> Vec<KernelInfo> {
         let info = |(name, _, signature): &(String, String, Signature)| KernelInfo {
             name: name.clone(),
@@ -94,8 +94,8 @@ impl Library {
         self.kernels.iter().map(info).collect()
     }
 
-    /// Compiles all kernels for these function constants; constants that a kernel lacks are
-    /// ignored by it.
+    /// Compiles all kernels for these function constants. A kernel ignores constants that it does
+    /// not declare.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl Library {
         constants: &Constants,
     ) -> Result<BTreeMap<String, Kernel>> {
         let path = self.folder.join("air-runtime.metal");
-        // Renamed into place: threads that compile at the same time never see a part of it.
+        // The file is renamed into place, so that other threads never see an incomplete file.
         let this = (std::process::id(), std::thread::current().id());
         let draft = path.with_extension(format!("{}-{:?}", this.0, this.1));
         at_path(&draft, std::fs::write(&draft, RUNTIME))?;
@@ -133,7 +133,7 @@ impl Library {
     }
 }
 
-/// An entry of the registry, like those that the rewriter makes from source.
+/// The text of a registry entry, as the rewriter makes it from source.
 fn registration(name: &str, signature: &Signature, serial: usize) -> String {
     let (mut parameters, mut types) = (String::new(), String::new());
     for parameter in &signature.parameters {

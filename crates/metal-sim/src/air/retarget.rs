@@ -1,5 +1,5 @@
-//! Turns a module of AIR, as text, into one for the host: drops address spaces, renames intrinsics
-//! to functions of runtime.metal, and gets threadgroup variables from the executor.
+//! Turns a module of AIR, as text, into a module for the host: drops address spaces, renames
+//! intrinsics to functions of runtime.metal, and gets threadgroup variables from the executor.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +9,8 @@ use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::module::ArgumentKind;
 
-/// The module's text, with a function `msl_call_<serial>` that calls the kernel as the
-/// executor does.
+/// The module's text, with a function `msl_call_<serial>`, through which the executor calls the
+/// kernel.
 pub(super) fn retarget(
     text: &str,
     kernel: &str,
@@ -57,7 +57,7 @@ fn superfluous(line: &str) -> bool {
         || line.contains("@llvm.assume")
 }
 
-/// One line without address spaces, attribute groups, metadata and sections.
+/// The line without address spaces, attribute groups, metadata and sections.
 fn plain(line: &str) -> String {
     let line = line.split(", !").next().unwrap_or(line);
     let line = line.split(" ; preds").next().unwrap_or(line).trim_end();
@@ -103,7 +103,8 @@ fn plain(line: &str) -> String {
     out
 }
 
-/// Barriers go to the executor itself, which tells them apart by the address of the call.
+/// The name of an intrinsic's replacement. Barriers call the executor directly, because it
+/// identifies a barrier by the address of the call.
 fn intrinsic(name: &str) -> String {
     match name {
         "wg.barrier" => "@msl_threadgroup_barrier".to_string(),
@@ -116,7 +117,8 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '$' | '-')
 }
 
-/// Rewrites a variable: the executor provides threadgroup memory and function constants.
+/// Rewrites a global variable. The executor provides threadgroup memory, and function constants get
+/// their values.
 fn global(
     out: &mut String,
     name: &str,
@@ -168,7 +170,8 @@ fn shown_name(mangled: &str) -> &str {
     if word.is_empty() { end } else { word }
 }
 
-/// The text of a function that gets its threadgroup variables from the executor at its start.
+/// The text of a function, which first gets the addresses of its threadgroup variables from the
+/// executor.
 fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, String>) {
     let mut start = String::new();
     let mut rest = Vec::new();
@@ -194,7 +197,7 @@ fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, Str
     let _ = writeln!(out, "{}\n{start}{}", lines[0], rest.join("\n"));
 }
 
-/// Replaces each whole `@name`; returns whether there was one.
+/// Replaces each `@name` that is a whole word. Returns whether there was one.
 fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     let global = format!("@{name}");
     let mut from = 0;
@@ -225,7 +228,7 @@ fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     }
 }
 
-/// The text before the parameters of a definition, and the types of the parameters.
+/// The text before the parameters of a function definition, and the types of the parameters.
 fn header(line: &str) -> Result<(&str, Vec<String>)> {
     let (head, rest) = line.split_once('(').unwrap_or((line, ""));
     let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());
@@ -249,7 +252,7 @@ fn header(line: &str) -> Result<(&str, Vec<String>)> {
     Ok((head, parts.iter().map(kind).collect()))
 }
 
-/// `void msl_call_0(const msl::Arguments&)`; not instrumented.
+/// The text of `void msl_call_0(const msl::Arguments&)`, which is not instrumented.
 fn call(
     out: &mut String,
     kernel: &str,

@@ -1,4 +1,5 @@
-// The intrinsics of AIR, by their names with dots replaced, on top of this crate's Metal.
+// The intrinsics of AIR, implemented with this crate's Metal headers. Dots in their names are
+// replaced by underscores.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,4 +1,4 @@
-//! The argument table that Apple's compiler leaves in a module's metadata.
+//! The table of arguments that Apple's compiler writes into a module's metadata.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::rewrite::BUILTINS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parameter {
     Memory(Argument),
-    /// A built-in value, by its row in the table of [`BUILTINS`].
+    /// A built-in value, given by its row in [`BUILTINS`].
     Value(String, usize),
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Signature {
 }
 
 impl Signature {
-    /// Each kernel of a module, by the name of its function.
+    /// Each kernel of a module and its function's name.
     pub(super) fn all(text: &str) -> Result<Vec<(String, Self)>> {
         let nodes: BTreeMap<&str, &str> = text
             .lines()

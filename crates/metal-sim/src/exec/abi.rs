@@ -1,4 +1,4 @@
-//! The callbacks of compiled kernels; the other side is runtime/runtime.cpp.
+//! The callbacks that compiled kernels call. runtime/runtime.cpp forwards the calls.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -38,7 +38,7 @@ thread_local! {
     static CURRENT: Cell<*mut Machine> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Makes `machine` the one that this thread's kernels talk to while `body` runs.
+/// Makes `machine` this thread's current machine, which kernels call, while `body` runs.
 pub(super) fn with_machine<R>(machine: *mut Machine, body: impl FnOnce() -> R) -> R {
     let before = CURRENT.replace(machine);
     let result = body();
@@ -46,8 +46,8 @@ pub(super) fn with_machine<R>(machine: *mut Machine, body: impl FnOnce() -> R) -
     result
 }
 
-/// The machine is reached through a raw pointer because a callback may suspend the fiber
-/// that made it, and the scheduler then uses the machine itself.
+/// The current machine. It is a raw pointer because a callback may suspend its fiber, and then the
+/// scheduler uses the machine.
 fn machine() -> *mut Machine {
     CURRENT.get()
 }
@@ -60,7 +60,7 @@ extern "C" fn access(at: *const c_void, size: u64, kind: u32, site: *const c_voi
     // SAFETY: set by with_machine; no other reference is alive while a kernel runs.
     let stop = unsafe { (*machine).access(at as usize, size as usize, kind, site as usize) };
     if stop {
-        // SAFETY: as above; the borrow of the line before has ended.
+        // SAFETY: as above; the borrow in the line above has ended.
         unsafe { Machine::suspend(machine) };
     }
 }
@@ -153,6 +153,6 @@ extern "C" fn division_by_zero(site: *const c_void) {
 }
 
 extern "C" fn fence(flags: u32, order: u32, scope: u32, site: *const c_void) {
-    // SAFETY: as in threadgroup_barrier, without its suspension.
+    // SAFETY: as in threadgroup_barrier, but the fiber is not suspended.
     unsafe { (*machine()).fence(flags, order, scope, site as usize) }
 }

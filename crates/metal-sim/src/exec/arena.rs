@@ -1,6 +1,6 @@
 //! Address space for one dispatch. Every binding gets a slot of 32 GiB with its data in the middle,
-//! so that a wrong index stays in the slot and identifies the buffer. Bindings of the same memory
-//! are mapped twice, with separate bounds and counters and shared contents.
+//! so that a wrong index stays in the slot and identifies the buffer. If two bindings share memory,
+//! it is mapped twice: the contents are shared, and each binding has separate bounds and counters.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,13 +11,13 @@ pub(super) const SLOT: usize = 1 << 35;
 pub(super) const SLOTS: usize = 128;
 pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
 
-/// The most arenas at a time: an x86-64 process has addresses for 31 of them.
+/// The most arenas that exist at a time. An x86-64 process has addresses for 31 arenas.
 const MOST: usize = 16;
 static ARENAS: Mutex<usize> = Mutex::new(0);
 static ONE_LESS: Condvar = Condvar::new();
 
-/// A permit for an arena. A thread waits for it until another dispatch ends; no thread that holds a
-/// permit waits for a second one.
+/// A permit to create an arena. A thread may have to wait until another dispatch ends. A thread
+/// that holds a permit never waits for a second one, so there is no deadlock.
 struct Permit;
 
 impl Permit {
@@ -48,7 +48,7 @@ pub(super) struct Arena {
 impl Arena {
     pub(super) fn new() -> io::Result<Self> {
         let permit = Permit::wait();
-        // SAFETY: reserves addresses only; nothing is overlaid.
+        // SAFETY: reserves new addresses, and replaces no mapping.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -66,26 +66,27 @@ impl Arena {
         let file = unsafe { libc::memfd_create(c"metal-sim".as_ptr(), libc::MFD_CLOEXEC) };
         if file < 0 {
             let error = io::Error::last_os_error();
-            // SAFETY: just mapped, and unused.
+            // SAFETY: the addresses were just mapped, and nothing uses them.
             unsafe { libc::munmap(base, SLOT * SLOTS) };
             return Err(error);
         }
-        // SAFETY: the descriptor is new and owned by nothing else.
+        // SAFETY: the descriptor is new, and only this value owns it.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         Ok(Arena { base: base as usize, file, used: 0, _permit: permit })
     }
 
-    /// The slot of an address of the arena, and the offset in it.
+    /// The slot that contains an address of the arena, and the offset in the slot.
     pub(super) fn slot(&self, address: usize) -> Option<(usize, usize)> {
         let offset = address.wrapping_sub(self.base);
         (offset < SLOT * SLOTS).then_some((offset / SLOT, offset % SLOT))
     }
 
-    /// Reserves `bytes` bytes of memory to map into slots; returns their offset in the file.
+    /// Reserves `bytes` bytes of the file, which can be mapped into slots. Returns their offset in
+    /// the file.
     pub(super) fn allocate(&mut self, bytes: usize) -> io::Result<usize> {
         let offset = self.used;
         self.used += bytes.max(1).next_multiple_of(PAGE);
-        // SAFETY: a plain system call on our own file.
+        // SAFETY: a plain system call on a file that this arena owns.
         let result = unsafe { libc::ftruncate(self.file.as_raw_fd(), self.used as libc::off_t) };
         if result == 0 { Ok(offset) } else { Err(io::Error::last_os_error()) }
     }
@@ -94,7 +95,7 @@ impl Arena {
     pub(super) fn map(&self, slot: usize, offset: usize, bytes: usize) -> io::Result<usize> {
         debug_assert!(slot < SLOTS && bytes < SLOT / 2);
         let address = self.base + slot * SLOT + SLOT / 2;
-        // SAFETY: the mapping overlays a part of the arena's reservation.
+        // SAFETY: the mapping replaces a part of the arena's reservation.
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,
@@ -114,7 +115,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: our own reservation; kernels that pointed into it are gone.
+        // SAFETY: this arena made the reservation, and no kernel runs that has pointers into it.
         unsafe { libc::munmap(self.base as *mut libc::c_void, SLOT * SLOTS) };
     }
 }

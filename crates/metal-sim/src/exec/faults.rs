@@ -1,23 +1,24 @@
-//! Faults are collected once for each kind and place, and given their lines at the end.
+//! Collects faults. Each type and place is kept once, and source lines are found at the end.
 
 use std::collections::HashMap;
 
 use crate::module::{Lines, Module};
 use crate::report::{Fault, FaultKind, ThreadPlace};
 
-/// The most distinct faults that are kept, since more say nothing new.
+/// The most distinct faults that are kept. Further faults rarely add information.
 const MOST: usize = 200;
 
 #[derive(Default)]
 pub(super) struct Faults {
-    /// With the return addresses of the access, and of an earlier one that it races with.
+    /// The faults, each with the return address of its access, and of the earlier access if it is a
+    /// race.
     list: Vec<(Fault, (usize, Option<usize>))>,
     index: HashMap<(FaultKind, usize, u32), usize>,
 }
 
 impl Faults {
-    /// Records a fault at a return address (0 for the dispatch as a whole); `detail` tells
-    /// faults of one kind and place apart.
+    /// Records a fault at a return address, which is 0 for the dispatch as a whole. `detail`
+    /// distinguishes faults of the same type and place.
     pub(super) fn add(
         &mut self,
         kind: FaultKind,
@@ -30,7 +31,7 @@ impl Faults {
     }
 
     /// Like [`Self::add`], with the return address of an earlier access too. Returns whether the
-    /// fault is the first of its kind and place.
+    /// fault is the first of its type and place.
     pub(super) fn add_pair(
         &mut self,
         kind: FaultKind,
@@ -65,7 +66,7 @@ impl Faults {
         self.list.iter().any(|(fault, _)| fault.kind == kind)
     }
 
-    /// Moves the faults of a kind to another list, with a remark at the end of their messages.
+    /// Moves the faults of a type to another list, and adds a remark to their messages.
     pub(super) fn pass(&mut self, kind: FaultKind, to: &mut Faults, remark: &str) {
         let moved = self.list.extract_if(.., |(fault, _)| fault.kind == kind);
         to.list.extend(moved.map(|(mut fault, sites)| {

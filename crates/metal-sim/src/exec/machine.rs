@@ -1,4 +1,4 @@
-//! The state of a running dispatch: its threads, their memory, and their accesses so far.
+//! The state of a running dispatch: its threads, its memory, and the accesses so far.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,22 +15,23 @@ use crate::buffer::Access;
 use crate::module::Module;
 use crate::report::{FaultKind, Report, ThreadPlace};
 
-/// Bytes of threadgroup memory that every Apple GPU has.
+/// The bytes of threadgroup memory that every Apple GPU has.
 pub(super) const THREADGROUP_LIMIT: usize = 32 << 10;
-/// Threadgroup variables come after bound threadgroup memory.
+/// The first slot of threadgroup variables, after the slots of bound threadgroup memory.
 const VARIABLE_SLOTS: usize = THREADGROUP_SLOTS + 32;
 
-/// A `threadgroup` variable that a kernel has met.
+/// A `threadgroup` variable that the kernel has used.
 struct Variable {
     key: usize,
     address: usize,
 }
 
-/// A store that races with an earlier one, until it has happened and its value is known.
+/// A store that races with an earlier store. It is judged after it has happened, when its value is
+/// known.
 pub(super) struct Overwrite {
     before: Earlier,
     byte: Byte,
-    /// The return addresses of the store, and of the earlier one if it is known.
+    /// The return addresses of this store, and of the earlier one if it is known.
     sites: (usize, Option<usize>),
     slot: usize,
     offset: isize,
@@ -40,7 +41,7 @@ pub(super) struct Overwrite {
 pub(crate) struct Machine {
     pub(super) memory: Memory,
     pub(super) faults: Faults,
-    /// Findings that look like a fault and change no result.
+    /// Findings that look like a fault but do not change a result.
     pub(super) notes: Faults,
     pub(super) trace: Trace,
     pub(super) threads: Vec<Thread>,
@@ -49,16 +50,17 @@ pub(crate) struct Machine {
     pub(super) current: usize,
     pub(super) live: usize,
     pub(super) barrier: Barrier,
-    /// Threadgroup barriers passed, for device and for threadgroup memory.
+    /// The number of threadgroup barriers passed, for device memory and for threadgroup memory.
     pub(super) epochs: [u32; 2],
     pub(super) group: u32,
     pub(super) group_position: [u32; 3],
     pub(super) report: Report,
-    /// Bytes that raced with an access whose place is not known.
+    /// Bytes with a race in which the place of the earlier access is not known.
     pub(super) raced: Vec<Byte>,
     pub(super) stopped: bool,
     pub(super) module: Option<Arc<Module>>,
-    /// Pairs of return addresses that have been compared by their lines.
+    /// Whether two return addresses have the same source lines, for pairs that were compared
+    /// before.
     pub(super) same_places: HashMap<(usize, usize), bool>,
     image: std::ops::Range<usize>,
     variables: Vec<Variable>,
@@ -136,7 +138,7 @@ impl Machine {
         Ok(address)
     }
 
-    /// The memory of a threadgroup variable; `None` if there is none left.
+    /// The memory of a threadgroup variable; `None` if no memory is left.
     pub(super) fn variable(&mut self, key: usize, bytes: usize, name: &str) -> Option<usize> {
         if let Some(known) = self.variables.iter().find(|known| known.key == key) {
             return Some(known.address);
@@ -172,7 +174,7 @@ impl Machine {
         })
     }
 
-    /// Notes where a thread is; a dispatch that takes more steps than it may is stopped.
+    /// Records a step of the current thread. Stops the dispatch if it takes too many steps.
     pub(super) fn step(&mut self, site: usize, at: usize) {
         self.stopped |= self.trace.step(self.current, site, at);
     }
@@ -250,7 +252,8 @@ impl Machine {
         self.stopped
     }
 
-    /// Judges a store that raced with an earlier one: of the same value, it changes nothing.
+    /// Judges a store that raced with an earlier store: if both stored the same value, the race is
+    /// a note.
     #[cold]
     pub(super) fn settle(&mut self) {
         let Some(overwrite) = self.overwrite.take() else { return };
@@ -269,7 +272,8 @@ impl Machine {
         }
     }
 
-    /// Accesses to the thread's stack and to constants of the program are allowed.
+    /// Handles an access outside all bindings. Accesses to the thread's stack and to constants of
+    /// the program are allowed.
     fn outside(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
         let stack = &self.threads[self.current].stack;
         if stack.contains(&at) {

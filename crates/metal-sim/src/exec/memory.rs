@@ -13,24 +13,24 @@ use crate::report::Traffic;
 /// The first slot of threadgroup memory; buffers come before it.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
 
-/// The bytes of uninitialized memory: a large number below zero, in every type with a sign.
+/// The byte that fills uninitialized memory. It makes a large negative number in every signed type.
 pub(super) const JUNK: u8 = 0xfb;
-/// Other bytes for it: a large number, zero, and NaN or -1. Between them is no value that a sum,
-/// a product, a minimum and a maximum all pass over.
+/// Other bytes for uninitialized memory, which make a large number, zero, and NaN or -1. A sum, a
+/// product, a minimum and a maximum can each ignore some of these values, but not all three.
 pub(super) const OTHER_JUNK: [u8; 3] = [0x7b, 0, 0xff];
 
-/// Contents, with the history of every byte.
+/// The contents of a binding's memory, with the history of every byte.
 pub(super) struct Storage {
     offset: usize,
     bytes: usize,
     cells: Vec<Cell>,
-    /// The last load instruction of a SIMD group that read a byte.
+    /// For each byte, the last load instruction of a SIMD group that read it.
     fetches: Vec<u64>,
-    /// Whether a byte has a value.
+    /// For each byte, whether it has a value.
     given: Vec<bool>,
 }
 
-/// A binding's view of a storage.
+/// The view that a binding has of a storage.
 pub(super) struct Region {
     pub(super) name: String,
     pub(super) low: usize,
@@ -44,34 +44,36 @@ pub(super) struct Region {
     seen: Vec<u8>,
 }
 
-/// The time of an access.
+/// The thread, the instruction and the place of an access, for the history.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The thread's stamps for device and for threadgroup memory.
+    /// The stamps of the thread, for device memory and for threadgroup memory.
     pub(super) stamps: [Stamp; 2],
-    /// A number that lanes of a SIMD group share when they access memory together.
+    /// The number of the instruction. Lanes of a SIMD group that access memory together have the
+    /// same number.
     pub(super) instruction: u64,
     /// The return address of the access.
     pub(super) site: usize,
 }
 
-/// The fault of an access.
+/// The fault that an access makes.
 pub(super) enum Trouble {
     OutOfBounds,
     ReadOnly,
     Misaligned(usize),
     Uninitialized,
-    /// The earlier access, the byte, and the return address of the earlier access, if it is known.
+    /// A race: the earlier access, the byte, and the earlier access's return address if it is
+    /// known.
     Race(Earlier, Byte, Option<usize>),
-    /// A race of a store with an earlier one, which may be of the same value; else as above.
+    /// A race of two stores, which may store the same value. The fields are as in `Race`.
     Overwrites(Earlier, Byte, Option<usize>),
 }
 
 pub(super) struct Memory {
     pub(super) arena: Arena,
     pub(super) regions: Vec<Option<Region>>,
-    /// The addresses of bytes that a store is about to race for with an earlier one, and what the
-    /// earlier one left there.
+    /// For a store that is about to race with an earlier store: the addresses of the bytes, and the
+    /// values that the earlier store left there.
     pub(super) overwritten: Vec<(usize, u8)>,
     pub(super) order: Order,
     storages: Vec<Storage>,
@@ -101,12 +103,12 @@ impl Memory {
         Ok(self.storages.len() - 1)
     }
 
-    /// Marks bytes of a storage as having had a value before the dispatch.
+    /// Marks bytes of a storage as having a value before the dispatch.
     pub(super) fn give(&mut self, storage: usize, range: std::ops::Range<usize>) {
         self.storages[storage].given[range].fill(true);
     }
 
-    /// Binds bytes of a storage to a slot; returns the address of the first one.
+    /// Binds bytes of a storage to a slot. Returns the address of the first byte.
     pub(super) fn bind(
         &mut self,
         slot: usize,
@@ -134,7 +136,7 @@ impl Memory {
         Ok(origin + range.start)
     }
 
-    /// Fills the contents that the previous threadgroup left with junk.
+    /// Overwrites the contents that the previous threadgroup left with junk.
     pub(super) fn spoil(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -166,7 +168,8 @@ impl Memory {
             report(region, Trouble::OutOfBounds);
             return false;
         }
-        // Packed vectors: the compiler does not say, but no element is less aligned.
+        // The compiler reports no alignment for packed vectors, so only the alignment of the
+        // element is checked.
         let natural = if kind & ALIGNED != 0 { bytes.min(16) } else { region.align };
         if natural.is_power_of_two() && at & (natural - 1) != 0 {
             report(region, Trouble::Misaligned(natural));
@@ -238,7 +241,7 @@ impl Memory {
         true
     }
 
-    /// Hashes all that was stored in buffers.
+    /// Hashes the contents of all buffers after the dispatch.
     pub(super) fn hash_stored(&self, hasher: &mut impl Hasher) {
         for region in self.regions[..THREADGROUP_SLOTS].iter().flatten() {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -250,13 +253,13 @@ impl Memory {
         }
     }
 
-    /// Whether a store has left the bytes of [`Self::overwritten`] as they were.
+    /// Whether a store left the bytes of [`Self::overwritten`] unchanged.
     pub(super) fn is_unchanged(&self) -> bool {
-        // SAFETY: bytes of regions, which stay mapped; no kernel runs meanwhile.
+        // SAFETY: the bytes are in regions, which stay mapped, and no kernel runs at this time.
         self.overwritten.iter().all(|&(at, before)| unsafe { *(at as *const u8) } == before)
     }
 
-    /// Forgets which threads of the last threadgroup touched threadgroup memory.
+    /// Clears the history of threadgroup memory, before the next threadgroup runs.
     pub(super) fn forget(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             let storage = &mut self.storages[region.storage];
@@ -266,10 +269,10 @@ impl Memory {
     }
 }
 
-/// Keeps the contents of a byte that is about to be overwritten.
+/// Saves the contents of a byte that is about to be overwritten.
 #[cold]
 fn keep(overwritten: &mut Vec<(usize, u8)>, at: usize) {
-    // SAFETY: a byte of a region, which is mapped.
+    // SAFETY: the byte is in a region, which is mapped.
     overwritten.push((at, unsafe { *(at as *const u8) }));
 }
 
@@ -283,7 +286,7 @@ impl Region {
         Traffic { distinct_read: count(READ), distinct_written: count(WRITE), ..self.traffic }
     }
 
-    /// The first byte that nothing wrote, and the number of such bytes.
+    /// The first byte that was not written, and the number of such bytes.
     pub(super) fn unwritten(&self) -> Option<(usize, usize)> {
         let untouched = |seen: &&u8| u32::from(**seen) & WRITE == 0;
         let first = self.seen.iter().position(|seen| untouched(&seen))?;

@@ -66,8 +66,8 @@ impl Dispatch<'_> {
         Ok(report)
     }
 
-    /// All that a kernel does with other bytes in memory that nothing wrote; none, if it depends on
-    /// them.
+    /// The kernel's effect if uninitialized memory holds other bytes; `None` if the effect depends
+    /// on these bytes.
     fn with_other_junk(&mut self, trace: Trace) -> Result<Option<Effect>> {
         let mut known = None;
         for junk in OTHER_JUNK {
@@ -105,7 +105,8 @@ impl Dispatch<'_> {
     }
 }
 
-/// All that a dispatch did: its course, what it stored in buffers, and how many faults and notes.
+/// The effect of a dispatch: its trace, a hash of what it stored in buffers, and the numbers of
+/// faults and notes.
 #[derive(PartialEq)]
 struct Effect {
     trace: Trace,
@@ -135,7 +136,7 @@ unsafe fn run_groups(
         Grid::Groups(groups) => (groups, [0, 1, 2].map(|d| groups[d] * group[d])),
         Grid::Threads(threads) => ([0, 1, 2].map(|d| threads[d].div_ceil(group[d])), threads),
     };
-    // SAFETY: each borrow ends with its statement; fibers run inside run_group only.
+    // SAFETY: each borrow ends with its statement, and fibers run only inside run_group.
     unsafe {
         let count = groups[0] * groups[1] * groups[2];
         for number in (*machine).ready.order(count) {
@@ -182,7 +183,7 @@ unsafe fn run_groups(
     Ok(())
 }
 
-/// The grid as one threadgroup sees it.
+/// The grid's values that all threads of a threadgroup share.
 struct Shape {
     groups: [u32; 3],
     grid: [u32; 3],

@@ -1,37 +1,39 @@
-//! The order of accesses that fences make. A thread's release fence covers the accesses that the
-//! thread made before it, and those of its threadgroup before the last barrier. The atomics that
-//! the thread writes next carry them. A thread's acquire fence makes known the accesses that the
-//! atomics carried which its threadgroup has read.
+//! The order of accesses that fences make. A thread's release fence covers the thread's accesses
+//! before the fence, and the accesses of its threadgroup before the last barrier. The atomics that
+//! the thread writes next carry these accesses. A thread's acquire fence makes the carried accesses
+//! known to the thread, for all atomics that its threadgroup has read.
 
 use std::collections::{HashMap, HashSet};
 
 use super::shadow::{ATOMIC, Cell, Earlier, READ, Stamp, WRITE};
 use super::watch::Byte;
 
-/// The barriers of the running threadgroup, which order it as an atomic would.
+/// Stands for the barriers of the running threadgroup, which order accesses as an atomic would.
 const BARRIER: Byte = (usize::MAX, 0);
 
-/// Atomics, each with the number of releases into it that are known.
+/// For each atomic, how many of the releases that it carries are known.
 type View = HashMap<Byte, usize>;
 
-/// A release fence: where its thread was, and how many that thread has executed, with this one.
+/// A release fence: the stamp of its thread, and how many release fences the thread has executed,
+/// including this one.
 type Fence = (Stamp, usize);
 
 /// The releases that an atomic carries.
 #[derive(Default)]
 struct Carried {
     count: usize,
-    /// Of each threadgroup: the fence, and the release's number.
+    /// For each threadgroup: its release fences, each with the number of the release.
     of_group: HashMap<u32, Vec<(Fence, usize)>>,
-    /// The other atomics that a release passes on, and the release's number.
+    /// Views of other atomics that a release passes on, each with the number of the release.
     passed: Vec<(View, usize)>,
 }
 
-/// A thread of the running threadgroup that executed a fence.
+/// The state of a thread of the running threadgroup that executed a fence.
 #[derive(Default)]
 struct Fenced {
     released: Option<(Fence, View)>,
-    /// The atomics that carry this release already: once is enough, since readers come later.
+    /// The atomics that carry this release already. An atomic need not carry a release twice, since
+    /// all readers come later.
     carried_by: HashSet<Byte>,
     known: View,
 }
@@ -39,10 +41,10 @@ struct Fenced {
 /// The order that fences make in device memory.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Whether the kernel has executed a fence: all accesses ask this.
+    /// Whether the kernel has executed a fence. Every access checks this.
     pub(super) is_used: bool,
     carried: HashMap<Byte, Carried>,
-    /// Bytes that threads accessed after their release fences, with the number of those fences.
+    /// Bytes that threads accessed after a release fence, with that fence.
     late: HashMap<Byte, Fence>,
     /// Of the running threadgroup.
     fenced: HashMap<u32, Fenced>,
@@ -65,8 +67,9 @@ impl Order {
         self.known.clear();
     }
 
-    /// A barrier of the threadgroup. It carries releases as an atomic does that all threads write
-    /// and then read; after one for device memory, all threads know what one knew.
+    /// A barrier of the threadgroup. It carries releases like an atomic that all threads write and
+    /// then read. After a barrier for device memory, every thread knows the releases that any
+    /// thread knew.
     pub(super) fn barrier(&mut self, is_for_device: bool) {
         for thread in self.fenced.keys().copied().collect::<Vec<_>>() {
             self.carry(BARRIER, thread);
@@ -95,7 +98,7 @@ impl Order {
         fenced.carried_by.clear();
     }
 
-    /// An access of a thread, and the earlier ones that [`Cell::access`] finds.
+    /// Records an access of a thread, and returns the earlier accesses that [`Cell::access`] finds.
     #[cold]
     pub(super) fn access(
         &mut self,
@@ -122,7 +125,7 @@ impl Order {
         }
     }
 
-    /// Lets an atomic carry the release of a thread, if the thread has executed a release fence.
+    /// Makes an atomic carry the release of a thread, if the thread has executed a release fence.
     fn carry(&mut self, object: Byte, thread: u32) {
         let Some(fenced) = self.fenced.get_mut(&thread) else { return };
         let Some((fence, known)) = &fenced.released else { return };
@@ -147,7 +150,7 @@ impl Order {
         }
     }
 
-    /// Whether an access to a byte comes before what the thread of `now` does.
+    /// Whether an access to a byte is ordered before the access of the thread of `now`.
     fn is_before(&self, byte: Byte, earlier: Stamp, now: Stamp) -> bool {
         let late = self.late.get(&byte).filter(|(stamp, _)| stamp.is_at(earlier));
         let access = (earlier, late.map_or(0, |(_, count)| *count));
@@ -155,8 +158,8 @@ impl Order {
         [Some(&self.known), own].into_iter().flatten().any(|view| self.covers(view, access))
     }
 
-    /// Whether one of the releases that a view knows, or that these passed on, covers an access.
-    /// Reads each release once, however many ways lead to it.
+    /// Whether an access is covered by a release that the view knows, or by a release that such a
+    /// release passed on. Each release is read once, even if several paths lead to it.
     fn covers(&self, view: &View, (earlier, after): Fence) -> bool {
         let released = |(fence, count): Fence| {
             let is_late = fence.thread() == earlier.thread() && count <= after;

@@ -1,4 +1,5 @@
-//! The threads of a threadgroup, each a fiber, the order of their turns, and what they wait for.
+//! The threads of a threadgroup, each of which is a fiber: their order, and the places where they
+//! wait.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,20 +9,20 @@ use corosensei::{Coroutine, Yielder};
 
 use super::shadow::Loads;
 
-/// Lanes of a SIMD group on every Apple GPU.
+/// The lanes of a SIMD group on every Apple GPU.
 pub(super) const SIMD_WIDTH: usize = 32;
-/// Bytes of a value that lanes exchange.
+/// The most bytes of a value that lanes exchange.
 pub(super) const SLOT_BYTES: usize = 32;
 
-/// Of the process: of each thread, those of threads at rest would add up to all the mappings that
-/// Linux allows.
+/// The stacks that no fiber uses. The whole process shares them. If each thread had a list, the
+/// stacks of idle threads would add up to all the mappings that Linux allows.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
 pub(super) fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a thread; a waiting thread knows the place where it waits.
+/// The state of a thread. A waiting state has the place where the thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
@@ -57,7 +58,7 @@ impl Drop for Thread {
     }
 }
 
-/// The order in which runnable threads, and the threadgroups of the grid, take their turns.
+/// The order in which threads take turns, and in which the threadgroups of the grid run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// First to last.
@@ -70,7 +71,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// An order of each kind, in all of which a kernel should run.
+    /// One order of each type. A kernel should run in all of them.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 
@@ -112,7 +113,7 @@ impl Ready {
         }
     }
 
-    /// The numbers below `count` in the schedule's order.
+    /// The numbers below `count`, in the order of the schedule.
     pub(super) fn order(&mut self, count: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..count).collect();
         match self.schedule {
@@ -137,8 +138,8 @@ pub(super) struct Barrier {
     pub(super) site: usize,
 }
 
-/// Successive exchanges use different rounds, since a lane may publish its next value before all
-/// others have read the last one. A matrix product uses two rounds at a time.
+/// Exchanges take turns among several rounds, since a lane may publish its next value before all
+/// other lanes have read the last one. A matrix product uses two rounds at a time.
 pub(super) const ROUNDS: usize = 4;
 
 /// The values that lanes exchange.
@@ -151,7 +152,7 @@ pub(super) struct Round {
 /// A SIMD group.
 #[derive(Clone)]
 pub(super) struct Simd {
-    /// SIMD-group barriers passed, for device and for threadgroup memory.
+    /// The number of SIMD-group barriers passed, for device memory and for threadgroup memory.
     pub(super) epochs: [u32; 2],
     pub(super) live: u32,
     pub(super) lanes: u32,

@@ -1,4 +1,4 @@
-//! The work before and after the threads: checks and binds arguments, copies results back.
+//! The work before and after the kernel runs: checks and binds arguments, and copies results back.
 
 use std::ffi::c_void;
 use std::io;
@@ -19,20 +19,20 @@ impl Machine {
     }
 }
 
-/// Addresses for the two argument tables of a kernel.
+/// The addresses of a kernel's arguments: buffers and threadgroup memory.
 pub(super) struct Tables {
     pub(super) buffers: [*mut c_void; THREADGROUP_SLOTS],
     pub(super) threadgroup: [*mut c_void; THREADGROUP_SLOTS],
 }
 
-/// Buffers that overlap in the caller's memory.
+/// A range of the caller's memory, and the buffers that overlap in it.
 struct Union {
     low: usize,
     high: usize,
     members: Vec<u32>,
 }
 
-/// Checks the arguments, and maps the memory of all that are bound.
+/// Checks the arguments, and maps the memory of all buffers.
 pub(super) fn bind(machine: &mut Machine, dispatch: &mut Dispatch<'_>) -> io::Result<Tables> {
     let mut tables = Tables {
         buffers: [std::ptr::null_mut(); THREADGROUP_SLOTS],
@@ -176,7 +176,7 @@ pub(super) fn grid_is_possible(machine: &mut Machine, dispatch: &Dispatch<'_>) -
     false
 }
 
-/// Writes counters to the report, and results to the caller's memory.
+/// Writes the counters to the report, and the results to the caller's memory.
 pub(super) fn finish(machine: &mut Machine, dispatch: &mut Dispatch<'_>) {
     for (slot, region) in machine.memory.regions.iter().enumerate() {
         let Some(region) = region else { continue };
@@ -201,7 +201,7 @@ pub(super) fn finish(machine: &mut Machine, dispatch: &mut Dispatch<'_>) {
         match &mut buffer.memory {
             Memory::Borrowed(pointer, bytes) => {
                 debug_assert_eq!(*bytes, result.len());
-                // SAFETY: the caller promised `bytes` writable bytes.
+                // SAFETY: the caller has promised `bytes` writable bytes.
                 unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), *pointer, *bytes) };
             }
             Memory::Owned(_) => {

@@ -1,14 +1,15 @@
-//! The thread that accessed a byte last, and whether a barrier has passed since.
+//! The history of each byte: which threads accessed it last, and after how many barriers.
 
 use std::fmt;
 
-/// Bits of the kind of an access, as include/msl/runtime.h and runtime/runtime.cpp have them.
+/// Bits for the type of an access, as in include/msl/runtime.h and runtime/runtime.cpp.
 pub(super) const READ: u32 = 1;
 pub(super) const WRITE: u32 = 2;
 pub(super) const ATOMIC: u32 = 8;
 
-/// One access in 64 bits: threadgroup + 1 (24), thread (10), barriers passed by the
-/// threadgroup (15) and by the SIMD group (14), whether an atomic wrote (1). Zero: never.
+/// The thread and the time of an access, in 64 bits: the threadgroup + 1 (24 bits), the thread
+/// (10), the barriers passed by the threadgroup (15) and by the SIMD group (14), and whether an
+/// atomic wrote (1). Zero means that there was no access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp(u64);
 
@@ -42,13 +43,13 @@ impl Stamp {
         self.0 >> 40 == other.0 >> 40
     }
 
-    /// Whether both are by one thread between the same barriers.
+    /// Whether the same thread made both accesses, without a barrier between them.
     pub(super) fn is_at(self, other: Stamp) -> bool {
         self.0 | 1 == other.0 | 1
     }
 
-    /// Whether a release fence of a thread covers this access, of a byte that the thread has not
-    /// accessed since.
+    /// Whether a release fence covers this access. The thread of the fence must not have accessed
+    /// the byte after the fence.
     pub(super) fn is_released_by(self, fence: Stamp) -> bool {
         let epoch = |stamp: Stamp| stamp.0 >> 15 & EPOCH;
         let passed = epoch(fence).wrapping_sub(epoch(self)) & EPOCH;
@@ -56,7 +57,8 @@ impl Stamp {
         self.same_group(fence) && (by_itself || (1..=EPOCH / 2).contains(&passed))
     }
 
-    /// Whether nothing orders this access before that of `now`, by another thread.
+    /// Whether this access races with an access of another thread at `now`, because no barrier
+    /// orders them.
     pub(super) fn races(self, now: Stamp) -> bool {
         if self.0 == 0 || self.0 >> 30 == now.0 >> 30 {
             return false; // by nobody, or by the same thread
@@ -77,9 +79,10 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Counts the actions of a thread, to tell which accesses the lanes of a SIMD group make together:
-/// lanes with equal counts of waits for each other, and of memory accesses since then, are at the
-/// same instruction. Lanes that took different branches since then seem to be at different ones.
+/// Counts the actions of a thread, to find the accesses that the lanes of a SIMD group make
+/// together. Lanes are at the same instruction if they have equal counts of waits for each other,
+/// and of memory accesses since the last wait. Lanes that have taken different branches since then
+/// seem to be at different instructions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loads {
     waits: u32,
@@ -102,14 +105,15 @@ impl Loads {
     }
 }
 
-/// An access that another one races with.
+/// An earlier access with which an access races.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Earlier {
     pub(super) stamp: Stamp,
     pub(super) wrote: bool,
 }
 
-/// The first of these accesses that races with that of `now`, unless a fence orders both.
+/// The first of these accesses that races with the access of `now`, unless a fence orders the two
+/// accesses.
 #[inline(always)]
 fn first<const N: usize>(
     earlier: [(Stamp, bool); N],
@@ -124,15 +128,17 @@ fn first<const N: usize>(
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cell {
     pub(super) write: Stamp,
-    /// The last two readers: a thread may store after its own load, but not after another's.
+    /// The last two readers. Two are needed, since a thread may store after its load, but not after
+    /// the load of another thread.
     pub(super) read: Stamp,
     pub(super) other_read: Stamp,
-    /// The last atomic access; atomics race with plain accesses, but not with each other.
+    /// The last atomic access. An atomic access races with plain accesses, but not with other
+    /// atomic accesses.
     atomic: Stamp,
 }
 
 impl Cell {
-    /// The earlier access that this one races with, and the earlier store, if both are stores.
+    /// The earlier access with which this access races, and the earlier store if both are stores.
     #[inline(always)]
     pub(super) fn access(
         &mut self,
@@ -147,7 +153,7 @@ impl Cell {
         }
     }
 
-    /// The earlier access that this load races with.
+    /// The earlier access with which this load races.
     pub(super) fn load(&mut self, now: Stamp, fenced: impl Fn(Stamp) -> bool) -> Option<Earlier> {
         let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
         let race = first([(self.write, true), (atomic, true)], now, &fenced);
@@ -158,7 +164,7 @@ impl Cell {
         race
     }
 
-    /// The earlier load or atomic access that this store races with, and the earlier store.
+    /// The earlier load or atomic access with which this store races, and the earlier store.
     pub(super) fn store(
         &mut self,
         now: Stamp,
@@ -172,7 +178,7 @@ impl Cell {
         earlier
     }
 
-    /// The earlier plain access that this atomic one races with.
+    /// The earlier plain access with which this atomic access races.
     pub(super) fn atomic(
         &mut self,
         now: Stamp,

@@ -1,4 +1,5 @@
-//! Runs the threads of a group, which wait for each other at barriers and SIMD-group exchanges.
+//! Runs the threads of a threadgroup, which wait for each other at barriers and exchanges of SIMD
+//! groups.
 
 use std::io;
 
@@ -11,13 +12,13 @@ use super::shadow::Loads;
 use crate::module::{Arguments, Call};
 use crate::report::FaultKind;
 
-/// Bytes of a fiber's stack: a thread's private memory on a GPU is far smaller.
+/// The bytes of a fiber's stack. A thread's private memory on a GPU is far smaller.
 const STACK_BYTES: usize = 256 << 10;
 
 const MEM_DEVICE: u32 = 1;
 const MEM_THREADGROUP: u32 = 2;
 
-/// `memory_order` and `thread_scope` of include/msl/atomic.h.
+/// Values of `memory_order` and `thread_scope`, as in include/msl/atomic.h.
 const ACQUIRE: u32 = 1;
 const RELEASE: u32 = 2;
 const ACQUIRE_RELEASE: u32 = 3;
@@ -30,7 +31,7 @@ fn advance(epochs: &mut [u32; 2], flags: u32) {
 }
 
 impl Thread {
-    /// A thread that will call the kernel. `arguments` must outlive it.
+    /// Creates a thread that will call the kernel. `arguments` must outlive it.
     pub(super) fn new(
         machine: *mut Machine,
         index: usize,
@@ -44,9 +45,9 @@ impl Thread {
         };
         let range = stack.limit().get()..stack.base().get();
         let fiber = Coroutine::with_stack(stack, move |yielder, ()| {
-            // SAFETY: the machine outlives its threads, and nothing else borrows it now.
+            // SAFETY: the machine outlives its threads, and nothing else borrows it at this time.
             unsafe { (&mut (*machine).threads)[index].yielder = yielder };
-            // SAFETY: arguments match the kernel's parameters, as the registry lists them.
+            // SAFETY: the arguments match the kernel's parameters, as the registry lists them.
             unsafe { call(arguments) };
         });
         Ok(Thread {
@@ -70,7 +71,7 @@ impl Machine {
     /// # Safety
     /// Must be called on a fiber of `machine`, with no reference to it alive.
     pub(super) unsafe fn suspend(machine: *mut Machine) {
-        // SAFETY: the yielder was set when the fiber started, and lives as long as it.
+        // SAFETY: the yielder was set when the fiber started, and lives as long as the fiber.
         unsafe {
             let threads = &(*machine).threads;
             let yielder = threads[(*machine).current].yielder;
@@ -158,8 +159,8 @@ impl Machine {
         }
     }
 
-    /// A fence, by the values of Metal's `mem_flags`, `memory_order` and `thread_scope`. One of a
-    /// threadgroup orders less than its barriers do, and is not followed.
+    /// A fence, with Metal's values of `mem_flags`, `memory_order` and `thread_scope`. A fence for
+    /// the threadgroup alone is ignored, since it orders less than the threadgroup's barriers.
     pub(super) fn fence(&mut self, flags: u32, order: u32, scope: u32, site: usize) {
         self.step(site, order as usize);
         if flags & MEM_DEVICE == 0 || scope != DEVICE_SCOPE {
@@ -174,7 +175,7 @@ impl Machine {
         }
     }
 
-    /// Counts a lane that arrives; returns whether it was the last of its SIMD group.
+    /// Records that a lane arrives. Returns whether it is the last lane of its SIMD group.
     fn meet(&mut self, state: State, site: usize, what: u32, bytes: usize) -> bool {
         self.step(site, bytes);
         let group = self.current / SIMD_WIDTH;
@@ -220,7 +221,7 @@ impl Machine {
         }
     }
 
-    /// Publishes a value to the SIMD group; returns the round in which it can be read.
+    /// Publishes a value to the SIMD group. Returns the round in which the values can be read.
     pub(super) fn arrive_at_exchange(&mut self, value: &[u8], site: usize) -> usize {
         let (lane, group) = (self.current % SIMD_WIDTH, self.current / SIMD_WIDTH);
         let simd = &mut self.simds[group];
@@ -251,8 +252,8 @@ impl Machine {
         });
     }
 
-    /// Records that a thread returned. SIMD groups continue with the remaining lanes; barriers do
-    /// not.
+    /// Records that a thread returned. SIMD groups continue with the other lanes, but threadgroup
+    /// barriers do not.
     pub(super) fn leave(&mut self) {
         self.live -= 1;
         let group = self.current / SIMD_WIDTH;
@@ -267,7 +268,7 @@ impl Machine {
         }
     }
 
-    /// Handles the case that threads remain but none can run.
+    /// Reports that threads wait and that none can continue.
     pub(super) fn stuck(&mut self) {
         self.stopped = true;
         let (mut at_barrier, mut in_simd, mut returned) = (Vec::new(), Vec::new(), 0);

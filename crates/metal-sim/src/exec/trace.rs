@@ -1,28 +1,28 @@
-//! The course of a dispatch in one number, to tell whether another one takes it too.
+//! The trace of a dispatch as one number, to tell whether another dispatch takes the same steps.
 
-/// The accesses of threads and the places where they waited, in their order.
+/// The accesses of all threads and the places where they waited, in order, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trace {
     steps: u64,
-    /// Of a course that is compared with another.
+    /// The hash, in a trace that is compared with another.
     digest: Option<u64>,
-    /// The most steps that there may be.
+    /// The most steps that are allowed.
     most: u64,
 }
 
 impl Trace {
-    /// A course of any length, whose steps are counted.
+    /// A trace that only counts its steps.
     pub(super) fn counted() -> Self {
         Trace { steps: 0, digest: None, most: u64::MAX }
     }
 
-    /// A course to compare, which may be as long as this one.
+    /// A trace with a hash, which may be as long as this one.
     pub(super) fn beside(&self) -> Self {
         Trace { steps: 0, digest: Some(0), most: self.steps }
     }
 
-    /// Adds a step of a thread: its return address, and the place in memory that it is for.
-    /// Returns whether it is one too many.
+    /// Adds a step of a thread: its return address and its address in memory. Returns whether there
+    /// are too many steps.
     pub(super) fn step(&mut self, thread: usize, site: usize, at: usize) -> bool {
         self.steps += 1;
         if let Some(digest) = &mut self.digest {

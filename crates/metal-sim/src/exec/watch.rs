@@ -6,10 +6,10 @@ use std::collections::HashMap;
 
 use super::shadow::{Earlier, Stamp};
 
-/// A byte of a storage: the storage's number, and the byte's.
+/// A byte of a storage, as the number of the storage and the offset of the byte.
 pub(super) type Byte = (usize, usize);
 
-/// The most loads of a byte that are kept, and the most stores.
+/// The most loads, and the most stores, that are kept for a byte.
 const KEPT: usize = 4;
 
 /// The last accesses of a byte, each with its return address.
@@ -19,7 +19,7 @@ struct Accesses {
     stores: Vec<(Stamp, usize)>,
 }
 
-/// The bytes that raced before, and their accesses so far.
+/// The bytes that raced in the first run, and their accesses in this run.
 #[derive(Default)]
 pub(super) struct Watch(HashMap<Byte, Accesses>);
 
@@ -32,7 +32,7 @@ impl Watch {
         self.0.is_empty()
     }
 
-    /// Keeps an access to a byte, if the byte is watched.
+    /// Records an access to a byte, if the byte is watched.
     pub(super) fn keep(&mut self, byte: Byte, stamp: Stamp, wrote: bool, site: usize) {
         let Some(accesses) = self.0.get_mut(&byte) else { return };
         let kept = if wrote { &mut accesses.stores } else { &mut accesses.loads };

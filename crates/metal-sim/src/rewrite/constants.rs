@@ -1,5 +1,5 @@
-//! Function constants: `constant T name [[function_constant(n)]];` gets its value from a
-//! table at the head of the source, so each set of values is a separate compilation.
+//! Function constants: `constant T name [[function_constant(n)]];` gets its value from a table at
+//! the beginning of the rewritten source. So each set of values is compiled separately.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use mlx_primitives_build::front;
 
 use super::{Constant, Purpose, Rewriter};
 
-/// The table of values, as the head of a rewritten source.
+/// The text of the table of values, which comes before the rewritten source.
 pub(crate) fn prologue(values: &BTreeMap<u32, u64>) -> String {
     let mut text = String::from(
         "namespace msl { template <unsigned N> struct ConstantValue { \

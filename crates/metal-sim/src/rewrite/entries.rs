@@ -11,13 +11,13 @@ pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
 
 const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
 
-/// The bytes of a threadgroup argument, whose size the host chooses.
+/// The size that is assumed for a threadgroup argument, since the host chooses the real size.
 const THREADGROUP_BYTES: u32 = 4096;
 
 impl Rewriter {
-    /// Writes an entry point on its own line. Its name ends with `__c` and a mask of the arguments
-    /// in constant memory: pointers to it look like those to device memory, or no address space
-    /// would be found.
+    /// Writes an entry point on a separate line. Its name ends with `__c` and a mask of the
+    /// arguments in constant memory. Pointers to constant memory have the type of pointers to
+    /// device memory, since the compiler could otherwise not infer address spaces.
     pub(super) fn entry(&mut self, kernel: &Kernel, name: &str, function: &str) {
         let serial = self.serial();
         let (mut parameters, mut arguments, mut locals) = (Vec::new(), Vec::new(), String::new());
@@ -51,8 +51,8 @@ impl Rewriter {
         );
     }
 
-    /// A loop that ends for either of two reasons has an unknown number of turns, though the
-    /// optimizer may find a bound for it, and unroll it to that.
+    /// Marks loops that end for either of two reasons. Their number of iterations is unknown, but
+    /// the optimizer may find a bound for it and unroll the loop up to that bound.
     pub(super) fn keep_loops(&mut self) {
         for i in 0..self.tokens.len() {
             if self.tokens.at(i) == "for" && self.tokens.at(i + 1) == "(" {
@@ -65,7 +65,7 @@ impl Rewriter {
         }
     }
 
-    /// The rewritten source; for a GPU, functions without a mark are the device's.
+    /// The rewritten source. For a GPU, functions without an attribute are compiled for the device.
     pub(super) fn text(&self) -> String {
         let text = self.tokens.text();
         if self.purpose != Purpose::Gpu {
@@ -83,7 +83,7 @@ mod tests {
     use super::super::{Purpose, rewrite};
     use super::ALWAYS_INLINE;
 
-    /// The lines of the entry points, and what is before them.
+    /// The lines of the entry points, and the text before them.
     fn rewritten(source: &str) -> (Vec<String>, String) {
         let text = rewrite(source, Path::new("/shim"), Purpose::Gpu).text;
         let (before, entries) = text.split_once("host_device end\n").unwrap();

@@ -1,11 +1,11 @@
-//! Turns kernel functions and their explicit instantiations into entries of a registry.
+//! Turns kernel functions and their explicit instantiations into registry entries.
 
 use mlx_primitives_build::front::{self, Kernel, Parameter, Role};
 
 use super::entries::ALWAYS_INLINE;
 use super::{Purpose, Refused, Rewriter};
 
-/// Attributes of parameters that change nothing here.
+/// Attributes of parameters that need no rewriting.
 const KNOWN: [&str; 5] = ["buffer", "threadgroup", "function_constant", "maybe_unused", "id"];
 
 impl Rewriter {
@@ -122,7 +122,7 @@ impl Rewriter {
         }
     }
 
-    /// The name of a kernel, which gets a new one where another function has the same.
+    /// The name of a kernel. It gets a new name if another function has the same name.
     fn alone(&mut self, kernel: &Kernel) -> String {
         let at = kernel.open - 1;
         let defined = |i: usize| {
@@ -135,8 +135,8 @@ impl Rewriter {
         self.tokens.at(at).to_owned()
     }
 
-    /// The name of a function at `i`, told from those of Metal's namespace: a kernel may be called
-    /// `transpose`.
+    /// The name of the function at `i`, qualified with `::` if a function in Metal's namespace may
+    /// have the same name, such as `transpose`.
     fn apart(&self, i: usize, name: &str) -> String {
         let is_name = name.starts_with(|first: char| first.is_alphabetic() || first == '_');
         if is_name && self.global[i] { format!("::{name}") } else { name.to_owned() }
@@ -171,7 +171,7 @@ impl Rewriter {
         }
         let (file, line) = self.tokens.place(kernel.open - 1);
         let limit = kernel.max_threads.as_deref();
-        // Parameters of a template mean nothing where its instances are registered.
+        // A template's parameters are not declared where its instances are registered.
         let known = |limit: &&str| !kernel.is_template || limit.parse::<u32>().is_ok();
         format!(
             " static const ::msl::Parameter msl_parameters_{serial}[] = \

@@ -29,7 +29,8 @@ impl Rewriter {
         }
     }
 
-    /// `packed_float3` is a struct here, whose members clang would miss in other address spaces.
+    /// Uses plain vectors in place of packed vectors of three, which are structs: clang does not
+    /// find a struct's members in other address spaces.
     pub(super) fn unpack(&mut self) {
         for token in &mut self.tokens.list {
             if let Some(plain) = token.text.strip_prefix("packed_")
@@ -41,8 +42,8 @@ impl Rewriter {
         }
     }
 
-    /// `T(v)` of a template's `T` or an alias, and `static_cast<T>(v)`, where `T` may be a vector
-    /// or of 16 bits.
+    /// Rewrites `T(v)` and `static_cast<T>(v)` for a template parameter or an alias `T`, which may
+    /// be a vector or a 16-bit type.
     fn template_types(&mut self) {
         self.types = (1..self.tokens.len())
             .filter(|&i| matches!(self.tokens.before(i), "typename" | "class" | "using"))
@@ -80,7 +81,7 @@ impl Rewriter {
         })
     }
 
-    /// `f({a, b})`: the compiler makes no vector of a list.
+    /// Rewrites `f({a, b})`, since the compiler does not turn a list into a vector.
     fn braces(&mut self) {
         let mut around = Vec::new();
         for open in 1..self.tokens.len() {
@@ -105,7 +106,7 @@ impl Rewriter {
         }
     }
 
-    /// `bool4 v = a < b;`, where the compiler's comparison makes a vector of integers.
+    /// Rewrites `bool4 v = a < b;`, since the compiler's comparison returns a vector of integers.
     fn truths(&mut self, i: usize) {
         let kind = self.tokens.at(i).to_owned();
         let starts = matches!(kind.as_str(), "bool2" | "bool3" | "bool4")
@@ -125,8 +126,8 @@ impl Rewriter {
         }
     }
 
-    /// `vec<T, N>` in a `typedef` or a `using` of no template, where `T` may be `bool`: nothing is
-    /// deduced from these.
+    /// Rewrites `vec<T, N>` in a `typedef` or a `using` that is not a template. `T` may be `bool`,
+    /// and nothing has to be deduced from such a type.
     fn alias_of_vector(&mut self, i: usize) {
         if self.tokens.at(i) != "vec" || self.tokens.at(i + 1) != "<" {
             return;
@@ -159,8 +160,8 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
-    /// `(half4) x` and `(T) x`, which the compiler refuses between vectors of different bytes,
-    /// become an operator that binds as closely.
+    /// Rewrites `(half4) x` and `(T) x` as an operator of the same precedence. The compiler refuses
+    /// such casts between vectors of different sizes.
     fn cast(&mut self, i: usize) -> bool {
         let (before, after) = (i.wrapping_sub(1), i + 1);
         let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
@@ -185,7 +186,7 @@ impl Rewriter {
         true
     }
 
-    /// `float2 v(x, y);`, which is no prototype of a function.
+    /// Whether tokens such as `float2 v(x, y);` declare a variable, and not a function.
     fn declares(&self, i: usize) -> bool {
         let open = i + 2;
         if !is_vector(self.tokens.at(i))
@@ -220,7 +221,7 @@ impl Rewriter {
             self.tokens.list[i + 1].text.push_str(&format!(" = ::metal::make<{kind}>"));
         } else if is_vector(self.tokens.at(i)) && self.tokens.at(i + 1) == "(" {
             let name = self.tokens.at(i);
-            // After a space, for the `:` of `a ?b:half2(c)`.
+            // The space separates the name from the `:` of `a ?b:half2(c)`.
             let scope = if qualified { "" } else { " ::metal::" };
             self.tokens.list[i].text = format!("{scope}make<{name}>");
         } else if matches!(self.tokens.at(i), "vec" | "msl_vec") && self.tokens.at(i + 1) == "<" {
@@ -236,7 +237,7 @@ impl Rewriter {
     }
 }
 
-/// `float4`, `packed_half2`, ...: what the shim declares as a compiler vector.
+/// Whether the shim declares the name as a vector, such as `float4` or `packed_half2`.
 fn is_vector(word: &str) -> bool {
     let Some(width) = word.chars().last() else { return false };
     let packed = word.strip_prefix("packed_");
@@ -247,14 +248,14 @@ fn is_vector(word: &str) -> bool {
         && !(packed.is_some() && width == '3')
 }
 
-/// A name that a source may give to a vector, as a template does.
+/// Whether the source may use this name for a vector, as a template parameter for example.
 fn may_be_vector(word: &str) -> bool {
     let number = SCALARS.contains(&word) || word.starts_with("int") || word.starts_with("uint");
     let other = matches!(word, "size_t" | "ptrdiff_t" | "unsigned" | "signed" | "void" | "this");
     word.starts_with(|c: char| c.is_alphabetic() || c == '_') && !number && !other
 }
 
-/// MSL reads `1.5` as a float, `1.5h` as a half and `1.5bf` as a bfloat.
+/// In MSL, `1.5` is a float, `1.5h` a half and `1.5bf` a bfloat.
 fn float_literal(text: &str) -> Option<String> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return None;

@@ -1,4 +1,4 @@
-//! Turns preprocessed Metal source into C++ that a host compiler takes.
+//! Turns preprocessed Metal source into C++ that a host compiler accepts.
 
 mod constants;
 mod entries;
@@ -17,11 +17,11 @@ pub(crate) use mlx_primitives_build::front::{self, SPACES, Tokens, VALUES as BUI
 /// The purpose of the rewritten source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To run: one flat address space.
+    /// The source is to run, in one flat address space.
     Run,
-    /// To be type-checked: address spaces are kept.
+    /// The source is to be type-checked, with its address spaces.
     Check,
-    /// To become a GPU's machine code, by way of clang's SPIR-V target.
+    /// The source is to be compiled to a GPU's machine code, through clang's SPIR-V target.
     Gpu,
 }
 
@@ -30,22 +30,23 @@ pub(crate) enum Purpose {
 pub struct Constant {
     /// The `n` of `[[function_constant(n)]]`.
     pub index: u32,
-    /// Its name in the source.
+    /// The name of the constant in the source.
     pub name: String,
-    /// Whether the source asks `is_function_constant_defined`, so that it may be left out.
+    /// Whether the source calls `is_function_constant_defined`, so that the constant may have no
+    /// value.
     pub optional: bool,
 }
 
-/// Something in a source that Metal does not allow.
+/// A part of a source that Metal does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// The file, as it was given to the compiler.
+    /// The path of the file, as it was passed to the compiler.
     pub file: String,
     /// The line, from 1.
     pub line: u32,
     /// A description of the problem.
     pub message: String,
-    /// MSL allows it, but a reader or a check has less to go by.
+    /// `true` if MSL allows the code, but it gives a reader or a check less information.
     pub advice: bool,
 }
 
@@ -67,9 +68,9 @@ impl std::fmt::Display for Violation {
 pub(crate) struct Refused {
     /// The host name.
     pub(crate) name: String,
-    /// The function in the source.
+    /// The name of the function in the source.
     function: String,
-    /// The resource that it takes, with its place.
+    /// The resource that the kernel takes, and where it takes it.
     pub(crate) reason: String,
 }
 
@@ -82,7 +83,7 @@ pub(crate) struct Rewritten {
     pub(crate) refused: Vec<Refused>,
 }
 
-/// Rewrites `preprocessed`, the output of `clang -E` with the shim at `shim`.
+/// Rewrites `preprocessed`, the output of `clang -E` with the shim in the folder `shim`.
 pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewritten {
     let mut rewriter = Rewriter {
         tokens: Tokens::parse(preprocessed, shim),
@@ -127,11 +128,11 @@ struct Rewriter {
     constants: Vec<Constant>,
     remarks: Vec<Violation>,
     refused: Vec<Refused>,
-    /// The names of types that the source declares: parameters of templates, and aliases.
+    /// The names of types that the source declares: template parameters and aliases.
     types: HashSet<String>,
-    /// Whether a token is outside of all braces.
+    /// For each token, whether it is outside all braces.
     global: Vec<bool>,
-    /// For a GPU, the kernels' entry points.
+    /// The entry points of the kernels, if the target is a GPU.
     entries: String,
 }
 

@@ -1,11 +1,13 @@
-//! Declarations that differ by address space only would collide once the spaces are gone.
+//! Removes declarations that differ only by address space, since they collide when address spaces
+//! are dropped.
 
 use std::collections::HashSet;
 
 use super::{Purpose, Rewriter, SPACES};
 
 impl Rewriter {
-    /// `T get() const device {...}`: the qualifier goes, and of several such members one stays.
+    /// Removes the address space from members such as `T get() const device {...}`, and keeps one
+    /// of the members that differ only by it.
     pub(super) fn method_qualifiers(&mut self) {
         let (mut seen, mut scopes) = (HashSet::new(), HashSet::new());
         for i in 1..self.tokens.len() {
@@ -31,7 +33,8 @@ impl Rewriter {
         }
     }
 
-    /// The members of a struct that have no qualifier, up to the end of their parameters.
+    /// The declarations of a struct's members without an address space, up to the end of their
+    /// parameters.
     fn members(&self, brace: usize) -> Vec<String> {
         let mut found = Vec::new();
         if self.tokens.at(brace) != "{" {
@@ -101,7 +104,7 @@ impl Rewriter {
         self.tokens.len() - 1
     }
 
-    /// The opening brace around `i`, as a name for its scope.
+    /// The position of the opening brace around `i`, which identifies the scope.
     fn scope(&self, i: usize) -> usize {
         let mut depth = 0;
         for at in (0..i).rev() {
@@ -115,7 +118,8 @@ impl Rewriter {
         usize::MAX
     }
 
-    /// `constant T x[2]` as a parameter is a pointer, which clang does not see through a space.
+    /// Turns a parameter such as `constant T x[2]` into a pointer. With an address space, clang
+    /// does not recognize that it is one.
     pub(super) fn array_parameters(&mut self) {
         for open in 1..self.tokens.len() {
             let end = self.tokens.close(open);

@@ -1,5 +1,5 @@
-//! Kernels that take what the simulator does not have. They are left out by name, so that the
-//! other kernels of a source run.
+//! Kernels that need resources which the simulator does not have. They are left out by name, so
+//! that the other kernels of a source can run.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use mlx_primitives_build::front::{self, Kernel};
 
 use super::Rewriter;
 
-/// Resources that need more than memory, and what they are called.
+/// Types that need more than memory, and the names of these resources in messages.
 const RESOURCES: [(&str, &str); 8] = [
     ("sampler", "a sampler"),
     ("command_buffer", "an indirect command buffer"),
@@ -19,7 +19,7 @@ const RESOURCES: [(&str, &str); 8] = [
     ("tensor", "a tensor"),
 ];
 
-/// The resource that a type is, if its name is that of one.
+/// The resource that a type name stands for, if it is one.
 fn resource(word: &str) -> Option<&'static str> {
     let texture = ["texture", "depth"].iter().find_map(|start| word.strip_prefix(start));
     if texture.is_some_and(|rest| {
@@ -34,7 +34,7 @@ fn resource(word: &str) -> Option<&'static str> {
 }
 
 impl Rewriter {
-    /// The reason for which a kernel cannot run, if there is one.
+    /// The reason why a kernel cannot run, if there is one.
     pub(super) fn reason(
         &self,
         kernel: &Kernel,
@@ -56,7 +56,7 @@ impl Rewriter {
         })
     }
 
-    /// Leaves out functions that take a texture or a sampler, which only such kernels call.
+    /// Removes functions that take a texture or a sampler. Only kernels that cannot run call them.
     pub(super) fn texture_functions(&mut self) {
         for function in front::functions(&self.tokens) {
             let mut words = function.parameters.iter().cloned().flatten();
@@ -94,7 +94,7 @@ impl Rewriter {
         structs.filter(holds).map(|open| tokens.at(open - 1).to_owned()).collect()
     }
 
-    /// Whether the pointer at `star` is a member of a struct, to a buffer.
+    /// Whether the `*` at `star` declares a struct's member that points to a buffer.
     fn member_space(&self, star: usize) -> bool {
         let words = (0..star).rev().map(|i| self.tokens.at(i));
         let mut declaration =

@@ -1,4 +1,4 @@
-//! `threadgroup float x[32];` in a function: storage that the executor hands out.
+//! Rewrites `threadgroup float x[32];` in a function, so that the executor provides the memory.
 
 use mlx_primitives_build::front::threadgroup_variables;
 

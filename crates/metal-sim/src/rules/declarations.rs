@@ -1,4 +1,5 @@
-//! Declarations: the address spaces of pointers and of what is outside functions, and `static`.
+//! Rules about declarations: address spaces of pointers, address spaces outside functions, and
+//! `static`.
 
 use crate::rewrite::front::Function;
 use crate::rewrite::{SPACES, Tokens, Violation};
@@ -13,8 +14,8 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
 const BARE: &str = "pointer or reference without an address space";
 
 /// "pointer type must have explicit address space qualifier", "reference type must have explicit
-/// address space qualifier": of a variable, a member, an alias or a cast; [`super::functions`]
-/// looks at parameters.
+/// address space qualifier", for variables, members, aliases and casts. [`super::functions`] checks
+/// parameters.
 fn pointer(tokens: &Tokens, start: usize) -> Option<Violation> {
     let opening = tokens.before(start);
     let cast = matches!(opening, "(" | "<");
@@ -42,7 +43,7 @@ fn pointer(tokens: &Tokens, start: usize) -> Option<Violation> {
     Some(Violation::at(tokens, start, format!("{BARE}: {}", tokens.join(start..at))))
 }
 
-/// The token behind a type's name.
+/// The token after the name of a type.
 fn kind(tokens: &Tokens, start: usize) -> Option<usize> {
     let mut at = start;
     loop {
@@ -104,7 +105,8 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             start += 1;
             continue;
         }
-        // To the end of the declaration: its name is before the first of these marks.
+        // Read to the end of the declaration. The variable's name comes before the first of these
+        // marks.
         let (mut at, mut name, mut called) = (start, None, false);
         while !matches!(tokens.at(at), ";" | "") {
             match tokens.at(at) {
@@ -130,7 +132,7 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             at += 1;
         }
         let declared = start..name.unwrap_or(at);
-        // `constant float S<4>::table[8];` defines what is initialized in the struct.
+        // `constant float S<4>::table[8];` defines a member that the struct initializes.
         let member = declared.len() > 2 && tokens.before(declared.end - 1) == "::";
         let other = called || is_other(head) || declared.len() < 2 || member;
         if !other && declared.clone().all(|i| tokens.at(i) != "constant") {
@@ -148,7 +150,7 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
     found
 }
 
-/// Whether a declaration that begins with this word is not one of a variable.
+/// Whether a declaration that begins with this word does not declare a variable.
 fn is_other(head: &str) -> bool {
     matches!(head, "using" | "typedef" | "template" | "static_assert" | "friend")
         || matches!(head, "struct" | "class" | "union" | "enum")

@@ -1,4 +1,4 @@
-//! Function definitions: address spaces of their parameters, and recursion.
+//! Rules about function definitions: address spaces of parameters, and recursion.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,9 +37,9 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// Finds recursion, by a rule that goes beyond MSL's: no kernel needs a stack of unknown depth.
-/// Calls are matched by name; functions with overloads of the same arity are skipped, since a call
-/// may mean another of them.
+/// Finds recursion. The rule is stricter than MSL's: no kernel needs a stack of unknown depth.
+/// Calls are matched by name. Functions with overloads of the same arity are skipped, since a call
+/// may mean another overload.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();
     for (i, function) in functions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Finds code that MSL forbids and a host compiler would accept.
+//! Finds code that MSL forbids and that a host compiler would accept.
 //!
 //! The source is rewritten a second time with its address spaces kept as clang address
 //! spaces and compiled without output; the tokens are looked through for the rest.
@@ -62,8 +62,8 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
     Ok(found)
 }
 
-/// Finds the violations that [`check`] finds without compiling the source for the host. So the
-/// source may use names that nothing here declares.
+/// Finds only the violations that can be found without compiling the source for the host. The
+/// source may therefore use names that are not declared here.
 ///
 /// # Errors
 ///
@@ -96,8 +96,8 @@ const FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fsigned-char -ferr
 const COPIES: [&str; 3] =
     ["no viable overloaded '='", "no matching constructor for init", "no matching conversion for"];
 
-/// Errors, and the warnings that are errors in MSL. One inside the shim is the fault of
-/// the source line that a later note names.
+/// Reads the compiler's errors, and warnings about code that is an error in MSL. An error inside
+/// the shim is reported at the source line that a later note names.
 fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
     let shim = shim.to_string_lossy();
     let mut found = Vec::new();
@@ -107,7 +107,7 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
         let Some((file, number, severity, text)) = diagnostic(line) else { continue };
         let narrowing = text.contains("to 'bfloat'") || text.contains("__bf16')");
         let counts = match severity {
-            // An assertion is judged where the kernel is compiled to run, with packed vectors.
+            // Assertions are checked when the kernel is compiled to run, with packed vectors.
             "error" | "fatal error" => {
                 !is_of_a_space(text) && !text.starts_with("static assertion failed")
             }
@@ -123,7 +123,8 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
             pending = None;
             found.push(violation(file, number, text));
         } else if fresh && text.contains("(the implicit ") {
-            // MSL makes and copies structs in any address space; clang has no such operators.
+            // MSL can construct and copy structs in any address space, but clang has no such
+            // implicit operators.
             let spaced =
                 |message: &str| text.contains("address space") || message.contains("space(");
             let copy = |message: &str| COPIES.iter().any(|copy| message.starts_with(copy));
@@ -140,8 +141,8 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
     found
 }
 
-/// Whether clang misses a member for an address space, which MSL's structs have: the copies of
-/// `c ? x : y`, the operator of `matrix[i]`, the conversion of `bool(x)`.
+/// Whether clang reports a missing member for an address space, although MSL's structs have it:
+/// copies in `c ? x : y`, the operator of `matrix[i]`, or the conversion in `bool(x)`.
 fn is_of_a_space(message: &str) -> bool {
     let is_plain = |word: &&str| *word != "const" && !word.starts_with("__attribute__");
     let bare = |name: &str| name.split(' ').filter(is_plain).collect::<Vec<_>>().join(" ");
@@ -158,7 +159,7 @@ fn violation(file: &str, line: u32, message: &str) -> Violation {
     Violation { file: file.to_string(), line, message: message.to_string(), advice: false }
 }
 
-/// Whether the target of an implicit conversion, the last type named, is bfloat.
+/// Whether an implicit conversion is to bfloat. Its target is the last type that the message names.
 fn loses(text: &str) -> bool {
     text.rsplit(" to ").next().is_some_and(|to| to.contains("bfloat") || to.contains("__bf16"))
 }

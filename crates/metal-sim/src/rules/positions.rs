@@ -1,13 +1,13 @@
-//! A kernel's positions and sizes in the grid: all scalars, or all vectors of one width; and some
-//! that have to be of one type.
+//! Rules about a kernel's positions and sizes in the grid: all are scalars, or all are vectors of
+//! the same width. Some must also have the same element type.
 
 use std::ops::Range;
 
 use crate::rewrite::front::{Function, attributes};
 use crate::rewrite::{Tokens, Violation};
 
-/// The attributes that the rule is about. An index, such as `thread_index_in_simdgroup`, is always
-/// a scalar, and may stand beside vectors.
+/// The attributes that the rule covers. An index, such as `thread_index_in_simdgroup`, is always a
+/// scalar, and may be used beside vectors.
 pub(super) const POSITIONS: [&str; 7] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
@@ -18,7 +18,8 @@ pub(super) const POSITIONS: [&str; 7] = [
     "dispatch_threads_per_threadgroup",
 ];
 
-/// Attributes whose parameters have one type of elements, by the specification's notes on them.
+/// Attributes whose parameters must have the same element type, according to notes in the
+/// specification.
 const SAME: [&[&str]; 2] = [
     &["thread_position_in_grid", "threads_per_grid"],
     &[
@@ -40,7 +41,7 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     functions.iter().filter_map(|function| mix(tokens, function)).chain(types).collect()
 }
 
-/// Parameters of another type than one that they have to match.
+/// Finds parameters whose element type differs from a parameter that they must match.
 fn types(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     let of = |attributes: &[&str]| {
         let mut seen: Option<bool> = None;
@@ -59,7 +60,8 @@ fn types(tokens: &Tokens, function: &Function) -> Vec<Violation> {
 }
 
 /// "expecting input declarations with either all scalar types or all vector types with the same
-/// number of elements": the first parameter of another width than the first position's.
+/// number of elements": finds the first parameter whose width differs from the first position's
+/// width.
 fn mix(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let ranges = function.parameters.iter();
     let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));
@@ -88,7 +90,8 @@ fn position(tokens: &Tokens, range: Range<usize>) -> Option<Position> {
     Some(Position { attribute, width, at: range.start })
 }
 
-/// Of a type that MSL allows there; other names, such as aliases, are left to the compiler.
+/// The width of a type that MSL allows for positions. Other names, such as aliases, are left to the
+/// compiler.
 fn width(word: &str) -> Option<u32> {
     match word {
         "ushort" | "uint" | "uint16_t" | "uint32_t" => Some(1),

@@ -31,8 +31,8 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// "'max_total_threads_per_threadgroup' attribute cannot be applied to types": an attribute of the
-/// function that stands behind its parameters.
+/// "'max_total_threads_per_threadgroup' attribute cannot be applied to types": the attribute
+/// belongs to a function and comes after its parameters.
 fn after(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let end = tokens.close(function.at + 1) + 1;
     let name = tokens.at(end + 2);
@@ -70,8 +70,8 @@ fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Opti
     says(format!("is on a parameter in the address space '{space}'"))
 }
 
-/// "type 'int' is not valid for attribute 'position'" and "parameter may not be
-/// qualified with an address space": what a thread is told is in unsigned integers, by value.
+/// "type 'int' is not valid for attribute 'position'" and "parameter may not be qualified with an
+/// address space": built-in values are unsigned integers that are passed by value.
 fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Violation> {
     if !BUILTINS.contains(&attribute.name.as_str()) {
         return None;

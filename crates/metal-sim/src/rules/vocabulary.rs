@@ -15,11 +15,11 @@ pub struct Vocabulary {
     /// Attributes of kernels' parameters, each with the parameter's type. The type of a pointer or
     /// a reference omits the type that it points to: `const device *`.
     pub attributes: BTreeSet<(String, String)>,
-    /// The names of functions that are called.
+    /// The names of functions that the source calls.
     pub called: BTreeSet<String>,
-    /// Names that the source itself gives to something.
+    /// Names that the source defines.
     pub defined: BTreeSet<String>,
-    /// Vectors of Metal's, packed and not, and SIMD-group matrices.
+    /// Metal's vector types, packed vector types and SIMD-group matrices.
     pub types: BTreeSet<String>,
 }
 
@@ -58,7 +58,7 @@ pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<
         let word = tokens.at(i);
         let after = if tokens.at(i + 1) == "<" { tokens.close(i + 1) + 1 } else { i + 1 };
         let attribute = tokens.before(i) == "[" || word.starts_with("__");
-        // A type stands before a name that is declared.
+        // A word after a type's name is the name of a declaration.
         let statement = ["return", "else", "case"].contains(&tokens.before(i));
         if i > 0 && tokens.is_word(i - 1) && !statement && !is_type(word) {
             found.defined.insert(word.to_string());
@@ -71,7 +71,7 @@ pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<
     Ok(found)
 }
 
-/// A word that may stand before a parenthesis and calls nothing.
+/// Whether a word can precede a parenthesis without being a call.
 fn is_keyword(word: &str) -> bool {
     SCALARS.contains(&word)
         || matches!(
@@ -81,7 +81,7 @@ fn is_keyword(word: &str) -> bool {
         || matches!(word, "alignas" | "static_assert" | "constexpr")
 }
 
-/// `float4`, `packed_half2`, `simdgroup_float8x8`, `vec`, ...
+/// Whether a word is a type such as `float4`, `packed_half2`, `simdgroup_float8x8` or `vec`.
 fn is_type(word: &str) -> bool {
     let element = word.trim_start_matches("packed_").trim_end_matches(['2', '3', '4']);
     let matrix = word.ends_with("8x8") || word.ends_with("matrix");

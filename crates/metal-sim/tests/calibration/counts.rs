@@ -1,5 +1,6 @@
-//! MLX's kernels, as Apple compiled them, and this crate's, on the same inputs: what each
-//! reads, writes and waits for. Printed as a table; `scripts/calibrate.sh --table` shows it.
+//! Compares MLX's kernels, as Apple compiled them, with this crate's kernels on the same inputs:
+//! bytes read and written, and barriers. The test prints a table, which `scripts/calibrate.sh
+//! --table` shows.
 
 use std::fmt::Write;
 
@@ -8,7 +9,7 @@ use metal_sim::{Constants, Kernel, Report, Schedule};
 use crate::launch::{self, Dtype, Launch, RopeShape};
 use crate::{apple_kernels, ours, result};
 
-/// Counts of one dispatch; parameters, which a GPU holds in registers, are left out.
+/// The counts of one dispatch. Parameters are left out, since a GPU holds them in registers.
 #[derive(Clone, Copy)]
 struct Counts {
     read: u64,
@@ -49,7 +50,7 @@ struct Case {
     ours: Launch,
     mlx: Launch,
     ideal: (u64, u64),
-    /// Whether the row fits into a threadgroup's registers, so that it need be read only once.
+    /// Whether the row fits into a threadgroup's registers, so that one read is enough.
     once: bool,
 }
 

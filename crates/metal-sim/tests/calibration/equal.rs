@@ -1,5 +1,6 @@
-//! Runs kernels twice in one executor: compiled by Apple, and from source by the shim. Results must
-//! agree in every bit, and tensors must be read and written alike.
+//! Runs MLX's kernels twice in the same executor: as Apple compiled them, and compiled from source
+//! with the shim. Results must agree in every bit, and the same bytes of tensors must be read and
+//! written.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +10,13 @@ use crate::launch::{self, Dtype, EPS, LOG2_BASE, Launch, RopeShape, bytes, longs
 use crate::ours::rope_constants;
 use crate::{apple_kernels, result, sources};
 
-/// Bytes read and written of each tensor.
+/// The bytes read and written, for each tensor.
 fn traffic(launch: &Launch, report: &Report) -> Vec<(u64, u64)> {
     let tensors = launch.tensors.iter().map(|index| &report.buffers[index]);
     tensors.map(|traffic| (traffic.read_bytes, traffic.written_bytes)).collect()
 }
 
-/// Runs all launches both ways; how many kernels that were.
+/// Runs all launches both ways. Returns the number of kernels.
 fn compare(library: &Library, constants: &Constants, launches: &[Launch]) -> usize {
     let mut kernels = BTreeMap::new();
     for launch in launches {
@@ -36,7 +37,8 @@ fn compare(library: &Library, constants: &Constants, launches: &[Launch]) -> usi
     names.len()
 }
 
-/// Any kernel of one output row or number for each row, at lengths that suit its form.
+/// Launches of a kernel that computes a row or a number for each row. The lengths suit the kernel's
+/// variant.
 fn rows(kernel: &str, dtype: Dtype) -> Vec<Launch> {
     let looped = kernel.contains("looped");
     let axes = if looped { [4097, 5000, 9000] } else { [1, 33, 4096] };
@@ -79,8 +81,9 @@ fn kernels_of_headers() {
     );
 }
 
-/// x, weight, bias: MLX's layer_norm takes 8 elements a thread, and loops above 6656. Where the
-/// last threads have no elements it overruns a private array, so only whole threadgroups run here.
+/// x, weight, bias. MLX's layer_norm takes 8 elements per thread, and loops above 6656 elements. If
+/// the last threads have no elements, it overruns a private array, so only whole threadgroups run
+/// here.
 fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     let looped = axis > 6656;
     let (threads, group) = launch::mlx_rows(2, axis, 8, looped);
@@ -99,7 +102,7 @@ fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     }
 }
 
-/// MLX's six kernels of rope: one position or more, a base or frequencies, 64-bit indices.
+/// MLX's six kernels of rope: one or more positions, a base or frequencies, 64-bit indices.
 fn ropes(dtype: Dtype) -> Vec<Launch> {
     let mut all = Vec::new();
     for shape in [[2, 5, 1, 64], [2, 5, 6, 64]].map(RopeShape) {

@@ -1,4 +1,4 @@
-//! How MLX and how this crate dispatch an op: kernel, buffers, grid.
+//! How MLX and this crate dispatch an op: the kernel, the buffers and the grid.
 
 use half::{bf16, f16};
 use metal_sim::{Buffer, Dispatch, Kernel, Report, Schedule};
@@ -25,7 +25,7 @@ impl Dtype {
         if self == Dtype::F32 { 4 } else { 2 }
     }
 
-    /// `count` numbers between -2 and 2, the same each time.
+    /// `count` numbers between -2 and 2, the same in every call.
     pub fn values(self, count: usize) -> Vec<u8> {
         let value = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 252.0 - 2.0;
         let bytes = |i: usize| match self {
@@ -51,9 +51,9 @@ impl Dtype {
 pub struct Launch {
     pub kernel: String,
     pub inputs: Vec<(u32, Vec<u8>)>,
-    /// Index and bytes of the output.
+    /// The index and the size of the output.
     pub out: (u32, usize),
-    /// The buffers that hold tensors; the others are parameters.
+    /// The indices of buffers that hold tensors. The other buffers are parameters.
     pub tensors: Vec<u32>,
     pub scratch: usize,
     pub threads: [u32; 3],
@@ -133,7 +133,7 @@ pub fn mlx_rms_norm(dtype: Dtype, rows: usize, axis: usize) -> Launch {
     }
 }
 
-/// `[batch, heads, length, features]`, all features rotated.
+/// A shape `[batch, heads, length, features]`, in which all features are rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeShape(pub [usize; 4]);
 
@@ -169,7 +169,7 @@ pub fn mlx_rope(dtype: Dtype, shape: RopeShape) -> Launch {
     }
 }
 
-/// MLX's `get_block_dims`: doubles the sides in turn until there are 1024 threads.
+/// MLX's `get_block_dims`: doubles each side in turn until there are 1024 threads.
 fn mlx_block(grid: [u32; 3]) -> [u32; 3] {
     let mut block = [1u32; 3];
     loop {

@@ -1,5 +1,5 @@
-//! Apple's own compilations of MLX's kernels, out of MLX's macOS wheel, against the shim and
-//! against this crate's kernels. scripts/calibrate.sh brings the wheel and sets the variables.
+//! Compares MLX's kernels as Apple compiled them, from MLX's macOS wheel, with the shim and with
+//! this crate's kernels. scripts/calibrate.sh fetches the wheel and sets the variables.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use metal_sim::air::{Library, Metallib};
 use metal_sim::{Constants, Kernel};
 
-/// A path that scripts/calibrate.sh names; without it these tests fail.
+/// A path that scripts/calibrate.sh passes in a variable. Without it these tests fail.
 fn variable(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
     value.unwrap_or_else(|| panic!("{name} is not set; run scripts/calibrate.sh")).into()
@@ -34,13 +34,13 @@ fn apple(names: &[impl AsRef<str>]) -> Library {
     Library::read(metallib(), names, common::compiler(), common::cache()).unwrap()
 }
 
-/// Kernels as Apple compiled them, ready to run.
+/// Kernels as Apple compiled them, compiled for the executor.
 fn apple_kernels(names: &[impl AsRef<str>], constants: &Constants) -> BTreeMap<String, Kernel> {
     apple(names).compile(common::compiler(), constants).unwrap()
 }
 
-/// Prints a count, which scripts/calibrate.sh adds up for its last line, and a text that it prints
-/// before that line.
+/// Prints a count and a text. scripts/calibrate.sh sums the counts for its last line, and prints
+/// the text before that line.
 fn result(kind: &str, count: usize, text: &str) {
     println!("count: {kind} {count}");
     println!("result: {text}");

@@ -1,5 +1,5 @@
-//! This crate's kernels against Apple's compilations of MLX's, bit for bit where the order of
-//! additions is meant to be the same.
+//! Compares this crate's kernels with MLX's kernels as Apple compiled them, bit for bit if both are
+//! meant to add in the same order.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +104,7 @@ pub fn rope(dtype: Dtype, shape: RopeShape, traditional: bool) -> Launch {
     }
 }
 
-/// Runs both, and compares bits.
+/// Runs both kernels, and compares their results bit for bit.
 fn same(kernels: &BTreeMap<String, Kernel>, library: &Library, theirs: &Launch, ours: &Launch) {
     let (expected, _) = theirs.run(&kernels[&theirs.kernel], Schedule::Shuffled(3));
     let (got, _) = ours.run(&get(library, ours), Schedule::Shuffled(4));
@@ -127,7 +127,7 @@ fn rms_norm_is_apples() {
     compare("rms_norm", &library, &cases, &Constants::new());
 }
 
-/// The comparison can fail: another epsilon shows.
+/// The comparison can fail: another epsilon gives another result.
 #[test]
 fn a_difference_shows() {
     let library = library("rms_norm");
@@ -168,7 +168,8 @@ fn rope_is_apples() {
     }
 }
 
-/// forward, traditional, heads and positions not transposed.
+/// The constants of the kernel: forward, traditional, and whether heads and positions are
+/// transposed, which is false.
 pub fn rope_constants(traditional: bool) -> Constants {
     Constants::new().with(1, true).with(2, traditional).with(3, false)
 }

@@ -1,4 +1,4 @@
-//! MLX's kernels as source: the wheel's headers, and a checkout where there is one.
+//! MLX's kernels as source: from the headers of the wheel, and from a checkout if there is one.
 
 use metal_sim::{Library, Source};
 
@@ -7,7 +7,7 @@ use crate::{common, variable};
 const TYPES: [(&str, &str); 3] =
     [("float32", "float"), ("float16", "half"), ("bfloat16", "bfloat16_t")];
 
-/// The templates of softmax.h and logsumexp.h under the names that MLX gives them.
+/// The templates of softmax.h and logsumexp.h, instantiated under the names that MLX uses.
 fn instances() -> Vec<(&'static str, String, String)> {
     let mut list = Vec::new();
     for (name, kind) in TYPES {
@@ -31,7 +31,7 @@ fn instances() -> Vec<(&'static str, String, String)> {
     list
 }
 
-/// Kernels of one of the wheel's headers, and their names.
+/// The kernels that one header of the wheel declares, and their names.
 pub fn header(op: &str) -> (Library, Vec<String>) {
     let mut text = String::from("#include <metal_common>\n#include <metal_simdgroup>\n");
     text.push_str("using namespace metal;\n");
@@ -53,7 +53,7 @@ pub fn header(op: &str) -> (Library, Vec<String>) {
     (library.unwrap_or_else(|error| panic!("{op}: {error}")), names)
 }
 
-/// A source of the checkout of MLX that `METAL_SIM_MLX` names.
+/// A source file of the checkout of MLX that `METAL_SIM_MLX` names.
 pub fn checkout(name: &str) -> Library {
     let root = variable("METAL_SIM_MLX");
     let path = root.join(format!("mlx/backend/metal/kernels/{name}.metal"));

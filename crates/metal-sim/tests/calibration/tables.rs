@@ -1,11 +1,12 @@
-//! Argument tables: the rewriter's, from source, against Apple's, from the metadata of AIR.
+//! Compares tables of arguments: the rewriter's, from source, with Apple's, from the metadata of
+//! AIR.
 
 use metal_sim::KernelInfo;
 
 use crate::{apple, metallib, result, sources};
 
-/// The lines that must agree. Apple's compiler decides the alignment of structs; that of scalars is
-/// compared.
+/// The lines of a kernel's table that must agree. Apple's compiler decides the alignment of
+/// structs, so only the alignment of scalars is compared.
 fn table(kernel: &KernelInfo) -> Vec<String> {
     let arguments = kernel.arguments.iter().map(|a| {
         let access = if a.writable { "written" } else { "read" };
@@ -16,7 +17,7 @@ fn table(kernel: &KernelInfo) -> Vec<String> {
     arguments.chain(values).collect()
 }
 
-/// Compares the tables of kernels that both sides have; returns their number.
+/// Compares the tables of kernels that are in both libraries. Returns the number of these kernels.
 fn compare(ours: &[KernelInfo]) -> usize {
     let names: Vec<&str> = ours.iter().map(|kernel| kernel.name.as_str()).collect();
     let theirs = apple(&names).kernels();
@@ -27,13 +28,13 @@ fn compare(ours: &[KernelInfo]) -> usize {
     theirs.len()
 }
 
-/// The names of all of Apple's kernels that begin so.
+/// The names of all of Apple's kernels that begin with a prefix.
 fn every(prefixes: &[&str]) -> Vec<String> {
     let names = metallib().names();
     names.filter(|name| prefixes.iter().any(|p| name.starts_with(p))).map(String::from).collect()
 }
 
-/// Compares, and sees to it that none of Apple's kernels is left out.
+/// Compares the tables, and checks that none of Apple's kernels is left out.
 fn all(kernels: &[KernelInfo], prefixes: &[&str], expected: usize) {
     assert_eq!(compare(kernels), expected);
     let mut names: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();

@@ -1,4 +1,4 @@
-//! Helpers of all tests: one compiler, one cache, and kernels from text.
+//! Helpers for all tests: one compiler, one cache, and kernels from text.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ pub fn cache() -> &'static Path {
     })
 }
 
-/// A source of the crate that this one lives in.
+/// The path of one of the sources in the workspace's folder `metal`.
 pub fn metal(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../metal/{name}.metal"))
 }
 
 const HEAD: &str = "#include <metal_stdlib>\nusing namespace metal;\n";
-/// Lines that come before the text of [`library`].
+/// The number of lines before the text of [`library`].
 pub const HEAD_LINES: u32 = 2;
 
 /// Compiles the text of a source.

@@ -1,8 +1,9 @@
 //! The table of lints, with the mistakes that show each of them.
 
-/// A rule of Apple's front end: its message, from public logs of compilations, or, where no log is
-/// known, a section of the Metal Shading Language Specification, version 4; and planted mistakes.
-/// Each line with a `// !` is one, followed by a part of our message.
+/// A rule of Apple's front end, given as its message and a source with planted mistakes. The
+/// message is from public logs of compilations. If no log is known, a section of the Metal Shading
+/// Language Specification, version 4, takes its place. Each line of the source with a `// !` is a
+/// mistake, and the comment quotes a part of our message.
 pub type Lint = (&'static str, &'static str);
 
 const RESTRICTIONS: &str = "Specification 1.5.4, Restrictions";
@@ -381,7 +382,7 @@ pub const LINTS: &[Lint] = &[
     ),
 ];
 
-/// Problems that the host's compiler reports only in sources without errors.
+/// Problems that the host's compiler reports only if a source has no errors.
 pub const WARNINGS: &[Lint] = &[
     (
         "initialize the variable 'theta_base' to silence this warning",

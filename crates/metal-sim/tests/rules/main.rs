@@ -48,7 +48,7 @@ fn every_mistake_is_found(lints: &[Lint]) {
     );
 }
 
-/// Code that public kernels have, and Apple's front end takes.
+/// Code of public kernels that Apple's front end accepts.
 const ALLOWED: &str = r#"
 #include <metal_stdlib>
 #include <metal_logging>
@@ -142,7 +142,7 @@ fn own_kernels_are_clean() {
     }
 }
 
-/// Apart from bindings without an index.
+/// Bindings without an index are not counted.
 #[test]
 #[ignore = "needs METAL_SIM_MLX, a checkout of MLX"]
 fn mlx_kernels_are_clean() {
