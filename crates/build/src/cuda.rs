@@ -1,8 +1,8 @@
 //! Rewrites Metal source to CUDA C++ for NVRTC, one kernel at a time.
 //!
-//! The kernel's signature becomes that of a `__global__` function, and values such as
-//! `[[thread_position_in_grid]]` become variables. The rest of the source stays: the headers in
-//! [`HEADERS`], which NVRTC needs beside it, define the functions and types of `<metal_stdlib>`.
+//! The kernel's signature becomes the signature of a `__global__` function, and values such as
+//! `[[thread_position_in_grid]]` become variables. The rest of the source does not change. NVRTC
+//! also needs the headers in [`HEADERS`], which define the functions and types of `<metal_stdlib>`.
 
 mod comments;
 mod instances;

@@ -7,14 +7,14 @@ use crate::error::{Error, file};
 
 pub(crate) struct Flat {
     pub(crate) text: String,
-    /// All files that were read.
+    /// The files that were read.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// The source after the files of its `#include "..."` lines, each once, which compiles without
-/// include folders. Files are searched beside the one that includes them, then in `include_dirs`;
-/// includes in angle brackets stay. A character that is not ASCII is an error, even in a comment,
-/// since MLX passes sources to Metal as ASCII.
+/// The text of a source and of the files in its `#include "..."` lines, each once, so that it
+/// compiles without include folders. Files are searched beside the file that includes them, then in
+/// `include_dirs`. Includes in angle brackets stay. A character that is not ASCII is an error, even
+/// in a comment, since MLX passes sources to Metal as ASCII.
 ///
 /// # Errors
 ///

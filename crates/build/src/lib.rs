@@ -33,7 +33,7 @@ pub struct Metal {
 }
 
 impl Metal {
-    /// A source, relative to the package; the library gets the name of the file.
+    /// A source, by its path relative to the package. The library gets the name of the file.
     pub fn new(source: impl Into<PathBuf>) -> Self {
         Self {
             source: source.into(),
@@ -88,7 +88,7 @@ impl Metal {
         Self { xcrun: program.into(), ..self }
     }
 
-    /// Sets the system to build for, `macos` or another, instead of cargo's target.
+    /// Sets the system to build for, such as `macos`, instead of cargo's target.
     pub fn target_os(self, os: impl Into<String>) -> Self {
         Self { target: Some(os.into()), ..self }
     }

@@ -1,4 +1,4 @@
-//! The results of a build script, with a stand-in for Xcode's `xcrun`.
+//! Checks the results of a build script, with a script in place of Xcode's `xcrun`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

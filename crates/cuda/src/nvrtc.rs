@@ -1,4 +1,4 @@
-//! NVRTC, loaded at run time.
+//! Loads NVRTC at run time and compiles with it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -100,7 +100,7 @@ impl Nvrtc {
         let candidates: Vec<PathBuf> = NAMES.map(PathBuf::from).into_iter().chain(beside).collect();
         let mut tried = Vec::new();
         for path in &candidates {
-            // SAFETY: NVRTC's initialization has no conditions.
+            // SAFETY: NVRTC's initialization may run at any time.
             match unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Self::from_library(library.into()),
                 Err(error) => tried.push(format!("{}: {error}", path.display())),
@@ -236,7 +236,7 @@ fn c_string(text: &str) -> Result<CString> {
 /// # Safety
 /// `T` must be the type of the function.
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: the caller names the type.
+    // SAFETY: the caller promises that `T` is the type of the function.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map(|function| *function).map_err(|error| Error::Missing(error.to_string()))
 }
@@ -244,7 +244,7 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
 /// The file of the library that holds the function.
 fn path_of(function: *const c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `info` may be all zeros, and dladdr fills it.
+    // SAFETY: a `Dl_info` may be all zeros, and dladdr fills it.
     let name = unsafe {
         let known = libc::dladdr(function, info.as_mut_ptr()) != 0;
         let info = info.assume_init();
@@ -259,7 +259,7 @@ fn path_of(function: *const c_void) -> Option<PathBuf> {
 fn load_builtins(nvrtc: Option<&Path>, major: i32, minor: i32) {
     let name = format!("libnvrtc-builtins.so.{major}.{minor}");
     if let Some(path) = nvrtc.and_then(|path| Some(path.parent()?.join(name))) {
-        // SAFETY: the library has no conditions; it stays loaded.
+        // SAFETY: loading the library needs no precondition, and the library is never unloaded.
         let loaded = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         std::mem::forget(loaded);
     }

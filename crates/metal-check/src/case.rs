@@ -68,7 +68,8 @@ pub struct Case {
     /// The contents that a buffer must have after the kernel, in every order of threads.
     #[arg(long, value_name = "INDEX=TYPE:COUNT:CONTENTS")]
     pub expect: Vec<String>,
-    /// How far a float may be from the expected one, as a part of it, or of 1 if it is smaller.
+    /// The allowed difference of a float, relative to the expected value, or to 1 if that is
+    /// smaller.
     #[arg(long, default_value_t = TOLERANCE)]
     pub tolerance: f32,
     /// A file for the contents of a buffer after the first order of threads.

@@ -227,7 +227,7 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Writes the contents of buffers that the case asks for.
+/// Writes the buffers that the case saves to their files.
 fn save(case: &Case, memory: &BTreeMap<u32, Vec<u8>>) -> Result<()> {
     for text in &case.save {
         let (index, file) = usage(data::indexed(text))?;

@@ -26,7 +26,7 @@ pub fn order_name(order: Schedule) -> String {
     }
 }
 
-/// Something that is wrong with a kernel.
+/// A finding: a fault, a broken rule, a wrong result or a failure.
 #[derive(Clone)]
 pub struct Found {
     /// The type of a fault, such as `DataRace`, or `Rule`, `WrongResult` or `Failed`.
@@ -86,7 +86,7 @@ impl Found {
         key(self) == key(other)
     }
 
-    /// A rule of the Metal language that the source breaks, though clang compiles it.
+    /// A broken rule of the Metal language, which clang does not report as an error.
     pub fn rule(rule: Violation) -> Self {
         let place = Place { file: shown(&rule.file), line: rule.line };
         Self::at("Rule", Some(place), rule.message)
@@ -233,7 +233,7 @@ impl Outcome {
                "notes": all(&self.notes), "text": self.text()})
     }
 
-    /// Faults and notes, each with its level in SARIF.
+    /// Faults and notes, each with its SARIF level.
     fn both(&self) -> impl Iterator<Item = (&'static str, &Found)> {
         let faults = self.found.iter().map(|found| ("error", found));
         faults.chain(self.notes.iter().map(|note| ("note", note)))

@@ -29,7 +29,7 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The compiled library could not be loaded.
+    /// A compiled library or file could not be loaded; the text says why.
     Load(String),
     /// The library has no such kernel; the text lists its kernels.
     NoKernel(String),

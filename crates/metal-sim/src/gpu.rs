@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::rewrite::{self, Purpose, constant_prologue};
 use crate::source::Source;
 
-/// C++ for clang's CUDA front end and SPIR-V back end, with an entry point for each kernel on a
-/// separate line. The name of an entry point is the kernel's, `__c` and a hexadecimal mask of the
-/// arguments in constant memory.
+/// Rewrites a source to C++ for clang's CUDA front end and SPIR-V back end, with an entry point for
+/// each kernel on a separate line. The name of an entry point consists of the kernel's name, `__c`
+/// and a hexadecimal mask of the arguments in constant memory.
 ///
 /// # Errors
 ///

@@ -122,8 +122,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// Returns an error if the source does not compile with all function constants at zero, or what
-    /// was compiled does not load.
+    /// Returns an error if the source does not compile with all function constants at zero, or the
+    /// compiled library does not load.
     pub fn kernels(&self) -> Result<Vec<KernelInfo>> {
         let module = self.module(&Constants::new())?;
         Ok(module
@@ -159,10 +159,9 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel, it is one of [`Library::refused`], there is no
-    /// such function constant, a function
-    /// constant that is not optional is not set, or the source does not compile for these
-    /// constants.
+    /// Returns an error if there is no such kernel, [`Library::refused`] lists it, there is no such
+    /// function constant, a function constant that is not optional is not set, or the source does
+    /// not compile for these constants.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         if let Some((_, reason)) = self.refused().find(|(refused, _)| *refused == name) {
             let text = format!("{name} {reason}, which the simulator does not have");

@@ -23,7 +23,7 @@ pub enum FaultKind {
     UnwrittenOutput,
     /// A store to a buffer bound for reading, or to a constant of the program.
     ReadOnlyWrite,
-    /// An address that the accessed type's alignment does not allow.
+    /// An address that is not aligned for the type of the access.
     Misaligned,
     /// A threadgroup barrier that not all threads of the group reach.
     DivergentBarrier,
@@ -48,7 +48,7 @@ pub struct Place {
     pub line: u32,
 }
 
-/// A fault of a kernel or its dispatch, at its first occurrence.
+/// A fault of a kernel or of its dispatch. Only the first occurrence is recorded.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// The kind of the fault.

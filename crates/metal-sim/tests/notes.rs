@@ -7,7 +7,7 @@ use common::library;
 use metal_sim::FaultKind::{DataRace, UninitializedRead};
 use metal_sim::{Buffer, Constants, Dispatch, Fault, FaultKind, Kernel, Report, Schedule};
 
-/// The lines of a body that end with a mark.
+/// The numbers of the lines of a body that end with a mark.
 fn marked(body: &str) -> Vec<u32> {
     let numbered = body.lines().zip(2..); // the first is the kernel's
     numbered.filter(|(line, _)| line.ends_with("// !")).map(|(_, number)| number).collect()
@@ -121,7 +121,7 @@ fn loads_beside_equal_stores() {
     faulty(DataRace, &[one.into(), other(0), other(31), other(63), atomic.into()]);
 }
 
-/// Two SIMD groups share their sums, and all lanes read 32 of them.
+/// Two SIMD groups share their sums. All lanes read 32 sums, of which only two were written.
 fn sums(after: &str) -> String {
     format!(
         "threadgroup float t[32];\nfloat sum = simd_sum(x[i]);\n\
@@ -149,7 +149,7 @@ fn values_that_something_uses() {
         "y[i] = simd_any(lane > 1 && v == 0);",
         "y[i] = as_type<uint>(v) >> 31;",
         "y[i] = min(max(v, 0.0f), 1.0f);",
-        // The addresses differ, and the results are the same.
+        // Different addresses are read, but the results are equal.
         "y[i] = 0 * x[v > 1e9f ? 1 : 0];",
         // With one of the junk patterns the loop runs for minutes, unless the limit on steps ends
         // it.

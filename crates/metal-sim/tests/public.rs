@@ -33,7 +33,7 @@ fn typedefs_are_types() {
     assert_eq!(run(&kernel, &x), [9.0, 9.0, 7.0, 7.0]);
 }
 
-/// Comparisons make vectors of `bool`, whose elements have names.
+/// Comparisons give vectors of `bool`, whose elements can be named.
 #[test]
 fn vectors_of_bool() {
     let kernel = kernel(
@@ -49,7 +49,8 @@ fn vectors_of_bool() {
     assert_eq!(run(&kernel, &[0.0, 2.0, -1.0, 9.0]), [3011.0, 1010.0, 3111.0, -1.0]);
 }
 
-/// Matrices of single elements, scaled and added in place, and lists among a call's arguments.
+/// Matrices that are built from single elements, scaled and added in place, and lists among the
+/// arguments of a call.
 #[test]
 fn matrices_and_lists() {
     let kernel = kernel(

@@ -262,7 +262,7 @@ fn missing_resources_are_named() {
     assert!(said("tables_f").starts_with("tables_f takes an argument buffer, 'table' at "));
 }
 
-/// Conversions to types that a template or an alias names, and lists that become vectors.
+/// Conversions to types that a template or an alias names, and lists that are converted to vectors.
 #[test]
 fn conversions() {
     let kernel = kernel(

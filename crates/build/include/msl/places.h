@@ -65,7 +65,7 @@ METAL_FUNC unsigned cuda_lane(unsigned metal) {
 }
 #endif
 
-/** The thread's number in its block, as CUDA counts. */
+/** The thread's number in its block, in CUDA's order. */
 METAL_FUNC unsigned cuda_index() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }

@@ -1,4 +1,4 @@
-// Exchanges between the lanes of a SIMD group, and barriers.
+// Barriers, and exchanges between the lanes of a SIMD group.
 #pragma once
 
 #include "msl/places.h"
@@ -31,7 +31,7 @@ METAL_FUNC unsigned own_lane() {
   return metal_lane(cuda_index() & 31);
 }
 
-/** Combines the values of all lanes, in every lane. */
+/** Combines the values of all lanes. Every lane gets the result. */
 template <typename T, typename F>
 METAL_FUNC T fold(T x, F combine) {
 #pragma unroll
@@ -78,7 +78,7 @@ template <typename T>
 METAL_FUNC T simd_product(T x) {
   return ::msl::fold(x, [](T a, T b) { return T(a * b); });
 }
-/** Drops NaN, as Metal's fmax does. */
+/** The largest value. NaN is ignored, as in Metal's fmax. */
 METAL_FUNC float simd_max(float x) {
   return ::msl::fold(x, [](float a, float b) { return ::fmaxf(a, b); });
 }

@@ -40,7 +40,7 @@ METAL_FUNC unsigned matrix_column() {
   return cuda_index() % 4 * 2;
 }
 
-/** The two elements of a lane in one register. */
+/** Packs the two elements of a lane into a register. */
 template <typename T>
 METAL_FUNC unsigned both(::metal::simdgroup_matrix<T, 8, 8> matrix) {
   unsigned word;

@@ -109,7 +109,7 @@ METAL_FUNC void write_apart(packed_words<T, N>* at, packed_words<T, N> value) {
   }
 }
 
-/** The values, rounded. */
+/** Converts the values and rounds them. */
 template <typename T, int N>
 METAL_FUNC packed_words<T, N> rounded(const float* values) {
   packed_words<T, N> all;

@@ -1,4 +1,4 @@
-//! Removes comments and keeps the lines.
+//! Removes comments without changing the line numbers.
 
 /// The source without comments. Every line keeps its number.
 pub(super) fn without(source: &str) -> String {

@@ -59,8 +59,8 @@ impl Macros {
         Self(found)
     }
 
-    /// The text without the macros that instantiate kernels or stand for parameters, on the same
-    /// number of lines.
+    /// The text without macros that instantiate kernels or stand for parameters. Lines keep their
+    /// numbers.
     pub(super) fn removed_from(&self, text: &str) -> String {
         let used = |one: &Macro| one.is_parameters() || self.instantiates(one, 0);
         let gone = |line: usize| self.0.iter().any(|one| one.lines.contains(&line) && used(one));
@@ -136,7 +136,7 @@ impl Macros {
         self.expand_all(&text, depth + 1)
     }
 
-    /// The text with its calls of macros that instantiate kernels expanded.
+    /// The text, in which calls of macros that instantiate kernels are expanded.
     fn expand_all(&self, text: &str, depth: u32) -> String {
         let tokens = Tokens::parse(text, Path::new("\0"));
         let mut out = String::new();

@@ -48,9 +48,9 @@ pub struct Constant {
 /// A fault of Metal source that prevents the rewriting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The file, as a `#line` directive names it; empty if there is none.
+    /// The path in a `#line` directive; empty if there is no such directive.
     pub file: String,
-    /// The line in the file, 0 if the fault has none.
+    /// The line in the file; 0 if the fault does not belong to a line.
     pub line: u32,
     /// The reason.
     pub text: String,

@@ -43,7 +43,7 @@ pub(super) fn function_constants(
     Ok(missing)
 }
 
-/// Replaces `constant` by CUDA's word outside functions, as in `constant float pi = 3.0f;`.
+/// Replaces `constant` outside functions by CUDA's keyword, as in `constant float pi = 3.0f;`.
 fn constants(tokens: &mut Tokens) {
     let mut depth = 0;
     for i in 0..tokens.len() {

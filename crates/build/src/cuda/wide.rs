@@ -4,7 +4,8 @@
 
 use crate::front::Tokens;
 
-/// Gives casts to a pointer to packed vectors in device memory the type `::msl::Wide<...>`.
+/// Changes casts to a pointer to packed vectors in device memory, so that the type is
+/// `::msl::Wide<...>`.
 pub(super) fn pointers(tokens: &mut Tokens) {
     for open in 0..tokens.len() {
         if tokens.at(open) != "(" || tokens.is_word(open.wrapping_sub(1)) {

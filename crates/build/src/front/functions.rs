@@ -16,7 +16,7 @@ pub struct Function {
     pub body: Range<usize>,
 }
 
-/// The functions that have a body.
+/// The functions that are defined, not only declared.
 pub fn functions(tokens: &Tokens) -> Vec<Function> {
     let mut found = Vec::new();
     for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {

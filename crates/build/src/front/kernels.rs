@@ -58,7 +58,8 @@ pub struct Kernel {
     pub max_threads: Option<String>,
 }
 
-/// `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;` or `... void f<T>(...);`
+/// An explicit instantiation: `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;` or
+/// `... void f<T>(...);`
 pub struct Instance {
     pub host_name: String,
     /// The template.
@@ -99,7 +100,7 @@ fn after_attributes(tokens: &Tokens, mut at: usize) -> usize {
     at
 }
 
-/// The kernels that have a body.
+/// The kernels that are defined, not only declared.
 pub fn kernels(tokens: &Tokens) -> Vec<Kernel> {
     let all = functions(tokens).into_iter().filter(|function| function.is_kernel);
     all.map(|function| kernel(tokens, function)).collect()
@@ -190,7 +191,7 @@ impl Parameter {
         format!("{}{}{mark}", if self.is_const { "const " } else { "" }, self.base)
     }
 
-    /// The argument of the attribute of that name.
+    /// The argument of the attribute with this name.
     pub fn argument(&self, name: &str) -> Option<String> {
         argument(&self.attributes, name)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::tokens::Tokens;
 
-/// `threadgroup float x[32], y;` in a function.
+/// A declaration in a function, such as `threadgroup float x[32], y;`.
 pub struct ThreadgroupVariables {
     /// The tokens from `threadgroup` up to the semicolon, which is not included.
     pub range: Range<usize>,
@@ -73,7 +73,7 @@ fn next(tokens: &Tokens, mut at: usize, end: usize, marks: &[&str]) -> usize {
 
 /// `constant T name [[function_constant(n)]];`
 pub struct FunctionConstant {
-    /// The tokens before the semicolon.
+    /// The tokens of the declaration up to the semicolon.
     pub range: Range<usize>,
     /// The first token of the attribute.
     pub attribute: usize,

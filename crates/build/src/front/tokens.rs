@@ -164,7 +164,7 @@ impl Tokens {
         self.join_without(range, &[])
     }
 
-    /// Like [`Self::join`], without some words.
+    /// Like [`Self::join`], but leaves out these words.
     pub fn join_without(&self, range: std::ops::Range<usize>, words: &[&str]) -> String {
         let mut out = String::new();
         for token in &self.list[range] {

@@ -43,7 +43,7 @@ impl Form {
         compiled(self.source, self.kernel, if self.few { 6 } else { 10 }, 400, architecture)
     }
 
-    /// The bytes of threadgroup memory.
+    /// The bytes of threadgroup memory that the kernel needs.
     fn shared(&self) -> u32 {
         let simds = self.threads / SIMD;
         let floats = match self.few {

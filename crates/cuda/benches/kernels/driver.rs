@@ -10,7 +10,7 @@ use mlx_primitives_cuda::{Argument, Cubin};
 type Code = c_int;
 type Handle = *mut c_void;
 
-/// The driver, with the context of the first device.
+/// CUDA's driver, with a context of the first device.
 pub struct Driver {
     library: Library,
     /// 90 for `sm_90`.
@@ -72,7 +72,7 @@ macro_rules! call {
 
 impl Driver {
     pub fn open() -> Result<Self> {
-        // SAFETY: the driver's initialization has no conditions.
+        // SAFETY: the driver's initialization may be called at any time.
         let library =
             unsafe { Library::new("libcuda.so.1") }.context("there is no NVIDIA driver")?;
         call!(library, "cuInit", 0 => c_uint)?;

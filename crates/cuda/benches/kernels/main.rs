@@ -5,8 +5,8 @@
 //! compiles the kernels for sm_90, which needs no GPU. Other arguments select rows of the tables by
 //! parts of their names.
 //!
-//! `MLX_PRIMITIVES_SOURCES` names the folder with `metal` and `crates` if it is not the one that
-//! the bench was built in.
+//! `MLX_PRIMITIVES_SOURCES` names the checkout with `metal` and `crates`, if it is not the checkout
+//! in which the bench was built.
 
 mod attention;
 mod driver;

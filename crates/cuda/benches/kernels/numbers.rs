@@ -1,6 +1,6 @@
 //! Random numbers in bfloat16, and references in double precision.
 
-/// A sequence of numbers between -1 and 1.
+/// A sequence of random numbers between -1 and 1.
 pub struct Random(u64);
 
 impl Random {

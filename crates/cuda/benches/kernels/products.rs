@@ -66,7 +66,7 @@ impl Form {
         if self.of > 0 { self.simds * self.of } else { self.simds * self.turns / self.splits * 16 }
     }
 
-    /// The bytes of threadgroup memory.
+    /// The bytes of threadgroup memory that the kernel needs.
     fn shared(&self, k: u32) -> u32 {
         if self.of > 0 {
             let staged = k.next_multiple_of(512).min(8192 / self.rows);

@@ -1,4 +1,4 @@
-// <metal_quadgroup>: four consecutive lanes of a SIMD group.
+// <metal_quadgroup>: functions of quadgroups, which are four consecutive lanes of a SIMD group.
 #pragma once
 
 namespace metal {

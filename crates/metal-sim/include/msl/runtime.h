@@ -16,7 +16,7 @@ MSL_EXECUTOR void msl_fence(uint flags, uint order, uint scope);
 MSL_EXECUTOR const uchar* msl_simd_exchange(const void* value, uint size, uint* active);
 MSL_EXECUTOR uint msl_lane();
 MSL_EXECUTOR void msl_inactive_lane(uint lane);
-/** Announces an atomic access: bit 0 of `kind` for a read, bit 1 for a write. */
+/** Reports an atomic access: bit 0 of `kind` for a read, bit 1 for a write. */
 MSL_EXECUTOR void msl_atomic(const void* object, uint size, uint kind);
 MSL_EXECUTOR void msl_copy(void* to, const void* from, ulong size); // not watched
 MSL_EXECUTOR void* msl_threadgroup_variable(const void* key, ulong size, const char* name);

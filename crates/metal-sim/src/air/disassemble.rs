@@ -11,7 +11,7 @@ use crate::error::{Error, Result, at_path};
 const FLAGS: &str =
     "-x c -w -S -emit-llvm -O0 -Xclang -disable-llvm-passes -Xclang -mlink-bitcode-file -Xclang";
 
-/// The text of each module.
+/// Disassembles each module to text.
 pub(super) fn text(compiler: &Compiler, folder: &Path, modules: &[Vec<u8>]) -> Result<Vec<String>> {
     let draft = cache::draft(folder);
     at_path(&draft, std::fs::create_dir_all(&draft))?;

@@ -29,7 +29,7 @@ enum Content {
     Module(Library),
 }
 
-/// Whether a file is for [`File::open`]: by its first bytes, or by the ending `.ll`.
+/// Whether [`File::open`] can read a file, according to its first bytes or its ending `.ll`.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ impl File {
     /// # Errors
     ///
     /// Returns [`Error::Io`] if the file or the cache cannot be read or written, and
-    /// [`Error::Load`] for a file that is no metallib or AIR, or has parts that are not known.
+    /// [`Error::Load`] for a file that is neither a metallib nor AIR, or has unknown parts.
     pub fn open(path: &Path, compiler: &Compiler, cache: &Path) -> Result<Self> {
         at_path(cache, fs::create_dir_all(cache))?;
         let bytes = at_path(path, fs::read(path))?;
@@ -98,8 +98,8 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel, it uses what the host has no equivalent of, or
-    /// the cache cannot be written.
+    /// Returns an error if there is no such kernel, it uses a feature that the host lacks, or the
+    /// cache cannot be written.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         let library = match &self.content {
             Content::Module(library) => &library.only(name, &self.path)?,

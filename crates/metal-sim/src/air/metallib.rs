@@ -21,7 +21,7 @@ impl Metallib {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is no metallib.
+    /// Returns [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is not a metallib.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = at_path(path, File::open(path))?;

@@ -39,7 +39,7 @@ impl Library {
     /// # Errors
     ///
     /// Returns an error if the metallib lacks a kernel, it or the cache cannot be read or written,
-    /// the compiler cannot read the bitcode, or a kernel's arguments cannot be told from its text.
+    /// the compiler cannot read the bitcode, or a kernel's arguments cannot be read from its text.
     pub fn read(
         metallib: &Metallib,
         names: &[impl AsRef<str>],
@@ -99,8 +99,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// Returns an error if the cache cannot be written, a kernel uses what the host has no
-    /// equivalent of, or the result does not compile or load.
+    /// Returns an error if the cache cannot be written, a kernel uses a feature that the host
+    /// lacks, or the result does not compile or load.
     pub fn compile(
         &self,
         compiler: &Compiler,

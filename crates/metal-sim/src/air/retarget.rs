@@ -49,7 +49,7 @@ pub(super) fn retarget(
     Ok(out)
 }
 
-/// Lines that only Apple's back end or a debugger uses.
+/// Whether only Apple's back end or a debugger uses the line.
 fn superfluous(line: &str) -> bool {
     let starts = ["target ", "source_filename", "!", "attributes #", ";"];
     starts.iter().any(|start| line.starts_with(start))

@@ -57,7 +57,7 @@ extern "C" fn access(at: *const c_void, size: u64, kind: u32, site: *const c_voi
     if machine.is_null() {
         return;
     }
-    // SAFETY: set by with_machine; no other reference is alive while a kernel runs.
+    // SAFETY: with_machine has set the pointer, and no other reference exists while a kernel runs.
     let stop = unsafe { (*machine).access(at as usize, size as usize, kind, site as usize) };
     if stop {
         // SAFETY: as above; the borrow in the line above has ended.
@@ -114,7 +114,7 @@ extern "C" fn threadgroup_variable(
     size: u64,
     name: *const c_char,
 ) -> *mut c_void {
-    // SAFETY: as in threadgroup_barrier; the name is a literal.
+    // SAFETY: as in threadgroup_barrier; the name is a string literal.
     unsafe {
         let name = CStr::from_ptr(name).to_string_lossy();
         let found = (*machine()).variable(key as usize, size as usize, &name);

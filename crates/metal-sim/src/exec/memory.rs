@@ -148,11 +148,11 @@ impl Memory {
 
     /// Fills uninitialized storage with junk.
     pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
-        // SAFETY: called with mapped memory of a binding only, while no kernel runs.
+        // SAFETY: callers pass only mapped memory of a binding, and no kernel runs.
         unsafe { std::ptr::write_bytes(address as *mut u8, self.junk, bytes) };
     }
 
-    /// Checks and counts an access to `slot`, and passes its faults to `report`.
+    /// Checks and counts an access to `slot`, and calls `report` with each fault.
     #[inline(always)] // 30 to 40 % of a dispatch
     pub(super) fn access(
         &mut self,

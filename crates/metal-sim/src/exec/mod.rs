@@ -92,7 +92,7 @@ impl Dispatch<'_> {
         let runnable = setup::grid_is_possible(&mut machine, self) && machine.faults.is_empty();
         if runnable {
             let result = abi::with_machine(&raw mut machine, || {
-                // SAFETY: the machine is only reached through this pointer until the run ends.
+                // SAFETY: the machine is accessed only through this pointer until the run ends.
                 unsafe { run_groups(&raw mut machine, self, &tables) }
             });
             machine.threads.clear();

@@ -38,7 +38,7 @@ struct Fenced {
     known: View,
 }
 
-/// The order that fences make in device memory.
+/// The order that fences make between accesses to device memory.
 #[derive(Default)]
 pub(super) struct Order {
     /// Whether the kernel has executed a fence. Every access checks this.
@@ -115,7 +115,7 @@ impl Order {
         races
     }
 
-    /// An atomic access of a thread.
+    /// Records an atomic access of a thread.
     fn atomic(&mut self, object: Byte, now: Stamp, [reads, writes]: [bool; 2]) {
         if let (true, Some(carried)) = (reads, self.carried.get(&object)) {
             self.seen.insert(object, carried.count);
@@ -142,7 +142,7 @@ impl Order {
         carried.count += 1;
     }
 
-    /// A plain access of a thread.
+    /// Records a plain access of a thread.
     fn plain(&mut self, byte: Byte, now: Stamp) {
         let fenced = self.fenced.get(&now.thread());
         if let Some(((_, count), _)) = fenced.and_then(|fenced| fenced.released.as_ref()) {

@@ -50,7 +50,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         if let Some(mut fiber) = self.fiber.take() {
             if !fiber.done() {
-                // SAFETY: kernels own nothing that would have to be dropped.
+                // SAFETY: no value on a kernel's stack has to be dropped.
                 unsafe { fiber.force_reset() };
             }
             stacks().push(fiber.into_stack());

@@ -1,4 +1,4 @@
-//! Writes an entry point for each kernel for a GPU, in the form that clang's CUDA front end takes.
+//! Writes a GPU entry point for each kernel, in the form that clang's CUDA front end accepts.
 
 use std::fmt::Write;
 
@@ -51,8 +51,9 @@ impl Rewriter {
         );
     }
 
-    /// Marks loops that end for either of two reasons. Their number of iterations is unknown, but
-    /// the optimizer may find a bound for it and unroll the loop up to that bound.
+    /// Disables the unrolling of loops that end for either of two reasons. Their number of
+    /// iterations is unknown, but the optimizer may find a bound for it and unroll the loop up to
+    /// that bound.
     pub(super) fn keep_loops(&mut self) {
         for i in 0..self.tokens.len() {
             if self.tokens.at(i) == "for" && self.tokens.at(i + 1) == "(" {

@@ -69,7 +69,7 @@ impl Rewriter {
         }
     }
 
-    /// The `N` of `typedef T N;`.
+    /// The names `N` that are declared by `typedef T N;`.
     fn typedefs(&self) -> impl Iterator<Item = String> {
         let starts = (0..self.tokens.len()).filter(|&i| self.tokens.at(i) == "typedef");
         starts.filter_map(|start| {

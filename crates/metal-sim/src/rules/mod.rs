@@ -20,8 +20,8 @@ use crate::source::{Preprocessed, Source};
 pub use crate::rewrite::Violation;
 pub use vocabulary::{Vocabulary, vocabulary};
 
-/// Checks `source` against the rules of MSL; `cache` is the folder that
-/// [`crate::Library::compile`] takes.
+/// Checks `source` against the rules of MSL. `cache` is a folder, as for
+/// [`crate::Library::compile`].
 ///
 /// # Errors
 ///

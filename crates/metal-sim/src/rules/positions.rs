@@ -29,7 +29,7 @@ const SAME: [&[&str]; 2] = [
     ],
 ];
 
-/// A parameter with one of the attributes.
+/// A parameter that has one of these attributes.
 struct Position {
     attribute: String,
     width: u32,

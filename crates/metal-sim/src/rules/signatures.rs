@@ -6,7 +6,7 @@ use super::positions::POSITIONS;
 use crate::rewrite::front::{Attribute, Function, attributes};
 use crate::rewrite::{BUILTINS, SPACES, Tokens, Violation};
 
-/// The highest index of a buffer, or of threadgroup memory.
+/// The highest allowed index of a buffer, or of threadgroup memory.
 const LAST_INDEX: u32 = 30;
 
 pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {

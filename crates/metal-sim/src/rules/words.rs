@@ -1,7 +1,7 @@
 //! Words that MSL does not have: "'double' is not supported in Metal", "'goto' is not supported in
 //! Metal", "lambda expressions are not supported in Metal", "pointers to functions are not
-//! allowed", "Metal does not support the 'register' storage class specifier", and what the
-//! specification lists under Restrictions.
+//! allowed", "Metal does not support the 'register' storage class specifier", and the words that
+//! the specification lists under Restrictions.
 
 use crate::rewrite::front::Kind;
 use crate::rewrite::{Tokens, Violation};

@@ -1,6 +1,6 @@
 //! Compares MLX's kernels, as Apple compiled them, with this crate's kernels on the same inputs:
-//! bytes read and written, and barriers. The test prints a table, which `scripts/calibrate.sh
-//! --table` shows.
+//! bytes read and written, and barriers. The test prints a table, which
+//! `scripts/calibrate.sh --table` shows.
 
 use std::fmt::Write;
 

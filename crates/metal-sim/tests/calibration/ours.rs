@@ -17,7 +17,7 @@ pub fn get(library: &Library, launch: &Launch) -> Kernel {
     library.kernel(&launch.kernel, &Constants::new()).unwrap()
 }
 
-/// The launch plan of `plan_rows` in cpp/runtime/dispatch.cpp.
+/// Plans a launch as `plan_rows` in cpp/runtime/dispatch.cpp does.
 fn rows(launch: &mut Launch, rows: usize, axis: usize, slots: usize) -> &'static str {
     let threads = axis.div_ceil(4).next_multiple_of(32);
     if axis <= 128 {

@@ -1,4 +1,4 @@
-//! Every planted mistake is flagged, on its line, and real kernels are clean.
+//! Checks that every planted mistake is reported on its line, and that real kernels are clean.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
