@@ -33,8 +33,8 @@ pub fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
     compile_in(cache::folder().as_deref(), request, architecture)
 }
 
-/// Compiles a kernel, and caches it in `folder` in place of [`folder`](crate::folder). Without a
-/// folder, nothing is cached.
+/// Compiles a kernel with a cache in `folder`, and not in the default [`folder`](crate::folder). If
+/// `folder` is `None`, nothing is cached.
 ///
 /// # Errors
 ///

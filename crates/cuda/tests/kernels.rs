@@ -118,7 +118,8 @@ fn allowed_stack(name: &str) -> u32 {
 }
 
 /// The architectures that `scripts/verify.sh cuda` compiles every kernel for. Without it, each
-/// kernel is compiled for one architecture, in turn, and the kernels of `SLOW` are left out.
+/// kernel is compiled for one architecture, in turn, and the kernels of `SLOW` are left out unless
+/// a variable selects them.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
 /// Kernels that take up to minutes each to compile. On NVIDIA GPUs, MLX's own ops run attention
 /// unless this crate's kernels are chosen.

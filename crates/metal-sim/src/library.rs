@@ -159,9 +159,9 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel, [`Library::refused`] lists it, there is no such
-    /// function constant, a function constant that is not optional is not set, or the source does
-    /// not compile for these constants.
+    /// Returns an error if there is no such kernel, or [`Library::refused`] lists it. It is also an
+    /// error if the source does not declare one of the constants, a function constant that is not
+    /// optional is not set, or the source does not compile for these constants.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         if let Some((_, reason)) = self.refused().find(|(refused, _)| *refused == name) {
             let text = format!("{name} {reason}, which the simulator does not have");

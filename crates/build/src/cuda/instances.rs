@@ -83,7 +83,7 @@ impl Macros {
                 token.text = one.body.text();
             }
         }
-        // No file is in this folder, so that the text of every file is split into tokens.
+        // No file is in this folder, so the text of every file is split into tokens.
         Tokens::parse(&tokens.text(), Path::new("\0"))
     }
 

@@ -133,7 +133,7 @@ impl Library {
     }
 }
 
-/// The text of a registry entry, as the rewriter makes it from source.
+/// The text of a registry entry, in the form that the rewriter writes for kernels in source.
 fn registration(name: &str, signature: &Signature, serial: usize) -> String {
     let (mut parameters, mut types) = (String::new(), String::new());
     for parameter in &signature.parameters {

@@ -136,7 +136,7 @@ impl Memory {
         Ok(origin + range.start)
     }
 
-    /// Overwrites the contents that the previous threadgroup left with junk.
+    /// Overwrites with junk the contents that the previous threadgroup left.
     pub(super) fn spoil(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.

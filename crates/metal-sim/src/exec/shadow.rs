@@ -57,8 +57,8 @@ impl Stamp {
         self.same_group(fence) && (by_itself || (1..=EPOCH / 2).contains(&passed))
     }
 
-    /// Whether this access races with an access of another thread at `now`, because no barrier
-    /// orders them.
+    /// Whether no barrier orders this access before the access of `now` by another thread, so that
+    /// the two accesses race.
     pub(super) fn races(self, now: Stamp) -> bool {
         if self.0 == 0 || self.0 >> 30 == now.0 >> 30 {
             return false; // by nobody, or by the same thread
