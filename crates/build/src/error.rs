@@ -11,7 +11,7 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error that the system reported.
         reason: String,
     },
     /// Xcode or its Metal compiler is missing; the text says what to do.

@@ -16,7 +16,7 @@ const SCRIPT: &str = "scripts/agx.sh";
 /// The cost of one thread of a kernel.
 #[derive(Deserialize, Serialize)]
 pub struct Cost {
-    /// Of 16 bits.
+    /// The number of 16-bit registers.
     registers: u32,
     /// The most threads that a threadgroup can have with this number of registers.
     threads: u32,

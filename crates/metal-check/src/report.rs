@@ -124,7 +124,7 @@ pub struct Outcome {
     pub found: Vec<Found>,
     /// Findings that look like a fault but do not change a result.
     pub notes: Vec<Found>,
-    /// Of the first order.
+    /// The number of threads that ran in the first order.
     pub threads: u64,
     pub barriers: u64,
     pub device_bytes: u64,

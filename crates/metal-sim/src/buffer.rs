@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 pub enum Access {
     /// The kernel only reads; a store is a fault.
     Read,
-    /// Read and written.
+    /// The kernel reads and writes.
     ReadWrite,
     /// An output. It is uninitialized, and the kernel must write every byte.
     Write,

@@ -26,7 +26,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error that the system reported.
         source: std::io::Error,
     },
     /// A compiled library or file could not be loaded; the text says why.

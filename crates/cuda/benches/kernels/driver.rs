@@ -13,9 +13,9 @@ type Handle = *mut c_void;
 /// CUDA's driver, with a context of the first device.
 pub struct Driver {
     library: Library,
-    /// 90 for `sm_90`.
+    /// The GPU's architecture, such as 90 for `sm_90`.
     pub architecture: u32,
-    /// Its multiprocessors.
+    /// The number of the GPU's multiprocessors.
     pub cores: u32,
     stream: Handle,
     pub name: String,
@@ -72,7 +72,7 @@ macro_rules! call {
 
 impl Driver {
     pub fn open() -> Result<Self> {
-        // SAFETY: the driver's initialization may be called at any time.
+        // SAFETY: the initializers of the library may run at any time.
         let library =
             unsafe { Library::new("libcuda.so.1") }.context("there is no NVIDIA driver")?;
         call!(library, "cuInit", 0 => c_uint)?;

@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// Rounds to nearest, ties to even.
+/// Rounds to the nearest bfloat16, ties to even.
 pub fn bfloat16(x: f32) -> u16 {
     let bits = x.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16

@@ -1,4 +1,4 @@
-// Matrices, by columns.
+// <metal_matrix>: matrices, which are stored by columns.
 #pragma once
 
 namespace metal {

@@ -46,7 +46,7 @@ pub(super) struct Order {
     carried: HashMap<Byte, Carried>,
     /// Bytes that threads accessed after a release fence, with that fence.
     late: HashMap<Byte, Fence>,
-    /// Of the running threadgroup.
+    /// The threads of the running threadgroup that executed a fence.
     fenced: HashMap<u32, Fenced>,
     seen: View,
     known: View,

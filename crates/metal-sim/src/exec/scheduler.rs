@@ -61,10 +61,10 @@ impl Drop for Thread {
 /// The order in which threads take turns, and in which the threadgroups of the grid run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// First to last.
+    /// From the first to the last.
     #[default]
     Forward,
-    /// Last to first.
+    /// From the last to the first.
     Reversed,
     /// A random order, the same for the same seed.
     Shuffled(u64),
