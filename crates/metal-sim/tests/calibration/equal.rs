@@ -1,6 +1,6 @@
 //! Runs MLX's kernels twice in the same executor: as Apple compiled them, and compiled from source
-//! with the shim. Results must agree in every bit, and the same bytes of tensors must be read and
-//! written.
+//! with the shim. Results must agree in every bit, and the same number of bytes of each tensor must
+//! be read and written.
 
 use std::collections::BTreeMap;
 
