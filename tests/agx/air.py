@@ -138,7 +138,7 @@ def lanes(text):
     """Matrices are of 64 elements in AIR: the two that a lane sees are left."""
 
     def shuffle(m):
-        # The first two places of the result, each from the first or the second operand.
+        # The first two components of the result, each from the first or the second operand.
         picks = [pick.split()[-1] for pick in m[2].split(",")[:2]]
         picks = [str(int(p) - 62) if p.isdigit() and int(p) >= 64 else p for p in picks]
         return f"shufflevector {m[1]}<2 x i32> <i32 {picks[0]}, i32 {picks[1]}>"

@@ -23,8 +23,8 @@ def worse(before, after):
         if old != new:
             (faults if new < old else better).append(f"{name}: threads {old} -> {new}{registers}")
 
-    # A kernel that has a case is judged by the code which that spends its time in, and by the threads
-    # that a core holds in whole threadgroups.
+    # Judge a kernel that has a case by two results: by the part of its code where it spends its
+    # time, and by how many of its threads a core runs at once, counted in whole threadgroups.
     judged = {entry["kernel"] for entry in after["cases"].values()}
     for name in sorted(set(before["kernels"]) & set(after["kernels"])):
         old, new = before["kernels"][name], after["kernels"][name]

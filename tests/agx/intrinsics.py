@@ -17,7 +17,8 @@ def shuffle(operation):
   %r = call spir_func float @_Z19sub_group_broadcastfj(float %0, i32 %from)"""
 
 
-# Of floats: the result is %r. exp and log by the hardware's powers of two.
+# Functions of floats; `%r` is the result. exp and log use the hardware's instructions for powers of
+# two.
 FLOATS = {
     "exp2": native("_Z11native_exp2f"),
     "log2": native("_Z11native_log2f"),
@@ -39,7 +40,7 @@ FLOATS = {
     "simd_shuffle_down": shuffle("add"),
     "simd_shuffle_up": shuffle("sub"),
 }
-# For which there are instructions of halves too.
+# The functions that have instructions for halves too.
 HALVES = {"fabs", "fmax", "fmin", "simd_sum", "simd_max", "simd_min"}
 OTHERS = {
     "air.wg.barrier": "call spir_func void @_Z18work_group_barrierj(i32 1)",

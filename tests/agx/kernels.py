@@ -17,18 +17,19 @@ class Side:
 
     kernel: str
     per: float = 1  # units of work in what is counted
-    # "loop": a turn of the loop that computes most, in which each loop inside goes around `trips`
-    # times. "once": all that is in no loop, and `trips` turns of that loop. "whole": all that is in no
-    # loop, `trips` turns of the innermost loop that computes most, `rounds` of the loops around it,
-    # and `staging` of each other loop. "all": everything, both arms of branches too, where no rule of
-    # thumb finds the path that is used.
+    # "loop": one iteration of the loop that computes most; each loop inside it runs `trips` times.
+    # "once": the code outside loops, and `trips` iterations of that loop. "whole": the code outside
+    # loops, `trips` iterations of the innermost loop that computes most, `rounds` iterations of the
+    # loops around it, and `staging` iterations of each other loop. "all": all code, with both sides
+    # of branches, for kernels in which no rule finds the path that runs.
     count: str = "loop"
     trips: float = 0
     rounds: float = 1
     staging: float = 0
     group: int = 0  # threads of a threadgroup as it is launched, if that matters
     source: str = ""  # MLX's: the file in this folder that has a kernel which no library has
-    # Ours: parameters that choose a way through the kernel, of a struct in metal/.
+    # For our kernels: parameters that choose a path through the kernel, as fields of a struct in
+    # metal/.
     struct: str = ""
     values: dict = field(default_factory=dict)
     constants: dict = field(default_factory=dict)  # MLX's: function constants
@@ -99,8 +100,9 @@ def quantized(t):
         fast = 8 if bits in (6, 8) else 16
         for count in (1, 2, 4, 8) if suffix == "b4" else (1, 8):
             form = "row" if count == 1 else f"band{count}"
-            # Of AXIS columns in threadgroups of 256: a SIMD group takes 512 at a time, a stage holds
-            # 16 KB of x, and a thread stages 16 values at a time, the first of one row in any case.
+            # Rows of AXIS columns, in threadgroups of 256 threads. A SIMD group takes 512 columns
+            # at a time. A stage holds 16 KB of x. A thread stages 16 values at a time; for one row,
+            # the first staging is outside the loop.
             size = 4 if t == "float32" else 2
             first = count == 1 and size == 2
             ours = Side(
@@ -117,7 +119,8 @@ def quantized(t):
             if not mode:
                 theirs = None
             elif count == 1:
-                # The code for the rest of a row, which none of these has, counts as a turn.
+                # The code for the rest of a row counts as one iteration, though no row of these
+                # cases has a rest.
                 turns = AXIS / (32 * fast) - (mode == "affine")
                 kernel = f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4"
                 theirs = Side(kernel, AXIS // 32 * 4, "whole", turns, group=64)
@@ -148,12 +151,14 @@ def linear(t):
     side = lambda kernel, *of, group: Side(
         f"mlxp_linear_{kernel}_{t}", *of, struct="LinearParams", values=plain, group=group
     )
-    # Of AXIS columns in threadgroups of 256: a SIMD group takes 128 at a time, of one row the first
-    # where it stages them, a stage holds 4096 floats, and a thread stages four at a time.
+    # Rows of AXIS columns, in threadgroups of 256 threads. A SIMD group takes 128 columns at a
+    # time; for one row that is staged, the first 128 are outside the loop. A stage holds 4096
+    # floats, and a thread stages four at a time.
     few = lambda m: side(
         f"few{m}", AXIS // 32 * 4 * m, "whole", AXIS / 128 - (m == 1 and t != "float32"), AXIS * m / 4096, AXIS * m / 1024, group=256
     )
-    # The code for the rest of a row, which none of these has, counts as a turn.
+    # The code for the rest of a row counts as one iteration, though no row of these cases has a
+    # rest.
     gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", AXIS // 32 * 4, "whole", AXIS / 128 - 1, group=256)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
     gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned, group=128)
@@ -174,7 +179,7 @@ def attention(t):
     whole = {200: 1, 201: 1, 300: 0, 301: 0, 302: 0, 303: 0}
     cases = []
     for heads in (1, 4, 8):
-        # 32 lanes share a key, and a SIMD group takes 8 keys in a turn.
+        # 32 lanes share a key, and a SIMD group takes 8 keys in an iteration.
         ours = Side(
             f"mlxp_attention_vector_128_{heads}_{t}", 8 * heads, struct="AttentionParams", values=plain, group=256
         )
@@ -190,7 +195,7 @@ def attention(t):
         keys = 8 if row > 512 else 16 if row > 384 else 32
         values = {**plain, "dim": dim, "splits": 1}
         ours = Side(f"mlxp_attention_matrix_{dim}_{t}", keys, trips=1, struct="AttentionParams", values=values, group=128)
-        # From 256 on two SIMD groups share a row's features.
+        # With 256 or more features, two SIMD groups share the features of a row.
         mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
         steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
         cases.append(

@@ -1,4 +1,5 @@
-// A kernel that tests/agx/test_agx.py makes worse in each of these ways, which must be noticed.
+// A kernel that tests/agx/test_agx.py makes slower in several ways. The comparison must report
+// each.
 #include <metal_stdlib>
 using namespace metal;
 

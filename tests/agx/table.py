@@ -53,7 +53,7 @@ def cost(side, row, case, least=0):
     fscib, ic, floats = (
         sum(counts[key] * often for counts, often in counted) / side.per for key in ("fscib", "ic", "floats")
     )
-    # Far from that, `per` is not what the kernel does.
+    # If the count is far from `least`, `per` does not describe what the kernel computes.
     if least and not least <= floats <= 6 * least:
         said = f"{floats:.2f} instructions of floats for each unit, and {least} is the least"
         raise SystemExit(f"{case}: {side.kernel} has {said}: see `per` in tests/agx/kernels.py")
@@ -97,14 +97,14 @@ def measure_ours(tools, pool, cases, wanted):
             known = []
             for name, case in cases.items():
                 if case.ours.kernel in chosen and case.ours.values:
-                    # The parameters are the last argument, and in constant memory.
+                    # The parameters are the last argument, which is in constant memory.
                     mask = int(chosen[case.ours.kernel].split("__c")[1].split("(")[0], 16)
                     for offset, value in layouts.words(case.ours.struct, case.ours.values):
                         known.append((word(name), case.ours.kernel, mask.bit_length() - 1, offset, value))
             if chosen:
                 text = head + "\n".join(chosen.values()) + "\n"
                 jobs.append((min(chosen), text, known, tools.from_source))
-    # The largest first, so that no processor has to wait for one of them at the end.
+    # Start the largest jobs first, so that no processor waits for a large one at the end.
     jobs.sort(key=lambda job: -len(job[1]))
     return Measured(pool.map(lambda job: tools.statistics(*job), jobs))
 

@@ -114,7 +114,8 @@ class Cost(unittest.TestCase):
         self.assertEqual(cost(1, "once"), (40, 40))
         self.assertEqual(cost(1, "once", 2), (230, 160))
         self.assertEqual(cost(1, "all"), (900, 700))
-        # Once, twice the loop around, three turns of the loop that computes, five of another one.
+        # The code outside loops counts once, the outer loop twice, the loop that computes three
+        # times, and another loop five times.
         loops[2]["parent"] = 0
         self.assertEqual(cost(2, "whole", 3, 2, 5), ((30 + 1000 + 300 + 50) / 2, (40 + 16 + 180 + 100) / 2))
         for least in (10, 70):  # for 64 instructions of floats

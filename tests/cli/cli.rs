@@ -1,4 +1,4 @@
-//! The command as people and programs call it.
+//! Tests the command as people and programs call it.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -84,7 +84,8 @@ fn info_shows_versions_and_kernels() {
     assert_eq!(run(&["bench", "--threads", "0"]).status.code(), Some(2));
 }
 
-/// A library of another version than the headers is refused when the program first uses it.
+/// The program refuses MLX's library when it first uses it, if its version is not the version of
+/// the headers.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn another_libmlx_at_load_is_refused_naming_both_versions() {

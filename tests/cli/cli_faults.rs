@@ -1,4 +1,4 @@
-//! The command in a faulty environment: it always ends soon, prints one clear sentence and exits
+//! The command in a faulty environment. It always ends soon, prints one clear sentence and exits
 //! with 0, 1 or 2.
 
 use std::fs;
@@ -18,13 +18,13 @@ use crate::support::models::DEMO;
 use crate::support::models::variant;
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
-/// A command that takes longer hangs: the slowest here takes a second.
+/// A command that takes longer is considered to hang. The slowest command here takes a second.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// How a command ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// `None` if a signal ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
@@ -59,7 +59,7 @@ pub fn ended(mut child: Child) -> Ended {
 fn start(command: &mut Command, input: &str) -> Child {
     let piped = command.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("the command");
-    // It may end before it has read everything.
+    // The command may end before it has read all of its input.
     let _ = child.stdin.take().expect("its stdin").write_all(input.as_bytes());
     child
 }
@@ -92,7 +92,8 @@ pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     }
 }
 
-/// Every command in a form that soon writes to stdout, with its input; `{}` is a new directory.
+/// Every command with arguments that make it write to stdout soon, and its input. `{}` is a new
+/// directory.
 const WRITERS: [(&[&str], &str); 18] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
@@ -154,7 +155,7 @@ fn a_closed_stdout_is_a_failure() {
     });
 }
 
-/// Like `generate | head -c 1`.
+/// Closes the pipe after one byte, like `generate | head -c 1`.
 #[test(simulated = never)]
 fn a_reader_that_goes_away_ends_the_command_quietly() {
     each_writer(|arguments, input| {
@@ -189,7 +190,7 @@ fn whole_model() -> anyhow::Result<TempDir> {
     Ok(folder)
 }
 
-/// A named pipe would wait for a writer, and /dev/zero would never end.
+/// Reading a named pipe would wait for a writer, and reading /dev/zero would never end.
 #[test(simulated = never)]
 fn special_files_are_refused_by_name() -> Checked {
     let folder = whole_model()?;
@@ -313,7 +314,7 @@ fn invalid_variables_are_bad_usage() {
     }
 }
 
-/// The error names the line that is too long; the next line gets its answer.
+/// The error names the line that is too long, and the command answers the next line.
 #[test(simulated = never)]
 fn a_chat_goes_on_after_a_line_that_is_too_long() {
     let long = "word ".repeat(400);

@@ -15,7 +15,7 @@ pub fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// Runs the command with this input, of which one that refuses its arguments reads nothing.
+/// Runs the command with this input. A command that refuses its arguments reads none of it.
 pub fn piped(arguments: &[&str], input: &str) -> Output {
     let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());

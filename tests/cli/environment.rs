@@ -1,4 +1,5 @@
-//! Environment variables that are not understood are errors that name them and what they may be.
+//! An environment variable with an invalid value is an error that names the variable and its valid
+//! values.
 
 use std::fs;
 
@@ -27,7 +28,7 @@ fn unusable_values_are_refused() -> Checked {
         assert!(said.contains("off (") && said.contains("file ("), "{said}");
         assert!(said.contains(&format!("got {value:?}")), "{said}");
     }
-    // MLX takes these for 0, with which it never ends, or for another number than they say.
+    // MLX reads some of these as 0, with which it never ends, and others as a different number.
     for value in ["0", "-1", "x", "", "20x", "99999999999"] {
         let said = refused("MLX_BFS_MAX_WIDTH", value)?;
         assert!(said.contains("a whole number from 1 to 2147483647"), "{said}");
@@ -48,7 +49,8 @@ fn unusable_values_are_refused() -> Checked {
     Ok(())
 }
 
-/// A program that does not ask for the check gets an error of its ops, not a hang or other kernels.
+/// If a program does not check the variables, its ops return an error. They neither hang nor choose
+/// other kernels.
 #[test]
 fn programs_get_errors_of_their_ops() -> Checked {
     for (name, value) in [("MLX_BFS_MAX_WIDTH", "0"), ("MLX_PRIMITIVES_TUNE", "x")] {
@@ -89,7 +91,7 @@ fn usable_values_run() -> Checked {
     Ok(())
 }
 
-/// A variable that the sources read by name is one that the command knows.
+/// The command knows every variable that the sources read by name.
 #[test(simulated = never)]
 fn variables_of_the_sources_are_known() -> Checked {
     let root = root();

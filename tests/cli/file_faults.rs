@@ -1,4 +1,4 @@
-//! Files and memory that fail while a model is read, run or written.
+//! Failures of files and memory while a model is read, run or written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,7 +46,7 @@ fn contents(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     fs::read_dir(folder)?.map(read).collect()
 }
 
-/// Updates of a few kilobytes.
+/// Low-rank updates of a few kilobytes.
 fn adapters(llama: &Llama, rank: i32) -> anyhow::Result<Adapters> {
     let name = "model.layers.3.self_attn.v_proj".to_owned();
     let update = Lora::initial(llama.projection_shape(&name)?, rank, 2.0)?;
@@ -95,15 +95,15 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
     }
     let cache = folder.path().join("cache.bin");
     assert!(message(PromptCache::check_path(&cache)).contains("ends in .safetensors"));
-    // A check leaves nothing behind, not even folders.
+    // A check leaves no files or folders.
     ModelFiles::check_path(folder.path().join("a/b/c"))?;
     PromptCache::check_path(folder.path().join("x.safetensors"))?;
     assert_eq!(contents(folder.path())?.len(), 1);
     Ok(())
 }
 
-/// The limit for a file's size simulates a full disk, which would need a mount: both fail the write
-/// that exceeds it.
+/// A limit for the size of a file simulates a full disk, which would need a mount. In both cases
+/// the write that exceeds the limit fails.
 #[test(simulated = never)]
 fn incomplete_writes_leave_the_old_files() -> Checked {
     if let Some(folder) = std::env::var_os(CHILD) {
@@ -160,7 +160,7 @@ fn saves_fail(folder: &Path) -> Checked {
     Ok(())
 }
 
-/// Weights are read by calls, not mapped: a file that becomes shorter is an error.
+/// Weights are read by system calls, not mapped, so a file that becomes shorter is an error.
 #[test(simulated = never)]
 fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     for lazily in [true, false] {
@@ -184,7 +184,7 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     Ok(())
 }
 
-/// Ops that convert an input: of 16 million float32, int64 and float16.
+/// Ops that convert an input. The inputs have 16 million float32, int64 and float16 numbers.
 type Converting = fn(&Array, &Array, &Array) -> mlx_primitives::Result<Array>;
 
 fn conversions() -> [(&'static str, Converting); 15] {
@@ -223,7 +223,7 @@ fn conversions() -> [(&'static str, Converting); 15] {
     ]
 }
 
-/// The evaluation of one op fails, the next ones succeed.
+/// The evaluation of one op fails, and the next ones succeed.
 #[cfg(target_os = "linux")] // other systems do not enforce the limit
 #[test(simulated = never)]
 fn memory_that_the_system_refuses_is_an_error() -> Checked {
@@ -241,7 +241,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             }
         };
         assert!(said.contains("no memory for "), "{said}");
-        // The copy of an input with strides is refused too, by each op that makes one.
+        // An op that copies an input with strides reports that the copy has no memory.
         let row = Array::ones::<f32>(&[1 << 10])?;
         let wide = row.broadcast_to([1 << 14, 1 << 10])?;
         let strided = [x.t()?, wide, x.i((.., step(.., 2)))?, x.i(1..)?.t()?];
@@ -257,7 +257,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             ops::logsumexp,
             |x| ops::masked_softmax(x, ops::MaskedSoftmax::default()),
         ];
-        // Takes the memory that is left, except less than a quarter of x's.
+        // Takes the remaining memory, except for less than a quarter of x's size.
         let quarter = x.i(0..1 << 12)?;
         let mut fill = || {
             for part in [&x, &quarter] {
@@ -281,7 +281,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             refused(name, op(&x, &integers, &narrow));
         }
         drop(kept);
-        // There is memory again, and a model loads and runs.
+        // After the memory is free again, a model loads and runs.
         let checkpoint = Checkpoint::load(DEMO)?;
         let tokens =
             checkpoint.generate(&[5, 6], &Options { max_tokens: 8, ..Options::default() })?;
@@ -300,7 +300,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     Ok(())
 }
 
-/// The limit is a guideline: work beyond it waits, and still finishes.
+/// The limit is a guideline: work that exceeds it waits for memory, and still finishes.
 #[test(simulated = never)]
 fn a_low_memory_limit_changes_no_token() -> Checked {
     if std::env::var_os(CHILD).is_some() {

@@ -1,4 +1,4 @@
-//! Every command with every kind of model file.
+//! Runs every command with every format of model file.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,8 @@ use crate::command::{piped, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::gguf::{Entry, Gguf, bytes_speaker};
 
-/// "a" is followed by "bc" and the end of a turn, and that by a text that goes on.
+/// The token that follows each token: after "a" come "bc" and the end of a turn, and after that a
+/// text that continues.
 const NEXT: [(u32, u32); 6] = [(97, 98), (98, 99), (99, 259), (259, 100), (100, 101), (101, 100)];
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}";
 
@@ -86,7 +87,8 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
     fs::copy(&alone, &hashed)?;
     works(&hashed)?;
 
-    // The directory that quantize writes has what the entries say, and runs like the file.
+    // The directory that `quantize` writes has the values of the file's entries, and runs like the
+    // file.
     let directory = folder.path().join("packed");
     let packed = [
         "quantize",
@@ -110,8 +112,8 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
     works(&path)
 }
 
-/// The greedy tokens of a file with attention, and of the directory that `quantize` or `fuse` makes
-/// of it. The file has its rows of queries in llama.cpp's order.
+/// Compares the greedy tokens of a file with attention and of the directory that `quantize` or
+/// `fuse` writes from it. The rows of the file's query weights are in llama.cpp's order.
 #[test]
 fn conversions_compute_what_the_file_does() -> Checked {
     let fixtures = crate::support::root().join("tests/fixtures/checkpoints");
@@ -131,8 +133,8 @@ fn conversions_compute_what_the_file_does() -> Checked {
     let (expected, got) = (logits(&file)?, logits(&packed)?);
     let largest = expected.iter().fold(0f32, |all, value| all.max(value.abs()));
     let apart = expected.iter().zip(&got).fold(0f32, |all, (a, b)| all.max((a - b).abs()));
-    // Eight bits round weights by half a percent of a group's range at most; rows in another order
-    // change the logits by as much as they are.
+    // Eight bits change a weight by at most half a percent of its group's range. Rows in a wrong
+    // order would change the logits by as much as their size.
     ensure!(apart < 0.1 * largest, "{apart} of {largest}");
     let of_four_bits = fixtures.join("gguf-q4_0/model.gguf");
     let again = ["quantize", "--model", text_of(&of_four_bits), "--output"];
@@ -152,7 +154,7 @@ fn texts_end_where_entries_or_well_known_texts_say() -> Checked {
         file.write(&path)?;
         Ok(Checkpoint::load(&path)?.eos)
     };
-    // </s>, <|im_end|> and <|endoftext|> end texts by their names.
+    // The tokens </s>, <|im_end|> and <|endoftext|> end a text because of their names.
     let always = [257, 259, 260];
     let with = |more: &[u32]| {
         let mut all = [&always[..], more].concat();

@@ -1,4 +1,5 @@
-//! `mlx-primitives ops`: rows come as they are measured, and an interrupted comparison keeps them.
+//! `mlx-primitives ops` prints each row when it is measured, and an interrupted comparison keeps
+//! its rows.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +11,7 @@ use serde_json::Value;
 use crate::command::{command, stdout};
 use crate::support::{Checked, simulated};
 
-/// More than this takes the slowest machine: --quick plans for 80 seconds.
+/// Longer than the slowest machine takes; --quick plans for 80 seconds.
 const LIMIT: Duration = Duration::from_secs(200);
 
 fn start(arguments: &[&str]) -> Checked<Child> {
@@ -67,7 +68,7 @@ fn interrupted_comparisons_keep_their_rows() -> Checked {
     Ok(())
 }
 
-/// Columns line up although a row is written before the next one is measured.
+/// Columns are aligned although each row is written before the next one is measured.
 #[test]
 fn tables_and_objects_have_the_same_rows() -> Checked {
     if simulated() {
@@ -87,7 +88,8 @@ fn tables_and_objects_have_the_same_rows() -> Checked {
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout)?;
     assert_eq!(rows.len(), parts.iter().map(|part| part.len() - 2).sum::<usize>(), "{table}");
     assert_eq!(stdout(&output).lines().count(), rows.len() + 2, "an object on each line");
-    // On a busy machine, MLX's op may seem too slow for its largest case, which is then left out.
+    // On a busy machine, MLX's op may seem too slow for its largest case. The command then leaves
+    // it out.
     let left_out = |row: &&Value| row["builtin_left_out_us"].is_number();
     assert!(rows.iter().filter(left_out).count() < rows.len() / 2, "{rows:?}");
     for row in rows.iter().filter(|row| !left_out(row)) {

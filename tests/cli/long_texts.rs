@@ -1,5 +1,5 @@
-//! Long texts: their tokens in parts are those of the whole, by the `tokenizers` crate alone, and
-//! the least number of them is no more than there are.
+//! Long texts are split into parts. Their tokens must equal the tokens of the whole text, as the
+//! `tokenizers` crate computes them. The least number of tokens must not exceed the actual number.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::support::Checked;
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The character of GPT-2's vocabularies for a byte.
+/// The character that GPT-2's vocabularies write for a byte.
 fn written(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let before = (0..byte).filter(|byte| !printable(*byte)).count() as u32;
     if printable(byte) { char::from(byte) } else { char::from_u32(0x100 + before).unwrap() }
 }
 
-/// A byte-pair model of all bytes that has these words, each made of two others.
+/// A byte-pair model of all bytes and these words, each of which merges two tokens.
 fn model(bytes: bool, pairs: &[(&str, &str)]) -> Value {
     let mut vocab: BTreeMap<String, usize> = BTreeMap::new();
     let mut add = |token: String| {
@@ -86,8 +86,8 @@ const WORDS: [(&str, &str); 9] = [
     ("Ã", "©"),
 ];
 
-/// Tokenizers of the kinds that Llamas have, by name. The last value tells whether the least number
-/// of tokens is known.
+/// The kinds of tokenizers that Llama models have, with names. The last value tells whether the
+/// crate can compute the least number of tokens.
 fn tokenizers() -> Vec<(&'static str, Value, bool)> {
     let words = |more: &[(&'static str, &'static str)]| model(true, &[&WORDS, more].concat());
     let spaces = |more: &[(&'static str, &'static str)]| {
@@ -165,7 +165,7 @@ fn tokenizers() -> Vec<(&'static str, Value, bool)> {
             tokenizer(json!(null), metaspace("always", true), spaces(&[])),
             true,
         ),
-        // Texts that do not fall apart at spaces.
+        // The tokenizer does not split these texts at spaces.
         (
             "joined words",
             tokenizer(json!(null), metaspace("first", false), spaces(&[("e", "▁"), ("e▁", "t")])),
@@ -210,7 +210,7 @@ fn tokenizers() -> Vec<(&'static str, Value, bool)> {
     ]
 }
 
-/// A text of words, numbers, spaces and lines, with special tokens and other scripts in it.
+/// A text of words, numbers, spaces, lines, special tokens and other scripts.
 fn text(random: &mut fastrand::Rng, length: usize) -> String {
     let parts = [
         "the",
@@ -284,7 +284,7 @@ fn parts_have_the_tokens_of_the_whole() -> Checked {
     Ok(())
 }
 
-/// A prompt of ten megabytes is refused before its tokens are known, in a conversation too.
+/// A prompt of ten megabytes is refused before it is tokenized, also in a conversation.
 #[test(simulated = never)]
 fn prompts_that_cannot_fit_are_refused_at_once() {
     for prompt in ["a".repeat(10_000_000), "Once upon a time, ".repeat(550_000)] {
@@ -295,7 +295,7 @@ fn prompts_that_cannot_fit_are_refused_at_once() {
             assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
             let said = stderr(&output);
             assert!(said.contains("expected a prompt of 1 to 256 tokens, got at least "), "{said}");
-            // Tokenizing it takes minutes in a debug build.
+            // Tokenizing the prompt takes minutes in a debug build.
             assert!(started.elapsed().as_secs() < 30, "{command}: {:?}", started.elapsed());
         }
     }

@@ -1,5 +1,5 @@
-//! Fine-tunes by the command: their reports and files, how they are killed and resumed, and the
-//! commands of the page about them.
+//! Fine-tuning by the command: its reports and files, killed and resumed runs, and the commands of
+//! the book's page about it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::command::{command, run, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::DEMO;
 
-/// A folder of texts to train on, to judge by and to test with.
+/// A folder of texts for training, validation and testing.
 pub fn texts() -> Checked<TempDir> {
     let folder = TempDir::new()?;
     let line = |number: usize| {
@@ -84,7 +84,7 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     let lines: Vec<Value> =
         stdout(&output).lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
 
-    // The losses by calls of the library.
+    // The losses that calls of the library give.
     let demo = Checkpoint::load(DEMO)?;
     let load = |name: &str| Dataset::load(&at(name), &demo, None, false);
     let (train, valid, test) = (load("train.jsonl")?, load("valid.jsonl")?, load("test.jsonl")?);
@@ -116,7 +116,7 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     }
     let tested = evaluate(&trainer.model()?, &test, 4, 2048, None, || {})?;
     assert_eq!(lines.len(), expected.len() + 1);
-    // serde_json may read a number's last bit otherwise than it was.
+    // serde_json may change the last bit of a number when it reads it.
     let read = |loss: f64| serde_json::from_str::<f64>(&loss.to_string()).ok();
     for (line, (name, step, loss)) in lines.iter().zip(&expected) {
         assert_eq!((line["iteration"].as_u64(), line[name].as_f64()), (Some(*step), read(*loss)));
@@ -131,7 +131,7 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     assert!(drawn.starts_with("<svg") && drawn.contains("validation"), "{drawn:.200}");
     assert!(saved.join("0000004_adapters.safetensors").exists());
 
-    // The files run beside the weights and are added to them.
+    // The files can be used beside the weights, and can be added to them.
     let again = ["--test", "--data", text_of(data.path()), "--adapter-path", text_of(&saved)];
     let again = run(&[&["lora", "--model", DEMO, "--json"], &again[..]].concat());
     let object: Value = serde_json::from_slice(&again.stdout)?;
@@ -144,8 +144,8 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     Ok(())
 }
 
-/// Killed or interrupted at any moment, a run goes on to the bytes of one that was not. The base is
-/// packed.
+/// A run that is killed or interrupted at any moment, and then resumed, writes the same bytes as a
+/// run without interruption. The base is packed.
 #[test(simulated = never)]
 fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
     let data = texts()?;

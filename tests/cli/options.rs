@@ -1,5 +1,5 @@
-//! The command's options: each is listed where it does something, and refused by name where it says
-//! nothing that can be done.
+//! Each option of the command is listed where it has an effect, and is refused by name where its
+//! value is impossible.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -88,7 +88,7 @@ fn unknown_commands_of_a_chat_are_no_messages() -> Checked {
     Ok(())
 }
 
-/// Over a few tokens, a speed says nothing.
+/// A speed is reported only if enough tokens were measured.
 #[test]
 fn speeds_are_those_of_enough_tokens() -> Checked {
     let generate = |tokens: &str, more: &[&str]| {
@@ -183,7 +183,7 @@ fn info_says_which_mlx_is_loaded_and_what_decides() -> Checked {
     assert!(text("choices").starts_with("built-in rule: "), "{object}");
     assert_eq!(text("built_with_mlx"), mlx_primitives::device::mlx_versions().0, "{object}");
     assert!(!text("built_with_mlx_of").is_empty(), "{object}");
-    // Another path of the library, which the loader prefers, is named.
+    // If the loader prefers another path of the library, the output names that path.
     #[cfg(target_os = "linux")]
     {
         let folder = tempfile::tempdir()?;

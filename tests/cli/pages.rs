@@ -1,5 +1,6 @@
-//! The commands of README, of the book and of CONTRIBUTING.md: each one is run here and prints
-//! what the page shows, is run by a script of the tests, or has a comment that says why it is not.
+//! The commands of README, of the book and of CONTRIBUTING.md. Each of them is run here and prints
+//! the output that the page shows, or a script of the tests runs it, or a comment says why it is
+//! not run.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +15,7 @@ use crate::lora::texts;
 use crate::support::models::DEMO;
 use crate::support::{Checked, root};
 
-/// The files whose commands run in CI.
+/// The files whose commands CI runs elsewhere.
 const RUN_ELSEWHERE: [&str; 6] = [
     ".ci/run",
     ".github/workflows/ci.yml",
@@ -28,7 +29,8 @@ fn pages() -> Checked<Vec<PathBuf>> {
     let mut pages = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
     for entry in fs::read_dir(root().join("docs"))? {
         let path = entry?.path();
-        // scripts/follow_guide.sh runs the one page, and crates/metal-check/tests the other.
+        // scripts/follow_guide.sh runs the first page, and crates/metal-check/tests runs the
+        // second.
         let elsewhere = ["write-your-own-primitive.md", "metal-check.md"];
         if !elsewhere.iter().any(|page| path.ends_with(page))
             && path.extension().is_some_and(|end| end == "md")
@@ -40,15 +42,15 @@ fn pages() -> Checked<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// A command, with the output that a page shows after it, if it shows any.
+/// A command, and the output that the page shows after it, if there is any.
 struct Step {
     place: String,
     command: String,
     output: Option<String>,
 }
 
-/// The commands of a page: `console` blocks have them after `$ `, followed by what they print, and
-/// `sh` blocks have a command in each line. A comment before a block leaves it out.
+/// The commands of a page. A `console` block has them after `$ `, followed by their output, and an
+/// `sh` block has one in each line. A comment before a block excludes it.
 fn steps(page: &Path) -> Checked<Vec<Step>> {
     let text = fs::read_to_string(page)?;
     let name = page.strip_prefix(root())?.display();
@@ -75,13 +77,13 @@ fn steps(page: &Path) -> Checked<Vec<Step>> {
     Ok(steps)
 }
 
-/// Whether a text is as a page shows it, where `…` stands for any text.
+/// Whether a text equals the text of a page, in which `…` stands for any text.
 fn is_as_shown(text: &str, shown: &str) -> Checked<bool> {
     let parts: Vec<String> = shown.split('…').map(regex::escape).collect();
     Ok(Regex::new(&format!("(?s)^{}$", parts.join(".*")))?.is_match(text))
 }
 
-/// A text with one space between its words.
+/// The text with one space between words.
 fn bare(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -140,7 +142,7 @@ fn what_a_page_shows_is_compared() -> Checked {
     Ok(())
 }
 
-/// The errors of docs/troubleshooting.md have the words of the sources.
+/// The errors that docs/troubleshooting.md quotes are in the sources, word for word.
 #[test(simulated = never)]
 fn errors_of_the_page_are_those_of_the_sources() -> Checked {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md"))?;
@@ -160,7 +162,7 @@ fn errors_of_the_page_are_those_of_the_sources() -> Checked {
         }
     }
     sources += &fs::read_to_string(root().join("build.rs"))?;
-    // A string that goes on in the next line of a source.
+    // Join a string that continues in the next line of a source.
     let joined = Regex::new(r#"\\\n\s*|"\s*\n\s*""#)?.replace_all(&sources, "").into_owned();
     let mut count = 0;
     for line in ours {

@@ -1,4 +1,5 @@
-//! Errors quote at most about a line of a file, without characters that a terminal acts on.
+//! Errors quote about one line of a file at most, without control characters that a terminal would
+//! obey.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use crate::support::{Checked, safetensors};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
 
-/// A title of the window, colors, a bidirectional override, lines, and a megabyte.
+/// A text that sets a window's title and colors, overrides the direction of text, and has several
+/// lines and a megabyte.
 fn hostile() -> String {
     format!("\u{1b}]0;title\u{7}\u{9b}31m\u{202e}\r\nerror: other\n{}", "x".repeat(1 << 20))
 }
@@ -216,7 +218,7 @@ fn paths_and_arguments_are_shown_in_one_line() {
     let text = error.to_string();
     assert!(text.starts_with("[op] expected a number, got \\u{1b}]0;title\\u{7}"), "{text}");
     assert!(text.ends_with("xxx") && text.contains(" … "), "{text}");
-    // A text that others made keeps its lines.
+    // A message that other code made, such as a compiler, keeps its lines.
     let error = Error::from("[kernel] line 1: error\n\tline 2\u{1b}");
     assert_eq!(error.to_string(), "[kernel] line 1: error\n\tline 2\\u{1b}");
 }

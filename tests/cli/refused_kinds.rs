@@ -1,5 +1,5 @@
-//! Models and adapters of kinds that are not run, by every command that reads them: each is refused
-//! by name, before a result.
+//! Every command that reads a model or an adapter refuses the kinds that are not supported by name,
+//! before it writes a result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -94,7 +94,7 @@ fn adapters_of_other_kinds() -> Checked {
             vec![(format!("{PROJECTION}.weight"), vec![hidden, hidden])],
             "\"full\"",
         ),
-        // As DoRA, but the configuration does not say so.
+        // Tensors of DoRA whose configuration does not mention DoRA.
         (
             "magnitudes of mlx-lm",
             mlx("lora", q),
@@ -171,7 +171,7 @@ fn rotations_that_differ_by_kind_of_layer() -> Checked {
     Ok(())
 }
 
-/// A folder of weights alone says where a tokenizer comes from.
+/// For a folder with only weights, the error says where to get a tokenizer.
 #[test]
 fn a_model_without_a_tokenizer() -> Checked {
     let folder = variant(Dtype::Float32, |_, _| {});

@@ -1,4 +1,4 @@
-//! The tests of the command again in the simulator of Metal.
+//! Runs the tests of the command again in the Metal simulator.
 
 use harness::simulated::{in_other_orders, once};
 

@@ -186,9 +186,9 @@ fn chats_keep_the_conversation() -> Checked {
     let answers = stdout(&output);
     let lines: Vec<&str> = answers.lines().collect();
     assert_eq!(lines.len(), 3, "{answers:?}");
-    // After a reset, the answer equals the first one.
+    // After a reset, the command gives the first answer again.
     assert_eq!(lines[0], lines[2]);
-    // The second turn does not run the common prefix again.
+    // The second turn does not compute the common prefix again.
     let figures = stderr(&output);
     let cached: Vec<bool> = figures
         .lines()
@@ -197,7 +197,7 @@ fn chats_keep_the_conversation() -> Checked {
         .collect();
     assert_eq!(cached, [false, true, false], "{figures}");
 
-    // The whole conversation at once gives the same answer.
+    // A single call with the whole conversation gives the same answer.
     let checkpoint = Checkpoint::load(directory.path())?;
     let template = ChatTemplate::load(directory.path())?.expect("a template");
     let messages =
@@ -220,18 +220,18 @@ fn chats_without_a_template_go_on_with_the_text() -> Checked {
     let both = |prompt: &str| run(&["generate", prompt, "-m", "8"]);
     assert_eq!(format!("{first}\n"), stdout(&both(PROMPT)));
     assert_eq!(format!("{second}\n"), stdout(&both(&format!("{PROMPT}{first} One day"))));
-    // A prompt that does not fit ends the pipe with an error.
+    // If stdin is a pipe, a prompt that does not fit ends the command with an error.
     let output = piped(&["chat"], &"word ".repeat(400));
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("a prompt of 1 to 256 tokens"));
     Ok(())
 }
 
-/// The signal of Ctrl-C ends the text, but not the report.
+/// Ctrl-C ends the text, and the command still prints its report.
 #[cfg(unix)]
 #[test(simulated = once)]
 fn interrupted_texts_end_with_figures() -> Checked {
-    // A model for long texts, and a text without an end.
+    // A model that accepts long texts and never ends a text.
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(1 << 20);

@@ -1,4 +1,4 @@
-//! Options of `generate` and `chat` that follow mlx-lm, and signals.
+//! Options that `generate` and `chat` have in common with mlx-lm, and signals.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ use crate::support::Checked;
 use crate::support::models::variant;
 use crate::text_cli::with_template;
 
-/// A signal ends the command in the phases that do not look at it: here a prompt of 24 MB, for
-/// which the model has positions, is split into tokens.
+/// A signal also ends the command in a phase that does not check for signals. Here the command
+/// splits a prompt of 24 MB into tokens, and the model has enough positions for it.
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_any_phase() -> Checked {
@@ -51,7 +51,7 @@ fn a_signal_ends_any_phase() -> Checked {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // Before the command handles signals, the system ends it.
+        // If the signal comes before the command has a handler, the system ends the process.
         assert!(matches!(status.code(), None | Some(0 | 130)), "{name} {signal}: {status}");
     }
     Ok(())
@@ -66,7 +66,7 @@ fn json_of(arguments: &[&str]) -> Value {
 fn options_are_read_as_by_mlx_lm() -> Checked {
     let text =
         |arguments: &[&str]| json_of(arguments)["text"].as_str().unwrap_or_default().to_owned();
-    // Typed line breaks, but not those of stdin.
+    // `\n` in an argument becomes a line break, but not in a prompt from stdin.
     let typed = json_of(&["generate", r"Once\n\tupon", "-m", "1", "--json"]);
     let real = json_of(&["generate", "Once\n\tupon", "-m", "1", "--json"]);
     assert_eq!((&typed["text"], &typed["prompt_tokens"]), (&real["text"], &real["prompt_tokens"]));
@@ -86,13 +86,13 @@ fn options_are_read_as_by_mlx_lm() -> Checked {
     }
     let output = run(&[&story[..], &["--extra-eos-token", "99999"]].concat());
     assert!(stderr(&output).contains("expected a token of the vocabulary"), "{}", stderr(&output));
-    // Without a limit, a text goes on to an end token or the last position.
+    // Without a limit, a text continues to an end token or the last position.
     let whole = json_of(&["generate", "She held the ball very tight.", "-m", "-1", "--json"]);
     assert_eq!(whole["finish_reason"], "stop", "{whole}");
     assert!(whole["generated_tokens"].as_u64() > Some(2), "{whole}");
     let output = run(&["generate", "a", "-m", "-2"]);
     assert_eq!(output.status.code(), Some(2));
-    // Each run without a seed draws other tokens, and a seed draws the same ones.
+    // Runs without a seed draw different tokens, and runs with the same seed draw the same ones.
     let drawn = ["generate", "Once upon a time", "-m", "12", "--temp", "1.5", "--json"];
     assert_ne!(text(&drawn), text(&drawn));
     let seeded = [&drawn[..], &["--seed", "7"]].concat();

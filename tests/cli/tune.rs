@@ -1,4 +1,4 @@
-//! `mlx-primitives tune`, and the programs that ask for its file.
+//! `mlx-primitives tune`, and programs that use the file that it writes.
 
 use std::fs;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::support::input::random;
 use crate::support::tune::{choices_file, class, linear};
 use crate::support::{Checked, simulated};
 
-/// MLX's op is the faster one.
+/// A measurement in which MLX's op is faster.
 fn slower() -> Measured {
     Measured { ours: 2.0, mlx: 1.0, agrees: true }
 }
 
-/// The output of a command that has this value of `MLX_PRIMITIVES_TUNE`.
+/// The output of a command for which `MLX_PRIMITIVES_TUNE` has this value.
 fn tuned(cache: &Path, arguments: &[&str], variable: &str) -> anyhow::Result<std::process::Output> {
     let mut command = command(arguments);
     Ok(command.env("XDG_CACHE_HOME", cache).env("MLX_PRIMITIVES_TUNE", variable).output()?)
@@ -60,11 +60,12 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
     read.replace(of_relu);
     read.add(&linear(1, Dtype::Float32)?, slower());
     read.write(&file, &key)?;
-    // Nothing uses the file unless it is asked for.
+    // Programs use the file only if the variable names it.
     assert_eq!(choices("")?, default);
     assert!(choices("file")?.starts_with("MLX_PRIMITIVES_TUNE=file: 4 measured, "));
     if !simulated() {
-        // The simulator would take a minute. ops shows the choice, but measures our kernel.
+        // This would take a minute in the simulator. `ops` shows the choice, but measures our
+        // kernel.
         let quick = ["ops", "--quick", "--op", "relu", "--dtype", "float32"];
         for (variable, choice, cell) in [("file", "mlx", "MLX's"), ("", "ours", "ours")] {
             let json = run(&[&quick[..], &["--json"]].concat(), variable)?;
@@ -75,14 +76,15 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
             assert!(table.contains("choice") && table.contains(cell), "{table}");
         }
     }
-    // A new measurement replaces the old one, and others stay.
+    // A new measurement replaces the old one, and the other entries stay.
     assert!(run(&["tune", "--quick", "--op", "relu"], "")?.contains("relu, float32, 1 row"));
     assert!(choices("file")?.starts_with("MLX_PRIMITIVES_TUNE=file: 4 measured, "));
     assert_eq!(fs::read_dir(cache.join("mlx-primitives"))?.count(), 1);
     Ok(())
 }
 
-/// A program that asks for the file and cannot have it ends with an error; others do not read it.
+/// A program that needs the file but cannot use it ends with an error. Other programs do not read
+/// it.
 #[test(simulated = never)]
 fn a_file_that_cannot_be_used_is_an_error_where_it_is_asked_for() -> Checked {
     let folder = tempfile::tempdir()?;

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::command::{command, stderr, stdout};
 use crate::support::{Checked, simulated};
 
-/// Runs it in a new folder.
+/// Runs `mlx-primitives verify` in a new folder.
 fn verify(arguments: &[&str], set: impl FnOnce(&mut Command)) -> anyhow::Result<(Output, TempDir)> {
     let folder = tempfile::tempdir()?;
     let mut command = command(&[&["verify", "--quick"], arguments].concat());
@@ -60,7 +60,7 @@ fn programs_read_one_object() -> Checked {
     Ok(())
 }
 
-/// Two processes check what one would.
+/// Two processes together check the same cases as one process.
 #[test(simulated = once)]
 fn shares_of_the_cases_are_all_of_them() -> Checked {
     let compared = |share: &[&str]| -> anyhow::Result<u64> {
@@ -97,7 +97,7 @@ fn models_of_random_weights_decode_as_by_mlxs_ops() -> Checked {
     Ok(())
 }
 
-/// The Metal kernels of a test build, in the simulator.
+/// Checks the Metal kernels of a test build in the simulator.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn kernels_are_checked_in_the_simulator() -> Checked {
@@ -115,8 +115,8 @@ fn kernels_are_checked_in_the_simulator() -> Checked {
     Ok(())
 }
 
-/// A function that throws replaces MLX's RMSNorm. The two steps that use it fail and are named, and
-/// the others run.
+/// A function that throws an exception replaces MLX's RMSNorm. The two steps that call it fail and
+/// are named, and the other steps run.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn a_fault_is_named_and_stops_nothing() -> Checked {

@@ -1,4 +1,4 @@
-//! Permissions of the files that this crate writes, and leftovers of processes that were killed.
+//! Permissions of the files that this crate writes, and files that killed processes leave behind.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -46,7 +46,7 @@ fn conversations_are_private_and_modes_stay() -> Checked {
         cache.save(&path)?;
         assert_eq!(mode(&path), kept);
     }
-    // A link is replaced, and the file that it leads to stays.
+    // Writing to a link replaces the link, and the file that it points to stays.
     let (link, other) = (folder.path().join("link.safetensors"), folder.path().join("other"));
     fs::write(&other, "something else")?;
     symlink(&other, &link)?;
@@ -54,7 +54,7 @@ fn conversations_are_private_and_modes_stay() -> Checked {
     assert_eq!(fs::read_to_string(&other)?, "something else");
     assert!(fs::symlink_metadata(&link)?.is_file() && mode(&link) == 0o600);
 
-    // Adapters and models are as any new file is.
+    // Adapters and models get the same permissions as any new file.
     let plain = folder.path().join("plain");
     fs::write(&plain, "")?;
     let adapters = Adapters::load(
@@ -76,7 +76,8 @@ fn conversations_are_private_and_modes_stay() -> Checked {
     Ok(())
 }
 
-/// A child that another test starts would hold this process's lock until its program runs.
+/// A child process that another test starts would hold this process's lock until it runs its
+/// program.
 #[test(alone)]
 fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     let demo = Checkpoint::demo()?;
@@ -86,7 +87,7 @@ fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     fs::write(at(&format!("{left}aaaaaa.safetensors")), "x")?;
     fs::create_dir(at(&format!("{left}bbbbbb")))?;
     fs::write(at(&format!("{left}bbbbbb/model.safetensors")), "x")?;
-    // Files of others, and what a process that lives has locked.
+    // Files that this crate did not write, and a file that a running process has locked.
     fs::write(at(".partial-of-others"), "x")?;
     symlink(at(".partial-of-others"), at(&format!("{left}link")))?;
     let living = fs::File::create(at(&format!("{left}living.safetensors")))?;
@@ -103,7 +104,8 @@ fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     Ok(())
 }
 
-/// Killed at any moment, `quantize` leaves nothing after the next run; interrupted, nothing at all.
+/// If `quantize` is killed at any moment, the next run removes its files. If it is interrupted, it
+/// leaves none.
 #[test]
 fn killed_conversions_leave_nothing() -> Checked {
     let folder = tempfile::tempdir()?;

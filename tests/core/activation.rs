@@ -1,4 +1,4 @@
-//! Traffic of `affine` and of activations; `table` tests everything else.
+//! The memory traffic of `affine` and of activations. `table` tests everything else.
 
 #![cfg(target_os = "linux")]
 

@@ -18,7 +18,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
     assert_eq!((x.shape(), x.dtype()), (&shape[..], T::DTYPE));
     assert_eq!((x.size(), x.nbytes()), (values.len(), size_of_val(values)));
     assert_eq!(x.to_vec::<T>()?, values);
-    // Through a view that must be copied.
+    // Reduce a view that must be copied first.
     let (rows, n) = (shape[0] as usize, shape[1] as usize);
     let turned: Vec<T> = (0..n).flat_map(|i| (0..rows).map(move |r| values[r * n + i])).collect();
     assert_eq!(x.t()?.to_vec::<T>()?, turned);
@@ -49,12 +49,12 @@ fn every_element_type_survives_a_round_trip() -> Checked {
     })
 }
 
-/// Without our copy, MLX may not return: the reduced axis is empty and the array not
-/// row-contiguous.
+/// Without the copy that this crate makes, MLX may not return if the reduced axis is empty and the
+/// array is not row-contiguous.
 #[test]
 fn reductions_of_empty_transposed_arrays() -> Checked {
-    // A reduction with many axes first: it leaves values on the stack that MLX would use as
-    // strides.
+    // First run a reduction with many axes. It leaves values on the stack that MLX would then use
+    // as strides.
     let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose([0, 2, 1, 3])?;
     let full = full.i((.., .., step(.., 2), step(.., 2)))?;
     for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
@@ -255,7 +255,7 @@ fn order_and_sums() -> Checked {
             let mut sum = 0.0;
             for (i, v) in row.iter().enumerate() {
                 sum += v;
-                // Seven additions of numbers up to 3.
+                // The sum of seven numbers up to 3.
                 assert!((sums[r * 7 + i] - sum).abs() <= 7.0 * 21.0 * f32::EPSILON, "{layout:?}");
             }
         }
@@ -283,7 +283,8 @@ fn reductions() -> Checked {
         (x.logsumexp(..)?, logsumexp),
         (x.prod(..)?, product),
     ] {
-        // 60 terms; each op is off by half an ulp of a partial sum below 30.
+        // The sum of 60 terms; each addition is wrong by at most half an ulp of a partial sum below
+        // 30.
         assert_close(&numbers(&got)?, &[want], 60.0 * 30.0 * 6e-8, "all axes");
         assert_eq!(got.shape(), [0i32; 0]);
     }
@@ -301,7 +302,7 @@ fn products() -> Checked {
     let (va, vb) = (numbers(&a)?, numbers(&b)?);
     let want: Vec<f64> =
         (0..30).map(|i| (0..4).map(|k| va[i / 5 * 4 + k] * vb[k * 5 + i % 5]).sum()).collect();
-    // Four products up to 9.
+    // The sum of four products up to 9.
     assert_close(&numbers(&a.matmul(&b)?)?, &want, 4.0 * 36.0 * 6e-8, "matmul");
     let turned = b.t()?.contiguous()?.t()?;
     assert_close(&numbers(&a.matmul(&turned)?)?, &want, 4.0 * 36.0 * 6e-8, "transposed");
@@ -331,7 +332,7 @@ fn elementwise() -> Checked {
     ];
     for (name, ours, want) in functions {
         let want: Vec<f64> = v.iter().map(|&v| want(v)).collect();
-        // A few ulps, amplified by at most 10 where 0.1 was added first.
+        // An error of a few ulps, multiplied by at most 10 where 0.1 was added first.
         assert_close(&numbers(&ours(&x)?)?, &want, 2e-6, name);
     }
     let y = random32(&[200], 7)?;

@@ -1,5 +1,5 @@
-//! Conversions of arrays, and of the inputs of our ops, to another type: the bits of MLX's own
-//! conversion, which compiled functions use.
+//! Converts arrays, and the inputs of our ops, to another type. The result has the same bits as
+//! MLX's own conversion, which compiled functions use.
 
 use half::{bf16, f16};
 use mlx_primitives::device::{Device, with_device};
@@ -56,7 +56,8 @@ fn floats() -> Vec<f64> {
     all
 }
 
-/// Elements of a type: `small` ones fit into every integer of a sign.
+/// Elements of a type. With `small`, every signed integer type can hold them (`true`), or every
+/// unsigned one (`false`).
 fn elements(dtype: Dtype, small: Option<bool>) -> Result<Array> {
     let values = match small {
         _ if !FLOATS.contains(&dtype) => {
@@ -78,7 +79,7 @@ fn elements(dtype: Dtype, small: Option<bool>) -> Result<Array> {
     theirs(&Array::from_slice(&values, [values.len() as i32])?, dtype)
 }
 
-/// Where a float does not fit into an integer, the bits depend on how the compiler arranged MLX's
+/// If an integer type cannot hold a float, the result depends on how the compiler arranged MLX's
 /// loop.
 #[test]
 fn every_pair_of_types_has_the_bits_of_mlx() -> Checked {
@@ -153,7 +154,7 @@ fn every_layout() -> Checked {
                         _ => f64::from(x),
                     })
                     .collect();
-                // With others of a graph, and alone.
+                // Once together with other ops of a graph, and once alone.
                 for got in [x.astype(dtype)?, x.multiply(1.0)?.astype(dtype)?] {
                     assert_eq!(got.shape(), x.shape());
                     let got = theirs(&got, Dtype::Float64)?.to_vec::<f64>()?;
@@ -161,7 +162,7 @@ fn every_layout() -> Checked {
                 }
             }
         }
-        // Elements of one size may be converted where they lie.
+        // If both types have the same size, the elements may be converted in place.
         let y = x.multiply(2.0)?.astype(Dtype::Int32)?.astype(Dtype::Float32)?;
         let doubled = x.multiply(2.0)?.to_vec::<f32>()?;
         assert!(y.to_vec::<f32>()?.iter().zip(&doubled).all(|(y, x)| *y == x.trunc()));
@@ -182,7 +183,7 @@ fn derivatives_and_maps() -> Checked {
         let (_, forth) = jvp(half, &x, &g)?;
         assert_eq!(forth.dtype(), Dtype::Float16);
         assert_eq!(theirs(&forth, Dtype::Float32)?.to_vec::<f32>()?, rounded);
-        // Of an op that converts its input: x * x of a float16 weight is one of float32.
+        // An op that converts its input: x * x of a float16 weight computes in float32.
         let weight = Array::from_slice(&[2.0f32, 4.0], (1, 2))?.astype(Dtype::Float16)?;
         let input = Array::from_slice(&[3.0f32, 5.0], (1, 2))?;
         let loss = |w: Array| ops::matmul_nt(&input, &w)?.sum(..);
@@ -198,7 +199,7 @@ fn derivatives_and_maps() -> Checked {
     })
 }
 
-/// Equal nodes of a compiled function become one. Conversions to other types are not equal.
+/// A compiled function merges equal nodes. Conversions to different types are not equal.
 #[test]
 fn conversions_to_two_types_stay_apart_in_a_compiled_function() -> Checked {
     with_device(Device::Cpu, || {

@@ -1,4 +1,4 @@
-//! Weights that are moved into one piece of memory.
+//! Weights that are moved into a single block of memory.
 
 use mlx_primitives::internals::{Block, LINE};
 use mlx_primitives::memory::LARGE_PAGE;
@@ -33,7 +33,7 @@ fn placed_arrays_are_equal_in_separate_lines() -> Checked {
             taken.push((start, end));
         }
     }
-    // 34 halves do not fill whole words, so that array stays in place.
+    // 34 halves do not fill whole words, so the array of 34 halves stays in place.
     assert_eq!(taken.len(), 3);
     drop(block);
     for (array, placed) in arrays.iter().zip(placed) {
@@ -69,7 +69,7 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
     assert!(first.address()?.is_multiple_of(page));
     assert_eq!(second.address()?, first.address()? + bytes);
     assert_eq!(second.to_vec::<f32>()?, array.to_vec::<f32>()?);
-    // The last large page of the block is whole, so there is room for some more.
+    // The block takes whole large pages, so its last page has room for some more bytes.
     let left = (2 * bytes).next_multiple_of(page) - 2 * bytes;
     assert!(block.has_room_for(left) && !block.has_room_for(left + LINE + page));
     Ok(())

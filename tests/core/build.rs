@@ -25,7 +25,7 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
         .arg(directory.path())
         .arg(format!("-DMLX_DIR={}/share/cmake/MLX", device::mlx_prefix()))
         .arg("-DMLX_HEADER_VERSION=0.32.99")
-        // Paths of an earlier build.
+        // Paths of an earlier build, which do not exist.
         .args(["-DMLX_LIBRARY=/gone/libmlx.so", "-DMLX_LIBRARY_FILE=/gone/libmlx.so"])
         .arg(if cfg!(feature = "cuda") { "-DCUDA=ON" } else { "-DCUDA=OFF" })
         .output()
@@ -37,8 +37,8 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
     assert!(error.contains(&format!("is version {version}")), "{error}");
 }
 
-/// MLX passes the embedded source to Metal as ASCII: a single other byte would make it pass
-/// nothing.
+/// MLX passes the embedded source to Metal as ASCII. With a single byte that is not ASCII, it would
+/// pass nothing.
 #[test(simulated = never)]
 fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
     let directory = tempfile::tempdir()?;
@@ -118,8 +118,8 @@ fn kernels_are_embedded_one_at_a_time() -> Checked {
     Ok(())
 }
 
-/// A copy of the script with two kernels, on a system that claims to be macOS and has MLX and the
-/// build's tools; `xcrun` is the body of its `xcrun`.
+/// A copy of the script with two kernels, on a system that says that it is macOS and has MLX and
+/// the build's tools. `xcrun` is the text of the stub that replaces the program `xcrun`.
 fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     let directory = tempfile::tempdir()?;
     let path = directory.path();
@@ -152,7 +152,7 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     Ok(directory)
 }
 
-/// Writes the header from which the version of an MLX is read.
+/// Writes the header that tells MLX's version.
 fn write_mlx(prefix: &Path, version: &str) -> std::io::Result<()> {
     let parts = ["MAJOR", "MINOR", "PATCH"].into_iter().zip(version.split('.'));
     let header: String =
@@ -160,14 +160,14 @@ fn write_mlx(prefix: &Path, version: &str) -> std::io::Result<()> {
     fs::write(prefix.join("include/mlx/version.h"), header)
 }
 
-/// Writes a program of the machine.
+/// Writes a script that replaces a program of the machine.
 fn stub(mac: &Path, name: &str, body: &str) -> std::io::Result<()> {
     let tool = mac.join("bin").join(name);
     fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
     fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))
 }
 
-/// Runs the script there; returns its output and the metallib, if it wrote one.
+/// Runs the script on this machine. Returns its output and the metallib, if it wrote one.
 fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     let path = std::env::var("PATH")?;
     let output = Command::new("bash")
@@ -180,7 +180,8 @@ fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     Ok((output, fs::read_to_string(library).ok()))
 }
 
-/// Xcode without its Metal compiler, from version 26 on, finds a `metal` that does not run.
+/// From version 26 on, Xcode may lack its Metal compiler. It then finds a `metal` that does not
+/// run.
 #[test(simulated = never)]
 fn kernels_are_left_for_later_without_a_metal_compiler() -> Checked {
     let absent = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
@@ -231,7 +232,8 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     assert!(output.status.success() && said.contains("kernels are up to date"), "{said}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // The build compiles nothing if the script did, and deletes an earlier metallib of the build.
+    // If the script compiled the kernels, the build compiles nothing and deletes its earlier
+    // metallib.
     let built = mac.path().join("built.metallib");
     fs::write(&built, "of other sources")?;
     let path = |name: &str| mac.path().join(name).display().to_string();
@@ -245,7 +247,7 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     assert!(output.status.success() && !built.exists(), "{output:?}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // A library that was brought from another Mac becomes the build's, if its sources are these.
+    // The build takes a library that was built on another Mac, if it was built from these sources.
     let brought = mac.path().join("brought.metallib");
     for (content, said) in [(&*named, "kernels are those of"), ("other sources", "is not used")] {
         fs::write(&brought, content)?;
@@ -264,7 +266,7 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
         fs::write(mac.path().join("bin/xcrun.log"), &log)?;
     }
 
-    // A changed header makes every kernel out of date, whatever the time of the file.
+    // A changed header makes every kernel out of date, even if the file is older than the library.
     fs::write(mac.path().join("metal/one.h"), "// changed\n")?;
     let (_, changed) = build_metal(&mac)?;
     assert!(changed.is_some_and(|changed| changed != library));

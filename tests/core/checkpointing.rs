@@ -1,5 +1,5 @@
-//! `transforms::checkpoint`: the gradients are those without it, and the backward pass runs the
-//! function again. `memory::peaks` measures what that saves.
+//! `transforms::checkpoint`: the gradients are the same as without it, and the backward pass runs
+//! the function again. `memory::peaks` measures how much memory this saves.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ fn layer(x: &Array, w: &Array) -> Result<Array> {
     ops::silu(&ops::matmul_nt(&ops::rms_norm(x, None, EPS)?, w)?)?.add(x)
 }
 
-/// Three layers of one weight, by `run`, to a scalar.
+/// Applies three layers with one weight, each through `run`, and reduces the result to a scalar.
 fn loss(x: &Array, w: &Array, run: impl Fn(&Array, &Array) -> Result<Array>) -> Result<Array> {
     let mut x = x.clone();
     for _ in 0..3 {
@@ -45,7 +45,7 @@ fn values_and_gradients_are_the_same_bit_for_bit() -> Checked {
             assert_same(&value_again, &value, "value")?;
             assert_same(&dx_again, &dx, "gradient of x")?;
             assert_same(&dw_again, &dw, "gradient of the weight")?;
-            // Without a transform around it.
+            // Without a surrounding transform.
             assert_same(&recomputed(&x, &w)?, &layer(&x, &w)?, "outputs")?;
         }
         Ok(())
@@ -78,7 +78,7 @@ fn one_array_tuples_and_lists() -> Checked {
     let (y, sum) = checkpoint(both, (&x, &w))?;
     assert_same(&y, &layer(&x, &w)?, "the first output")?;
     assert_same(&sum, &x.sum(..)?, "the second output")?;
-    // An output that nobody uses has no cotangent.
+    // An output that is not used has no cotangent.
     let used = grad(|x| checkpoint(both, (&x, &w))?.1.multiply(3.0), &x)?;
     assert_eq!(used.to_vec::<f32>()?, vec![3.0; x.size()]);
     Ok(())
@@ -182,7 +182,7 @@ fn errors_and_panics_of_the_function_come_back() -> Checked {
     assert!(matches!(checkpoint(panics, &x), Err(Error::Panic { .. })));
     assert!(message(grad(|x| checkpoint(panics, &x), &x)).contains("on purpose"));
 
-    // A function that fails in the backward pass alone.
+    // A function that fails only in the backward pass.
     let later = |panic: bool| {
         let calls = Cell::new(0);
         move |x: Array| {

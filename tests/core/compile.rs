@@ -1,4 +1,4 @@
-//! Compiled functions give the results of plain ones, for every shape and layout.
+//! Compiled functions give the same results as plain functions, for every shape and layout.
 
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
@@ -44,13 +44,13 @@ fn values() -> Checked {
     Ok(())
 }
 
-/// MLX runs g++ on code that it fuses for a CPU. A child process finds a g++ that fails, and no
-/// output of earlier runs.
+/// MLX runs g++ on code that it fuses for a CPU. A child process has a g++ that fails, and no
+/// compiled code from earlier runs.
 #[test]
 fn nothing_is_fused_if_the_compiler_fails() -> Checked {
     let folder = tempfile::tempdir()?;
     let compiler = folder.path().join("g++");
-    // MLX asks for the version first, and does not fuse if that fails.
+    // MLX first runs g++ --version, and does not fuse if that fails.
     std::fs::write(&compiler, "#!/bin/sh\n[ \"$1\" = --version ]\n")?;
     std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755))?;
     in_another_process("compile::values_on_a_cpu", |child| {
@@ -125,8 +125,7 @@ fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
     Ok(())
 }
 
-/// MLX itself crashes when a function that it compiled for any shape sums along an axis of length
-/// 1.
+/// MLX crashes if a function that it compiled for any shape sums along an axis of length 1.
 #[test]
 fn any_shape_includes_one_element_and_none() -> Checked {
     let sums = |p: &[Array]| Ok(vec![p[0].sum(0)?, p[0].mean_keepdims(&[0, 1][..])?]);
@@ -143,8 +142,8 @@ fn any_shape_includes_one_element_and_none() -> Checked {
 
 #[test]
 fn primitives_with_other_parameters_stay_apart() -> Checked {
-    // Common subexpressions are merged, but these only look alike. They are not outputs and share
-    // one offset, because they would otherwise stay separate anyway.
+    // Common subexpressions are merged, but these two only look alike. They are not outputs and
+    // have the same offset array, because either would keep them separate anyway.
     let f = |p: &[Array]| {
         let rope = |dims, traditional, base, scale, offset: &Array| {
             ops::rope(
@@ -185,7 +184,7 @@ fn primitives_with_other_parameters_stay_apart() -> Checked {
     Ok(())
 }
 
-/// Arrays of a file that a function captures are read once, whatever the shapes of its calls.
+/// Arrays of a file that a function captures are read once, for all shapes of its calls.
 #[test]
 fn captured_arrays_of_a_file() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -212,7 +211,7 @@ fn captured_arrays_of_a_file() -> Checked {
                     assert_same(&got[0], &want, &format!("{path:?} {shapeless} {rows}"))?;
                     assert_same(&got[1], &weight.exp()?, "the constant output")?;
                 }
-                // The arrays are constants by now.
+                // The arrays are computed at this point, so they are constants.
                 let nodes = graph::nodes(&compiled.call(&[&random32(&[2, 8], 7)?])?)?;
                 assert!(nodes.iter().all(|node| node.name != "Read"), "{nodes:?}");
             }

@@ -1,4 +1,4 @@
-//! The public conformance harness: the ops that pass, and the mistakes that it finds.
+//! The public conformance harness: ops that pass, and mistakes that it finds.
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
@@ -46,7 +46,8 @@ fn our_own_primitives_pass() -> Checked {
     Ok(())
 }
 
-/// Where the peer is judged too, values that agree with the reference pass; the report names it.
+/// If the peer is checked too, values that agree with the reference pass, and the report names the
+/// peer.
 #[test(simulated = never)]
 fn a_wrong_peer_is_named() -> Checked {
     let row = |factor: f32| {
@@ -73,7 +74,7 @@ fn a_wrong_peer_is_named() -> Checked {
     Ok(())
 }
 
-/// 3 x, computed with this mistake.
+/// An op that computes 3 x with this mistake.
 #[derive(Clone, Copy, PartialEq)]
 enum Mistake {
     None,
@@ -129,7 +130,7 @@ impl CustomPrimitive for Triple {
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let axis = axes[0].unwrap_or(0);
-        // Correct in shape only for a square.
+        // This result is correct only for a square.
         let axis = if self.0 == Mistake::Vmap { 1 - axis } else { axis };
         Ok((apply(Triple(Mistake::None), &[&x[0]])?, vec![axis]))
     }
@@ -140,7 +141,7 @@ fn mistakes_are_found() -> Checked {
     let of = |mistake: Mistake| {
         let op = move |x: &[Array]| {
             let x = match mistake {
-                // The row-major order of the memory, not of the array.
+                // Reads the elements in the order of the memory, not of the array.
                 Mistake::Layout => x[0].t()?.contiguous()?.reshape(x[0].shape())?,
                 _ => x[0].clone(),
             };
@@ -177,18 +178,18 @@ fn mistakes_are_found() -> Checked {
         assert!(name.iter().all(|check| got.contains(check)), "{got:?} lacks some of {name:?}");
         assert!(found.is_empty() == got.is_empty(), "{got:?}");
     }
-    // Unwritten elements are NaN in a debug build.
+    // In a debug build, elements that the op does not write are NaN.
     if cfg!(debug_assertions) {
         assert!(failed(Mistake::Unwritten, Backend::Cpu).contains(&Values));
     }
-    // Triple has no kernel: that is a failure on Metal, not a skipped check.
+    // Triple has no kernel, which is a failure on Metal, not a skipped check.
     if let Some(&metal) = Backend::available().iter().find(|backend| backend.is_metal()) {
         assert!(failed(Mistake::None, metal).contains(&Values));
     }
     Ok(())
 }
 
-/// Bounds on ulps, sizes and a peer are enforced like those on the reference.
+/// The bounds of `ulps`, `sizes` and a peer are enforced like the bounds against the reference.
 #[test(simulated = never)]
 fn bounds_are_held() {
     let of = |ulps: f64, of_peer: f64| {
@@ -206,7 +207,7 @@ fn bounds_are_held() {
         assert_eq!(report.outcomes().len(), 1);
         report.check().is_ok()
     };
-    // The factor is off by a third of an ulp, and the product is rounded.
+    // The factor is wrong by a third of an ulp, and the product is rounded.
     assert!(of(1.5, 2.0));
     assert!(!of(0.1, 2.0));
     assert!(!of(1.5, 0.1));
@@ -218,7 +219,7 @@ fn failing(row: &Conformance) -> Vec<Check> {
     checks
 }
 
-/// Integers and bools are passed unchanged; they have no extremes and no derivatives.
+/// Integers and bools are passed unchanged. They have neither extremes nor derivatives.
 #[test(simulated = never)]
 fn inputs_are_of_their_kinds() -> Checked {
     for (kind, dtype) in
@@ -253,7 +254,7 @@ fn inputs_are_of_their_kinds() -> Checked {
     Ok(())
 }
 
-/// Each bound applies to its own check.
+/// Each bound applies only to its check.
 #[test(simulated = never)]
 fn errors_shares_and_derivatives_are_held() {
     let third = |x: &[Array]| Ok(vec![x[0].multiply(1.0f32 / 3.0)?]);
@@ -282,9 +283,9 @@ fn errors_shares_and_derivatives_are_held() {
     };
     assert_eq!(failing(&share(0.0)), []);
     assert!(failing(&share(1.0)).contains(&Check::Values));
-    // Without a peer, there is nothing to compare extremes with.
+    // Without a peer, no result exists with which extremes can be compared.
     assert_eq!(failing(&row().ulps(|_| 2.0).extremes_as_peer()), [Check::Extremes]);
-    // An additional extreme, at which the op jumps.
+    // Adds an extreme input at which the op jumps.
     let jump = |x: &[Array]| Ok(vec![x[0].equal(100.0)?.astype(Dtype::Float32)?.add(&x[0])?]);
     let row = Conformance::new("jump", jump, |x| x.to_vec())
         .shapes(&[&[7, 9]])
@@ -294,7 +295,7 @@ fn errors_shares_and_derivatives_are_held() {
     assert_eq!(failing(&row.extremes(&[100.0])), [Check::Extremes]);
 }
 
-/// vmap is compared with the op on slices, in every bit if so requested.
+/// vmap is compared with the op on slices; the bits must be equal if the row requires it.
 #[test(simulated = never)]
 fn bounds_of_vmap_are_held() {
     struct Nearly;
@@ -330,7 +331,7 @@ fn bounds_of_vmap_are_held() {
     assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
-/// A derivative that is wrong only where the other input is a constant.
+/// A derivative that is wrong only if the other input is a constant.
 #[test(simulated = never)]
 fn inputs_are_differentiated_alone() {
     #[derive(Clone, Copy, PartialEq)]
@@ -339,7 +340,7 @@ fn inputs_are_differentiated_alone() {
     }
 
     impl Difference {
-        /// The sign of the second input where it is differentiated alone.
+        /// The sign of the second input. It is wrong if this input is differentiated alone.
         fn sign(self, check: Check, argnums: &[usize]) -> f32 {
             if self.wrong == Some(check) && argnums == [1] { 1.0 } else { -1.0 }
         }

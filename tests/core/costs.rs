@@ -1,4 +1,4 @@
-//! The section "Cost" of each op's documentation, beside what its node dispatches.
+//! Compares the section "Cost" of each op's documentation with the dispatches of its node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +70,7 @@ fn value(formula: &str, sizes: &[(&str, i64)]) -> i64 {
     formula.split(" + ").map(term).sum()
 }
 
-/// Calls of an op, with the sizes that its formula names and the number of its kernels.
+/// Calls of an op, with the values of the sizes in its formula and its number of kernels.
 struct Call {
     name: &'static str,
     sizes: Vec<(&'static str, i64)>,
@@ -145,7 +145,8 @@ fn of_rows(rows: i32, axis: i32) -> Result<Vec<Call>> {
         ("norm", |x| ops::norm(x, -1)),
     ];
     for (name, op) in reductions {
-        // More than two pieces of a row take a second kernel, whose input is a temporary.
+        // If a row has more than two pieces, a second kernel reads the temporary result of the
+        // first.
         if axis <= 16_384 || rows >= 256 {
             all.push(one(name, op(&x)?));
         }
@@ -239,7 +240,7 @@ fn heads(queries: i32, keys: i32, kernels: u32) -> Result<Vec<Call>> {
     Ok(all)
 }
 
-/// The kernels and the elements of the sections are those of the nodes.
+/// The nodes run the kernels and move the elements that the sections state.
 #[test(simulated = never)]
 fn costs_are_as_stated() -> Checked {
     let docs = documented()?;

@@ -1,5 +1,5 @@
-//! `cross_entropy`: kinds of targets, ignored rows, large logits, traffic. `table` tests its
-//! values.
+//! `cross_entropy`: targets of several types, ignored rows, large logits, traffic. `table` tests
+//! its values.
 
 use mlx_primitives::ops::{CrossEntropy, cross_entropy};
 use mlx_primitives::transforms::{grad, vjp};
@@ -74,7 +74,8 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
 #[test]
 fn large_logits_keep_their_gaps() -> Checked {
     each_device(|_| {
-        // The loss depends only on differences; logsumexp minus the target's logit would be 0.
+        // The loss depends only on differences of logits. A difference of logsumexp and the
+        // target's logit would be 0.
         let x = data(&[1e6, 1e6 - 1.0, 1e6 - 3.0], &[1, 3], Dtype::Float32)?;
         let targets = Array::from_slice(&[1i32], [1])?;
         let got = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
@@ -106,7 +107,7 @@ fn moves_each_byte_once() -> Checked {
     let moved = support::moved(|| Ok(vjp(|p| f(&p), &[&x], &[&g])?.1.swap_remove(0)))?;
     let gradient = moved.iter().find(|d| d.kernel.contains("_grad_")).expect("the gradient");
     assert_eq!((gradient.arrays[0], gradient.arrays[4]), ([bytes, 0, bytes], [0, bytes, 0]));
-    // Sixteen bytes for each SIMD group of 512 elements, a few of which are idle.
+    // Each SIMD group of 512 elements reads 16 bytes more, and a few groups are idle.
     assert!(gradient.read() < bytes + bytes / 64, "{gradient:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Primitives written through the trait: their features, and the errors that their faults cause.
+//! Primitives that implement the trait: their features, and the errors that their faults cause.
 
 mod after;
 mod faults;

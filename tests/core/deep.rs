@@ -1,4 +1,5 @@
-//! Long chains of ops inside transforms are computed, or refused by an error, on any stack.
+//! Long chains of ops inside transforms are computed or refused with an error, on a stack of any
+//! size.
 
 use std::thread;
 
@@ -9,7 +10,7 @@ use mlx_primitives::{Array, Result, ops};
 
 use crate::support::{Checked, each_device};
 
-/// `depth` ops in a row, ours and MLX's by turns.
+/// A chain of `depth` ops, alternately ours and MLX's.
 fn chain(x: &Array, depth: usize) -> Result<Array> {
     let mut y = x.clone();
     for i in 0..depth {
@@ -21,7 +22,7 @@ fn chain(x: &Array, depth: usize) -> Result<Array> {
 type Transform = fn(&Array, usize) -> Result<Array>;
 type Row = (&'static str, Transform, fn(usize) -> f32);
 
-/// Each transform of the chain, at ones, and the number that it has to give for a depth.
+/// Each transform of the chain, evaluated at ones, and the result that it must have for a depth.
 const TRANSFORMS: [Row; 9] = [
     ("vjp", |x, depth| Ok(vjp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
     ("jvp", |x, depth| Ok(jvp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
@@ -46,7 +47,7 @@ fn value(depth: usize) -> f32 {
     1.0 + (depth - depth.div_ceil(8)) as f32
 }
 
-/// Runs on a thread with a stack of this size; whether the chain was not refused.
+/// Runs the chain on a thread with a stack of this size. Returns false if the chain was refused.
 fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
     let run = move || -> Checked<bool> {
         let (_, transform, want) = TRANSFORMS.iter().find(|row| row.0 == name).expect("a row");
@@ -65,11 +66,12 @@ fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
     thread::Builder::new().stack_size(stack).spawn(run)?.join().expect("no panic")
 }
 
-/// The ops that the documentation promises room for, besides 256 KiB.
+/// The number of ops for which the documentation promises room on this stack, after 256 KiB for
+/// other calls.
 fn documented(name: &str, stack: usize) -> usize {
     let bytes = match name {
-        // MLX broadcasts the 1 of each addition by another op, and converts the type of each
-        // eighth.
+        // MLX adds an op that broadcasts the 1 of each addition, and a conversion for every eighth
+        // op.
         "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
         "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
         // The graph of a first derivative is about three times as long as the chain.
@@ -93,7 +95,7 @@ fn chains_of_any_length() -> Checked {
     })
 }
 
-/// A captured array is a part of the graph, unless it has been computed.
+/// A captured array belongs to the graph until it is computed.
 #[test]
 fn captured_chains() -> Checked {
     let run = || -> Checked {

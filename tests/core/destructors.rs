@@ -1,4 +1,4 @@
-//! Panics of destructors in a caller's closures and payloads never end the process.
+//! A panic in the destructor of a caller's closure or panic payload never ends the process.
 
 use std::panic::panic_any;
 
@@ -8,7 +8,7 @@ use mlx_primitives_check::Conformance;
 
 use crate::support::Checked;
 
-/// Panics where it is dropped, and again where that panic's payload is.
+/// A value whose destructor panics, with a payload whose destructor panics too.
 struct Dropped(u32);
 
 impl Drop for Dropped {
@@ -19,7 +19,7 @@ impl Drop for Dropped {
     }
 }
 
-/// Whether the transform says that its closure panicked.
+/// Checks that the transform reports a panic of its closure.
 fn is_panic<T>(what: &str, result: Result<T>) {
     match result {
         Err(Error::Panic { message, .. }) => {
@@ -64,7 +64,8 @@ fn captured_values() -> Checked {
         is_panic("vjp", vjp(move |x| (&b, x.exp()).1, &x, &x));
         is_panic("jvp", jvp(move |x| (&c, x.exp()).1, &x, &x));
         is_panic("vmap", vmap(move |x| (&d, x.exp()).1, &x, 0, 0));
-        // These closures end with a compiled function or a graph, where nobody waits for an error.
+        // These closures are dropped together with a compiled function or a graph, where no caller
+        // can receive an error.
         for shapeless in [false, true] {
             let held = held();
             let compiled = compile(move |x| (&held, x[0].exp()).1, shapeless)?;
@@ -75,7 +76,7 @@ fn captured_values() -> Checked {
         assert_eq!(y.to_vec::<f32>()?, x.exp()?.to_vec::<f32>()?);
         drop(y);
     }
-    // The closure's own error comes first.
+    // The error that the closure returns has priority.
     let held = Dropped(1);
     let both = grad(
         move |_| {
@@ -89,7 +90,7 @@ fn captured_values() -> Checked {
     Ok(())
 }
 
-/// The harness reports a panic of the op, whatever the payload does.
+/// The harness reports a panic of the op, even if dropping the payload panics too.
 #[test]
 fn of_an_op_under_test() {
     let op = |_: &[Array]| -> Result<Vec<Array>> { panic_any(Dropped(2)) };

@@ -1,5 +1,5 @@
-//! Dispatches of lazy results: they cover all work once, within Metal's limits, with existing
-//! kernels.
+//! The dispatches of lazy results cover all work exactly once, within Metal's limits, and name
+//! existing kernels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,12 +21,12 @@ const AXES: [i32; 19] = [
     100_000, 16_777_216,
 ];
 const ROWS: [i32; 8] = [0, 1, 3, 7, 8, 9, 67, 1 << 20];
-/// The elements of the largest arrays here, which are never computed. A larger result than memory
-/// would be refused before its dispatches could be queried.
+/// The number of elements of the largest arrays in these tests, which are never computed. A result
+/// larger than the memory would be refused before its dispatches could be queried.
 const MOST: i64 = 1 << 30;
 
-/// The primitives whose kernels the tests here reach in every form; `simulated` runs the kernels of
-/// all.
+/// The primitives of which these tests reach every kernel; `simulated` runs the kernels of all
+/// primitives.
 fn is_reached(stem: &str) -> bool {
     let of_rows = OPS.iter().any(|op| op.scratch > 0 && op.stem == stem);
     of_rows || ["attention", "masked_softmax_grad", "rope"].contains(&stem)
@@ -37,7 +37,7 @@ fn lazy(shape: &[i32], dtype: Dtype) -> Result<Array> {
     Array::scalar(0.0f32)?.astype(dtype)?.broadcast_to(shape)
 }
 
-/// The only dispatch of a result, if it has elements.
+/// The single dispatch of a result, or `None` if the result has no elements.
 fn one(y: &Array, max_threads: u32) -> Result<Option<Dispatch>> {
     let mut all = dispatches(y, max_threads)?;
     assert!(all.len() <= 1, "{all:?}");
@@ -45,7 +45,7 @@ fn one(y: &Array, max_threads: u32) -> Result<Option<Dispatch>> {
     Ok(all.pop())
 }
 
-/// The gradient of `f` in `x`, whose node is one of ours.
+/// The gradient of `f` in `x`, which is a node of this crate.
 fn gradient(x: &Array, f: impl Fn(&[Array]) -> Result<Vec<Array>>) -> Result<Array> {
     let y = &f(std::slice::from_ref(x))?[0];
     let cotangent = lazy(y.shape(), y.dtype())?;
@@ -61,7 +61,7 @@ fn cross_entropy_gradient(x: &Array) -> Result<Array> {
     gradient(x, |x| Ok(vec![ops::cross_entropy(&x[0], &targets, CrossEntropy::default())?]))
 }
 
-/// The ops that reduce rows, each with the floats of scratch of a SIMD group.
+/// The ops that reduce rows, and how many floats of threadgroup memory a SIMD group of each uses.
 fn of_rows(rows: i32, axis: i32, dtype: Dtype) -> Result<Vec<(Array, u64)>> {
     let mut all = vec![(softmax_gradient(&lazy(&[rows, axis], dtype)?)?, 2)];
     for op in OPS.iter().filter(|op| op.scratch > 0) {
@@ -104,7 +104,8 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Checks the rules for all row-wise kernels; `slots` is the scratch of each SIMD group, in floats.
+/// Checks the rules for all row-wise kernels. `slots` is the threadgroup memory of each SIMD group,
+/// in floats.
 fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u32) {
     let what = format!("{rows}x{axis} within {max_threads}: {plan:?}");
     let threads = threads(plan);
@@ -116,7 +117,8 @@ fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u3
     let form = plan.kernel.split('_').find(|part| forms.contains(part)).unwrap_or_default();
     let groups = u64::from(plan.grid[0]);
     if form == "simd" {
-        // A row for each SIMD group: enough groups, and idle ones only in the last threadgroup.
+        // Each SIMD group has one row. There are enough groups, and only the last threadgroup has
+        // idle ones.
         assert!(u64::from(axis) <= u64::from(SIMD) * READS, "{what}");
         assert!(groups * simds >= rows && (groups * simds < rows + simds), "{what}");
         assert_eq!(plan.threadgroup_bytes, 0, "{what}");
@@ -172,7 +174,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
                 check_rows(&plan, 3, classes as u32, 0, max_threads);
                 continue;
             }
-            // Several threadgroups per row; the last of them has work too.
+            // Several threadgroups share a row, and the last of them has work too.
             let each = threads * READS * 4;
             let (parts, classes) = (u64::from(plan.grid[1]), classes as u64);
             assert!(parts * each >= classes, "{what}");
@@ -185,7 +187,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
 
 #[test(simulated = never)]
 fn dispatches_that_cannot_be_planned() -> Checked {
-    // 2^32 rows: no kernel can count them, even if memory could hold them.
+    // With 2^32 rows, kernels cannot count the rows, even if the memory could hold them.
     let x = lazy(&[1 << 16, 1 << 16, 1], Dtype::Float16)?;
     for y in [ops::rms_norm(&x, None, 1e-5), ops::softmax(&x), rope(&x, 0)] {
         let refused = message(y.and_then(|y| dispatches(&y, 1024)));
@@ -253,27 +255,28 @@ fn rotations() -> Checked {
     Ok(())
 }
 
-/// Checks that `plan` covers `[batch, heads, seq, dims]` when the result takes over the memory of
-/// x, so that features that are not rotated need no threads.
+/// Checks that `plan` covers `[batch, heads, seq, dims]`. The result takes over the memory of x, so
+/// features that are not rotated need no threads.
 fn check_rotation(plan: &Dispatch, [batch, heads, seq, dims]: [i32; 4], max_threads: u32) {
     let what = format!("{batch} {heads} {seq} {dims} within {max_threads}: {plan:?}");
     assert!(threads(plan) <= u64::from(max_threads.min(MAX_THREADS)), "{what}");
     assert_eq!(plan.threadgroup_bytes, 0, "{what}");
     let alone = seq == 1 || heads == 1;
     assert_eq!(plan.kernel.contains("_one_head_"), alone, "{what}");
-    // One thread per pair; each takes up to four heads.
+    // Each thread has one pair of up to four heads.
     let groups = (heads as u32).div_ceil(if alone { 1 } else { 4 });
     for (axis, wanted) in
         [dims as u32 / 2, seq as u32, batch as u32 * groups].into_iter().enumerate()
     {
         let (groups, width) = (plan.grid[axis], plan.group[axis]);
-        // All covered, with fewer spare threads than groups.
+        // The threads cover all work, and fewer of them are idle than there are groups.
         let covered = groups * width;
         assert!(covered >= wanted && covered < wanted + groups.max(1), "{what} axis {axis}");
     }
 }
 
-/// `[batch, kv_heads, group, queries, keys, dim]`; 0 bits for plain keys and values.
+/// Attention with these extents: `[batch, kv_heads, group, queries, keys, dim]`. With 0 bits, keys
+/// and values are not quantized.
 fn attention(extents: [i32; 6], bits: i32, dtype: Dtype) -> Result<Array> {
     let [batch, kv_heads, group, queries, keys, dim] = extents;
     let q = lazy(&[batch, kv_heads * group, queries, dim], dtype)?;
@@ -296,7 +299,7 @@ fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
     };
     for dtype in FLOATS {
         for dim in [64, 80, 96, 128, 256] {
-            // Rows for each of the vector kernels, and for a matrix kernel.
+            // Numbers of rows for each of the vector kernels, and for a matrix kernel.
             for (group, queries) in [(1, 1), (4, 1), (4, 2), (4, 512)] {
                 for bits in [0, 4, 8].into_iter().filter(|&bits| bits == 0 || dim % 64 == 0) {
                     for keys in [512, 4096] {
@@ -331,7 +334,8 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // Rows of a key head and long keys are split, each head like every other.
+                        // The rows of a key head and long keys are split, in the same way for every
+                        // head.
                         let heads = (batch * kv_heads) as u64;
                         assert!(groups >= heads, "{what}");
                         // If keys are split, there are many threadgroups, so each one is small.

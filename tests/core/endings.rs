@@ -1,5 +1,6 @@
-//! However a program ends while work is running, it ends at once, with its own status, and without
-//! a double free. Each case is a child process: this binary, told its role.
+//! If a program ends in any way while work is running, it ends at once, with the right status, and
+//! without a double free. Each case is a child process: this binary, with an argument that names
+//! its role.
 
 use std::thread;
 use std::time::Duration;
@@ -24,7 +25,7 @@ fn odd(exits: bool) -> impl CustomPrimitive {
     })
 }
 
-/// A graph that takes a while and keeps returning memory of many sizes to MLX's cache.
+/// A graph that takes a while, and that frees memory of many sizes to MLX's cache.
 fn long_graph(ops: usize) -> Result<Array> {
     let x = Array::ones::<f32>(&[64, 64])?;
     for _ in 0..20 {
@@ -38,7 +39,7 @@ fn long_graph(ops: usize) -> Result<Array> {
     Ok(y)
 }
 
-/// Plays a role; the child then returns from main with this status.
+/// Runs a role in the child, which then returns from main with this status.
 pub fn play(role: &str) -> Checked<u8> {
     match role {
         "return" => async_eval([&long_graph(400)?])?,

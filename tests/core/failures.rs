@@ -1,5 +1,5 @@
-//! After failed evaluations of every kind and on every thread, nothing waits longer than it should,
-//! nobody gets the error of an unrelated failure, and good results are right.
+//! After failed evaluations of all kinds and on every thread, no call waits longer than it should,
+//! no caller gets the error of an unrelated failure, and correct results stay correct.
 
 use std::fs::File;
 use std::thread;
@@ -13,7 +13,7 @@ use crate::support::input::random32;
 use crate::support::{Checked, message, on_cpu};
 use harness::roles::{ends, rounds};
 
-/// y = x, or a failure.
+/// A primitive that computes y = x, or fails.
 #[derive(Clone)]
 struct Fails {
     panics: bool,
@@ -53,7 +53,7 @@ fn fails(x: &Array, panics: bool) -> Result<Array> {
     apply_one(Fails { panics, in_transform: false }, &[x])
 }
 
-/// An array from a file that is truncated after it was opened.
+/// An array from a file that is truncated after the file was opened.
 fn truncated(x: &Array) -> anyhow::Result<Array> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("short.safetensors");
@@ -64,7 +64,7 @@ fn truncated(x: &Array) -> anyhow::Result<Array> {
     Ok(loaded)
 }
 
-/// The number of kinds of failure. Each reports its error to the affected arrays.
+/// The number of failures that `fail` can cause. Each reports its error to the affected arrays.
 const KINDS: u32 = 12;
 
 fn fail(kind: u32, x: &Array) -> Checked {
@@ -79,7 +79,7 @@ fn fail(kind: u32, x: &Array) -> Checked {
             chain.to_vec::<f32>().map(drop)
         }
         4 | 5 => {
-            // Two that fail, and one that does not.
+            // Two arrays that fail, and one that does not.
             let (other, good) = (fails(&x.add(1.0)?, true)?.exp()?, x.multiply(2.0)?);
             let failure = eval([&other, &good, &chain.add(1.0)?]);
             assert_eq!(good.to_vec::<f32>()?.len(), x.size());
@@ -123,20 +123,20 @@ fn fail(kind: u32, x: &Array) -> Checked {
     Ok(())
 }
 
-/// An unrelated evaluation, after each failure.
+/// Runs an unrelated evaluation after each failure.
 fn good(x: &Array, want: &[f32]) -> Checked {
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, want);
     Ok(())
 }
 
-/// Fails in every way and computes good results in between; then only good ones.
+/// Causes every failure, with correct results between them, and then computes only correct results.
 fn fail_and_go_on(rounds: u32) -> Checked {
     let x = random32(&[2, 8], 1)?;
     let want = x.add(1.0)?.to_vec::<f32>()?;
     for round in 0..rounds {
         fail(round, &x)?;
         good(&x, &want)?;
-        // A failure that nobody waits for.
+        // A failure for which no call waits.
         async_eval([&fails(&x, round % 2 == 0)?.add(1.0)?])?;
         good(&x, &want)?;
     }
@@ -146,7 +146,7 @@ fn fail_and_go_on(rounds: u32) -> Checked {
     Ok(())
 }
 
-/// Runs on the main thread of a child process.
+/// Runs the failures on the main thread of a child process.
 pub fn on_the_main_thread() -> Checked {
     on_cpu(|| {
         fail_and_go_on(rounds(40) * KINDS)?;
@@ -174,7 +174,8 @@ fn threads_go_on() -> Checked {
     Ok(())
 }
 
-/// A failure reaches arrays computed from it in other evaluations, however late it happens.
+/// A failure reaches the arrays that other evaluations compute from the failed one, even if it
+/// happens late.
 #[test(simulated = never)]
 fn failures_follow_what_is_computed_from_them() -> Checked {
     on_cpu(|| {
@@ -184,7 +185,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
         async_eval([&first])?;
         let second = first.add(1.0)?;
         let third = second.multiply(2.0)?;
-        // These may start before or after the first has failed.
+        // These evaluations may start before or after the first one has failed.
         let started = [async_eval([&second]), async_eval([&third])];
         for array in [&third, &second, &first, &third.reshape([16])?] {
             assert!(message(array.to_vec::<f32>()).contains("an error on purpose"));
@@ -197,7 +198,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
     })
 }
 
-/// A file that becomes shorter is an error only of the arrays that are read from it.
+/// If a file becomes shorter, only the arrays that are read from it get an error.
 #[test(simulated = never)]
 fn a_file_that_becomes_shorter() -> Checked {
     let x = random32(&[64, 64], 3)?;

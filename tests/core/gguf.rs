@@ -1,4 +1,4 @@
-//! GGUF files, written here by hand from the format's specification.
+//! GGUF files that the tests write themselves, from the format's specification.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::support::gguf::{Entry, Head, header, text};
 use crate::support::{Checked, message};
 
-/// A file with these entries and tensors, and the data.
+/// A file with these entries, these tensors and their data.
 fn file(entries: &[(&str, Vec<u8>)], tensors: &[Head<'_>], data: &[u8]) -> Vec<u8> {
     [&header(3, 32, entries, tensors), data].concat()
 }
@@ -19,7 +19,7 @@ fn file(entries: &[(&str, Vec<u8>)], tensors: &[Head<'_>], data: &[u8]) -> Vec<u
 /// A file with one text entry, `f32` [2, 3] named "x" and `f16` [2] named "h".
 fn valid() -> Vec<u8> {
     let entries = [("general.name", Entry::from("tiny").bytes())];
-    // Dimensions are listed from the last; offsets are within the data.
+    // Dimensions are listed from the last to the first. Offsets are within the data.
     let tensors = [("x", vec![3, 2], 0, 0), ("h", vec![2], 1, 32)];
     let mut data: Vec<u8> = (1..=6).flat_map(|v| (v as f32).to_le_bytes()).collect();
     data.resize(32, 0);
@@ -82,7 +82,7 @@ fn truncated_anywhere() -> Checked {
 fn giant_counts() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("giant.gguf");
-    // Tensor count, entry count, the length of the first key.
+    // The places of the tensor count, the entry count, and the length of the first key.
     for at in [8, 16, 24] {
         for giant in [u64::MAX, 1 << 40, 1 << 63, u64::from(u32::MAX)] {
             let mut bytes = valid();
@@ -93,7 +93,7 @@ fn giant_counts() -> Checked {
     Ok(())
 }
 
-/// Any single changed byte of a valid file: refused, or loaded with consistent arrays.
+/// A valid file with any single byte changed is refused, or loads as consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;
@@ -113,7 +113,7 @@ fn flipped_bytes() -> Checked {
     Ok(())
 }
 
-/// A file with two tensors of 32 elements, whose data is zeros, 512 bytes apart.
+/// A file with two tensors of 32 elements. Their data is zeros, and they are 512 bytes apart.
 fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
     let tensor = |i: usize| (names[i], vec![32], kinds[i], 512 * i as u64);
     file(&[], &[tensor(0), tensor(1)], &[0; 1024])
@@ -136,7 +136,7 @@ fn colliding_names() -> Checked {
     Ok(())
 }
 
-/// The data disappears between the check of the header and the reading of the elements.
+/// The file loses its data after its header is checked and before its elements are read.
 #[test]
 fn a_file_that_becomes_shorter() -> Checked {
     let dir = TempDir::new()?;

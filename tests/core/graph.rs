@@ -1,4 +1,4 @@
-//! The primitives as nodes of MLX's graph: lazy, shared, donating their buffers.
+//! The primitives as nodes of MLX's graph: they are lazy, shared, and donate their buffers.
 
 use mlx_primitives::transforms::grad;
 use mlx_primitives::{Array, async_eval, builtin, eval, graph, memory, ops};
@@ -26,7 +26,7 @@ fn the_built_ins_are_not_ours() -> Checked {
     for (name, ours, theirs) in OPS {
         let x = random32(&[2, 3, 8], 2)?;
         let same = theirs(&x)?.primitive() == ours(&x)?.primitive();
-        // MLX's softmax has the same name; the others do not.
+        // MLX's softmax has the same name as ours; the other ops have different names.
         assert_eq!(same, name == "Softmax", "{name}: {:?}", theirs(&x)?.primitive());
     }
     Ok(())
@@ -45,7 +45,7 @@ fn outputs_are_row_contiguous() -> Checked {
     Ok(())
 }
 
-/// A chain may run in one buffer; separate steps with kept inputs may not.
+/// A chain may run in a single buffer. Separate steps cannot if their inputs are kept.
 #[test]
 fn donated_buffers_change_nothing() -> Checked {
     each_device(|_| {
@@ -61,7 +61,7 @@ fn donated_buffers_change_nothing() -> Checked {
                     second.eval()?;
                     let third = op(&second)?;
                     third.eval()?;
-                    // From a temporary that only the chain holds.
+                    // The chain begins with a temporary array that nothing else holds.
                     let chain = op(&op(&op(&x.multiply(1.0)?)?)?)?;
                     assert_same(&chain, &third, &what)?;
                     assert_same(&first, &op(&before)?, &what)?;
@@ -99,13 +99,13 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let step = norm(&x.add(1.0)?)?;
     step.eval()?;
     assert_same(&chain, &norm(&step)?, "weighted")?;
-    // x is its own weight.
+    // x is also the weight of the op.
     let row = random32(&[8], 7)?.add(1.0)?;
     let own = ops::rms_norm(&row, Some(&row), EPS)?;
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;
     let close = own.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
     assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // rms_norm's bound for |y| <= 4
-    // A view whose base stays alive.
+    // A view of an array that is still in use.
     let base = x.add(2.0)?;
     let view = base.i(1..3)?;
     let (y, kept) = (ops::softmax(&view)?, base.multiply(1.0)?);
@@ -176,7 +176,7 @@ fn long_chains_and_deep_graphs() -> Checked {
     Ok(())
 }
 
-/// Also of gradients whose kernels only CPUs have.
+/// Gradients have a cost, even if only CPUs have kernels for them.
 #[test]
 fn gradients_have_a_cost() -> Checked {
     let (x, w) = (random32(&[6, 32], 1)?, random32(&[6, 32], 2)?);

@@ -1,4 +1,4 @@
-//! Arguments that make no sense: an error or a right answer, never a crash.
+//! Arguments that make no sense cause an error or a right answer, never a crash.
 
 use mlx_primitives::{Array, Dtype, concatenate, ops, random, stack, step};
 
@@ -8,7 +8,7 @@ use crate::support::input::random32;
 /// Checks that a result, if there is one, is consistent; it may have any values.
 fn settle(result: mlx_primitives::Result<Array>) {
     if let Ok(x) = result {
-        // Nothing huge is computed; only its description must be consistent.
+        // Huge results are not computed; only their description must be consistent.
         if x.nbytes() < 1 << 20 {
             let _ = x.eval();
             if let Ok(values) = x.astype(Dtype::Float32).and_then(|x| x.to_vec::<f32>()) {
@@ -60,7 +60,7 @@ fn impossible_shapes() -> Checked {
 
 #[test]
 fn arrays_larger_than_memory() -> Checked {
-    // 4 TB fits an address, but not this machine.
+    // A size of 4 TB is a valid address range, but this machine does not have it.
     let shape = &[1 << 20, 1 << 20];
     assert!(Array::zeros::<f32>(shape).and_then(|x| x.eval()).is_err());
     assert!(Array::full(shape, true).and_then(|x| x.eval()).is_err());
@@ -75,7 +75,7 @@ fn arrays_larger_than_memory() -> Checked {
 
 #[test]
 fn a_lazy_product_of_large_broadcasts() -> Checked {
-    // Each fits in memory, but their broadcast result does not.
+    // Each array fits in memory, but the result of broadcasting them does not.
     let a = Array::scalar(1.0f32)?.broadcast_to([1 << 20, 1])?;
     let b = Array::scalar(1.0f32)?.broadcast_to([1, 1 << 20])?;
     let c = a.reshape([1 << 20, 1, 1])?;
@@ -260,7 +260,7 @@ fn types_that_do_not_fit() -> Checked {
     Ok(())
 }
 
-/// Mostly small numbers, some extreme.
+/// Dimensions, most of them small and some extreme.
 fn dims(rng: &mut fastrand::Rng) -> Vec<i32> {
     let dim = |rng: &mut fastrand::Rng| match rng.u8(..11) {
         8 => i32::MAX,
@@ -288,8 +288,8 @@ fn any_shape_and_axes() -> Checked {
         settle(x.sort(axis));
         settle(stack(&[&x, &x], axis));
         settle(Array::from_slice(&[1.0f32; 24], &shape));
-        // Small even where a dimension of 0 hides the others: MLX treats such arrays as if they had
-        // elements, and writes to memory that it did not allocate.
+        // The other dimensions must be small too, even if one dimension is 0. MLX treats such
+        // arrays as if they had elements, and writes to memory that it did not allocate.
         let small = |shape: &[i32]| shape.iter().all(|&dim| dim < 8);
         if small(&shape)
             && small(&other)

@@ -1,4 +1,4 @@
-//! Selections by tuples, compared with the positions of elements.
+//! Selections by tuples, compared with the positions of the selected elements.
 
 #![allow(clippy::reversed_empty_ranges, reason = "indices below 0 count from the end")]
 
@@ -6,7 +6,7 @@ use mlx_primitives::{Array, Ellipsis, Error, Index, NewAxis, Result, step, trans
 
 use crate::support::{Checked, message};
 
-/// 0 to 23 in shape (2, 3, 4).
+/// The numbers 0 to 23 in shape (2, 3, 4).
 fn x() -> Result<Array> {
     Array::arange::<i32>(0.0, 24.0, 1.0)?.reshape((2, 3, 4))
 }
@@ -67,7 +67,7 @@ fn steps_go_both_ways() -> Checked {
         is(x.i(range), &[want.len() as i32], want)?;
         is(x.slice_axis(-1, range), &[want.len() as i32], want)?;
     }
-    // A number in `step` selects one element, whatever the step.
+    // A number in `step` selects one element, for any step.
     is(x.i(step(2, -1)), &[], &[2])?;
     let none = Array::zeros::<i32>(0)?;
     is(none.i(step(.., -1)), &[0], &[])

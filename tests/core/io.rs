@@ -1,4 +1,4 @@
-//! Safetensors files: round trips, and every kind of broken file.
+//! Safetensors files: files that are written and read again, and many broken files.
 
 use std::fs;
 use std::path::Path;
@@ -178,13 +178,13 @@ fn garbage() -> Checked {
         let values = crate::support::input::values(64, seed, 1.0);
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         refused(&dir, "garbage", &bytes)?;
-        // A header of a plausible length, so that the rest is read.
+        // The header has a plausible length, so the rest is read.
         refused(&dir, "garbage", &[&[100, 0, 0, 0, 0, 0, 0, 0][..], &bytes].concat())?;
     }
     Ok(())
 }
 
-/// Any single changed byte of a valid file: refused, or loaded with consistent arrays.
+/// A valid file with any single byte changed is refused, or loads as consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;

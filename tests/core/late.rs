@@ -1,6 +1,7 @@
-//! Ops where nothing can compute any more, while a thread or the process ends and in the child of a
-//! fork, are errors that say so, and read nothing that MLX has destroyed. Each case is a child
-//! process: this binary, told its role. `scripts/sanitize.sh` runs the roles under valgrind.
+//! Ops that cannot be computed: while a thread or the process ends, and in the child of a fork.
+//! They return errors that say so, and read nothing that MLX has destroyed. Each case is a child
+//! process: this binary, with an argument that names its role. `scripts/sanitize.sh` runs the roles
+//! under valgrind.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -16,7 +17,7 @@ use crate::support::custom::{Computed, same};
 use crate::table::ops::OPS;
 use harness::roles::{ended, rounds};
 
-/// The values that the calls need, made while everything works.
+/// The values that the calls need. They are made while ops can still be computed.
 struct Made {
     x: Array,
     lazy: Array,
@@ -49,7 +50,7 @@ impl Made {
         })
     }
 
-    /// Calls everything that needs a stream, and returns what each said.
+    /// Calls every function that needs a stream, and returns the result of each.
     fn call(&self) -> Vec<(&'static str, Result<()>)> {
         let Self { x, lazy, waiting, compiled, stream, .. } = self;
         let mut said: Vec<(&'static str, Result<()>)> = Vec::new();
@@ -99,8 +100,8 @@ impl Made {
         said
     }
 
-    /// Checks that every entry is an error that mentions the reason, and that what was computed can
-    /// be read.
+    /// Checks that every entry is an error with this reason, and that computed arrays are still
+    /// readable.
     fn refused(&self, reason: &str) -> Checked {
         for (name, said) in self.call() {
             let Err(error) = said else { anyhow::bail!("{name}: no error") };
@@ -119,7 +120,7 @@ impl Made {
     }
 }
 
-/// Ends the process with the outcome, which a panic here could not say.
+/// Ends the process with a status for the outcome, since a panic at this point would not set one.
 fn done(outcome: Checked) {
     if let Err(error) = outcome {
         eprintln!("{error:#}");
@@ -129,7 +130,7 @@ fn done(outcome: Checked) {
     eprintln!("checked");
 }
 
-/// A thread-local value whose destructor calls everything.
+/// A thread-local value whose destructor calls all these functions.
 struct Last {
     made: Option<Made>,
     works: bool,
@@ -147,7 +148,7 @@ thread_local! {
     static LAST: RefCell<Last> = const { RefCell::new(Last { made: None, works: false }) };
 }
 
-/// An array for a handler of the end of the process, and the reason that its ops have to give.
+/// An array for a handler that runs when the process ends, and the reason that its ops must report.
 static MADE: Mutex<Option<(SendArray, &'static str)>> = Mutex::new(None);
 
 extern "C" fn at_exit() {
@@ -173,9 +174,9 @@ fn register() {
     unsafe { libc::atexit(at_exit) };
 }
 
-/// Forks, runs `child` there, and checks that it exits with 0 within a minute.
+/// Forks, runs `child` in the child process, and checks that it exits with 0 within a minute.
 fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
-    // SAFETY: the child calls only what this test is about, then `exit`, by which handlers run.
+    // SAFETY: the child calls only the functions under test and then `exit`, which runs handlers.
     match unsafe { libc::fork() } {
         -1 => anyhow::bail!("no fork: {}", std::io::Error::last_os_error()),
         0 => {
@@ -188,7 +189,7 @@ fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
         id => {
             let start = std::time::Instant::now();
             let mut status = 0;
-            // SAFETY: waits for the child of this function, and sends a signal to it alone.
+            // SAFETY: waits for the child of this function, and sends a signal only to it.
             while unsafe { libc::waitpid(id, &mut status, libc::WNOHANG) } == 0 {
                 if start.elapsed().as_secs() > 60 {
                     unsafe { libc::kill(id, libc::SIGKILL) };
@@ -202,7 +203,7 @@ fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
     }
 }
 
-/// Plays a role; `done` or the error says how it went.
+/// Runs a role. `done` or the error reports the outcome.
 pub fn play(role: &str) -> Checked {
     let thread_ends = |before: bool, works: bool| {
         let run = move || -> Checked {
@@ -287,8 +288,8 @@ fn a_thread_that_ends() -> Checked {
     checked("thread")
 }
 
-/// A value that is destroyed before the thread's stream can use it, whatever MLX made for the
-/// thread since.
+/// A thread-local value that is destroyed before the thread uses its stream, even if MLX later
+/// creates thread-local values.
 #[test]
 fn a_thread_that_does_not_end_yet() -> Checked {
     checked("thread, while it works")
@@ -306,7 +307,7 @@ fn handlers_of_the_end() -> Checked {
     checked("handler before, another thread's ops")
 }
 
-/// The child would wait for threads that it does not have.
+/// The child would wait for threads that exist only in the parent.
 #[test]
 fn the_child_of_a_fork() -> Checked {
     checked("fork")?;

@@ -1,4 +1,4 @@
-//! Linear layers and matrix products: sums beyond a type's range, chains of residuals, traffic.
+//! Linear layers and matrix products: sums outside a type's range, chains of residuals, traffic.
 //! `table` tests their values.
 
 use half::f16;
@@ -13,7 +13,7 @@ use crate::support::{self, Checked, each_device, simulated};
 #[test]
 fn only_the_result_must_fit() -> Checked {
     each_device(|_| {
-        // Intermediate sums beyond float16's range, but not the result; then also the result.
+        // First only intermediate sums exceed float16's range, then the result does too.
         let large = f16::MAX.to_f32();
         let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
         let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
@@ -24,7 +24,7 @@ fn only_the_result_must_fit() -> Checked {
     })
 }
 
-/// A residual that nothing else reads donates its buffer; one that is read again keeps it.
+/// A residual that nothing else reads donates its buffer. If it is read again, it keeps its buffer.
 #[test]
 fn a_chain_of_residuals() -> Checked {
     each_device(|_| {
@@ -41,7 +41,7 @@ fn a_chain_of_residuals() -> Checked {
     })
 }
 
-/// NVIDIA GPUs have a kernel for 16-bit types and rows at multiples of 16 bytes.
+/// NVIDIA GPUs have a kernel for 16-bit types whose rows begin at multiples of 16 bytes.
 #[test]
 fn few_rows_have_the_bits_of_one() -> Checked {
     each_device(|_| {
@@ -68,7 +68,8 @@ fn few_rows_have_the_bits_of_one() -> Checked {
     })
 }
 
-/// One row of 16 bits has a kernel on NVIDIA GPUs; a row that begins elsewhere takes separate ones.
+/// For one row of 16 bits, NVIDIA GPUs have one kernel. A row that begins at another address takes
+/// separate kernels.
 #[test]
 fn gated_rows_have_the_bits_of_separate_ops() -> Checked {
     let of_nvidia = simulated() && std::env::var_os("MLX_PRIMITIVES_TEST_NVIDIA").is_some();
@@ -117,7 +118,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
         let out = rows / 4;
         assert_eq!(moved[0].arrays[1], [wide, 0, wide], "{dtype} {m}");
         assert_eq!(*moved[0].arrays.last().expect("out"), [0, out, 0], "{dtype} {m}");
-        // Each threadgroup of 32 rows of w stages x.
+        // Each threadgroup computes 32 rows of w and stages x.
         assert_eq!(moved[0].arrays[0], [4 * rows, 0, rows], "{dtype} {m}");
         let name = if m > 1 { "linear, 8 rows" } else { "linear" };
         support::report_traffic(name, &moved, x.nbytes() + w.nbytes() + out as usize)?;
@@ -140,7 +141,7 @@ fn moves_tiles_as_often_as_they_are_needed() -> Checked {
             support::moved(
                 || if transposed { ops::matmul_nt(&x, &w) } else { ops::matmul(&x, &w) },
             )?;
-        // Tiles of 64 by 64 outputs.
+        // The tiles have 64 by 64 outputs.
         assert_eq!(moved[0].arrays[0], [4 * m * k * (n / 64), 0, 4 * m * k]);
         assert_eq!(moved[0].arrays[1], [4 * n * k * (m / 64), 0, 4 * n * k]);
         assert_eq!(*moved[0].arrays.last().expect("out"), [0, 4 * m * n, 0]);

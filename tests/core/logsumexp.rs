@@ -23,7 +23,7 @@ fn extremes_are_those_of_mlx() -> Checked {
                     let y = ops::logsumexp_keepdims(&x)?;
                     let peer = builtin::composition(&y)?;
                     let error = array_ulps(&y, &peer[0], &what)?;
-                    // Sums of equal terms: the logarithm of 300 is accurate to 20 ulps.
+                    // The sums have equal terms, and the logarithm of 300 is accurate to 20 ulps.
                     assert!(error <= 20.0, "{what}: {error} ulps");
                     let y = ops::log_softmax(&x)?;
                     let peer = builtin::composition(&y)?;

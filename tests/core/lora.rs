@@ -1,5 +1,5 @@
-//! Linear layers with low-rank updates: the roundings of separate ops, merged weights, traffic.
-//! `table` tests their values.
+//! Linear layers with low-rank updates: the same roundings as separate ops, merged weights,
+//! traffic. `table` tests their values.
 
 use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
 use mlx_primitives::{Array, Dtype, Result, builtin, transforms};
@@ -10,7 +10,7 @@ use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, each_device};
 use crate::table::inputs::{FORMATS, SCALE, bases, small, weight};
 
-/// Our own ops, one after the other.
+/// Runs our separate ops, one after the other.
 fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array> {
     let options = Linear::default();
     let y = match base {
@@ -21,7 +21,8 @@ fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array
     y.add(z.multiply(Array::scalar(SCALE)?.astype(x.dtype())?)?)
 }
 
-/// The order of roundings equals that of the separate ops; with few rows, even the sums are equal.
+/// The roundings have the same order as in the separate ops. With few rows, even the sums are
+/// equal.
 #[test]
 fn rounds_as_separate_ops() -> Checked {
     each_device(|_| {
@@ -34,8 +35,9 @@ fn rounds_as_separate_ops() -> Checked {
                     let want = unfused(&x, &base, &a, &b)?;
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
-                    // Each of the 128 products in another order adds an error of half an ulp of a
-                    // partial sum in f32, which is up to four before biases are added.
+                    // Adding 128 products in another order adds for each product an error of half
+                    // an ulp of a partial sum in f32. A partial sum is at most four before biases
+                    // are added.
                     let ulps = if dtype == Dtype::Float32 { 256.0 } else { 4.0 };
                     let mut tipped = 0;
                     for (got, want) in y.iter().zip(numbers(&want)?) {
@@ -66,8 +68,8 @@ fn merging_gives_the_same_layer() -> Checked {
             LinearWeight::Quantized(w) => numbers(&w.dequantize_to(Dtype::Float32)?),
         };
         let merged = lora.merge(&base)?;
-        // A format of 15 steps or fewer over the range of the merged weights, or f32.
-        // f32.
+        // The step of a format with 15 steps or fewer over the range of the merged weights, or the
+        // error of f32.
         let step = match &base {
             LinearWeight::Plain(_) => 1e-5,
             LinearWeight::Quantized(w) => 3.0 / f64::from((1 << w.bits()) - 1),
@@ -77,7 +79,7 @@ fn merging_gives_the_same_layer() -> Checked {
         assert_close(&values(&merged)?, &want, step, "merged");
         assert_close(&values(&lora.unmerge(&merged)?)?, &dense, 2.0 * step, "unmerged");
 
-        // With magnitudes, the rows of the sum have these norms.
+        // With magnitudes, the rows of the sum have the magnitudes as norms.
         let magnitude = random32(&[12], 73)?.abs()?.add(0.5)?;
         let scaled = lora.clone().with_magnitude(magnitude.clone())?;
         let (factors, wide) = (numbers(&magnitude)?, 64);
@@ -91,7 +93,7 @@ fn merging_gives_the_same_layer() -> Checked {
         assert_close(&numbers(&scaled.apply(&x, &base)?)?, &y, 1e-4, "magnitudes");
         assert!(scaled.unmerge(&base).is_err());
         assert!(scaled.clone().with_magnitude(random32(&[11], 74)?).is_err());
-        // The norms are constants to the derivatives of the sum of all outputs.
+        // The derivatives of the sum of all outputs take the norms as constants.
         let sum = |(m, b): (Array, Array)| {
             Lora::new(a.clone(), b, SCALE)?.with_magnitude(m)?.apply(&x, &base)?.sum(..)
         };
@@ -123,7 +125,8 @@ fn moves_weights_once() -> Checked {
     let bytes = w.nbytes() + x.nbytes() + a.nbytes() + b.nbytes() + n as usize * 2;
     let w = LinearWeight::from(w);
     let moved = crate::support::moved(|| ops::lora_linear(&x, &w, &a, &b, SCALE))?;
-    // The base, x with A, and their product with B on top of the base.
+    // The three dispatches are the base, x with A, and their product with B, which is added to the
+    // base.
     assert_eq!(moved.len(), 3);
     crate::support::report_traffic("lora_linear", &moved, bytes)
 }

@@ -1,4 +1,5 @@
-//! The tests of the library: arrays, ops, transforms, streams, failures, and the tree itself.
+//! The tests of the library: arrays, ops, transforms, streams and failures, and the files of the
+//! repository.
 
 // `#[test]` registers a test with the harness.
 #[macro_use]

@@ -19,7 +19,7 @@ fn rows_that_see_no_keys_equal_mlxs() -> Checked {
                 let values = |options| numbers(&masked_softmax(&x, options)?);
                 let even = 1.0 / f64::from(keys);
                 let near = |v: &f64| (v - even).abs() <= ulp(even, dtype);
-                // Masked by bools: the lowest number everywhere, so all keys are equal.
+                // If bools mask all scores, each becomes the lowest number, so all keys are equal.
                 let none = Array::zeros_of([keys], Dtype::Bool)?;
                 let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
@@ -27,14 +27,14 @@ fn rows_that_see_no_keys_equal_mlxs() -> Checked {
                 let minus = data(&[f32::NEG_INFINITY], &[1], dtype)?;
                 let y = values(MaskedSoftmax { mask: Some(&minus), ..PLAIN })?;
                 assert!(y.iter().all(|v| v.is_nan()), "{dtype} {keys}: {y:?}");
-                // Both at once: a masked score is above minus infinity.
+                // Both masks together: a masked score is larger than minus infinity.
                 let y = values(MaskedSoftmax { mask: Some(&minus), causal: true, ..PLAIN })?;
                 let (first, second) = y.split_at(keys as usize);
                 assert_eq!(first[..keys as usize - 1], vec![0.0; keys as usize - 1]);
                 assert_eq!(first[keys as usize - 1], 1.0);
                 assert!(second.iter().all(|v| v.is_nan()));
             }
-            // More queries than keys: the first queries see no key.
+            // With more queries than keys, the first queries see no key.
             let x = random(&[5, 3], dtype, 13)?;
             let y = numbers(&masked_softmax(&x, MaskedSoftmax { causal: true, ..PLAIN })?)?;
             assert!(y[..6].iter().all(|v| (v - 1.0 / 3.0).abs() <= ulp(0.33, dtype)));
@@ -61,7 +61,7 @@ fn gradients_in_every_type_and_size() -> Checked {
                     let f = |p: &[Array]| Ok(vec![masked_softmax(&p[0], options)?]);
                     let ours = &vjp(|p| f(&p), &[&x], &[&g])?.1[0];
                     assert_eq!(ours.dtype(), dtype);
-                    // By the formula, from the same result that the gradient uses.
+                    // Computes the formula with the same result that the gradient uses.
                     let (ys, gs) = (numbers(&masked_softmax(&x, options)?)?, numbers(&g)?);
                     let keys = shape[2] as usize;
                     let mut want = Vec::new();
@@ -90,7 +90,7 @@ fn moves_only_visible_scores() -> Checked {
     bools.eval()?;
     let bytes = x.nbytes() as u64;
     let causal = MaskedSoftmax { scale: 0.5, causal: true, ..PLAIN };
-    // Query q of 64 sees 449 + q of 512 keys.
+    // Query q of 64 sees 449 + q of the 512 keys.
     let seen: u64 = (0..64).map(|q| 449 + q).sum();
     let moved = support::moved(|| masked_softmax(&x, causal))?;
     assert_eq!((moved[0].arrays[0], moved[0].arrays[2]), ([4 * seen, 0, 4 * seen], [0, bytes, 0]));

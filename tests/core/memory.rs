@@ -1,4 +1,4 @@
-//! Memory stays flat over many rounds of work.
+//! Memory use does not grow over many rounds of work.
 //!
 //! MLX's counters are per process, so each measurement runs in a child process: this binary again,
 //! with one test and an environment variable.
@@ -128,7 +128,7 @@ fn of_steps_into_a_state() -> Checked {
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;
         if is_nvidia(default_device()?) {
-            // MLX may still hold the state for a reader that has ended, and then it is copied.
+            // MLX may still hold the state for a reader that has ended. The state is then copied.
             moved.set(moved.get() + u64::from(state.borrow().address()? != last.get()));
             last.set(state.borrow().address()?);
             return Ok(());

@@ -1,4 +1,4 @@
-//! The choices between our kernels and MLX's ops on an NVIDIA GPU where nothing was measured.
+//! The choices between our kernels and MLX's ops on an NVIDIA GPU without measurements.
 
 use std::rc::Rc;
 
@@ -25,7 +25,7 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?] {
         assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
     }
-    // Attention of few queries has a kernel for 16-bit types and these lengths.
+    // For few queries, attention has a kernel for 16-bit types and these head dimensions.
     for (queries, features, dtype, choice) in [
         (1, 64, Dtype::Float16, Choice::Ours),
         (8, 128, Dtype::Bfloat16, Choice::Ours),
@@ -39,7 +39,7 @@ fn products_are_mlxs_on_nvidia() -> Checked {
         assert_eq!(choices.choice(&of), choice, "{of}");
     }
     assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
-    // MLX refuses views of packed keys and values there.
+    // MLX refuses views of packed keys and values on an NVIDIA GPU.
     for bits in [4, 8] {
         let part = || Array::zeros_of([1, 2, 3, 2], Dtype::Float16);
         let codes = Array::zeros_of([1, 2, 3, 2 * bits], Dtype::Uint32)?;
@@ -55,8 +55,8 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// Products of one to eight rows with packed weights are ours, and of more rows MLX's. Many rows of
-/// 2048 elements are MLX's to normalize.
+/// For one to eight rows, products with packed weights are ours, and for more rows MLX's. MLX
+/// normalizes many rows of 2048 elements.
 #[test]
 fn numbers_of_rows_decide_on_nvidia() -> Checked {
     let here = built_in();
@@ -125,7 +125,8 @@ fn numbers_of_rows_decide_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// Products that the rule gives to MLX have the types, shapes and derivatives of our kernels'.
+/// If the rule chooses MLX for a product, it has the same types, shapes and derivatives as our
+/// kernel.
 #[test]
 fn results_on_nvidia_are_of_the_same_type() -> Checked {
     let here = Rc::new(built_in());
@@ -141,12 +142,12 @@ fn results_on_nvidia_are_of_the_same_type() -> Checked {
             })
         };
         let ((one, by_one), (other, by_other)) = (of(&here)?, of(&ours)?);
-        // Only results of our ops have a composition of MLX's.
+        // Only a result of our ops can be composed of MLX's ops.
         let is_ours = [&one, &other].map(|y| builtin::composition(y).is_ok());
         assert_eq!(is_ours, [false, true]);
         for (one, other, what) in [(&one, &other, "result"), (&by_one, &by_other, "gradient")] {
             assert_eq!((one.shape(), one.dtype()), (other.shape(), other.dtype()), "{what}");
-            // MLX's product for the CPU adds in 16 bits.
+            // MLX's product on the CPU adds in 16 bits.
             if dtype == Dtype::Float32 {
                 assert_close(&numbers(one)?, &numbers(other)?, 2e-3, what);
             }

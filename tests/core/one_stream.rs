@@ -1,5 +1,5 @@
-//! Small graphs on one CPU stream, whose kernels reach the stream's thread several at a time: the
-//! results of evaluating array by array, and of MLX's evaluation.
+//! Small graphs on one CPU stream, whose thread receives several kernels at a time. The results
+//! equal an evaluation of each array alone, and MLX's evaluation.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::compare::{assert_same, eval_by_mlx};
 use crate::support::custom::{Computed, same};
 use crate::support::input::random32;
 
-/// y = 2 x, or a failure.
+/// A primitive that computes y = 2 x, or fails.
 fn doubles(fails: bool) -> impl CustomPrimitive {
     Computed("doubles", move |x: &[View<'_>], y: &mut [ViewMut<'_>]| {
         if fails {
@@ -26,7 +26,8 @@ fn doubles(fails: bool) -> impl CustomPrimitive {
     })
 }
 
-/// The kinds of ops in a chain: ours, MLX's, views, views that copy, and a user's.
+/// The number of ops that a chain can contain: our ops, MLX's ops, views, views that copy, and a
+/// user's primitive.
 const STEPS: u64 = 9;
 
 fn step(kind: u64, x: &Array) -> Result<Array> {
@@ -43,7 +44,7 @@ fn step(kind: u64, x: &Array) -> Result<Array> {
     }
 }
 
-/// Chains of ops from a seed, evaluated at once and, as `alone`, after each op.
+/// Random chains of ops from a seed, evaluated at once, or after each op if `alone`.
 fn chain(seed: u64, alone: bool) -> Result<Vec<Array>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut x = random32(&[8, 16], seed)?;
@@ -105,7 +106,7 @@ fn a_failure_between_kernels_belongs_to_its_dependents() -> Checked {
     })
 }
 
-/// y = x, after a while.
+/// A primitive that computes y = x after a delay.
 fn late() -> impl CustomPrimitive {
     Computed("late", |x: &[View<'_>], y: &mut [ViewMut<'_>]| {
         thread::sleep(Duration::from_millis(5));
@@ -115,7 +116,7 @@ fn late() -> impl CustomPrimitive {
 
 const LAYOUT: KvLayout = KvLayout { heads: 2, kv_heads: 1, head_dim: 16, capacity: 24 };
 
-/// A step of decoding, whose projection takes a while: the state, and the attention that reads it.
+/// A step of decoding with a slow projection. Returns the state and the attention that reads it.
 fn late_step(state: &Array, position: i32) -> Result<[Array; 2]> {
     let qkv = apply_one(late(), &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
     let rope = Rope { dims: 16, offset: position.into(), ..Rope::default() };
@@ -150,7 +151,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         }
         assert_same(&ours, &theirs, "the state")?;
 
-        // A view that somebody holds keeps its numbers.
+        // A view that the program holds keeps its numbers.
         let held = LAYOUT.keys(&ours, 20)?;
         held.eval()?;
         let before = held.to_vec::<f32>()?;
@@ -162,7 +163,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         assert_ne!(ours.address()?, place);
         assert_eq!(held.to_vec::<f32>()?, before);
 
-        // So does a state that somebody holds.
+        // A state that the program holds keeps its numbers too.
         let want = late_step(&ours.multiply(1.0)?, 16)?[0].clone();
         want.eval()?;
         let [state, attended] = late_step(&ours, 16)?;
@@ -174,7 +175,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         async_eval([&attended, &next])?;
         assert_same(&held, &want, "a state that is held")?;
 
-        // So does a view whose numbers nobody has waited for.
+        // A view that has not been evaluated keeps its numbers too.
         for view_first in [true, false] {
             let start = LAYOUT.zeros(1, Dtype::Float32)?;
             let [state, _] = late_step(&start.multiply(1.0)?, 3)?;
@@ -213,7 +214,7 @@ fn streams_wait_for_one_another() -> Checked {
     })
 }
 
-/// MLX's product copies factors whose rows have gaps, and nothing but its tasks holds the copies.
+/// MLX's product copies factors whose rows have gaps, and only its tasks hold the copies.
 #[test(simulated = never)]
 fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
     with_device(Device::Cpu, || {
@@ -226,7 +227,7 @@ fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
         want.eval()?;
         let late = product(&apply_one(late(), &[&x])?)?;
         async_eval([&late])?;
-        // Arrays of the copies' size, written while their tasks wait.
+        // Arrays of the same size as the copies, written while the tasks wait.
         let others = (0..32).map(|i| Array::from_slice(&[i as f32; 64 * 64], 64 * 64));
         let others = others.collect::<Result<Vec<_>>>()?;
         assert_same(&late, &want, "the product")?;
@@ -237,7 +238,7 @@ fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
     })
 }
 
-/// A row does not keep the memory of the matrix that it is a part of.
+/// A row does not keep the memory of its matrix.
 #[test(simulated = never)]
 fn contiguous_parts_leave_large_arrays() -> Checked {
     with_device(Device::Cpu, || {

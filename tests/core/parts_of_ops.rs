@@ -1,5 +1,5 @@
-//! Heads and columns that are computed apart have the bits of those that are computed together, on
-//! every device: the ranks of a split model rely on it.
+//! Heads and columns that are computed separately have the same bits as if they are computed
+//! together, on every device. The ranks of a split model rely on it.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 #[test(simulated = once)]
 fn some_heads_of_attention() -> Checked {
     const GROUP: i32 = 2;
-    // One query, a few, and a tile; keys in one piece and in several.
+    // One query, a few queries, and a tile of queries, with keys in one piece and in several.
     for (queries, keys) in [(1, 300), (1, 1500), (20, 1100)] {
         for dtype in TYPES {
             let q = random(&[1, 4 * GROUP, queries, 64], dtype, 1)?;
@@ -72,7 +72,7 @@ fn some_heads_of_rotations() -> Checked {
     Ok(())
 }
 
-/// The columns of ranks in a small model.
+/// The few columns that a rank has in a small model.
 #[test(simulated = once)]
 fn few_columns_of_products() -> Checked {
     for dtype in TYPES {
@@ -91,7 +91,7 @@ fn few_columns_of_products() -> Checked {
     Ok(())
 }
 
-/// The columns that two ranks hold, on both sides of the sizes at which plans change.
+/// The number of columns that two ranks have, below and above the sizes at which plans change.
 const COLUMNS: i32 = 2144;
 const CUTS: [Range<i32>; 2] = [0..2112, 2112..COLUMNS];
 

@@ -1,5 +1,5 @@
-//! Every kernel of `metal/` becomes a pipeline: on a Mac by Metal, whatever the GPU, on Linux in
-//! the simulator.
+//! Builds a pipeline from every kernel of `metal/`. On a Mac Metal builds it, for any GPU; on Linux
+//! the simulator does.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,8 +10,7 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 
 use crate::support::Checked;
 
-/// The number of threads that each kernel leaves room for, and an error for each that has no
-/// pipeline.
+/// Checks how many threads each kernel allows. A kernel without a pipeline is an error.
 fn limits() -> Checked {
     let (mut limits, mut failures) = (BTreeMap::<u32, Vec<String>>::new(), Vec::new());
     let all = pipelines::all();
@@ -21,21 +20,22 @@ fn limits() -> Checked {
             Err(error) => failures.push(format!("{}: {error}", pipeline.kernel())),
         }
     }
-    // Straight to stderr, because the harness captures what a passing test prints.
+    // Write directly to stderr, because the harness captures the output of a passing test.
     let mut stderr = std::io::stderr();
     writeln!(stderr, "pipelines: {} of {} kernels", all.len() - failures.len(), all.len())?;
     for (threads, kernels) in limits.iter().filter(|(threads, _)| **threads < 1024) {
         writeln!(stderr, "pipelines: up to {threads} threads: {}", kernels.join(" "))?;
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    // No kernel is launched with fewer than 32 threads, a SIMD group.
+    // Every launch of a kernel has at least 32 threads, a SIMD group.
     assert!(limits.keys().all(|&threads| (32..=1024).contains(&threads)), "{limits:?}");
     Ok(())
 }
 
 #[test(simulated = never)]
 fn every_kernel_has_a_pipeline() -> Checked {
-    // Each stem of metal/ has some, except those for NVIDIA GPUs, and the names are different.
+    // Each stem of metal/ has kernels, except the stems for NVIDIA GPUs, and all names are
+    // different.
     let all = pipelines::all();
     let names: std::collections::BTreeSet<&str> = all.iter().map(|one| one.kernel()).collect();
     assert_eq!(names.len(), all.len());

@@ -1,4 +1,4 @@
-//! Arrays print as they do in MLX's Python, where the expected texts come from.
+//! Arrays print as they do in MLX for Python, which printed the expected texts.
 
 use half::{bf16, f16};
 use mlx_primitives::transforms::vmap;

@@ -9,7 +9,7 @@ use regex::Regex;
 use crate::support::{Checked, root};
 use crate::tidy::{files, show};
 
-/// Turns of phrase that make a reader stop, with what to write in their place.
+/// Phrases that are hard to read, with their replacements.
 const PATTERNS: [(&str, &str); 12] = [
     (r"\bof (its|their|one's|your|our|my|a user's) own\b", "its own, or a separate"),
     (r"\bso many\b", "this many, or the count by its name"),
@@ -29,7 +29,7 @@ const PATTERNS: [(&str, &str); 12] = [
 ];
 const BRITISH: &str = r"(?i)(colour|behaviour|neighbour|favour|honour|\bcentre[sd]?\b|licence|labelled|modelled|cancelled|whilst|catalogue|artefact|analys(e[sd]?|ing)\b|(norm|quant|optim|initi|seri|synchron|organ|recogn|summar|gener|special|vector|parallel|token|material|minim|maxim|util)(al|ar)?(is)(e[sdr]?|ing|ation)\b)";
 
-/// How the comments of a language begin. Documents are prose from the first to the last line.
+/// The prefix of comments in a language. All lines of a document are prose.
 fn comment(path: &Path) -> Option<&'static str> {
     match path.extension()?.to_str()? {
         "rs" | "h" | "cpp" | "metal" => Some("//"),
@@ -78,7 +78,7 @@ fn patterns() -> anyhow::Result<Vec<(Regex, &'static str)>> {
     PATTERNS.iter().map(|(text, instead)| Ok((Regex::new(text)?, *instead))).collect()
 }
 
-/// Each odd turn of phrase in a text: where, its words, and what to write.
+/// Each forbidden phrase in a text: its place, its words, and the replacement.
 fn odd(path: &Path, text: &str, patterns: &[(Regex, &str)]) -> Vec<String> {
     let mut found = Vec::new();
     for (number, paragraph) in paragraphs(path, text) {
@@ -101,7 +101,7 @@ fn prose_is_plain() -> Checked {
         "docs", "python",
     ] {
         for path in files(dir, &["rs", "h", "cpp", "metal", "py", "sh", "cmake", "md"])? {
-            // This file quotes what it keeps out.
+            // This file quotes the forbidden phrases.
             if path.ends_with("tests/core/prose.rs") {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! `quantize`, compared with MLX's bit for bit and with f64, and round trips through `dequantize`,
-//! whose values `table` tests.
+//! Compares `quantize` with MLX bit for bit and with f64, and decodes with `dequantize` again.
+//! `table` tests the values of `dequantize`.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
@@ -13,8 +13,8 @@ use crate::support::{self, Checked, each_device, simulated};
 const BITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
 const GROUPS: [i32; 3] = [32, 64, 128];
 
-/// MLX's Metal kernel rounds halves away from zero and uses 0 as the maximum of a group of negative
-/// numbers; ours gives the results of MLX's CPU backend on every device.
+/// MLX's Metal kernel rounds halves away from zero, and uses 0 as the maximum of a group of
+/// negative numbers. Our kernel gives the results of MLX's CPU backend on every device.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu || simulated()
 }
@@ -37,7 +37,7 @@ fn check(device: Device, x: &Array, group_size: i32, bits: i32, what: &str) -> C
     near(x, [&packed, &scales, &biases, &back], group_size as usize, bits as usize, &what)
 }
 
-/// Checks codes one by one: each is the nearest, and dequantizes to the right number, in f64.
+/// Checks in f64 that each code is the nearest one, and that it dequantizes to the right number.
 fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -> Checked {
     let words = q[0].to_vec::<u32>()?;
     let (scales, biases, back) = (numbers(q[1])?, numbers(q[2])?, numbers(q[3])?);
@@ -57,8 +57,8 @@ fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -
         // The product and the sum are rounded to the type.
         let rounding = epsilon * (2.0 * top * scale.abs() + bias.abs() + exact.abs());
         assert!((back - exact).abs() <= rounding + 1e-7, "{what}: {back} {exact} at {i}");
-        // Half a step, and the roundings of scale and bias. An end of the range may lose half a
-        // step more, because the scale is stretched so that zero has a code.
+        // Half a step, and the roundings of scale and bias. The scale is stretched so that zero has
+        // a code, which may cost another half step at one end of the range.
         let allowed = scale.abs() * (1.0 + 1e-3) + rounding + 1e-7;
         assert!((exact - x).abs() <= allowed, "{what}: {x} became {exact} at {i}");
     }
@@ -141,7 +141,7 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The rows `ids` of a matrix, by one node, and by MLX's lookups of codes, scales and biases.
+/// The rows `ids` of a matrix, from one node, and from MLX's lookups of codes, scales and biases.
 fn both_rows(weight: &QuantizedWeight, ids: &Array) -> Result<[Array; 2]> {
     let (scales, biases) = (weight.scales(), weight.biases().expect("affine has biases"));
     let (group_size, bits) = (weight.group_size(), weight.bits());

@@ -38,7 +38,7 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     random::seed(1)?;
     assert_eq!((draw()?, draw()?), (a.clone(), b.clone()));
     assert_ne!(a, b);
-    // Another thread has its own sequence, and does not affect this one.
+    // Another thread has a separate sequence and does not affect this one.
     random::seed(1)?;
     let other = std::thread::spawn(move || -> mlx_primitives::Result<Vec<i32>> {
         random::seed(1)?;
@@ -49,7 +49,8 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     Ok(())
 }
 
-/// Five standard errors: one run in two million fails, but the keys are fixed anyway.
+/// The tolerance is five standard errors. One random run in two million would fail, but the keys
+/// are fixed.
 #[test]
 fn moments_of_each_distribution() -> Checked {
     let error = |sd: f64| 5.0 * sd / f64::from(COUNT).sqrt();

@@ -18,7 +18,7 @@ const OPS: [(&str, Op); 5] = [
     ("norm", ops::norm),
 ];
 
-/// NaN, infinities and overflow: rows with one special element among ordinary ones.
+/// Rows with one special element among ordinary ones: NaN, an infinity, or a number that overflows.
 #[test]
 fn extremes_are_those_of_mlx() -> Checked {
     const INF: f32 = f32::INFINITY;
@@ -68,7 +68,7 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// On a CPU the gradients of maxima, sums of squares and norms are a kernel's.
+/// On a CPU, a kernel computes the gradients of maxima, sums of squares and norms.
 #[test]
 fn gradients_are_one_node() -> Checked {
     for dtype in FLOATS {
@@ -88,13 +88,13 @@ fn gradients_are_one_node() -> Checked {
             }
         }
     }
-    // Two elements share the gradient of a maximum; one is NaN where the maximum is.
+    // Two elements share the gradient of a maximum. If the maximum is NaN, one element gets NaN.
     let x = Array::from_slice(&[-0.0f32, 0.0, -1.0, f32::NAN, 2.0, 1.0], (2, 3))?;
     let g = Array::from_slice(&[3.0f32, 5.0], 2)?;
     let of_x = numbers(&vjp(|x: Array| ops::max(&x, -1), &x, &g)?.1)?;
     assert_eq!(of_x[..3], [1.5, 1.5, 0.0]);
     assert!(of_x[3..].iter().all(|of_x| of_x.is_nan()), "{of_x:?}");
-    // d/dx of (x / |x|) · t is (t - x (x · t) / |x|²) / |x|.
+    // The derivative of (x / |x|) · t is (t - x (x · t) / |x|²) / |x|.
     let x = Array::from_slice(&[3.0f32, 4.0], 2)?;
     let of_x = |x: Array| grad(|x: Array| ops::norm(&x, ..), &x);
     let t = Array::from_slice(&[1.0f32, 0.0], 2)?;
@@ -107,7 +107,7 @@ fn gradients_are_one_node() -> Checked {
 fn costs_count_a_second_dispatch_for_split_rows() -> Checked {
     let x = random32(&[2, 20_000], 1)?;
     let cost = graph::total(&graph::nodes([&ops::sum(&x, -1)?])?);
-    // Three floats per row, one for each piece, between the two dispatches.
+    // Between the two dispatches, each row has three floats, one for each piece.
     assert_eq!((cost.dispatches, cost.device_bytes), (2, 4 * (40_000 + 2 + 2 * 6)));
     let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, -1)?])?);
     assert_eq!((cost.dispatches, cost.device_bytes), (1, 4 * (40_000 + 20_000)));
@@ -124,7 +124,8 @@ fn moves_pieces_between_two_dispatches() -> Checked {
         let (all, out) = (x.nbytes() as u64, dtype.size() as u64);
         for (name, op) in OPS {
             let moved = support::moved(|| op(&x, None))?;
-            // 103,400 elements in pieces of 8,192: thirteen floats between two dispatches.
+            // 103,400 elements are 13 pieces of up to 8,192, so 13 floats are between the two
+            // dispatches.
             assert_eq!(moved.len(), 2, "{name} {dtype}");
             assert_eq!(moved[0].arrays, [[all, 0, all], [0, 4 * 13, 0]], "{name} {dtype}");
             let last = [[4 * 13, 0, 4 * 13], [0, out, 0]];

@@ -1,4 +1,4 @@
-//! Input that ops refuse, and the errors; `every` tests the types that ops refuse.
+//! Inputs that ops refuse, and the errors. `every` tests the types that ops refuse.
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::{self, CrossEntropy, Linear, LinearWeight, Lora, MaskedSoftmax};
@@ -126,7 +126,7 @@ fn softmaxes() -> Checked {
     for window in [0, -1, i32::MIN] {
         masked(&x, MaskedSoftmax { window: Some(window), ..PLAIN }, &window.to_string());
     }
-    // Integers promote, and are added.
+    // An integer mask is promoted and added.
     let mask = Array::ones::<i32>(&[8])?;
     let y = ops::masked_softmax(&half, MaskedSoftmax { mask: Some(&mask), ..PLAIN })?;
     assert_eq!(y.dtype(), Dtype::Float16);
@@ -163,7 +163,7 @@ fn reductions_and_elements() -> Checked {
     for (shape, axes) in [(&[3, 0][..], Some(-1)), (&[0, 3], None), (&[0], None)] {
         refused("max", ops::max(&ones(shape)?, axes), "at least one element");
     }
-    // The array would have to be copied to four terabytes first.
+    // The op would first have to copy the array, which takes four terabytes.
     let large = ones(&[1, 1])?.broadcast_to([1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
         assert!(message(op(&large, ..)).starts_with("[reduce] expected"));
@@ -204,7 +204,7 @@ fn products() -> Checked {
         let y = ops::linear(&x, &w, Linear { residual: Some(&residual), ..none });
         refused("linear", y, "residual of shape (2,5), got ");
     }
-    // MLX itself refuses float64 on a GPU.
+    // MLX refuses float64 on a GPU.
     with_device(Device::Cpu, || -> Checked {
         for dtype in [Dtype::Int32, Dtype::Bool, Dtype::Complex64, Dtype::Float64] {
             let y = ops::matmul_nt(&x.astype(dtype)?, &w.astype(dtype)?);

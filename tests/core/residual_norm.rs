@@ -41,7 +41,7 @@ fn composition_of_mlx() -> Checked {
                 let theirs = builtin::composition(&normed)?;
                 assert_eq!(theirs.len(), 2);
                 assert_same(&sum, &theirs[0], "sum")?;
-                // A last bit of the normalized value, up to four, counts three times.
+                // The last bit of the normalized value, which is at most four, counts three times.
                 let tolerance = 12.0 * ulp(1.0, dtype) + 1e-5;
                 assert_close(&numbers(&normed)?, &numbers(&theirs[1])?, tolerance, dtype.name());
             }
@@ -71,7 +71,7 @@ fn types_are_those_of_the_two_ops() -> Checked {
     })
 }
 
-/// Either output may be used alone, and neither input's buffer is donated.
+/// Either output may be used alone, and neither input donates its buffer.
 #[test]
 fn one_output_alone() -> Checked {
     each_device(|_| {
@@ -81,7 +81,7 @@ fn one_output_alone() -> Checked {
         assert_same(&normed, &want, "norm alone")?;
         let (sum, _) = fused(false, &make()?, &make()?, None, None)?;
         assert_same(&sum, &make()?.add(&make()?)?, "sum alone")?;
-        // A residual stream: h is the next residual, and its norm the next x.
+        // A residual stream: h is the next residual, and the norm of h is the next x.
         let (mut h, mut y) = fused(false, &make()?, &make()?, None, None)?;
         let mut plain_h = make()?.add(&make()?)?;
         let mut plain_y = norm(false, &plain_h, None, None)?;

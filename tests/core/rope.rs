@@ -8,12 +8,13 @@ use crate::support::compare::{assert_close, assert_same, differing, numbers};
 use crate::support::input::{Layout, random32, values};
 use crate::support::{self, Checked, each_device};
 
-/// MLX's sines and cosines differ with Apple's libraries and on the GPU.
+/// Whether the result must equal MLX's. MLX's sines and cosines differ with Apple's libraries and
+/// on a GPU.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 
-/// One call of rope, of ours or of MLX's.
+/// One call of rope, either ours or MLX's.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     dims: i32,
@@ -58,7 +59,8 @@ fn offsets_of_every_kind() -> Checked {
         }
         assert_same(&of(&each.add(1)?.subtract(1)?)?, &of_each, "computed")?;
         assert_same(&of(&one.broadcast_to([4])?)?, &of_one, "broadcast")?;
-        // [batch, time, heads, features], as in models, with the middle axes exchanged.
+        // The layout of models: [batch, time, heads, features] in memory, with the middle axes
+        // exchanged.
         let models = x.transpose([0, 2, 1, 3])?.contiguous()?.transpose([0, 2, 1, 3])?;
         assert_same(&plain(&each, false).ours(&models)?, &of_each, "exchanged")?;
         Ok(())
@@ -98,7 +100,7 @@ fn the_gradient_rotates_back() -> Checked {
             let call = plain(offset, traditional);
             let y = call.ours(&x)?;
             let back = transforms::vjp(|x| Ok(vec![call.ours(&x[0])?]), &[&x], &[&y])?.1;
-            // Two rotations of a length of at most 6, with four roundings each.
+            // Two rotations of a vector whose length is at most 6, with four roundings each.
             assert_close(&numbers(&back[0])?, &numbers(&x)?, 6.0 * 8.0 * 6e-8, "there and back");
             let want = transforms::vjp(|x| Ok(vec![call.builtin(&x[0])?]), &[&x], &[&y])?.1;
             if follows_mlx_bit_for_bit(device) {
@@ -109,8 +111,8 @@ fn the_gradient_rotates_back() -> Checked {
     })
 }
 
-/// Checks for equal bits where MLX's results are reproducible, otherwise for finite results where
-/// MLX's are.
+/// Checks that bits equal MLX's where its results are reproducible. Otherwise checks that results
+/// are finite where MLX's are.
 fn assert_degenerates_alike(device: Device, call: Call, x: &Array, what: &str) -> Checked {
     let (ours, builtin) = (call.ours(x)?, call.builtin(x)?);
     if follows_mlx_bit_for_bit(device) {

@@ -39,7 +39,8 @@ impl Append {
         move |x| {
             let Self { layout, dims, traditional, base, scale, multiplier } = self;
             let [slots, freqs] = self.split(x);
-            // Lazy slots have unknown values, so some may be without room.
+            // The values of lazy slots are unknown when the op is built, so some may be outside the
+            // state.
             let slots = slots.map(|slots| slots.maximum(i32::MIN)).transpose()?;
             let slots = slots.as_ref().map(Offset::Each);
             let offset = Offset::Each(&x[2]);
@@ -49,7 +50,7 @@ impl Append {
         }
     }
 
-    /// The state in f64, and the factor that each element's error is proportional to.
+    /// The state in f64, and a factor for each element that its error is proportional to.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let KvLayout { heads, kv_heads, head_dim, capacity } = self.layout;
         let [heads, kv, dim, capacity] = [heads, kv_heads, head_dim, capacity].map(|n| n as usize);
@@ -105,8 +106,8 @@ impl Append {
         [state, errors]
     }
 
-    /// The errors of rope, and the rounding of the product with the multiplier; copies are exact.
-    /// On Linux CPUs every bit equals MLX's.
+    /// The errors are those of rope, plus the rounding of the product with the multiplier. Copies
+    /// are exact. On Linux CPUs every bit equals MLX's.
     fn row(self, positions: Input, slots: Input) -> Conformance {
         let float = Input::Float(-3.0, 3.0);
         let freqs = Input::Float32(0.5, 3.5);
@@ -133,7 +134,7 @@ impl Append {
             if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) }
         })
         .extremes_as_peer()
-        // With mapped periods, vmap runs MLX's composition.
+        // If the periods are mapped, vmap runs MLX's composition instead of our op.
         .vmap_bounds(move |compared| match self.base {
             Some(_) => Bound::default(),
             None => Bound { absolute: 1e-4 + 8.0 * ulp(1.0, compared.dtype), ..Bound::ulps(1.0) },
@@ -196,8 +197,8 @@ pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// One position for all or one for each, separate slots, positions far away and before the start,
-/// slots without room, and empty steps.
+/// The cases: one position for all entries or one for each, separate slots, positions far away and
+/// before the start, slots outside the state, and empty steps.
 pub(super) fn rope_append_to_every_slot(hold: &Hold<'_>) -> Checked {
     for (positions, slots) in [
         (Input::Integer(0, 13), NONE),

@@ -59,17 +59,17 @@ impl Rules {
             .inputs(&[float, float, float, mask])
             .bounds(near(TOLERANCE))
             .peer(composed(self.op()), move |c| near(tolerance_to_mlx(c.dtype))(c))
-            // With mapped sinks, vmap runs MLX's composition.
+            // If the sinks are mapped, vmap runs MLX's composition instead of our op.
             .vmap_bounds(move |c| {
                 near(if self.sinks { tolerance_to_mlx(c.dtype) } else { TOLERANCE })(c)
             })
-            // Sums of a few dozen products of up to 27.
+            // The derivatives are sums of a few dozen products, each at most 27.
             .derivative_bounds(derivatives_of_ops(1e-4, 27.0))
             .without(Check::Extremes, "attention/mod.rs has those of which MLX makes the same")
     }
 
-    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim]; the mask has one value per
-    /// score.
+    /// The shapes of the inputs. `heads` is [batch, heads, kv_heads], `extents` is [queries, keys,
+    /// dim]. A mask has one value per score.
     fn shapes(self, heads: [i32; 3], extents: [i32; 3]) -> Vec<Vec<i32>> {
         let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
         let rows = vec![batch, kv_heads, keys, dim];
@@ -80,9 +80,9 @@ impl Rules {
     }
 }
 
-/// One row up to more than a block, one key up to more than a tile, every usual head dimension and
-/// some unusual ones; queries that see no keys. Two have more keys than a dispatch or a chunk
-/// takes.
+/// From one row to more than a block, from one key to more than a tile, with all usual and some
+/// unusual head dimensions. In some cases a query sees no keys. Two cases have more keys than one
+/// dispatch or one chunk takes.
 const SIZES: [([i32; 3], [i32; 3]); 23] = [
     ([1, 1, 1], [1, 1, 1]),
     ([1, 8, 2], [1, 67, 64]),
@@ -128,7 +128,7 @@ pub(super) fn attention_of_every_size(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Values with more or fewer features than keys, as in DeepSeek's attention.
+/// Values whose heads have more or fewer features than the keys' heads, as in DeepSeek's attention.
 pub(super) fn attention_of_other_values(hold: &Hold<'_>) -> Checked {
     let rules = Rules { causal: true, ..Default::default() };
     let sized = |(heads, extents, dim): ([i32; 3], [i32; 3], i32)| {

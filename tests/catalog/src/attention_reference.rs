@@ -1,4 +1,4 @@
-//! Attention in f64, as simple as possible.
+//! Attention in f64, written as simply as possible.
 
 use mlx_primitives::ops::Attention;
 use mlx_primitives::{Array, Dtype, Error, Result};

@@ -46,7 +46,7 @@ const ACTIVATIONS: [Activation; 9] = [
     Activation { exact: true, ..two("mul_relu", ops::mul_relu, |a, b| (a * b).max(0.0)) },
 ];
 
-/// Applies `f` to two inputs that are broadcast to each other, or to one.
+/// Applies `f` to two inputs that are broadcast to each other, or to a single input.
 fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     let Some(b) = x.get(1) else { return x[0].map(|a| f(a, 1.0)) };
     let rank = x[0].shape.len().max(b.shape.len());
@@ -61,15 +61,14 @@ fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     Tensor::new(shape.clone(), values)
 }
 
-/// Five roundings to the type: of numbers up to 1 that multiply a, then of the result. The errors
-/// of f32's tanh, erf (1.5e-7 on the CPU) and constants add about as much again.
+/// Five roundings to the type: four of numbers up to 1 that multiply `a`, and one of the result.
+/// The errors of f32's tanh, erf (1.5e-7 on the CPU) and constants add about as much again.
 ///
-/// On the CPU MLX uses the same polynomials as we do, except for tanh, which is libm's there. On
-/// other backends, both are within this bound of the exact value.
+/// On the CPU, MLX uses the same polynomials as this crate, except that it calls libm's tanh. On
+/// other backends, MLX and this crate are both within this bound of the exact value.
 pub(super) fn activations(hold: &Hold<'_>) -> Checked {
-    // The ends of the ranges of exponentials, tanh, erf and polynomials. MLX's CPU backend takes
-    // e^-88 for 0, which an infinite factor turns into NaN, so these numbers are not for the
-    // simulator.
+    // The ends of the ranges of exponentials, tanh, erf and polynomials. MLX's CPU backend computes
+    // e^-88 as 0, and 0 times infinity is NaN, so these numbers are left out in the simulator.
     let ends = [0.5, 9.0, 11.5, 17.5, 50.0, 300.0];
     let of_exp = [87.5, 88.5, 104.0];
     for case in ACTIVATIONS {

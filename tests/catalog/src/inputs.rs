@@ -12,14 +12,14 @@ pub const EPS: f32 = 1e-5;
 
 pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// Whether the environment sends primitives to the simulator of Metal.
+/// Whether the environment sends primitives to the Metal simulator.
 pub fn simulated() -> bool {
     std::env::var_os(SIMULATE).is_some()
 }
 
 pub const SIMULATE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 
-/// The fraction bits and the exponent of the smallest normal number.
+/// The number of fraction bits, and the exponent of the smallest normal number.
 fn format(dtype: Dtype) -> (i32, i32) {
     match dtype {
         Dtype::Float16 => (10, -14),
@@ -64,13 +64,13 @@ pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
     data(&values(count, seed, 3.0), shape, dtype)
 }
 
-/// The largest error of attention. Scores reach 12, so the error of a weight is 12 half ulps of f32
-/// for each rounding of a dot product of up to 256 terms, of the scale and of the exponential (5
-/// ulps for a GPU's fast one), and values reach 3.
+/// The largest error of attention. Scores reach 12. The error of a weight is therefore 12 half ulps
+/// of f32 for each of three roundings: of a dot product of up to 256 terms, of the scale, and of
+/// the exponential (5 ulps for a GPU's fast one). Values reach 3.
 pub const TOLERANCE: f64 = 6e-5;
 
-/// The largest difference from MLX's attention, which rounds scores and weights to the type; scores
-/// reach 12, with errors of two ulps.
+/// The largest difference from MLX's attention, which rounds scores and weights to the type. Scores
+/// reach 12 and have errors of two ulps.
 pub fn tolerance_to_mlx(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float32 => 2.0 * TOLERANCE,
@@ -93,14 +93,14 @@ pub const FORMATS: [(i32, i32, QuantizedMode); 11] = [
     (16, 4, QuantizedMode::Nvfp4),
 ];
 
-/// The formats of K-quants, which nothing packs.
+/// The formats of K-quants. No function packs weights into these formats.
 pub const K_QUANTS: [(i32, i32, QuantizedMode); 3] = [
     (32, 4, QuantizedMode::KQuant),
     (32, 5, QuantizedMode::KQuant),
     (16, 6, QuantizedMode::KQuant),
 ];
 
-/// A matrix `[n, k]` of K-quants with random codes and integers.
+/// A matrix `[n, k]` of K-quants with random codes, scales and biases.
 fn k_quants(bits: i32, n: i32, k: i32, seed: u64) -> Result<(Array, Array)> {
     let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
     let codes = values(words as usize, seed, 1.0);

@@ -1,7 +1,7 @@
-//! The catalog of ops: a row for each, with its reference in f64, its shapes, and its bounds with
-//! their derivation. `tests/core` makes a test of each function in [`ROWS`] and runs them again
-//! through `eval_gpu`; `mlx-primitives verify` runs them for its user. [`ops`] has a call of each
-//! op with small inputs.
+//! The catalog of ops. Each op has a row with its reference in f64, its shapes, and its error
+//! bounds with their derivation. `tests/core` makes a test of each function in [`ROWS`] and runs
+//! them again through `eval_gpu`. `mlx-primitives verify` runs them on the user's machine. [`ops`]
+//! has a call of each op with small inputs.
 
 pub mod attention_reference;
 pub mod inputs;
@@ -65,8 +65,9 @@ pub fn backends() -> anyhow::Result<Vec<Backend>> {
     Ok(vec![Backend::SimulatedMetal(schedule)])
 }
 
-/// Adds rows for every form of a row-wise kernel, up to this many elements, and a few small shapes
-/// with every check: `like` inputs of one shape, and `vectors` inputs as long as the rows.
+/// Adds rows for every variant of a row-wise kernel, up to this many elements. Adds a few small
+/// shapes with every check: `like` inputs have one shape, and `vectors` inputs are as long as the
+/// rows.
 fn row_sizes(mut row: Conformance, elements: i32, like: usize, vectors: usize) -> Conformance {
     let inputs = |shape: &[i32]| -> Vec<Vec<i32>> {
         let axis = shape.last().copied().unwrap_or(1);
@@ -96,7 +97,7 @@ fn only(check: Check, row: Conformance) -> Conformance {
     others.fold(row, |row, other| row.without(other, "there is another row for it"))
 }
 
-/// The composition of our ops from MLX's: the peer of an op without a built-in.
+/// Compares an op with a composition of MLX's ops, for an op that MLX does not have.
 fn composed(
     op: impl Fn(&[Array]) -> Result<Vec<Array>>,
 ) -> impl Fn(&[Array]) -> Result<Vec<Array>> {
@@ -118,8 +119,8 @@ fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     }
 }
 
-/// Bounds for derivatives that several ops compute, each of which rounds to the type: eight
-/// roundings of numbers up to `reach`, or of the derivative.
+/// Bounds for derivatives that several ops compute. Each op rounds to the type: eight roundings of
+/// numbers up to `reach`, or of the derivative.
 fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
         let all = derivatives(error)(compared);
@@ -131,9 +132,9 @@ fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound
     }
 }
 
-/// The share of 16-bit values that equal MLX's. Both round alike, so only sums that differ by a few
-/// f32 ulps may change a rounding, and a 16-bit ulp has 2^13 of those. A row of equal numbers
-/// changes as a whole.
+/// The share of 16-bit values that must equal MLX's. Both results are rounded in the same way, so a
+/// value differs only if the f32 sums differ by a few ulps at a rounding boundary; a 16-bit ulp has
+/// 2^13 f32 ulps. In a row of equal numbers all values change together.
 fn share(compared: &Compared<'_>, same: f64) -> f64 {
     let x = &compared.inputs[0].values;
     let one = x.chunks(axis(compared.inputs).max(1)).any(|row| row.iter().all(|v| *v == row[0]));
@@ -145,8 +146,8 @@ fn exact(_: &Compared<'_>) -> Bound {
     Bound::default()
 }
 
-/// The index of element `index` of shape `all` in an array of shape `own`, of the same rank, that
-/// is broadcast to it.
+/// The index in an array of shape `own` that corresponds to element `index` of shape `all`, to
+/// which the array is broadcast. Both shapes have the same rank.
 pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
     let (mut at, mut step) = (0, 1);
     for (&all, &dim) in all.iter().zip(own).rev() {
@@ -161,7 +162,7 @@ fn axis(inputs: &[Tensor]) -> usize {
     inputs[0].shape.last().copied().unwrap_or(1)
 }
 
-/// The error of an exponential in ulps; Metal's fast one has a larger error.
+/// The error of an exponential in ulps, which is larger for Metal's fast exponential.
 fn exponential(compared: &Compared<'_>) -> f64 {
     if compared.backend.is_metal() { 15.0 } else { 2.0 }
 }

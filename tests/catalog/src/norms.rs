@@ -48,14 +48,14 @@ fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor 
     Tensor::new(like.shape.clone(), all.iter().map(of).collect::<Vec<_>>())
 }
 
-/// The normalized value and the product are each rounded once to 16 bits, half an ulp each; a last
-/// bit of the first can weigh two of the second. f32: four roundings after the sum. The error of
-/// the sum, halved by the root, stays below one more, because its positive terms are added in 64
-/// chains whose errors average out. MLX adds in fewer chains: a random walk of one ulp steps over
-/// the whole axis.
+/// In 16 bits the normalized value and the product are each rounded once, by half an ulp; a last
+/// bit of the value can change the product by two last bits. In f32, four roundings follow the sum.
+/// The error of the sum is halved by the root and stays below one more ulp, because its positive
+/// terms are added in 64 chains whose errors average out. MLX adds in fewer chains: a random walk
+/// of one-ulp steps over the whole axis.
 ///
-/// 16 bits are rounded where MLX rounds, and where one rounding changes, that of the product may
-/// too.
+/// Results of 16 bits are rounded where MLX rounds them. If the normalized value is rounded
+/// differently, the product may be too.
 pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     for eps in [EPS, 0.0] {
         let row = Conformance::new(
@@ -80,10 +80,10 @@ pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// In f32 the error of the mean is a few half ulps of the elements' magnitude, and that of x minus
-/// the mean half an ulp more; the deviation and the products add a few more. Then come at most
-/// three roundings to the type, of which the bound includes the last. MLX adds in one chain: the
-/// error of its sums is a random walk of half ulps over the whole axis.
+/// In f32 the error of the mean is a few half ulps of the elements' magnitude. The difference x -
+/// mean adds half an ulp, and the deviation and the products add a few more. At most three
+/// roundings to the type follow, the last of which the bound includes. MLX adds in one chain, so
+/// the error of its sums is a random walk of half ulps over the whole axis.
 fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) -> Tensor {
     let (dtype, chain) = (compared.dtype, 2.0 + (axis(compared.inputs) as f64).sqrt() / 4.0);
     let (times, rounds) = if compared.peer { (chain, 2.0) } else { (1.0, 1.0) };
@@ -95,7 +95,8 @@ fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) 
     })
 }
 
-/// The weight and the bias among the inputs from `first` on; a single vector may be either.
+/// The weight and the bias among the inputs from `first` on. A single vector is the bias if
+/// `bias_alone`, otherwise the weight.
 fn vectors<T>(x: &[T], first: usize, bias_alone: bool) -> (Option<&T>, Option<&T>) {
     if bias_alone { (None, x.get(first)) } else { (x.get(first), x.get(first + 1)) }
 }

@@ -1,5 +1,5 @@
-//! A call of each op with small inputs, for everything that is the same for all of them: types,
-//! transforms, dispatches, refusals, failures and random inputs.
+//! A call of each op with small inputs. Tests use these calls for properties that all ops share:
+//! types, transforms, dispatches, refusals, failures and random inputs.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
@@ -10,14 +10,14 @@ use crate::inputs::{EPS, random};
 
 pub type Run = fn(&[Array]) -> Result<Vec<Array>>;
 
-/// Stands for the number of rows, as the first dimension of a shape.
+/// A placeholder for the number of rows in the first dimension of a shape.
 const ROWS: i32 = -1;
 /// The length of rows.
 const AXIS: i32 = 8;
 
 #[derive(Clone, Copy)]
 pub struct Op {
-    /// The name of its primitive's files.
+    /// The file name, without extension, of the primitive's sources.
     pub stem: &'static str,
     pub name: &'static str,
     pub run: Run,
@@ -28,7 +28,7 @@ pub struct Op {
     pub promotes: bool,
     /// Whether its derivatives have no jumps.
     pub smooth: bool,
-    /// For an op along rows, the scratch of each SIMD group in floats.
+    /// For an op along rows: the threadgroup memory of each SIMD group, in floats.
     pub scratch: u64,
 }
 
@@ -71,7 +71,8 @@ impl Op {
         Self { promotes: false, ..self }
     }
 
-    /// The shapes of its inputs for this number of rows and, of an op along rows, this length.
+    /// The shapes of the inputs for this number of rows. If the op works along rows, they have the
+    /// length `axis`.
     pub fn shapes(&self, rows: i32, axis: i32) -> Vec<Vec<i32>> {
         let dim = |&dim: &i32| match dim {
             ROWS => rows,

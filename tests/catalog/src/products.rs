@@ -1,4 +1,4 @@
-//! Rows of matrix products, plain ones and those of linear layers.
+//! Rows of matrix products: plain products and linear layers.
 
 use mlx_primitives_check::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, Activation, Linear};
@@ -10,14 +10,16 @@ use super::inputs::{Checked, ulp};
 use super::reference::{gelu, gelu_tanh, silu};
 use super::{broadcast, composed, derivatives_of_ops, exact, only, Hold};
 
-/// The error of a sum of k products in f32: half an ulp of the sum of magnitudes for each addition,
-/// in the worst case; random signs leave the root of that. Times 8 for safety.
+/// The error of a sum of k products in f32. In the worst case each addition adds half an ulp of the
+/// sum of magnitudes. With random signs the error grows with the square root of k. The bound is 8
+/// times that, for safety.
 fn slack(magnitude: f64, k: usize) -> f64 {
     magnitude * 2f64.powi(-24) * 8.0 * (4.0 + (k as f64).sqrt())
 }
 
-/// `x [..., k]` times each row of `w [..., n, k]`: the sums, and those of their terms' magnitudes.
-/// The leading axes of w are broadcast to those of x before its last two, or the other way around.
+/// `x [..., k]` times each row of `w [..., n, k]`: the sums of the terms, and the sums of the
+/// terms' magnitudes. The leading axes of w are broadcast to the leading axes of x, or the other
+/// way around.
 pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     let (k, n) = (x.shape.last().copied().unwrap_or(0), w.shape[w.shape.len() - 2]);
     let m = if x.shape.len() > 1 { x.shape[x.shape.len() - 2] } else { 1 };
@@ -43,7 +45,8 @@ pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     [sums, magnitudes].map(|values| Tensor::new(shape.clone(), values))
 }
 
-/// m, n, k: few rows, tiles, edges of both, more than a chunk and than a block of k.
+/// m, n, k: few rows, tiles, incomplete tiles in both directions, and more than a chunk and than a
+/// block of k.
 const EXTENTS: [[i32; 3]; 15] = [
     [1, 1, 1],
     [1, 37, 100],
@@ -66,7 +69,7 @@ fn plain(x: &[Array]) -> Result<Array> {
     ops::linear(&x[0], &x[1], Linear::default())
 }
 
-/// One rounding after the sum, in MLX's ops and in ours.
+/// MLX's ops and ours round once, after the sum.
 fn product_row() -> Conformance {
     let op = |x: &[Array]| {
         let columns = x[1].t()?;
@@ -104,12 +107,13 @@ fn product_row() -> Conformance {
 
 pub(super) fn products_of_matrices(hold: &Hold<'_>) -> Checked {
     hold(product_row().without(Check::Extremes, "sums overflow as their order has it"))?;
-    // MLX adds up a bfloat16 product before it overflows in float32, where ours gives NaN.
+    // Without bfloat16: a sum of products may overflow in float32, and then ours is NaN, but MLX's
+    // is not.
     let row = product_row().dtypes(&[Dtype::Float32, Dtype::Float16]);
     hold(only(Check::Extremes, row.range(0.5, 3.0)))
 }
 
-/// Batches that are broadcast to each other; ten products of up to 9 each.
+/// Batches that are broadcast to each other. A result adds ten products of up to 9 each.
 pub(super) fn products_of_batches(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| {
         Ok(vec![ops::matmul_nt(&x[0], &x[1])?, ops::matmul(&x[0], &x[1].t()?)?])
@@ -120,7 +124,8 @@ pub(super) fn products_of_batches(hold: &Hold<'_>) -> Checked {
     })
     .bounds(|_| Bound { absolute: slack(90.0, 10), ..Bound::ulps(0.51) })
     .peer(composed(op), |_| Bound { absolute: 2.0 * slack(90.0, 10), ..Bound::ulps(1.0) })
-    // Kernels for few rows and for many add in different orders, and each result is rounded.
+    // Kernels for few rows and kernels for many rows add in different orders, and each result is
+    // rounded.
     .vmap_bounds(|_| Bound { absolute: 2.0 * slack(90.0, 10), ..Bound::ulps(1.0) })
     .derivative_bounds(derivatives_of_ops(3e-5, 9.0))
     .without(Check::Extremes, "the products of matrices have them");
@@ -146,9 +151,9 @@ const ACTIVATIONS: [(Option<Activation>, Function); 5] = [
     (Some(Activation::Silu), silu),
 ];
 
-/// The rounded product is taken as exact: the fused steps are then equal to our separate ops. They
-/// differ from f64 by a rounding of the product, of the sum with the bias and of the result, and by
-/// those of the activation, whose slope is at most 1.13.
+/// The bounds take the rounded product as exact, so the fused steps equal our separate ops. They
+/// differ from f64 by the roundings of the product, of the sum with the bias, of the result and of
+/// the activation, whose slope is at most 1.13.
 pub(super) fn linear(hold: &Hold<'_>) -> Checked {
     for (activation, of) in ACTIVATIONS {
         for residual_alone in [false, true] {
@@ -210,7 +215,7 @@ pub(super) fn linear(hold: &Hold<'_>) -> Checked {
                 .peer(steps, exact)
                 .extremes_as_peer()
                 .derivative_bounds(derivatives_of_ops(3e-5, 9.0));
-            // The other rows need only the derivatives of the activations.
+            // For the other activations, only the derivatives and the values are checked.
             let whole = matches!(activation, None | Some(Activation::Silu | Activation::Gelu));
             let inputs: &[usize] = if residual_alone { &[3] } else { &[2, 3, 4] };
             for &inputs in inputs {

@@ -1,5 +1,5 @@
-//! Rows of products with packed weights, which are part of a row, and of low-rank updates of any
-//! weights.
+//! Rows of products with packed weights and of low-rank updates of any weights. The weights belong
+//! to the row.
 
 use mlx_primitives_check::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
@@ -14,9 +14,9 @@ fn dense(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Tensor> {
     Ok(Tensor::new([w.outputs() as usize, w.inputs() as usize], decoded(w, dtype)?))
 }
 
-/// f32 sums have errors of a few ulps of their terms' magnitudes, which are larger than the
-/// weight's for an affine code and its bias; the result is rounded once. With many rows, decoded
-/// weights are rounded to the type as well: half an ulp for each term.
+/// f32 sums have errors of a few ulps of the magnitudes of their terms. With an affine code and its
+/// bias, the terms are larger than the weight. The result is rounded once. With many rows, decoded
+/// weights are rounded to the type as well, by half an ulp for each term.
 fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
     let dense = dense(&w, dtype)?;
     let of = dense.clone();
@@ -37,7 +37,7 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
             let x = &compared.inputs[0];
             let [_, reach] = products(x, &of);
             let rows: usize = x.shape[..x.shape.len() - 1].iter().product();
-            // vmap makes one product of the rows of all entries.
+            // vmap joins the rows of all entries into one product.
             let many = rows > 8 || compared.check == Check::Vmap;
             let decoded = if many { ulp(1.0, dtype) / 2.0 } else { 0.0 };
             let times = if compared.peer { 2e-5 } else { 4e-6 + decoded };
@@ -47,7 +47,8 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
         .without(Check::Extremes, "MLX makes other numbers of them; quantized_matmul.rs has some"))
 }
 
-/// (rows, n, k): staged once and more than once, beyond a tile, tails of every loop.
+/// (rows, n, k): x is staged once or more often, one size exceeds a tile, and every loop has a
+/// remainder.
 const SIZES: [[i32; 3]; 13] = [
     [0, 3, 128],
     [1, 1, 128],
@@ -66,12 +67,12 @@ const SIZES: [[i32; 3]; 13] = [
 
 pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Checked {
     for (format, dtype) in FORMATS.into_iter().flat_map(|format| FLOATS.map(|d| (format, d))) {
-        // The last ones take long in the simulator.
+        // The last sizes take long in the simulator.
         for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
             let w = weight(format, n, k, dtype, 1)?;
             let mut row = linear(w.clone(), dtype)?.sizes(&[&[rows, k]]);
-            // MLX's CPU backend adds products with three- and six-bit weights, and 16-bit results,
-            // in the type itself.
+            // MLX's CPU backend adds up products in the type of the result if it has 16 bits or the
+            // weights have three or six bits.
             if dtype == Dtype::Float32 && rows * n * k < 300_000 {
                 let op = move |x: &[Array]| {
                     Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])
@@ -99,7 +100,8 @@ pub(super) fn quantized_linear(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// x, the norm's weight, the bias, the residual: sums of 64 products of numbers up to 9, in f32.
+/// The inputs are x, the norm's weight, the bias and the residual. A result adds 64 products of
+/// numbers up to 9, in f32.
 pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     for format in [FORMATS[3], FORMATS[7]] {
         let w = weight(format, 5, 64, Dtype::Float32, 26)?;
@@ -127,8 +129,8 @@ pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Five roundings, the first of which goes through B, and weights that are rounded if there are
-/// many rows. Inputs: x, A and B, and the base if it is not given.
+/// Five roundings, the first of which is multiplied with B. With many rows the weights are rounded
+/// too. The inputs are x, A and B, and the base if it is not given.
 fn lora(base: Option<(LinearWeight, Vec<f64>)>, [n, k]: [i32; 2], dtype: Dtype) -> Conformance {
     let (base, held) = base.unzip();
     let held = held.map(|values| Tensor::new([n as usize, k as usize], values));
@@ -200,7 +202,8 @@ pub(super) fn lora_linear(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Fixed two-bit codes: a product and a sum, each rounded to the type, like MLX's on the CPU.
+/// Fixed two-bit codes. A weight is a product and a sum, each rounded to the type, like MLX's on
+/// the CPU.
 pub(super) fn dequantize(hold: &Hold<'_>) -> Checked {
     const WORDS: [u32; 4] = [0x1234_5678, 0x9abc_def0, 7, 1 << 31];
     fn products(x: &[Tensor]) -> impl Iterator<Item = (f64, f64)> {

@@ -7,7 +7,8 @@ use crate::reference_loops::{self, Sums};
 use super::inputs::{Checked, simulated};
 use super::{composed, derivatives_of_ops, exact, only, Hold};
 
-/// Reduces the last axis or, for `None`, all; without the reduced axes and with them.
+/// Reduces the last axis, or all axes for `None`. The first function removes the reduced axes, and
+/// the second keeps them.
 type Op = [fn(&Array, Option<i32>) -> Result<Array>; 2];
 
 const OPS: [(&str, Op); 5] = [
@@ -18,7 +19,7 @@ const OPS: [(&str, Op); 5] = [
     ("norm", [ops::norm, ops::norm_keepdims]),
 ];
 
-/// The exact result, and the magnitude of the terms that it adds up, on the result's scale.
+/// The exact result, and the sum of the magnitudes of its terms, on the result's scale.
 fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;
@@ -31,7 +32,7 @@ fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     }
 }
 
-/// Reduces each row or the whole array; without the reduced axes and with them.
+/// Reduces each row or the whole array, once without the reduced axes and once with them.
 fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor> {
     let rank = x.shape.len();
     let rows = if axes.is_none() { 0 } else { rank - 1 };
@@ -41,9 +42,10 @@ fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor>
     vec![Tensor::new(&x.shape[..rows], values.clone()), Tensor::new(kept, values)]
 }
 
-/// Chains of up to about 64 additions, whose rounding errors average out, then one rounding to the
-/// type. MLX adds in one chain, and 16-bit numbers in 16 bits, so its error grows with the length
-/// of the chain. It has the same bound in f32; in 16 bits, the peer is its f32 op, rounded.
+/// Chains of up to about 64 additions, whose rounding errors average out, and then one rounding to
+/// the type. MLX adds in one chain, so its error grows with the length of the chain; it adds 16-bit
+/// numbers in 16 bits. In f32 the same bound holds for MLX. In 16 bits the peer is MLX's f32 op,
+/// rounded.
 fn row(name: &'static str, op: Op, axes: Option<i32>) -> Conformance {
     let both = move |x: &[Array]| Ok(vec![op[0](&x[0], axes)?, op[1](&x[0], axes)?]);
     Conformance::new(format!("{name} {}", axes.map_or("All", |_| "Last")), both, move |x| {
@@ -95,7 +97,7 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
             ] {
                 row = row.sizes(&[&[rows, axis]]);
             }
-            // Several of many numbers with few bits may be the largest, where `max` has no
+            // Numbers with few bits are often equal. If several are the largest, `max` has no
             // derivative.
             let short = name == "max";
             let many: &[&[i32]] = if short { &[] } else { &[&[2, 5, 31], &[2, 3, 1, 100], &[600]] };
@@ -117,7 +119,7 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Enough rows that none is split, and enough pieces that they grow.
+/// Enough rows that none is split, and enough pieces that the pieces become longer.
 pub(super) fn many_rows_and_many_pieces(hold: &Hold<'_>) -> Checked {
     if simulated() {
         return Ok(()); // ten million elements would take minutes

@@ -26,7 +26,7 @@ pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// The series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!.
+/// A series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();
@@ -71,8 +71,9 @@ impl Rope<'_> {
         (t as f64 + f64::from(offset)) * self.scale / self.freqs[i]
     }
 
-    /// The rotated elements, and for each the length of its pair times (1 + |angle|), which bounds
-    /// the effect of an error in the angle or the coordinates. Zero where nothing is computed.
+    /// The rotated elements. Each has a factor: the length of its pair times (1 + |angle|), which
+    /// bounds the effect of an error in the angle or the coordinates. Zero where nothing is
+    /// computed.
     pub fn apply(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let [_, heads, seq, features] = self.shape;
         let mut out = x.to_vec();

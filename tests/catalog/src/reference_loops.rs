@@ -1,4 +1,4 @@
-//! The innermost loops of the tests' references, which are optimized although tests are not.
+//! The innermost loops of the tests' references. This crate is optimized even in test builds.
 
 /// The sum of the products, and the sum of their magnitudes.
 pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
@@ -20,7 +20,7 @@ pub struct Sums {
     pub max: f64,
 }
 
-/// All sums of these numbers, added in order.
+/// Reduces these numbers; the sums are added in order.
 pub fn sums(x: &[f64]) -> Sums {
     let mut all = Sums { sum: 0.0, reach: 0.0, squares: 0.0, max: f64::NEG_INFINITY };
     for &v in x {

@@ -16,13 +16,14 @@ struct Rotation {
     scale: f32,
 }
 
-/// MLX's sines and cosines differ with Apple's libraries and on the GPU.
+/// Whether the result must equal MLX's. MLX's sines and cosines differ with Apple's libraries and
+/// on a GPU.
 pub(super) fn follows_mlx(compared: &Compared<'_>) -> bool {
     compared.backend == Backend::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 
 impl Rotation {
-    /// The rotated elements, and the factor that each element's error is proportional to.
+    /// The rotated elements, and a factor for each element that its error is proportional to.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let (shape, rank) = (&x[0].shape, x[0].shape.len());
         let offsets: Vec<i32> = x[1].values.iter().map(|&offset| offset as i32).collect();
@@ -45,9 +46,10 @@ impl Rotation {
         [y, reach].map(|values| Tensor::new(shape.clone(), values))
     }
 
-    /// The angle goes through about five roundings of f32, and the logarithm of the base multiplies
-    /// its own by up to ln(base) ~ 10; sine, cosine and both products are rounded to the type. On
-    /// Linux CPUs every bit equals MLX's. Derivatives rotate tangents up to 4 by angles up to 118.
+    /// The angle has about five roundings of f32. The error of the logarithm of the base is
+    /// multiplied by up to ln(base), about 10. The sine, the cosine and both products are rounded
+    /// to the type. On Linux CPUs every bit equals MLX's. Derivatives rotate tangents up to 4 by
+    /// angles up to 118.
     fn row(self, input: Input) -> Conformance {
         let Self { dims, traditional, base, scale } = self;
         Conformance::new(
@@ -62,7 +64,7 @@ impl Rotation {
             },
         )
         .inputs(&[Input::Float(-3.0, 3.0), input, Input::Float32(0.5, 3.5)])
-        // Products of subnormal numbers have no more bits.
+        // Products of subnormal numbers have few significant bits.
         .bounds(|compared| Bound::ulps(if compared.check == Check::Extremes { 1.0 } else { 0.0 }))
         .errors(move |compared| {
             let times = match compared.peer {
@@ -72,18 +74,17 @@ impl Rotation {
             };
             let [_, reach] = self.exact(compared.inputs);
             let last = 2.0 * ulp(1.0, compared.dtype);
-            // A pair of ordinary numbers is shorter, whatever its angle.
+            // A pair of ordinary numbers has a length below 16 at any angle.
             let longest = if compared.check == Check::Extremes { f64::INFINITY } else { 16.0 };
             vec![reach.map(|v| times * (v * 8.0 * 2f64.powi(-23) + v.min(longest) * last))]
         })
         .peer(
             move |x| {
                 let (offset, freqs) = (Offset::Each(&x[1]), x.get(2));
-                // On an NVIDIA GPU, MLX's op writes outside of its result if the strides are
-                // negative.
+                // On an NVIDIA GPU, MLX's op writes outside its result if the strides are negative.
                 Ok(vec![builtin::rope(&x[0].contiguous()?, ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
-            // Besides the errors, the products of subnormal numbers.
+            // Products of subnormal numbers add to the errors.
             |compared| if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) },
         )
         .extremes_as_peer()

@@ -83,8 +83,8 @@ pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// The masking of keys: rules, and a mask of one value or bool per score if there is a second
-/// input.
+/// Rules that mask keys. If there is a second input, it is a mask with one number or bool per
+/// score.
 #[derive(Clone, Copy, Debug)]
 struct Hiding {
     scale: f32,
@@ -102,7 +102,7 @@ impl Hiding {
         }
     }
 
-    /// The value of the second input at each score.
+    /// The value of the mask, the second input, at each score.
     fn mask(x: &[Tensor]) -> Option<Vec<f64>> {
         let (mask, shape) = (x.get(1)?, &x[0].shape);
         let own = [vec![1; shape.len() - mask.shape.len()], mask.shape.clone()].concat();
@@ -134,8 +134,9 @@ impl Hiding {
         x[0].values.iter().enumerate().map(score).collect()
     }
 
-    /// The error of softmax; scores differ by up to 6, with a mask by up to 12. A rounding in a
-    /// score, which every implementation shares, counts twice: in the score and in the largest one.
+    /// The error of softmax. Scores differ by up to 6, or by up to 12 with a mask. Every
+    /// implementation rounds a score, and this error counts twice: in the score and in the largest
+    /// score.
     fn row(self) -> Conformance {
         let mask = if self.bools { Input::Bool } else { Input::Float(-3.0, 3.0) };
         Conformance::new(format!("masked_softmax, {self:?}"), self.op(), move |x| {

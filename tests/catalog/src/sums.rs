@@ -6,11 +6,11 @@ use mlx_primitives::{Dtype, builtin, ops};
 use super::inputs::{Checked, ulp};
 use super::{axis, exact, exponential, reference, row_sizes, Hold};
 
-/// f32: x - max is rounded once, and its exponential magnifies this by the range, 6: 3 ulps; then
-/// the error of the exponential, two for the reciprocal and the product, and two for a sum of
-/// positive terms in 16 chains, three if a chain has more than a thousand. MLX adds in fewer
-/// chains: a random walk of one-ulp steps over the whole axis.
-/// 16-bit: the last rounding, and one that a last bit of f32 may change.
+/// f32: x - max is rounded once, and the exponential multiplies this error by the range of 6, which
+/// gives 3 ulps. The exponential adds its own error, the reciprocal and the product add two ulps,
+/// and a sum of positive terms in 16 chains adds two, or three if a chain has more than a thousand
+/// terms. MLX adds in fewer chains: a random walk of one-ulp steps over the whole axis. 16-bit: the
+/// last rounding, and a second one if the last bit of the f32 result changes it.
 pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "softmax",
@@ -37,7 +37,8 @@ pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 100_000, 1, 0))
 }
 
-/// An infinite maximum outweighs a NaN, as in the kernels, but not in MLX's op.
+/// If a row has an infinite maximum and a NaN, the result is infinite in the kernels, but not in
+/// MLX's op.
 fn logarithm(row: &[f64]) -> f64 {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if max == f64::INFINITY || max == f64::NEG_INFINITY && !row.iter().any(|v| v.is_nan()) {
@@ -47,9 +48,9 @@ fn logarithm(row: &[f64]) -> f64 {
 }
 
 /// The error of a logarithm before it is rounded. Each exponential has its error in ulps and half
-/// an ulp of its argument, at most 6 here; the sum a random walk of ulps over MLX's only chain.
-/// Relative errors of the sum are absolute ones of its logarithm. Adding the maximum rounds once
-/// more.
+/// an ulp of its argument, which is at most 6 here. The sum has a random walk of ulps over MLX's
+/// single chain. A relative error of the sum is an absolute error of its logarithm. Adding the
+/// maximum rounds once more.
 fn unrounded(compared: &Compared<'_>) -> f64 {
     let walk = (axis(compared.inputs) as f64).sqrt();
     (exponential(compared) + 8.0 + walk) * f64::from(f32::EPSILON)
@@ -82,7 +83,7 @@ pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 50_000, 1, 0))
 }
 
-/// The logarithm is rounded to the type and then subtracted from the row, exactly as by two ops.
+/// The logarithm is rounded to the type and then subtracted from the row, as two separate ops do.
 pub(super) fn log_softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "log_softmax",

@@ -1,4 +1,4 @@
-//! Whether the bits of a row depend on the rows that are computed with it.
+//! Tests whether the bits of a row depend on which other rows are computed with it.
 
 mod cases;
 
@@ -9,24 +9,24 @@ use mlx_primitives::{Array, Dtype, Result};
 
 pub use cases::{all, few};
 
-/// The lengths of the parts in which a prompt is read.
+/// The numbers of tokens in the steps that read a prompt.
 const STEPS: [usize; 5] = [1, 7, 64, 100, 512];
 
 type Run = dyn Fn(&[i32]) -> Result<Array>;
 
-/// Rows of an op, any of which can be computed together.
+/// The rows of an op. Any of them can be computed together.
 pub struct Rows {
     pub name: String,
     pub dtype: Dtype,
     count: usize,
-    /// Whether rows are positions of a text, of which only neighbors are computed together.
+    /// Whether the rows are positions of a text. Then only adjacent rows are computed together.
     text: bool,
-    /// The results of the rows at these indices, the first axis being that of rows.
+    /// Computes the results of the rows at these indices; rows are the first axis of the results.
     run: Box<Run>,
 }
 
-/// The numbers of rows that were computed together, and those at which the bits of a row were not
-/// those of the row alone, or in a prompt those of the prompt in one step.
+/// The numbers of rows that were computed together, and the numbers at which the bits of a row
+/// differed. The bits are compared with the row alone; in a prompt, with the prompt in one step.
 pub struct Width {
     pub name: String,
     pub dtype: Dtype,
@@ -64,14 +64,14 @@ impl Rows {
         Ok(all.chunks(each.max(1)).map(bits).collect())
     }
 
-    /// The sets of rows that are computed together.
+    /// The sets of rows that are computed together in one call.
     fn sets(&self, order: RowOrder) -> Vec<Vec<i32>> {
         let count = self.count;
         let part = |from: usize, to: usize| (from as i32..to as i32).collect::<Vec<_>>();
         let mut sets = Vec::new();
         if order == RowOrder::Prompt {
             for step in STEPS.into_iter().filter(|&step| step <= 2 * count) {
-                // Cuts at multiples of the step, and the same ones after an odd beginning.
+                // Cut at multiples of the step, and at the same distances after an odd first part.
                 for begin in [0, 5] {
                     let cuts = (begin..count).step_by(step);
                     sets.extend(cuts.map(|from| part(from, count.min(from + step))));

@@ -11,7 +11,7 @@ use super::server::Fault;
 use super::{Place, demo, expected, succeeds};
 use crate::support::Checked;
 
-/// Ctrl-C, or a kill, in mid-download.
+/// Interrupts or kills the command in the middle of a download.
 #[test]
 fn a_download_that_was_interrupted_goes_on() -> Checked {
     for name in ["-INT", "-TERM", "-KILL"] {
@@ -22,7 +22,7 @@ fn a_download_that_was_interrupted_goes_on() -> Checked {
         // SAFETY: between fork and exec, this calls only a function that is safe in a signal
         // handler.
         unsafe {
-            // A shell starts the tests in the background with Ctrl-C ignored.
+            // If a shell starts the tests in the background, they ignore Ctrl-C.
             command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
                 libc::SIG_ERR => Err(std::io::Error::last_os_error()),
                 _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Models by their names on the hub, which is a server on this machine here.
+//! Models by their names on the hub. A server on this machine replaces the hub.
 
 #[cfg(unix)]
 mod interrupted;
@@ -22,7 +22,7 @@ const BLOBS: &str = "models--org--model/blobs";
 /// A token.
 const PROMPT: &str = "Once";
 
-/// The files of a repository: those of the demo model, and others that nobody needs.
+/// The files of a repository: the demo model, and files that no command needs.
 fn demo() -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
     for name in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
@@ -37,7 +37,7 @@ fn demo() -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// A hub, and a cache.
+/// A hub, and a folder for the cache.
 struct Place {
     server: Server,
     cache: TempDir,
@@ -73,7 +73,7 @@ impl Place {
         self.cache.path().join(name)
     }
 
-    /// The bytes of the weights that are here, whole or not.
+    /// The number of bytes of weights in the cache, in complete and incomplete files.
     fn bytes(&self) -> u64 {
         let entries = fs::read_dir(self.path(BLOBS)).into_iter().flatten().flatten();
         let lengths = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
@@ -86,7 +86,7 @@ fn said(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The text of the demo model.
+/// The text that the demo model generates.
 fn expected() -> String {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
@@ -103,7 +103,7 @@ fn succeeds(command: &mut Command) -> anyhow::Result<String> {
     Ok(out)
 }
 
-/// Checks that a command fails with one line that has these texts.
+/// Checks that a command fails with one line that contains these texts.
 fn refused(command: &mut Command, texts: &[&str]) -> Checked {
     let output = command.output()?;
     let (out, err) = said(&output);
@@ -134,14 +134,14 @@ fn a_name_is_downloaded_once() -> Checked {
         let link = fs::read_link(&weights)?;
         assert!(link.starts_with("../../blobs"), "{}", link.display());
     }
-    // Neither the hub nor a connection is needed again, and other commands take the name.
+    // A second run needs neither the hub nor a connection, and other commands accept the name.
     assert_eq!(succeeds(&mut place.generate("org/model"))?, expected);
     succeeds(place.generate("org/model").env("HF_HUB_OFFLINE", "1"))?;
     succeeds(&mut place.generate(&format!("org/model@{COMMIT}")))?;
     succeeds(&mut place.command(&["info", "--model", "org/model"]))?;
     succeeds(&mut place.command(&["generate", "a", "-m", "2", "--draft-model", "org/model"]))?;
     assert_eq!(place.server.requests(), [""; 0]);
-    // Another revision of the same commit takes the same files.
+    // Another revision of the same commit uses the same files.
     succeeds(&mut place.generate("org/model@refs/pr/1"))?;
     let requests = place.server.requests();
     assert!(requests.iter().all(|request| request.contains("/api/models/")), "{requests:?}");
@@ -183,7 +183,7 @@ fn a_path_that_exists_wins() -> Checked {
     std::os::unix::fs::symlink(DEMO, folder.path().join("org/model"))?;
     succeeds(place.generate("org/model").current_dir(folder.path()))?;
     assert_eq!(place.server.requests(), [""; 0]);
-    // Paths that do not have the form of a name are never asked for.
+    // The command sends no request for a path that does not have the form of a name.
     for path in ["/org/model", "./org/model", "../org/model", "org", "org/..", "org/a b", "org/m/n"]
     {
         refused(&mut place.generate(path), &["there is no such folder"])?;
@@ -196,7 +196,7 @@ fn a_path_that_exists_wins() -> Checked {
 fn a_download_goes_on_where_it_ended() -> Checked {
     let place = Place::new(demo()?)?;
     let size = fs::metadata(Path::new(DEMO).join("model.safetensors"))?.len() as usize;
-    // It breaks again and again, and the rest is asked for each time.
+    // The connection breaks several times, and the command requests the rest each time.
     place.server.fail(Fault::BreaksAfter(size / 4));
     assert_eq!(succeeds(&mut place.generate("org/model"))?, expected());
     let requests = place.server.requests();
@@ -212,7 +212,7 @@ fn a_download_goes_on_where_it_ended() -> Checked {
 fn servers_without_parts_and_busy_ones() -> Checked {
     for fault in [Fault::NoRanges, Fault::Busy(2)] {
         let place = Place::new(demo()?)?;
-        // The part of an earlier download, of which the server would send the rest.
+        // A part of an earlier download. The server would send the rest.
         let hash = blake3::hash(&fs::read(Path::new(DEMO).join("model.safetensors"))?).to_hex();
         fs::create_dir_all(place.path(BLOBS))?;
         fs::write(place.path(BLOBS).join(format!("{hash}.incomplete")), vec![0; 10_000_000])?;
@@ -249,7 +249,7 @@ fn faults_of_the_hub() -> Checked {
         place.server.fail(fault);
         refused(&mut place.generate("org/model"), texts).with_context(|| format!("{fault:?}"))?;
         assert!(!place.cache.path().join("../outside").exists());
-        // The files that are there are used once the hub is well.
+        // When the hub works again, the command uses the files that it already has.
         place.server.fail(Fault::None);
         assert_eq!(succeeds(&mut place.generate("org/model"))?, expected(), "{fault:?}");
     }
@@ -279,7 +279,7 @@ fn models_that_cannot_be_had() -> Checked {
     refused(&mut place.generate("org/model"), gated)?;
     let wrong = &["the model is gated", "the token of HF_TOKEN or `hf auth login` has no right"];
     refused(place.generate("org/model").env("HF_TOKEN", "hf_wrong"), wrong)?;
-    // The token of `hf auth login`.
+    // The token that `hf auth login` stores.
     let home = tempfile::tempdir()?;
     fs::write(home.path().join("token"), format!("{TOKEN}\n"))?;
     succeeds(place.generate("org/model").env("HF_HOME", home.path()))?;
@@ -316,7 +316,7 @@ fn repositories_of_other_files() -> Checked {
     refused(&mut info(&place, "org/model"), &bin)?;
     refused(&mut info(&with(&[])?, "org/model"), &["has no weights in safetensors or GGUF"])?;
 
-    // An index names weights of which some are not there yet.
+    // An index names files of weights, some of which are missing.
     let mut files = demo()?;
     let index = r#"{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}"#;
     files.insert("model.safetensors.index.json".into(), index.into());
@@ -330,7 +330,7 @@ fn repositories_of_other_files() -> Checked {
     )
 }
 
-/// Files that people give for models, or download by halves.
+/// Files that people pass instead of a model, and incomplete downloads.
 #[test]
 fn files_that_are_no_models() -> Checked {
     let place = Place::new(demo()?)?;

@@ -1,5 +1,5 @@
-//! A server on this machine that speaks the protocol of the Hugging Face hub, and fails as it is
-//! told.
+//! A server on this machine that speaks the protocol of the Hugging Face hub, with faults that a
+//! test chooses.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,29 +15,29 @@ pub const TOKEN: &str = "hf_right";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Each answer with bytes of weights ends after this number of them.
+    /// Each answer with bytes of weights ends after this number of bytes.
     BreaksAfter(usize),
     /// The weights come slowly.
     Slow,
-    /// The weights have more or less bytes than the server says.
+    /// The weights have more bytes than the server says, or fewer.
     Longer,
     Shorter,
-    /// One byte of the weights is another.
+    /// One byte of the weights is wrong.
     Altered,
-    /// Parts of files are not supported: all of them comes.
+    /// The server ignores ranges and sends whole files.
     NoRanges,
     /// The first answers have the status 503.
     Busy(usize),
-    /// The bytes of weights are refused.
+    /// The server refuses to send the bytes of weights.
     NoWeights,
-    /// No ETag, an ETag that leads out of the cache, a list or a file of another commit.
+    /// No ETag, an ETag that is a path outside the cache, or a list or a file of another commit.
     NoEtag,
     EtagOutside,
     OtherCommit,
     CommitOutside,
-    /// The list is no JSON.
+    /// The list is not JSON.
     NoList,
-    /// A redirect to itself, and one that says no address.
+    /// A redirect to the same address, and one without an address.
     Redirects,
     RedirectNowhere,
 }
@@ -63,7 +63,7 @@ impl Server {
     pub fn start(files: BTreeMap<String, Vec<u8>>) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let address = format!("http://{}", listener.local_addr()?);
-        // Bytes come from another host, as on the hub.
+        // Another host sends the bytes, as on the hub.
         let storage =
             TcpListener::bind(("127.0.0.2", 0)).or_else(|_| TcpListener::bind("127.0.0.1:0"))?;
         let elsewhere = format!("http://{}", storage.local_addr()?);
@@ -89,12 +89,12 @@ impl Server {
         self.state().fault = fault;
     }
 
-    /// Lets only the token in.
+    /// Refuses requests without the token.
     pub fn gate(&self) {
         self.state().gated = true;
     }
 
-    /// The paths and ranges that were asked for since the last call.
+    /// The paths and ranges of the requests since the last call.
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.state().requests)
     }
@@ -139,7 +139,7 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
     };
     let authorization = request.headers.get("authorization");
     if is_storage {
-        // The token belongs to the hub alone.
+        // A client must send the token only to the hub.
         assert_eq!(authorization, None, "the storage got the token");
         let file = request.path.trim_start_matches("/blob/");
         return bytes(stream, &files[file], &range, fault);
@@ -169,7 +169,8 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
     let large = file.ends_with("safetensors") || file.ends_with("gguf");
     let etag = match fault {
         Fault::EtagOutside => "../../../outside".to_owned(),
-        // As on the hub: SHA-256 of large files, shorter hashes of the others.
+        // As on the hub, the ETag of a large file is its SHA-256, and other files have shorter
+        // hashes.
         _ if large => hex(ring::digest::digest(&ring::digest::SHA256, content).as_ref()),
         _ => hex(&blake3::hash(content).as_bytes()[..20]),
     };
@@ -205,7 +206,7 @@ fn list(stream: &TcpStream, name: &str, files: &BTreeMap<String, Vec<u8>>, fault
         return send(stream, "404 Not Found", &[("X-Error-Code", "RevisionNotFound".into())], b"");
     }
     if !name.starts_with("org/model/") {
-        // The hub does not tell strangers which models there are.
+        // The hub does not reveal to a client without a token whether a model exists.
         return send(stream, "401 Unauthorized", &[("X-Error-Code", "RepoNotFound".into())], b"");
     }
     let siblings: Vec<_> =
@@ -216,7 +217,7 @@ fn list(stream: &TcpStream, name: &str, files: &BTreeMap<String, Vec<u8>>, fault
     send(stream, "200 OK", &[], text.as_bytes());
 }
 
-/// The first byte of a range, and the one after its last.
+/// The first byte of a range, and the byte after its last one.
 fn part(length: usize, range: &str) -> Option<(usize, usize)> {
     let (start, end) = range.strip_prefix("bytes=")?.split_once('-')?;
     let start = start.parse().ok()?;

@@ -1,5 +1,5 @@
-//! A model on two ranks with the defaults that users have, and with the choices that a GPU's rule
-//! would make.
+//! A model on two ranks, with the default settings of a user, and with the choices of the rule for
+//! GPUs.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use crate::support::ranks::{LIMIT, Ranks};
 use crate::support::tune::{choices_file, key};
 use crate::support::{Checked, simulated};
 
-/// The text of a packed model, with these variables, of one process and of two ranks.
+/// The text that a packed model generates in one process and on two ranks, with these variables.
 fn texts(model: &str, cache: &str, tune: Option<&str>, scheme: &str) -> Checked<[String; 2]> {
     let command = |several: bool| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
@@ -52,7 +52,8 @@ fn packed_weights_on_two_ranks_by_every_choice() -> Checked {
             assert_eq!(one, two, "{name}, {scheme}");
         }
 
-        // The choices of an NVIDIA GPU's rule, as if they were measured on this machine.
+        // A file that stores the choices of the rule for NVIDIA GPUs as if they were measured on
+        // this machine.
         let checkpoint = Checkpoint::load(&model)?;
         let prompt = checkpoint.tokenizer.encode("Once upon a time, a dog saw a big ball.")?;
         let options = Options { max_tokens: 2, ..Options::default() };

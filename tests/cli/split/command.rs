@@ -20,7 +20,7 @@ use crate::support::ranks::{LIMIT, Ranks};
 /// How long ranks may take to end after a fault. The timeout of the commands is 5 seconds.
 const END: Duration = Duration::from_secs(60);
 
-/// The output of two ranks, of which rank 1 must print nothing.
+/// The output of rank 0. Rank 1 must print nothing.
 fn printed(arguments: &[&str]) -> Checked<String> {
     let ends = Ranks::start(2, |_| command(arguments))?.ends(LIMIT)?;
     for (rank, (status, _, err)) in ends.iter().enumerate() {
@@ -40,7 +40,7 @@ fn alone(arguments: &[&str]) -> Checked<String> {
 fn rank_0_prints_what_one_process_prints() -> Checked {
     let generate = ["generate", "Once upon a time", "-m", "24"];
     assert_eq!(printed(&generate)?, alone(&generate)?);
-    // The variable of these ranks says one thread, and connecting runs kernels.
+    // The environment of these ranks sets one thread, and connecting already runs kernels.
     let threads = [&generate[..], &["--threads", "2"]].concat();
     assert_eq!(printed(&threads)?, alone(&generate)?);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../LICENSE-MIT");
@@ -95,7 +95,7 @@ fn the_command_takes_a_scheme() -> Checked {
     Ok(())
 }
 
-/// MLX for CPUs has no NCCL.
+/// MLX built for CPUs does not support NCCL.
 #[test(simulated = never)]
 fn ranks_of_nccl_are_refused_without_it() -> Checked {
     if mlx_primitives_ranks::is_available(mlx_primitives_ranks::Backend::Nccl) {
@@ -113,7 +113,7 @@ fn ranks_of_nccl_are_refused_without_it() -> Checked {
     Ok(())
 }
 
-/// By `gather` a token has 15 exchanges more, of a millisecond each here, and takes about half of
+/// With `gather`, a token needs 15 more exchanges, each of a millisecond here, and about half of
 /// the time to compute.
 #[test(simulated = never)]
 fn info_says_which_scheme_a_link_wants() -> Checked {
@@ -185,7 +185,8 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
     Ok(())
 }
 
-/// The paths of two ranks, which are no text, are compared with nothing, and other arguments are.
+/// The ranks do not compare their paths, here paths that are not valid text. They compare other
+/// arguments.
 #[test(simulated = never)]
 fn arguments_that_are_no_text() -> Checked {
     let missing = OsStr::from_bytes(b"/missing/\xff\xfe");
@@ -205,7 +206,7 @@ fn arguments_that_are_no_text() -> Checked {
             assert_eq!(out, "");
         }
     }
-    // Where text is expected, other bytes are bad usage.
+    // Bytes that are not valid text are bad usage where an option expects text.
     let prompt = |_| {
         let mut command = command(&["generate"]);
         command.arg(OsStr::from_bytes(b"\xff"));
@@ -217,8 +218,7 @@ fn arguments_that_are_no_text() -> Checked {
     Ok(())
 }
 
-/// A text that goes on until a fault, and its model: one for long texts, whose end token is never
-/// drawn.
+/// A text that continues until a fault. Its model accepts long texts and never draws the end token.
 fn endless(scheme: &str) -> Checked<(Ranks, TempDir)> {
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {

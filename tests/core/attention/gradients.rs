@@ -1,4 +1,4 @@
-//! The kernels of the backward pass of `attention`, beside the gradients of MLX's ops.
+//! The kernels of the backward pass of `attention`, compared with the gradients of MLX's ops.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::ops::{self, Attention};
@@ -9,7 +9,7 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random};
 use crate::support::{Checked, each_device, refs};
 
-/// The rules of a call; `mask` is of every score, boolean or additive.
+/// The rules of a call. `mask` has a value for every score, and says whether they are boolean.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     causal: bool,
@@ -30,7 +30,8 @@ struct Call {
 }
 
 impl Call {
-    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim, value_dim].
+    /// A call. `heads` is [batch, heads, kv_heads], and `extents` is [queries, keys, dim,
+    /// value_dim].
     fn new(rules: Rules, heads: [i32; 3], extents: [i32; 4], dtype: Dtype) -> Result<Self> {
         let ([batch, heads, kv_heads], [queries, keys, dim, value_dim]) = (heads, extents);
         let mut inputs = vec![
@@ -41,7 +42,7 @@ impl Call {
         let shape = [batch, heads, queries, keys];
         let mut mask = None;
         if rules.mask == Some(Dtype::Bool) {
-            // The second query sees nothing.
+            // Hide all keys from the second query.
             let shown = Array::arange::<i32>(0.0, f64::from(queries), 1.0)?.not_equal(1)?;
             let some = random(&shape, Dtype::Float32, 5)?.greater(-1.5)?;
             mask = Some(some.logical_and(&shown.reshape([queries, 1])?)?);
@@ -96,8 +97,8 @@ impl Call {
             let (got, want) = (numbers(ours)?, numbers(theirs)?);
             let largest = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                // Both add up hundreds of products in float32, whose weights have errors of scores
-                // up to 12; ours is then rounded.
+                // Both results add up hundreds of products in float32, and their weights have the
+                // errors of scores up to 12. Our result is then rounded.
                 let allowed = 6e-5 * largest + 0.51 * ulp(*want, ours.dtype());
                 let near = (got - want).abs() <= allowed;
                 assert!(near, "{what}, input {number}: {got:e} at {i}, expected {want:e}");
@@ -107,8 +108,8 @@ impl Call {
     }
 }
 
-/// Every kernel: features of each number, each mask, queries that see no key by a rule or a mask,
-/// and more rows and keys than a tile has.
+/// The cases cover the kernel of each number of features, each mask, queries that see no key
+/// because of a rule or a mask, and more rows and keys than a tile has.
 const CALLS: [([i32; 3], [i32; 4], Rules); 8] = {
     let none = Rules { causal: false, window: None, soft_cap: None, mask: None, sinks: false };
     let causal = Rules { causal: true, ..none };
@@ -134,7 +135,7 @@ fn gradients_are_those_of_mlx() -> Checked {
                 let what = format!("{dtype:?} {heads:?} {extents:?} {rules:?}");
                 Call::new(rules, heads, extents, dtype)?.check(&what)?;
             }
-            // One query, which sees all keys or none.
+            // A single query that sees all keys or none.
             for keys in [1, 100] {
                 let call = Call::new(Rules::default(), [1, 4, 2], [1, keys, 32, 32], dtype)?;
                 call.check(&format!("{dtype:?}, one query of {keys} keys"))?;
@@ -148,7 +149,7 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// Keys and queries that are parts of caches, or repeat, are read in place.
+/// Keys and queries that are parts of caches, or that repeat, are read in place.
 #[test]
 fn gradients_of_views() -> Checked {
     each_device(|_| {
@@ -165,7 +166,7 @@ fn gradients_of_views() -> Checked {
     })
 }
 
-/// Masks of every score, of those of a query, and of all.
+/// Masks with a value for every score, for every query, or for all scores.
 #[test]
 fn gradients_in_a_mask_that_broadcasts() -> Checked {
     each_device(|_| {
@@ -187,7 +188,7 @@ fn gradients_in_a_mask_that_broadcasts() -> Checked {
             assert_eq!(got.shape(), shape);
             assert_close(&numbers(&got)?, &numbers(&want)?, 1e-4, &format!("mask {shape:?}"));
         }
-        // The numbers that a boolean mask is computed from have no influence.
+        // The gradient does not reach the numbers that a boolean mask is computed from.
         let limits = random(&[5, 9], Dtype::Float32, 5)?;
         let (_, none) = vjp(|limits| ours(&limits.greater(0.5)?), &limits, &call.cotangent)?;
         assert!(numbers(&none)?.iter().all(|v| *v == 0.0), "a gradient in a boolean mask");
@@ -195,7 +196,7 @@ fn gradients_in_a_mask_that_broadcasts() -> Checked {
     })
 }
 
-/// The derivatives in queries alone take fewer products, and have the same bits.
+/// The derivatives in the queries alone take fewer products, and have the same bits.
 #[test]
 fn gradients_in_queries_alone() -> Checked {
     each_device(|_| {
@@ -211,7 +212,7 @@ fn gradients_in_queries_alone() -> Checked {
     })
 }
 
-/// Gradients are differentiated, mapped and joined as MLX's are.
+/// Gradients can be differentiated, mapped and joined as MLX's gradients can.
 #[test]
 fn gradients_transform() -> Checked {
     each_device(|_| {
@@ -255,7 +256,8 @@ fn gradients_transform() -> Checked {
     })
 }
 
-/// The heads of a position are adjacent in memory, so that a projection's gradient copies nothing.
+/// The heads of a position are adjacent in memory, so that the gradient of a projection needs no
+/// copy.
 #[test]
 fn gradients_lie_position_by_position() -> Checked {
     each_device(|_| {

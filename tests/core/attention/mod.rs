@@ -34,7 +34,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// heads: [batch, heads, kv_heads]; extents: [queries, keys, dim].
+    /// The inputs of a call. `heads` is [batch, heads, kv_heads], and `extents` is [queries, keys,
+    /// dim].
     fn new(heads: [i32; 3], extents: [i32; 3], dtype: Dtype) -> Result<Self> {
         let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
         Ok(Self {
@@ -57,7 +58,7 @@ impl Inputs {
     }
 }
 
-/// Part of a larger cache is read in place.
+/// A part of a larger cache is read in place.
 #[test(alone)]
 fn views_of_a_cache_are_not_copied() -> Checked {
     let rows = if simulated() { 4096 } else { 65536 };
@@ -78,7 +79,7 @@ fn views_of_a_cache_are_not_copied() -> Checked {
     inputs.check(Attention::default(), "a view")
 }
 
-/// A query with all keys masked weights them equally, as in MLX.
+/// If all keys of a query are masked, they have equal weights, as in MLX.
 #[test]
 fn a_query_that_sees_no_keys() -> Checked {
     each_device(|_| {
@@ -155,7 +156,7 @@ fn extents_of_zero() -> Checked {
         assert_eq!(empty([1, 2, 1], [0, 4, 8])?.to_vec::<f32>()?, [0.0; 0]);
         assert_eq!(empty([1, 2, 1], [3, 4, 0])?.shape(), [1, 2, 3, 0]);
         assert_eq!(empty([1, 2, 1], [3, 0, 8])?.to_vec::<f32>()?, [0.0; 48]);
-        // Keys without features weight all values equally.
+        // If the keys have no features, all values have the same weight.
         let Inputs { q, k, .. } = Inputs::new([1, 2, 1], [3, 4, 0], Dtype::Float32)?;
         let v = Array::arange::<f32>(0.0, 8.0, 1.0)?.reshape([1, 1, 4, 2])?;
         let y = ops::attention(&q, &k, &v, Attention::default())?;
@@ -218,7 +219,7 @@ fn bad_input_is_refused() -> Checked {
     Ok(())
 }
 
-/// The heads of a result do not follow each other in memory.
+/// The heads of a result are not in order in memory.
 #[test]
 fn a_result_is_an_input_of_our_ops() -> Checked {
     each_device(|_| {

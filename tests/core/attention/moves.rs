@@ -1,4 +1,4 @@
-//! The traffic of the kernels, counted by the simulator.
+//! The memory traffic of the kernels, which the simulator counts.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,7 @@ fn read(dispatched: &Dispatched, buffer: usize) -> u64 {
 const KEYS: usize = 1;
 const VALUES: usize = 4;
 
-/// Decodes over part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
+/// Decodes with a part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
 fn decode(
     heads: i32,
     kv_heads: i32,
@@ -68,8 +68,8 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     Ok(())
 }
 
-/// From 256 keys on, eight threadgroups share the keys of a key head, however many key heads there
-/// are.
+/// With 256 or more keys, eight threadgroups share the keys of a key head, for any number of key
+/// heads.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_the_keys_of_eight_splits_once() -> Checked {
@@ -77,7 +77,7 @@ fn moves_the_keys_of_eight_splits_once() -> Checked {
         let (moved, bytes) = decode(4 * kv_heads, kv_heads, 256, 64)?;
         assert_eq!(moved.len(), 2);
         assert_eq!((read(&moved[0], KEYS), read(&moved[0], VALUES)), (bytes, bytes));
-        // Of each row in each split: the sums, the maximum and the weight.
+        // Each split writes for each row the sums, the maximum and the weight.
         let partials = 8 * 4 * kv_heads as u64 * (64 + 2) * 4;
         assert_eq!((moved[0].written(), read(&moved[1], 0)), (partials, partials));
     }
@@ -113,7 +113,7 @@ fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
     Ok(())
 }
 
-/// Codes, scales and biases are read once where the rows that share them fit in a tile.
+/// Codes, scales and biases are read once if all rows that share them fit in a tile.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_quantized_keys_once_in_decode() -> Checked {

@@ -21,7 +21,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// [batch, kv_heads, keys, dim] of random codes, for numbers up to about 3.
+    /// Random codes of the shape [batch, kv_heads, keys, dim], for numbers up to about 3.
     fn new(shape: [i32; 4], bits: i32, group: i32, dtype: Dtype, seed: u64) -> Result<Self> {
         let [batch, heads, keys, dim] = shape;
         let rows = (batch * heads * keys) as usize;
@@ -57,7 +57,7 @@ impl Rows {
     }
 }
 
-/// MLX's ops as an NVIDIA GPU runs them.
+/// The composition of MLX's ops that an NVIDIA GPU runs.
 fn on_nvidia(ours: &Array) -> anyhow::Result<Array> {
     dequantizing_composition(ours)?.context("a result")
 }
@@ -115,7 +115,7 @@ fn every_type_and_group() -> Checked {
     })
 }
 
-/// Part of a long quantized cache, with every rule.
+/// A part of a long quantized cache, with every rule.
 #[test]
 fn views_of_a_cache() -> Checked {
     each_device(|_| {
@@ -159,7 +159,7 @@ fn views_of_a_cache() -> Checked {
     })
 }
 
-/// The gradients in queries, scales and biases, beside those of MLX's ops in float32.
+/// The gradients in queries, scales and biases equal the gradients of MLX's ops in float32.
 #[test]
 fn gradients_are_those_of_mlx() -> Checked {
     each_device(|_| {
@@ -198,7 +198,7 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// MLX's ops as an NVIDIA GPU runs them have the same gradients.
+/// The composition of MLX's ops that an NVIDIA GPU runs has the same gradients.
 #[test]
 fn gradients_are_those_of_plain_keys_and_values() -> Checked {
     each_device(|_| {

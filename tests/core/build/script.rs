@@ -1,4 +1,4 @@
-//! What `scripts/build_metal.sh` says on machines that lack something or have the wrong version of
+//! The messages of `scripts/build_metal.sh` on machines that lack a tool or have a wrong version of
 //! it.
 
 use std::fs;
@@ -9,8 +9,8 @@ use crate::support::{Checked, root};
 
 use super::{mac, stub, write_mlx};
 
-/// The script's last line there, with the script's environment changed as `setting` says; it has to
-/// fail, and must not have tried to fetch anything.
+/// The last line that the script prints on this machine, with one variable of its environment set
+/// by `setting`. The script must fail, and must not have downloaded anything.
 fn refusal(directory: &Path, setting: (&str, &str)) -> anyhow::Result<String> {
     stub(directory, "python3", "echo fetched >>\"$0.log\"; exit 1")?;
     let output = Command::new("bash")
@@ -53,7 +53,7 @@ fn a_version_of_mlx_that_does_not_fit_is_refused_with_those_that_do() -> Checked
     Ok(())
 }
 
-/// Intel's Macs have no such variable, and programs that Rosetta runs are told that it does.
+/// Intel Macs do not have this variable, and it tells a program that Rosetta runs it.
 #[test(simulated = never)]
 fn macs_and_shells_for_intel_are_refused_before_anything_is_fetched() -> Checked {
     for (sysctl, expected) in [

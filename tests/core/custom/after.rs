@@ -1,4 +1,4 @@
-//! After a fault there are errors, and never a result.
+//! After a fault, evaluations return errors and never a result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
         for _ in 0..3 {
             assert!(message(y.to_vec::<f32>()).contains("a panic in eval_cpu"));
         }
-        // Nobody else gets the error, and the array is not a result.
+        // No other evaluation gets the error, and the array does not become a result.
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
         async_eval([&y])?;
         x.add(1.0)?.eval()?;
@@ -31,7 +31,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
     })
 }
 
-/// Neither the requested array nor an intermediate one.
+/// Neither the requested array nor an intermediate array becomes a result.
 #[test(simulated = never)]
 fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     on_cpu(|| {
@@ -76,7 +76,7 @@ fn what_depends_on_two_faults_is_no_result() -> Checked {
     })
 }
 
-/// Integers have no NaN, so they become zeros, which are especially easy to mistake for a result.
+/// Integers have no NaN, so failed outputs become zeros, which are easy to mistake for a result.
 #[test(simulated = never)]
 fn integers_of_a_fault_are_no_result() -> Checked {
     let half = Computed("half", |_: &[View<'_>], y: &mut [ViewMut<'_>]| {
@@ -108,7 +108,8 @@ fn a_fault_is_not_saved() -> Checked {
     })
 }
 
-/// Returns other outputs when it is asked again, as `compile` does for other shapes.
+/// A primitive that returns different outputs in a second call, as `compile` makes for other
+/// shapes.
 struct Fickle {
     asked: AtomicBool,
     in_place: bool,

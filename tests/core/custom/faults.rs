@@ -1,5 +1,5 @@
-//! A fault of a user's primitive is an `Err` that names it, and no data that it left behind is a
-//! result.
+//! A fault of a user's primitive returns an `Err` that names the primitive, and the data that it
+//! left behind is never a result.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,7 +33,7 @@ pub enum Fault {
     PanicInDrop,
 }
 
-/// y = 2 x, with this fault.
+/// A primitive for y = 2 x with this fault.
 #[derive(Clone)]
 struct Faulty(Fault);
 
@@ -276,7 +276,8 @@ fn missing_methods_are_named() -> Checked {
     }
     assert_eq!(CALLS.load(Ordering::Relaxed), 0, "lazy");
     on_cpu(|| {
-        // Two nodes without equivalence stay separate; one without elements is not computed.
+        // Two nodes stay separate because the primitive does not say that they are equivalent. A
+        // node without elements is not computed.
         let compiled = compile(move |p| Ok(vec![f(p)?.remove(0), f(p)?.remove(0)]), false)?;
         eval(&compiled.call(&[&x])?)?;
         f(&[Array::zeros::<f32>(&[0, 3])?])?[0].eval()?;

@@ -1,4 +1,4 @@
-//! Launches and libraries: the kernels that the simulator runs, and the errors.
+//! Launches and libraries: the kernels that the simulator runs, and the errors of wrong ones.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::support::{Checked, message};
 
 type Plan = dyn Fn(&Call) -> Vec<Launch> + Send + Sync;
 
-/// Outputs with x's shape, by any launches.
+/// A primitive whose outputs have x's shape, with any launches.
 struct Launches {
     plan: Arc<Plan>,
     outputs: usize,
@@ -49,12 +49,12 @@ fn library(source: &str) -> Result<MetalLibrary> {
     MetalLibrary::from_source(format!("#include <metal_stdlib>\nusing namespace metal;\n{source}"))
 }
 
-/// Separate from the others: in the simulator, all constants of a library must be set.
+/// This library is separate because the simulator requires that all constants of a library are set.
 fn with_constants() -> Result<MetalLibrary> {
     MetalLibrary::from_source(include_str!("shifted.metal"))
 }
 
-/// y[i] = `value`, in a kernel that has the same name in every library.
+/// The source of a kernel for y[i] = `value`, which has the same name in every library.
 fn constant_kernel(value: &str) -> String {
     format!(
         "[[kernel]] void same_name(device float* y [[buffer(0)]],\n\
@@ -188,7 +188,7 @@ mod simulated {
         plan: impl Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync + 'static,
     ) -> Result<String> {
         let library = with_constants()?;
-        // On a GPU, other things find the faults.
+        // On a GPU, Metal's own checks find these faults.
         with_device(Device::Cpu, || {
             let y = launches(&random32(&[64], 5)?, move |_| plan(&library))?;
             with_metal(Schedule::Forward, || {
@@ -254,7 +254,7 @@ mod simulated {
             |l: &MetalLibrary| shifted(l).threadgroup_memory(0, 256).input(0, 0).output(1, 0);
         type Faulty = Box<dyn Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync>;
         let cases: [(&str, Faulty); 6] = [
-            // Bound to the wrong index, to none, and swapped.
+            // A buffer bound to a wrong index, not bound, or swapped with another.
             (
                 "Argument",
                 Box::new(|l| {
@@ -301,7 +301,8 @@ mod simulated {
         Ok(())
     }
 
-    /// The harness compiles it once, and says once what is wrong, whatever fails by it.
+    /// The harness compiles the kernel once and reports the error once, for any number of checks
+    /// that fail because of it.
     #[test(simulated = never)]
     fn a_broken_kernel_is_one_failure_of_the_harness() -> Checked {
         use mlx_primitives_check::{Backend, Check, Conformance};
@@ -330,7 +331,7 @@ mod simulated {
             let more = format!("(and the same in {} more comparisons)", failed - 1);
             assert!(said.contains(&more), "{more}: {said}");
         }
-        // A compilation takes a good part of a second.
+        // A compilation takes a large part of a second.
         assert!(took.as_secs_f64() < 0.05 * failed as f64, "{took:?} for {failed} comparisons");
         Ok(())
     }
@@ -355,7 +356,7 @@ mod simulated {
     }
 }
 
-/// On the CPU, no Metal is needed.
+/// The CPU needs no launch, and so no Metal.
 #[test]
 fn a_launch_is_not_asked_for_on_the_cpu() -> Checked {
     let x = random32(&[5], 7)?;

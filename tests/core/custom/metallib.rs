@@ -1,4 +1,4 @@
-//! The checks of a metallib when it is opened.
+//! The checks of a metallib when a program opens it.
 
 use std::io::Write;
 
@@ -64,7 +64,7 @@ fn metallibs_are_checked() -> Checked {
     for (at, what) in [(88, "count"), (92, "size"), (100, "length of a tag")] {
         assert!(with(at, &[0xff, 0xff]).contains("functions"), "{what}");
     }
-    // Whatever is wrong, reading it causes only an error.
+    // Any wrong byte may cause an error when the file is read, but nothing worse.
     for at in 0..good.len() {
         for byte in [0, 1, 0x7f, 0xff] {
             let mut spoiled = good.clone();
@@ -75,7 +75,8 @@ fn metallibs_are_checked() -> Checked {
     Ok(())
 }
 
-/// The system that a metallib was compiled for says more than its language does.
+/// A metallib names the system that it was compiled for, which can be too new even if its language
+/// is not.
 #[test]
 fn libraries_for_a_later_system_are_refused() -> Checked {
     let mut library = metallib((3, 1));
@@ -92,7 +93,7 @@ fn libraries_for_a_later_system_are_refused() -> Checked {
     for release in [Some(26), Some(27), Some(99), None] {
         assert!(check_metallib(&library, release).is_ok(), "{release:?}");
     }
-    // A macOS 26 calls itself 16 to programs that do not know it.
+    // macOS 26 says that it is version 16 to programs that were built for older versions.
     for (said, release) in [
         ("14.5", Some(14)),
         ("15.6.1\0", Some(15)),
@@ -118,7 +119,7 @@ fn kernels_for_neural_accelerators_are_looked_for_by_name() -> Checked {
     with[at..at + 12].copy_from_slice(b"gemm_nax_f16");
     std::fs::write(&file, &with)?;
     assert!(has_neural_kernels(file.path())?);
-    // Only names count, and what is no metallib has none.
+    // Only the names of kernels count, and a file that is not a metallib has no kernels.
     let last = without.len() - 3;
     let elsewhere = [&without[..last], b"nax"].concat();
     std::fs::write(&file, elsewhere)?;
@@ -156,14 +157,14 @@ fn metallibs_that_apple_compiled_are_accepted() -> Checked {
             let version = MetalLibrary::from_path(&path)?.version();
             let known = (3..=4).contains(&version.map_or(0, |version| version.major));
             assert!(known, "{}: {version:?}", path.display());
-            // MLX has kernels for neural accelerators where it was built for macOS 26.
+            // MLX has kernels for neural accelerators if it was built for macOS 26.
             let later = check_metallib(&std::fs::read(&path)?, Some(15)).is_err();
             assert_eq!(has_neural_kernels(&path)?, later, "{}", path.display());
             found += 1;
         }
     }
     if found == 0 {
-        // Straight to stderr, because libtest captures the output of a passing test.
+        // Write directly to stderr, because libtest captures the output of a passing test.
         let mut stderr = std::io::stderr();
         writeln!(stderr, "not run: Apple's metallibs; scripts/cross_link.sh brings them")?;
     }

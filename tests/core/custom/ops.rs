@@ -1,4 +1,4 @@
-//! Two ops written through the trait, under MLX's transforms.
+//! Two ops that implement the trait, under MLX's transforms.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{
@@ -18,7 +18,7 @@ pub fn kernels() -> Result<MetalLibrary> {
     MetalLibrary::from_source(include_str!("kernels.metal"))
 }
 
-/// cap * tanh(x / cap).
+/// The op cap * tanh(x / cap).
 #[derive(Clone)]
 pub struct SoftCap {
     pub cap: f32,
@@ -129,7 +129,7 @@ impl Float for f32 {
     }
 }
 
-/// One rounding of numbers up to 2 and one of tanh; or of sums of squares up to 9.
+/// One rounding of numbers up to 2 and one of tanh, or the roundings of a sum of squares up to 9.
 #[test]
 fn conform() -> Checked {
     let soft_cap = Conformance::new(
@@ -159,7 +159,7 @@ fn conform() -> Checked {
 #[test]
 fn second_derivatives_and_shapeless_functions() -> Checked {
     each_device(|device| {
-        // The second derivative goes through the graph that vjp builds.
+        // The second derivative differentiates the graph that vjp builds.
         let x = random32(&[3, 5], 3)?;
         let first = |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[&x[0]])?[0].sum(..);
         let second = grad(|p| first(&p), &[&x])?;
@@ -211,7 +211,7 @@ impl CustomPrimitive for MeanSquare {
     }
 
     fn layout(&self, _: usize) -> Layout {
-        // The kernel reads rows; eval_cpu takes any strides.
+        // The kernel requires contiguous rows; eval_cpu reads any strides.
         let on_cpu = mlx_primitives::device::current().is_ok_and(|device| device == Device::Cpu);
         if on_cpu && !simulated() { Layout::Any } else { Layout::RowContiguous }
     }
@@ -275,7 +275,7 @@ fn several_outputs_of_several_types() -> Checked {
         assert_eq!(outputs[0].to_vec::<u16>()?, [2, 2, 32767]);
         assert_eq!(outputs[1].to_vec::<bool>()?, [false, true, true]);
         assert!(apply_one(DivMod, &[&x]).is_err());
-        // One of the two is dropped before it is computed.
+        // One of the two outputs is dropped before it is computed.
         let odd = apply(DivMod, &[&x])?.swap_remove(1);
         assert_eq!(odd.to_vec::<bool>()?, [false, true, true]);
         Ok(())

@@ -1,4 +1,4 @@
-//! `rms_norm` written again through the trait: the same kernels, hence the same bits.
+//! Implements `rms_norm` again through the trait, with the same kernels. The bits must be equal.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{
@@ -92,7 +92,7 @@ impl CustomPrimitive for RmsNorm {
         let x = &call.inputs[0];
         let (rows, axis) = rows(&x.shape);
         let (rows, axis) = (rows as u32, axis as u32);
-        // The crate's op on the same shape tells how to launch its kernel.
+        // The crate's op on the same shape shows how to launch its kernel.
         let of = |shape: &[i32]| Array::scalar(0.0f32)?.astype(x.dtype)?.broadcast_to(shape);
         let ours = ops::rms_norm(&of(&x.shape)?, Some(&of(&call.inputs[1].shape)?), self.eps)?;
         let plan = graph::dispatches(&ours, call.max_threads)?.remove(0);
@@ -147,7 +147,8 @@ fn gives_the_same_bits() -> Checked {
                 let what = format!("{dtype} of {axis}");
                 let want = ops::rms_norm(&x, Some(&weight), EPS)?;
                 same(&rms_norm(&x, &weight)?, &want, &what)?;
-                // Copied, because x is held; then on a sum that nothing else reads.
+                // First x is copied, because the test holds it. Then x is a sum that nothing else
+                // reads.
                 same(&custom(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
                 let sum = ops::rms_norm(&x.add(&x)?, Some(&weight), EPS)?;
                 let donated = custom(&x.add(&x)?, &weight, true)?;
@@ -179,7 +180,7 @@ fn gives_the_same_bits() -> Checked {
     })
 }
 
-/// A chain of them needs no memory except its first array's.
+/// A chain of these ops needs no memory except for its first array.
 #[test]
 fn works_in_place() -> Checked {
     let (x, weight) =

@@ -12,7 +12,8 @@ use crate::support::input::{FLOATS, LAYOUTS, random, random32};
 use crate::support::{Checked, each_device, refs};
 use crate::table::ops::OPS;
 
-/// The gradient along a direction, forward and reverse, compared with differences of the gradient.
+/// Compares the gradient along a direction, in forward and in reverse mode, with differences of the
+/// gradient.
 #[test]
 fn second_derivatives() -> Checked {
     each_device(|_| {
@@ -38,7 +39,8 @@ fn second_derivatives() -> Checked {
             let (above, below) = (of(1e-2)?, of(-1e-2)?);
             for (i, second) in second.iter().enumerate() {
                 let want = numbers(&above[i].subtract(&below[i])?.divide(2e-2)?)?;
-                // Errors of h² and third derivatives, and of f32's 1e-6 over h.
+                // The errors come from h², from third derivatives, and from f32's error of 1e-6
+                // divided by h.
                 let scale = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
                 let what = format!("{}, input {i}", op.name);
                 assert_close(&numbers(second)?, &want, 4e-3 * scale, &what);
@@ -49,7 +51,8 @@ fn second_derivatives() -> Checked {
     })
 }
 
-/// A threadgroup keeps rows of up to 8192 elements between the sums of a norm's gradient.
+/// For rows of up to 8192 elements, a threadgroup keeps the row in memory between the sums of a
+/// norm's gradient.
 #[test]
 fn gradients_of_norms_of_long_rows() -> Checked {
     each_device(|_| {
@@ -101,7 +104,7 @@ fn gradients_in_some_arguments_are_those_in_all() -> Checked {
     Ok(())
 }
 
-/// Each gradient has its argument's type, whatever the types of the others.
+/// Each gradient has the type of its argument, whatever types the other arguments have.
 #[test]
 fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
     for op in OPS.iter().filter(|op| op.promotes) {
@@ -115,7 +118,7 @@ fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
     Ok(())
 }
 
-/// Strided memory may be added up in another order.
+/// Strided inputs may be added up in another order.
 #[test]
 fn derivatives_of_inputs_in_every_layout() -> Checked {
     for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {

@@ -11,7 +11,7 @@ use crate::support::input::{FLOATS, LAYOUTS};
 use crate::support::{Checked, each_device, refs};
 use crate::table::ops::OPS;
 
-/// Our nodes stay ours, with one node for all entries.
+/// A mapped op is still one node of this crate, for all entries together.
 #[test]
 fn mapped_ops_keep_their_kernel() -> Checked {
     each_device(|_| {
@@ -36,7 +36,8 @@ fn mapped_ops_keep_their_kernel() -> Checked {
     })
 }
 
-/// An axis made of two others, at any position; nested maps; and derivatives through a map.
+/// Maps over an axis made of two others, at any position; maps inside maps; and derivatives through
+/// a map.
 #[test]
 fn maps_within_maps() -> Checked {
     for op in OPS {
@@ -67,7 +68,7 @@ fn maps_within_maps() -> Checked {
         let back = moved.transpose([last].into_iter().chain(0..last).collect::<Vec<_>>())?;
         assert_eq!(back.shape(), want.shape(), "{}", op.name);
         assert_close(&numbers(&back)?, &numbers(&want)?, 2e-5, op.name);
-        // The gradient of a mapped function is that of each entry.
+        // The gradient of a mapped function equals the gradients of the entries.
         let mapped = |p: &[Array]| {
             let y = vmap(|q| of(&q[0]), &refs(p), [Some(0)], 0)?;
             y[0].square()?.sum(..)
@@ -102,7 +103,7 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
     Ok(())
 }
 
-/// One gradient for each entry: sums over rows exclude the mapped axis.
+/// Each entry has its gradient: sums over rows exclude the mapped axis.
 #[test]
 fn mapped_gradients() -> Checked {
     each_device(|device| {
@@ -118,8 +119,8 @@ fn mapped_gradients() -> Checked {
                     (0..a.len()).map(|i| (i < mapped).then_some(0)).collect();
                 let got = vmap(|p| gradients(&p), &refs(&both), &axes, 0)?;
                 let second = [&b[..mapped], &a[mapped..]].concat();
-                // On an NVIDIA GPU, MLX's products of a batch differed from those of an entry by
-                // 2e-4.
+                // On an NVIDIA GPU, MLX's product of a batch differed from the product of an entry
+                // by 2e-4.
                 let products = op.name.contains("linear") && Backend::Gpu.is_cuda();
                 let tolerance = if products && device == Device::Gpu { 1e-3 } else { 2e-5 };
                 let want = gradients(&a)?.into_iter().zip(gradients(&second)?);
@@ -134,7 +135,7 @@ fn mapped_gradients() -> Checked {
     })
 }
 
-/// Entries that are views of every layout, of all inputs at once.
+/// The entries are views of every layout, for all inputs at once.
 #[test]
 fn maps_over_views() -> Checked {
     for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {

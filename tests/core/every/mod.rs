@@ -1,5 +1,5 @@
-//! How every op of the catalog handles its inputs' types and the transforms. `table` compares
-//! values with references.
+//! Tests how every op of the catalog handles the types of its inputs and the transforms. `table`
+//! compares values with references.
 
 mod compiled;
 mod derivatives;
@@ -22,7 +22,7 @@ fn promoted(inputs: &[Array]) -> Result<Dtype> {
     Ok(if sum.dtype() == Dtype::Int32 { Dtype::Float32 } else { sum.dtype() })
 }
 
-/// Results have MLX's types and are near its values: each op rounds a few times.
+/// Results have the types of MLX's results and similar values. Each op rounds a few times.
 #[test]
 fn types_are_promoted() -> Checked {
     each_device(|_| {
@@ -37,7 +37,7 @@ fn types_are_promoted() -> Checked {
                 let inputs: Vec<Array> =
                     inputs.map(|(i, x)| x.astype(of(i))).collect::<Result<_>>()?;
                 let ours = (op.run)(&inputs)?;
-                // The inputs of the node, and of its composition, have the type that was chosen.
+                // The inputs of the node, and of its composition, have the chosen type.
                 let widest = ours.last().expect("an output").dtype();
                 assert_eq!(widest, promoted(&inputs)?, "{} of {first} {step}", op.name);
                 let theirs = builtin::composition(&ours[0])
@@ -78,7 +78,7 @@ fn other_types_are_refused() -> Checked {
         let wide = [Dtype::Complex64, Dtype::Float64];
         let whole = [Dtype::Int32, Dtype::Bool, Dtype::Uint8];
         for dtype in wide.iter().chain(whole.iter().filter(|_| !op.integers)) {
-            // MLX makes no float64 on a GPU.
+            // MLX cannot create float64 arrays on a GPU.
             let inputs: Result<Vec<Array>> = with_device(Device::Cpu, || {
                 op.inputs(2, 1)?.iter().map(|x| x.astype(*dtype)).collect()
             });

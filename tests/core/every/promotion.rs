@@ -1,5 +1,5 @@
-//! One float32 input beside narrow ones makes the result float32, with the bits that all inputs
-//! have after a conversion by hand.
+//! If one input has float32 and the others have 16 bits, the result is float32. Its bits are the
+//! same as if the caller had converted all inputs.
 
 use mlx_primitives::ops::{
     self, LinearWeight, MaskedSoftmax, QuantizedLinear, QuantizedMode, QuantizedWeight,
@@ -13,7 +13,7 @@ use crate::table::ops::{OPS, Run, one};
 
 const GROUP: i32 = 32;
 
-/// An op with the shapes of its floating inputs.
+/// An op with the shapes of its floating-point inputs.
 struct Row {
     name: &'static str,
     shapes: &'static [&'static [i32]],

@@ -1,4 +1,4 @@
-//! The most memory that a training step holds, with and without recomputation.
+//! The peak memory of a training step, with and without recomputation.
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::{self, CrossEntropy, Linear, LinearCrossEntropy};
@@ -9,7 +9,7 @@ use crate::support::input::random32;
 use crate::support::memory::measures_here;
 use crate::support::{Checked, EPS, simulated};
 
-/// Bytes that the arrays of a step take at the most, beyond those before it.
+/// The peak number of bytes of a step's arrays, in addition to the arrays before it.
 fn peak(step: &dyn Fn() -> Result<Vec<Array>>) -> Result<usize> {
     memory::clear_cache()?;
     let before = memory::active_memory();
@@ -42,7 +42,7 @@ fn of_checkpointed_layers() -> Checked {
     if simulated() || !measures_here("peaks::of_checkpointed_layers")? {
         return Ok(());
     }
-    // MLX runs ahead of a GPU by as much work as its limit of memory allows, here by all of it.
+    // On a GPU, MLX queues as much work as its memory limit allows, which is all of the work here.
     with_device(Device::Cpu, checkpointed_layers)
 }
 
@@ -79,7 +79,7 @@ fn of_linear_cross_entropy() -> Checked {
     if simulated() || !measures_here("peaks::of_linear_cross_entropy")? {
         return Ok(());
     }
-    // A graph of CUDA keeps the arrays of several chunks until it has run. With a GPU, the CPU does
+    // A CUDA graph keeps the arrays of several chunks until it has run. On other GPUs, the CPU does
     // not wait for a chunk either, and MLX queues ten tasks.
     let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
     with_device(Device::Cpu, || chunked_losses(few))
@@ -87,7 +87,7 @@ fn of_linear_cross_entropy() -> Checked {
 
 /// Checks how much less memory a loss in chunks takes. `few` scales the factor that is required.
 fn chunked_losses(few: f64) -> Checked {
-    // 64 MB of logits, 2 MB of them at a time.
+    // The logits take 64 MB, or 2 MB at a time in chunks.
     let (rows, k, classes) = (2048, 64, 8192);
     let x = random32(&[rows, k], 1)?;
     let w = random32(&[classes, k], 2)?.multiply(0.1f32)?;

@@ -1,6 +1,5 @@
-//! Each parameter of each primitive of ours keeps nodes apart that are equal otherwise: `compile`
-//! merges nodes of one type and one set of inputs whose `is_equivalent` says that they are the
-//! same.
+//! `compile` merges two nodes of one type with the same inputs if `is_equivalent` says that they
+//! are equal. Each parameter of each primitive of this crate must keep otherwise equal nodes apart.
 
 mod calls;
 mod rows;
@@ -23,13 +22,13 @@ use crate::support::compare::differing;
 use crate::support::input::random32;
 use crate::support::{Checked, each_device, refs};
 
-/// Whether the variants differ, and stay apart in a compiled function.
+/// Checks that the variants differ, and that a compiled function does not merge them.
 fn stay_apart(shapes: &[&[i32]], variants: Variants) -> Checked {
     let inputs = shapes.iter().zip(40..).map(|(shape, seed)| random32(shape, seed));
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     mlx_primitives::eval(&inputs)?;
     let plain = variants(&inputs)?;
-    // A gradient may lie behind that of a copy.
+    // A gradient may be the input of a copy.
     let kinds = plain.iter().filter_map(Array::primitive).filter(|kind| kind != "Contiguous");
     let kinds: BTreeSet<_> = kinds.collect();
     anyhow::ensure!(kinds.len() <= 1, "several ops: {kinds:?}");
@@ -68,7 +67,7 @@ fn no_parameter_is_lost() -> Checked {
     })
 }
 
-/// The numbers may be the same, so the nodes are counted.
+/// The results may be equal, so the test counts the nodes.
 #[test]
 fn products_that_round_stay_apart() -> Checked {
     use CpuActivations::{Exact, Int8};
@@ -91,7 +90,7 @@ fn products_that_round_stay_apart() -> Checked {
     Ok(())
 }
 
-/// The numbers may be the same, so the nodes are counted.
+/// The results may be equal, so the test counts the nodes.
 #[test]
 fn orders_of_rows_stay_apart() -> Checked {
     use RowOrder::{Prompt, Tokens};
@@ -127,7 +126,7 @@ fn orders_of_rows_stay_apart() -> Checked {
     Ok(())
 }
 
-/// The fields of a C++ struct or class, with those of structs in it.
+/// The fields of a C++ struct or class, including the fields of structs in it.
 fn fields(sources: &str, of: &str, prefix: &str) -> Vec<String> {
     let start =
         Regex::new(&format!(r"(?m)^ *(?:class|struct) {of} (?:: [^{{]*)?\{{")).expect("a pattern");
@@ -153,7 +152,7 @@ fn fields(sources: &str, of: &str, prefix: &str) -> Vec<String> {
     all
 }
 
-/// The fields that a row names: ".b" after "A::x.a" is "A::x.b", and "::y" is "A::y".
+/// The fields that a row names. After "A::x.a", ".b" is "A::x.b", and "::y" is "A::y".
 fn named(row: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for name in row.split(", ") {
@@ -164,7 +163,7 @@ fn named(row: &str) -> Vec<String> {
     all
 }
 
-/// A new primitive, or a new field of one, needs a row.
+/// Each field of each primitive needs a row, also if it is new.
 #[test]
 fn every_field_has_a_row() -> Checked {
     let mut sources = String::new();

@@ -1,4 +1,4 @@
-//! The table: for each field of each primitive, nodes that differ in it alone.
+//! The table: for each field of each primitive, nodes that differ in this field alone.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, Linear, LinearWeight, MaskedSoftmax, QuantizedLinear, Rope,
@@ -27,8 +27,8 @@ fn fixed(fields: &'static str, reason: &'static str) -> (&'static str, Row) {
     (fields, Fixed(reason))
 }
 
-/// A row for each field of each primitive; those that one test covers share it,
-/// with commas, and without what a name shares with the one before it.
+/// A row for each field of each primitive. Fields that one test covers share a row. Its name lists
+/// them with commas, and omits the part that a name shares with the name before it.
 pub fn rows() -> Vec<(&'static str, Row)> {
     vec![
         apart("Activation::kind_", X, |p| {
@@ -82,7 +82,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             Ok(vec![attention_grads(p, &[0, 4])?[1].clone(), all[1].clone()])
         }),
         apart("AttentionGrad::of_mask_", QKV_MASK, |p| {
-            // The sinks' are the fourth, unless the mask's are.
+            // The gradient of the sinks is the fourth, except for variants with a gradient of the
+            // mask.
             let all = attention_grads(p, &[0, 1, 3, 4])?;
             Ok(vec![attention_grads(p, &[0, 1, 4])?[2].clone(), all[2].clone()])
         }),
@@ -149,7 +150,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("MaskedSoftmax::masking_.scale, .causal, .window", SCORES, |p| {
             masks().map(|options| masked(&p[0], options)).collect()
         }),
-        // The gradients of the scores and of an additive mask are those of one result.
+        // One node computes the gradients of the scores and of an additive mask.
         apart(
             "MaskedSoftmaxGrad::masking_.scale",
             &[&[2, 4, 6, 6], &[2, 4, 6, 6], &[2, 4, 6, 6]],
@@ -175,8 +176,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 vjp(|x: Array| ops::layer_norm(&x, None, None, 1e-5), &p[0], &p[1])?.1,
             ])
         }),
-        // A vector as long as the only row is a weight, or the gradient of a norm whose sum has
-        // another one.
+        // A vector as long as the single row can be a weight. It can also be a gradient, in a norm
+        // whose sum has another gradient.
         apart("NormGrad::kind_.weighted, .added", &[&[8], &[8], &[8], &[8]], |p| {
             let (sum, _) = ops::rms_norm_residual(&p[0], &p[1], None, 1e-5)?;
             let with_sum = |x: Array| ops::rms_norm_residual(&x, &p[1], None, 1e-5);
@@ -238,7 +239,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("QuantizedMatmul::kind_.normed, .biased", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { bias: Some(&p[1]), ..Default::default() })
         }),
-        // For a vector, a residual is added as a bias is.
+        // For a vector, a residual is added in the same way as a bias.
         apart("QuantizedMatmul::kind_.added", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { residual: Some(&p[1]), ..Default::default() })
         }),

@@ -1,4 +1,4 @@
-//! Weights of the mode for K-quants, whose numbers are decoded here bit by bit.
+//! Weights in the mode for K-quants. These tests decode the numbers bit by bit.
 
 use half::f16;
 use mlx_primitives::device::Device;
@@ -8,10 +8,10 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 use super::*;
 use crate::support::on_cpu;
 
-/// The weights of a group and the bits of a code.
+/// The number of weights in a group and the number of bits of a code.
 const LAYOUTS: [(i32, i32); 3] = [(32, 4), (32, 5), (16, 6)];
 
-/// A random matrix and its numbers.
+/// A random matrix and its decoded numbers.
 struct Matrix {
     weight: QuantizedWeight,
     numbers: Vec<f64>,
@@ -95,7 +95,7 @@ fn numbers_are_those_of_the_codes_and_scales() -> Checked {
     })
 }
 
-/// Off by more where a GPU multiplies 16-bit rows with the unpacked matrix, whose numbers are
+/// The error is larger if a GPU multiplies 16-bit rows with the unpacked matrix, whose numbers are
 /// rounded to the type.
 fn check_product(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> Checked {
     let rows = if y.dtype() == Dtype::Float32 { rows } else { 9.max(rows) };
@@ -129,7 +129,7 @@ fn products_and_gradients() -> Checked {
     })
 }
 
-/// With the steps around a product, and in other ops, up to sums in another order.
+/// Products with fused steps, and other ops. Their sums may be in another order.
 #[test]
 fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     let (n, k) = (24, 256);
@@ -192,7 +192,7 @@ fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     })
 }
 
-/// A product and the one of its gradient as MLX's ops, which derivatives of derivatives take.
+/// The compositions of MLX's ops for a product and for its gradient, which second derivatives use.
 #[test]
 fn compositions_agree() -> Checked {
     on_cpu(|| {
@@ -236,7 +236,7 @@ fn a_row_is_the_same_alone_and_in_a_batch() -> Checked {
     })
 }
 
-/// The steps of a prompt in eight bits are a hundredth of its numbers.
+/// The steps of a prompt in eight bits are a hundredth of the size of its numbers.
 #[test]
 fn prompts_in_eight_bits() -> Checked {
     on_cpu(|| {
@@ -255,7 +255,7 @@ fn prompts_in_eight_bits() -> Checked {
     })
 }
 
-/// Nothing packs the mode, so that the sum with an update has an affine one.
+/// No function packs weights in this mode, so the sum with an update is packed in affine mode.
 #[test]
 fn merged_weights_are_affine() -> Checked {
     for (layout, bits, step) in [(LAYOUTS[0], 4, 0.04), (LAYOUTS[2], 8, 0.004)] {
@@ -274,7 +274,7 @@ fn merged_weights_are_affine() -> Checked {
     Ok(())
 }
 
-/// Of float32, whose products read the packed weights on every device.
+/// Uses float32, whose products read the packed weights on every device.
 #[test]
 fn a_dispatch_names_the_bits() -> Checked {
     for (layout, kernel) in LAYOUTS.into_iter().zip(["row_k4", "row_k5", "row_k6"]) {
@@ -310,8 +310,8 @@ fn refuses_other_shapes_and_packing() -> Checked {
     Ok(())
 }
 
-/// A product of 16-bit rows that was built for the CPU's kernels has none on a GPU. One of float32
-/// has, unless its scales begin where the kernel cannot load them.
+/// A product of 16-bit rows that was built for the CPU's kernels has no kernel on a GPU. A float32
+/// product has one, unless the kernel cannot load scales at their address.
 #[test]
 fn a_graph_for_cpus_is_refused_by_a_gpu() -> Checked {
     if !mlx_primitives::simulator::is_available() {

@@ -27,7 +27,7 @@ fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
     Ok(())
 }
 
-/// `x · Wᵀ`, and the sums of the terms' magnitudes.
+/// The numbers of `x · Wᵀ`, and the sums of the magnitudes of their terms.
 pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
     let pairs = x
         .chunks_exact(k)
@@ -40,9 +40,9 @@ fn epsilon(dtype: Dtype) -> f64 {
     ulp(1.0, dtype)
 }
 
-/// f32 sums have errors of a few ulps of their terms' magnitudes, which are larger than the
-/// weight's for an affine code and its bias; the result is rounded once. With many rows, decoded
-/// weights are rounded to the type as well: half an ulp for each term.
+/// f32 sums have errors of a few ulps of the magnitudes of their terms. With an affine code and its
+/// bias, the terms are larger than the weight. The result is rounded once. With many rows, decoded
+/// weights are rounded to the type as well, by half an ulp for each term.
 fn bound(want: f64, reach: f64, rows: usize, dtype: Dtype) -> f64 {
     let decoded = if rows > 8 { reach * epsilon(dtype) / 2.0 } else { 0.0 };
     ulp(want, dtype) * 0.51 + reach * 4e-6 + decoded
@@ -64,7 +64,7 @@ fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
     ops::quantized_linear(x, w, QuantizedLinear::default())
 }
 
-/// The gradient of x is a product with the weights as they are, which are always decoded.
+/// The gradient of x is a product with weights that are not transposed, which are always decoded.
 #[test]
 fn gradients_of_x() -> Checked {
     let (n, k) = (45, 256);
@@ -87,7 +87,8 @@ fn gradients_of_x() -> Checked {
     })
 }
 
-/// The gradients of scales and biases are those of MLX's ops, up to sums in another order.
+/// The gradients of scales and biases equal the gradients of MLX's ops, except for the order of
+/// sums.
 #[test]
 fn gradients_of_scales_and_biases() -> Checked {
     let (n, k) = (24, 128);
@@ -155,8 +156,8 @@ fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     })
 }
 
-/// A machine with a part of the rows of weights has threadgroups of another size than one with all
-/// of them, but normalizes x to the same bits.
+/// A machine that has only a part of the rows of weights uses threadgroups of another size than a
+/// machine with all rows, but normalizes x to the same bits.
 #[test]
 fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
     let (all, part, axis) = (8200, 40, 1024);
@@ -188,8 +189,8 @@ fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
     })
 }
 
-/// The normalization equals `rms_norm`, except that the last bit of its sum may differ in a kernel
-/// that divides it among other threads, which changes a few roundings.
+/// The normalization equals `rms_norm`, except for the last bit of its sum. A kernel that divides
+/// the sum among other threads may change this bit, and with it a few roundings.
 #[test]
 fn normalizes_the_input() -> Checked {
     each_device(|device| {
@@ -269,7 +270,7 @@ fn several_weights_in_one_dispatch() -> Checked {
                     let y = ops::quantized_swiglu(&x, &k, &v, Some((&gain, EPS)))?;
                     let joined = ops::quantized_linears(&x, &[&k, &v], Some((&gain, EPS)))?;
                     let joined = numbers(&joined)?;
-                    // The sigmoid, its product and the result are rounded once each.
+                    // The sigmoid, its product with x and the result are each rounded once.
                     for (i, got) in numbers(&y)?.into_iter().enumerate() {
                         let (gate, up) =
                             (joined[i / 9 * 18 + i % 9], joined[i / 9 * 18 + 9 + i % 9]);
@@ -306,9 +307,9 @@ fn swiglu_is_bit_for_bit_that_of_mlx() -> Checked {
                 assert_same(&y, &want, &format!("{dtype}"))?;
                 continue;
             }
-            // The compiler joins products and sums elsewhere in a kernel of two matrices than in
-            // one of a single matrix, which moves both factors by a few units, and the slope of
-            // SiLU is near 1.
+            // In a kernel of two matrices, the compiler fuses other products and sums than in a
+            // kernel of one. This changes both factors by a few units in the last place. The slope
+            // of SiLU is near 1.
             let (y, want, g, u) = (numbers(&y)?, numbers(&want)?, numbers(&g)?, numbers(&u)?);
             for (i, (y, want)) in y.iter().zip(&want).enumerate() {
                 let bound = 8.0 * ulp(1.0, dtype) * (1.0 + g[i].abs()) * (1.0 + u[i].abs());
@@ -335,7 +336,7 @@ fn extremes() -> Checked {
                 }
             }
         }
-        // Only sums beyond the type's range become infinite.
+        // Only sums outside the type's range become infinite.
         let w = weight(FORMATS[3], 2, 64, Dtype::Float16, 25)?;
         let large = Array::from_slice(&[6e4f32; 64], [1, 64])?.astype(Dtype::Float16)?;
         let (want, _) = product(&[6e4; 64], &decoded(&w, Dtype::Float16)?, 64);

@@ -1,4 +1,4 @@
-//! Packed weights: vmap over them, mismatches, and the traffic of the kernels.
+//! Packed weights: vmap over the weights, mismatched shapes, and the traffic of the kernels.
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::vmap;

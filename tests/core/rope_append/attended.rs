@@ -1,4 +1,4 @@
-//! `rope_append_attention` beside the two ops that it joins, whose values the table tests.
+//! Compares `rope_append_attention` with the two ops that it joins, whose values the table tests.
 
 use mlx_primitives::ops::{Attention, KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::transforms::{grad, vmap};
@@ -9,7 +9,7 @@ use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, each_device, message, on_cpu};
 
-/// The two ops, with the views between them.
+/// Runs the two ops, with the views between them.
 fn apart(
     state: &Array,
     qkv: &Array,
@@ -203,7 +203,7 @@ fn derivatives_and_vmap_are_those_of_the_two_ops() -> Checked {
     let mapped = vmap(|x: Array| Ok(joined(&old, &x)?[1].clone()), &many, 0, 0)?;
     for i in 0..3 {
         let want = two(&old, &many.i(i)?)?[1].clone();
-        // MLX's ops run the map, and round in other places.
+        // MLX's ops compute the map, and round at other steps.
         let apart = mapped.i(i)?.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
         assert!(apart < 1e-5, "{apart}");
     }

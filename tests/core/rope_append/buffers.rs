@@ -1,4 +1,4 @@
-//! The buffers that are written, and how much of each.
+//! The buffers that are written, and how many of their bytes.
 
 use mlx_primitives::ops::KvLayout;
 use mlx_primitives::transforms::compile;
@@ -26,7 +26,7 @@ fn views_take_no_copy() -> Checked {
     assert_eq!(keys.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(values.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(keys.shape(), [3, 2, 7, 16]);
-    // For a batch of one, the queries are contiguous, at the start of the state.
+    // For a batch of one, the queries are contiguous and at the start of the state.
     let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
     let new = ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, layout, turning(16, 5))?;
     assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);

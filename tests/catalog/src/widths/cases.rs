@@ -1,4 +1,4 @@
-//! The rows of each op.
+//! The rows of each op whose bits are compared at several widths.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CpuActivations, Linear, LinearWeight, QuantizedLinear,
@@ -18,9 +18,10 @@ fn taken(x: &Array, rows: &[i32]) -> Result<Array> {
     x.take(&Array::from_slice(rows, [rows.len() as i32])?, 0)
 }
 
-/// Every op of the catalog whose inputs and results have rows, with `x` as long as a layer's rows.
+/// Adds every op of the catalog whose inputs and results have rows; the rows of `x` are as long as
+/// a layer's.
 fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
-    // The others have separate cases, and sum_of_squares adds up all rows.
+    // The other ops have separate cases, except sum_of_squares, which adds up all rows.
     let others = ["attention", "linear", "lora_linear", "sum_of_squares"];
     for op in OPS.iter().filter(|op| !others.contains(&op.name)) {
         const COUNT: i32 = 66;
@@ -47,7 +48,8 @@ fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
     Ok(())
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` of normalized rows y, for one row by one kernel on NVIDIA GPUs.
+/// `silu(y · Gateᵀ) * (y · Upᵀ)` of normalized rows y. On NVIDIA GPUs one kernel computes it for
+/// one row.
 fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<()> {
     let (x, norm) = (random(&[count, k], dtype, 1)?, random(&[k], dtype, 7)?);
     let (gate, up) = (small(&[n, k], dtype, 2)?, small(&[n, k], dtype, 3)?);
@@ -63,7 +65,8 @@ fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<(
     Ok(())
 }
 
-/// Products with plain weights; k is no multiple of a vector, or longer than a block.
+/// Products with plain weights. k is not a multiple of a vector's length, or is longer than a
+/// block.
 fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     for (n, k) in [(37, 1029), (100, 64)] {
         let count = if k == 64 { 256 } else { 66 };
@@ -93,9 +96,9 @@ fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     Ok(())
 }
 
-/// Products with packed weights, of whole chunks or with a rest.
+/// Products with packed weights, whose rows have only whole chunks or also a remainder.
 fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
-    // On a GPU, other types have no kernels for K-quants.
+    // On a GPU, kernels for K-quants exist only for float32.
     let k_quants = K_QUANTS.into_iter().filter(|_| dtype == Dtype::Float32);
     for format in FORMATS.into_iter().chain(k_quants) {
         let (group, bits, mode) = format;
@@ -157,7 +160,7 @@ fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     Ok(())
 }
 
-/// The steps of attention beside scaled dot products.
+/// The steps that a call of attention has besides scaled dot products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rule {
     Causal,
@@ -171,12 +174,12 @@ enum Rule {
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Plain,
-    /// Features that are not adjacent.
+    /// The features of a head are not adjacent in memory.
     Strided,
     Bits(i32),
 }
 
-/// Keys or values `[batch, heads, keys, features]`, each form with its parts.
+/// Keys or values `[batch, heads, keys, features]` as the arrays of this form.
 fn stored(x: &Array, stored: Stored) -> Result<Vec<Array>> {
     match stored {
         Stored::Plain => Ok(vec![x.clone()]),
@@ -203,7 +206,7 @@ fn attend(q: &Array, [k, v]: [&[Array]; 2], options: Attention<'_>) -> Result<Ar
     ops::attention_quantized(q, k, v, bits, 64, options)?.transpose([0, 2, 1, 3])
 }
 
-/// The positions of a text after `past` others, and texts of one position each.
+/// Adds the positions of a text that follow `past` others, and texts of one position each.
 fn attention(
     all: &mut Vec<Rows>,
     dtype: Dtype,
@@ -270,8 +273,9 @@ fn attention(
     Ok(())
 }
 
-/// A few short rows of each kernel, which a simulator can run: of products by bands and by tiles,
-/// and of attention over keys that the first split, or the first split of prompts, cannot hold.
+/// A few short rows of each kernel, so that a simulator can run them. They cover products by bands
+/// and by tiles, and attention over more keys than the first split, or the first split of prompts,
+/// holds.
 ///
 /// # Errors
 ///
