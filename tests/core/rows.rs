@@ -27,8 +27,8 @@ pub fn tests() -> Vec<Test> {
     ROWS.iter().map(test).collect()
 }
 
-/// Runs a row on every backend, with our kernels whatever the machine's rule is; every check must
-/// have run or have a reason not to.
+/// Runs a row on every backend, always with our kernels, whatever the machine's rule chooses. Every
+/// check must run, or have a reason why it does not run.
 fn hold(row: Conformance) -> Checked {
     let sample = std::env::var(SAMPLE).ok().and_then(|text| text.parse().ok());
     let row = row.backends(&backends()?).sample(sample.unwrap_or(1));

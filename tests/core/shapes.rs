@@ -1,4 +1,4 @@
-//! Shapes and axes as arguments, and the variants of errors.
+//! Arguments that are shapes or axes, and the variants of errors.
 
 use mlx_primitives::{Array, Dtype, Error, Result, io, ops, random};
 

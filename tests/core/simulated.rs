@@ -1,4 +1,4 @@
-//! The tests of this binary again in the simulator of Metal, and the simulator's errors.
+//! Runs the tests of this binary again in the Metal simulator, and tests the simulator's errors.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::compare::assert_same;
 use crate::support::input::random32;
 use crate::support::{Checked, OPS, message};
 
-/// The short tests in one order of threads, which run every kernel.
+/// Runs the short tests with one order of threads. Together they run every kernel.
 fn every_kernel(schedule: &str, sample: &str) {
     let ran = once(schedule, sample);
     // Kernels that metal/ instantiates and that no test ran.
@@ -20,7 +20,8 @@ fn every_kernel(schedule: &str, sample: &str) {
     assert!(ran.kernels.values().sum::<usize>() > 20_000, "{:?}", ran.kernels);
 }
 
-/// Runs one in three comparisons of the table; scripts/verify.sh runs all, in two other orders.
+/// Runs one in three comparisons of the table. scripts/verify.sh runs all comparisons, in two other
+/// orders.
 #[test(seconds = 1800, simulated = never)]
 fn every_kernel_runs() {
     every_kernel("forward", "3");
@@ -32,7 +33,7 @@ fn in_other_orders_of_threads() {
     in_other_orders(|order| every_kernel(order, "1"));
 }
 
-/// The kernels for NVIDIA GPUs: every format in a group, and 4 bits in all.
+/// Runs the kernels for NVIDIA GPUs: every format in kernels of a group, and 4 bits in all kernels.
 #[test(seconds = 1800, simulated = never)]
 fn kernels_for_nvidia_gpus() {
     let arguments = &[
@@ -58,7 +59,7 @@ fn kernels_for_nvidia_gpus() {
     assert!(all == run && run.len() == 104, "{all:?}, {run:?}");
 }
 
-/// If a pipeline allows fewer threads than planned, the plan is made again.
+/// If a pipeline allows fewer threads than the plan has, the op is planned again.
 #[test(seconds = 1800, simulated = never)]
 #[ignore = "run by scripts/verify.sh"]
 fn pipelines_of_fewer_threads() {
@@ -69,14 +70,14 @@ fn pipelines_of_fewer_threads() {
     }
 }
 
-/// Ignored tests of the primitives count the kernels' traffic; this runs them.
+/// Runs the ignored tests of the primitives that count the kernels' traffic.
 #[test(seconds = 900, simulated = never)]
 fn kernel_traffic() {
     let kernels = Run { arguments: &["--ignored", "::moves_"], ..Run::default() }.pass().kernels;
     assert!(kernels.len() > 2, "{kernels:?}");
 }
 
-/// Runs one of the ignored tests below in a process with faulty variables.
+/// Runs one of the ignored tests of this file in a process with wrong values of variables.
 fn expect(test: &str, variables: &[(&str, &Path)]) {
     let name = format!("simulated::{test}");
     let output = again(&["--exact", &name, "--ignored"], variables);

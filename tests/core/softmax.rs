@@ -13,7 +13,7 @@ fn rows_sum_to_one_whatever_their_scale() -> Checked {
         for scale in [0.0, 1e-30, 1.0, 30.0, 1e4, 1e38] {
             let x = random32(&[7, 1000], 5)?.divide(3.0)?.multiply(scale)?;
             let sums = numbers(&ops::softmax(&x)?.sum(-1)?)?;
-            // 1000 roundings to half an ulp of at most 1, in the worst case.
+            // The worst case is 1000 roundings, each by half an ulp of at most 1.
             assert_close(&sums, &[1.0; 7], 1000.0 * 6e-8, &format!("scale {scale}"));
         }
         Ok(())
@@ -35,12 +35,12 @@ fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
 #[test]
 fn exponentials_may_underflow_only_where_f32_does() -> Checked {
     each_device(|device| {
-        // e^-87 is normal in f32, e^-104 is 0; MLX flushes subnormal numbers to 0.
+        // e^-87 is a normal number in f32, and e^-104 is 0. MLX flushes subnormal numbers to 0.
         let x = data(&[0.0, -1.0, -80.0, -87.0, -104.0, -200.0], &[6], Dtype::Float32)?;
         let y = numbers(&ops::softmax(&x)?)?;
         let want = reference::softmax(&numbers(&x)?, 6);
         let error = ulps(&y[..4], &want[..4], Dtype::Float32, "normal");
-        // The bound that the table's row derives.
+        // The row in the table derives this bound.
         let bound = if device == Device::Gpu { 22.0 } else { 9.0 };
         assert!(error <= bound, "{error} ulps");
         assert_eq!(y[4..], [0.0, 0.0]);

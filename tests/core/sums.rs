@@ -1,4 +1,4 @@
-//! Sums of gradients, which the kernel of one of them computes.
+//! A sum of gradients is computed by the kernel of one of the gradients.
 
 use mlx_primitives::ops::{self, LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::{value_and_grad, vjp};
@@ -8,13 +8,14 @@ use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device, simulated};
 
-/// The number of nodes of a name behind gradients.
+/// The number of nodes with this name in the graphs of the gradients.
 fn count(name: &str, gradients: &[&Array]) -> Result<usize> {
     let nodes = graph::nodes(gradients.iter().copied())?;
     Ok(nodes.iter().filter(|node| node.name == name).count())
 }
 
-/// The gradients of a norm beside its input, which a residual block has, and of the weight.
+/// In a residual block the gradient of a norm is added to the gradient of its input. The gradient
+/// of the weight is checked too.
 #[test]
 fn of_a_norm_and_its_input() -> Checked {
     each_device(|_| {
@@ -40,7 +41,7 @@ fn of_a_norm_and_its_input() -> Checked {
     })
 }
 
-/// A product rounds before it adds, so that all bits are those of a sum of two products.
+/// A product is rounded before it is added, so all bits equal the sum of two separate products.
 #[test]
 fn of_two_products() -> Checked {
     for dtype in FLOATS {
@@ -52,7 +53,7 @@ fn of_two_products() -> Checked {
         let of_x = vjp(both, &x, (&g, &g))?.1;
         assert_eq!(count("Add", &[&of_x])?, 0);
         if !simulated() {
-            // MLX's products, which a GPU has, need not round first.
+            // MLX's products, which a GPU may use, need not round first.
             let [a, b] = [&w, &v].map(|w| vjp(|x: Array| linear(&x, w), &x, &g));
             assert_same(&of_x, &a?.1.add(&b?.1)?, dtype.name())?;
         }
@@ -60,7 +61,7 @@ fn of_two_products() -> Checked {
     Ok(())
 }
 
-/// A low-rank product adds a product already, which can add the rest.
+/// A low-rank product already adds another product, and can add further terms too.
 #[test]
 fn of_products_that_add_already() -> Checked {
     let x = random32(&[2, 9, 64], 1)?;
@@ -80,7 +81,7 @@ fn of_products_that_add_already() -> Checked {
     Ok(())
 }
 
-/// A gradient that is used elsewhere too is not computed a second time.
+/// A gradient that is also used elsewhere is not computed again.
 #[test]
 fn of_a_product_that_is_a_result() -> Checked {
     let (x, y, w) = (random32(&[4, 32], 1)?, random32(&[4, 32], 2)?, random32(&[8, 32], 3)?);
@@ -100,7 +101,7 @@ fn of_a_product_that_is_a_result() -> Checked {
     Ok(())
 }
 
-/// A gradient whose terms are two results of one kernel.
+/// A gradient that adds two results of one kernel.
 #[test]
 fn of_a_norm_by_its_own_row() -> Checked {
     each_device(|_| {
@@ -123,8 +124,8 @@ fn of_a_norm_by_its_own_row() -> Checked {
     })
 }
 
-/// On a CPU the three gradients of an affine map with vectors are one node, which adds another
-/// gradient of x itself.
+/// On a CPU one node computes the three gradients of an affine map with vectors, and adds another
+/// gradient of x.
 #[test]
 fn of_an_affine_map_and_its_input() -> Checked {
     for dtype in FLOATS {

@@ -1,5 +1,6 @@
-//! The gradient of a matrix whose rows were taken, beside MLX's and beside sums in f32. The tests
-//! of the kernels compare it with these on every level and for any number of threads.
+//! Compares the gradient of a matrix whose rows were taken with MLX's gradient and with sums in
+//! f32. The tests of the kernels compare it with sums in f32 for every instruction set and for any
+//! number of threads.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::transforms::{grad, jvp, vjp, vmap};
@@ -9,13 +10,14 @@ use crate::support::Checked;
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, random, random32};
 
-/// The node and the value of a gradient in a matrix.
+/// The name of the node and the value of the gradient of a matrix.
 fn gradient(matrix: &Array, ids: &Array, g: &Array) -> Result<(Option<String>, Array)> {
     let of = vjp(|x: Array| x.take(ids, 0), matrix, g)?.1;
     Ok((of.primitive(), of))
 }
 
-/// Rows that are taken twice or never, by numbers of every type, of which some count from the end.
+/// Some rows are taken twice and some never. The row numbers have every type, and some count from
+/// the end.
 #[test]
 fn gradients_are_sums_of_copies() -> Checked {
     for dtype in FLOATS {
@@ -42,12 +44,12 @@ fn gradients_are_sums_of_copies() -> Checked {
     Ok(())
 }
 
-/// Every device adds up the copies in their order: the bits are those of sums in f32.
+/// Every device adds up the copies of a row in order, so the bits equal sums in f32.
 #[test]
 fn devices_agree_on_every_bit() -> Checked {
     for [rows, axis, count] in [[1, 1, 1], [40, 5, 70], [17, 1100, 9], [33, 64, 256]] {
         let (matrix, g) = (random32(&[rows, axis], 1)?, random32(&[count, axis], 2)?);
-        // One row most of the time, others once or never, and the last one at last.
+        // One row is taken most of the time, other rows once or never, and the last row at the end.
         let row = |i: i32| if i % 3 == 1 { rows / 2 } else { i * 7919 % rows };
         let ids: Vec<i32> = (1..count).map(row).chain([rows - 1]).collect();
         let mut want = vec![0.0f32; (rows * axis) as usize];
@@ -62,7 +64,7 @@ fn devices_agree_on_every_bit() -> Checked {
     Ok(())
 }
 
-/// Numbers outside the matrix take its nearest row, which gets their gradients.
+/// A row number outside the matrix takes the nearest row, and that row gets its gradient.
 #[test]
 fn rows_outside_the_matrix_are_its_nearest() -> Checked {
     let (matrix, g) = (random32(&[5, 9], 1)?, random32(&[4, 9], 2)?);
@@ -71,8 +73,8 @@ fn rows_outside_the_matrix_are_its_nearest() -> Checked {
     Ok(())
 }
 
-/// A SIMD group for each row that was taken; then sixteen rows of the matrix for each threadgroup,
-/// or the rest, and every column once.
+/// The first dispatch has a SIMD group for each row that was taken. The second has a threadgroup
+/// for every sixteen rows of the matrix. Both cover every column once.
 #[test(simulated = never)]
 fn dispatches_cover_the_matrix_once() -> Checked {
     let lazy = |shape: &[i32]| Array::scalar(0.0f32)?.broadcast_to(shape);
@@ -95,7 +97,7 @@ fn dispatches_cover_the_matrix_once() -> Checked {
     Ok(())
 }
 
-/// Numbers of rows that count from the end, in types that do not hold the number of all rows.
+/// Row numbers that count from the end, in types too narrow for the number of all rows.
 #[test]
 fn narrow_numbers_count_from_the_end() -> Checked {
     let (matrix, g) = (random32(&[300, 5], 1)?, random32(&[3, 5], 2)?);
@@ -113,7 +115,7 @@ fn narrow_numbers_count_from_the_end() -> Checked {
     Ok(())
 }
 
-/// Other derivatives of taking rows, and of its gradient.
+/// Other derivatives of taking rows, and the derivatives of its gradient.
 #[test]
 fn taken_rows_transform() -> Checked {
     let (matrix, along) = (random32(&[6, 17], 1)?, random32(&[6, 17], 2)?);
@@ -125,7 +127,7 @@ fn taken_rows_transform() -> Checked {
     let second = vjp(of_matrix, &g, &along)?.1;
     assert_same(&second, &along.take(&ids, 0)?, "second derivatives")?;
 
-    // Each entry has other rows of the one matrix, or other gradients.
+    // Each entry takes other rows of the same matrix, or has other gradients.
     let many = Array::from_slice(&[1i32, 4, 1, 0, 0, 5], (2, 3))?;
     let square = |ids: Array| grad(|x: Array| x.take(&ids, 0)?.square()?.sum(..), &matrix);
     let all = |p: Vec<Array>| Ok(vec![square(p[0].clone())?]);

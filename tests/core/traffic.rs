@@ -1,4 +1,4 @@
-//! The traffic of ops that take one dispatch, counted by the simulator.
+//! The memory traffic of ops that take one dispatch, as the simulator counts it.
 
 use mlx_primitives::ops;
 use mlx_primitives::{Array, Result, eval};
@@ -7,10 +7,10 @@ use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, moved, report_traffic};
 use crate::table::ops::of_elements;
 
-/// The bytes of an array that are requested, written, and read at least once.
+/// The bytes of an array that are requested, that are written, and that are read at least once.
 type Moved = [u64; 3];
 
-/// Bytes that are each read once.
+/// The traffic of bytes that are each read once.
 fn read(bytes: u64) -> Moved {
     [bytes, 0, bytes]
 }
@@ -19,8 +19,8 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// Checks the bytes that one dispatch moves of each array, and reports them for the book's table if
-/// the op has a name there.
+/// Checks how many bytes of each array one dispatch moves. If the op has a name in the book's
+/// table, reports the bytes for it.
 fn check(
     name: Option<&str>,
     op: impl FnOnce(&[Array]) -> Result<Array>,
@@ -60,8 +60,8 @@ fn moves_rows_once() -> Checked {
     Ok(())
 }
 
-/// Every row requests weight and bias; caches serve all but the first request. Rows that do not fit
-/// in registers are read twice.
+/// Every row requests the weight and the bias; caches serve all requests except the first. Rows
+/// that do not fit in registers are read twice.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_only_the_bytes_that_norms_need() -> Checked {

@@ -19,7 +19,8 @@ fn measured(ours: f64, mlx: f64) -> Measured {
     Measured { ours, mlx, agrees: true }
 }
 
-/// In a tie, or within noise, ours is chosen; a wrong result never is.
+/// If both are equally fast within the noise, ours is chosen. A kernel with a wrong result is never
+/// chosen.
 #[test]
 fn the_faster_one_is_chosen() {
     for (mlx, choice) in [(100.0, Choice::Ours), (98.0, Choice::Ours), (96.0, Choice::Mlx)] {
@@ -28,7 +29,7 @@ fn the_faster_one_is_chosen() {
     assert_eq!(Measured { agrees: false, ..measured(1.0, 100.0) }.choice(), Choice::Mlx);
 }
 
-/// A class is an op, a type and a number of rows; its measurements accumulate.
+/// A class is an op, a type and a number of rows. The measurements of a class accumulate.
 #[test]
 fn choices_are_of_classes() -> Checked {
     let [one, few, many] = [1, 8, 9].map(|rows| linear(rows, Dtype::Float16));
@@ -57,8 +58,8 @@ fn choices_are_of_classes() -> Checked {
     Ok(())
 }
 
-/// Without measurements, MLX's ops run 16-bit matrix products of many rows, for which MLX uses the
-/// neural accelerators.
+/// Without measurements, MLX's ops compute 16-bit matrix products of many rows, because MLX uses
+/// the neural accelerators for them.
 #[test]
 fn the_built_in_rule() -> Checked {
     let x = random(&[1, 2, 16, 64], Dtype::Float16, 1)?;
@@ -190,7 +191,7 @@ fn a_folder_that_cannot_be_written_is_an_error() -> Checked {
     Ok(())
 }
 
-/// Ops build the chosen implementation, with the same shape, type and derivatives.
+/// Ops build the chosen implementation. Its shape, type and derivatives are the same.
 #[test]
 fn ops_build_the_chosen_implementation() -> Checked {
     let (ours, mlx) = (Rc::new(Choices::ours()), Rc::new(Choices::mlx()));
@@ -234,7 +235,7 @@ fn ops_build_the_chosen_implementation() -> Checked {
                 .map_or(Ok(()), |_| anyhow::bail!("softmax is ours"))
         })?;
     }
-    // An op that reshapes our result, here because of its axes, stays ours.
+    // An op that reshapes our result, here because of its axes, still uses our kernel.
     let x = random(&[100], Dtype::Float32, 5)?;
     let options = MaskedSoftmax { window: Some(3), ..Default::default() };
     let y = with_choices(mlx, || ops::masked_softmax(&x, options))?;

@@ -1,4 +1,4 @@
-//! The bits of a row at any width.
+//! The bits of a row do not depend on how many rows are computed together.
 
 use harness::table::widths;
 use mlx_primitives::ops::RowOrder;

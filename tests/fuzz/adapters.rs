@@ -1,4 +1,4 @@
-//! Folders of adapters, for a small model.
+//! Folders of adapters for a small model.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let valid_config: Value = serde_json::from_slice(&fs::read(&config)?)?;
     let valid_tensors = fs::read(&tensors)?;
     let folder = folder.to_owned();
-    // PEFT writes such updates in other files.
+    // PEFT writes low-rank updates into files with other names.
     let of_peft = folder.join("adapter_model.safetensors");
     let peft_config = json!({
         "peft_type": "LORA", "r": 2, "lora_alpha": 6.0, "use_rslora": false, "bias": "none",

@@ -13,15 +13,15 @@ pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]
 /// The most elements of an array.
 const MOST: i32 = 4096;
 
-/// Draws arguments. Equal generators draw equal arguments, as views with strides or as contiguous
-/// copies.
+/// Draws arguments. Generators in the same state draw equal arguments, either as views with strides
+/// or as contiguous copies.
 pub struct Draw {
     pub rng: Rng,
-    /// Whether arrays are row-contiguous and held only by the op.
+    /// Whether arrays are row-contiguous and only the op holds them.
     plain: bool,
     /// Whether numbers may have any magnitude, or be infinite or NaN.
     pub wild: bool,
-    /// One in this many arguments is invalid for its op.
+    /// On average, one in this many arguments is invalid for its op.
     pub wrong: u32,
     /// The arrays that were drawn, and their original bits.
     held: Vec<(Array, Vec<u32>)>,
@@ -38,7 +38,7 @@ impl Draw {
         one(&mut self.rng, of)
     }
 
-    /// A function of this many arrays, element by element.
+    /// A random op of this many arrays that works element by element.
     pub fn of_elements(&mut self, inputs: usize) -> Run {
         let all: Vec<_> = of_elements(inputs).collect();
         self.one(&all).run
@@ -48,7 +48,7 @@ impl Draw {
         once_in(&mut self.rng, self.wrong)
     }
 
-    /// The right number, or a wrong one.
+    /// The given number, or sometimes a wrong one.
     pub fn int(&mut self, right: i32) -> i32 {
         let near = right.saturating_add(self.rng.i32(-2..3));
         let edges = [0, -1, 1, 64, 1 << 20, i32::MAX, i32::MAX - 1, i32::MIN, i32::MIN + 1, near];
@@ -60,7 +60,7 @@ impl Draw {
         if self.is_wrong() { *self.one(&edges) } else { right }
     }
 
-    /// An axis of this rank, from the first or from the last.
+    /// An axis of an array of this rank, counted from the start or from the end.
     pub fn axis(&mut self, rank: usize) -> i32 {
         let rank = rank as i32;
         let axis = self.rng.i32(-rank..rank.max(1));
@@ -75,7 +75,7 @@ impl Draw {
         *self.one(&FLOATS)
     }
 
-    /// The right type, or a wrong one.
+    /// The given type, or sometimes a wrong one.
     pub fn typed(&mut self, right: Dtype) -> Dtype {
         if self.is_wrong() { *self.one(Dtype::ALL) } else { right }
     }
@@ -103,7 +103,7 @@ impl Draw {
         narrow
     }
 
-    /// The right shape, or a wrong one.
+    /// The given shape, or sometimes a wrong one.
     fn bent(&mut self, shape: &[i32]) -> Vec<i32> {
         let mut shape = shape.to_vec();
         if self.is_wrong() {
@@ -121,14 +121,15 @@ impl Draw {
         shape
     }
 
-    /// An array of about this shape and type, with any strides.
+    /// An array with any strides, and usually with this shape and type.
     pub fn array(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let (shape, dtype) = (self.bent(shape), self.typed(dtype));
         let view = self.view(&shape, dtype)?;
         self.given(view)
     }
 
-    /// Whole numbers from `from` to below `to`, or any numbers if arguments are wrong.
+    /// Whole numbers from `from` up to but not including `to`, or any numbers if arguments are
+    /// wrong.
     pub fn indices(&mut self, shape: &[i32], from: i32, to: i32, dtype: Dtype) -> Result<Array> {
         let shape = self.bent(shape);
         let count = shape.iter().product::<i32>();
@@ -161,7 +162,7 @@ impl Draw {
         }
     }
 
-    /// A view of a larger buffer: reordered, stepped, reversed, broadcast.
+    /// A view of a larger buffer: with reordered axes, steps, reversed or broadcast.
     fn view(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let rank = shape.len();
         let mut order: Vec<i32> = (0..rank as i32).collect();

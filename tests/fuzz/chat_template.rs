@@ -11,7 +11,7 @@ use super::case::{Case, Fuzzer, Run};
 use super::hostile_templates;
 use super::mutation::{self, once_in, one, part_of, word};
 
-/// A template may hold 48 MiB of text, which is copied as it grows.
+/// A template may hold 48 MiB of text, and growing it copies the text.
 pub const FUZZER: Fuzzer = Fuzzer { name: "chat_template", allowance: 200 << 20, prepare };
 
 const WORDS: [&str; 40] = [

@@ -1,4 +1,4 @@
-//! The process that runs the cases that its parent asks for, one after the other.
+//! The process that runs cases one after the other. Its parent sends the number of each case.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,12 +13,12 @@ use harness::workers;
 use super::case::{Case, Fuzzer, Run, generator};
 use super::memory::Before;
 
-/// The file in a child's folder that says what its case is about.
+/// The file in a child's folder that describes its case.
 pub const ABOUT: &str = "about";
 
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Says what a case is about, for the message of its failure.
+/// Describes a case, for the message if it fails.
 pub fn note(what: &str) {
     if let Some(folder) = FOLDER.get() {
         let _ = std::fs::write(folder.join(ABOUT), what);
@@ -35,9 +35,9 @@ pub fn last_panic() -> String {
     PANIC.take()
 }
 
-/// Answers the numbers of cases: the microseconds that a case took and whether it was accepted, or
-/// "fails" and how. The cases run on a thread with the default stack, which is smaller than the
-/// main thread's.
+/// Answers each number of a case with the microseconds that the case took and whether it was
+/// accepted, or with "fails" and the failure. The cases run on a thread with the default stack,
+/// which is smaller than the main thread's.
 pub fn run(fuzzer: &'static Fuzzer, seed: u64, folder: &Path) -> ExitCode {
     std::panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));
     let folder = FOLDER.get_or_init(|| folder.to_owned());

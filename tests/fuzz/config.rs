@@ -1,4 +1,4 @@
-//! `config.json`, and models with random weights for the accepted ones.
+//! `config.json`. Models with random weights are built from the accepted ones.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare };
 
-/// The most bytes of weights of a model that is built.
+/// The largest number of bytes of weights for which a model is built.
 const SMALL: u64 = 1 << 17;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -117,7 +117,7 @@ fn check(rng: &mut Rng, config: &Config) {
     let Ok(llama) = Llama::random(config.clone(), dtype, None, 1) else { return };
     let ids = Array::from_slice(&[0i32, 0], [1, 2]).expect("tokens");
     let logits = llama.forward(&ids, &mut llama.new_cache());
-    // Extents that the kernels do not support may only cause an error.
+    // If the kernels do not support an extent, an error is allowed.
     if let Ok(logits) = logits {
         assert_eq!(logits.shape(), [1, 2, config.vocab_size]);
         logits.eval().expect("logits are computed");

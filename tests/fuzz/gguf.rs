@@ -1,4 +1,5 @@
-//! Fuzzes GGUF files of random tensors and entries, and those of small models with tokenizers.
+//! Fuzzes GGUF files: files of random tensors and entries, and files of small models with
+//! tokenizers.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
 
-/// Tensor types with the elements and bytes of a block; the last of them is not supported.
+/// Tensor types, with the number of elements and bytes of a block. The last type is not supported.
 const TYPES: [(u32, u64, u64); 19] = [
     (0, 1, 4),
     (1, 1, 2),
@@ -78,7 +79,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
 
 struct Tensor {
     name: String,
-    /// Listed from the last, as in the format.
+    /// The dimensions from the last to the first, as in the format.
     dims: Vec<u64>,
     kind: u32,
     bytes: u64,
@@ -125,7 +126,7 @@ impl Gguf {
     /// A Llama with one layer.
     fn model(rng: &mut Rng) -> Self {
         let architecture = *one(rng, &["llama", "qwen2", "qwen3"]);
-        // Blocks of 256 weights need rows of at least that length.
+        // Rows need at least 256 weights for types whose blocks have 256.
         let (kinds, hidden) = match once_in(rng, 10) {
             true => (&[9, 12, 13, 14, 15, 17][..], 256u64),
             false => (&[0, 1, 5, 6, 8, 10, 11, 16][..], 32u64),
@@ -221,7 +222,7 @@ impl Gguf {
         Self { version: 3, alignment: 32, entries, tensors }
     }
 
-    /// The bytes of the file, which is damaged more often than not.
+    /// The bytes of the file, which in most cases is damaged.
     fn damaged(mut self, rng: &mut Rng) -> Vec<u8> {
         match rng.u8(..8) {
             0 => self.version = rng.u32(..5),
@@ -260,7 +261,7 @@ impl Gguf {
         bytes
     }
 
-    /// The file in the format's encoding; `offset` replaces the offset of one of the tensors.
+    /// Encodes the file in the format. `offset` replaces the offset of one tensor.
     fn written(&self, rng: &mut Rng, offset: Option<u64>) -> Vec<u8> {
         let entries: Vec<_> =
             self.entries.iter().map(|(key, value)| (key.as_str(), value.bytes())).collect();
@@ -276,7 +277,7 @@ impl Gguf {
     }
 }
 
-/// A list of numbers or of texts, whose type and length are mostly right.
+/// A list of numbers or texts. Its type and length are correct in most cases.
 pub fn list(rng: &mut Rng) -> Entry {
     let count = rng.u64(..5);
     let (kind, items): (u32, Vec<u8>) = match rng.bool() {

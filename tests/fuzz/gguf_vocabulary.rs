@@ -29,7 +29,7 @@ fn texts(all: &[String]) -> Entry {
     of_kind(8, all.len(), items)
 }
 
-/// Entries of `count` tokens, which are damaged about once in three times.
+/// Entries of `count` tokens. About one in three is damaged.
 pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
     let all = TEXTS.split(' ').chain(["", " "]);
     let mut tokens: Vec<String> = all.map(str::to_owned).collect();
@@ -58,7 +58,7 @@ pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
             kind.to_le_bytes()
         })
         .collect();
-    // Pairs of tokens whose texts together are a token.
+    // Pairs of tokens whose joined text is a token.
     let mut merges = Vec::new();
     for left in &tokens {
         for right in &tokens {
@@ -90,7 +90,7 @@ pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
             entries.push((key.unwrap_or("padding_token_id"), Entry::U32(id)));
         }
     }
-    // Keys may not come twice.
+    // A key may not occur twice.
     let mut seen = Vec::new();
     entries.retain(|(name, _)| {
         !seen.contains(name) && {

@@ -1,5 +1,5 @@
-//! Graphs of random ops that are evaluated on several threads, with primitives that fail: every
-//! array that depends on a failed one returns an error, and every other one has the values that
+//! Graphs of random ops that are evaluated on several threads, with primitives that fail. Every
+//! array that depends on a failed array returns an error, and every other array has the values that
 //! plain Rust computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -22,7 +22,7 @@ pub const FUZZER: Fuzzer = Fuzzer { name: "graphs", allowance: 128 << 20, prepar
 /// Whether nothing in a graph failed, or the message of the panic that ended it.
 type Outcome = std::result::Result<bool, String>;
 
-/// Persistent threads, because MLX keeps the streams of threads that end.
+/// Threads that live for all cases, because MLX keeps the streams of threads that end.
 const THREADS: usize = 3;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -71,7 +71,7 @@ enum Deed {
     PanicsWithoutWords,
 }
 
-/// The sum and the difference of two arrays.
+/// A primitive whose outputs are the sum and the difference of two arrays.
 struct Custom(Deed);
 
 impl CustomPrimitive for Custom {
@@ -101,18 +101,18 @@ impl CustomPrimitive for Custom {
 }
 
 struct Node {
-    /// `None` once it was dropped.
+    /// The array; `None` after it was dropped.
     array: Option<Array>,
     /// The values that plain Rust computes.
     value: Vec<f32>,
     inputs: Vec<usize>,
-    /// The other output of the same primitive.
+    /// The node of the primitive's other output.
     sibling: Option<usize>,
-    /// Whether it, or an array that it depends on, fails.
+    /// Whether this array, or an array that it depends on, fails.
     fails: bool,
-    /// Whether an evaluation has computed it, or has begun to.
+    /// Whether an evaluation of this array has begun or ended.
     begun: bool,
-    /// Whether it was part of an evaluation that failed, and so may fail with it.
+    /// Whether it was part of an evaluation that failed. It may then fail too.
     exposed: bool,
 }
 
@@ -132,7 +132,7 @@ impl Graph {
         Self { rng, rows, nodes: Vec::new(), failing, failed: false }
     }
 
-    /// Builds and evaluates in any order, and returns whether nothing failed.
+    /// Builds and evaluates arrays in a random order, and returns whether nothing failed.
     fn run(mut self, streams: &[Stream]) -> bool {
         self.leaf();
         for _ in 0..self.rng.usize(5..40) {
@@ -242,7 +242,7 @@ impl Graph {
         self.nodes[last - 1].sibling = Some(last);
     }
 
-    /// The nodes that an evaluation of these computes.
+    /// The nodes that an evaluation of the nodes `of` computes.
     fn pending(&self, of: &[usize]) -> Vec<usize> {
         let (mut found, mut left) = (Vec::new(), of.to_vec());
         while let Some(node) = left.pop() {
@@ -254,7 +254,7 @@ impl Graph {
         found
     }
 
-    /// Whether a node may fail because it was evaluated together with one that does.
+    /// Whether a node may fail because it was evaluated together with a failing one.
     fn may_fail(&self, node: usize) -> bool {
         let mut may = Vec::new();
         for Node { exposed, inputs, .. } in &self.nodes[..=node] {
@@ -263,7 +263,7 @@ impl Graph {
         may[node]
     }
 
-    /// Records that an evaluation of these begins.
+    /// Records that an evaluation of the nodes `of` begins.
     fn begin(&mut self, of: &[usize]) {
         let fails = of.iter().any(|&node| self.nodes[node].fails);
         for node in self.pending(of) {

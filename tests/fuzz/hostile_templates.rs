@@ -1,5 +1,5 @@
-//! Templates that are written to use up a machine: values that double, texts that grow by squares,
-//! deep nesting of source, values and calls, and numbers that ask for much.
+//! Templates that try to exhaust a machine: values that double, texts that grow quadratically, deep
+//! nesting of source, values and calls, and large numbers as arguments.
 
 use fastrand::Rng;
 
@@ -9,7 +9,7 @@ fn one<'a>(rng: &mut Rng, among: &[&'a str]) -> &'a str {
     among.get(rng.usize(..among.len())).copied().unwrap_or_default()
 }
 
-/// A hostile template, most of them short.
+/// A hostile template. Most of them are short.
 pub fn template(rng: &mut Rng) -> String {
     match rng.u8(..10) {
         0..=3 => growing(rng),
@@ -63,7 +63,7 @@ fn seed(rng: &mut Rng) -> &'static str {
     )
 }
 
-/// Makes a value larger again and again, and then looks at it.
+/// Makes a value larger several times, and then reads it.
 fn growing(rng: &mut Rng) -> String {
     let count = one(rng, &["9", "40", "64", "300", "2000", "99999"]);
     let steps: Vec<String> = (0..1 + rng.usize(..2))
@@ -84,7 +84,7 @@ fn growing(rng: &mut Rng) -> String {
     )
 }
 
-/// Statements that are written out many times.
+/// The same statements, repeated many times.
 fn repeated(rng: &mut Rng) -> String {
     let count = one(rng, &["9", "60", "1000", "9000"]).parse().unwrap_or(9);
     let step = larger(rng, "x");
@@ -97,7 +97,7 @@ fn repeated(rng: &mut Rng) -> String {
     format!("{{% set x = {} %}}{}", seed(rng), statement.repeat(count))
 }
 
-/// Source that nests, or that is long.
+/// Source that is deeply nested or long.
 fn deep_source(rng: &mut Rng) -> String {
     let count = one(rng, &["50", "149", "151", "5000", "60000"]).parse().unwrap_or(9);
     let (open, middle, close) = match rng.u8(..22) {
@@ -184,7 +184,7 @@ fn numbers(rng: &mut Rng) -> String {
     pattern.replace('N', large)
 }
 
-/// Long pieces of the syntax itself.
+/// Long pieces of the syntax, such as comments and names.
 fn around(rng: &mut Rng) -> String {
     let count = one(rng, &["99", "5000", "200000"]).parse().unwrap_or(99);
     let piece = match rng.u8(..16) {

@@ -13,7 +13,8 @@ pub struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The most bytes that may be allocated: far more than any case may take. Beyond, the process ends.
+/// The largest number of bytes that may be allocated, far more than a case may take. A larger
+/// allocation ends the process.
 const MOST: usize = 1 << 30;
 
 fn take(bytes: usize) -> bool {
@@ -82,7 +83,7 @@ impl Before {
         Self { rust, arrays: memory::active_memory(), resident: most_resident() }
     }
 
-    /// The most bytes taken since then, by the largest of the counts.
+    /// The most bytes taken since the case began, by the largest of the counts.
     pub fn taken(&self) -> usize {
         let rust = PEAK.load(Ordering::Relaxed).saturating_sub(self.rust);
         let arrays = memory::peak_memory().saturating_sub(self.arrays);

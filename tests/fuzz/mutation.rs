@@ -34,7 +34,7 @@ pub fn word(rng: &mut Rng, of: &[&'static str]) -> &'static str {
     of[rng.usize(..of.len())]
 }
 
-/// A random one of the parts of a text between bars.
+/// A random part of a text whose parts are separated by bars.
 pub fn part_of<'a>(rng: &mut Rng, text: &'a str) -> &'a str {
     let parts: Vec<&str> = text.split('¦').map(str::trim).collect();
     parts[rng.usize(..parts.len())]
@@ -46,7 +46,7 @@ pub fn word_of<'a>(rng: &mut Rng, text: &'a str) -> &'a str {
     words[rng.usize(..words.len())]
 }
 
-/// Returns true once in this many times, on average.
+/// Returns true once in `times` calls, on average.
 pub fn once_in(rng: &mut Rng, times: u32) -> bool {
     rng.u32(..times) == 0
 }
@@ -100,7 +100,7 @@ fn number_bytes(rng: &mut Rng) -> [u8; 8] {
     number.wrapping_sub(u64::from(rng.bool())).to_le_bytes()
 }
 
-/// Replaces a number that is written in digits.
+/// Replaces a number that is written with decimal digits.
 fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     let from = rng.usize(..=data.len());
     let Some(start) = data[from..].iter().position(u8::is_ascii_digit) else { return };
@@ -109,7 +109,7 @@ fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     data.splice(start..start + length, word_of(rng, NUMBERS).bytes());
 }
 
-/// Like [`bytes`], but also inserts words of the language, and replaces invalid UTF-8 afterwards.
+/// Like [`bytes`], but also inserts words of the language. It then replaces invalid UTF-8.
 pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     let mut data = text.as_bytes().to_vec();
     for _ in 0..rng.usize(..4) {
@@ -124,7 +124,8 @@ pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&data).into_owned()
 }
 
-// Values that serde_json cannot hold are stored as marked texts, which `written` unmarks.
+// A mark for values that serde_json cannot hold. They are stored as texts with this mark, which
+// `written` removes.
 const NUMBER: &str = "@number@";
 const DEEP: &str = "@deep@";
 const AGAIN: &str = "@again@";
@@ -138,7 +139,7 @@ pub fn json(rng: &mut Rng, document: &mut Value) {
     }
 }
 
-/// The document, one of the values within, or one within that.
+/// The document, or a value inside it at any depth.
 fn picked<'a>(rng: &mut Rng, value: &'a mut Value) -> &'a mut Value {
     let empty = match &*value {
         Value::Array(items) => items.is_empty(),
@@ -166,7 +167,7 @@ fn any_key(rng: &mut Rng, fields: &Map<String, Value>) -> String {
 }
 
 fn change(rng: &mut Rng, value: &mut Value, other: Value) {
-    // JSON within a text, as in some formats.
+    // Some formats have JSON inside a text.
     if let Value::String(inner) = value
         && let Ok(mut document @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(inner)
     {
@@ -236,7 +237,8 @@ pub fn written(rng: &mut Rng, document: &Value) -> String {
         text.replace_range(start..end, &inner);
     }
     while let Some((start, end, inner)) = marked(&text, DEEP) {
-        // A mutation may have changed the depth itself: limit a document to 100 KB.
+        // A mutation may have changed the depth, so it is limited, which keeps a document under 100
+        // KB.
         let depth = inner.parse().unwrap_or(0).min(10_000);
         let [open, close] = *one(rng, &[["[", "]"], [r#"{"a":"#, "}"], ["[[],", "]"]]);
         let close = if rng.bool() { close.repeat(depth) } else { String::new() };
@@ -253,11 +255,11 @@ fn marked(text: &str, mark: &str) -> Option<(usize, usize, String)> {
     let start = text.find(&format!("\"{mark}"))?;
     let inner = start + 1 + mark.len();
     let end = inner + text[inner..].find('"')?;
-    // A backslash would escape a quote of a text within a text.
+    // A backslash would escape a quote if the text is inside another text.
     Some((start, end + 1, text[inner..end].replace('\\', "")))
 }
 
-/// The text of a document, mostly with changes.
+/// The text of a document, which is changed in most cases.
 pub fn config(rng: &mut Rng, document: &Value) -> String {
     let mut document = document.clone();
     if !once_in(rng, 8) {
@@ -278,7 +280,7 @@ pub fn safetensors_file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
-/// A valid safetensors file with changes, many of which keep it valid.
+/// A valid safetensors file with changes. Many of the files stay valid.
 pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     let mut file = file.to_vec();
     match rng.u8(..8) {
@@ -311,8 +313,8 @@ pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Changes a tensor to another shape or type of the same size, another name, or another tensor's
-/// data.
+/// Changes a tensor: to another shape or type of the same size, to another name, or to the data of
+/// another tensor.
 fn retype(rng: &mut Rng, header: &mut Value) {
     let Some(fields) = header.as_object_mut() else { return };
     let names: Vec<String> =

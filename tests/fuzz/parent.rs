@@ -1,5 +1,5 @@
-//! The process that watches a fuzzer's child: whether each case ends in time, and whether the child
-//! lives.
+//! The process that watches a fuzzer's child. It checks that each case ends in time and that the
+//! child does not crash.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::case::Fuzzer;
 use super::child::ABOUT;
 use super::{Args, CASES};
 
-/// The number of failing cases of a fuzzer after which the rest is skipped.
+/// The number of failing cases of a fuzzer after which the other cases are skipped.
 const MOST_FAILURES: usize = 10;
 /// How long a child may take to prepare the state that its cases share.
 const PREPARATION: Duration = Duration::from_secs(120);
@@ -44,7 +44,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// Runs the cases, with a new child after each case that ended one.
+/// Runs the cases. It starts a new child after each case that ended the child.
 pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     let Fuzzer { name, .. } = *fuzzer;
     let mut tally =

@@ -80,7 +80,7 @@ fn valid(rng: &mut Rng) -> Vec<u8> {
     mutation::safetensors_file(&Value::Object(header).to_string(), &data)
 }
 
-/// A file in which two tensors may have one name, or share bytes.
+/// A file in which two tensors may have the same name or share bytes.
 fn with_a_name_twice(rng: &mut Rng) -> Vec<u8> {
     let names = ["a", "b", "\\u0061", "__metadata__"];
     let mut start = 0;
@@ -94,7 +94,7 @@ fn with_a_name_twice(rng: &mut Rng) -> Vec<u8> {
     mutation::safetensors_file(&format!("{{{}}}", entries.join(",")), &vec![7; start])
 }
 
-/// Checks that the loaded tensors are those that the format's own reader finds.
+/// Checks that the loaded tensors equal the tensors that the format's crate reads.
 fn check(tensors: &Tensors, file: &[u8]) {
     let reference = SafeTensors::deserialize(file).expect("a file that the format's reader takes");
     assert_eq!(tensors.arrays.len(), reference.len(), "tensors");

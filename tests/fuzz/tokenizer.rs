@@ -1,4 +1,5 @@
-//! `tokenizer.json` with every part that the format knows, and round trips of texts.
+//! `tokenizer.json` with every part that the format has, and texts that are tokenized and decoded
+//! again.
 
 use std::fs;
 use std::path::Path;
@@ -42,14 +43,14 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
                     mutation::text(rng, text, &words)
                 }
             };
-            // An `Err` for a text is as good as tokens.
+            // Both an `Err` and tokens are allowed for a text.
             let _ = there_and_back(rng, tokenizer, &text);
         }
         Case::new(text.len(), &tokenizer)
     }))
 }
 
-/// Loads the tokenizer with files beside it that name tokens.
+/// Loads the tokenizer together with other files of the folder that name tokens.
 fn beside(rng: &mut Rng, folder: &Path, text: &mut String) -> Result<Tokenizer> {
     let words = ["<s>", "fox", "new", "", "<|new|>", "é", "<unk>", "the fox"];
     let token = |rng: &mut Rng| match rng.bool() {
@@ -75,7 +76,7 @@ fn beside(rng: &mut Rng, folder: &Path, text: &mut String) -> Result<Tokenizer> 
     ];
     let tokenizer = text.clone();
     let written = |name: &str, content: &str| {
-        // A file that cannot be written is one that is not there.
+        // If the file cannot be written, the case runs without it.
         let _ = fs::write(folder.join(name), content);
     };
     written("tokenizer.json", &tokenizer);
@@ -100,7 +101,7 @@ fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()
         false => tokenizer.encode_verbatim(text)?,
     };
     tokenizer.decode(&tokens)?;
-    // Tokens that are in no text, and numbers that are no tokens.
+    // Add tokens that no text contains, and numbers that are not tokens.
     tokens.truncate(64);
     (0..rng.usize(..20)).for_each(|_| tokens.push(rng.u32(..40)));
     tokens.push(*one(rng, &[u32::MAX, 1 << 31, 1000]));
@@ -148,7 +149,7 @@ fn valid(rng: &mut Rng) -> Value {
     })
 }
 
-/// A sequence of parts, while `depth` allows.
+/// A sequence of parts, or a single part if `depth` does not allow more.
 fn several(rng: &mut Rng, depth: u32, part: fn(&mut Rng, u32) -> Value) -> Vec<Value> {
     (0..rng.usize(..4)).map(|_| part(rng, depth - 1)).collect()
 }
@@ -202,7 +203,7 @@ fn normalizer(rng: &mut Rng, depth: u32) -> Value {
 /// Base64 of random bytes, which the format does not check.
 fn charsmap(rng: &mut Rng) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    // The length of a table comes first, in four bytes; AAAA and AA are zeros.
+    // A table begins with its length in four bytes; AAAA and AA encode zeros.
     let start = *one(rng, &["", "AAAAAA", "BAAAAA", "AAQAAA"]);
     let rest = 4 * rng.usize(..12) + if start.is_empty() { 0 } else { 2 };
     let digits = (0..rest).map(|_| char::from(*one(rng, DIGITS)));

@@ -15,8 +15,8 @@ use crate::support::{Checked, simulated};
 
 type Nodes = BTreeMap<String, i64>;
 
-/// The dispatches by the names of nodes of a step of this number of layers, forward alone and with
-/// the backward pass, and the number of trained arrays.
+/// The dispatches of a step of a model with this number of layers, by the names of nodes: for the
+/// forward pass alone, and with the backward pass. Also the number of trained arrays.
 fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<([Nodes; 2], i64)> {
     let folder = TempDir::new()?;
     let demo = Checkpoint::demo()?;
@@ -57,9 +57,10 @@ fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<([Nodes; 
     Ok(([forward, both], i64::try_from(gradients.len())?))
 }
 
-/// On a GPU, where views are free. The trainer keeps its parameters in float32 for layers of 16
-/// bits, so each gradient is cast in the end, which is counted apart. Beside each bound is the
-/// number of MLX 0.32.4's CPU graph of mlx-lm's layer, which has no fused norms and attention.
+/// The test runs on a GPU, where views are free. For layers of 16 bits the trainer keeps its
+/// parameters in float32, so each gradient is converted at the end; these conversions are counted
+/// separately. Beside each bound is the number in MLX 0.32.4's CPU graph of mlx-lm's layer, which
+/// has no fused norms and attention.
 #[test(simulated = once)]
 fn a_layer_takes_few_dispatches_backward() -> Checked {
     if !simulated() {

@@ -1,4 +1,4 @@
-//! Caches of every kind: their visible positions, their memory, and the estimates of both.
+//! Caches of every kind: their visible positions, their memory, and the estimates of their memory.
 
 use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use mlx_primitives_llama::internals::{
@@ -35,8 +35,8 @@ fn plain(stored: &KvTensor) -> &Array {
     }
 }
 
-/// Appends steps of these lengths, and checks each with all previous positions and the visible
-/// ones.
+/// Appends steps of these lengths. Checks each step with all previous positions, and with the
+/// visible ones.
 fn each_step(
     kind: CacheKind,
     dtype: Dtype,
@@ -131,7 +131,7 @@ fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
         for (i, time) in ints(&case["steps"]).into_iter().enumerate() {
             let what = format!("{max_size} keeping {keep}, step {i}");
             let visible_keys = cache.mask(time)?;
-            // Every element of a position is its number.
+            // Every element of a position is the position's number.
             let step = Array::arange::<f32>(f64::from(end), f64::from(end + time), 1.0)?
                 .reshape([1, time, 1])?
                 .broadcast_to([1, time, WIDTH])?;
@@ -143,13 +143,13 @@ fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
             let mut want = ints(&case["visible"][i]);
             if time == 1 && end > max_size {
-                // In a full cache, a position's slot is determined by the position.
+                // In a full cache, a position determines its slot.
                 let slot =
                     |&p: &i32| if p < keep { p } else { keep + (p - keep) % (max_size - keep) };
                 want.sort_unstable_by_key(slot);
             }
             assert_eq!(visible, want, "{what}");
-            // Keys were rotated by their positions, whatever their slots.
+            // Keys were rotated by their positions, not by their slots.
             let ids = Array::from_slice(&visible, [visible.len() as i32])?;
             let whole = Array::arange::<f32>(0.0, f64::from(end), 1.0)?
                 .reshape([1, 1, end, 1])?
@@ -236,7 +236,7 @@ fn models_generate_with_every_kind() -> Checked {
         Ok(checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?)
     };
     let plain = tokens(CacheKind::Plain)?;
-    // Rotation drops nothing before the size is reached; then the texts diverge.
+    // A rotating cache drops nothing until it has its full size. Then the texts differ.
     assert_eq!(tokens(CacheKind::Rotating { max_size: 64, keep: 4 })?, plain);
     assert_eq!(tokens(CacheKind::Rotating { max_size: 8, keep: 4 })?.len(), plain.len());
     let eight = tokens(CacheKind::Quantized { group_size: 32, bits: 8 })?;
@@ -319,7 +319,7 @@ fn limits_are_set_and_restored() -> Checked {
     assert_eq!(memory::memory_limit(), 1 << 33);
     assert_eq!(memory::set_memory_limit(before)?, 1 << 33);
     assert_eq!(memory::memory_limit(), before);
-    // Arrays are still refused by the machine's memory, not by a guideline.
+    // An array is refused if the machine lacks the memory, not because of a guideline.
     let before = memory::set_memory_limit(1)?;
     let sum = Array::ones::<f32>(&[1000])?.sum(..)?.item::<f32>()?;
     memory::set_memory_limit(before)?;

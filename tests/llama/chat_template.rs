@@ -1,4 +1,4 @@
-//! Chat templates, compared with transformers' output, and those that must not be rendered.
+//! Chat templates, compared with transformers' output, and templates that must be refused.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that change the model: honored as transformers does, by the references
-//! of `tests/fixtures/config_keys.py`, or refused by name.
+//! Keys of `config.json` that change the model. A key has the same effect as in transformers, whose
+//! results `tests/fixtures/config_keys.py` writes, or is refused by name.
 
 use std::collections::HashMap;
 use std::fs;
@@ -63,7 +63,7 @@ fn last(logits: &Array) -> anyhow::Result<Vec<f64>> {
     Ok(all[all.len() - vocab..].to_vec())
 }
 
-/// In one pass, token by token, and scored.
+/// The texts run in one pass and token by token, and are scored.
 #[test]
 fn keys_are_honored_as_transformers_does() -> Checked {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/config_keys.json"))?;
@@ -74,8 +74,8 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         let text = text(one["length"].as_u64().unwrap() as usize);
         let want = floats(&one["last_logits"]);
         let what = format!("{} {}", one["checkpoint"], one["changes"]);
-        // 24 bits of a float32 lose about 1e-5 of such logits; the changes move them by 0.29 or
-        // more.
+        // With 24 bits, float32 has errors of about 1e-5 in such logits. The changes move them by
+        // 0.29 or more.
         let allowed = if llama.dtype() == Dtype::Float32 { 1e-3 } else { 0.05 };
         let mut check = |how: &str, got: &[f64]| {
             let error = apart(got, &want);
@@ -89,7 +89,8 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         let kind = one["changes"]["rope_scaling"]["rope_type"]
             .as_str()
             .or(one["changes"]["rope_scaling"]["type"].as_str());
-        // Positions of those are rotated by the length of the text, which single steps do not know.
+        // These rotations depend on the length of the text, which is unknown when tokens run one by
+        // one.
         if !["longrope", "dynamic"].contains(&kind.unwrap_or_default()) {
             for first in [1, 11] {
                 let mut cache = llama.new_cache();
@@ -104,7 +105,7 @@ fn keys_are_honored_as_transformers_does() -> Checked {
             let score = llama.score(&text, |_| {})?;
             let off = (score.mean_nll - one["mean_nll"].as_f64().unwrap()).abs();
             assert!(off < allowed, "{what}: {score:?}");
-            // A packed model has the same configuration.
+            // The packed model has the same configuration.
             if llama.dtype() == Dtype::Float32 {
                 let packed = llama.quantized(Quantization::affine(32, 8))?;
                 let logits = packed.forward(&whole, &mut packed.new_cache())?;
@@ -132,7 +133,8 @@ fn generated(llama: &Llama, prompt: &[u32], options: &Options) -> anyhow::Result
     Ok(llama.generate(prompt, options)?.collect::<Result<_>>()?)
 }
 
-/// Texts that grow past the length at which something changes are those of passes over all of them.
+/// If a text grows past a length at which the model changes, it equals the text from passes over
+/// all tokens.
 #[test(simulated = once)]
 fn texts_grow_past_windows_and_original_lengths() -> Checked {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/config_keys.json"))?;
@@ -163,7 +165,7 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
             batch[prompt].push(token.id);
         }
         assert_eq!(batch, want, "{what} in a batch");
-        // A draft works where no position is forgotten.
+        // A draft works as long as the cache drops no position.
         let draft = Llama::load(root().join("llama-f32"))?;
         match llama.generate(&prompts[0], &options)?.with_draft(&draft, 3) {
             Ok(drafted) => {
@@ -174,7 +176,8 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
             }
             Err(error) => assert!(!forms && error.to_string().contains("rotating"), "{error}"),
         }
-        // A cache of a shorter text, kept before and after what changes, serves the longer text.
+        // A cache of a shorter text, saved before or after the length at which the model changes,
+        // also works for the longer text.
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("cache.safetensors");
         let longer: Vec<u32> = prompts[0].iter().chain(&want[0]).copied().collect();
@@ -198,7 +201,7 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
     Ok(())
 }
 
-/// A window that hides nothing changes nothing: drafts and batches work.
+/// A window that hides no position has no effect: drafts and batches work.
 #[test]
 fn windows_longer_than_the_text_do_not_matter() -> Checked {
     let llama = Llama::load(root().join("mistral-f16"))?;
@@ -212,7 +215,7 @@ fn windows_longer_than_the_text_do_not_matter() -> Checked {
     let mut generation = llama.generate(&prompt, &Options { cache: kind, ..options })?;
     generation.by_ref().collect::<Result<Vec<_>>>()?;
     assert!(generation.into_prompt_cache()?.is_of(kind, &llama)?);
-    // The key says the opposite of a null, and a missing one has transformers' value.
+    // A null turns the window off, and a missing key has transformers' default.
     for (window, seen) in [(json!(9), Some(9)), (Value::Null, Some(4096))] {
         let folder = changed("mistral-f16", &json!({"sliding_window": window}))?;
         assert_eq!(Llama::load(folder.path())?.config().window_of(0), seen);
@@ -317,7 +320,7 @@ fn numbers_that_python_writes() -> Checked {
     let with_place = with_place.to_string();
     let text = base("llama").to_string();
     for literal in ["NaN", "Infinity", "-Infinity"] {
-        // JSON has no such numbers. Where nothing reads them they do not matter.
+        // JSON does not have such numbers. If no key that is read has them, they do no harm.
         let harmless = text.replacen('{', &format!("{{\"a \\\" NaN\": [0.0, {literal}],"), 1);
         assert!(Config::parse(&harmless).is_ok(), "{literal}");
         let read = with_place.replace("\"@\"", literal);
@@ -341,7 +344,8 @@ fn numbers_that_python_writes() -> Checked {
     Ok(())
 }
 
-/// Whether the output projection is the embedding is decided once, and written.
+/// The stored tensors decide whether the output projection is the embedding, and the decision is
+/// written to the config.
 #[test]
 fn ties_are_decided_by_what_is_stored() -> Checked {
     for (stated, headed, tied) in

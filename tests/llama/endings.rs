@@ -1,5 +1,6 @@
-//! A process whose generation was dropped ends at once, and a model decodes the same tokens after
-//! failures of others. Each case is a child process: this binary, told its role.
+//! A process that drops a generation ends at once, and a model decodes the same tokens after
+//! failures of other evaluations. Each case is a child process: this binary, with an argument that
+//! names its role.
 
 use harness::roles::{ends, rounds};
 use mlx_primitives::custom::{View, ViewMut, apply_one};
@@ -20,7 +21,7 @@ fn decode(tokens: usize) -> Result<Vec<u32>> {
     checkpoint.llama.generate(&prompt, &options)?.collect()
 }
 
-/// Plays a role; the child then returns from main with this status.
+/// Runs a role in the child, which then returns from main with this status.
 pub fn play(role: &str) -> Checked<u8> {
     match role {
         "dropped generation" => {

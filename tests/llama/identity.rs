@@ -1,4 +1,4 @@
-//! A prompt cache belongs to one model: every tensor of it, and its adapters.
+//! A prompt cache belongs to one model: to all of its tensors and to its adapters.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn save_cache(llama: &Llama, path: &Path) -> Checked {
     Ok(generation.into_prompt_cache()?.save(path)?)
 }
 
-/// A change of the last element alone, as small as the type allows for packed codes.
+/// Changes only the last element. For packed codes the change is the smallest that the type allows.
 fn nudged(array: &Array) -> anyhow::Result<Array> {
     let flat = array.reshape(-1)?;
     let (kept, last) = (flat.slice_axis(0, ..-1)?, flat.slice_axis(0, -1..)?);
@@ -94,7 +94,7 @@ fn adapters_make_another_model() -> Checked {
             assert_eq!(PromptCache::load(&path, other).is_ok(), i == j, "{i} {j}");
         }
     }
-    // Updates that are attached again after others are what they were.
+    // Updates that are attached again, after others were attached, have their earlier identity.
     let again = load()?.adapted(&adapters(0.5, 1.0, &name)?)?;
     let again = again.adapted(&adapters(0.01, 2.0, &name)?)?;
     save_cache(&variants[1], &path)?;

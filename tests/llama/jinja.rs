@@ -1,4 +1,4 @@
-//! The language of chat templates beside Jinja itself, and templates that are written to use up a
+//! Compares the language of chat templates with Jinja, and runs templates that try to exhaust a
 //! machine.
 
 use std::fs;
@@ -24,7 +24,7 @@ fn rendered(source: &str, variables: &Value) -> mlx_primitives::Result<String> {
     template.render(&messages, &options)
 }
 
-/// The texts are those of transformers' environment (`snippets.py` beside them).
+/// The expected texts come from transformers' environment (`snippets.py` in the same folder).
 #[test(simulated = never)]
 fn snippets_are_rendered_as_by_jinja_or_refused() -> Checked {
     let path =
@@ -70,7 +70,8 @@ fn what_is_missing_is_named() {
     }
 }
 
-/// Each ends in time, and those that need too much in an error that names the bound.
+/// Each template ends in time. A template that needs too much ends in an error that names the
+/// bound.
 #[test(simulated = never)]
 fn bounds_hold_for_every_construct() {
     let doubled = |step: &str, last: &str| {
@@ -145,7 +146,7 @@ fn bounds_hold_for_every_construct() {
             Ok(text) => assert!(said.is_empty(), "{shown}: {} bytes", text.len()),
             Err(error) => {
                 let text = error.to_string();
-                // A busy machine may reach the limit of time first.
+                // On a busy machine, the limit of time may be reached first.
                 let bounded = text.contains("within half a second");
                 assert!(bounded || text.contains(said), "{shown}: {text}");
                 assert!(text.len() < 500, "{shown}: {text}");

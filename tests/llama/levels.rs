@@ -1,6 +1,6 @@
-//! Logits of packed models with every instruction set of this machine, compared with f64 on the
-//! dequantized weights. Each set runs in a child process, because the variable that chooses it
-//! applies to a whole process.
+//! Computes the logits of packed models with every instruction set of this machine, and compares
+//! them with f64 on the dequantized weights. Each set runs in a child process, because the variable
+//! that chooses it applies to a whole process.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::support::{Checked, in_another_process};
 use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
-/// Best first: a machine that has one also has those after it.
+/// The best set is first. A machine that has one set also has those after it.
 #[cfg(target_arch = "x86_64")]
 const LEVELS: [&str; 5] = ["amx", "avx512bf16", "avx512", "avx2", "scalar"];
 #[cfg(target_arch = "aarch64")]
@@ -39,7 +39,7 @@ fn packed_models_are_exact_at_every_level() -> Checked {
     Ok(())
 }
 
-/// Group size, bits and mode.
+/// The group size, the number of bits, and the mode.
 type Format = (i32, i32, QuantizedMode);
 
 #[test]
@@ -62,7 +62,7 @@ fn logits_at_this_level() -> Checked {
     Ok(())
 }
 
-/// A prompt, which is multiplied in tiles, then tokens, which are multiplied one by one.
+/// Runs a prompt, which is multiplied in tiles, and then tokens, which are multiplied one by one.
 fn check(format: Format, dtype: Dtype) -> Checked {
     let (llama, reference) = model(format, dtype)?;
     let tokens: Vec<u32> = (0..15).map(|i| (i * 37 + 11) % VOCAB as u32).collect();
@@ -79,8 +79,8 @@ fn check(format: Format, dtype: Dtype) -> Checked {
     }
     let relative = (error / size).sqrt();
     // Two layers round about forty results in sequence. Independent errors of up to a unit add up
-    // as the root of their number, 6 units, and later layers may double them. In f32, sums of
-    // hundreds of products round as well.
+    // to the square root of their number, about 6 units, and later layers may double them. In f32,
+    // sums of hundreds of products have errors as well.
     let unit = match dtype {
         Dtype::Float16 => 2f64.powi(-11),
         Dtype::Bfloat16 => 2f64.powi(-9),

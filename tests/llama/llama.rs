@@ -1,4 +1,4 @@
-//! The Llama compared with mlx-lm's continuations, and the errors of bad input.
+//! Compares the Llama model with mlx-lm's continuations, and tests the errors of bad input.
 
 mod embedding;
 
@@ -24,8 +24,8 @@ fn load_error(directory: &Path) -> String {
     }
 }
 
-/// Compares with mlx-lm up to the first step whose two best tokens are within `margin`, where
-/// rounding may choose the other token and all that follows may differ.
+/// Compares with mlx-lm up to the first step whose two best tokens are within `margin`. There,
+/// rounding may choose the other token, and all later tokens may differ.
 fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> usize {
     let fixture = fixture();
     let mut compared = 0;
@@ -59,7 +59,7 @@ fn greedy_tokens_equal_mlx_lms_in_float32() {
 
 #[test(simulated = once)]
 fn greedy_tokens_follow_mlx_lms_in_float16() {
-    // Logits of up to 20 in steps of 2^-6, with errors of a few steps.
+    // Logits reach 20 and have steps of 2^-6; the errors are a few steps.
     let directory = variant(Dtype::Float16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     assert_eq!(checkpoint.llama.dtype(), Dtype::Float16);
@@ -69,7 +69,7 @@ fn greedy_tokens_follow_mlx_lms_in_float16() {
 
 #[test(simulated = once)]
 fn greedy_tokens_follow_mlx_lms_in_bfloat16() {
-    // Logits of up to 20 in steps of 2^-3, with errors of a few steps.
+    // Logits reach 20 and have steps of 2^-3; the errors are a few steps.
     let directory = variant(Dtype::Bfloat16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     let least = if simulated() { 4 } else { 100 };
@@ -87,7 +87,8 @@ fn logits_equal_mlx_lms() {
     let reference = fixture["first_logits"].as_array().unwrap();
     assert_eq!(row.len(), reference.len());
     for (ours, theirs) in row.iter().zip(reference) {
-        // The fixture has six digits of values up to 20, and sums of 352 products differ in order.
+        // The fixture has six digits of values up to 20, and the order of sums of 352 products
+        // differs.
         let theirs = theirs.as_f64().unwrap() as f32;
         assert!((ours - theirs).abs() < 2e-4, "{ours} {theirs}");
     }
@@ -96,7 +97,8 @@ fn logits_equal_mlx_lms() {
 #[test(simulated = once)]
 fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let llama = Checkpoint::demo().unwrap().llama;
-    // Beyond one growth step of the cache and the positions that the model was trained on.
+    // The text is longer than one growth step of the cache, and than the texts on which the model
+    // was trained.
     let tokens: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 512).collect();
     let whole = Array::from_slice(&tokens, [1, 300]).unwrap();
     let mut cache = llama.new_cache();

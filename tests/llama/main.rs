@@ -1,4 +1,4 @@
-//! The tests of the Llama.
+//! The tests of the Llama model.
 
 // `#[test]` registers a test with the harness.
 #[macro_use]

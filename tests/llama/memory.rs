@@ -1,4 +1,4 @@
-//! Memory stays flat while a model decodes.
+//! Memory use does not grow while a model decodes.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ fn of_decoding() -> Checked {
     let rotating = CacheKind::Rotating { max_size: 32, keep: 4 };
     let cache = RefCell::new(llama.new_cache_of(rotating)?);
     stays_flat("of_decoding", 200, |_| {
-        // Beyond the size, every step replaces a position.
+        // When the cache is full, every step replaces a position.
         for _ in 0..8 {
             llama.forward(&token, &mut cache.borrow_mut())?.eval()?;
         }

@@ -1,4 +1,4 @@
-//! Adapters in PEFT's files: equal to the same updates in mlx-lm's, or refused by name.
+//! Adapters in PEFT's files equal the same updates in mlx-lm's files, or are refused by name.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,8 @@ type Change<'a> = dyn Fn(&mut Value, &mut Vec<(String, Array)>) + 'a;
 
 const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
-/// PEFT's files of the fixture's updates, of which mlx-lm's configuration states rank and scale.
+/// Writes the fixture's updates as PEFT's files. mlx-lm's configuration gives the rank and the
+/// scale.
 fn written(change: impl FnOnce(&mut Value, &mut Vec<(String, Array)>)) -> anyhow::Result<TempDir> {
     let mlx: Value = serde_json::from_str(&fs::read_to_string(
         Path::new(ADAPTERS).join("adapter_config.json"),
@@ -76,7 +77,8 @@ fn peft_adapters_are_the_same_updates() -> Checked {
         (
             "patterns",
             Box::new(move |config, _| {
-                // The first pattern that matches counts, and none matches in the middle of a name.
+                // The first pattern that matches is used. A pattern does not match in the middle of
+                // a name.
                 config["alpha_pattern"] = json!({
                     "roj": 99, "proj": 99, r"layers\.\d+\.self_attn\.[qkvo]_proj": alpha(config),
                     "mlp.down_proj": alpha(config), "up_proj|gate_proj": alpha(config),
@@ -118,7 +120,7 @@ fn peft_adapters_are_the_same_updates() -> Checked {
         let allowed = if what == "float16" { 0.02 } else { 1e-5 };
         assert!(error <= allowed, "{what}: {error:e}");
     }
-    // Half of alpha is half of the scale.
+    // Half of alpha gives half of the scale.
     let half = written(|config, _| {
         config["lora_alpha"] = json!(config["lora_alpha"].as_f64().unwrap() / 2.0)
     })?;
@@ -177,7 +179,7 @@ fn other_peft_adapters_are_refused_by_name() -> Checked {
     refused("of shape", &|_, tensors| {
         tensors[0].1 = tensors[0].1.t().unwrap().contiguous().unwrap()
     })?;
-    // A file of PyTorch alone.
+    // The folder has only a file of PyTorch.
     let folder = written(|_, _| {})?;
     fs::rename(
         folder.path().join("adapter_model.safetensors"),

@@ -1,4 +1,5 @@
-//! Models with random weights: of the real size, finite, and equal for equal seeds.
+//! Models with random weights have their real size and finite results, and are equal for equal
+//! seeds.
 
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype};
@@ -41,7 +42,7 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
     ];
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
         for to in formats {
-            // Rows of 96 do not divide into groups of 64, so these matrices stay floats.
+            // Rows of 96 cannot be divided into groups of 64, so these matrices stay floats.
             let llama = Llama::random(config(|_| {}), dtype, to, 7)?;
             // MLX dequantizes float formats to bfloat16, which float16 norms promote to float32.
             let floats = to.is_some_and(|to| to.mode != QuantizedMode::Affine);
@@ -54,7 +55,7 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
             let logits = logits(&llama)?;
             let square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
             assert!(logits.iter().all(|x| x.is_finite()), "{dtype} {to:?}");
-            // Normalized states times weights of variance 1 / inputs: about 1.
+            // Normalized states times weights of variance 1 / inputs have a mean square of about 1.
             assert!((0.3..3.0).contains(&square), "{dtype} {to:?}: {square}");
         }
     }
@@ -100,7 +101,7 @@ fn biases_overrides_and_generation() -> Checked {
     assert_eq!(llama.parameters() - plain.parameters(), 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64));
     assert!(logits(&llama)?.iter().all(|x| x.is_finite()));
 
-    // Without an argument, the configuration's own quantization.
+    // Without an argument, the quantization of the configuration is used.
     let overrides = config(|config| {
         config["quantization"] = json!({
             "group_size": 32, "bits": 4, "lm_head": false,
@@ -110,8 +111,8 @@ fn biases_overrides_and_generation() -> Checked {
     let llama = Llama::random(overrides, Dtype::Float32, None, 0)?;
     let uniform =
         Llama::random(config(|_| {}), Dtype::Float32, Some(Quantization::affine(32, 4)), 0)?;
-    // lm_head takes 4 bytes per number instead of 4 / 8 + 8 / 32 bytes, up_proj 8 bits instead of
-    // 4.
+    // lm_head takes 4 bytes per number instead of 4 / 8 + 8 / 32 bytes, and up_proj takes 8 bits
+    // instead of 4.
     assert_eq!(llama.nbytes() - uniform.nbytes(), 80 * 64 * 13 / 4 + 96 * 64 / 2);
     let options = Options { max_tokens: if simulated() { 2 } else { 20 }, ..Options::default() };
     let tokens: Result<Vec<u32>, _> = llama.generate(&[1, 2, 3], &options)?.collect();

@@ -1,4 +1,4 @@
-//! A Llama in f64, one operation at a time, as simple as possible.
+//! A Llama in f64 that runs one operation at a time, written as simply as possible.
 
 use anyhow::Result;
 
@@ -54,7 +54,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// `matrix` makes each matrix from its name, rows and columns; the norms are made here.
+    /// `matrix` makes each matrix from its name, rows and columns. This function makes the norms.
     pub fn new(
         shape: Shape,
         layers: usize,
@@ -142,7 +142,7 @@ impl Reference {
         }
     }
 
-    /// Rotates every head, its first half against its second.
+    /// Rotates every head: the first half of its features with the second half.
     fn rotated(&self, mut x: Vec<f64>, position: usize) -> Vec<f64> {
         let (features, half) = (self.shape.head_dim, self.shape.head_dim / 2);
         for head in x.chunks_exact_mut(features) {

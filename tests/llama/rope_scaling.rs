@@ -1,4 +1,4 @@
-//! The frequencies of every rope_scaling, compared with mlx-lm's.
+//! Compares the frequencies of every rope_scaling with mlx-lm's.
 
 use mlx_primitives::{Array, Dtype, ops};
 use mlx_primitives_llama::{
@@ -28,13 +28,13 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
     for case in fixture["cases"].as_array().unwrap() {
         let rope = made(case)?;
         let what = format!("{} of {}", case["rope_scaling"], case["dims"]);
-        // mlx-lm has the factors of long texts alone.
+        // mlx-lm's result has only the factors for long texts.
         let values =
             rope.values(if case["rope_scaling"]["type"] == "longrope" { i32::MAX } else { 1 });
         let expected = case["freqs"].as_array().unwrap();
         assert_eq!(values.len(), expected.len(), "{what}");
         for (got, want) in values.iter().zip(expected) {
-            // Powers by two libraries differ by an ulp; the longest formula has five more
+            // The powers of two libraries differ by an ulp, and the longest formula has five more
             // operations.
             let (got, want) = (f64::from(*got), want.as_f64().unwrap());
             let error = (got - want).abs() / ulp(want, Dtype::Float32);

@@ -42,12 +42,13 @@ fn buffers_are_reused_unless_held() -> Checked {
             let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
             now = ops::rope_append(&now, &qkv, LAYOUT, turning(8, position))?;
             if is_nvidia(device) {
-                // MLX may still hold the state for a reader that has ended, and then it is copied.
+                // MLX may still hold the state for a reader that has ended. The state is then
+                // copied.
                 copies += i32::from(now.address()? != first);
                 first = now.address()?;
             }
             assert_eq!(now.address()?, first, "step {position}");
-            // Read between the steps, as attention does.
+            // Read the state between the steps, as attention does.
             layout_sum(&now, position + 1)?.eval()?;
         }
         eprintln!("{device:?}: the state was copied in {copies} of 24 steps");
@@ -119,8 +120,8 @@ fn moves_only_the_new_positions() -> Checked {
         })?;
         let bytes = qkv.nbytes() as u64;
         assert_eq!(moved.len(), 1, "one dispatch");
-        // The state as an input, the step, its position twice, which arrives by value, a stand-in
-        // for frequencies; the new state.
+        // The arrays are the state as an input, the step, its position, a placeholder for
+        // frequencies, and the new state. The position appears twice and is passed by value.
         let [before, step, offset, slots, none, after] = moved[0].arrays[..] else {
             panic!("{moved:?}")
         };

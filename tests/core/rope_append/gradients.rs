@@ -1,4 +1,5 @@
-//! The derivatives of `rope_append`, beside those of MLX's ops; the table compares them with f64.
+//! Compares the derivatives of `rope_append` with those of MLX's ops. The table compares them with
+//! f64.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::ops::{Attention, KvLayout, Offset, Rope, RopeAppend};
@@ -38,7 +39,8 @@ impl Call {
     }
 }
 
-/// Steps that store their queries and longer ones, positions without room, and every rotation.
+/// The cases: steps that store their queries, longer steps, positions outside the state, and every
+/// rotation.
 #[test]
 fn gradients_are_those_of_mlx() -> Checked {
     let freqs = Array::from_slice(&[1.0f32, 2.5, 7.0], [3])?;
@@ -51,7 +53,8 @@ fn gradients_are_those_of_mlx() -> Checked {
                 let call = Call::new(layout, 2, time, dtype)?;
                 for (number, traditional) in [false, true, false, true].into_iter().enumerate() {
                     let explicit = number / 2 == 1;
-                    // Lazy slots have unknown values, so some may be without room.
+                    // The values of lazy slots are unknown when the op is built, so some may be
+                    // outside the state.
                     let slots = slots.maximum(i32::MIN)?;
                     let rope = Rope {
                         dims: 6,
@@ -71,7 +74,7 @@ fn gradients_are_those_of_mlx() -> Checked {
                     assert_eq!(of_qkv.primitive().as_deref(), Some("RopeAppendGrad"), "{what}");
                     let [state, qkv] = call.gradients(options, true)?;
                     assert_same(&of_state, &state, &what)?;
-                    // A few of the steps may each round in the other direction.
+                    // A few of the operations may each round in the other direction.
                     let near = 8.0 * ulp(4.0, dtype);
                     assert_close(&numbers(&of_qkv)?, &numbers(&qkv)?, near, &what);
                 }
@@ -87,7 +90,8 @@ fn gradients_transform() -> Checked {
         let call = Call::new(LAYOUT, 2, 3, Dtype::Float32)?;
         let each = Array::from_slice(&[9i32, 0], [2])?;
         let options = turning(8, &each);
-        // The gradients are linear in the cotangent: this is the op itself, of zeros elsewhere.
+        // The gradients are linear in the cotangent. Their derivative is the op itself, applied to
+        // a state of zeros.
         let of = |g: Array| {
             Call { cotangent: g, ..Call::new(LAYOUT, 2, 3, Dtype::Float32)? }
                 .gradients(options, false)
@@ -95,7 +99,7 @@ fn gradients_transform() -> Checked {
         let gradients = |p: Vec<Array>| Ok(of(p[0].clone())?.to_vec());
         let second = vjp(gradients, &[&call.cotangent], &[&call.state, &call.qkv])?.1;
         let want = ops::rope_append(&call.state, &call.qkv, LAYOUT, options)?;
-        // Rows of the query area beyond the step keep the state's.
+        // Rows of the query area after the step keep the values of the state.
         assert_close(&numbers(&second[0])?, &numbers(&want)?, 1e-5, "second derivatives");
 
         let stacked = stack(&[&call.cotangent, &call.cotangent.multiply(0.5)?], 1)?;
@@ -109,7 +113,7 @@ fn gradients_transform() -> Checked {
     })
 }
 
-/// The derivatives in the state take over the cotangent's memory, unless something else reads it.
+/// The gradient of the state reuses the cotangent's memory, unless another op reads the cotangent.
 #[test]
 fn the_cotangent_is_reused_unless_held() -> Checked {
     each_device(|_| {

@@ -1,4 +1,4 @@
-//! `rope_append`: kinds of positions, buffers, refusals. `table` tests its values.
+//! `rope_append`: forms of positions, buffers, refusals. `table` tests its values.
 
 mod attended;
 mod buffers;
@@ -40,7 +40,8 @@ fn positions_of_every_kind() -> Checked {
         let want = of(&each)?;
         assert_same(&of(&each.astype(Dtype::Int64)?)?, &want, "of 64 bits")?;
         assert_same(&of(&each.add(4)?.subtract(4)?)?, &want, "computed")?;
-        // One for all, which a GPU gets by value if it is known; each has the plan of the first.
+        // One position for all entries. A GPU gets it by value if it is known. All positions have
+        // the same plan as the first.
         for position in [0, 9, 20, 7] {
             let want = of(&Array::from_slice(&[position; 3], [3])?)?;
             let known = Array::scalar(position)?;

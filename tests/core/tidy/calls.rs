@@ -1,4 +1,4 @@
-//! The structs of the calls that C++ makes to the CPU kernels have the same fields on both sides.
+//! The structs with which C++ calls the CPU kernels have the same fields in C++ and in Rust.
 
 use std::collections::BTreeMap;
 use std::fs;

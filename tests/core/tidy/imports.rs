@@ -1,4 +1,4 @@
-//! Crates depend on each other one way, and so do the files of a crate.
+//! The dependencies of crates have no cycles, and neither have the imports of a crate's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{files, show};
 use crate::support::{Checked, root};
 
-/// Each crate of the project depends on these others, apart from crates that only its tests need.
+/// The crates of the project that each crate depends on, without crates that only its tests need.
 #[test(simulated = never)]
 fn crates_depend_one_way() -> Checked {
     let expected: BTreeMap<&str, &[&str]> = [
@@ -49,8 +49,9 @@ fn crates_depend_one_way() -> Checked {
     Ok(())
 }
 
-/// The files of a crate import each other in one direction. An import through a re-export is one of
-/// the file that defines the name. A file does not import what it only re-exports from its modules.
+/// The imports of a crate's files have no cycles. An import through a re-export counts as an import
+/// of the file that defines the name. A file does not import a name that it only re-exports from
+/// its modules.
 ///
 /// Imports by a room's `bridge.rs` do not count: it names the functions of the room that C++ calls.
 #[test(simulated = never)]
@@ -90,10 +91,10 @@ fn circles_of_files_are_found() {
     assert_eq!(circles("fn g() {\n    super::super::a::f()\n}\n").len(), 4);
 }
 
-/// Pairs of the modules of files, the first of which imports the second.
+/// Pairs of files' modules. The first module of a pair imports the second.
 type Edges = BTreeSet<(String, String)>;
 
-/// The edges of circles, and those between circles.
+/// The edges that belong to cycles or lie between cycles.
 fn circles(mut edges: Edges) -> Edges {
     loop {
         let left = edges.clone();
@@ -106,13 +107,13 @@ fn circles(mut edges: Edges) -> Edges {
     }
 }
 
-/// A module in a file, or the file itself.
+/// A module inside a file, or the module of the file.
 struct Module {
-    /// The module that the file is.
+    /// The module of the file.
     file: String,
-    /// The paths that the module has, and whether it re-exports what they lead to.
+    /// The paths that the module imports, and whether it re-exports their names.
     paths: Vec<(String, bool)>,
-    /// The paths that names stand for.
+    /// The path of each imported name.
     names: BTreeMap<String, String>,
 }
 
@@ -180,7 +181,7 @@ impl Library {
         edges
     }
 
-    /// The file that defines what a path in a module leads to; `None` for another crate's.
+    /// The file that defines the name at a path in a module; `None` if another crate defines it.
     fn origin(&self, module: &str, path: &str) -> Option<&str> {
         let (mut at, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() {
@@ -213,7 +214,7 @@ fn is_visibility(text: &str) -> bool {
     text.trim().is_empty() || text.trim().starts_with("pub")
 }
 
-/// The paths of a `use`: those of `a::{b, c::d}` are `a::b` and `a::c::d`.
+/// The paths of a `use`: for `a::{b, c::d}` they are `a::b` and `a::c::d`.
 fn leaves(tree: &str) -> Vec<String> {
     let tree = tree.trim();
     let Some((path, inside)) = tree.split_once('{') else { return vec![tree.to_owned()] };

@@ -12,7 +12,7 @@ use crate::table::ops::OPS;
 /// The folder of the code that compares each op's latency with MLX's op.
 const COMPARISON: &str = "crates/cli/src/ops";
 
-/// The files in a directory with one of these extensions; none at all is an error.
+/// The files in a directory with one of these extensions. It is an error if there are none.
 pub fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut left = vec![root().join(dir)];
@@ -37,7 +37,7 @@ pub fn show(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// The lines of a file that are compiled into the library: no tests, comments or docs.
+/// The lines of a file that are compiled into the library, without tests, comments and docs.
 fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines()
         .enumerate()
@@ -45,7 +45,7 @@ fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(|(_, line)| !line.trim_start().starts_with("//"))
 }
 
-/// A user's primitives and gradients have no function here.
+/// Primitives and gradients for users, which are not functions of this module.
 const OTHERS: [&str; 6] =
     ["custom", "fragments", "stored", "norm_grad", "quantized_transposed", "take_grad"];
 
@@ -77,7 +77,7 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
             };
             assert!(names.iter().any(calls), "no row of {dir} calls {stem}");
         }
-        // The inputs of some are packed, or are a state.
+        // Some inputs of these primitives are packed, or are a state.
         let others = ["quantize", "quantized_matmul", "rope_append"];
         let has_call = others.contains(&&*stem) || OPS.iter().any(|op| op.stem == stem);
         assert!(has_call, "no call of {stem} in tests/catalog/src/ops.rs");
@@ -97,7 +97,7 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
     Ok(())
 }
 
-/// The files that the guide to a new primitive names exist, those of its example for `softmax`.
+/// The guide to a new primitive names files that exist, with the files of `softmax` as its example.
 #[test(simulated = never)]
 fn the_guide_names_files_that_exist() -> Checked {
     let guide = fs::read_to_string(root().join("docs/add-a-primitive.md"))?;
@@ -112,7 +112,7 @@ fn the_guide_names_files_that_exist() -> Checked {
     Ok(())
 }
 
-/// Each file of the ways that ARCHITECTURE.md goes file by file names the next one.
+/// ARCHITECTURE.md follows some calls file by file. Each of these files names the next one.
 #[test(simulated = never)]
 fn files_on_the_way_to_a_kernel_name_the_next() -> Checked {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
@@ -152,7 +152,7 @@ fn every_part_belongs_to_a_known_primitive() -> Checked {
     for dir in ["cpp/ops", "metal"] {
         for path in files(dir, &["cpp", "h", "metal"])? {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            // A stem's additional files begin with its name.
+            // The names of a stem's additional files begin with the stem.
             let part_of = |s: &String| *s == stem || stem.starts_with(&format!("{s}_"));
             let known = [&shared[..], &OTHERS].concat().contains(&&*stem);
             let known = known || stems.iter().any(part_of);
@@ -230,8 +230,8 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
     Ok(())
 }
 
-/// A function of Metal without `precise::` or `fast::` is one or the other by how its source is
-/// compiled: Xcode's compiler takes another one than MLX when a program runs.
+/// A function of Metal without `precise::` or `fast::` depends on the compiler's options. Xcode's
+/// compiler and MLX, which compiles while a program runs, choose different defaults.
 #[test(simulated = never)]
 fn kernels_say_how_precise_their_functions_are() -> Checked {
     let call = regex::Regex::new(
@@ -275,7 +275,7 @@ fn only_one_file_uses_metal() -> Checked {
 
 #[test(simulated = never)]
 fn closures_hold_no_lanes() -> Checked {
-    // Closures of vectors without features, or with features that every machine has.
+    // Functions of vectors that need no CPU features, or only features that every machine has.
     let free = ["scalar.rs", "neon.rs"];
     let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
     for path in files("crates/kernels/src", &["rs"])? {
@@ -296,7 +296,7 @@ fn closures_hold_no_lanes() -> Checked {
     Ok(())
 }
 
-/// rustfmt and clang-format hold code to 100 columns, but rustfmt leaves comments alone.
+/// rustfmt and clang-format limit code to 100 columns, but rustfmt does not change comments.
 #[test(simulated = never)]
 fn files_are_short_and_comments_narrow() -> Checked {
     let mut all = vec![root().join("build.rs")];

@@ -242,7 +242,7 @@ fn attended(d: &mut Draw) -> Result<(Array, Array, Array)> {
     Ok((q, k, v))
 }
 
-/// The optional inputs of attention.
+/// The optional inputs of attention, if a case has them.
 struct Given {
     mask: Option<Array>,
     sinks: Option<Array>,

@@ -1,4 +1,4 @@
-//! MLX's general ops, which are methods of arrays.
+//! The general ops of MLX that are methods of arrays.
 
 use mlx_primitives::{Array, Dtype, Result, concatenate, select, stack, step};
 

@@ -1,5 +1,5 @@
-//! Ops with arguments of random shapes, types, strides and options: each is refused, or gives equal
-//! results for views and for copies of them.
+//! Ops with arguments of random shapes, types, strides and options. Each call is refused, or gives
+//! equal results for views and for copies of them.
 
 mod calls;
 mod general;
@@ -17,10 +17,10 @@ use super::mutation::one;
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "ops", allowance: 64 << 20, prepare };
 
-/// An op's name, and a function that draws its arguments and builds it.
+/// An op's name, and a function that draws its arguments and builds its results.
 type Call = (&'static str, fn(&mut Draw) -> Result<Vec<Array>>);
 
-/// The most bytes of a result that is computed.
+/// The largest size in bytes of a result that is computed.
 const MOST: usize = 1 << 20;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {

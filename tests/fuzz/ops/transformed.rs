@@ -1,4 +1,4 @@
-//! Derivatives, vmap and compile of our primitives, and a user's primitives.
+//! Derivatives, vmap and compile of our primitives and of a user's primitives.
 
 use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply};
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
@@ -30,7 +30,7 @@ pub const TRANSFORMED: &[Call] = &[
     }),
     ("compile", |d| {
         let ((x, f), shapeless) = (drawn(d)?, d.rng.bool());
-        // MLX would fuse its own ops with a C++ compiler, which takes seconds.
+        // MLX fuses its ops with a C++ compiler, which takes seconds.
         let compiled = compile(move |p| f(&f(p)?), shapeless)?;
         let first = compiled.call(&[&x])?;
         let other = d.array(x.shape(), x.dtype())?;
@@ -43,12 +43,12 @@ pub const TRANSFORMED: &[Call] = &[
     }),
 ];
 
-/// One of our ops of a single array, and the array.
+/// A random array, and one of our ops that takes a single array.
 fn drawn(d: &mut Draw) -> Result<(Array, Run)> {
     let (mut shape, dtype) = (d.shape(1..=4), d.floating());
     // The maximum and the mean of no elements have no derivatives.
     shape.iter_mut().for_each(|dim| *dim = (*dim).max(1));
-    // The targets of a cross_entropy depend on how the sum of a row is rounded.
+    // cross_entropy is left out: its targets would depend on how the sum of a row is rounded.
     let fits = |op: &&Op| op.shapes(1, 1).len() == 1 && op.name != "cross_entropy";
     let all: Vec<_> = OPS.iter().filter(fits).collect();
     let f = d.one(&all).run;

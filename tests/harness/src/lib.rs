@@ -1,5 +1,5 @@
-//! Runs the tests of a binary in a random order, each on a thread and with a time limit. After a
-//! test, MLX must be idle.
+//! Runs the tests of a binary in a random order, each on a separate thread and with a time limit.
+//! After each test, MLX must be idle.
 
 mod limit;
 mod panics;
@@ -25,21 +25,23 @@ pub use test_attribute::test;
 use crate::support::{Checked, root};
 pub use limit::PATIENCE;
 
-/// The default time limit of a test in seconds. It is about ten times the time of the slowest such
-/// test on two idle cores.
+/// The default time limit of a test in seconds. It is about ten times the time that the slowest
+/// test with this limit takes on two idle cores.
 pub const DEFAULT_SECONDS: u64 = 300;
 
-/// The seed for the order of the tests; each run chooses a new one if it is not set.
+/// The variable with the seed for the order of the tests. If it is not set, each run chooses a new
+/// seed.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
-/// One in this many comparisons of the conformance table runs, beside the first of each case.
-/// Without it, all run.
+/// The variable for a sample: one in this many comparisons of the conformance table runs, in
+/// addition to the first comparison of each case. Without it, all comparisons run.
 pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
 
-/// Ops use the kernels of `metal/nvidia/` in the simulator.
+/// With this variable, ops use the kernels of `metal/nvidia/` in the simulator.
 const NVIDIA: &str = "MLX_PRIMITIVES_TEST_NVIDIA";
 
-/// The name of a [`Simulated`]: only these tests run then, and all without it.
+/// The variable with the name of a [`Simulated`]. With it only tests of this value run, and without
+/// it all tests.
 const SIMULATED: &str = "MLX_PRIMITIVES_TEST_SIMULATED";
 
 /// The number of tests whose times are printed after all have run.
@@ -48,25 +50,26 @@ const SLOWEST: usize = 8;
 /// How long MLX may take to become idle after a test.
 const REST: Duration = Duration::from_secs(20);
 
-/// Whether a binary that runs its tests again in the simulator runs this one.
+/// Whether a binary runs a test again in the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Simulated {
-    /// In `cargo test`, and by scripts/verify.sh in other orders of threads.
+    /// `cargo test` runs it in the simulator, and scripts/verify.sh does in other orders of
+    /// threads.
     Always,
-    /// By scripts/verify.sh in one order of threads: it takes long, and runs only kernels that
-    /// other tests run too.
+    /// scripts/verify.sh runs it in one order of threads. It takes long, and other tests run its
+    /// kernels too.
     Once,
-    /// It runs no primitive, chooses its device, breaks the environment of the kernels, or takes
-    /// minutes.
+    /// It does not run in the simulator, because it runs no primitive, chooses its device, breaks
+    /// the environment of the kernels, or takes minutes.
     Never,
 }
 
-/// A test that the attribute `#[test]` registers, or one of the conformance table.
+/// A test that the attribute `#[test]` registers, or a test of the conformance table.
 pub struct Test {
     pub path: &'static str,
     pub seconds: u64,
     pub ignored: bool,
-    /// Whether it observes the whole process, so that no other test may run.
+    /// Whether the test observes the whole process, so that no other test may run at the same time.
     pub alone: bool,
     pub simulated: Simulated,
     pub run: fn(&Test) -> Result<(), String>,
@@ -92,7 +95,7 @@ impl<E: std::fmt::Debug> Outcome for Result<(), E> {
 }
 
 impl Test {
-    /// The path without the name of the crate.
+    /// The path of the test without the name of the crate.
     fn name(&self) -> &'static str {
         self.path.split_once("::").map_or(self.path, |(_, name)| name)
     }
@@ -116,8 +119,8 @@ impl Test {
     }
 }
 
-/// No failure may leave a task that MLX counts forever. While other tests run, theirs count too;
-/// the last test finds the leftovers.
+/// After a failure, MLX must not count a task forever. While other tests run, their tasks count
+/// too, so the last test finds tasks that remain.
 fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -132,7 +135,7 @@ fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     }
 }
 
-/// The command line, and the names that select tests, of which libtest_mimic takes only one.
+/// The command line, and the names that select tests. libtest_mimic accepts only one name.
 fn command_line() -> (Arguments, Vec<String>) {
     const WITH_VALUE: [&str; 5] = ["--test-threads", "--skip", "--color", "--format", "--logfile"];
     let (mut options, mut names) = (Vec::new(), Vec::new());
@@ -150,7 +153,7 @@ fn command_line() -> (Arguments, Vec<String>) {
     (Arguments::from_iter(options), names)
 }
 
-/// Prepares the process. Tests never leave this machine: those of the hub name their own server.
+/// Prepares the process. Tests use no network: the tests of the hub name a server on this machine.
 ///
 /// # Errors
 ///
@@ -161,8 +164,8 @@ pub fn start() -> std::io::Result<()> {
     env::set_current_dir(root())
 }
 
-/// Plays the role that the environment names, or else runs the tests that the command line selects,
-/// registered ones and `more`.
+/// Runs the role that the environment names. Without one, runs the tests that the command line
+/// selects, from the registered tests and from `more`.
 pub fn main(play: fn(&str) -> Checked<u8>, more: Vec<Test>) -> ExitCode {
     if let Err(error) = start() {
         eprintln!("{}: {error}", root().display());

@@ -1,5 +1,5 @@
-//! Time limits: a test that takes too long ends the run, which prints its name and the stacks of
-//! all threads.
+//! Time limits: a test that takes too long ends the run, and its name and the stacks of all threads
+//! are printed.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ struct Started {
     limit: Duration,
 }
 
-/// How long each test took that has ended.
+/// The time and the name of each test that has ended.
 static TIMES: Mutex<Vec<(Duration, &str)>> = Mutex::new(Vec::new());
 static RUNNING: Mutex<BTreeMap<u64, Started>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -34,7 +34,7 @@ impl Running {
         Self(number)
     }
 
-    /// Whether no other test runs.
+    /// Whether no other test is running.
     pub fn is_alone(&self) -> bool {
         RUNNING.lock().unwrap_or_else(PoisonError::into_inner).len() == 1
     }
@@ -81,7 +81,7 @@ pub fn watch() {
                         );
                     }
                     show_stacks();
-                    // Not `exit`, which would wait for the hanging threads.
+                    // `exit` would wait for the hanging threads.
                     std::process::abort();
                 }
             }

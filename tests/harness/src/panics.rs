@@ -1,11 +1,12 @@
-//! Panics, many of which are deliberate, are kept and shown only with a failing test.
+//! Keeps the messages of panics, many of which are deliberate, and shows them only with a failing
+//! test.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::{panic, thread};
 
-/// How many panics are kept.
+/// The number of panics that are kept.
 const KEPT: usize = 8;
 
 thread_local! {
@@ -14,7 +15,7 @@ thread_local! {
 
 static RECENT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Replaces the hook that prints each panic.
+/// Replaces the hook that prints each panic by one that keeps its message.
 pub fn keep() {
     panic::set_hook(Box::new(|info| {
         let thread = thread::current();

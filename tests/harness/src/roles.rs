@@ -1,4 +1,4 @@
-//! Child processes: this binary, told the role that it plays.
+//! Child processes. A child is this binary again, with the name of its role in the environment.
 
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use tempfile::NamedTempFile;
 
 use crate::support::Checked;
 
-/// The role of a child process.
+/// The variable with the role of a child process.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
-/// How often each case is tried.
+/// The variable with the number of times that each case runs.
 const ROUNDS: &str = "MLX_PRIMITIVES_TEST_ROUNDS";
-/// The exit waits a second for running work; the rest is startup time under load.
+/// At its exit a child waits a second for running work. The rest is for its startup under load.
 pub const LIMIT: Duration = Duration::from_secs(250);
 
-/// Plays the role that the environment names, if any.
+/// Runs the role that the environment names, if it names one.
 pub(crate) fn role(play: fn(&str) -> Checked<u8>) -> Option<ExitCode> {
     let role = env::var(ROLE).ok()?;
     Some(match play(&role) {
@@ -27,7 +27,7 @@ pub(crate) fn role(play: fn(&str) -> Checked<u8>) -> Option<ExitCode> {
     })
 }
 
-/// A child that plays a role, and the file with its output.
+/// A child that runs a role, and the file with its output.
 pub struct Player {
     role: String,
     pub child: Child,
@@ -94,17 +94,17 @@ impl Player {
     }
 }
 
-/// How often a case is tried.
+/// The number of times that a case runs.
 pub fn rounds(default: u32) -> u32 {
     env::var(ROUNDS).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// How a child that plays the role ends, and what it says.
+/// The status and the output of a child that runs the role.
 pub fn ended(role: &str) -> anyhow::Result<(ExitStatus, String)> {
     Player::start(role)?.finish()
 }
 
-/// Checks that the child's role ends with this status, in each round.
+/// Checks that a child with this role ends with this status, in each round.
 pub fn ends(role: &str, status: i32, rounds: u32) -> Checked {
     for round in 0..rounds {
         let (ended, said) = Player::start(role)?.finish()?;

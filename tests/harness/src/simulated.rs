@@ -1,6 +1,6 @@
-//! Runs tests of this binary again with `eval_gpu` instead of `eval_cpu`: the Metal kernels in a
-//! simulator that finds races, stray accesses and divergent barriers. Each run is a child process,
-//! because the variables that choose the simulator apply to a whole process.
+//! Runs tests of this binary again with `eval_gpu` instead of `eval_cpu`. The Metal kernels then
+//! run in a simulator that finds races, accesses out of bounds and divergent barriers. Each run is
+//! a child process, because the variables that choose the simulator apply to a whole process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -15,7 +15,7 @@ pub const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// Runs this binary again, with only these of the simulator's variables.
+/// Runs this binary again. Of the simulator's variables, only these are set.
 pub fn again(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a running test"));
     for name in VARIABLES {
@@ -31,23 +31,23 @@ pub fn text(output: &Output) -> String {
     parts.concat()
 }
 
-/// The number before `word` in the harness's summary.
+/// The number in front of `word` in the harness's summary.
 pub fn summary(text: &str, word: &str) -> usize {
     let before = text.split(&format!(" {word}")).next().unwrap_or_default();
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
     digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("{word} in {text}"))
 }
 
-/// Tests that run in the simulator.
+/// A run of tests in the simulator.
 pub struct Run<'a> {
     pub schedule: &'a str,
     pub threads: u32,
     pub arguments: &'a [&'a str],
-    /// All that the arguments select if there is none.
+    /// The tests that run; `None` runs all tests that the arguments select.
     pub tests: Option<Simulated>,
-    /// One in this many comparisons of the conformance table runs.
+    /// The size of the sample: one in this many comparisons of the conformance table runs.
     pub sample: &'a str,
-    /// Whether ops use the kernels of `metal/nvidia/` where they have one.
+    /// Whether ops use their kernels of `metal/nvidia/`, if there are any.
     pub nvidia: bool,
 }
 
@@ -64,14 +64,14 @@ impl Default for Run<'_> {
     }
 }
 
-/// How often each kernel ran, and the kernels of every library that was loaded.
+/// How often each kernel ran, and the kernels in each library that was loaded.
 pub struct Ran {
     pub kernels: BTreeMap<String, usize>,
     pub all: BTreeSet<String>,
 }
 
 impl Run<'_> {
-    /// Runs the tests, all of which must pass.
+    /// Runs the tests. All of them must pass.
     pub fn pass(&self) -> Ran {
         let Self { schedule, threads, arguments, sample, .. } = *self;
         let folder = tempfile::tempdir().expect("a folder");
@@ -110,12 +110,12 @@ impl Run<'_> {
     }
 }
 
-/// The short tests in one order of threads.
+/// Runs the short tests in one order of threads.
 pub fn once(schedule: &str, sample: &str) -> Ran {
     Run { schedule, sample, tests: Some(Simulated::Always), ..Run::default() }.pass()
 }
 
-/// The short tests in two further orders, and those that take long in one.
+/// Runs the short tests in two other orders of threads, and the long tests in one order.
 pub fn in_other_orders(short: fn(&str)) {
     std::thread::scope(|scope| {
         scope.spawn(|| Run { tests: Some(Simulated::Once), ..Run::default() }.pass());

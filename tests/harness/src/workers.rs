@@ -1,5 +1,5 @@
-//! Processes that do jobs for this one, so that a job that crashes or never ends does not affect
-//! the others.
+//! Worker processes that run jobs for this process. A job that crashes or never ends does not
+//! affect the others.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The start of an answer, which tells it from the output of libraries.
+/// The prefix of an answer, which distinguishes it from the output of libraries.
 const ANSWER: &str = "answer: ";
 
-/// Answers every line of stdin with a line.
+/// Answers each line of stdin with one line.
 pub fn serve(mut answer: impl FnMut(&str) -> String) {
     for line in io::stdin().lines().map_while(Result::ok) {
-        // Nobody is left to inform if the other process does not listen.
+        // If the other process does not listen, nobody can be informed.
         let _ = writeln!(io::stdout(), "\n{ANSWER}{}", answer(&line).replace('\n', " "));
     }
 }
 
-/// An answer, or how the worker failed: "hang" or "crash".
+/// An answer, or the failure of the worker: "hang" or "crash".
 pub type Answer = Result<String, &'static str>;
 
 pub struct Worker {
@@ -35,7 +35,7 @@ impl Worker {
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let (sender, answers) = channel();
-        // Ends with the worker's stdout.
+        // This thread ends when the worker's stdout ends.
         std::thread::spawn(move || {
             for line in stdout.split(b'\n').map_while(Result::ok) {
                 if let Some(answer) = String::from_utf8_lossy(&line).strip_prefix(ANSWER) {
@@ -57,7 +57,7 @@ impl Worker {
         })
     }
 
-    /// How the process ends once it is asked nothing more.
+    /// Closes the worker's stdin and returns the status with which it ends.
     pub fn end(&mut self) -> io::Result<ExitStatus> {
         drop(self.stdin.take());
         self.child.wait()

@@ -1,5 +1,5 @@
-//! 200 damaged checkpoints: each is refused by name, or loads and runs. None crashes or takes more
-//! memory than its files justify.
+//! 200 damaged checkpoints. Each is refused by name, or loads and runs. Loading never crashes or
+//! takes more memory than the files justify.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ fn damaged_checkpoints_are_refused_by_name() -> Checked {
 }
 
 fn all_cases() -> Checked {
-    // Starts the runtime and its threads.
+    // The first load starts the runtime and its threads.
     let whole = load(FIXTURES[0])?;
     whole.forward(&tokens(&[1, 2, 3])?, &mut whole.new_cache())?.eval()?;
     let (mut refused, mut loaded, mut most) = (0, Vec::new(), 0.0f64);
@@ -58,7 +58,7 @@ fn all_cases() -> Checked {
             Err(error) => {
                 let said = error.to_string();
                 assert!(said.starts_with(&folder.path().display().to_string()), "{what}: {said}");
-                // The message names a file within the folder, and the damaged part of it.
+                // The message names a file of the folder, and the damaged part of the file.
                 let file = ["model", "config.json"].iter().any(|name| said.contains(name));
                 assert!(file, "{what}: {said}");
                 for name in &damage.names {

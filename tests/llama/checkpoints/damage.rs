@@ -1,4 +1,4 @@
-//! Seeded damage to a checkpoint's files.
+//! Damages a checkpoint's files at random, from a seed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn one<'a, T>(draw: &mut Rng, of: &'a [T]) -> &'a T {
 /// A description of the damage, and the names that an error about it must contain.
 pub struct Damage {
     pub what: String,
-    /// Whether the checkpoint may load after all.
+    /// Whether the checkpoint may load in spite of the damage.
     pub harmless: bool,
     pub names: Vec<String>,
 }
@@ -25,7 +25,7 @@ impl Damage {
     }
 }
 
-/// Numbers that no shape, offset or extent should be.
+/// Numbers that are invalid as a shape, an offset or an extent.
 const HOSTILE: [&str; 12] = [
     "-1",
     "0",
@@ -52,7 +52,7 @@ const EXTENTS: [&str; 8] = [
     "max_position_embeddings",
 ];
 
-/// The weight files of a folder, any of which may be damaged.
+/// The weight files of a folder. Any of them may be damaged.
 fn weight_files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
@@ -77,7 +77,7 @@ fn joined(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// The number of kinds of damage; the cases take turns.
+/// The number of kinds of damage. The cases use them in turn.
 pub const KINDS: usize = 12;
 
 pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
@@ -95,7 +95,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
         }
         1 | 2 => {
-            // In the header, mostly its first bytes, or anywhere after it.
+            // In the header, usually in its first bytes, or anywhere after the header.
             let header = match gguf {
                 true => 1500,
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
@@ -123,7 +123,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             let key = *one(draw, &EXTENTS);
             let value = *one(draw, &HOSTILE);
             set(&config, key, value);
-            // Limits and epsilons of any positive size fit any tensors.
+            // Tensors do not depend on limits and epsilons, so any positive value is valid.
             let harmless =
                 value == "1" || ["max_position_embeddings", "rms_norm_eps"].contains(&key);
             Damage::new(format!("{key} of {value}"), harmless, &[])
@@ -173,7 +173,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("config.json {what} at {at}"), !cut, &[])
         }
         _ => {
-            // A GGUF file's names and dimensions follow its entries.
+            // In a GGUF file, the names and dimensions of tensors follow the entries.
             let at = 24 + draw.usize(..3000);
             let run = 1 + draw.usize(..8);
             for byte in &mut bytes[at..at + run] {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::support::models::checkpoints as root;
 use crate::support::{Checked, message};
 
-/// A copy of a fixture that tests may damage.
+/// A copy of a fixture, which a test may damage.
 pub fn copy(name: &str) -> anyhow::Result<TempDir> {
     let folder = TempDir::new()?;
     for entry in fs::read_dir(root().join(name))? {
@@ -98,7 +98,8 @@ fn packed_tensors_that_do_not_fit() -> Checked {
         })?;
         refused(folder.path(), file, &[down]);
     }
-    // Unpacked according to the config; in another format; packed but without scales.
+    // The weights are unpacked although the config says packed, or in another format, or packed
+    // without scales.
     let folder = with_config("llama-q4-g32-biases", |config| {
         config["quantization"][down] = json!(false);
     })?;
@@ -192,7 +193,7 @@ fn configs_that_cannot_run() -> Checked {
     Ok(())
 }
 
-/// How other programs spell the entries of `config.json`.
+/// Other programs write some entries of `config.json` in other ways.
 #[test(simulated = once)]
 fn configs_with_other_wording() -> Checked {
     let text = fs::read_to_string(root().join("llama-f16-llama3/config.json"))?;
@@ -200,7 +201,7 @@ fn configs_with_other_wording() -> Checked {
     let periods = |config: &Value| -> anyhow::Result<Vec<f32>> {
         Ok(Config::parse(&config.to_string())?.rope_frequencies()?.values(1))
     };
-    // transformers 5 nests the rotation's settings.
+    // transformers 5 writes the settings of the rotation into a nested object.
     let mut nested = base.clone();
     let map = nested.as_object_mut().unwrap();
     let mut inner = map.remove("rope_scaling").unwrap();
@@ -217,7 +218,7 @@ fn configs_with_other_wording() -> Checked {
     packed["quantization_config"] = json!({"group_size": 128, "bits": 3});
     let affine = Config::parse(&packed.to_string())?.quantization_of("")?.unwrap();
     assert_eq!((affine.group_size, affine.bits), (128, 3));
-    // A null means that the entry is absent.
+    // A null means the same as a missing entry.
     let mut nulls = base.clone();
     for key in ["quantization", "head_dim", "rope_theta", "layer_types", "sliding_window"] {
         nulls[key] = json!(null);

@@ -17,7 +17,7 @@ use crate::support::compare::{is_nvidia, numbers, ulp};
 use crate::support::models::{checkpoints as root, names};
 use crate::support::{Checked, simulated};
 
-/// One small model of each kind, for the simulator.
+/// One small model of each kind, which the simulator runs.
 const FEW: [&str; 11] = [
     "llama-f32-biases",
     "llama-bf16-sharded",
@@ -76,16 +76,17 @@ fn best(row: &[f64]) -> u32 {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as u32)
 }
 
-/// How far our logits may be from those of the same numbers in float32. In 32 bits only the order
-/// of sums differs: up to 128 terms, and each layer multiplies the errors of the one before, so 64
-/// ulps. In 16 bits each layer rounds about ten times by half an ulp, which adds up like a random
-/// walk: 4 ulps per layer, and 2 for the embedding and the output.
+/// How far our logits may be from logits of the same numbers in float32. In 32 bits only the order
+/// of sums differs. A sum has up to 128 terms, and each layer multiplies the errors of the layer
+/// before it, so the bound is 64 ulps. In 16 bits each layer rounds about ten times by half an ulp.
+/// These errors add up like a random walk: 4 ulps per layer, and 2 for the embedding and the
+/// output.
 fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
     let ulps = if dtype == Dtype::Float32 { 64.0 } else { 2.0 + 4.0 * f64::from(layers) };
     ulps * ulp(largest(logits), dtype)
 }
 
-/// The mean over each token after the first, in one context.
+/// The mean loss of each token after the first, in one context.
 pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     let logits = llama.forward(&tokens(&text[..text.len() - 1])?, &mut llama.new_cache())?;
     let logits = numbers(&logits)?;
@@ -102,8 +103,9 @@ pub fn perplexity_error(got: f64, want: f64) -> f64 {
     ((got - want).exp() - 1.0).abs()
 }
 
-/// Compares the best token of each step with `want` if its margin allows it; returns the number of
-/// such steps. Each step gets the expected token, so that a tie does not affect later steps.
+/// Compares the best token of each step with `want`, if the margin of the best token is large
+/// enough. Returns the number of compared steps. Each step gets the expected token, so that a tie
+/// does not affect later steps.
 pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
     let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
     let vocab = llama.config().vocab_size as usize;
@@ -122,8 +124,9 @@ pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow
     Ok(decided)
 }
 
-/// Compares a checkpoint with mlx-lm, with mlx-lm on the same numbers in float32 (on a CPU, MLX
-/// sums packed products in 16 bits, which costs it more accuracy), and with transformers.
+/// Compares a checkpoint with mlx-lm, with mlx-lm on the same numbers in float32, and with
+/// transformers. On a CPU, MLX sums packed products in 16 bits, so mlx-lm is less accurate than we
+/// are.
 fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (load(name)?, expected(name)?);
     let (dtype, prompt) = (dtype(&want), ids(&want["prompt"]));
@@ -133,9 +136,9 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     let wide = &want["widened"];
     let exact = own_error(dtype, llama.config().num_hidden_layers, &reference);
-    // mlx-lm's Gemma computes GELU by erf, which differs from the approximation by up to 5e-4.
+    // mlx-lm's Gemma computes GELU with erf. Our approximation differs by up to 5e-4.
     let own = exact + if name.starts_with("gemma") { 2e-3 } else { 0.0 };
-    // If our type is float32 but some weights have another type, mlx-lm rounds in the same places.
+    // If our type is float32 but some weights have another type, mlx-lm rounds at the same steps.
     let rounding = want["rounding"].as_f64().unwrap();
     let (allowed, of_wide) = match dtype {
         Dtype::Float32 => (own, own + rounding),
@@ -162,14 +165,15 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     if !simulated() {
         let nll = mean_nll(&llama, &ids(&want["text"]))?;
-        // On a CPU, bfloat16 is up to 8.6e-3 off. Kernels for an NVIDIA GPU add in another order,
-        // after which each sum is rounded to 8 bits, so their error is another draw of that size.
+        // On a CPU, bfloat16 is wrong by up to 8.6e-3. Kernels for an NVIDIA GPU add in another
+        // order, and each sum is then rounded to 8 bits. Their error is therefore a different
+        // random number of the same size.
         let allowed = match dtype {
             Dtype::Float32 => 1e-3,
             Dtype::Bfloat16 if is_nvidia(default_device()?) => 2e-2,
             _ => 1e-2,
         };
-        // mlx-lm's 16-bit result is just as far from its float32 result.
+        // mlx-lm's 16-bit result is just as far from its result in float32.
         let [theirs, wider] = [&want, wide].map(|of| of["mean_nll"].as_f64().unwrap());
         let rounded = perplexity_error(theirs, wider);
         for (whose, of) in [("mlx-lm", &want), ("float32", wide)]
@@ -191,7 +195,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all checkpoints whose names are chosen.
+/// Runs all checkpoints whose names `chosen` accepts.
 fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
     let (mut checked, mut wrong) = (0, Vec::new());
     for name in names()?.iter().filter(|name| chosen(name)) {
@@ -245,7 +249,8 @@ fn gguf_files_run_as_in_mlx_lm() -> Checked {
     assert_all_run(4, |name| name.starts_with("gguf"))
 }
 
-/// Every folder is in one of the tests above, and together they cover every setting of configs.
+/// One of the tests above runs every folder, and together the folders have every setting of
+/// configs.
 #[test(simulated = once)]
 fn every_kind_is_covered() -> Checked {
     let names = names()?;

@@ -1,4 +1,4 @@
-//! The memory that loading takes, and the progress that it reports.
+//! The memory that loading a model takes, and the progress that it reports.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +52,7 @@ fn large(folder: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(file)?.len())
 }
 
-/// Weights are read layer by layer: only the joined weights of one layer are in memory twice.
+/// Weights are read layer by layer. Only the joined weights of a single layer are in memory twice.
 #[test(simulated = once)]
 fn loading_takes_little_more_than_the_weights() -> Checked {
     if simulated() {
@@ -73,8 +73,8 @@ fn load_large(folder: &Path) -> Checked {
     let file = folder.join("model.safetensors");
     let size = fs::metadata(&file)?.len() as f64;
     Array::ones::<f32>(&[4])?.eval()?; // starts the runtime
-    // A file that cannot be loaded takes no more memory than a good one, wherever the error is
-    // found.
+    // Loading a broken file takes no more memory than loading a good one, wherever in the file the
+    // error is.
     let whole = fs::read(&file)?;
     let length = u64::from_le_bytes(whole[..8].try_into()?) as usize;
     for (what, from, to) in [
@@ -111,7 +111,7 @@ fn load_large(folder: &Path) -> Checked {
         arrays / weights,
         resident / weights
     );
-    // One layer of eight, and its queries, keys and values once more.
+    // One of eight layers, and its queries, keys and values a second time.
     assert!(arrays < 1.2 * weights, "{arrays} for {weights}");
     assert!(resident < 1.6 * weights, "{resident} for {weights}");
     Ok(())
@@ -141,7 +141,7 @@ fn lazy_models_are_equal() -> Checked {
     Ok(())
 }
 
-/// Each kind of layer has its own kind of cache, and the estimate accounts for it.
+/// Each kind of layer has its kind of cache, and the estimate of memory takes this into account.
 #[test(simulated = once)]
 fn sliding_layers_keep_their_window() -> Checked {
     let llama = load("llama-f32-sliding")?;

@@ -1,4 +1,5 @@
-//! The engine: each text is the one that is generated alone, whatever runs beside it.
+//! The engine: each text equals the text that is generated alone, whatever other texts run at the
+//! same time.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ fn all(generated: &mut Generated) -> Result<Vec<Token>> {
     generated.collect()
 }
 
-/// Options that differ in all that a text has for itself.
+/// Options that differ in every setting that a text can have separately.
 fn kinds_of_options() -> Vec<Options> {
     let sampling = Sampling { temp: 0.8, seed: 5, ..Sampling::default() };
     let penalties = Penalties { repetition: 1.3, ..Penalties::default() };
@@ -111,7 +112,7 @@ fn texts_that_begin_alike_share_their_beginning() -> Checked {
         known += generated.cached_tokens();
     }
     assert!(known >= beginning.len(), "{known} of {} tokens", beginning.len());
-    // A text that ended is known, too.
+    // The engine also reuses the text of a generation that ended.
     let mut again = engine.generate(&beginning, &options(), None);
     all(&mut again)?;
     assert_eq!(again.cached_tokens(), beginning.len() - 1);
@@ -122,7 +123,7 @@ fn texts_that_begin_alike_share_their_beginning() -> Checked {
 fn limits_are_kept() -> Checked {
     let one = EngineOptions { cache_bytes: 1 << 20, ..EngineOptions::default() };
     let prompt = encoded(&Checkpoint::demo()?, PROMPTS[0]);
-    // Not all of them fit at a time.
+    // The engine does not have room for all texts at the same time.
     let crowded = engine(one.clone())?;
     let mut texts: Vec<Generated> =
         (0..6).map(|_| crowded.generate(&prompt, &options(), None)).collect();
@@ -155,7 +156,7 @@ fn one_text() -> EngineOptions {
     EngineOptions { texts: 1, ..EngineOptions::default() }
 }
 
-/// Sets its flag when the thread that owns it ends.
+/// Sets a flag when the thread that owns this value ends.
 struct Ends(Arc<AtomicBool>);
 
 impl Drop for Ends {
@@ -181,10 +182,10 @@ fn dropped_texts_and_handles_end() -> Checked {
     let long = Options { max_tokens: 10_000, eos: Vec::new(), ..Options::default() };
     let mut first = engine.generate(&prompt, &long, None);
     assert!(first.next().is_some());
-    // It ends within a step, so that the only place is free for the next text.
+    // The text ends within a step and frees the only place for the next text.
     drop(first);
     assert_eq!(all(&mut engine.generate(&prompt, &options(), None))?.len(), super::length());
-    // A text goes on without handles.
+    // A text continues after all handles of the engine are dropped.
     let mut last = engine.generate(&prompt, &options(), None);
     drop(engine);
     assert_eq!(all(&mut last)?.len(), super::length());

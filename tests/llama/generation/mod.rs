@@ -1,4 +1,4 @@
-//! Generation in all its modes: none changes a greedy token of the plain one.
+//! Generation in all modes. In each mode the greedy tokens equal those of plain generation.
 
 mod batch;
 mod engine;
@@ -62,7 +62,7 @@ fn prompts_in_steps_change_no_token() -> Checked {
             continue;
         }
         let options = Options { prefill_step, ..options() };
-        // The last token of the prompt is run with others, or alone.
+        // The last token of the prompt runs together with others, or alone.
         assert_eq!(ids(&mut checkpoint.generate(&prompt, &options)?), expected, "{prefill_step}");
         let mut generation = checkpoint.generate(&prompt, &options)?;
         let mut steps = Vec::new();
@@ -96,7 +96,7 @@ fn prompts_can_be_paused_and_resumed() -> Checked {
     assert_eq!((flow, calls), (ControlFlow::Break(()), 1));
     assert_eq!((generation.tokens(), generation.finish_reason()), (&prompt[..], None));
     assert_eq!(ids(&mut generation), plain(&checkpoint, &prompt));
-    // Once the text has begun, no prompt is left to run.
+    // After the first token, no part of the prompt remains to be run.
     let mut generation = checkpoint.generate(&prompt, &options)?;
     generation.next_token()?;
     let flow = generation.prefill(|_, _| ControlFlow::Break(()))?;
@@ -104,7 +104,7 @@ fn prompts_can_be_paused_and_resumed() -> Checked {
     Ok(())
 }
 
-/// The logits after each position, by the model alone.
+/// The logits after each position, as the model computes them alone.
 pub fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
@@ -157,7 +157,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let max_tokens = length();
-    // No token may be repeated: every token is new.
+    // If repeating a token is forbidden, every token is new.
     let penalties =
         Penalties { presence: 1e4, presence_context_size: usize::MAX, ..Penalties::default() };
     let options = Options { max_tokens, penalties, ..options() };
@@ -166,7 +166,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), prompt.len() + max_tokens);
-    // A banned token never comes; a boosted one always does.
+    // A banned token never appears, and a boosted one always does.
     let first = plain(&checkpoint, &prompt)[0];
     for (bias, expected) in [(f32::NEG_INFINITY, false), (1e4, true)] {
         let penalties = Penalties { logit_bias: vec![(first, bias)], ..Penalties::default() };
@@ -181,8 +181,8 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     Ok(())
 }
 
-/// The error of a quantized cache in the logits is bounded by its steps, and the text stays the
-/// same while the best token leads by more.
+/// A quantized cache changes the logits by an error that its steps bound. The text stays the same
+/// as long as the best token leads by more than the error.
 #[test(simulated = once)]
 fn quantized_caches_stay_within_their_error() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -198,7 +198,8 @@ fn quantized_caches_stay_within_their_error() -> Checked {
         let worst =
             logits.iter().zip(exact.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst > 0.0 && worst < bound, "{bits} bits: {worst}");
-        // Each logit is off by at most that, so a lead of twice as much decides the token.
+        // Each logit is wrong by at most this error, so a lead of twice the error decides the
+        // token.
         let lead = |row: &[f32]| {
             let mut row = row.to_vec();
             row.sort_by(|a, b| b.total_cmp(a));
@@ -218,7 +219,7 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
     let demo = Checkpoint::demo()?;
     let prompt = encoded(&demo, PROMPTS[0]);
     let text = plain(&demo, &prompt);
-    // The end tokens of generation_config.json, if it has any, otherwise those of config.json.
+    // The end tokens of generation_config.json are used, or those of config.json if it has none.
     for (own, other, expected) in [
         (json!([0, text[3], 9]), json!(text[1]), 3),
         (json!(text[2]), json!(null), 2),
@@ -244,7 +245,7 @@ fn ends_are_distinguished() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let text = plain(&checkpoint, &prompt);
-    // Any token can end a text, here the third.
+    // The options can make any token an end token, here the third of the text.
     let options = Options { eos: vec![text[2]], ..options() };
     let mut generation = checkpoint.generate(&prompt, &options)?;
     let until = text.iter().position(|token| *token == text[2]).unwrap();

@@ -8,7 +8,7 @@ use mlx_primitives_llama::{Checkpoint, Options, Quantization, Sampling};
 use super::{PROMPTS, encoded, ids, length, logits_after, options, plain};
 use crate::support::{Checked, message};
 
-/// The logits with some replaced.
+/// The logits, with the values of some tokens replaced.
 fn with(logits: &Array, tokens: &[u32], value: f32) -> Result<Array> {
     let count = tokens.len() as i32;
     let at = Array::from_slice(tokens, [1, count])?;

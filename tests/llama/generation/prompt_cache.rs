@@ -1,5 +1,5 @@
-//! Prompt caches, in memory and in files: they change no token, and only their own model reads
-//! them.
+//! Prompt caches, in memory and in files. They do not change a token, and only the model that wrote
+//! one can read it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,7 +38,7 @@ fn caches_of_every_kind_load_from_files() -> Checked {
         let options = Options { cache: kind, ..options() };
         let expected = ids(&mut checkpoint.generate(&prompt, &options)?);
         let cache = filled(&checkpoint, &prompt, &Options { cache: kind, ..half.clone() });
-        // The last token of a text has not been run.
+        // The model has not run the last token of a text.
         assert_eq!(cache.tokens(), [&prompt[..], &expected[..2]].concat());
         cache.save(&path)?;
         let cache = PromptCache::load(&path, &checkpoint.llama)?;
@@ -46,8 +46,8 @@ fn caches_of_every_kind_load_from_files() -> Checked {
         let other = CacheKind::Quantized { group_size: 32, bits: 5 };
         assert!(!cache.is_of(other, &checkpoint.llama)?);
 
-        // The prompt again, whose tokens are cached except for the last; then prompts that are
-        // longer, differ at some token, or have nothing in common.
+        // First the same prompt, whose tokens are cached except for the last. Then prompts that are
+        // longer, that differ at some token, or that have no common beginning.
         let mut again = checkpoint.generate(&prompt, &options)?.with_cache(cache.clone())?;
         assert_eq!(ids(&mut again), expected, "{kind:?}");
         assert_eq!(again.statistics().cached_tokens, prompt.len() - 1);
@@ -88,7 +88,7 @@ fn full_rotating_caches_go_on_or_start_anew() -> Checked {
             }
             generation.into_prompt_cache()?.save(&path)?;
             let cache = PromptCache::load(&path, &checkpoint.llama)?;
-            // A prompt that extends the cached tokens continues as if it had never been saved.
+            // A prompt that extends the cached tokens continues as if the cache had not been saved.
             let longer = [&prompt[..], &expected[..=taken]].concat();
             let rest = Options { max_tokens: 19 - taken, ..options.clone() };
             let mut rest = checkpoint.llama.generate(&longer, &rest)?.with_cache(cache.clone())?;
@@ -123,7 +123,7 @@ fn positions_are_taken_back() -> Checked {
         let _ = llama.forward(&input(&tokens[..7])?, &mut short)?;
         assert_eq!((copy.len(), short.len()), (7, 7));
         let (got, expected) = (next(&mut copy)?, next(&mut short)?);
-        // Keys and values came from a step of another length, so their sums have another order.
+        // A step of another length computed the keys and values, so their sums have another order.
         let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let bound = if matches!(kind, CacheKind::Quantized { .. }) { 0.5 } else { 1e-3 };
         assert!(worst < bound, "{kind:?}: {worst}");
@@ -158,7 +158,7 @@ fn other_models_caches_are_refused() -> Checked {
     };
     other(&Checkpoint::load(half.path())?.llama);
     other(&checkpoint.llama.quantized(Quantization::affine(32, 8))?);
-    // Equal shapes, but one projection is changed slightly, as by a fine-tune.
+    // The model has equal shapes, but one projection is slightly changed, as by fine-tuning.
     let tuned = variant(Dtype::Float32, |_, _| {});
     let file = tuned.path().join("model.safetensors");
     let arrays = io::load_safetensors(&file)?.arrays;
@@ -171,7 +171,7 @@ fn other_models_caches_are_refused() -> Checked {
         .collect::<anyhow::Result<_>>()?;
     io::save_safetensors(&file, arrays.iter().map(|(name, a)| (name.as_str(), a)), [])?;
     other(&Checkpoint::load(tuned.path())?.llama);
-    // Another load of the model accepts the cache.
+    // A second load of the same model accepts the cache.
     assert!(PromptCache::load(&path, &Checkpoint::demo()?.llama).is_ok());
     let mut begun = checkpoint.generate(&prompt, &options())?;
     begun.next_token()?;

@@ -1,4 +1,4 @@
-//! Speculative decoding: the tokens of plain decoding, whatever the draft proposes.
+//! Speculative decoding gives the tokens of plain decoding, whatever tokens the draft proposes.
 
 use mlx_primitives_llama::{
     CacheKind, Checkpoint, Llama, Options, Penalties, Quantization, Sampling,
@@ -8,9 +8,9 @@ use super::{PROMPTS, encoded, ids, length, long_prompt, options, plain};
 use crate::support::models::variant;
 use crate::support::{Checked, message, simulated};
 
-/// Drafts whose guesses are right always, mostly, sometimes and hardly ever.
+/// Drafts whose proposals are right always, mostly, sometimes and hardly ever.
 fn drafts(checkpoint: &Checkpoint) -> anyhow::Result<Vec<(&'static str, Llama)>> {
-    // One layer of four, whose guesses are those of another model.
+    // This draft has one layer of the model's four, so its proposals are those of another model.
     let shallow = variant(mlx_primitives::Dtype::Float32, |_, _| {});
     let file = shallow.path().join("model.safetensors");
     let tensors = mlx_primitives::io::load_safetensors(&file)?.arrays;
@@ -82,7 +82,7 @@ fn drafts_change_no_token() -> Checked {
         assert!(drafted > 0, "{name}");
         rates.push((name, accepted as f64 / drafted as f64));
     }
-    // A model accepts every proposal by itself, except those after the end.
+    // If a model is its own draft, it accepts every proposal, except after the end.
     assert!(rates[0].1 > 0.8, "{rates:?}");
     assert!(simulated() || (rates[3].1 < 0.7 && rates[1].1 > rates[3].1), "{rates:?}");
     Ok(())
@@ -103,7 +103,7 @@ fn tokens_say_whether_they_were_proposed() -> Checked {
     Ok(())
 }
 
-/// A draw depends only on the model's logits and the random numbers.
+/// The token that is drawn depends only on the model's logits and the random numbers.
 #[test(simulated = once)]
 fn sampled_and_penalized_texts_are_the_same_too() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -138,7 +138,7 @@ fn drafts_start_from_cached_prompts() -> Checked {
         checkpoint.generate(&prompt, &options())?.with_cache(cache)?.with_draft(&draft, 3)?;
     assert_eq!(ids(&mut generation), expected);
     assert_eq!(generation.statistics().cached_tokens, prompt.len() - 1);
-    // They leave a cache like any other, wherever they stop.
+    // The generation leaves a normal cache, wherever it stops.
     for taken in [0, 1, 2, 5] {
         let mut generation = checkpoint.generate(&prompt, &options())?.with_draft(&draft, 3)?;
         let text: Vec<u32> = generation.by_ref().take(taken).collect::<Result<_, _>>()?;

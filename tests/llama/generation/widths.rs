@@ -1,12 +1,12 @@
-//! Tokens and their log probabilities, bit by bit: the same with any number of proposals, in
-//! batches, and for any way to cut a prompt. The weights are random, so that logits lie close.
+//! Tokens and their log probabilities have the same bits with any number of proposals, in batches,
+//! and for any way to cut a prompt. The weights are random, so logits differ little.
 
 use mlx_primitives::{Dtype, Result};
 use mlx_primitives_llama::{CacheKind, Config, Generation, Llama, Options, Quantization};
 
 use crate::support::Checked;
 
-/// Query heads and key heads.
+/// The numbers of query heads and key heads.
 const LAYOUTS: [(i32, i32); 8] = [(1, 1), (4, 2), (4, 1), (8, 2), (5, 1), (14, 2), (8, 1), (16, 1)];
 
 fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama> {
@@ -25,7 +25,8 @@ fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama>
     Llama::random(config, dtype, packed, seed)
 }
 
-/// A cache of the latest positions: parts of a prompt that is longer, and texts of a batch.
+/// A cache of the latest positions. Prompts that are longer are cut into parts, and texts run in
+/// batches.
 #[test(simulated = never)]
 fn rotating_caches_do_not_depend_on_steps() -> Checked {
     for (layout, kind) in [((4, 1), 0), ((7, 1), 1), ((2, 2), 2)] {
@@ -79,7 +80,7 @@ fn neither_proposals_nor_cuts_nor_neighbors_change_a_bit() -> Checked {
         let other = model(LAYOUTS[layout], kind, 8)?;
         let kept = cache(layout + more);
         let what = format!("{:?}, {}, {kept:?}", LAYOUTS[layout], kind % 5);
-        // Longer than a tile of keys, and shorter ones.
+        // One prompt is longer than a tile of keys, and others are shorter.
         let prompt = |of: usize| -> Vec<u32> {
             let len = [70, 3, 131, 1, 17, 64, 40][of % 7];
             (0..len).map(|i| ((i * i + 31 * of + 5 * i) % 101) as u32).collect()

@@ -1,4 +1,4 @@
-//! The entries of an architecture: honored, without effect, or refused by name.
+//! The entries of an architecture. Each is applied, has no effect, or is refused by name.
 
 use anyhow::{Context, ensure};
 use mlx_primitives::Array;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::support::gguf::{Entry, Gguf, HIDDEN, bytes_speaker};
 use crate::support::{Checked, message};
 
-/// The model of a file that `change` was called with.
+/// Loads the model of a file that `change` has changed.
 fn load(change: impl FnOnce(&mut Gguf)) -> anyhow::Result<mlx_primitives::Result<Llama>> {
     let folder = TempDir::new()?;
     let path = folder.path().join("model.gguf");
@@ -32,8 +32,8 @@ fn rope(entries: &[(&str, Entry)], freqs: Option<f32>) -> anyhow::Result<(Vec<f3
     Ok((rope.values(1), rope.scale(), rope.multiplier()))
 }
 
-/// llama.cpp's angles of position 1, in double precision: `ggml_rope_yarn` with the numbers that
-/// `llama_context` gives it.
+/// llama.cpp's angles of position 1, in double precision. `ggml_rope_yarn` computes them with the
+/// numbers that `llama_context` passes to it.
 struct Yarn {
     factor: f64,
     original: f64,
@@ -67,7 +67,8 @@ fn close(got: f32, expected: f64) -> bool {
 fn linear_scalings_are_llama_cpps() -> Checked {
     let plain = rope(&[], None)?;
     let text = |text: &str| Entry::from(text);
-    // Without a type, a factor is linear; the old name counts where there is no new one.
+    // Without a type, a factor is linear. The old name of an entry counts if the new one is
+    // missing.
     for (entries, scale) in [
         (vec![("rope.scaling.factor", 4f32.into())], 0.25),
         (vec![("rope.scale_linear", 2f32.into())], 0.5),
@@ -82,7 +83,7 @@ fn linear_scalings_are_llama_cpps() -> Checked {
         assert_eq!((found, multiplier), (scale, 1.0), "{entries:?}");
         assert_eq!(periods, plain.0, "{entries:?}");
     }
-    // Factors of periods, alone and beside a linear factor.
+    // Factors of periods, alone and together with a linear factor.
     for (entries, factor) in [
         (vec![], 3.0),
         (vec![("rope.scaling.factor", 4f32.into())], 12.0),
@@ -103,7 +104,7 @@ fn yarn_is_llama_cpps() -> Checked {
     let usual = Yarn { factor: 4.0, original: 256.0, fast: 32.0, slow: 1.0, attention: 1.0 };
     let key = |name: &'static str, value: f32| (name, Entry::from(value));
     for (entries, expected) in [
-        // The original length is the context's where the file does not say it.
+        // If the file does not state the original length, it is the length of the context.
         (vec![yarn(), key("rope.scaling.factor", 4.0)], usual),
         (
             vec![
@@ -138,8 +139,8 @@ fn yarn_is_llama_cpps() -> Checked {
     Ok(())
 }
 
-/// Projections of which only some have biases, as each may have one in llama.cpp: as if the others
-/// had zeros.
+/// llama.cpp allows biases for only some of the projections. The others then act as if their biases
+/// were zeros.
 #[test]
 fn missing_biases_are_zeros() -> Checked {
     let logits = |names: &[&str]| -> anyhow::Result<Vec<f32>> {
@@ -151,7 +152,7 @@ fn missing_biases_are_zeros() -> Checked {
                     file.tensor(&format!("blk.0.{name}.bias"), &[rows], bias);
                 }
             }
-            // So that attention and the feed-forward part are heard.
+            // Make attention and the feed-forward part change the result.
             let mut rng = fastrand::Rng::with_seed(3);
             let mut random = |count: i32| (0..count).map(|_| rng.f32() - 0.5).collect();
             file.tensor("blk.0.attn_output.weight", &[64, 64], random(64 * 64));
@@ -284,7 +285,7 @@ fn headers_that_contradict_themselves_are_refused() -> Checked {
     twice.tensors.push(whole.tensors[0].clone());
     let text = refusal(&twice.bytes())?;
     ensure!(text.contains("got token_embd.weight twice"), "{text}");
-    // The second tensor within the first one.
+    // The second tensor overlaps the first one.
     let mut bytes = whole.bytes();
     let name = b"output.weight";
     let at = bytes.windows(name.len()).position(|it| it == name).context("a tensor")?;
@@ -292,7 +293,7 @@ fn headers_that_contradict_themselves_are_refused() -> Checked {
     bytes[at..at + 8].copy_from_slice(&32u64.to_le_bytes());
     let text = refusal(&bytes)?;
     ensure!(text.contains("got output.weight within token_embd.weight"), "{text}");
-    // Counts, the order of bytes, and a row for each token.
+    // Wrong counts, a wrong byte order, and a wrong number of rows for the tokens.
     for (at, expected) in [(8usize, "at most 65536 tensors"), (16, "at most 65536 entries")] {
         let mut bytes = whole.bytes();
         bytes[at..at + 8].copy_from_slice(&70_000u64.to_le_bytes());

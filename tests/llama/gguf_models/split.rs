@@ -11,7 +11,7 @@ use crate::support::{Checked, message};
 
 const CYCLE: [(u32, u32); 3] = [(97, 98), (98, 99), (99, 257)];
 
-/// Writes a model in `count` parts as llama.cpp's `gguf-split` does: the first part has the
+/// Writes a model in `count` parts, as llama.cpp's `gguf-split` does. The first part has the
 /// entries.
 fn write(folder: &Path, whole: &Gguf, count: u16) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
@@ -60,11 +60,11 @@ fn parts_that_are_missing_or_others_are_named() -> Checked {
         let expected = format!("this is part {part} of 3, expected {} beside it", named(&paths[1]));
         assert_eq!(text, format!("{}: {expected}", named(path)));
     }
-    // Another part by this name.
+    // The file with this name is another part.
     fs::copy(&paths[2], &paths[1])?;
     let text = message(Checkpoint::load(&paths[0]));
     assert_eq!(text, format!("{}: expected part 2 of 3, got another", named(&paths[1])));
-    // A whole model by this name.
+    // The file with this name is a whole model.
     whole.write(&paths[1])?;
     let text = message(Checkpoint::load(&paths[0]));
     assert_eq!(text, format!("{}: expected part 2 of 3, got another", named(&paths[1])));
@@ -77,7 +77,7 @@ fn parts_that_are_missing_or_others_are_named() -> Checked {
     assert!(text.contains("-00001-of-00003.gguf"), "{text}");
     fs::rename(&renamed, &paths[0])?;
 
-    // A tensor less, and one that two parts have.
+    // One tensor is missing, or two parts have the same tensor.
     for (name, expected) in [(None, "tensors in all parts"), (Some("x"), "tensors in all parts")] {
         let other = TempDir::new()?;
         let paths = write(other.path(), &whole, 2)?;

@@ -1,4 +1,4 @@
-//! The tokenizers of GGUF files, compared with llama.cpp's, SentencePiece's and those of the
+//! Compares the tokenizers of GGUF files with those of llama.cpp, SentencePiece and the
 //! `tokenizers` library (`tests/fixtures/vocabularies/generate.py`).
 
 use std::fs;
@@ -81,8 +81,9 @@ fn tokens_are_those_of_the_reference() -> Checked {
                         spelled(&expected)
                     );
                 }
-                // Unigrams write a space for each run of spaces, and lose what they do not know. A
-                // space goes before the text after a token that is found first.
+                // Unigram tokenizers write one space for several, and drop characters that they do
+                // not know. If a special token is found first, a space is added before the text
+                // after it.
                 let whole = vocabulary["model"] != "t5"
                     && found[1].iter().all(|id| !tokenizer.is_special(*id))
                     && !text.starts_with(' ')
@@ -99,8 +100,8 @@ fn tokens_are_those_of_the_reference() -> Checked {
     Ok(())
 }
 
-/// A vocabulary as large as that of Llama 3, with as many merges, loads in a part of a second when
-/// it is optimized; the limit is for code that is not, on a busy machine.
+/// A vocabulary as large as Llama 3's, with as many merges, loads in a fraction of a second in
+/// optimized code. The limit is for a debug build on a busy machine.
 #[test]
 fn a_large_vocabulary_loads_quickly() -> Checked {
     let mut file = bytes_speaker(&[]);
@@ -199,7 +200,7 @@ fn vocabularies_that_are_not_understood_are_refused_by_name() -> Checked {
         file.remove("tokenizer.ggml.bos_token_id").set("tokenizer.ggml.add_bos_token", true);
     })?;
     ensure!(text.contains("tokenizer.ggml.bos_token_id"), "{text}");
-    // Without merges there can only be tokens of one character.
+    // Without merges, only tokens of one character are possible.
     let text = refusal(|file| {
         file.remove("tokenizer.ggml.merges");
         if let Some((_, Entry::Texts(tokens))) =

@@ -1,4 +1,4 @@
-//! Hidden states and what is pooled from them.
+//! Hidden states, and embeddings that are pooled from them.
 
 use mlx_primitives::device::default_device;
 use mlx_primitives::{Array, Dtype};
@@ -52,10 +52,10 @@ fn projected_hidden_states_are_the_logits_bit_for_bit() -> Checked {
                 assert_same(&projected, &logits, &what)?;
                 continue;
             }
-            // There the last norm is planned anew where it is an op, and not where the projection
-            // does it. Each of a row's numbers may then be rounded otherwise, by a unit. Their
-            // errors add up in a logit as a random walk, whose size is a unit of the logits, and 8
-            // are far.
+            // On an NVIDIA GPU, the last norm has another plan if it is a separate op than if the
+            // projection computes it. Each number of a row may then be rounded differently, by a
+            // unit. In a logit these errors add up like a random walk of about one unit of the
+            // logits, so 8 units are a wide bound.
             let (got, want) = (numbers(&projected)?, numbers(&logits)?);
             let bound = 8.0 * ulp(checkpoints::largest(&want), logits.dtype());
             let apart = checkpoints::apart(&got, &want);
@@ -81,7 +81,7 @@ fn the_tokens_continue_the_cache() -> Checked {
     Ok(())
 }
 
-/// Rows of `[time, features]` pooled in f64.
+/// Pools the rows of `[time, features]` in f64.
 fn by_hand(hidden: &[f64], features: usize, length: usize, options: Embedding) -> Vec<f64> {
     let rows: Vec<&[f64]> = hidden.chunks(features).take(length).collect();
     let pooled: Vec<f64> = match options.pooling {
@@ -106,7 +106,7 @@ const ALL: [Embedding; 4] = [
 fn pooling_is_that_by_hand() -> Checked {
     let (batch, time, features) = (3usize, 5usize, 7usize);
     let mut values: Vec<f32> = (0..batch * time * features).map(|i| (i as f32).sin()).collect();
-    // Padding may hold anything, and a text of zeros has no direction.
+    // Padding may have any values. A text of zeros has no direction.
     values[(2 * features)..(5 * features)].fill(f32::NAN);
     values[(5 * features)..(6 * features)].fill(0.0);
     let lengths = [2, 1, 5];
@@ -147,7 +147,7 @@ fn texts_side_by_side_are_those_alone() -> Checked {
             assert_close(got, &want, 1e-4, &format!("{options:?}"));
         }
     }
-    // Where the frequencies depend on the length, texts run apart.
+    // If the frequencies depend on the length, texts run separately.
     let scaled = checkpoints::load("llama-f16-dynamic")?;
     let texts = vec![vec![1, 2, 3, 4, 5, 6, 7, 8, 9], vec![5, 6]];
     let together = scaled.embeddings(&texts, Embedding::default())?;

@@ -28,7 +28,7 @@ pub fn embed(metal: &Path, embedded: &Path) -> std::io::Result<Output> {
         .output()
 }
 
-/// The name that the kernels in a folder give their metallib.
+/// The marker that the kernels in a folder give their metallib, by which a program recognizes it.
 pub fn marker(metal: &Path) -> anyhow::Result<String> {
     let directory = tempfile::tempdir()?;
     let embedded = directory.path().join("embedded.cpp");

@@ -1,4 +1,4 @@
-//! Comparisons in units in the last place.
+//! Comparisons of numbers, in units in the last place.
 
 use mlx_primitives::device::{Device, Stream, with_stream};
 use mlx_primitives::{Array, Dtype, Result, eval};
@@ -57,14 +57,14 @@ pub fn assert_same(got: &Array, want: &Array, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether ops of this device run on an NVIDIA GPU, where they are planned anew and add in another
-/// order than on a Mac, and where MLX's compiler of graphs rounds elsewhere.
+/// Whether ops of this device run on an NVIDIA GPU. There, ops have other plans and add in another
+/// order than on a Mac, and MLX's graph compiler rounds at other steps.
 pub fn is_nvidia(device: Device) -> bool {
     device == Device::Gpu && Backend::Gpu.is_cuda()
 }
 
-/// [`assert_same`], except on an NVIDIA GPU, where values may be two units of 1 apart, or more if
-/// they are larger than 1.
+/// [`assert_same`], except on an NVIDIA GPU. There, values may differ by two units in the last
+/// place of 1, or more if they are larger than 1.
 #[track_caller]
 pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) -> Result<()> {
     if !is_nvidia(device) {
@@ -75,7 +75,8 @@ pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) 
     Ok(())
 }
 
-/// Evaluates by MLX alone: an array on another stream leaves the whole graph to it.
+/// Evaluates with MLX's evaluation alone. If one array is on another stream, MLX evaluates the
+/// whole graph.
 pub fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
     let other = with_stream(elsewhere, || Array::ones::<f32>((4,))?.exp())?;
     eval(arrays.iter().copied().chain([&other]))

@@ -1,4 +1,4 @@
-//! Writes GGUF files of small Llamas, by the format's specification.
+//! Writes GGUF files of small Llamas, from the format's specification.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub enum Entry {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     Bytes(Vec<u8>),
-    /// A type, and bytes that may not match it.
+    /// A type, and bytes that may not be a value of the type.
     Raw(u32, Vec<u8>),
 }
 
@@ -90,11 +90,11 @@ impl Gguf {
     }
 }
 
-/// A tensor in a header: its name, its dimensions from the last, its type, and where in the data
-/// its elements are.
+/// A tensor in a header: its name, its dimensions from the last to the first, its type, and the
+/// offset of its elements in the data.
 pub type Head<'a> = (&'a str, Vec<u64>, u32, u64);
 
-/// The bytes before the data of a file. Entries have their types and values as bytes.
+/// The bytes in front of a file's data. Each entry has its type and value as bytes.
 pub fn header(
     version: u32,
     alignment: usize,
@@ -126,13 +126,13 @@ pub fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// Numbers one after the other.
+/// Encodes numbers one after the other.
 fn numbers<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|value| bytes(*value)).collect()
 }
 
 impl Entry {
-    /// The type and the value.
+    /// The type and the value as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let of = |kind: u32, value: &[u8]| [&kind.to_le_bytes(), value].concat();
         let list = |kind: u32, count: usize, items: Vec<u8>| {
@@ -161,11 +161,12 @@ impl Entry {
     }
 }
 
-/// The width of [`speaker`]'s model, which has two heads of half of it.
+/// The width of [`speaker`]'s model. Each of its two heads has half of it.
 pub const HIDDEN: i32 = 64;
 
-/// A Llama of one layer whose attention and feed-forward part add nothing, so that the next token
-/// depends on the last one alone: `next` lists pairs of them. Without an entry for the vocabulary.
+/// A Llama of one layer whose attention and feed-forward part add nothing. The next token therefore
+/// depends only on the last one: `next` lists pairs of a token and the next one. The file has no
+/// entry for the vocabulary.
 pub fn speaker(vocabulary: usize, next: &[(u32, u32)]) -> Gguf {
     let mut file = Gguf::default();
     file.set("general.architecture", "llama")
@@ -216,7 +217,7 @@ pub fn speaker(vocabulary: usize, next: &[(u32, u32)]) -> Gguf {
     file
 }
 
-/// The vocabulary of [`bytes_speaker`]: a token for each byte, and special ones after them.
+/// The special tokens in the vocabulary of [`bytes_speaker`], which follow a token for each byte.
 pub const SPECIAL: [&str; 6] =
     ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>"];
 

@@ -30,7 +30,7 @@ pub enum Layout {
     OffsetView,
     /// Rows are further apart than they are long.
     Padded,
-    /// Two new dimensions of 1 that were squeezed out of others.
+    /// Two new dimensions of size 1 from which the view removes others.
     Squeezed,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that stays flat over many rounds of work.
+//! Memory use that does not grow over many rounds of work.
 //!
 //! MLX's counters are per process, so each measurement runs in a child process: this binary again,
 //! with one test and an environment variable.
@@ -13,8 +13,8 @@ use super::compare::is_nvidia;
 use super::{Checked, fewer_if_simulated, in_another_process};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
-/// Fragmentation and buffers of the allocator; one leaked array per round would be tens of times
-/// this.
+/// Room for fragmentation and for the allocator's buffers. One leaked array per round would take
+/// tens of times as much.
 const SLACK: usize = 4 << 20;
 
 /// The resident bytes of this process, or 0 if the system does not report them.
@@ -25,8 +25,8 @@ pub fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
-/// Runs the test `memory::<test>` in another process: this binary again. Returns whether this is
-/// that process, which then measures.
+/// Runs the test `memory::<test>` in a child process, which is this binary again. Returns true in
+/// the child process, which then measures.
 pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     if env::var_os(CHILD).is_some() {
         return Ok(true);
@@ -36,8 +36,8 @@ pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// The bytes of arrays that are held. A thread of MLX's gives the memory of an evaluation on an
-/// NVIDIA GPU back, soon after its result is there.
+/// The bytes of arrays that are held. On an NVIDIA GPU, a thread of MLX frees the memory of an
+/// evaluation soon after its result is ready.
 fn held() -> mlx_primitives::Result<usize> {
     synchronize()?;
     memory::clear_cache()?;
@@ -58,7 +58,7 @@ pub fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result
         return Ok(());
     }
     let round = |i: u64| {
-        // The simulator keeps its record of a thread's dispatches until it is queried.
+        // The simulator keeps its record of a thread's dispatches until the record is read.
         #[cfg(target_os = "linux")]
         drop(mlx_primitives::dispatched());
         round(i)
@@ -67,7 +67,8 @@ pub fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result
         round(i)?;
     }
     let active = held()?;
-    // Arenas and stacks of threads grow once on a busy machine; a leak grows each time.
+    // On a busy machine, the allocator's arenas and the stacks of threads grow once. A leak grows
+    // each time.
     let mut grown = usize::MAX;
     for _ in 0..3 {
         let before = resident();

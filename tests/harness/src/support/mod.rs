@@ -27,7 +27,7 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Runs a test of this binary in another process, which has to pass, and returns what it says.
+/// Runs a test of this binary in another process and returns its output. The test must pass.
 pub fn in_another_process(
     test: &str,
     set: impl FnOnce(&mut Command) -> &mut Command,
@@ -49,8 +49,8 @@ pub fn safetensors(header: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-/// The dispatches of an op and their traffic, in the simulator. The inputs must be evaluated
-/// before.
+/// The dispatches of an op in the simulator, and their traffic. The inputs must already be
+/// evaluated.
 #[cfg(target_os = "linux")]
 pub fn moved(
     op: impl FnOnce() -> Result<Array>,
@@ -63,8 +63,9 @@ pub fn moved(
     Ok(dispatched)
 }
 
-/// Reports the device bytes that an op's dispatches moved and the least possible, for the book's
-/// table: a line of `op`, `bytes` and `ideal` in the file that MLX_PRIMITIVES_TRAFFIC names.
+/// Reports for the book's table how many device bytes an op's dispatches moved, and the least
+/// possible number. It adds a line with `op`, `bytes` and `ideal` to the file that
+/// MLX_PRIMITIVES_TRAFFIC names.
 #[cfg(target_os = "linux")]
 pub fn report_traffic(
     op: &str,
@@ -82,7 +83,7 @@ pub fn report_traffic(
     Ok(())
 }
 
-/// `rounds`, or `rounds / part` in the simulator, where each takes much longer.
+/// `rounds`, or `rounds / part` in the simulator, where each round takes much longer.
 pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     if !simulated() {
         return rounds;
@@ -91,7 +92,8 @@ pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     rounds / part
 }
 
-/// Runs a test on the CPU and, if there is one, on the GPU; passes the device whose kernels run.
+/// Runs a test on the CPU and, if there is one, on the GPU. `test` receives the device whose
+/// kernels run.
 pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     for device in [Device::Cpu, Device::Gpu] {
         if device.is_available()? {
@@ -102,7 +104,7 @@ pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     Ok(())
 }
 
-/// Runs a test of the CPU's kernels, on whatever device the other tests run.
+/// Runs a test of the CPU's kernels, even if the other tests run on another device.
 pub fn on_cpu(test: impl FnOnce() -> Checked) -> Checked {
     with_device(Device::Cpu, || without_metal(test))
 }
@@ -121,7 +123,7 @@ pub fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// One of our primitives as a function of x alone, of rank 3 or more with an even last axis.
+/// A primitive of this crate as a function of x alone. x has rank 3 or more and an even last axis.
 pub type Op = fn(&Array) -> Result<Array>;
 
 /// The name of each primitive, our version and MLX's.

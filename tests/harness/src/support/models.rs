@@ -9,13 +9,13 @@ use serde_json::Value;
 /// The demo model's directory.
 pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/llama/assets/demo");
 
-/// mlx-lm's continuations of prompts by the demo model.
+/// The texts with which mlx-lm continues prompts, by the demo model.
 pub fn fixture() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/cli/assets/greedy.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The tokens in a list of JSON.
+/// The tokens in a JSON list.
 pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }

@@ -13,21 +13,21 @@ use anyhow::ensure;
 
 use super::Checked;
 
-/// How long the ranks of a test may take, far longer than they do on idle cores.
+/// The time limit for the ranks of a test, far longer than they take on idle cores.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// The number of ports in a block.
 const BLOCK: u16 = 50;
 
-/// Blocks of ports. A process that listens at a block's first port may give the others to ranks; it
-/// listens until it ends, so that tests that run at the same time share no port.
+/// Blocks of ports. A process that listens at a block's first port may give the other ports to
+/// ranks. It listens until it ends, so tests that run at the same time share no port.
 struct Blocks {
     claims: Vec<TcpListener>,
     left: Range<u16>,
 }
 
-/// A port that nothing uses, that no other process of tests hands out, and that the system gives to
-/// no connection by itself.
+/// A port that is free, that no other process of tests uses, and that the system does not give to
+/// connections.
 pub fn free_port() -> u16 {
     static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks { claims: Vec::new(), left: 0..0 });
     let listen = |port| TcpListener::bind(("127.0.0.1", port));
@@ -48,13 +48,13 @@ pub fn free_port() -> u16 {
     panic!("nearly all ports between 12000 and 32000 are in use");
 }
 
-/// The host file of ranks at these ports.
+/// The host file for ranks at these ports.
 pub fn hosts(ports: &[u16]) -> String {
     let entries: Vec<_> = ports.iter().map(|port| [format!("127.0.0.1:{port}")]).collect();
     serde_json::to_string(&entries).expect("text")
 }
 
-/// Processes that are ended with the test.
+/// Processes that are ended when the test ends.
 pub struct Ranks {
     pub children: Vec<Child>,
     folder: tempfile::TempDir,
@@ -97,7 +97,7 @@ impl Ranks {
         self.folder.path().join(format!("{rank}.{kind}"))
     }
 
-    /// How each rank ended, within the limit, and what it wrote to stdout and stderr.
+    /// The status of each rank, within the limit, and its output on stdout and stderr.
     pub fn ends(mut self, limit: Duration) -> Checked<Vec<(ExitStatus, String, String)>> {
         let start = Instant::now();
         let mut ends = Vec::new();
@@ -116,7 +116,7 @@ impl Ranks {
         Ok(ends)
     }
 
-    /// The text that each rank wrote to stdout. They must end well.
+    /// The text that each rank wrote to stdout. Every rank must succeed.
     pub fn results(self) -> Checked<Vec<String>> {
         let mut outputs = Vec::new();
         for (rank, (status, out, err)) in self.ends(LIMIT)?.into_iter().enumerate() {

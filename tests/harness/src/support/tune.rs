@@ -8,14 +8,14 @@ use mlx_primitives::{Array, Dtype, Result};
 use super::input::random;
 use super::simulated;
 
-/// The key of a machine that this one is not.
+/// The key of a machine that differs from this one.
 pub fn key() -> Key {
     let [chip, system, mlx, kernels] =
         ["Apple M3 Max", "Darwin 25.2.0 arm64", "0.32.4", "0123456789abcdef"].map(str::to_owned);
     Key { chip, system, mlx, kernels }
 }
 
-/// The name of the file that a program writes here.
+/// The name of the file that a program writes on this machine.
 pub fn choices_file() -> anyhow::Result<&'static str> {
     Ok(match default_device()? {
         Device::Gpu => "tune-gpu.json",
