@@ -74,7 +74,7 @@ fn rows_outside_the_matrix_are_its_nearest() -> Checked {
 }
 
 /// The first dispatch has a SIMD group for each row that was taken. The second has a threadgroup
-/// for every sixteen rows of the matrix. Both cover every column once.
+/// for every sixteen rows of the matrix, or fewer at the end, and covers every column once.
 #[test(simulated = never)]
 fn dispatches_cover_the_matrix_once() -> Checked {
     let lazy = |shape: &[i32]| Array::scalar(0.0f32)?.broadcast_to(shape);

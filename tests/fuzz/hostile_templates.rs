@@ -84,7 +84,7 @@ fn growing(rng: &mut Rng) -> String {
     )
 }
 
-/// The same statements, repeated many times.
+/// Repeats the same statements many times.
 fn repeated(rng: &mut Rng) -> String {
     let count = one(rng, &["9", "60", "1000", "9000"]).parse().unwrap_or(9);
     let step = larger(rng, "x");
@@ -184,7 +184,7 @@ fn numbers(rng: &mut Rng) -> String {
     pattern.replace('N', large)
 }
 
-/// Long pieces of the syntax, such as comments and names.
+/// Repeats a piece of the syntax many times.
 fn around(rng: &mut Rng) -> String {
     let count = one(rng, &["99", "5000", "200000"]).parse().unwrap_or(99);
     let piece = match rng.u8(..16) {

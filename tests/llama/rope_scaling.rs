@@ -59,7 +59,7 @@ fn rotations_use_the_frequencies() -> Checked {
         let rope = made(case)?;
         let what = case["rope_scaling"].to_string();
         for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            // Features that are not rotated, at positions beyond the limit of dynamic scaling.
+            // Add features that are not rotated. The positions exceed the limit of dynamic scaling.
             let x = random(&[2, 2, 3, rope.dims() + 6], dtype, 1)?;
             let (offset, dims) = (9000, rope.dims());
             let turned = x.slice_axis(-1, ..dims)?.multiply(rope.multiplier())?;
@@ -95,7 +95,7 @@ fn invalid_scalings_are_refused() {
         json!({"type": "mrope", "rope_type": "default", "mrope_section": [8, 12, 12]}),
         json!({"type": "su", "short_factor": list(32), "long_factor": list(32), original: 4096}),
         json!({"type": "longrope", "short_factor": 1.0, "long_factor": 2.0, original: 4096}),
-        // The original length is then that of the model.
+        // Without an original length, the model's length is used.
         json!({"type": "longrope", "short_factor": list(32), "long_factor": list(32)}),
     ] {
         assert!(with(good.clone()).is_ok(), "{good}");

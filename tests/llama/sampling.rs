@@ -1,5 +1,5 @@
-//! Sampling and penalties, compared with plain Rust on small vocabularies: the tokens that remain,
-//! and the frequency of each.
+//! Sampling and penalties, compared with plain Rust on small vocabularies: which tokens remain, and
+//! how often each is drawn.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::support::{Checked, fewer_if_simulated, message};
 const PROBS: [f64; 8] = [0.05, 0.30, 0.02, 0.18, 0.25, 0.01, 0.12, 0.07];
 
 fn logits(probs: &[f64]) -> Array {
-    // An offset, because logits are not normalized.
+    // Add an offset, because logits are not normalized.
     let values: Vec<f32> = probs.iter().map(|p| p.ln() as f32 + 3.0).collect();
     Array::from_slice(&values, [1, values.len() as i32]).unwrap()
 }
@@ -28,7 +28,7 @@ fn by_probability(probs: &[f64]) -> Vec<usize> {
     order
 }
 
-/// The distribution that mlx-lm's chain draws from, with XTC's cut if `cut`.
+/// The distribution from which mlx-lm's chain of steps draws. If `cut`, XTC removes its tokens.
 fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
     let mut probs = PROBS.to_vec();
     if s.top_p > 0.0 && s.top_p < 1.0 {
@@ -68,7 +68,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
     normalized(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
 }
 
-/// Many draws at once: every row of a batch draws independently.
+/// Draws many tokens at once: every row of a batch draws independently.
 fn draws(s: Sampling, spared: &[u32], rows: i32) -> anyhow::Result<Vec<u32>> {
     let batch = logits(&PROBS).broadcast_to([rows, 8])?;
     Ok(Sampler::new(s)?.sparing(spared).sample(&batch)?.to_vec::<u32>()?)
@@ -78,7 +78,8 @@ fn assert_drawn_from(expected: &[f64], tokens: &[u32], what: &str) {
     let count = tokens.len() as f64;
     for (token, p) in expected.iter().enumerate() {
         let times = tokens.iter().filter(|&&t| t as usize == token).count() as f64;
-        // Five standard deviations of a binomial: one test in a million fails.
+        // The bound is five standard deviations of a binomial distribution. By chance, one test in
+        // a million would fail.
         let bound = 5.0 * (count * p * (1.0 - p)).sqrt();
         assert!(
             (times - count * p).abs() <= bound,
@@ -118,7 +119,8 @@ fn each_step_keeps_the_tokens_of_mlx_lm() -> Checked {
         assert_drawn_from(&expected, &tokens, &format!("{s:?}"));
         let drawn: BTreeSet<u32> = tokens.iter().copied().collect();
         for (token, p) in expected.iter().enumerate() {
-            // At least a thousand draws: likely tokens are seen, and cut tokens never are.
+            // With at least a thousand draws, likely tokens are drawn, and tokens that are cut
+            // never are.
             assert!(*p < 0.02 || drawn.contains(&(token as u32)), "{s:?}: {token} never drawn");
             assert!(*p > 0.0 || !drawn.contains(&(token as u32)), "{s:?}: {token} was cut");
         }
@@ -138,14 +140,14 @@ fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
         (Sampling { xtc_threshold: 0.27, ..always }, &[]),
         (Sampling { xtc_threshold: 0.5, ..always }, &[]),
         (Sampling { xtc_threshold: 0.0, ..always }, &[]),
-        // The last of the five tokens that top_p keeps is also a top choice, once they are scaled
-        // up.
+        // After scaling, the last of the five tokens that top_p keeps is also a top choice.
         (Sampling { top_p: 0.9, xtc_threshold: 0.075, top_k: 2, ..always }, &[]),
     ] {
         let tokens = draws(s, spared, rows)?;
         assert_drawn_from(&reference(&s, spared, true), &tokens, &format!("{s:?} {spared:?}"));
     }
-    // One random decision per call. The top choice is cut in the requested share of calls.
+    // Each call makes one random decision. The top choice is removed in the requested share of
+    // calls.
     let often = Sampling { xtc_probability: 0.3, ..warm };
     let mut sampler = Sampler::new(often)?;
     let rounds = fewer_if_simulated("calls", 400, 10) as i32;
@@ -185,7 +187,7 @@ fn the_same_seed_draws_the_same_tokens() -> Checked {
     Ok(())
 }
 
-/// mlx-lm's processors in its order, in plain Rust.
+/// Applies the processors of mlx-lm in its order, in plain Rust.
 fn penalized(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     for (token, bias) in &p.logit_bias {
@@ -242,7 +244,7 @@ fn penalties_are_mlx_lms() -> Checked {
         for seen in [&tokens[..], &tokens[..1], &[]] {
             let got = p.apply(seen, &logits)?.to_vec::<f32>()?;
             for (got, want) in got.iter().zip(penalized(&p, seen, &values)) {
-                // A product and two differences are rounded at most a few times.
+                // A product and two differences are each rounded at most a few times.
                 assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{p:?}: {got} {want}");
             }
         }

@@ -1,4 +1,4 @@
-//! The example server: what it answers, whole and streamed, and what it refuses.
+//! The example server: its answers, whole and streamed, and the requests that it refuses.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::Checked;
 
-/// The most files that a server may open.
+/// The largest number of files that a server may open.
 const FILES: usize = 64;
 
 struct Server(Child, String);
@@ -30,7 +30,7 @@ impl Server {
         program.pop();
         program.push("examples/serve");
         if !program.exists() {
-            // Only a test of all targets builds it.
+            // The example exists only if the tests of all targets were built.
             let build = ["build", "-p", "mlx-primitives-llama", "--example", "serve"];
             ensure!(Command::new(env!("CARGO")).args(build).status()?.success(), "{build:?}");
         }
@@ -107,7 +107,7 @@ fn answers_are_texts_of_the_model() -> Checked {
     Ok(())
 }
 
-/// It waits until some of them are gone.
+/// The server waits until some of the connections are closed.
 #[test(seconds = 1800, simulated = never)]
 fn more_connections_than_it_may_open_do_not_end_it() -> Checked {
     let server = Server::start()?;

@@ -1,4 +1,4 @@
-//! The tests of models again in the simulator of Metal.
+//! Runs the tests of models again in the Metal simulator.
 
 use harness::simulated::{in_other_orders, once};
 

@@ -1,4 +1,4 @@
-//! The Llama of `examples/llama.rs`, whose tokens are mlx-lm's.
+//! The Llama model of `examples/llama.rs` gives the same tokens as mlx-lm.
 
 #[allow(dead_code, reason = "main belongs to the example alone")]
 #[path = "../../examples/llama.rs"]

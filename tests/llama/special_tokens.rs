@@ -1,4 +1,4 @@
-//! Tokens that files beside a `tokenizer.json` name, and what ends a text.
+//! Tokens that other files beside `tokenizer.json` name, and the tokens that end a text.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// The tokens are those of transformers (`generate.py` beside them).
+/// The tokens equal those of transformers (`generate.py` in the fixture's folder).
 #[test]
 fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
     let path =
@@ -38,7 +38,7 @@ fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
     Ok(())
 }
 
-/// The demo model has a row for each token of its tokenizer, and no more.
+/// The demo model has exactly one row for each token of its tokenizer.
 #[test]
 fn tokens_that_the_model_cannot_read_are_not_added() -> Checked {
     let folder = demo_with(&json!({"tokenizer_config.json": {"eos_token": "<|new|>"}}))?;
@@ -113,7 +113,7 @@ fn text_of(folder: &Path, options: &Options) -> anyhow::Result<(String, Option<F
     Ok((text, reason))
 }
 
-/// As in mlx-lm, the tokenizer's end token joins that of the configurations.
+/// As in mlx-lm, the tokenizer's end token is added to the end tokens of the configurations.
 #[test]
 fn the_tokenizers_end_token_ends_a_text() -> Checked {
     let options = Options { max_tokens: 12, ..Options::default() };
@@ -150,7 +150,7 @@ fn the_tokenizers_end_token_ends_a_text() -> Checked {
         let (text, reason) = text_of(folder.path(), &options)?;
         assert_eq!((&*text, reason), (sentence, Some(FinishReason::Stop)), "{files}");
     }
-    // Without any, a text goes on.
+    // Without an end token, a text continues.
     let folder = demo_with(
         &json!({"tokenizer_config.json": {}, "generation_config.json": {}, "config.json": with(json!(null))}),
     )?;
@@ -182,7 +182,8 @@ fn stop_strings_may_contain_special_tokens() -> Checked {
         let (ours, reason) = text_of(folder.path(), &options(stop))?;
         assert_eq!((&*ours, reason), (text, Some(FinishReason::StopString)), "{stop:?}");
     }
-    // The held beginning of a stop string comes at the end.
+    // The text ends while a possible beginning of a stop string is held back, so the beginning is
+    // shown at the end.
     let (ours, reason) = text_of(folder.path(), &options(&[", there was no"]))?;
     assert_eq!((&*ours, reason), (&*hidden, Some(FinishReason::Length)));
     Ok(())

@@ -1,5 +1,5 @@
-//! Round trips of text through byte-level, SentencePiece-style and WordPiece vocabularies, and the
-//! text of streamed tokens.
+//! Texts that are tokenized and decoded again, with byte-level, SentencePiece-style and WordPiece
+//! vocabularies, and the text of streamed tokens.
 
 use mlx_primitives_llama::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ fn wordpiece() -> Value {
     })
 }
 
-/// The pieces of a stream; the last is the text that it had held back.
+/// The pieces of a stream. The last piece is the text that the stream had held back.
 fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
     let mut stream = tokenizer.stream();
     let mut pieces: Vec<String> = tokens.iter().map(|&t| stream.push(t).unwrap()).collect();
@@ -100,7 +100,7 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
             let tokens = tokenizer.encode(text)?;
             let pieces = pieces(&tokenizer, &tokens);
             assert_eq!(pieces.concat(), text, "{name}");
-            // Tokens that are bytes are held back until another token comes.
+            // Tokens for single bytes are held back until another token comes.
             let last = tokens.last().and_then(|last| tokenizer.token(*last));
             let held = last.is_some_and(|last| last.starts_with("<0x"));
             assert_eq!(
@@ -109,8 +109,8 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
                 "{name}: {text:?}"
             );
             for piece in &pieces {
-                // No piece has a part of a character; a replacement character must be from the
-                // text.
+                // A piece never has a part of a character. If it has a replacement character, that
+                // is from the text.
                 let replaced = piece.contains('\u{fffd}');
                 assert!(!replaced || text.contains('\u{fffd}'), "{name}: {pieces:?}");
             }
@@ -131,20 +131,21 @@ fn invalid_bytes_are_replaced_and_never_held_for_long() -> Checked {
     let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
     assert_eq!(texts(&fox), ["", "", "", "", "🦊"]);
     assert_eq!(texts(&[&fox[..], &["x", "y"]].concat()), ["", "", "", "", "🦊x", "y", ""]);
-    // Three bytes that were never completed.
+    // Three bytes of a character whose last byte is missing.
     assert_eq!(texts(&fox[..3]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}"]);
     assert_eq!(texts(&["<0xE4>", "x"]), ["", "\u{fffd}x", ""]);
     assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["", "", "\u{fffd}\u{fffd}x", ""]);
-    // One byte that is no character replaces all in a row, also the whole characters.
+    // If one of several byte tokens in sequence is not part of a character, all of them are
+    // replaced, including complete characters.
     assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "", "\u{fffd}\u{fffd}"]);
     let four = "\u{fffd}".repeat(4);
     assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "", "", "", &four]);
-    // A special token does not end the row.
+    // A special token does not end the sequence of byte tokens.
     assert_eq!(texts(&["<0xE4>", "</s>", "<0xBD>", "<0xA0>", "x"]), ["", "", "", "", "你x", ""]);
     assert_eq!(texts(&["<s>", "▁s", "</s>", "y"]), ["", "s", "", "y", ""]);
 
     let tokenizer = Checkpoint::demo()?.tokenizer;
-    // The bytes F0 9F, and a stray A6.
+    // The bytes F0 9F, and a single byte A6 later.
     let tokens = ids(&tokenizer, &["ð", "Ł", "a", "¦", "b", "ð", "Ł"]);
     let shown = ["", "", "\u{fffd}a", "\u{fffd}", "b", "", "", "\u{fffd}"];
     assert_eq!(pieces(&tokenizer, &tokens), shown);
@@ -161,7 +162,7 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
     let tokens = ids(&tokenizer, &words);
     assert_eq!(tokenizer.decode(&tokens)?, "the foxes, don't. the é");
     assert_eq!(pieces(&tokenizer, &tokens).concat(), "the foxes, don't. the é");
-    // A text may keep ending in the replacement character; it is shown all the same.
+    // A text may end in a replacement character after every token, and is still shown.
     let tokens = ids(&tokenizer, &[&["fox"][..], &["##\u{fffd}"; 30]].concat());
     let pieces = pieces(&tokenizer, &tokens);
     assert_eq!(pieces.concat(), tokenizer.decode(&tokens)?);
@@ -169,7 +170,7 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
     Ok(())
 }
 
-/// Any tokens, so mostly invalid UTF-8.
+/// Random tokens, whose bytes are mostly invalid UTF-8.
 #[test(simulated = once)]
 fn any_byte_level_tokens_stream_as_they_decode() -> Checked {
     let tokenizer = Checkpoint::demo()?.tokenizer;
@@ -181,8 +182,8 @@ fn any_byte_level_tokens_stream_as_they_decode() -> Checked {
     Ok(())
 }
 
-/// Text tokens, bytes that are one character or none, and special tokens, by each decoder of
-/// vocabularies with byte tokens.
+/// Random tokens: text tokens, bytes that form characters or do not, and special tokens. They are
+/// decoded by each decoder for vocabularies with byte tokens.
 #[test(simulated = once)]
 fn any_sentencepiece_tokens_stream_as_they_decode() -> Checked {
     let tokenizers: Vec<Tokenizer> = decoders().iter().map(parse).collect();
@@ -242,7 +243,7 @@ fn special_tokens_are_added_once() -> Checked {
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.first(), Some(&begin));
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.last(), Some(&2));
     assert_eq!(tokenizer.encode("<s>a")?[..2], [begin, begin]);
-    // The file requests at most five tokens.
+    // The file limits a text to five tokens, and this limit is ignored.
     assert!(tokenizer.encode("a whole sentence of many words")?.len() > 20);
     assert!(tokenizer.is_special(1) && !tokenizer.is_special(word) && !tokenizer.is_special(9999));
     assert_eq!(tokenizer.token(word).as_deref(), Some("▁a"));
@@ -271,7 +272,7 @@ fn parts_that_make_the_tokenizer_panic_are_refused() -> Checked {
     assert!(message(fixed.encode("the fox")).contains("chunk size must be non-zero"));
     assert_eq!(fixed.encode("")?, [0u32; 0], "and goes on");
     let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
-    // The charsmap is read before the end of the file.
+    // The parser reads the charsmap before it notices that the end of the file is missing.
     let cut = json!({"normalizer": charsmap("////fwAA")}).to_string();
     assert!(message(Tokenizer::parse(&cut.as_bytes()[..cut.len() - 1])).contains("EOF"));
     for (text, said) in [
@@ -327,7 +328,8 @@ fn parts_that_multiply_a_text_are_refused() -> Checked {
     Ok(())
 }
 
-/// Regular expressions and templates whose time or memory grows beyond that of their text.
+/// Regular expressions and templates that need more time or memory than grows in proportion to
+/// their text.
 #[test(simulated = once)]
 fn parts_that_take_long_are_refused() -> Checked {
     let split = |pattern: &str| {
@@ -350,7 +352,7 @@ fn parts_that_take_long_are_refused() -> Checked {
         let text = message(split(pattern));
         assert!(text.contains("a regular expression of at most 2000 parts"), "{pattern}: {text}");
     }
-    // The expression of Llama 3 is accepted, and braces that count nothing.
+    // Llama 3's expression is accepted, and braces that are not a count.
     for pattern in [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[a-z]{1,100}|\{|\}",

@@ -1,4 +1,4 @@
-//! A model writes the same text whether our kernels or MLX's ops run.
+//! A model generates the same text whether our kernels or MLX's ops run.
 
 use std::rc::Rc;
 
@@ -9,8 +9,9 @@ use crate::llama::greedy;
 use crate::support::tune::key;
 use crate::support::{Checked, simulated};
 
-/// Both implementations of each op round alike, so that no token changes, whatever chooses: this
-/// process's defaults, and the rules of GPUs, for plain and packed weights.
+/// The two implementations of each op round in the same way, so that a choice does not change a
+/// token. The choices come from this process's defaults and from the rules for GPUs, for plain and
+/// packed weights.
 #[test]
 fn a_model_of_chosen_ops_writes_the_same_text() -> Checked {
     let plain = Checkpoint::demo()?;

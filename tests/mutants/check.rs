@@ -22,21 +22,22 @@ struct Output {
     values: Vec<f64>,
 }
 
-/// A case without any mutant.
+/// The result of a case without a mutant.
 pub struct Original {
     expected: Vec<Output>,
     traffic: Vec<Traffic>,
     pub dispatched: Vec<Dispatched>,
 }
 
-/// Loads, stores and their bytes of each buffer, barriers and exchanges between lanes.
+/// For each buffer the loads, the stores and their bytes; then the barriers and the exchanges
+/// between lanes.
 type Traffic = (BTreeMap<u32, [u64; 4]>, [u64; 3]);
 
 fn fail<T>(kind: &'static str, text: impl Into<String>) -> std::result::Result<T, Failure> {
     Err(Failure { kind, text: text.into() })
 }
 
-/// The rows of an array; packed codes become two numbers that f64 represents exactly.
+/// The rows of an array. A packed code becomes two numbers that f64 represents exactly.
 fn numbers(x: &Array) -> Result<Output> {
     let row = x.shape().last().map_or(1, |&axis| axis.max(1) as usize);
     if x.dtype() == Dtype::Uint32 {
@@ -64,8 +65,8 @@ fn traffic(dispatched: &[Dispatched]) -> Vec<Traffic> {
     dispatched.iter().map(of).collect()
 }
 
-/// The bound of a number's error: a relative error of sums in float32, and one that is small
-/// compared with the rest of the row, for sums whose terms cancel.
+/// The bound for the error of a number. It adds a relative error for float32 sums, and an error
+/// that is small compared with the rest of the row, for sums whose terms cancel.
 fn bound(row: &[f64]) -> impl Fn(f64) -> f64 {
     let finite = || row.iter().filter(|v| v.is_finite());
     let squares: f64 = finite().map(|v| v * v).sum();
@@ -106,7 +107,8 @@ fn simulated(
     }
 }
 
-/// Checks the case without mutants: its values are correct in every order of threads in `orders`.
+/// Checks the case without mutants: its values must be correct in every order of threads in
+/// `orders`.
 pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Original, Failure> {
     let expected = match without_metal(|| values(case)) {
         Ok(values) => values,
@@ -119,7 +121,7 @@ pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Origina
     Ok(original)
 }
 
-/// Runs the case with a mutant; an error tells how the mutant was detected.
+/// Runs the case with a mutant. An error tells how the mutant was detected.
 pub fn mutant(case: &Case, original: &Original) -> std::result::Result<(), Failure> {
     let (values, dispatched) = simulated(case, Schedule::Forward)?;
     compare(&values, &original.expected)?;

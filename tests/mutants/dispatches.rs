@@ -4,19 +4,21 @@ use std::collections::BTreeMap;
 
 use mlx_primitives::{Change, Dispatched};
 
-/// A fault, and the dispatches that it may be planted in, each by the number of its case and its
-/// number in that case.
+/// A fault, and the dispatches into which it may be planted. A dispatch is given by the number of
+/// its case and its number in that case.
 pub struct Job {
-    /// The kernel, or the stem of a parameter, which its kernels share.
+    /// The name of the kernel. For a fault in a parameter, the stem, whose kernels share the
+    /// parameter.
     pub of: String,
     pub change: Change,
     pub places: Vec<(usize, usize)>,
 }
 
-/// The most dispatches that are tried until one shows the fault.
+/// The largest number of dispatches that are tried until one shows the fault.
 const PLACES: usize = 64;
 
-/// The changes of a dispatch. Sizes vary, so the largest number of `Memory` removes all of it.
+/// The changes of a dispatch. Sizes of memory differ, so the largest number of `Memory` removes all
+/// of it.
 fn changes(dispatched: &Dispatched) -> Vec<Change> {
     let encoded = &dispatched.encoded;
     let mut all = Vec::new();
@@ -40,7 +42,8 @@ fn changes(dispatched: &Dispatched) -> Vec<Change> {
     all
 }
 
-/// Every fault of these dispatches: each of a case, with the stem and the number of that case.
+/// Every fault of these dispatches. Each item has a stem, the number of a case, and the dispatches
+/// of the case.
 pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>)>) -> Vec<Job> {
     let mut found: BTreeMap<(String, String), Job> = BTreeMap::new();
     for (stem, case, dispatched) in originals {
@@ -61,7 +64,7 @@ pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>
     }
     let mut jobs: Vec<Job> = found.into_values().collect();
     for job in &mut jobs {
-        // Shuffle the cases, so that the first ones are of all kinds.
+        // Shuffle the cases, so that the first ones include all kinds.
         job.places.sort_by_key(|(case, number)| (case * 7919 + number * 31) % 1009);
         job.places.truncate(PLACES);
     }
@@ -79,7 +82,7 @@ pub fn name(change: Change) -> String {
     }
 }
 
-/// The change with a given name.
+/// The change that a name describes.
 pub fn parse(name: &str) -> Change {
     let mut words = name.split(' ');
     let kind = words.next().unwrap_or_default();

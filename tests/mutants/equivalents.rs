@@ -73,8 +73,8 @@ pub const KERNELS: &[Equivalent] = &[
     ("take_grad_sum", "= load4(", "T(1.0f)", "only what is stored is used"),
 ];
 
-/// A part of the kernel's name, or the stem of the parameter; the change, where `a..b` matches the
-/// words in that range and the last number may be omitted; and the reason.
+/// A part of the kernel's name, or the stem of the parameter. Then the change, where `a..b` matches
+/// the words in that range, and the last number may be omitted. Then the reason.
 pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("activation_add_relu", "swapped 0 1", "a sum is the same in both orders"),
     ("activation_mul_relu", "swapped 0 1", "a product is the same in both orders"),
@@ -146,7 +146,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("rope_append", "word 2 2", "the copies are of one row of the grid"),
 ];
 
-/// The entry that says why this mutant of a kernel changes nothing.
+/// The entry for this mutant of a kernel, if it has no effect.
 pub fn of_kernel(mutant: &Mutant) -> Option<usize> {
     KERNELS.iter().position(|(function, from, to, _)| {
         mutant.function.starts_with(function)
@@ -155,7 +155,7 @@ pub fn of_kernel(mutant: &Mutant) -> Option<usize> {
     })
 }
 
-/// The entry that says why this change of a dispatch changes nothing.
+/// The entry for this change of a dispatch, if it has no effect.
 pub fn of_dispatch(of: &str, change: &str) -> Option<usize> {
     DISPATCHES
         .iter()

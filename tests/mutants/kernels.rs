@@ -12,7 +12,7 @@ const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bflo
 /// The classes that run without `METAL_SIM_ALL_MUTANTS`.
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
-/// Files of `metal/`, and the stems of the kernels that show their mutants.
+/// The files of `metal/`, and for each the stems of the kernels that show its mutants.
 const FILES: [(&str, &[&str]); 17] = [
     ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
@@ -33,7 +33,8 @@ const FILES: [(&str, &[&str]); 17] = [
     ("take_grad.metal", &["take_grad"]),
 ];
 
-/// Files whose kernels take longer to compile or to run, and the classes of mutants that run.
+/// Files whose kernels take longer to compile or to run, with the stems of the kernels. `OF_LONGER`
+/// has the classes of mutants that run for these files.
 const LONGER: [(&str, &[&str]); 13] = [
     ("attention_grad.metal", &["attention_grad"]),
     ("attention_matrix.h", &["attention"]),
@@ -51,11 +52,12 @@ const LONGER: [(&str, &[&str]); 13] = [
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
-/// How the instances of all formats but affine ones of 4 and 8 bits are written.
+/// The beginnings of the instances of all formats, except the affine formats of 4 and 8 bits.
 const OTHER_FORMATS: [&str; 8] =
     ["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\"", "(\"k"];
 
-/// Instances that mutants are compiled without; others of the same template remain.
+/// Instances that are left out when mutants are compiled. Other instances of the same template
+/// remain.
 const LEFT_OUT: [(&str, &[&str]); 4] = [
     ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
@@ -72,7 +74,7 @@ fn metal() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("metal")
 }
 
-/// Every mutant to run; strides, which kernels compute in 64 bits, count as bounds.
+/// Every mutant that runs. Strides, which kernels compute in 64 bits, count as bounds.
 pub fn jobs() -> Vec<Job> {
     let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
     let of = |(file, stems): (&str, &'static [&'static str]), classes: &'static [&str]| {
@@ -87,7 +89,7 @@ pub fn jobs() -> Vec<Job> {
     files.chain(longer).flat_map(|(file, classes)| of(file, classes)).collect()
 }
 
-/// Compiles kernels in folders that go with it.
+/// Compiles kernels in temporary folders, which are removed together with this value.
 pub struct Kernels {
     compiler: Compiler,
     sources: tempfile::TempDir,
@@ -101,7 +103,8 @@ impl Kernels {
         Self { compiler, sources: folder(), cache: folder() }
     }
 
-    /// The float32 kernels of a stem with a mutant, without those that take long to compile.
+    /// Compiles the float32 kernels of a stem with a mutant, except kernels that take long to
+    /// compile.
     pub fn compile(&self, mutant: &Mutant, stem: &str) -> metal_sim::Result<Library> {
         let left_out = LEFT_OUT.iter().filter(|(of, _)| *of == stem);
         let left_out: Vec<_> = left_out.flat_map(|(_, parts)| *parts).collect();
@@ -131,7 +134,7 @@ impl Kernels {
         }
         let source = Source::new(self.sources.path().join(format!("{stem}.metal")));
         let library = Library::compile(&source, &self.compiler, self.cache.path());
-        // The library is loaded already, and no other mutant can use it.
+        // The library is already loaded, and no other mutant can use its file.
         for entry in std::fs::read_dir(self.cache.path()).expect("a cache").flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "so") {
                 std::fs::remove_file(entry.path()).expect("a compiled mutant");

@@ -6,7 +6,7 @@ use crate::rules::Rule;
 pub struct Mutant {
     pub file: String,
     pub line: usize,
-    /// The function, or the `#define`, that the line is in.
+    /// The function or the `#define` that has the line.
     pub function: String,
     pub class: &'static str,
     pub from: String,
@@ -22,7 +22,8 @@ impl Mutant {
     }
 }
 
-/// All mutants of a file: by the rules, of its conditions, its statements and its bindings.
+/// All mutants of a file, which change it by the rules, or change its conditions, statements or
+/// bindings.
 pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
     let code = masked(text);
     let mut list = Vec::new();
@@ -38,7 +39,7 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
             let (from, to) = (lines(&code), lines(&text));
             list.push(Mutant { file, line: number + 1, function, class, from, to, text });
         };
-        // Strings are masked only in kernels, since a plan names kernels in strings.
+        // Strings are masked only in kernels, because the names of kernels in a plan are strings.
         for (class, from, to) in rules {
             for (at, _) in line.match_indices(from) {
                 // The simulator does not check its own stack, which follows a private array.
@@ -70,7 +71,7 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
     list
 }
 
-/// The text with comments, names of headers and pragmas blanked.
+/// The text with spaces in place of comments, names of headers and pragmas.
 fn masked(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut blank = |from: usize, to: usize| {
@@ -94,7 +95,7 @@ fn masked(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// The name of the function or the macro that begins on this line.
+/// The name of the function or macro that begins on this line.
 fn opened(line: &str, rest: &str) -> Option<String> {
     let name = |text: &str| {
         let name = text.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
@@ -114,7 +115,7 @@ fn opened(line: &str, rest: &str) -> Option<String> {
     Some(name(&open[..parenthesis]))
 }
 
-/// Whole conditions and their operands: of ifs and of conditional expressions.
+/// The conditions of `if` and of conditional expressions, and the operands of these conditions.
 fn conditions(line: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut whole = None;
@@ -152,7 +153,7 @@ fn statement(line: &str) -> Option<(usize, usize)> {
     (text.ends_with(';') && (plain || text == "return;")).then_some((start, text.len()))
 }
 
-/// Integers that are not part of a name, of a fraction or of an index that a rule covers.
+/// Integers that are not part of a name or a fraction, or of an index that a rule covers.
 fn integers(line: &str) -> Vec<std::ops::Range<usize>> {
     let bytes = line.as_bytes();
     let part = |b: u8| b.is_ascii_alphanumeric() || b"_.\"[".contains(&b);

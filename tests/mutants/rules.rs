@@ -1,4 +1,4 @@
-//! Text rules that make a line of source wrong, each applied at each place separately.
+//! Text rules that make a line of source wrong. Each rule is applied at each place separately.
 
 /// The class, the text to find in the code and its replacement.
 pub type Rule = (&'static str, &'static str, &'static str);

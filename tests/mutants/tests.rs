@@ -1,4 +1,4 @@
-//! The tests of this binary, and the workers that they ask.
+//! The tests of this binary, and the worker processes that run their jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// Set in a worker.
 const ROLE: &str = "METAL_SIM_WORKER";
 
-/// A mutant that runs for longer never ends.
+/// A mutant that runs longer is considered to run forever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
@@ -39,7 +39,8 @@ pub fn main() -> ExitCode {
         workers::serve(|job| worker.answer(job));
         return ExitCode::SUCCESS;
     }
-    // Beside this file the simulator names every kernel of the libraries that it compiles.
+    // Beside this file, the simulator writes the names of all kernels in the libraries that it
+    // compiles.
     let folder = tempfile::tempdir().expect("a folder");
     // SAFETY: this process has no other thread yet.
     unsafe { std::env::set_var(LOG, folder.path().join("log")) };
@@ -50,7 +51,7 @@ pub fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Another process of this binary that answers jobs.
+/// Another process of this binary that runs jobs.
 fn worker() -> workers::Worker {
     let mut program = Command::new(std::env::current_exe().expect("a running test"));
     program.env(ROLE, "1").stderr(Stdio::null());
@@ -60,7 +61,7 @@ fn worker() -> workers::Worker {
     workers::Worker::start(&mut program).expect("a worker")
 }
 
-/// Runs mutants, and keeps the results of their cases without one.
+/// Runs mutants, and keeps the results of the cases without a mutant.
 struct Worker {
     cases: Vec<Case>,
     originals: Vec<Option<Original>>,
@@ -74,7 +75,7 @@ impl Worker {
         Self { cases, originals, kernels: kernels::Kernels::new(), mutants: kernels::jobs() }
     }
 
-    /// How the mutant of a job is detected, or that it is not.
+    /// How the mutant of a job is detected, or that no check detects it.
     fn answer(&mut self, job: &str) -> String {
         let (kind, rest) = job.split_once(' ').unwrap_or((job, ""));
         let outcome = match kind {
@@ -99,7 +100,7 @@ impl Worker {
                 if self.cases[case].stem != *stem {
                     continue;
                 }
-                // Some cases only run instances that are omitted to compile faster.
+                // Some cases run only instances that are left out to compile faster.
                 let launched = self.original(case)?.dispatched.iter();
                 let mut names = launched.map(|dispatched| &dispatched.kernel);
                 if names.any(|name| kernels.iter().any(|kernel| kernel.name == *name)) {
@@ -141,8 +142,8 @@ fn every() -> bool {
     std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some()
 }
 
-/// The orders of threads that a case runs in: all, or forward and, for one case in three, in
-/// reverse.
+/// The orders of threads in which a case runs: all orders, or forward and, for one case in three,
+/// in reverse.
 fn orders(case: usize) -> &'static [Schedule] {
     match every() {
         true => &Schedule::ALL,
@@ -150,7 +151,7 @@ fn orders(case: usize) -> &'static [Schedule] {
     }
 }
 
-/// The dispatches of each case, or its error.
+/// The dispatches of each case, or the error of the case.
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
     ORIGINALS.get_or_init(|| {
@@ -160,7 +161,8 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
         stems.dedup();
         let (threads, next) =
             (std::thread::available_parallelism().map_or(2, usize::from), AtomicUsize::new(0));
-        // A thread takes whole stems, so that it does not wait while another compiles its kernels.
+        // Each thread takes whole stems, so that it does not wait for another thread that compiles
+        // the kernels of its stem.
         let part = || {
             let of = |number, case: &Case| match check::original(case, &orders(number)[1..]) {
                 Ok(original) => Ok(original.dispatched),
@@ -218,7 +220,8 @@ fn every_kernel() -> Result<(), Failed> {
     }
 }
 
-/// A mutant, as a line for workers and for people, and the entry of the equivalents that it is.
+/// A mutant, as a line that workers and people can read, and its entry in the list of equivalent
+/// mutants.
 struct Job {
     line: String,
     name: String,
@@ -242,7 +245,7 @@ fn jobs() -> Vec<Job> {
     let dispatches = dispatches::jobs(originals).into_iter().map(|job| {
         let change = dispatches::name(job.change);
         let equivalent = equivalents::of_dispatch(&job.of, &change);
-        // A change that is said to have no effect is checked with a few dispatches.
+        // If the list says that a change has no effect, only a few dispatches are checked.
         let most = if equivalent.is_some() { 3 } else { usize::MAX };
         let places = job.places.iter().map(|(c, d)| format!("{c}.{d}"));
         let places: Vec<_> = places.take(most).collect();
@@ -279,7 +282,7 @@ fn mutants_are_noticed() -> Result<(), Failed> {
     for (job, answer) in jobs.iter().zip(answers) {
         let answer = answer.unwrap_or_else(str::to_owned);
         match answer.split(' ').next().unwrap_or_default() {
-            // Without a barrier a kernel is still a program.
+            // A kernel without a barrier still compiles.
             "none" if job.class == "kernel barrier" => {
                 return Err(format!("{}: it does not compile", job.name).into());
             }

@@ -1,15 +1,16 @@
-//! Compares the traffic and the barriers of the row kernels with the least possible.
+//! Compares the traffic and the barriers of the row kernels with the least possible numbers.
 
 use mlx_primitives::Dispatched;
 
-/// Barriers and exchanges of lanes for a row, by a threadgroup of this many SIMD groups.
+/// The barriers and the exchanges between lanes for a row, in a threadgroup of this many SIMD
+/// groups.
 fn synchronization(kernel: &str, simds: u64) -> Option<[u64; 2]> {
     let form = kernel.strip_prefix("mlxp_softmax_").map(|form| (form, true));
     let form = form.or_else(|| Some((kernel.strip_prefix("mlxp_rms_norm_")?, false)));
     Some(match form? {
         (form, true) if form.starts_with("simd_") => [0, 2],
         (form, true) if form.starts_with("looped_") => [1, 4 * simds],
-        // The maximum and the sum are shared in two steps each.
+        // The maximum and the sum are each shared in two steps.
         (form, true) if form.starts_with("row_") => [4, 2 * simds + 2],
         (_, true) => [2, 4 * simds],
         (form, false) if form.starts_with("simd_") => [0, 1],
@@ -17,8 +18,8 @@ fn synchronization(kernel: &str, simds: u64) -> Option<[u64; 2]> {
     })
 }
 
-/// Whether softmax and RMSNorm read each byte of x once, twice in rows too long for registers,
-/// write each byte once, and wait no more than they have to.
+/// Whether softmax and RMSNorm read each byte of x once, or twice if rows are too long for
+/// registers, write each byte once, and have no more barriers than necessary.
 pub fn is_least(dispatched: &Dispatched) -> Result<bool, String> {
     let Dispatched { kernel, arrays, report, encoded } = dispatched;
     let Some([barriers, exchanges]) = synchronization(kernel, u64::from(encoded.group[0] / 32))

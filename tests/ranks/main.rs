@@ -1,4 +1,4 @@
-//! The tests of groups of ranks, and of models that they share.
+//! The tests of groups of ranks, and of models that are split among them.
 
 // `#[test]` registers a test with the harness.
 #[macro_use]

@@ -90,8 +90,8 @@ fn gradients_transform() -> Checked {
         let call = Call::new(LAYOUT, 2, 3, Dtype::Float32)?;
         let each = Array::from_slice(&[9i32, 0], [2])?;
         let options = turning(8, &each);
-        // The gradients are linear in the cotangent. Their derivative is the op itself, applied to
-        // a state of zeros.
+        // The gradients are linear in the cotangent. The derivative of this function is the op
+        // itself, with zeros in all other places.
         let of = |g: Array| {
             Call { cotangent: g, ..Call::new(LAYOUT, 2, 3, Dtype::Float32)? }
                 .gradients(options, false)

@@ -45,7 +45,7 @@ fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(|(_, line)| !line.trim_start().starts_with("//"))
 }
 
-/// Primitives and gradients for users, which are not functions of this module.
+/// Stems without a function for users in `src/ops/`, such as gradients.
 const OTHERS: [&str; 6] =
     ["custom", "fragments", "stored", "norm_grad", "quantized_transposed", "take_grad"];
 

@@ -98,8 +98,8 @@ fn packed_tensors_that_do_not_fit() -> Checked {
         })?;
         refused(folder.path(), file, &[down]);
     }
-    // The weights are unpacked although the config says packed, or in another format, or packed
-    // without scales.
+    // The cases: the config says that weights are not packed, or it says another format, or the
+    // packed weights have no scales.
     let folder = with_config("llama-q4-g32-biases", |config| {
         config["quantization"][down] = json!(false);
     })?;

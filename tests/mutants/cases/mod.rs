@@ -1,5 +1,5 @@
-//! Small calls of every op that together launch every float32 kernel in every form, with every
-//! tail.
+//! Small calls of every op. Together they launch every variant of every float32 kernel, with every
+//! size of the last incomplete part.
 
 mod inputs;
 mod products;
@@ -22,7 +22,7 @@ impl Case {
     }
 }
 
-/// A list of cases of one stem.
+/// A list of cases for one stem.
 struct Cases {
     stem: &'static str,
     all: Vec<Case>,
@@ -43,7 +43,7 @@ impl Cases {
     }
 }
 
-/// Every case, the same in every process.
+/// All cases, which are the same in every process.
 pub fn all() -> Vec<Case> {
     [rows::all(), products::all(), rotations::all()].into_iter().flatten().collect()
 }

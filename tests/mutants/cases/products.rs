@@ -1,4 +1,4 @@
-//! Products of matrices, plain and packed, attention among them.
+//! Products of matrices, plain and packed, including attention.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, Linear, LinearWeight, QuantizedLinear, QuantizedMode,
@@ -120,11 +120,12 @@ fn quantized() -> [Cases; 2] {
         (QuantizedMode::KQuant, 5, 32),
         (QuantizedMode::KQuant, 6, 16),
     ];
-    /// One row, bands of two, four and eight, tiles of 32 rows and of 64.
+    /// Sizes for one row, for bands of two, four and eight rows, and for tiles of 32 and of 64
+    /// rows.
     const SIZES: [[i32; 3]; 6] =
         [[1, 19, 128], [2, 21, 128], [3, 40, 256], [7, 24, 128], [9, 33, 128], [37, 70, 128]];
     for (number, (mode, bits, group)) in formats.into_iter().enumerate() {
-        // Of long rows, several parts are staged one after the other.
+        // Several parts of a long row are staged one after the other.
         let long = if number == 2 { &[[1, 5, 4224], [2, 5, 2176]][..] } else { &[] };
         for &[rows, n, k] in SIZES.iter().chain(long) {
             let in_blocks = mode == QuantizedMode::KQuant;
@@ -142,7 +143,7 @@ fn quantized() -> [Cases; 2] {
                     Ok(weight)
                 })
             };
-            // The second product adds the first one's result.
+            // The second product adds the result of the first.
             transposed.add(&name, move || {
                 let (x, w, second) = (wave(&[rows, k], 1)?, weight(n, 2)?, weight(n + 3, 8)?);
                 let g = wave(&[rows, 2 * n + 3], 6)?;
@@ -173,12 +174,12 @@ fn quantized() -> [Cases; 2] {
     [cases, transposed]
 }
 
-/// A matrix of K-quants, which nothing packs.
+/// A matrix of K-quants. No function packs weights in this format.
 fn k_quants(bits: i32, group: i32, [n, k]: [i32; 2], seed: u32) -> Result<QuantizedWeight> {
     let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
     let codes: Vec<u32> =
         (1..=words as u32).map(|i| (i + seed).wrapping_mul(2_654_435_769)).collect();
-    // Steps of 2^-9 and -2^-6 for scales and biases, and of 2^-12 for the scales of 6 bits.
+    // Scales and biases have steps of 2^-9 and -2^-6; the scales for 6 bits have steps of 2^-12.
     let (steps, factor) = match bits {
         6 => ([0, 0x0c, 0, 0], 4),
         _ => ([0, 0x18, 0, 0xa4], 1),
@@ -193,7 +194,8 @@ fn k_quants(bits: i32, group: i32, [n, k]: [i32; 2], seed: u32) -> Result<Quanti
     QuantizedWeight::new(packed, scales, None, group, bits, QuantizedMode::KQuant)
 }
 
-/// Queries, keys, the size of a head, the bits of keys and values, and the rules of a call.
+/// The numbers of queries and keys, the size of a head, the bits of keys and values, and the rules
+/// of a call.
 struct Attended {
     heads: [i32; 2],
     queries: i32,
@@ -226,11 +228,13 @@ impl Attended {
         }
     }
 
-    /// The derivatives over plain keys and values, and in an additive mask and sinks that it has.
+    /// The gradients with plain keys and values, and of an additive mask and sinks if the case has
+    /// them.
     fn gradients(&self) -> Result<Vec<Array>> {
         let &Self { heads: [heads, kv_heads], queries, keys, dim, .. } = self;
         let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
-        // Weights of about one size: where one is nearly 1, the terms of its derivatives cancel.
+        // The weights of the keys have similar sizes. If one were nearly 1, the terms of its
+        // derivative would cancel.
         let scale = Some((dim as f32).recip());
         let options = Attention { scale, ..self.options(mask.as_ref(), &sinks) };
         // Heads that are not contiguous in memory, so that the kernels must follow strides.
@@ -305,7 +309,8 @@ fn attention() -> Cases {
         add([2, 1], 5, 37, dim, 0, 21);
     }
     add([2, 1], 40, 90, 24, 0, 0);
-    // Spans of keys under a mask: the threads of a group agree whether to process every key.
+    // Blocks of keys under a mask: the threads of a group decide together whether to process every
+    // key.
     add([2, 1], 40, 90, 24, 0, 4);
     add([2, 1], 9, 1050, 16, 0, 3);
     cases

@@ -8,8 +8,8 @@ use mlx_primitives::{Array, Result};
 use super::inputs::{logits, wave};
 use super::{Case, Cases};
 
-/// Rows for one SIMD group each, for one threadgroup with one, two and four quads a thread, and
-/// for a loop; with a last quad that is whole and with every kind of tail.
+/// Rows for one SIMD group each; for one threadgroup with one, two and four quads per thread; and
+/// for a loop. The last quad is complete, or has one, two or three elements.
 const ROWS: [[i32; 2]; 14] = [
     [9, 31],
     [7, 128],
@@ -121,7 +121,7 @@ fn norm_gradients() -> Cases {
     cases
 }
 
-/// Every second gradient is of a softmax whose mask is added.
+/// Every second gradient is the gradient of a softmax with an additive mask.
 fn masked() -> Vec<Cases> {
     let (mut forward, mut grad) = (Cases::of("masked_softmax"), Cases::of("masked_softmax_grad"));
     for (number, [rows, keys]) in ROWS.into_iter().enumerate() {
@@ -163,7 +163,7 @@ fn losses() -> Vec<Cases> {
                 } else {
                     logits(&[rows, classes])?
                 };
-                // One target that is ignored, and one that is not a class.
+                // One target is ignored, and another is not a class.
                 let target = |row: i32| match row {
                     1 if number % 2 == 0 => -100,
                     2 => classes,
@@ -204,7 +204,7 @@ fn reductions() -> Vec<Cases> {
 }
 
 /// The gradient of a matrix whose rows were taken, some of them several times and some never. A
-/// threadgroup has sixteen rows.
+/// threadgroup computes sixteen rows.
 fn taken() -> Vec<Cases> {
     let mut cases = Cases::of("take_grad");
     let mut add = |rows: i32, axis: i32, ids: Vec<i32>| {

@@ -1,4 +1,5 @@
-//! Faults in mid-run: every rank ends in time, with a message that names the rank and the reason.
+//! Faults while ranks run: every rank ends in time, with a message that names the rank and the
+//! reason.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use super::ranks::{LIMIT, Place, Process, all_end, hosts};
 use super::roles::CUT_ALL_BUT;
 use crate::support::Checked;
 
-/// Ranks that run the role `loop`, or another one.
+/// Ranks that run the role `loop`, or another role.
 fn running(place: &Place, role: &str, timeout: Duration) -> anyhow::Result<Vec<Process>> {
     let mut ranks = place.start(role, timeout)?;
     for rank in &mut ranks {
@@ -32,7 +33,7 @@ fn a_rank_is_killed() -> Checked {
             let reason = format!("rank {victim} ended before the others");
             let ended = process.finish()?;
             ended.check(1, &error(rank, &reason))?;
-            // MLX writes a message of its ring in pieces, and the report may fall between them.
+            // MLX writes a message of its ring in pieces, and the report may be between two pieces.
             let reports = ended.said.matches("[rank ").count();
             anyhow::ensure!(reports == 1, "{ended:?}");
         }
@@ -61,7 +62,7 @@ fn a_rank_is_stopped() -> Checked {
                 format!("rank {victim} has not answered for 2 s; it may be stopped or unreachable");
             process.finish()?.check(1, &error(rank, &reason))?;
         }
-        // Once it goes on, it notices that the others have ended.
+        // When the stopped rank continues, it notices that the others have ended.
         lost.signal(libc::SIGCONT)?;
         let ended = lost.finish()?;
         assert_eq!(ended.status, Some(1), "{ended:?}");
@@ -69,7 +70,7 @@ fn a_rank_is_stopped() -> Checked {
     Ok(())
 }
 
-/// As by Ctrl-Z in a terminal, and `fg`.
+/// Stops and continues all ranks, as Ctrl-Z and `fg` do in a terminal.
 #[test(simulated = never)]
 fn ranks_that_are_stopped_together_go_on() -> Checked {
     let ranks = running(&Place::new(2)?, "count", Duration::from_secs(1))?;
@@ -102,7 +103,7 @@ fn a_rank_that_never_joins_an_operation() -> Checked {
     all_end(ranks, 1, "error: rank 0: an evaluation has waited for 1.5 s for the other ranks\n")
 }
 
-/// Two ranks that run, of which rank 1 reaches rank 0 through a relay.
+/// Two running ranks. Rank 1 reaches rank 0 through a relay.
 fn behind_a_relay() -> anyhow::Result<(Proxy, Vec<Process>)> {
     let place = Place::new(2)?;
     let proxy = Proxy::to(place.ports[0])?;
@@ -123,14 +124,14 @@ fn the_control_connection_breaks() -> Checked {
     ranks.remove(0).finish()?.check(1, &error(1, "rank 0 ended before the others"))
 }
 
-/// A relay in the network cannot change a message, or send an old one again, unnoticed.
+/// If a relay in the network changes a message, or sends an old one again, a rank notices it.
 #[test(simulated = never)]
 fn the_control_connection_is_tampered_with() -> Checked {
     for harm in [Harm::Flip, Harm::Repeat] {
         let (proxy, ranks) = behind_a_relay()?;
         proxy.harm(harm);
         let ended = ranks.into_iter().map(Process::finish).collect::<Result<Vec<_>, _>>()?;
-        // The rank that has noticed tells the other one.
+        // The rank that notices the change tells the other one.
         let noticed = |rank: usize| {
             let reason = error(rank, &format!("rank {} sent what no rank sends", 1 - rank));
             ended[rank].said.contains(&reason)
@@ -141,7 +142,7 @@ fn the_control_connection_is_tampered_with() -> Checked {
     Ok(())
 }
 
-/// Both ranks are alive, so nobody but MLX notices.
+/// Both ranks are alive, so only MLX notices the fault.
 #[test(simulated = never)]
 fn the_ring_breaks() -> Checked {
     for role in ["loop", "go on"] {
@@ -149,7 +150,7 @@ fn the_ring_breaks() -> Checked {
         let start = |rank| -> anyhow::Result<Process> {
             let starting = place.rank(role, rank)?.env("MLX_PRIMITIVES_TEST_RING", "1");
             let port = place.ports[0].to_string();
-            // Rank 1 cuts its connections but that to this port.
+            // Rank 1 cuts all its connections except the one to this port.
             if rank == 1 { starting.env(CUT_ALL_BUT, &port) } else { starting }.start()
         };
         let mut ranks = vec![start(0)?, start(1)?];
@@ -157,15 +158,16 @@ fn the_ring_breaks() -> Checked {
             rank.wait_for("running")?;
         }
         if role == "loop" {
-            // The first rank that has waited for the other's reason tells its own.
+            // Each rank waits for the reason of the other. The first rank that stops waiting
+            // reports its own reason.
             let ended: Vec<_> = ranks.into_iter().map(Process::finish).collect::<Result<_, _>>()?;
             for (rank, ended) in ended.iter().enumerate() {
                 ended.check(1, &format!("[rank {rank}] error: "))?;
                 ended.check(1, "connection to a peer was lost")?;
             }
         } else {
-            // One rank notices. The other one may have sent its part before, and waits for the part
-            // of the first, which neither ends nor tells its reason.
+            // One rank notices the fault. The other may already have sent its part, and then waits
+            // for the part of the first rank, which neither ends nor reports its reason.
             let noticed = |rank: &&Process| rank.said().contains("refused");
             let start = Instant::now();
             while ranks.iter().find(noticed).is_none() {

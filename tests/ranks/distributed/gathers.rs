@@ -1,16 +1,16 @@
-//! The parts of an array on several ranks, joined along the last axis.
+//! Joins the parts of an array on several ranks along the last axis.
 
 use mlx_primitives::{Array, Dtype, transforms};
 use mlx_primitives_ranks::Group;
 
 use crate::support::Checked;
 
-/// The length of each rank's part: 1, 3, 5, ... of `scale`.
+/// The length of each rank's part: `scale` times 1, 3, 5, ...
 fn lengths(group: &Group, scale: i32) -> Vec<i32> {
     (0..group.size() as i32).map(|rank| (2 * rank + 1) * scale).collect()
 }
 
-/// Elements that tell row, rank and place apart, small enough for every type.
+/// Elements that differ for each row, rank and place, and that are small enough for every type.
 fn part(rank: usize, rows: i32, length: i32, dtype: Dtype) -> Checked<Array> {
     let count = rows * length;
     let numbers: Vec<f32> = (0..count).map(|i| (rank as i32 * 60 + i % 59) as f32).collect();
@@ -28,11 +28,11 @@ fn whole(rows: i32, lengths: &[i32]) -> Vec<f32> {
     numbers
 }
 
-/// `axes` are those over which gathers are mapped: on a CPU both, on a GPU axis 1. Types without a
-/// gather are refused on a CPU alone.
+/// `axes` are the axes over which gathers are mapped: both on a CPU, and axis 1 on a GPU. Only a
+/// CPU refuses types for which it has no gather.
 pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let rank = group.rank();
-    // The last one is larger than the buffers of a connection.
+    // The last case is larger than the buffers of a connection.
     for (rows, scale) in [(1, 1), (3, 7), (1, 4096), (17, 33), (64, 20_000)] {
         let lengths = lengths(group, scale);
         for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Uint32] {
@@ -59,7 +59,8 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let expected = wide.i((.., mlx_primitives::step(.., 2)))?.add(50.0)?;
     assert_eq!(x.to_vec::<f32>()?, expected.to_vec::<f32>()?);
 
-    // Scaled by a number for each feature, the derivative of a part is its part of the scales.
+    // The result is multiplied by a scale for each feature. The derivative of a rank's part is the
+    // rank's part of the scales.
     let x = part(rank, 2, lengths[rank], Dtype::Float32)?;
     let all: i32 = lengths.iter().sum();
     let scales = Array::arange::<f32>(1.0, f64::from(all) + 1.0, 1.0)?;
@@ -94,7 +95,7 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     Ok(())
 }
 
-/// One rank gathers other lengths than the rest: an error on every rank, on a CPU. MLX's ring
+/// One rank gathers other lengths than the rest. On a CPU, every rank gets an error. MLX's ring
 /// waits.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;

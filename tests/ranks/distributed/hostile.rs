@@ -1,4 +1,4 @@
-//! The other end of a greeting, written from its description: what a program of an attacker says.
+//! An attacker's side of a greeting, implemented from the description of the protocol.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use super::ranks::LIMIT;
 
 pub const MAGIC: &[u8; 16] = b"mlx-primitives 2";
-/// The magic bytes and a nonce, with which rank 0 begins.
+/// The magic bytes and a nonce, which rank 0 sends first.
 pub const CHALLENGE: usize = 48;
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
 
-/// Connects to a port, as soon as something listens there.
+/// Connects to a port as soon as a process listens at it.
 pub fn connect(port: u16) -> anyhow::Result<TcpStream> {
     let start = Instant::now();
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
-            // An attempt may have found its own port.
+            // The attempt may have connected to itself, from the same port.
             Ok(stream) if stream.local_addr()? != stream.peer_addr()? => {
                 stream.set_read_timeout(Some(LIMIT))?;
                 return Ok(stream);
@@ -28,7 +28,7 @@ pub fn connect(port: u16) -> anyhow::Result<TcpStream> {
     }
 }
 
-/// The nonce of rank 0.
+/// The nonce that rank 0 sends.
 pub fn nonce(stream: &mut TcpStream) -> anyhow::Result<Vec<u8>> {
     let mut challenge = [0; CHALLENGE];
     stream.read_exact(&mut challenge)?;
@@ -36,7 +36,7 @@ pub fn nonce(stream: &mut TcpStream) -> anyhow::Result<Vec<u8>> {
     Ok(challenge[MAGIC.len()..].to_vec())
 }
 
-/// The proof of a secret over some parts.
+/// The proof that the sender of these parts knows the secret.
 pub fn proof(secret: &[u8], purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(CONTEXT, secret));
     for part in [purpose.as_bytes()].iter().chain(parts) {
@@ -59,15 +59,16 @@ pub fn greeting(secret: &[u8], first: &[u8], text: &str) -> Vec<u8> {
     [&MAGIC[..], &length, &own, text.as_bytes(), &proof].concat()
 }
 
-/// All that comes until the connection ends.
+/// All bytes that arrive until the connection ends.
 pub fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // Bytes that the other end has not read make its end an error.
+    // If the other end has not read all bytes, the connection ends with an error.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }
 
-/// Says something to a rank 0 that awaits a greeting, and returns all that it says after its nonce.
+/// Sends bytes to a rank 0 that waits for a greeting, and returns all bytes that it sends after its
+/// nonce.
 pub fn say(port: u16, bytes: impl Fn(&[u8]) -> Vec<u8>) -> anyhow::Result<Vec<u8>> {
     let mut stream = connect(port)?;
     let nonce = nonce(&mut stream)?;

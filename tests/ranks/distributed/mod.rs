@@ -18,7 +18,7 @@ pub use roles::role;
 
 use crate::support::Checked;
 
-/// A timeout that no pause of a busy machine reaches.
+/// A timeout that is longer than any pause of a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test(simulated = never)]

@@ -1,4 +1,5 @@
-//! The variables of ranks that NCCL connects, and what is refused. Its exchanges need two GPUs.
+//! The variables of ranks that NCCL connects, and the values that are refused. Exchanges by NCCL
+//! need two GPUs.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use mlx_primitives_ranks::{Backend, is_available};
 use super::ranks::{NCCL, Place, Starting};
 use crate::support::Checked;
 
-/// One of two ranks, each variable but the host file as `mlx.launch --backend nccl` sets it.
+/// One of two ranks. All variables except the host file have the values that `mlx.launch --backend
+/// nccl` sets.
 fn rank(rank: usize) -> anyhow::Result<Starting> {
     let place = Place::new(1)?;
     let starting = place.rank("join", rank)?.timeout(Duration::from_secs(1));
@@ -38,7 +40,7 @@ fn wrong_variables_of_nccl() -> Checked {
     third.start()?.finish()?.check(2, expected)
 }
 
-/// MLX for CPUs has no NCCL.
+/// MLX built for CPUs does not support NCCL.
 #[test(simulated = never)]
 fn nccl_needs_mlx_for_cuda() -> Checked {
     if is_available(Backend::Nccl) {

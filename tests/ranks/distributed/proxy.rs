@@ -1,4 +1,4 @@
-//! A relay between ranks whose connections a test can break.
+//! A relay between ranks. A test can break its connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use super::ranks::{LIMIT, free_port};
 /// Listens at a port and passes each connection on to another port.
 pub struct Proxy {
     pub port: u16,
-    /// Both ends of each connection, in the order in which they came.
+    /// Both ends of each connection, in the order of the connections.
     connections: Arc<Mutex<Vec<[TcpStream; 2]>>>,
     harm: Arc<Mutex<Option<Harm>>>,
 }
@@ -42,8 +42,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, harm: &Mutex<Option<Harm>>) {
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Connects as soon as the target listens: the client takes the proxy for it, and MLX's ring
-/// connects only once.
+/// Connects as soon as the target listens. The client takes the proxy for the target, and MLX's
+/// ring tries to connect only once.
 fn reach(target: u16) -> Option<TcpStream> {
     let start = Instant::now();
     loop {
@@ -89,7 +89,7 @@ impl Proxy {
     pub fn cut(&self) -> anyhow::Result<()> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for end in connections.last().ok_or_else(|| anyhow::anyhow!("no such connection"))? {
-            // A rank that has noticed the first end may have closed the second.
+            // If a rank has noticed the end of the first connection, it may have closed the second.
             let _ = end.shutdown(Shutdown::Both);
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Ranks as child processes: this binary, told its role.
+//! Ranks as child processes. A rank is this binary again, with the name of its role in the
+//! environment.
 
 use std::fs;
 use std::io::Write as _;
@@ -13,19 +14,19 @@ use tempfile::{NamedTempFile, TempDir};
 use crate::support::Checked;
 pub use crate::support::ranks::{free_port, hosts};
 
-/// The role of a rank.
+/// The variable with the role of a rank.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
-/// The secret of a group, and a file that has it.
+/// The variables with the secret of a group, and with the path of a file that has it.
 pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
 pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
 /// The variables of ranks that NCCL connects, and of their GPUs.
 pub const NCCL: [&str; 4] = ["NCCL_HOST_IP", "NCCL_PORT", "MLX_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"];
-/// The timeout of the group in milliseconds.
+/// The variable with the timeout of the group in milliseconds.
 pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
-/// How long a rank may take to end, on a machine with much other work.
+/// How long a rank may take to end, on a machine that is busy with other work.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
-/// The place of the ranks of one test.
+/// The folder and the ports of the ranks of one test.
 pub struct Place {
     folder: Arc<TempDir>,
     pub ports: Vec<u16>,
@@ -42,7 +43,7 @@ impl Place {
         self.rank_with(role, rank, &hosts(&self.ports))
     }
 
-    /// A rank with its own host file.
+    /// A rank with a separate host file.
     pub fn rank_with(&self, role: &str, rank: usize, hosts: &str) -> anyhow::Result<Starting> {
         let path = self.folder.path().join(format!("{rank}-{}.json", fastrand::u64(..)));
         fs::write(&path, hosts)?;
@@ -107,7 +108,7 @@ impl Drop for Process {
     }
 }
 
-/// The end of a rank.
+/// The status and the output of a rank that has ended.
 #[derive(Debug)]
 pub struct Ended {
     pub status: Option<i32>,
@@ -171,7 +172,7 @@ pub fn all_end(ranks: Vec<Process>, status: i32, text: &str) -> Checked {
     Ok(())
 }
 
-/// Ends a rank whose test has forgotten it.
+/// Ends this rank after a time, in case its test no longer waits for it.
 pub fn limit_this_rank() {
     thread::spawn(|| {
         thread::sleep(LIMIT + Duration::from_secs(20));

@@ -15,15 +15,15 @@ use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};
 use crate::support::{Checked, on_cpu};
 
-/// The port of the connection that a rank keeps while it cuts all others.
+/// The variable with the port of the connection that a rank keeps while it cuts all others.
 pub const CUT_ALL_BUT: &str = "MLX_PRIMITIVES_TEST_CUT_ALL_BUT";
 
-/// Breaks the connections of this process after a moment, but those to or from a port.
+/// Breaks the connections of this process after a moment, except connections to or from a port.
 fn cut_all_but(port: u16) {
     thread::sleep(Duration::from_millis(300));
     for number in 3..1024 {
-        // SAFETY: the descriptor is only used, as a socket that the process keeps, and not closed.
-        // If it is none, the calls are errors.
+        // SAFETY: the descriptor is used as a socket that the process keeps, and is not closed. If
+        // it is not a socket, the calls return errors.
         let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(number) });
         let ends = [stream.local_addr(), stream.peer_addr()];
         if ends.iter().flatten().count() == 2 && ends.iter().flatten().all(|end| end.port() != port)
@@ -33,7 +33,7 @@ fn cut_all_but(port: u16) {
     }
 }
 
-/// Plays the role of a rank that the environment names, if any.
+/// Runs the role of a rank that the environment names, if it names one.
 pub fn role() -> Option<ExitCode> {
     let role = env::var(ROLE).ok()?;
     limit_this_rank();
@@ -62,7 +62,7 @@ pub fn role() -> Option<ExitCode> {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             group.fail(&error.to_string());
-            // In one piece, between those that MLX's threads write.
+            // Write the report at once, because MLX's threads write too.
             let report = format!("[rank {}] error: {error:?}\n", group.rank());
             eprint!("{report}");
             ExitCode::FAILURE
@@ -85,7 +85,7 @@ fn play(role: &str, group: &Group) -> Checked {
         "gathers" => {
             on_cpu(|| gathers::gathers(group, &[0, 1]))?;
             if Device::Gpu.is_available()? {
-                // They take the way of `all_gather`, of which MLX maps only later axes.
+                // On a GPU, gathers use `all_gather`, which MLX can map only over later axes.
                 gathers::gathers(group, &[1])?;
             }
             println!("gathers are right on {} ranks", group.size());
@@ -132,7 +132,7 @@ fn play(role: &str, group: &Group) -> Checked {
             }
         }
         "queue" => {
-            // Several steps are under way when a rank is lost.
+            // Several steps are running when a rank is lost.
             let mut x = Array::ones::<f32>(1000)?;
             for step in 0.. {
                 let next = group.all_sum(&x)?.multiply(0.5)?;
@@ -145,7 +145,7 @@ fn play(role: &str, group: &Group) -> Checked {
             }
         }
         "go on" => {
-            // Does what no program should: it ignores the error.
+            // Ignores the error, which a program should not do.
             println!("running");
             let x = Array::ones::<f32>(1000)?;
             let error = loop {
@@ -209,7 +209,7 @@ fn play(role: &str, group: &Group) -> Checked {
                 let error = group.all_sum(&Array::ones::<f32>(1)?).unwrap_err().to_string();
                 assert!(error.contains("has left the group"), "{error}");
             }
-            // Evaluations go on without the group.
+            // Evaluations still work without the group.
             assert_eq!(Array::ones::<f32>(2)?.add(1.0)?.to_vec::<f32>()?, [2.0; 2]);
         }
         other => anyhow::bail!("there is no role {other}"),
@@ -217,7 +217,7 @@ fn play(role: &str, group: &Group) -> Checked {
     Ok(())
 }
 
-/// The element of a rank's array: small numbers, exact in every type.
+/// An element of a rank's array. The numbers are small and exact in every type.
 fn element(index: usize, rank: usize) -> f32 {
     ((index * 7 + rank * 13) % 31) as f32 - 9.0
 }
@@ -227,7 +227,7 @@ fn array(shape: &[i32], rank: usize, dtype: Dtype) -> anyhow::Result<Array> {
     let values: Vec<f32> = (0..size as usize).map(|index| element(index, rank)).collect();
     let x = Array::from_slice(&values, [size])?.astype(dtype)?;
     Ok(match shape {
-        // Read backward, from a strided view.
+        // The elements are read in another order, from a strided view.
         [rows, columns] => x.reshape([*columns, *rows])?.transpose([1, 0])?,
         shape => x.reshape(shape)?,
     })
@@ -285,7 +285,7 @@ fn values(group: &Group) -> Checked {
 fn derivatives(group: &Group) -> Checked {
     let (rank, size) = (group.rank(), group.size());
     let x = array(&[3], rank, Dtype::Float32)?;
-    // The cotangent of each rank passes to its input.
+    // The cotangent of each rank becomes the gradient of the rank's input.
     let cotangent = Array::from_slice(&[1.0f32, 2.0, 3.0], 3)?.multiply((rank + 1) as f32)?;
     let (sum, dx) = transforms::vjp(|x| group.all_sum(&x.square()?), &x, &cotangent)?;
     assert_eq!(sum.size(), 3);
@@ -297,7 +297,7 @@ fn derivatives(group: &Group) -> Checked {
     let cotangent = Array::from_slice(&whole, 3 * size as i32)?;
     let (_, dx) = transforms::vjp(|x| group.all_gather(&x), &x, &cotangent)?;
     assert_eq!(elements(&dx)?, whole[3 * rank..3 * rank + 3]);
-    // The tangents are summed as the arrays are.
+    // The tangents are summed in the same way as the arrays.
     let tangent = Array::full(3, (rank + 1) as f32)?;
     let (_, tangents) = transforms::jvp(|x| group.all_sum(&x), &x, &tangent)?;
     assert_eq!(elements(&tangents)?, [(size * (size + 1) / 2) as f32; 3]);
@@ -323,11 +323,11 @@ fn messages(group: &Group) -> Checked {
         assert!(bytes == long.as_bytes());
         assert!(group.broadcast(&[])?.is_empty());
     }
-    // Rank 0 may be ahead.
+    // Rank 0 may run ahead of the other ranks.
     for round in 0..200u32 {
         assert_eq!(group.broadcast(&round.to_le_bytes())?.len(), 4);
     }
-    // Differing texts are no end: the same error on every rank, and the group goes on.
+    // If the texts differ, every rank gets the same error, and the group continues.
     let value = format!("{}", rank.min(1));
     let error = group.agree("the split", &value).unwrap_err().to_string();
     let expected =

@@ -1,5 +1,5 @@
-//! Strangers at the port of rank 0: they neither end nor delay a group that has a secret, and learn
-//! nothing.
+//! Strangers at the port of rank 0. They neither end nor delay a group that has a secret, and they
+//! learn nothing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,12 +13,12 @@ use super::ranks::{LIMIT, Place, Process, SECRET, all_end};
 use super::secrets::WORD;
 use crate::support::Checked;
 
-/// The bytes that a stranger answers to a nonce.
+/// The bytes with which a stranger answers a nonce.
 type Answer<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A group of two ranks with a secret, of which rank 0 has started.
+/// A group of two ranks with a secret. Only rank 0 has started.
 fn first_of_two() -> anyhow::Result<(Place, Process)> {
     let place = Place::new(2)?;
     let first = place.rank("values", 0)?.env(SECRET, WORD).start()?;
@@ -30,7 +30,8 @@ fn joined(place: &Place, first: Process) -> Checked {
     all_end(vec![first, second], 0, "values are right on 2 ranks")
 }
 
-/// Without the secret nobody is rank 1, and nobody's other version, size or rank ends the group.
+/// A stranger without the secret cannot become rank 1. A wrong version, size or rank in its
+/// greeting does not end the group.
 #[test(simulated = never)]
 fn greetings_of_strangers() -> Checked {
     let (place, first) = first_of_two()?;
@@ -50,7 +51,8 @@ fn greetings_of_strangers() -> Checked {
             assert_eq!(String::from_utf8_lossy(&answer), "", "rank 0 answers {text}");
         }
     }
-    // The right proof for another nonce, text or role, and one that is cut, long or missing.
+    // A correct proof for another nonce, text or role, and a proof that is cut, too long or
+    // missing.
     let right = text(VERSION, 2, 1);
     let word = WORD.as_bytes();
     let cases: [Answer<'_>; 6] = [
@@ -83,8 +85,8 @@ fn greetings_of_strangers() -> Checked {
     joined(&place, first)
 }
 
-/// Connections that say nothing, slowly or nonsense are closed, in time and when others need a
-/// seat.
+/// Rank 0 closes connections that are silent, slow or send nonsense. It does so after a time, or
+/// when others need the place.
 #[test(simulated = never)]
 fn strangers_at_the_port() -> Checked {
     let (place, first) = first_of_two()?;
@@ -124,7 +126,7 @@ fn strangers_at_the_port() -> Checked {
     Ok(())
 }
 
-/// Connections from two threads without a pause, some of which stay open.
+/// Two threads that open connections without a pause. Some of the connections stay open.
 struct Flood {
     ended: Arc<AtomicBool>,
     count: Arc<AtomicUsize>,
@@ -196,7 +198,8 @@ fn a_flood_does_not_hold_rank_0_beyond_its_timeout() -> Checked {
     Ok(())
 }
 
-/// A stranger in the place of rank 0, before it starts, learns nothing and stops nobody.
+/// A stranger that listens in place of rank 0 before it starts learns nothing and does not stop the
+/// group.
 #[test(simulated = never)]
 fn a_stranger_in_the_place_of_rank_0() -> Checked {
     let place = Place::new(2)?;
@@ -224,8 +227,8 @@ fn a_stranger_in_the_place_of_rank_0() -> Checked {
     all_end(vec![first, second], 0, "values are right on 2 ranks")
 }
 
-/// Ranks without a secret, on one machine: whoever runs there can take part, and ends the group
-/// with a text that is cleaned.
+/// Ranks without a secret on one machine. Any program of this machine can take part and end the
+/// group with a text. Control characters are removed from the text.
 #[test(simulated = never)]
 fn texts_of_ranks_are_cleaned() -> Checked {
     let place = Place::new(2)?;

@@ -1,4 +1,5 @@
-//! A model on several ranks, which are processes on this machine: the same bits as in one process.
+//! A model on several ranks, which are processes on this machine, computes the same bits as in one
+//! process.
 
 mod scenarios;
 mod schemes;
@@ -31,8 +32,9 @@ const FEW: [&str; 9] = [
     "gguf-q4_1",
 ];
 
-/// Plays one rank: writes the results of a scenario to stdout. `role` is `split`, the scenario, the
-/// shares (after the name of the scheme and a colon, unless it is gather) and a folder.
+/// Runs one rank, which writes the results of a scenario to stdout. `role` consists of `split`, the
+/// scenario, the shares and a folder. The name of the scheme and a colon precede the shares, unless
+/// the scheme is gather.
 pub fn play(role: &str) -> Checked<u8> {
     let mut words = role.splitn(4, ' ').skip(1);
     let mut word = || words.next().context("a scenario, shares and a folder");
@@ -70,14 +72,14 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     }
 }
 
-/// Whether a fixture has two layers, as all of GGUF have, and not one.
+/// Whether a fixture has two layers, as all GGUF fixtures have. Other fixtures may have one.
 fn has_two_layers(name: &str) -> bool {
     let config = models::checkpoints().join(name).join("config.json");
     let has = |json: String| json.contains("\"num_hidden_layers\": 2");
     name.starts_with("gguf") || fs::read_to_string(config).is_ok_and(has)
 }
 
-/// A process of this binary that plays a role.
+/// A process of this binary that runs a role.
 fn player(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a running test"));
     command.env(ROLE, role);
@@ -121,7 +123,7 @@ fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
     same("all-fixtures", "2,1,1", Path::new("-"))
 }
 
-/// On a GPU, gathers take MLX's ring.
+/// On a GPU, gathers use MLX's ring.
 #[test(simulated = never)]
 fn ranks_of_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("few-fixtures", "1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
@@ -142,7 +144,7 @@ fn rows_are_cut_at_blocks_of_wide_matrices() -> Checked {
 #[test(simulated = never)]
 fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     let folder = tempfile::tempdir()?;
-    // Saved by two ranks, which also checks that one process saves files of the same size.
+    // Two ranks save the caches. This also checks that one process saves files of the same size.
     let role = |scenario: &str, shares: &str| same(scenario, shares, folder.path());
     role("save", "1,1")?; // this process has saved last
     role("load", "1,1")?;
@@ -152,7 +154,7 @@ fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     role("load", "1,1") // saved by three ranks, read by two and by one
 }
 
-/// Linux counts the bytes that a process reads, and its peak memory.
+/// Linux counts the bytes that a process reads, and reports its peak memory.
 #[cfg(target_os = "linux")]
 #[test(simulated = never)]
 fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
@@ -170,7 +172,8 @@ fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
                 bail!("four figures, got {line}")
             };
             assert!(held <= most * whole, "{shares}: {held} of {whole} bytes");
-            // The configuration, and the first row of each tensor, which tells models apart.
+            // A rank reads the configuration, and the first row of each tensor to identify the
+            // model.
             assert!(
                 held <= read && read <= held + 200_000.0,
                 "{shares}: {read} bytes read for {held}"

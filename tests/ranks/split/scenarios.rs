@@ -1,5 +1,5 @@
-//! The results of a model, a line for each case: the bits of its logits, and its tokens. A model on
-//! several ranks must write the lines of one process.
+//! The results of a model, with a line for each case: the bits of its logits, and its tokens. A
+//! model on several ranks must write the same lines as one process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(super) const KINDS: [(&str, CacheKind); 3] = [
     ("packed", CacheKind::Quantized { group_size: 32, bits: 4 }),
 ];
 
-/// The results of this process, which is one of the ranks of `group`, or works alone.
+/// The results of this process, which is one of the ranks of `group` or runs alone.
 pub struct Results {
     group: Option<Group>,
     pub(super) split: Option<Split>,
@@ -85,7 +85,8 @@ impl Results {
         })
     }
 
-    /// A checkpoint fixture: logits of a prompt, and tokens with every kind of cache.
+    /// The results of a checkpoint fixture: the logits of a prompt, and the tokens with every kind
+    /// of cache.
     pub fn fixture(&mut self, name: &str) -> Checked {
         let llama = self.checkpoint(&path_of(name))?;
         let prompt = prompt(llama.config().vocab_size);
@@ -129,8 +130,8 @@ impl Results {
         self.add("draft", Ok(format!("{drafted:?}")))
     }
 
-    /// The results of the demo model with adapters, in packed weights, for a batch, with a draft,
-    /// with random draws.
+    /// The results of the demo model: with adapters, with packed weights, for a batch, with a
+    /// draft, and with random draws.
     pub fn demo_model(&mut self) -> Checked {
         let (demo, texts, options) = self.demo_texts()?;
         let packed = demo.llama.quantized(Quantization::affine(32, 4))?;
@@ -163,7 +164,7 @@ impl Results {
         self.add("beside packed", tokens(&beside, &texts[0], &options))
     }
 
-    /// A model of random weights, of a width that is cut at whole blocks of rows.
+    /// The results of a model with random weights. Its width is divided at whole blocks of rows.
     pub fn random(&mut self) -> Checked {
         let config = || {
             Config::parse(
@@ -201,7 +202,7 @@ impl Results {
             let path = folder.join(format!("{name}.safetensors"));
             generation.into_prompt_cache()?.save(&path)?;
             if let Some(group) = &self.group {
-                // Rank 0 has written the file once it has told the others so.
+                // When rank 0 tells the other ranks, it has written the file.
                 group.broadcast(b"written")?;
             }
             let hash = fs::read(&path)?
@@ -212,7 +213,8 @@ impl Results {
         Ok(())
     }
 
-    /// Continues from the prompt caches in the folder, and returns all tokens that were not cached.
+    /// Continues from the prompt caches in the folder. The results include all tokens that were not
+    /// cached.
     pub fn load_caches(&mut self, folder: &Path) -> Checked {
         let demo = self.demo()?;
         for (name, cache) in KINDS {
@@ -229,8 +231,9 @@ impl Results {
         Ok(())
     }
 
-    /// The bytes that this process reads to load a model, those of this rank's part, those of the
-    /// file, and those by which loading it and a token raise the peak memory of this process.
+    /// Four numbers of bytes: how many this process reads to load a model, the size of this rank's
+    /// part, the size of the file, and how much loading and one token raise the peak memory of this
+    /// process.
     #[cfg(target_os = "linux")]
     pub fn bytes_read(&mut self, folder: &Path) -> Checked {
         let read = || -> Checked<u64> {

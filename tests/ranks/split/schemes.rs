@@ -1,4 +1,4 @@
-//! The scheme of whole layers on each rank, and what neither scheme does.
+//! The scheme that gives each rank whole layers, and the models that neither scheme can split.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::{Ranks, player, same, same_on};
 use crate::support::Checked;
 
 impl Results {
-    /// The error of a fixture with fewer layers than ranks.
+    /// The error for a fixture that has fewer layers than ranks.
     pub fn one_layer(&self, name: &str) -> Checked {
         let Err(error) = self.checkpoint(&path_of(name)) else {
             ensure!(self.split.is_none(), "{name} has a layer for each rank");
@@ -24,8 +24,8 @@ impl Results {
         Ok(())
     }
 
-    /// The errors of derivatives on a rank, whether it holds the layer or not; its tokens after
-    /// them.
+    /// The errors of derivatives on a rank, with or without the layer, and the tokens that it
+    /// generates afterwards.
     pub fn derivatives(&mut self) -> Checked {
         let demo = self.demo()?;
         let llama = &demo.llama;
@@ -57,8 +57,8 @@ impl Results {
         self.add("after derivatives", tokens(llama, &prompt, &options))
     }
 
-    /// The greedy tokens of the demo model, with every kind of cache, in groups that divide, with
-    /// adapters, for a batch and with a draft.
+    /// The greedy tokens of the demo model: with every kind of cache, in groups that divide, with
+    /// adapters, for a batch, and with a draft.
     pub fn greedy(&mut self) -> Checked {
         let (demo, texts, options) = self.demo_texts()?;
         for (name, cache) in KINDS {
@@ -89,13 +89,13 @@ fn whole_layers_compute_the_bits_of_one() -> Checked {
     same("demo", "pipeline:1,2,1", Path::new("-"))
 }
 
-/// On a GPU, hidden states take MLX's ring.
+/// On a GPU, MLX's ring transfers the hidden states.
 #[test(simulated = never)]
 fn whole_layers_on_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("demo", "pipeline:1,1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
 }
 
-/// With NCCL, hidden states take gathers.
+/// With NCCL, gathers transfer the hidden states.
 #[test(simulated = never)]
 fn whole_layers_by_gathers_compute_the_bits_of_one() -> Checked {
     let gathers = [("MLX_PRIMITIVES_TEST_RING", "gathers")];
@@ -115,7 +115,7 @@ fn a_prompt_cache_crosses_between_layers_and_rows() -> Checked {
     same("load", "pipeline:1,1", folder.path())
 }
 
-/// Schemes refuse what they cannot split, and say what to do.
+/// Each scheme refuses a model that it cannot split, and suggests a solution.
 #[test(simulated = never)]
 fn what_cannot_be_split_is_refused() -> Checked {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");

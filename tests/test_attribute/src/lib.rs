@@ -1,13 +1,13 @@
-//! The attribute `#[test]` of the tests. It replaces Rust's own where the crate is imported with
-//! `#[macro_use]`, and registers the function with the harness in `tests/harness/`, which gives
-//! every test a time limit and chooses their order.
+//! The attribute `#[test]` of the tests. If the crate is imported with `#[macro_use]`, it replaces
+//! Rust's attribute. It registers the function with the harness in `tests/harness/`, which gives
+//! every test a time limit and chooses the order of the tests.
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
-/// Registers a test. `#[test(seconds = 900)]` overrides the default time limit, `#[test(alone)]`
-/// runs it while no other test runs, `#[test(simulated = once)]` and `#[test(simulated = never)]`
-/// run it in the simulator in one order of threads alone and not at all, and `#[ignore = "why"]`
-/// below it works as in Rust's harness.
+/// Registers a test. `#[test(seconds = 900)]` overrides the default time limit, and
+/// `#[test(alone)]` runs the test while no other test runs. In the simulator, `#[test(simulated =
+/// once)]` runs it in only one order of threads, and `#[test(simulated = never)]` does not run it.
+/// `#[ignore = "why"]` below it works as in Rust's harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();

@@ -30,7 +30,7 @@ pub enum Layout {
     OffsetView,
     /// Rows are further apart than they are long.
     Padded,
-    /// Two new dimensions of size 1 from which the view removes others.
+    /// Two dimensions of size 1 were added and then removed by squeezing.
     Squeezed,
 }
 
