@@ -1,6 +1,6 @@
-// The kernel that MLX's compiler makes of silu(gate) * up, as mlx-lm has it compiled: for rows
-// without gaps, several elements for each thread, each operation rounded to the element's type. It
-// is compiled while a program runs, so that no library of MLX's has it.
+// The kernel that MLX's graph compiler generates for mlx-lm's silu(gate) * up, in the variant for
+// rows without gaps. Each thread computes several elements, and each operation is rounded to the
+// element's type. MLX compiles it while a program runs, so it is in none of MLX's libraries.
 #include <metal_stdlib>
 using namespace metal;
 

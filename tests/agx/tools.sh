@@ -1,4 +1,5 @@
-# Sourced by scripts/agx.sh, after tests/cross_link/tools.sh: what it brings into .mlx/cross.
+# Functions that bring tools into .mlx/cross. scripts/agx.sh sources this file after
+# tests/cross_link/tools.sh.
 # shellcheck shell=bash
 
 mesa_version=$(tr -d '[:space:]' <"$root/cmake/mesa_version.txt")

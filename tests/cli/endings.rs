@@ -23,7 +23,8 @@ fn wait_for_handler(id: u32) -> Checked {
     anyhow::bail!("process {id} handles no SIGINT");
 }
 
-/// Interrupts while the model loads, the prompt is read, or tokens are generated.
+/// Interrupts the command while the model loads, while the prompt is read, and while tokens are
+/// generated.
 #[test(simulated = never)]
 fn interrupted_generations() -> Checked {
     let long_prompt = "Once upon a time there was a little girl. ".repeat(15);

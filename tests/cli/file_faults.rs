@@ -61,7 +61,7 @@ fn prompt_cache(checkpoint: &Checkpoint, tokens: usize) -> anyhow::Result<Prompt
     Ok(generation.into_prompt_cache()?)
 }
 
-/// Paths at which nobody can write a file, not even root, and why.
+/// Paths at which even root cannot write a file, and the reason for each.
 fn unwritable(folder: &Path) -> anyhow::Result<Vec<(String, &'static str)>> {
     let file = folder.join("file");
     fs::write(&file, "")?;

@@ -197,7 +197,8 @@ fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
                 takes.mul_f32((0.1 + 0.7 * fastrand::f32()) * (attempt + 1) as f32 / 2.0),
             );
             let signal = [libc::SIGKILL, libc::SIGINT][attempt % 2];
-            // SAFETY: `kill` has no conditions, and the child has not been waited for.
+            // SAFETY: `kill` accesses no memory, and the child has not been waited for, so its id
+            // is still valid.
             unsafe { libc::kill(child.id() as i32, signal) };
             let output = child.wait_with_output()?;
             let said = stderr(&output);

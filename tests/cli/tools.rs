@@ -163,7 +163,7 @@ fn quantized_and_fused_checkpoints_run() {
     let weights = figures["weight_bytes"].as_u64().unwrap();
     assert!((weights..weights + (1 << 15)).contains(&size));
     assert!(figures["bits_per_weight"].as_f64().unwrap() < 16.0);
-    // A second run overwrites nothing.
+    // A second run does not overwrite a file.
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("exists"), "{}", stderr(&output));

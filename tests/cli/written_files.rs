@@ -130,7 +130,8 @@ fn killed_conversions_leave_nothing() -> Checked {
         let mut child = quantize().spawn()?;
         std::thread::sleep(Duration::from_millis(5 * round));
         let signal = [libc::SIGINT, libc::SIGTERM, libc::SIGKILL][round as usize % 3];
-        // SAFETY: `kill` has no conditions, and the child has not been waited for.
+        // SAFETY: `kill` accesses no memory, and the child has not been waited for, so its id is
+        // still valid.
         unsafe { libc::kill(child.id() as i32, signal) };
         let start = Instant::now();
         while child.try_wait()?.is_none() {
@@ -170,7 +171,7 @@ fn headers_state_each_name_and_byte_once() -> Checked {
         let overlapping = format!("{{{},{}}}", entry("a", 0), entry("b", from));
         assert!(load(&overlapping, data).is_err(), "from {from}");
     }
-    // More tensors than any checkpoint has are refused soon.
+    // A file with more tensors than any checkpoint has is refused early.
     let many = 300_000;
     let empty = |i: usize| format!(r#""t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#);
     let header = format!("{{{}}}", (0..many).map(empty).collect::<Vec<_>>().join(","));

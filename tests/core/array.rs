@@ -7,7 +7,7 @@ use crate::support::compare::{assert_close, numbers};
 use crate::support::input::{LAYOUTS, random32};
 use crate::support::{Checked, message};
 
-/// 0, 1, 2, … in this shape.
+/// The numbers 0, 1, 2, … as an array of this shape.
 fn iota(shape: &[i32]) -> mlx_primitives::Result<Array> {
     Array::arange::<i32>(0.0, shape.iter().product::<i32>().into(), 1.0)?.reshape(shape)
 }
@@ -216,7 +216,8 @@ fn indices_wrap_and_are_kept_within_the_axis() -> Checked {
     assert_eq!(rows(&i)?, [0, 9, 0, 9, 9, 9, 0, 9, 0]);
     assert_eq!(rows(&Array::from_slice(&[0u32, 3, 4, u32::MAX], [4])?)?, [0, 9, 9, 9]);
     assert_eq!(rows(&Array::from_slice(&[1u8, 255], [2])?)?, [3, 9]);
-    // Indices that do not fit in 32 bits are also outside the axis, not wrapped into it.
+    // An index that does not fit in 32 bits is outside the axis too. It does not wrap around to a
+    // valid index.
     assert_eq!(
         rows(&Array::from_slice(&[1i64 << 32, i64::MAX, i64::MIN, -1], [4])?)?,
         [9, 9, 0, 9]

@@ -100,7 +100,7 @@ fn every_pair_of_types_has_the_bits_of_mlx() -> Checked {
     })
 }
 
-/// An independent rounding to the nearest, ties to even.
+/// A separate implementation of rounding to the nearest number, with ties to even.
 #[test]
 fn floats_are_rounded_to_even() -> Checked {
     with_device(Device::Cpu, || {

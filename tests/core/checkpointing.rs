@@ -154,7 +154,7 @@ fn inside_and_around_other_transforms() -> Checked {
     let (want, got) = (of_each(layer)?, of_each(recomputed)?);
     assert_close(&numbers(&got)?, &numbers(&want)?, 1e-5, "vmap of grad");
 
-    // Second derivatives, and a checkpoint in a checkpoint.
+    // Second derivatives, and a checkpoint inside a checkpoint.
     let cube = |x: Array| checkpoint(|x: Array| checkpoint(|x: Array| x.power(3), &x), &x);
     let point = Array::from_slice(&[2.0f32, -1.0], 2)?;
     let second = grad(|x| grad(|x| cube(x)?.sum(..), &x)?.sum(..), &point)?;

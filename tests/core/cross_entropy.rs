@@ -74,8 +74,8 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
 #[test]
 fn large_logits_keep_their_gaps() -> Checked {
     each_device(|_| {
-        // The loss depends only on differences of logits. A difference of logsumexp and the
-        // target's logit would be 0.
+        // The loss depends only on differences of logits. If it were computed as logsumexp minus
+        // the target's logit, it would be 0.
         let x = data(&[1e6, 1e6 - 1.0, 1e6 - 3.0], &[1, 3], Dtype::Float32)?;
         let targets = Array::from_slice(&[1i32], [1])?;
         let got = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
@@ -98,7 +98,8 @@ fn moves_each_byte_once() -> Checked {
     all.eval()?;
     let bytes = x.nbytes() as u64;
     let moved = support::moved(|| cross_entropy(&x, &all, PLAIN))?;
-    // The targets' logits are read once more; two numbers per row are saved for the gradient.
+    // The logit of each target is read a second time. Two numbers per row are saved for the
+    // gradient.
     assert_eq!(moved[0].arrays, [[bytes + 32, 0, bytes], [32, 0, 32], [0, 32, 0], [0, 64, 0]]);
     support::report_traffic("cross_entropy", &moved, x.nbytes() + 64)?;
     let g = random32(&[8], 2)?;

@@ -207,7 +207,7 @@ fn dispatches_that_cannot_be_planned() -> Checked {
     Ok(())
 }
 
-/// Bit 0 rotates adjacent features, bit 1 uses explicit frequencies.
+/// Rotates x. Bit 0 of `bits` rotates adjacent features, and bit 1 uses explicit frequencies.
 fn rope(x: &Array, bits: u32) -> Result<Array> {
     rope_of(x, x.dim(-1)?, bits)
 }

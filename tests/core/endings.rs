@@ -141,7 +141,7 @@ fn short_threads_leave_nothing() -> Checked {
     ends("short threads", 0, 1)
 }
 
-/// A signal that the program does not handle ends it.
+/// A signal without a handler ends the program.
 #[test(simulated = never)]
 #[cfg(unix)]
 fn signals() -> Checked {

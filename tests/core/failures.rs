@@ -64,7 +64,8 @@ fn truncated(x: &Array) -> anyhow::Result<Array> {
     Ok(loaded)
 }
 
-/// The number of failures that `fail` can cause. Each reports its error to the affected arrays.
+/// The number of kinds of failure that `fail` can cause. Each reports its error to the affected
+/// arrays.
 const KINDS: u32 = 12;
 
 fn fail(kind: u32, x: &Array) -> Checked {

@@ -26,8 +26,8 @@ fn doubles(fails: bool) -> impl CustomPrimitive {
     })
 }
 
-/// The number of ops that a chain can contain: our ops, MLX's ops, views, views that copy, and a
-/// user's primitive.
+/// The number of different steps that a chain can have: our ops, MLX's ops, views, views that copy,
+/// and a user's primitive.
 const STEPS: u64 = 9;
 
 fn step(kind: u64, x: &Array) -> Result<Array> {

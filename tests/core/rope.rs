@@ -1,4 +1,4 @@
-//! `rope`: kinds of offsets, the inverse, degenerate numbers, traffic. `table` tests its values.
+//! `rope`: forms of offsets, the inverse, degenerate numbers, traffic. `table` tests its values.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::Offset;

@@ -33,7 +33,8 @@ fn in_other_orders_of_threads() {
     in_other_orders(|order| every_kernel(order, "1"));
 }
 
-/// Runs the kernels for NVIDIA GPUs: every format in kernels of a group, and 4 bits in all kernels.
+/// Runs the kernels for NVIDIA GPUs: every format with one group size, and 4 bits with all group
+/// sizes.
 #[test(seconds = 1800, simulated = never)]
 fn kernels_for_nvidia_gpus() {
     let arguments = &[

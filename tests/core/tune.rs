@@ -227,7 +227,7 @@ fn ops_build_the_chosen_implementation() -> Checked {
                 assert_close(&numbers(&one[0])?, &numbers(&other[0])?, 2e-3, name);
             }
         }
-        // One choice changes one op.
+        // A choice for one op does not change other ops.
         let softmax = Rc::new(softmax.clone());
         with_choices(softmax, || -> Checked {
             assert_eq!(ops::rms_norm(&x, None, 1e-5)?.primitive().as_deref(), Some("RmsNorm"));

@@ -10,7 +10,7 @@ use super::mutation::{once_in, one};
 
 pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// The most elements of an array.
+/// The largest number of elements of an array.
 const MOST: i32 = 4096;
 
 /// Draws arguments. Generators in the same state draw equal arguments, either as views with strides

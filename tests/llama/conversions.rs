@@ -1,4 +1,4 @@
-//! Scoring, quantizing and saving, compared with mlx-lm's results for the demo model
+//! Compares scoring, quantizing and saving with mlx-lm's results for the demo model
 //! (`tests/fixtures/conversions.py`).
 
 use std::collections::BTreeMap;

@@ -154,7 +154,7 @@ fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
     let batch = logits(&PROBS).broadcast_to([200, 8])?;
     let mut cut = 0;
     for _ in 0..rounds {
-        // It is practically impossible that 200 rows all miss a token of 30% by chance.
+        // By chance, 200 rows practically never all miss a token of 30%.
         cut += i32::from(!sampler.sample(&batch)?.to_vec::<u32>()?.contains(&1));
     }
     let bound = 5.0 * (f64::from(rounds) * 0.3 * 0.7).sqrt();

@@ -160,7 +160,7 @@ fn the_tokenizers_end_token_ends_a_text() -> Checked {
 
 #[test]
 fn stop_strings_may_contain_special_tokens() -> Checked {
-    // The comma becomes a special token, which is not part of the text.
+    // The comma becomes a special token, so it is not part of the text.
     let folder =
         demo_with(&json!({"tokenizer_config.json": {"additional_special_tokens": [","]}}))?;
     let options = |stop: &[&str]| Options {

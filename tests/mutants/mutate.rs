@@ -42,7 +42,8 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
         // Strings are masked only in kernels, because the names of kernels in a plan are strings.
         for (class, from, to) in rules {
             for (at, _) in line.match_indices(from) {
-                // The simulator does not check its own stack, which follows a private array.
+                // The simulator does not check accesses to its stack, where other memory follows a
+                // private array.
                 let private =
                     ["i < READS", "q < QUADS", "h < HEADS"].iter().any(|l| line.contains(l));
                 if private && (*to == " <= " || to.contains("READS + 1")) {

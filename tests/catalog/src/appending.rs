@@ -142,7 +142,7 @@ impl Append {
         .derivative_bounds(derivatives_of_ops(1e-4, 8.0))
     }
 
-    /// The state of a batch of texts, and a step of several positions.
+    /// The shapes of the state for a batch of texts, and of a step of several positions.
     fn shapes(self, batch: i32, time: i32) -> Vec<Vec<i32>> {
         let KvLayout { heads, kv_heads, head_dim, .. } = self.layout;
         let width = (heads + 2 * kv_heads) * head_dim;

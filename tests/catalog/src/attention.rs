@@ -183,7 +183,7 @@ pub(super) fn attention_by_every_rule(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// MLX's own attention has no gradient in sinks on a GPU.
+/// MLX's attention has no gradient in sinks on a GPU.
 pub(super) fn attention(hold: &Hold<'_>) -> Checked {
     for (mask, every) in [(None, false), (Some(true), true), (Some(false), false)] {
         let (window, soft_cap) = (every.then_some(4), every.then_some(4.0));

@@ -60,7 +60,7 @@ impl Reference {
             q: q.values.clone(),
             k: k.values.clone(),
             v: v.values.clone(),
-            // Computed in f32, as in the op.
+            // The scale is computed in f32, as in the op.
             scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
             causal: options.causal || options.window.is_some(),
             window: options.window.map(i64::from),

@@ -134,8 +134,8 @@ pub(super) fn layer_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// The result equals the two separate ops bit for bit. The sum is rounded once. The norm of the
-/// rounded sum has half an ulp of each element, and of their mean, as additional error.
+/// The result equals the two separate ops bit for bit. The sum is rounded once. This adds to the
+/// error of the norm half an ulp of each element, and half an ulp of their mean.
 pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
     for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
         let op = move |x: &[Array]| -> Result<Vec<Array>> {

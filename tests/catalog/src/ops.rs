@@ -26,7 +26,7 @@ pub struct Op {
     pub integers: bool,
     /// Whether the types of its inputs are promoted to a common one.
     pub promotes: bool,
-    /// Whether its derivatives have no jumps.
+    /// Whether its derivatives are continuous.
     pub smooth: bool,
     /// For an op along rows: the threadgroup memory of each SIMD group, in floats.
     pub scratch: u64,

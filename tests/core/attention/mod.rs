@@ -97,7 +97,7 @@ fn a_query_that_sees_no_keys() -> Checked {
     })
 }
 
-/// The heads of a position are adjacent in memory, so that joining them copies nothing.
+/// The heads of a position are adjacent in memory, so joining them needs no copy.
 #[test]
 fn results_lie_position_by_position() -> Checked {
     each_device(|_| {

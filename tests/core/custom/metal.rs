@@ -188,7 +188,7 @@ mod simulated {
         plan: impl Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync + 'static,
     ) -> Result<String> {
         let library = with_constants()?;
-        // On a GPU, Metal's own checks find these faults.
+        // The simulator must find these faults; a GPU would report them in other ways.
         with_device(Device::Cpu, || {
             let y = launches(&random32(&[64], 5)?, move |_| plan(&library))?;
             with_metal(Schedule::Forward, || {
@@ -356,7 +356,7 @@ mod simulated {
     }
 }
 
-/// The CPU needs no launch, and so no Metal.
+/// On the CPU, neither a launch nor Metal is needed.
 #[test]
 fn a_launch_is_not_asked_for_on_the_cpu() -> Checked {
     let x = random32(&[5], 7)?;

@@ -1,4 +1,4 @@
-//! Derivatives of every op beyond the first order, which `table` compares with f64.
+//! Higher derivatives of every op. `table` compares the first derivatives with f64.
 
 use std::rc::Rc;
 

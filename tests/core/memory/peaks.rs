@@ -79,8 +79,8 @@ fn of_linear_cross_entropy() -> Checked {
     if simulated() || !measures_here("peaks::of_linear_cross_entropy")? {
         return Ok(());
     }
-    // A CUDA graph keeps the arrays of several chunks until it has run. On other GPUs, the CPU does
-    // not wait for a chunk either, and MLX queues ten tasks.
+    // A CUDA graph keeps the arrays of several chunks until it has run. In a program that has a
+    // GPU, the CPU does not wait for a chunk either, and MLX queues ten tasks.
     let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
     with_device(Device::Cpu, || chunked_losses(few))
 }

@@ -82,8 +82,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             Ok(vec![attention_grads(p, &[0, 4])?[1].clone(), all[1].clone()])
         }),
         apart("AttentionGrad::of_mask_", QKV_MASK, |p| {
-            // The gradient of the sinks is the fourth, except for variants with a gradient of the
-            // mask.
+            // The fourth output is the gradient of the mask, if that is computed, and otherwise the
+            // gradient of the sinks.
             let all = attention_grads(p, &[0, 1, 3, 4])?;
             Ok(vec![attention_grads(p, &[0, 1, 4])?[2].clone(), all[2].clone()])
         }),
@@ -176,8 +176,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 vjp(|x: Array| ops::layer_norm(&x, None, None, 1e-5), &p[0], &p[1])?.1,
             ])
         }),
-        // A vector as long as the single row can be a weight. It can also be a gradient, in a norm
-        // whose sum has another gradient.
+        // A vector as long as the single row can be a weight. It can also be the gradient of a
+        // norm, if the sum has another gradient.
         apart("NormGrad::kind_.weighted, .added", &[&[8], &[8], &[8], &[8]], |p| {
             let (sum, _) = ops::rms_norm_residual(&p[0], &p[1], None, 1e-5)?;
             let with_sum = |x: Array| ops::rms_norm_residual(&x, &p[1], None, 1e-5);

@@ -105,7 +105,7 @@ fn rules_positions_and_slots() -> Checked {
     })
 }
 
-/// With a large array in the same graph, MLX evaluates the graph itself.
+/// If the graph has a large array, MLX evaluates the graph instead of this crate.
 #[test]
 fn mlx_also_updates_the_state_in_place_unless_held() -> Checked {
     on_cpu(|| {

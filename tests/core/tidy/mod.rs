@@ -275,7 +275,7 @@ fn only_one_file_uses_metal() -> Checked {
 
 #[test(simulated = never)]
 fn closures_hold_no_lanes() -> Checked {
-    // Functions of vectors that need no CPU features, or only features that every machine has.
+    // Vectors in these files need no CPU features, or only features that every machine has.
     let free = ["scalar.rs", "neon.rs"];
     let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
     for path in files("crates/kernels/src", &["rs"])? {

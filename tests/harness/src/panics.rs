@@ -29,12 +29,12 @@ pub fn keep() {
     }));
 }
 
-/// The last panic of this thread.
+/// The message of the last panic on this thread.
 pub fn last_of_this_thread() -> String {
     LAST.with(RefCell::take)
 }
 
-/// The last panics of all threads, including tests that ran at the same time.
+/// The messages of the last panics on all threads, including tests that ran at the same time.
 pub fn of_other_threads() -> String {
     let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     let lines: Vec<_> = recent.iter().map(|text| format!("  {text}\n")).collect();

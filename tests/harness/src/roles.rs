@@ -34,7 +34,8 @@ pub struct Player {
     said: NamedTempFile,
 }
 
-/// Signals end the child even if this process ignores them because of `nohup` or a shell's `&`.
+/// Resets the child's signals, so that signals end it even if this process ignores them because of
+/// `nohup` or a shell's `&`.
 #[cfg(unix)]
 fn default_signals(command: &mut Command) {
     use std::os::unix::process::CommandExt;

@@ -115,7 +115,7 @@ fn drafts_change_no_processed_token() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let draft = checkpoint.llama.quantized(Quantization::affine(32, 4))?;
     let prompt = encoded(&checkpoint, PROMPTS[2]);
-    // Every third token is the one that the model likes least.
+    // Every third token is the least likely one.
     let rule = |tokens: &[u32], logits: &Array| match tokens.len() % 3 {
         0 => logits.negative(),
         _ => Ok(logits.clone()),

@@ -70,7 +70,7 @@ fn caches_of_every_kind_load_from_files() -> Checked {
     Ok(())
 }
 
-/// Dropped positions cannot be restored, so the prompt is run again.
+/// A cache cannot restore dropped positions, so the prompt is run again.
 #[test(simulated = once)]
 fn full_rotating_caches_go_on_or_start_anew() -> Checked {
     let checkpoint = Checkpoint::demo()?;

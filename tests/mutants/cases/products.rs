@@ -289,7 +289,7 @@ fn attention() -> Cases {
         let attended = Attended { heads, queries, keys, dim, bits, rules };
         cases.add(name, move || attended.call());
     };
-    // Every third rule has no mask, and every sixth no sinks either.
+    // Every third rule has no mask, and every sixth rule has neither a mask nor sinks.
     for (bits, dims, rules) in [
         (0, [20, 65, 200], [0, 1, 2, 4, 5, 7, 8, 10]),
         (4, [32, 96, 256], [1, 2, 4, 3, 5, 7, 8, 10]),

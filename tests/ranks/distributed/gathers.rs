@@ -47,7 +47,7 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
             assert!(y == whole(rows, &lengths), "{dtype} {rows} {scale}");
         }
     }
-    // Views are copied first, and a chain keeps its order.
+    // Views are copied first, and a chain of gathers keeps its order.
     let lengths = lengths(group, 2);
     let wide = part(rank, 3, 2 * lengths[rank], Dtype::Float32)?;
     let mut x = wide.i((.., mlx_primitives::step(.., 2)))?;

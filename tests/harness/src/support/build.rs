@@ -1,4 +1,4 @@
-//! The steps of the build that tests repeat.
+//! Steps of the build that tests run again.
 
 use std::fs;
 use std::path::Path;
