@@ -13,8 +13,8 @@ pub struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The largest number of bytes that may be allocated, far more than a case may take. A larger
-/// allocation ends the process.
+/// The largest number of bytes that may be allocated, far more than a case may take. If more is
+/// allocated, the process ends.
 const MOST: usize = 1 << 30;
 
 fn take(bytes: usize) -> bool {

@@ -328,8 +328,8 @@ fn parts_that_multiply_a_text_are_refused() -> Checked {
     Ok(())
 }
 
-/// Regular expressions and templates that need more time or memory than grows in proportion to
-/// their text.
+/// Regular expressions and templates whose time or memory grows faster than the length of their
+/// text.
 #[test(simulated = once)]
 fn parts_that_take_long_are_refused() -> Checked {
     let split = |pattern: &str| {

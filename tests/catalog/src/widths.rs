@@ -26,7 +26,8 @@ pub struct Rows {
 }
 
 /// The numbers of rows that were computed together, and the numbers at which the bits of a row
-/// differed. The bits are compared with the row alone; in a prompt, with the prompt in one step.
+/// differed from the bits of the row alone. In a prompt, the bits are compared with those of the
+/// prompt in one step.
 pub struct Width {
     pub name: String,
     pub dtype: Dtype,

@@ -53,7 +53,7 @@ fn a_version_of_mlx_that_does_not_fit_is_refused_with_those_that_do() -> Checked
     Ok(())
 }
 
-/// Intel Macs do not have this variable, and it tells a program that Rosetta runs it.
+/// Intel Macs do not have this sysctl variable. It tells a program whether Rosetta runs it.
 #[test(simulated = never)]
 fn macs_and_shells_for_intel_are_refused_before_anything_is_fetched() -> Checked {
     for (sysctl, expected) in [

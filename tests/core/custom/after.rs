@@ -108,8 +108,8 @@ fn a_fault_is_not_saved() -> Checked {
     })
 }
 
-/// A primitive that returns different outputs in a second call, as `compile` makes for other
-/// shapes.
+/// A primitive that returns different outputs when `outputs` is called again, which `compile` does
+/// for other shapes.
 struct Fickle {
     asked: AtomicBool,
     in_place: bool,
