@@ -1,5 +1,4 @@
-// A kernel that tests/agx/test_agx.py makes slower in several ways. The comparison must report
-// each.
+// A kernel that tests/agx/test_agx.py makes worse in several ways. The comparison must report each.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -97,7 +97,8 @@ fn only(check: Check, row: Conformance) -> Conformance {
     others.fold(row, |row, other| row.without(other, "there is another row for it"))
 }
 
-/// Compares an op with a composition of MLX's ops, for an op that MLX does not have.
+/// Runs the composition of MLX's ops that computes the same result as our op. It is the peer of an
+/// op that MLX does not have.
 fn composed(
     op: impl Fn(&[Array]) -> Result<Vec<Array>>,
 ) -> impl Fn(&[Array]) -> Result<Vec<Array>> {

@@ -1,5 +1,5 @@
-//! Rows of products with packed weights and of low-rank updates of any weights. The weights belong
-//! to the row.
+//! Rows of products with packed weights, which each row includes, and of low-rank updates of any
+//! weights.
 
 use mlx_primitives_check::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};

@@ -9,7 +9,8 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random};
 use crate::support::{Checked, each_device, refs};
 
-/// The rules of a call. `mask` has a value for every score, and says whether they are boolean.
+/// The rules of a call. `mask` is the type of a mask with a value for every score: boolean or
+/// additive.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     causal: bool,
