@@ -38,7 +38,6 @@ mod ffi {
         fn ranks_available(backend: &str) -> Result<bool>;
         fn gpu_count() -> Result<i32>;
         fn gpu_uuid() -> Result<String>;
-        fn gpus_reach_each_other() -> Result<bool>;
         /// Waits until the ranks are connected.
         fn join_ranks(backend: &str) -> Result<UniquePtr<Ranks>>;
         fn rank_of(ranks: &Ranks) -> Result<i32>;
@@ -157,11 +156,6 @@ pub fn gpu_count() -> Result<i32> {
 /// The unique name of the first GPU, which no other GPU has; empty if MLX knows none.
 pub fn gpu_uuid() -> Result<String> {
     Ok(ffi::gpu_uuid()?)
-}
-
-/// Whether this machine has several GPUs, and each can access the memory of all others.
-pub fn gpus_reach_each_other() -> Result<bool> {
-    Ok(ffi::gpus_reach_each_other()?)
 }
 
 /// Functions that are called around every evaluation that waits for MLX.

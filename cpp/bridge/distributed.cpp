@@ -39,10 +39,6 @@ rust::String gpu_uuid() {
   return text ? rust::String::lossy(*text) : rust::String();
 }
 
-bool gpus_reach_each_other() {
-  return mlx_primitives::gpus_reach_each_other();
-}
-
 std::unique_ptr<Ranks> join_ranks(rust::Str backend) {
   prepare();
   std::string name(backend);

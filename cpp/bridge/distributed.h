@@ -23,7 +23,6 @@ struct Peers {
 bool ranks_available(rust::Str backend);
 int32_t gpu_count();
 rust::String gpu_uuid();
-bool gpus_reach_each_other();
 std::unique_ptr<Ranks> join_ranks(rust::Str backend);
 int32_t rank_of(const Ranks& ranks);
 int32_t size_of(const Ranks& ranks);

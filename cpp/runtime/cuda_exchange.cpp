@@ -219,24 +219,6 @@ void reach_peers(PeerMemory& memory, const std::string& handles) {
   }
 }
 
-bool gpus_reach_each_other() {
-  int count = 0;
-  CUDA_DRIVER(cuInit, 0);
-  CUDA_DRIVER(cuDeviceGetCount, &count);
-  for (CUdevice from = 0; from < count; ++from) {
-    for (CUdevice to = 0; to < count; ++to) {
-      int reaches = 1;
-      if (from != to) {
-        CUDA_DRIVER(cuDeviceCanAccessPeer, &reaches, from, to);
-      }
-      if (reaches == 0) {
-        return false;
-      }
-    }
-  }
-  return count > 1;
-}
-
 bool exchanges(const mx::array& x) {
   bool whole = x.nbytes() > 0 && x.nbytes() % WORD == 0 && x.nbytes() <= MOST_BYTES;
   return whole && x.itemsize() > 1 && !x.is_tracer();

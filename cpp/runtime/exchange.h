@@ -28,9 +28,6 @@ void reach_peers(PeerMemory& memory, const std::string& handles);
 /** Whether ranks exchange an array of this shape and type through their memory. */
 bool exchanges(const mx::array& x);
 
-/** Whether this machine has several GPUs and each GPU can access the memory of the others. */
-bool gpus_reach_each_other();
-
 /**
  * The arrays of all ranks, joined along the first axis. Exchanges run one after the other, in the
  * order of their evaluation, which must be the same on all ranks.

@@ -1,10 +1,10 @@
-/* The numbers that agxstat counts in a kernel's machine code. */
+/* What agxstat counts of a kernel's machine code. */
 #pragma once
 #include "agx_compiler.h"
 
 #define MOST_LOOPS 64
 
-/* The counts of a block. Cycles say how long a SIMD group of 32 threads keeps a unit busy. */
+/* One block of counts. The cycles are those that a SIMD group of 32 threads keeps a unit busy. */
 struct counts {
    unsigned instructions;
    unsigned floats; /* instructions that compute floats */
@@ -29,7 +29,7 @@ struct statistics {
 };
 extern struct statistics statistics;
 
-/* Types and timings of Mesa's agx_performance.c, which agx_performance.patch changes. */
+/* Of Mesa's agx_performance.c, patched. */
 enum alu_unit { NONE, SCIB, IC, F32, F16 };
 struct alu_timing {
    enum alu_unit unit;
@@ -38,5 +38,5 @@ struct alu_timing {
 };
 extern struct alu_timing op_timings[AGX_NUM_OPCODES];
 
-/* Mesa's compiler calls it after it has compiled a kernel to machine code. */
+/* Called once a kernel is machine code. */
 void count_kernel(agx_context *ctx);

@@ -11,13 +11,11 @@ from pathlib import Path
 import air
 import bfloat
 
-# Private arrays stay in registers only where all loops over them are unrolled, which requires that
-# every function is inlined. Apple's back end inlines and unrolls AIR, in which little of this is
-# done. Loops with an unknown number of iterations are not unrolled, so that one iteration of the
-# code is one iteration of the source.
+# Private arrays stay in registers only where all loops over them are unrolled, and that takes
+# everything inlined. Apple's back end does it to AIR, in which little is inlined or unrolled.
+# Loops of an unknown number of turns are left alone, so that a turn of them is one of the source.
 THRESHOLDS = ["-inline-threshold=100000", "-unroll-threshold=10000", "-unroll-max-upperbound=0"]
-# Address spaces can be inferred only after all functions are inlined. The cost of an access without
-# an address space says nothing about the kernel.
+# Address spaces can be inferred once all is inlined; what an access of no space costs is no measure.
 PASSES = "globalopt,default<O2>,function(infer-address-spaces),default<O2>"
 
 
@@ -34,7 +32,7 @@ class Tools:
         self.metallib = None
         self.cache = Path(os.environ["AGX_CACHE"])
         self.cache.mkdir(parents=True, exist_ok=True)
-        # The files besides the kernels that change the results.
+        # The files that results depend on besides the kernels.
         files = [Path(__file__), Path(bfloat.__file__), Path(self.agxstat)]
         parts = [root.name.encode(), *(path.read_bytes() for path in files)]
         self.identity = hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -50,7 +48,7 @@ class Tools:
     def rewrite(self, source, options=()):
         """A Metal source as C++: what all kernels share, and an entry point for each by its name."""
         text = self.run(self.rewriter, self.bin / "clang", self.folder / "sim", source, source.parent, *options)
-        # Remove the lines that name source files, so that equal code has one result.
+        # Without the lines that say which file comes from where, one text is one result.
         text = re.sub(r"(?m)^# \d+ .*\n", "", text.decode())
         head, pragma, entries = text.partition("#pragma clang force_cuda_host_device end\n")
         found = {re.search(r"void (\w+)__c[0-9a-f]+\(", line)[1]: line for line in entries.splitlines()}
@@ -85,7 +83,7 @@ class Tools:
         self.run(self.bin / "opt", *THRESHOLDS, f"-passes={PASSES}", "-S", source, "-o", text)
         before = text.read_text()
         # globalopt leaves an empty list of constructors for MLX's function constants, and gives
-        # threadgroup memory an initial value. Neither the back end nor Mesa accepts them.
+        # threadgroup memory an initial value; the back end and Mesa accept neither.
         after = re.sub(r"@llvm\.global_ctors = appending global \[0 x .*", "", before)
         after = re.sub(r"(?m)^(@.* addrspace\(3\) global .*) zeroinitializer", r"\1 undef", after)
         text.write_text(bfloat.without_bfloat(after))

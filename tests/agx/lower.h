@@ -1,4 +1,4 @@
-/* Translates SPIR-V to the NIR that Mesa's AGX back end accepts. */
+/* From SPIR-V to what Mesa's AGX back end takes. */
 #pragma once
 #include "nir.h"
 
@@ -14,11 +14,11 @@ struct known {
    const struct word *words;
 };
 
-/* Registers that the kernel does not allocate: its arguments, then the grid. */
+/* Registers that are not the kernel's own: arguments, then the grid. */
 #define GRID_AT 160
 #define RESERVED_UNIFORMS (GRID_AT + 20)
 
-/* Returns the shader, or prints a message and returns NULL. Bit n of `constant` says that argument
- * n points to constant memory. `generic` counts the accesses in an unknown address space. */
+/* The shader, or NULL after a message. Bit n of `constant` says that argument n points to constant
+ * memory. `generic` gets the number of accesses whose address space stayed unknown. */
 nir_shader *lower(const uint32_t *spirv, size_t count, const char *kernel, uint64_t constant,
                   struct known known, unsigned *generic);

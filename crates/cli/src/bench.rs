@@ -73,7 +73,7 @@ pub struct Args {
     #[arg(long)]
     progress: bool,
     #[command(flatten)]
-    pub ranks: Ranks,
+    ranks: Ranks,
     #[command(flatten)]
     kernels: Kernels,
 }

@@ -36,7 +36,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use mlx_primitives::collectives::gpus_reach_each_other;
 use mlx_primitives::device;
 
 use output::StdoutError;
@@ -99,17 +98,6 @@ impl Command {
         }
     }
 
-    /// The options of a command that can run on several ranks.
-    fn ranks(&self) -> Option<&ranks::Ranks> {
-        match self {
-            Self::Generate(args) => Some(&args.text.ranks),
-            Self::Chat(args) => Some(&args.text.ranks),
-            Self::Perplexity(args) => Some(&args.ranks),
-            Self::Bench(args) => Some(&args.ranks),
-            _ => None,
-        }
-    }
-
     fn computes(&self) -> bool {
         !matches!(self, Self::Completions(_) | Self::Man(_))
     }
@@ -118,10 +106,6 @@ impl Command {
 /// Whether MLX rounds float32 factors of a product to 10 bits on an NVIDIA GPU, as it does by
 /// default. Derivatives that are compositions of MLX's ops would then differ from their references.
 const TF32: &str = "MLX_ENABLE_TF32";
-
-/// Whether MLX puts its work on an NVIDIA GPU into graphs. Capturing the many exchanges of `gather`
-/// by NCCL into them takes a processor twice as long as starting them.
-const GRAPHS: &str = "MLX_USE_CUDA_GRAPHS";
 
 const FAILED: u8 = 1;
 const BAD_USAGE: u8 = 2;
@@ -133,12 +117,6 @@ pub fn main() -> ExitCode {
             if matches!(cli.command, Command::Verify(_)) && env::var_os(TF32).is_none() {
                 // SAFETY: no other thread runs yet.
                 unsafe { env::set_var(TF32, "0") };
-            }
-            let gather = cli.command.ranks().is_some_and(ranks::Ranks::gather_by_nccl);
-            let by_nccl = || gather && !gpus_reach_each_other().unwrap_or(false);
-            if env::var_os(GRAPHS).is_none() && by_nccl() {
-                // SAFETY: no other thread runs yet.
-                unsafe { env::set_var(GRAPHS, "0") };
             }
             if let Err(error) = device::check_environment() {
                 output::error(error);

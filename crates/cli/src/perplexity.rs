@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pub ranks: Ranks,
+    ranks: Ranks,
     #[command(flatten)]
     kernels: Kernels,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use mlx_primitives_ranks::{Backend, Group, Options, Scheme, Split};
+use mlx_primitives_ranks::{Group, Options, Scheme, Split};
 
 use crate::joined::{self, group};
 
@@ -46,12 +46,6 @@ const LOCAL: [&str; 8] = [
 ];
 
 impl Ranks {
-    /// Whether MLX's variables describe ranks that gather by NCCL.
-    pub fn gather_by_nccl(&self) -> bool {
-        let is_rank = std::env::var_os("MLX_RANK").is_some();
-        self.split == Scheme::Gather && is_rank && Backend::of_environment() == Backend::Nccl
-    }
-
     /// Joins the other ranks, if MLX's variables name any.
     pub fn join(&self) -> Result<()> {
         let timeout = Duration::from_secs(self.peer_timeout);

@@ -62,7 +62,7 @@ pub struct TextArgs {
     #[arg(long, default_value_t = 3, value_name = "N", help_heading = "Speed and memory")]
     num_draft_tokens: usize,
     #[command(flatten)]
-    pub ranks: Ranks,
+    ranks: Ranks,
     #[command(flatten)]
     kernels: Kernels,
 }

@@ -15,7 +15,7 @@ const SIZE: &str = "MLX_WORLD_SIZE";
 
 impl Backend {
     /// The backend that `Any` stands for: the one that the environment describes.
-    pub fn of_environment() -> Self {
+    pub(super) fn of_environment() -> Self {
         let is_set = |name: &str| env::var_os(name).is_some();
         match () {
             () if is_set("MLX_HOSTFILE") => Self::Ring,
