@@ -1,12 +1,13 @@
-//! OpenAI's chat completions, streamed or whole, from an engine that continues the texts of all
-//! clients together: what to start a server from.
+//! A server with OpenAI's chat completions, streamed or whole, as a starting point for another
+//! server. An engine continues the texts of all clients together.
 //!
 //! ```sh
 //! cargo run --release -p mlx-primitives-llama --example serve -- [ADDRESS [MODEL]]
 //! curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
 //! ```
 //!
-//! Unknown fields of a request are refused by name. A client that hangs up ends its text.
+//! An unknown field of a request is an error that names the field. A client that closes its
+//! connection ends its text.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// The messages of a text while it is written.
+/// The messages with which a text is sent while it is written.
 enum Part {
     Text(String),
     End(&'static str), // OpenAI's name of the reason
@@ -78,7 +79,7 @@ fn main() -> anyhow::Result<()> {
     let models = json!({"object": "list", "data": [{"id": server.model, "object": "model"}]});
     let routes = Router::new().route("/v1/models", get(|| async { Json(models) }));
     let routes = routes.route("/v1/chat/completions", post(complete)).with_state(server);
-    // A thread for each text that waits or runs.
+    // Each text that waits or runs takes a thread.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(1).max_blocking_threads(1024).enable_all();
     runtime.build()?.block_on(async {
@@ -110,7 +111,7 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
             let _ = parts.blocking_send(Part::Failed(error.to_string()));
         }
     });
-    // An error before the first token is a separate answer, streamed or not.
+    // If an error occurs before the first token, the answer is the error alone, streamed or not.
     let first = match received.recv().await {
         Some(Part::Failed(reason)) => return refused(&reason),
         first => first,
@@ -151,7 +152,7 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, Json(error("the text has no end"))).into_response()
 }
 
-/// Writes the text that a request asks for, until nobody listens.
+/// Writes the text that a request wants, until the text ends or nobody receives it.
 fn write(server: &Server, seed: u64, request: Request, parts: &Parts) -> anyhow::Result<()> {
     let (tokenizer, messages) = (server.engine.tokenizer(), &request.messages);
     let prompt = if let Some(template) = &server.template {

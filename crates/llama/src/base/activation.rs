@@ -20,7 +20,7 @@ pub(crate) enum Activation {
     Linear,
 }
 
-/// The names of transformers. Those of one activation give the same numbers up to rounding.
+/// The names in transformers. Names of the same activation may differ there by rounding.
 const NAMES: [(&str, Activation); 16] = [
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
@@ -41,7 +41,7 @@ const NAMES: [(&str, Activation); 16] = [
 ];
 
 impl Activation {
-    /// The activation of that name.
+    /// The activation with the name `name`.
     pub fn parse(name: &str) -> Result<Self> {
         NAMES
             .iter()
@@ -53,7 +53,7 @@ impl Activation {
             })
     }
 
-    /// `act(gate) * up`: one of this crate's ops where there is one.
+    /// `act(gate) * up`, computed by a fused op of this crate if it has one for the activation.
     pub fn gated(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Silu => ops::swiglu(gate, up),
@@ -63,7 +63,7 @@ impl Activation {
         }
     }
 
-    /// `act(x)` by MLX's built-ins alone.
+    /// `act(x)`, computed by built-in ops of MLX alone.
     pub fn built_of_mlx(self, x: &Array) -> Result<Array> {
         let relu = || x.maximum(0.0);
         match self {

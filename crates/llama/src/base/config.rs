@@ -23,7 +23,7 @@ pub struct Config {
     pub intermediate_size: i32,
     /// The number of query heads.
     pub num_attention_heads: i32,
-    /// The number of key heads, which is that of value heads; `None` is the number of query heads.
+    /// The number of key heads, also of value heads; `None` is the number of query heads.
     pub num_key_value_heads: Option<i32>,
     /// The width of a head; `None` is `hidden_size / num_attention_heads`.
     pub head_dim: Option<i32>,
@@ -31,7 +31,7 @@ pub struct Config {
     pub rms_norm_eps: f32,
     /// The number of tokens that the embedding has.
     pub vocab_size: i32,
-    /// The most positions that the model was made for.
+    /// The greatest number of positions that the model was made for.
     pub max_position_embeddings: Option<i32>,
     /// The base of the rotary frequencies.
     #[serde(default = "default_rope_theta")]
@@ -41,14 +41,14 @@ pub struct Config {
     pub rope_traditional: bool,
     /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is also the output projection; `None` decides by whether there is a
-    /// tensor `lm_head.weight`. In the configuration of a [`Llama`](crate::Llama) it is decided.
+    /// Whether the embedding is also the output projection; `None` means that it is if the file has
+    /// no tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
     pub tie_word_embeddings: Option<bool>,
     /// How projections and embedding are packed: `group_size`, `bits` and `mode`. Under the path of
     /// a module it has the same fields for that module alone, or false if the module is not packed.
     pub quantization: Option<serde_json::Value>,
-    /// Whether the attention projections have biases, except in qwen2, where those of queries, keys
-    /// and values always have. [`has_bias`](Self::has_bias) answers for every architecture.
+    /// Whether the attention projections have biases, except in qwen2, where queries, keys and
+    /// values always have biases. [`has_bias`](Self::has_bias) handles every architecture.
     #[serde(default)]
     pub attention_bias: bool,
     /// Whether the feed-forward projections of a Llama have biases.
@@ -57,9 +57,10 @@ pub struct Config {
     /// The attention of each layer, `full_attention` or `sliding_attention`; `None` is full
     /// attention everywhere.
     pub layer_types: Option<Vec<String>>,
-    /// The number of positions that a layer of sliding attention sees, its own included.
+    /// The number of positions that a query of a sliding layer sees, including its position.
     pub sliding_window: Option<i32>,
-    /// The first layer of sliding attention, after which all are, where `layer_types` is `None`.
+    /// The first layer of sliding attention, if `layer_types` is `None`. All later layers slide
+    /// too.
     #[serde(skip)]
     pub(crate) slides_from: Option<i32>,
     /// The activation of the feed-forward layer's gate, by its name in transformers; `None` is
@@ -70,7 +71,8 @@ pub struct Config {
     pub eos_token_id: TokenIds,
 }
 
-/// No token, one or a list of them. Numbers below 0, by which some files mean none, are left out.
+/// A list of tokens, in the file a list, one token or nothing. Negative numbers, by which some
+/// files mean no token, are left out.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(try_from = "serde_json::Value")]
 pub struct TokenIds(Vec<u32>);
@@ -115,7 +117,7 @@ pub struct Quantization {
     pub group_size: i32,
     /// The bits of a packed weight.
     pub bits: i32,
-    /// How groups of codes become numbers.
+    /// How a group of codes is converted to numbers.
     pub mode: QuantizedMode,
 }
 
@@ -125,14 +127,14 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
-    /// Whether rows of this number of elements can be packed: whole groups, and a multiple of 32,
-    /// or of 256 in K-quants.
+    /// Whether rows of this number of elements can be packed: they must be whole groups, and a
+    /// multiple of 32, or of 256 in K-quants.
     pub(crate) fn divides(self, inputs: i32) -> bool {
         let least = if self.mode == QuantizedMode::KQuant { 256 } else { 32 };
         self.group_size > 0 && inputs % self.group_size.max(least) == 0
     }
 
-    /// The format as `quantization` in a `config.json`.
+    /// The format as an object for the key `quantization` of a `config.json`.
     pub fn to_json(self) -> serde_json::Value {
         let Self { group_size, bits, mode } = self;
         serde_json::json!({"group_size": group_size, "bits": bits, "mode": mode.name()})
@@ -186,10 +188,9 @@ fn default_rope_theta() -> f32 {
     10_000.0
 }
 
-/// The greatest extent: far above that of any model, and small enough that products do not
-/// overflow.
+/// The greatest extent of an axis. No model comes near it, and products of extents do not overflow.
 const MAX_EXTENT: i32 = 1 << 24;
-/// The greatest number of features of a head, for each pair of which there is a frequency.
+/// The greatest number of features of a head. There is a frequency for each pair of features.
 const MAX_HEAD_DIM: i32 = 1 << 13;
 
 impl Config {
@@ -197,8 +198,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is no JSON object, lacks a field that the model needs, or has a
-    /// value that this crate does not run. The error names the field.
+    /// Returns an error if the text is not a JSON object, lacks a field that the model needs, or
+    /// has a value that this crate does not run. The error names the field.
     ///
     /// ```
     /// use mlx_primitives_llama::Config;
@@ -223,7 +224,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if `model_type` names no [`ModelType`].
+    /// Returns an error if `model_type` does not name a [`ModelType`].
     pub fn kind(&self) -> Result<ModelType> {
         ModelType::parse(&self.model_type)
     }
@@ -232,7 +233,8 @@ impl Config {
         self.kind()?.activation(self.hidden_act.as_deref())
     }
 
-    /// `act(gate) * up` by the activation of the feed-forward layer, of arrays of one shape.
+    /// `act(gate) * up`, where `act` is the feed-forward activation and both arrays have the same
+    /// shape.
     ///
     /// # Errors
     ///
@@ -308,8 +310,8 @@ impl Config {
         }
     }
 
-    /// The number of positions that a layer of sliding attention sees, its own included; `None` for
-    /// a layer that sees all of them.
+    /// The number of positions that a query of a sliding layer sees, including its position; `None`
+    /// for a layer of full attention.
     pub fn window_of(&self, layer: usize) -> Option<i32> {
         let slides = match &self.layer_types {
             Some(types) => types.get(layer).is_some_and(|kind| kind == "sliding_attention"),
@@ -338,8 +340,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if the scaling is of an unknown type or lacks a number, or if there is no
-    /// even number of features.
+    /// Returns an error if the scaling is of an unknown type or lacks a number, or if the number of
+    /// features is odd.
     pub fn rope_frequencies(&self) -> Result<RopeFrequencies> {
         let scaling = match &self.rope_scaling {
             Some(scaling) => RopeScaling::parse(scaling)?,
@@ -354,8 +356,8 @@ impl Config {
         )
     }
 
-    /// The entry for the module at `path` in `quantization`: `None` without an entry, `Some(None)`
-    /// if the entry says that the module is not packed.
+    /// The entry for the module at `path` in `quantization`: `None` if there is no entry, and
+    /// `Some(None)` if it says that the module is not packed.
     pub(crate) fn quantization_by_name(&self, path: &str) -> Result<Option<Option<Quantization>>> {
         match self.quantization.as_ref().and_then(|all| Some((all, all.get(path)?))) {
             None => Ok(None),
@@ -365,12 +367,12 @@ impl Config {
         }
     }
 
-    /// The format of the module at `path` by this configuration, or `None` if it is not packed. The
-    /// weights of a module without an entry may have another format.
+    /// The format that this configuration gives for the module at `path`, or `None` if the module
+    /// is not packed. A module without an entry may have weights of another format.
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration has a format for that module that MLX does not have.
+    /// Returns an error if the configuration gives the module a format that MLX does not have.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {
@@ -380,7 +382,7 @@ impl Config {
         }
     }
 
-    /// The number of key heads, which is that of value heads.
+    /// The number of key heads, also of value heads.
     pub fn kv_heads(&self) -> i32 {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use mlx_primitives::{Error, Result};
 
 /// Parses an object. The literals `NaN`, `Infinity` and `-Infinity`, which Python writes and JSON
-/// does not have, are read as strings: a key that nothing reads may have them, and a number may
-/// not.
+/// does not have, are read as strings. So they are accepted in keys that nobody reads, and refused
+/// as numbers.
 pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     let refuse = |e: serde_json::Error| {
         Error::argument("config", format_args!("a JSON object, got {}", cut(&e.to_string())))
@@ -20,8 +20,8 @@ pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     }
 }
 
-/// The text with quotes around those literals, or `None` if there are none outside of
-/// strings.
+/// The text with quotes around `NaN`, `Infinity` and `-Infinity`, or `None` if it has none of them
+/// outside of strings.
 fn without_literals(json: &str) -> Option<String> {
     let (mut out, mut rest) = (String::with_capacity(json.len()), json);
     let mut found = false;
@@ -46,7 +46,8 @@ fn without_literals(json: &str) -> Option<String> {
     found.then_some(out)
 }
 
-/// The bytes of the string that the text begins with, or of all of it if the string has no end.
+/// The length in bytes of the string at the beginning of the text, or of the whole text if the
+/// string does not end.
 fn string_length(text: &str) -> usize {
     let mut escaped = true; // the opening quote
     for (at, byte) in text.bytes().enumerate() {
@@ -60,7 +61,7 @@ fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// The beginning of a text, for errors.
+/// The beginning of a text, to quote in errors.
 pub(crate) fn cut(text: &str) -> String {
     match text.char_indices().nth(120) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -68,7 +69,7 @@ pub(crate) fn cut(text: &str) -> String {
     }
 }
 
-/// The beginning of a value's JSON, for errors.
+/// The beginning of a value's JSON, to quote in errors.
 pub(crate) fn short(value: &Value) -> String {
     cut(&value.to_string())
 }

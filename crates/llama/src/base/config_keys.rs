@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that change what other programs compute, and that this crate does not
-//! run unless their value changes nothing.
+//! Keys of a `config.json` that change the results of other programs. This crate does not implement
+//! them, so it accepts only values without effect.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ use mlx_primitives::{Error, Result};
 use super::config_json::short;
 use super::model_type::ModelType;
 
-/// The values of a key that change nothing. A null never does.
+/// The values of a key that have no effect. A null never has one.
 #[derive(Clone, Copy)]
 enum Neutral {
     /// false, 0 or an empty list.
@@ -17,7 +17,7 @@ enum Neutral {
     On,
     /// This number.
     Number(f64),
-    /// No number, or one that is at most this.
+    /// A number that is at most this, or nothing.
     AtMost(f64),
     /// Only ones.
     Ones,
@@ -25,7 +25,7 @@ enum Neutral {
     Text(&'static [&'static str]),
 }
 
-/// The keys, by what they change.
+/// The keys, grouped by the part of the model that they change.
 const KEYS: [(&str, Neutral); 49] = [
     // The rotary embedding.
     ("partial_rotary_factor", Neutral::Number(1.0)),
@@ -116,7 +116,8 @@ impl Neutral {
     }
 }
 
-/// Refuses a configuration, without nulls, that asks for what this crate does not compute.
+/// Refuses a configuration that requires a computation which this crate does not have. The
+/// configuration has no nulls.
 pub(crate) fn check(config: &Map<String, Value>, kind: ModelType) -> Result<()> {
     let refuse = |key: &str, expected: &str, value: &Value| {
         let expected = format!("{key} {expected}, got {}", short(value));
@@ -132,7 +133,7 @@ pub(crate) fn check(config: &Map<String, Value>, kind: ModelType) -> Result<()> 
             _ => {}
         }
     }
-    // These have other values that change nothing.
+    // For these keys the values without effect depend on other keys.
     let number = |key: &str| config.get(key).and_then(Value::as_f64);
     let head_dim = number("head_dim")
         .or_else(|| Some((number("hidden_size")? / number("num_attention_heads")?).floor()));

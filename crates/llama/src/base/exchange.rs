@@ -1,4 +1,4 @@
-//! The part of a model that this process holds, where several processes hold one model.
+//! The part of a model that this process holds, if several processes hold one model together.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub type SavedCache = (Vec<(String, Array)>, Value);
 
 /// The part of a model that this process holds, and its exchanges with the processes that hold the
 /// rest. By default it holds the whole model and exchanges nothing.
-/// [`Weights::held_by`](super::Weights::held_by) makes a model of such a part.
+/// [`Weights::held_by`](super::Weights::held_by) makes a model that holds only the part.
 ///
 /// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls
 /// the same functions of a model in the same order.
@@ -38,32 +38,32 @@ pub trait Exchange: Send + Sync {
         0..outputs
     }
 
-    /// The rows among them that no process before this one holds.
+    /// The rows of the matrix at `path` that this process holds and no earlier process holds.
     fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
         0..outputs
     }
 
-    /// The layers that this process holds, of `all`.
+    /// The layers that this process holds; the model has `all` layers.
     fn layers(&self, all: i32) -> Range<i32> {
         0..all
     }
 
-    /// The heads that this process holds, of a model with the heads `whole`.
+    /// The heads that this process holds; the whole model has the heads `whole`.
     fn heads(&self, whole: Heads) -> Heads {
         whole
     }
 
-    /// Whether this is the process that writes files and counts what all processes hold.
+    /// Whether this process is the one that writes files and counts the parts that all hold.
     fn is_first(&self) -> bool {
         true
     }
 
-    /// The hidden states of `tokens` in front of the first layer of this process, with `hidden`
-    /// features. `embed` computes those in front of the model's first layer.
+    /// The hidden states of `tokens` before the first layer of this process, with `hidden`
+    /// features. `embed` computes the hidden states before the model's first layer.
     ///
     /// # Errors
     ///
-    /// Returns an error of `embed`, and if the process before this one cannot be heard.
+    /// Returns an error of `embed`, and if the process before this one does not respond.
     fn input(
         &self,
         tokens: &Array,
@@ -73,21 +73,21 @@ pub trait Exchange: Send + Sync {
         embed()
     }
 
-    /// The hidden states behind the last layer of the model, of which `h` are those behind the last
-    /// layer of this process. `caches` are the arrays that the layers updated.
+    /// The hidden states after the last layer of the model, given `h`, the hidden states after the
+    /// last layer of this process. `caches` are the arrays that the layers updated.
     ///
     /// # Errors
     ///
-    /// Returns an error if another process cannot be heard.
+    /// Returns an error if another process does not respond.
     fn output(&self, h: Array, caches: &[&Array]) -> Result<Array> {
         Ok(h)
     }
 
-    /// The rows of `tokens` in the embedding, of which `own` looks up rows of this process.
+    /// The rows of `tokens` in the embedding. `own` looks up the rows that this process holds.
     ///
     /// # Errors
     ///
-    /// Returns an error of `own`, and if another process cannot be heard.
+    /// Returns an error of `own`, and if another process does not respond.
     fn embedding(
         &self,
         tokens: &Array,
@@ -105,28 +105,27 @@ pub trait Exchange: Send + Sync {
         Ok(x.clone())
     }
 
-    /// All features of the last axis, of which `x` has those of this process.
+    /// The array with all features of the last axis; `x` has the features of this process.
     ///
     /// # Errors
     ///
-    /// Returns an error if another process cannot be heard.
+    /// Returns an error if another process does not respond.
     fn gather(&self, x: Array, axis: Axis) -> Result<Array> {
         Ok(x)
     }
 
-    /// The number of query heads of this process's key heads that processes before and after it
-    /// have; `None` if it has all of them.
+    /// The numbers of query heads that belong to this process's key heads and that earlier and
+    /// later processes have; `None` if this process has all of them.
     fn absent_queries(&self) -> Option<(i32, i32)> {
         None
     }
 
-    /// Learns the type of the hidden states in front of the first layer of the model, and by
-    /// `after` the type behind the last layer of this process for the one in front of its first
-    /// layer.
+    /// Receives the type of the hidden states before the first layer of the model. `after` returns
+    /// the type after the last layer of this process, given the type before its first layer.
     ///
     /// # Errors
     ///
-    /// Returns an error of `after`, and if another process cannot be heard.
+    /// Returns an error of `after`, and if another process does not respond.
     fn learn_types(
         &self,
         first: Dtype,
@@ -135,11 +134,11 @@ pub trait Exchange: Send + Sync {
         Ok(())
     }
 
-    /// The sum of a number of each process, modulo 2^64.
+    /// The sum of the numbers `own` of all processes, modulo 2^64.
     ///
     /// # Errors
     ///
-    /// Returns an error if another process cannot be heard.
+    /// Returns an error if another process does not respond.
     fn sum(&self, own: u64) -> Result<u64> {
         Ok(own)
     }
@@ -148,21 +147,21 @@ pub trait Exchange: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Returns an error of `text` too.
+    /// Returns an error if the texts differ, and an error of `text`.
     fn agree(&self, what: &str, text: &mut dyn FnMut() -> Result<String>) -> Result<()> {
         Ok(())
     }
 
-    /// The cache of all layers and heads, of which `own` has those of this process.
+    /// The cache of all layers and heads; `own` has the layers and heads of this process.
     ///
     /// # Errors
     ///
-    /// Returns an error if another process cannot be heard.
+    /// Returns an error if another process does not respond.
     fn whole_cache(&self, own: SavedCache) -> Result<SavedCache> {
         Ok(own)
     }
 
-    /// Keys or values of the heads of this process, of `all`, `[1, n * heads, ...]`.
+    /// The keys or values of this process's heads, taken from `all`, `[1, n * heads, ...]`.
     ///
     /// # Errors
     ///
@@ -177,7 +176,7 @@ struct Alone;
 
 impl Exchange for Alone {}
 
-/// The exchanges of this process: by default those of a process that holds the whole model.
+/// The exchanges of this process. By default it holds the whole model.
 #[derive(Clone, Default)]
 pub(crate) struct Share(Option<Arc<dyn Exchange>>);
 

@@ -6,10 +6,11 @@ use super::activation::Activation;
 use super::config_json::short;
 
 /// The architectures that share the code of [`Llama`](crate::Llama). Each reads a `config.json` as
-/// transformers does, and where that has no such field as mlx-lm's module of that name does.
+/// transformers does, and fields that transformers does not have as mlx-lm's module for the
+/// architecture does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelType {
-    /// Has the biases and the layers of sliding attention that the configuration asks for.
+    /// Has biases and layers of sliding attention as the configuration says.
     Llama,
     /// A Llama whose layers all see the last `sliding_window` positions.
     Mistral,
@@ -19,8 +20,8 @@ pub enum ModelType {
     /// Normalizes the vectors of queries and keys before their rotation. Has windows like
     /// [`Qwen2`](Self::Qwen2).
     Qwen3,
-    /// Has norms of `1 + weight`, GELU as the gate, and an embedding multiplied by
-    /// `sqrt(hidden_size)`.
+    /// Has norms of `1 + weight`, GELU as the activation of the gate, and an embedding multiplied
+    /// by `sqrt(hidden_size)`.
     Gemma,
 }
 
@@ -39,11 +40,11 @@ impl ModelType {
         }
     }
 
-    /// The architecture of a name in `model_type`.
+    /// The architecture with this name in `model_type`.
     ///
     /// # Errors
     ///
-    /// Returns an error that lists the known names if this is not one of them.
+    /// Returns an error that lists the known names if `name` is unknown.
     ///
     /// ```
     /// use mlx_primitives_llama::base::ModelType;
@@ -60,7 +61,7 @@ impl ModelType {
         })
     }
 
-    /// Whether queries and keys are normalized head by head.
+    /// Whether the queries and the keys of each head are normalized.
     pub(crate) fn normalizes_heads(self) -> bool {
         self == Self::Qwen3
     }
@@ -70,8 +71,9 @@ impl ModelType {
         self == Self::Gemma
     }
 
-    /// The activation of the gate that `hidden_act` names. Gemma was trained with the approximation
-    /// of GELU by tanh, which transformers takes for `gelu` too; mlx-lm computes GELU by erf.
+    /// The activation of the gate that `hidden_act` names. In Gemma, `gelu` is the approximation of
+    /// GELU by tanh, as in transformers, because Gemma was trained with it; mlx-lm computes GELU by
+    /// erf.
     pub(crate) fn activation(self, hidden_act: Option<&str>) -> Result<Activation> {
         match (self, hidden_act) {
             (Self::Gemma, None | Some("gelu")) => Ok(Activation::GeluTanh),
@@ -89,14 +91,15 @@ impl ModelType {
 /// A `config.json` in the form that [`Config`](crate::Config) reads.
 pub(crate) struct Normalized {
     pub kind: ModelType,
-    /// Without nulls, with the defaults of its type, and with the fields that newer files nest
-    /// where older ones have them.
+    /// The configuration without nulls, with the defaults of its type. Fields that newer files nest
+    /// are where older files have them.
     pub config: Map<String, Value>,
-    /// The first layer of sliding attention, after which all are, where no field lists the kinds.
+    /// The first layer of sliding attention, if no field lists the kinds of layers. All later
+    /// layers slide too.
     pub slides_from: Option<i32>,
 }
 
-/// The window of transformers' configurations that do not state one.
+/// The window that transformers uses for configurations without one.
 const WINDOW: i32 = 4096;
 
 pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
@@ -135,9 +138,9 @@ pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
     Ok(Normalized { kind, config, slides_from })
 }
 
-/// Puts the settings of the rotary embedding where [`Config`](crate::Config) reads them. As in
-/// transformers, `rope_scaling` goes before `rope_parameters`, and a `rope_theta` in them before
-/// that beside them.
+/// Moves the settings of the rotary embedding to where [`Config`](crate::Config) reads them. As in
+/// transformers, `rope_scaling` has priority over `rope_parameters`, and a `rope_theta` inside one
+/// of them over a `rope_theta` of the configuration.
 fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
     let mut inner = None;
     for key in ["rope_parameters", "rope_scaling"] {
@@ -156,7 +159,7 @@ fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
         config.remove(key);
     }
     let Some(mut inner) = inner else { return Ok(()) };
-    // transformers reads it beside them first.
+    // transformers reads this key of the configuration first, then the one in the settings.
     let original = "original_max_position_embeddings";
     if let Some(stated) = config.get(original) {
         inner.insert(original.into(), stated.clone());
@@ -165,7 +168,8 @@ fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// The settings of the rotary embedding of every kind of layer, where they are listed by kind.
+/// The settings of the rotary embedding, which must be equal for all kinds of layers, if the file
+/// lists them by kind.
 fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     let mut all = by_kind.into_iter();
     match all.next() {
@@ -181,15 +185,15 @@ fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     }
 }
 
-/// The first layer of sliding attention of types that state a window for all layers, or for those
-/// after the first `max_window_layers`.
+/// The first layer of sliding attention in architectures whose configuration has one window for all
+/// layers, or for the layers after the first `max_window_layers`.
 fn slides_from(
     config: &mut Map<String, Value>,
     kind: ModelType,
     no_window: bool,
 ) -> Result<Option<i32>> {
     let first = match kind {
-        // transformers' Llama and Gemma see all positions; mlx-lm's Llama reads layer_types.
+        // In transformers, Llama and Gemma see all positions; in mlx-lm, Llama reads layer_types.
         ModelType::Llama => return Ok(None),
         ModelType::Gemma => None,
         ModelType::Mistral => Some(0),
@@ -222,7 +226,7 @@ fn slides_from(
     Ok((!config.contains_key("layer_types")).then_some(first))
 }
 
-/// Converts a `quantization_config` without a `quantization` beside it to MLX's fields.
+/// Converts a `quantization_config` to MLX's fields, for a file without `quantization`.
 fn legacy_quantization(config: &Value) -> Result<Value> {
     match config.get("quant_method") {
         Some(Value::String(method)) if method == "mxfp4" => {

@@ -28,7 +28,7 @@ pub struct RopeFrequencies {
     short: Option<Box<Short>>,
 }
 
-/// The periods of texts up to a length, where longer ones have others.
+/// The periods of texts up to the length `longest`. Longer texts have other periods.
 #[derive(Clone, Debug)]
 struct Short {
     longest: i32,
@@ -49,8 +49,8 @@ impl RopeFrequencies {
     /// # Errors
     ///
     /// Returns an error for odd `dims`, a base or a number of the scaling that is not positive and
-    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number and a limit
-    /// to take its place, and whatever else makes a frequency that is not positive and finite.
+    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number for which
+    /// `limit` is the default and is `None`, and frequencies that are not positive and finite.
     pub fn new(
         dims: i32,
         traditional: bool,
@@ -99,21 +99,22 @@ impl RopeFrequencies {
         self.dynamic.is_some() || self.short.is_some()
     }
 
-    /// Whether keys that were rotated in a text of `before` positions, which may have grown to that
-    /// length, are those of a text of `now` positions.
+    /// Whether a text of `now` positions has the same keys as a text of `before` positions for
+    /// which they were rotated. The text may have grown to `before` positions one by one.
     pub(crate) fn keeps_keys(&self, before: i32, now: i32) -> bool {
         let is_short = |short: &Short, len: i32| len <= short.longest;
         self.short.as_ref().is_none_or(|short| is_short(short, before) == is_short(short, now))
             && self.dynamic.is_none_or(|Dynamic { limit, .. }| f64::from(before.max(now)) <= limit)
     }
 
-    /// The longest text that has other periods than longer ones.
+    /// The length of the longest text with the short periods; longer texts have other periods.
     pub(crate) fn longest_short(&self) -> Option<i32> {
         self.short.as_ref().map(|short| short.longest)
     }
 
-    /// Computes the periods of the kinds that need an explicit list. Operations and their types are
-    /// transformers': numbers of the configuration are in double precision, arrays in single.
+    /// Computes the periods of the kinds of scaling that need an explicit list. Operations and
+    /// types are as in transformers: numbers of the configuration in double precision, arrays in
+    /// single.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
         let original = |stated: &Option<f64>| match stated {
             Some(stated) => positive("original_max_position_embeddings", *stated),
@@ -217,7 +218,7 @@ impl RopeFrequencies {
         Ok(())
     }
 
-    /// The other periods, if a text of `len` positions has them.
+    /// The short periods, if a text of `len` positions uses them.
     fn short(&self, len: i32) -> Option<&Short> {
         self.short.as_deref().filter(|short| len <= short.longest)
     }
@@ -232,12 +233,13 @@ impl RopeFrequencies {
         self.scale
     }
 
-    /// The factor of the rotated features, which is applied before their rotation.
+    /// The factor of the features that are rotated, applied before the rotation.
     pub fn multiplier(&self) -> f32 {
         self.multiplier
     }
 
-    /// The base for a text of `len` positions, on which only [`RopeScaling::Dynamic`] depends.
+    /// The base of the frequencies for a text of `len` positions. It depends on `len` only in
+    /// [`RopeScaling::Dynamic`].
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);
@@ -255,7 +257,7 @@ impl RopeFrequencies {
         }
     }
 
-    /// The rotation of positions from `offset` on in a text of `len` positions, for
+    /// The rotation of the positions from `offset` on, in a text of `len` positions, for
     /// [`ops::rope_append`].
     pub fn rotation(&self, offset: i32, len: i32) -> RopeAppend<'_> {
         let rope = Rope {
@@ -273,8 +275,8 @@ impl RopeFrequencies {
     ///
     /// # Errors
     ///
-    /// Returns an error if `x` has fewer than three axes, no floating type, or fewer features than
-    /// are rotated.
+    /// Returns an error if `x` has fewer than three axes, a type that is not a floating type, or
+    /// fewer features than are rotated.
     pub fn rotate(&self, x: &Array, offset: i32) -> Result<Array> {
         self.rotate_in_text(x, offset, 0)
     }
@@ -302,7 +304,7 @@ fn powers(base: f32, dims: i32) -> Vec<f32> {
     (0..dims / 2).map(|i| base.powf((2 * i) as f32 / dims as f32)).collect()
 }
 
-/// The periods, multiplied by a factor each or by one for all.
+/// The periods, each multiplied by its factor, or all by one factor.
 fn scaled(powers: &[f32], factors: &[f64]) -> Result<Vec<f32>> {
     if factors.len() != powers.len() && factors.len() != 1 {
         return refuse(format_args!("{} factors, got {}", powers.len(), factors.len()));

@@ -22,9 +22,10 @@ pub enum RopeScaling {
         /// How fast the base grows.
         factor: f64,
     },
-    /// Stretches long wavelengths, keeps short ones, and interpolates those between.
+    /// Divides the frequencies of long wavelengths by a factor, keeps short wavelengths, and
+    /// interpolates between them.
     Llama3 {
-        /// The factor of long wavelengths.
+        /// The divisor of the frequencies of long wavelengths.
         factor: f64,
         /// Wavelengths above `original / low_freq_factor` are long.
         low_freq_factor: f64,
@@ -43,25 +44,27 @@ pub enum RopeScaling {
         /// The number of positions that the model was first trained on; `None` is
         /// `max_position_embeddings`.
         original: Option<f64>,
-        /// A frequency with at least this number of turns over those positions is kept.
+        /// A frequency with at least this number of turns over `original` positions is kept.
         beta_fast: f64,
-        /// A frequency with at most this number of turns over those positions is divided by the
-        /// whole factor.
+        /// A frequency with at most this number of turns over `original` positions is divided by
+        /// the whole factor.
         beta_slow: f64,
         /// The multiplier of the rotated features; `None` uses the factor and `mscale`.
         attention_factor: Option<f64>,
-        /// The weights of the factor's logarithm in the numerator and the denominator of the
-        /// multiplier; `None` is 1 in the numerator and no denominator.
+        /// The weights of the factor's logarithm in the multiplier's numerator and denominator;
+        /// `None` is a weight of 1 in the numerator and no denominator.
         mscale: Option<[f64; 2]>,
-        /// Whether the range of columns between both numbers of turns is widened to whole columns.
+        /// Whether the range of frequencies between `beta_fast` and `beta_slow` is widened to whole
+        /// columns.
         truncate: bool,
     },
-    /// Multiplies each period by its own factor, one for texts up to `original` positions and
-    /// another one for longer texts ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    /// Multiplies each period by a factor. Texts up to `original` positions and longer texts have
+    /// different factors ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
     LongRope {
-        /// `dims / 2` factors for texts of up to `original` positions, or one for all periods.
+        /// The `dims / 2` factors for texts of up to `original` positions, or one factor for all
+        /// periods.
         short_factor: Vec<f64>,
-        /// The factors for longer texts, as many as in `short_factor`.
+        /// The factors for longer texts; the list is as long as `short_factor`.
         long_factor: Vec<f64>,
         /// The number of positions that the model was first trained on; `None` is
         /// `max_position_embeddings`.
@@ -101,7 +104,8 @@ impl Fields<'_> {
         }
     }
 
-    /// The number, or the default if there is none or it is 0, as in Python's `value or default`.
+    /// The number `name`, or the default if the number is missing or 0, as in Python's `value or
+    /// default`.
     fn or(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.optional(name)?.filter(|number| *number != 0.0).unwrap_or(default))
     }
@@ -123,12 +127,12 @@ impl Fields<'_> {
         numbers.map_or_else(|| refuse(format_args!("a list of numbers {name}")), Ok)
     }
 
-    /// The name of the kind, of which files write `rope_type` or, before that, `type`.
+    /// The name of the kind, in the field `rope_type` or, in older files, `type`.
     fn kind(&self) -> Result<&str> {
         let named = |key: &str| match self.get(key) {
             None => Ok(None),
-            // Files of Qwen2-VL have `mrope`, whose three positions are equal in a text. mlx-lm
-            // wrote `su` first.
+            // Files of Qwen2-VL have `mrope`, which rotates by three positions; these are equal in
+            // a text. Older files of mlx-lm have `su`.
             Some(Value::String(name)) => Ok(Some(match name.as_str() {
                 "mrope" => "default",
                 "su" => "longrope",
@@ -146,16 +150,16 @@ impl Fields<'_> {
 }
 
 impl RopeScaling {
-    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`.
-    /// `mrope`, of which texts use no more than equal positions, is `default`.
+    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`. `mrope`
+    /// is read as `default`, since its three positions are equal in a text.
     ///
     /// [`RopeFrequencies::new`](crate::base::RopeFrequencies::new) checks the ranges of the
     /// numbers.
     ///
     /// # Errors
     ///
-    /// Returns an error for an unknown kind, for two kinds that differ, for missing fields, and for
-    /// a `partial_rotary_factor` other than 1.
+    /// Returns an error for an unknown kind, if `rope_type` and `type` differ, for missing fields,
+    /// and for a `partial_rotary_factor` other than 1.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);
@@ -186,7 +190,7 @@ impl RopeScaling {
                 beta_fast: fields.or("beta_fast", 32.0)?,
                 beta_slow: fields.or("beta_slow", 1.0)?,
                 attention_factor: fields.optional("attention_factor")?,
-                // transformers uses them only where a file has both.
+                // transformers uses both numbers only if the file has both.
                 mscale: match [fields.or("mscale", 0.0)?, fields.or("mscale_all_dim", 0.0)?] {
                     [of_one, of_all] if of_one != 0.0 && of_all != 0.0 => Some([of_one, of_all]),
                     _ => None,

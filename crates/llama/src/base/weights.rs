@@ -20,13 +20,13 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// A source of tensors for a model without files.
+/// A source of tensors for a model that has no files.
 pub(crate) trait WeightSource {
-    /// Makes the tensor of that name and shape.
+    /// Makes the tensor with this name and shape.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
 
-    /// Makes these rows of a matrix `[outputs, inputs]`, packed in that format if the rows are
-    /// whole groups.
+    /// Makes these rows of a matrix `[outputs, inputs]`. They are packed in the given format if a
+    /// row is a whole number of groups.
     fn matrix(
         &mut self,
         shape: [i32; 2],
@@ -35,32 +35,32 @@ pub(crate) trait WeightSource {
     ) -> Result<LinearWeight>;
 }
 
-/// The tensors of a checkpoint, which are taken out one by one to make a model.
+/// The tensors of a checkpoint. A model takes them out one by one.
 #[derive(Default)]
 pub struct Weights {
     arrays: HashMap<String, Array>,
-    /// The file of each tensor, for errors.
+    /// The file of each tensor, to name it in errors.
     files: HashMap<String, Arc<Path>>,
-    /// The checkpoint, for errors about tensors that no file has.
+    /// The checkpoint, to name it in errors about missing tensors.
     place: Option<PathBuf>,
-    /// The source of all tensors, if there are no files.
+    /// The source of all tensors, for a model that has no files.
     source: Option<Box<dyn WeightSource>>,
-    /// The rows to take of each matrix.
+    /// The share of the model to load, which has some rows of each matrix.
     share: Share,
 }
 
 impl Weights {
-    /// Weights from tensors by name.
+    /// Creates weights from tensors by name.
     pub fn new(arrays: HashMap<String, Array>) -> Self {
         Self { arrays, ..Self::default() }
     }
 
-    /// Weights of the checkpoint at `place`, without tensors yet.
+    /// Creates weights of the checkpoint at `place`, without tensors.
     pub(crate) fn of(place: &Path) -> Self {
         Self { place: Some(place.to_owned()), ..Self::default() }
     }
 
-    /// Adds the tensors of a file, or returns an error for one that another file has too.
+    /// Adds the tensors of a file. Returns an error if another file has a tensor of the same name.
     pub(crate) fn add(&mut self, file: &Path, arrays: HashMap<String, Array>) -> Result<()> {
         let file: Arc<Path> = file.into();
         for (name, array) in arrays {
@@ -74,8 +74,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The weights of which a model takes only the part that this process holds, as `exchange`
-    /// says.
+    /// Limits the weights to the part of the model that this process holds, as `exchange` says.
     pub fn held_by(self, exchange: impl Exchange + 'static) -> Self {
         Self { share: Share::new(exchange), ..self }
     }
@@ -85,7 +84,7 @@ impl Weights {
         &self.share
     }
 
-    /// Drops the tensors of layers that other processes hold, of `all` layers.
+    /// Drops the tensors of layers that other processes hold, in a model of `all` layers.
     pub(crate) fn keep_own_layers(&mut self, all: i32) {
         let own = self.share.layers(all);
         self.arrays.retain(|name, _| match layer_of(name) {
@@ -143,13 +142,13 @@ impl Weights {
         Self { source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// The source of the tensors, if there are no files.
+    /// The source of the tensors, for a model that has no files.
     pub(crate) fn source(&mut self) -> Option<&mut (dyn WeightSource + 'static)> {
         self.source.as_deref_mut()
     }
 
-    /// Takes out the tensor of that name, which must have that shape and be of float32, float16 or
-    /// bfloat16.
+    /// Takes out the tensor `name`, which must have the shape `shape` and the type float32, float16
+    /// or bfloat16.
     ///
     /// # Errors
     ///
@@ -186,27 +185,27 @@ impl Weights {
         Ok(Some(array))
     }
 
-    /// Takes out the vector of that name, with an element for each of the outputs of the module at
-    /// `path`, and returns the elements of the model's part.
+    /// Takes out the vector `name`, which has an element for each output of the module at `path`,
+    /// and returns the elements of this process's part of the model.
     pub(crate) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
         let whole = self.take(name, &[outputs])?;
         let rows = self.share.rows(path, outputs);
         if rows == (0..outputs) { Ok(whole) } else { Stored::part(&whole, 0, &rows) }
     }
 
-    /// Takes out the tensor of that name, of any shape and type.
+    /// Takes out the tensor `name`, of any shape and type.
     pub(crate) fn take_any(&mut self, name: &str) -> Option<Array> {
         self.arrays.remove(name)
     }
 
-    /// Checks that every tensor was taken, except tables that models compute and, if the embedding
-    /// is also the output projection (`tied`), its copy.
+    /// Checks that every tensor was taken. Exceptions are tables that models compute and, if the
+    /// embedding is also the output projection (`tied`), a copy of the embedding.
     ///
     /// # Errors
     ///
-    /// Returns an error that names a tensor which the model does not have.
+    /// Returns an error that names a tensor for which the model has no place.
     pub fn finish(mut self, tied: bool) -> Result<()> {
-        // Old checkpoints store tables that models compute, and the embedding twice if it is tied.
+        // Old checkpoints store tables that models compute, and store a tied embedding twice.
         self.arrays.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
             !stored_twice && !name.ends_with("rotary_emb.inv_freq")
@@ -224,7 +223,7 @@ impl Weights {
     }
 }
 
-/// The number of the layer that the tensor or the projection of that name belongs to.
+/// The number of the layer to which the tensor or projection `name` belongs.
 pub(crate) fn layer_of(name: &str) -> Option<i32> {
     name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }

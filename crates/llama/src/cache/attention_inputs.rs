@@ -1,8 +1,8 @@
 use mlx_primitives::ops::{self, QuantizedRows};
 use mlx_primitives::{Array, Result};
 
-/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`, plain or packed along the
-/// last axis.
+/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`. They are plain, or packed
+/// along the last axis.
 #[derive(Clone, Debug)]
 pub enum KvTensor {
     /// Numbers in the model's type.
@@ -23,7 +23,8 @@ pub enum KvTensor {
 }
 
 impl KvTensor {
-    /// The packed rows, bits and group size, or `None` if attention cannot read the codes directly.
+    /// The packed rows, the bits and the group size, or `None` if attention cannot read the codes
+    /// directly.
     pub(crate) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
         match self {
             Self::Quantized { packed, scales, biases, group_size, bits: bits @ (4 | 8) } => {
@@ -37,8 +38,8 @@ impl KvTensor {
     ///
     /// # Errors
     ///
-    /// Returns an error if the shapes of packed parts disagree, which those that a
-    /// [`LayerCache`](super::layer::LayerCache) returns never do.
+    /// Returns an error if the shapes of packed parts disagree. A
+    /// [`LayerCache`](super::layer::LayerCache) never returns such parts.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
             Self::Plain(array) => Ok(array.clone()),
@@ -61,7 +62,7 @@ pub enum AttentionMask {
 }
 
 impl AttentionMask {
-    /// The options of attention that give each query the keys that it sees.
+    /// The options of attention by which each query sees the keys of this mask.
     pub(crate) fn rules(&self) -> ops::Attention<'_> {
         match self {
             Self::All => ops::Attention::default(),
@@ -71,20 +72,21 @@ impl AttentionMask {
     }
 }
 
-/// The queries, keys and values of a step of attention: views of the cache if its kind allows them.
+/// The queries, keys and values of a step of attention. They are views of the cache if the kind of
+/// the cache allows that.
 #[derive(Clone, Debug)]
 pub struct AttentionInputs {
     /// The rotated queries of the step, `[batch, heads, time, head_dim]`.
     pub queries: Array,
-    /// The keys of all positions that are kept, those of the step included.
+    /// The keys of all positions that the cache keeps, including the positions of the step.
     pub keys: KvTensor,
     /// The values of the same positions.
     pub values: KvTensor,
 }
 
 impl AttentionInputs {
-    /// The attention, `[batch, heads, time, head_dim]`.
-    /// `dropped` keys before the first one are no longer there.
+    /// The attention, `[batch, heads, time, head_dim]`. The cache has dropped `dropped` keys before
+    /// the first one.
     pub(crate) fn attend(&self, mask: &AttentionMask, dropped: i32) -> Result<Array> {
         let (queries, options) = (&self.queries, ops::Attention { dropped, ..mask.rules() });
         if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (&self.keys, &self.values) {

@@ -37,13 +37,12 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// Whether a layer drops positions, so that not all positions can be removed by
-    /// [`trim`](Self::trim).
+    /// Whether a layer drops positions. Then [`trim`](Self::trim) cannot remove all positions.
     pub fn forgets(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.storage, Storage::Rotating(_)))
     }
 
-    /// An empty cache of the same kinds.
+    /// An empty cache with layers of the same kinds.
     pub(crate) fn emptied(&self) -> Result<Self> {
         let layers = self.layers.iter().map(LayerCache::emptied);
         Ok(Self { layers: layers.collect::<Result<_>>()? })
@@ -96,8 +95,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Declares that the positions belong to a text of `len` positions, on which the rotation of
-    /// some models depends.
+    /// Declares that the positions belong to a text of `len` positions. The rotation of some models
+    /// depends on this length.
     pub(crate) fn set_text_len(&mut self, len: usize) {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
         self.layers.iter_mut().for_each(|layer| layer.text_len = len);

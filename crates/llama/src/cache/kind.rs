@@ -7,20 +7,21 @@ pub enum CacheKind {
     /// All positions, in the model's type.
     #[default]
     Plain,
-    /// All positions, in codes of 2 to 8 bits ([`ops::quantize`](mlx_primitives::ops::quantize)).
+    /// All positions, packed in codes of 2 to 8 bits
+    /// ([`ops::quantize`](mlx_primitives::ops::quantize)).
     Quantized {
-        /// The number of elements that share a scale: 32, 64 or 128, a divisor of a head's
-        /// features.
+        /// The number of elements that share a scale: 32, 64 or 128. It divides the number of
+        /// features of a head.
         group_size: i32,
         /// The bits of a code: 2, 3, 4, 5, 6 or 8.
         bits: i32,
     },
-    /// The first `keep` positions and the latest ones, as in mlx-lm's `RotatingKVCache`: a step of
-    /// one position replaces the oldest of the latest ones.
+    /// The first `keep` positions and the latest ones, as in mlx-lm's `RotatingKVCache`. Once the
+    /// cache is full, a step of one position overwrites the oldest position after the first `keep`.
     Rotating {
-        /// The total number of positions that are kept.
+        /// The greatest number of positions that are kept.
         max_size: i32,
-        /// The number of first positions that are never replaced, less than `max_size`.
+        /// The number of first positions that are never replaced. It is less than `max_size`.
         keep: i32,
     },
 }

@@ -5,7 +5,7 @@ use super::attention_inputs::{AttentionInputs, KvTensor};
 use crate::base::{Heads, RopeFrequencies};
 
 /// The buffer of a layer: the queries of the last step, then the keys and the values of all
-/// positions. They share one array, so that the op that appends to it can take over its memory.
+/// positions. All are in one array, so that the op that appends to the array can reuse its memory.
 #[derive(Clone)]
 pub(super) struct KvBuffer {
     pub array: Array,
@@ -13,8 +13,8 @@ pub(super) struct KvBuffer {
 }
 
 impl KvBuffer {
-    /// A buffer with room for `capacity` positions, the first of which have the keys and values
-    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch and the type are those of
+    /// A buffer with room for `capacity` positions. The first positions have the keys and values
+    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch and the type are taken from
     /// `like`.
     pub fn holding(
         keys_values: Option<[Array; 2]>,
@@ -39,9 +39,9 @@ impl KvBuffer {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Rotates a step whose first position is `offset`, in a text of `text` positions, and writes
-    /// its keys and values. Returns its queries, and the keys and values of the first `len`
-    /// positions of the capacity.
+    /// Rotates a step and writes its keys and values. The first position of the step is `offset`,
+    /// and the text has `text` positions. Returns the queries of the step, and the keys and values
+    /// of the first `len` positions of the buffer.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -63,7 +63,7 @@ impl KvBuffer {
         Ok(AttentionInputs { queries, keys, values })
     }
 
-    /// The keys and values of the first `len` positions of the capacity.
+    /// The keys and values of the first `len` positions of the buffer.
     pub fn keys_and_values(&self, len: i32) -> Result<[Array; 2]> {
         self.layout.keys_and_values(&self.array, len)
     }

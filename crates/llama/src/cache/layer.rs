@@ -13,8 +13,8 @@ use crate::base::{Heads, RopeFrequencies};
 #[derive(Clone)]
 pub struct LayerCache {
     pub(super) storage: Storage,
-    /// The length of the text of which the positions are a part, if that is known and longer, else
-    /// 0.
+    /// The length of the text to which the positions belong, if it is known and longer than they
+    /// are, else 0.
     pub(super) text_len: i32,
 }
 
@@ -77,8 +77,8 @@ impl LayerCache {
     /// # Errors
     ///
     /// Returns an error if `qkv` has another shape, if the groups of a quantized cache do not
-    /// divide a head's features, or if there would be more positions than an `i32` counts. The
-    /// cache then stays as it was.
+    /// divide a head's features, or if there would be more positions than an `i32` counts. After an
+    /// error the cache is unchanged.
     pub fn append(
         &mut self,
         qkv: &Array,
@@ -96,8 +96,9 @@ impl LayerCache {
     }
 
     /// Appends the next positions as [`append`](Self::append) does, and returns the attention
-    /// `[batch, time, heads * head_dim]` of their queries: by one op, except for quantized keys and
-    /// values, for many positions, and where measurements choose between our attention and MLX's.
+    /// `[batch, time, heads * head_dim]` of their queries. One op does both steps, except for
+    /// quantized keys and values, for many positions, and where measurements choose between our
+    /// attention and MLX's.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,
@@ -119,7 +120,8 @@ impl LayerCache {
         })
     }
 
-    /// The number of positions before those that a step of `time` positions sees in their order.
+    /// The number of positions before the ones that a step of `time` positions sees, if it sees
+    /// them in the order of the text; else 0.
     pub(crate) fn dropped(&self, time: i32) -> i32 {
         match &self.storage {
             Storage::Rotating(cache) if takes_order(time) => cache.len() - cache.before().0,
@@ -127,8 +129,9 @@ impl LayerCache {
         }
     }
 
-    /// Runs an op on the buffer with room for the positions of `qkv`, their rotation, and the
-    /// number of positions that it shows afterwards.
+    /// Runs an op and stores its buffer. The op receives the buffer with room for the positions of
+    /// `qkv`, the rotation of these positions, and the number of positions that the buffer shows
+    /// afterwards.
     fn step<R>(
         &mut self,
         qkv: &Array,
@@ -151,8 +154,7 @@ impl LayerCache {
         let rotation = RopeAppend { slots, ..rope.rotation(start, end.max(self.text_len)) };
         let len = end.min(buffer.layout.capacity);
         let result = run(&mut buffer, rotation, len)?;
-        // Drops the previous array, so that nothing else holds its memory when this one is
-        // computed.
+        // Drops the previous array. The new array can reuse its memory if nothing else holds it.
         match &mut self.storage {
             Storage::Plain(cache) => (cache.buffer, cache.len) = (Some(buffer), end),
             Storage::Rotating(cache) => cache.step_to(buffer, end, slot + time),
@@ -185,8 +187,8 @@ impl LayerCache {
         Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
-    /// Replaces the cache by one of the plain kind with evaluated buffers, of which `len` positions
-    /// of one text are used.
+    /// Replaces the cache by one of the plain kind. Its buffers are evaluated, and hold `len`
+    /// positions of one text.
     pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
         let layout = heads.layout(rounded_up(len + 1));
         let array = layout.zeros(1, dtype)?;
@@ -224,8 +226,8 @@ impl From<Storage> for LayerCache {
     }
 }
 
-/// Returns an error for a projection of another shape, or one after which there would be more
-/// positions than an `i32` counts.
+/// Returns an error for a projection of another shape, and if the cache would have more positions
+/// than an `i32` counts.
 fn check(len: i32, qkv: &Array, heads: Heads) -> Result<()> {
     let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
     let shape = qkv.shape();
@@ -269,7 +271,7 @@ impl Plain {
         Ok(Self { buffer: Some(buffer), len })
     }
 
-    /// The buffer with room for the positions of `qkv`.
+    /// The buffer, enlarged if necessary to have room for the positions of `qkv`.
     fn with_room(&self, qkv: &Array, heads: Heads) -> Result<KvBuffer> {
         let end = self.len + qkv.dim(1)?;
         match &self.buffer {

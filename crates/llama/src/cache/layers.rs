@@ -6,7 +6,7 @@ use super::layer::LayerCache;
 
 /// The caches of all layers of a model.
 ///
-/// Buffers grow in steps of 256 positions, and are written in place in between.
+/// Buffers grow in steps of 256 positions. Between two steps they are written in place.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,

@@ -1,4 +1,4 @@
-//! The keys and values of the positions so far, for each layer.
+//! For each layer, the keys and values of the positions so far.
 
 mod attention_inputs;
 mod edit;

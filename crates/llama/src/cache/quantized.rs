@@ -4,12 +4,13 @@ use super::attention_inputs::{AttentionInputs, KvTensor};
 use super::kind::{CacheKind, rounded_up};
 use crate::base::{Heads, RopeFrequencies};
 
-/// A cache of all positions in packed codes.
+/// A cache of all positions, packed in codes.
 #[derive(Clone)]
 pub(super) struct Quantized {
     group_size: i32,
     bits: i32,
-    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`: keys, then values.
+    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`. Keys come before
+    /// values.
     buffers: Option<[Array; 3]>,
     len: i32,
 }
@@ -42,7 +43,7 @@ impl Quantized {
         Ok(Some([seen(packed)?, seen(scales)?, seen(biases)?]))
     }
 
-    /// A cache with these codes, scales and biases.
+    /// Creates a cache with these codes, scales and biases.
     pub fn holding(group_size: i32, bits: i32, parts: [Array; 3]) -> Result<Self> {
         let len = parts[0].dim(2)?;
         Ok(Self { group_size, bits, buffers: Some(parts), len })

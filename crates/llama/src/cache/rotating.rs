@@ -5,13 +5,14 @@ use super::kind::{CacheKind, STEP};
 use super::kv_buffer::KvBuffer;
 use crate::base::Heads;
 
-/// Whether a step of `time` positions sees those before it in their order, not in that of slots.
+/// Whether a step of `time` positions sees the earlier positions in the order of the text, and not
+/// in the order of the slots.
 pub(super) fn takes_order(time: i32) -> bool {
     time > 1 || row_order() == RowOrder::Prompt
 }
 
-/// A cache of the first positions and the latest. The positions that it shows are those of mlx-lm's
-/// `RotatingKVCache`. A position's slot in a full cache depends on the position alone, so that the
+/// A cache of the first positions and the latest ones. It shows the same positions as mlx-lm's
+/// `RotatingKVCache`. In a full cache the slot of a position depends only on the position, so the
 /// steps before it do not change the order of sums.
 #[derive(Clone)]
 pub(super) struct Rotating {
@@ -20,7 +21,8 @@ pub(super) struct Rotating {
     buffer: Option<KvBuffer>,
     /// The number of positions that were appended.
     len: i32,
-    /// The slot that the next position is written to, unless it is the end.
+    /// The slot of the next position. If it is the end of a full buffer, the next position has the
+    /// slot `keep`.
     next: i32,
 }
 
@@ -58,7 +60,7 @@ impl Rotating {
         Ok(Some((buffer.keys_and_values(self.len.min(buffer.layout.capacity))?, self.next)))
     }
 
-    /// A cache with these keys and values, after `len` positions.
+    /// A cache of `len` positions with these keys and values.
     pub fn holding(
         mut self,
         keys_values: [Array; 2],
@@ -72,13 +74,14 @@ impl Rotating {
         Ok(self)
     }
 
-    /// The number of positions that a step of several sees before its own, and the size of its
+    /// The number of earlier positions that a step of several positions sees, and the size of its
     /// window.
     pub fn before(&self) -> (i32, i32) {
         (self.len.min(self.max_size - 1), self.max_size)
     }
 
-    /// The buffer with room for the positions of `qkv`, and the slot of the first of them.
+    /// The buffer with room for the positions of `qkv`, and the slot of the first of these
+    /// positions.
     pub fn with_room(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         match qkv.dim(1)? {
             time if takes_order(time) => self.in_order(qkv, heads, time),
@@ -86,13 +89,13 @@ impl Rotating {
         }
     }
 
-    /// Replaces the buffer by one with positions up to `len`, of which the next one has the slot
+    /// Replaces the buffer by one with the positions up to `len`. The next position has the slot
     /// `next`.
     pub fn step_to(&mut self, buffer: KvBuffer, len: i32, next: i32) {
         (self.buffer, self.len, self.next) = (Some(buffer), len, next);
     }
 
-    /// The buffer and the slot for one position.
+    /// The buffer, with room for one position, and the slot of this position.
     fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         let (full, slots) = (self.is_full(), self.max_size - self.keep);
         match self.buffer.clone() {
@@ -103,7 +106,7 @@ impl Rotating {
                     return Ok((buffer, slot));
                 }
                 let (keys_values, _) = self.latest(&buffer, self.max_size)?;
-                // The oldest position has the slot that is written to.
+                // The slot that is written to holds the oldest position.
                 let newest = self.max_size - (slot - self.keep);
                 let turned = |part: &Array| {
                     let parts = [(0, self.keep), (newest, self.max_size), (self.keep, newest)];
@@ -123,8 +126,8 @@ impl Rotating {
         }
     }
 
-    /// The buffer and the slot for several positions: the latest positions in their order, with
-    /// room for `time` after them.
+    /// The buffer with the latest positions in the order of the text and with room for `time` more,
+    /// and the slot of the first new position.
     fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(KvBuffer, i32)> {
         let Some(buffer) = self.buffer.clone() else {
             return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
@@ -133,8 +136,8 @@ impl Rotating {
         Ok((KvBuffer::holding(Some(keys_values), qkv, heads, count + time)?, count))
     }
 
-    /// The keys and values of at most `most` positions in their order: those that are never
-    /// replaced, then the latest.
+    /// At most `most` keys and values in the order of the text, and their number: first the
+    /// positions that are never replaced, then the latest ones.
     fn latest(&self, buffer: &KvBuffer, most: i32) -> Result<([Array; 2], i32)> {
         let capacity = buffer.layout.capacity;
         let mut keys_values = buffer.keys_and_values(capacity)?;
@@ -158,8 +161,7 @@ impl Rotating {
         Ok((keys_values, count))
     }
 
-    /// The keys and values without the `count` oldest positions after those that are never
-    /// replaced.
+    /// Removes the `count` oldest positions after the positions that are never replaced.
     fn without(&self, count: i32, keys_values: [Array; 2]) -> Result<[Array; 2]> {
         let trimmed = |part: &Array| {
             let first = part.i((.., .., ..self.keep))?;

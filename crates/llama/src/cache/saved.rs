@@ -13,9 +13,9 @@ use super::layers::Cache;
 use super::quantized::Quantized;
 use crate::base::Heads;
 
-/// The layers, heads and type of the caches of a model.
+/// The layers, heads and type that the caches of a model have.
 pub(crate) struct Expected {
-    /// The number of all layers, and the numbers of those to restore.
+    /// The number of all layers of the model, and the layers to restore.
     pub all: usize,
     pub own: Range<i32>,
     pub heads: Heads,
@@ -27,8 +27,8 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 }
 
 impl Cache {
-    /// The arrays of the layers, which are numbered from `first`, and a JSON description of each
-    /// layer.
+    /// The arrays of the layers and a JSON description of each layer. The number of the first layer
+    /// is `first`.
     pub(crate) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
@@ -52,8 +52,8 @@ impl Cache {
         Ok((arrays, Value::Array(layers)))
     }
 
-    /// Makes a cache of the arrays and the description, or returns an error if they are not a cache
-    /// of that model.
+    /// Makes a cache of the arrays and their description. Returns an error if they do not belong to
+    /// a cache of the expected model.
     pub(crate) fn restored(
         arrays: &mut HashMap<String, Array>,
         about: &Value,
@@ -92,7 +92,7 @@ fn kind_json(kind: CacheKind) -> Value {
     }
 }
 
-/// A number of the description, which must be within 0 to 2^30.
+/// A number in the description, which must be within 0 to 2^30.
 fn number(about: &Value, name: &str) -> Result<i32> {
     let number = about.get(name).and_then(Value::as_i64);
     match number.and_then(|number| i32::try_from(number).ok()) {
@@ -156,7 +156,7 @@ fn layer(
         }
         (CacheKind::Rotating { max_size, .. }, Storage::Rotating(empty)) => {
             let next = number(about, "next")?;
-            // Before the cache is full, each position has its slot. A long step leaves more slots
+            // Until the cache is full, every position has a slot. A long step leaves more slots
             // than `max_size`, until the next position is appended.
             let whole = slots == len || (slots >= max_size && slots < len);
             if !whole || next > slots || (len < max_size && next != len) {

@@ -9,12 +9,13 @@ use super::scheduler::{Event, Scheduler, Text};
 use crate::files::Checkpoint;
 use crate::model::Llama;
 
-/// An iterator over the tokens that follow several prompts: it yields the index of a prompt and a
-/// token, for each prompt in turn that has not ended.
+/// An iterator over the tokens that follow several prompts. Each item is the index of a prompt and
+/// a token; the texts that have not ended take turns.
 ///
-/// The products of all texts run together, and the attention of each by itself, so that each text
-/// is the one that [`generate`](Llama::generate) makes. Each text draws from a separate sequence of
-/// random numbers, as if it were alone. Texts that begin alike share the work for their beginning.
+/// The matrix products of all texts run together, and the attention of each text by itself, so that
+/// [`generate`](Llama::generate) would make the same texts. Each text draws from a separate
+/// sequence of random numbers, as if it were alone. Texts that begin alike share the work for their
+/// beginning.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options};
@@ -43,12 +44,12 @@ pub struct BatchGeneration<'a> {
 }
 
 impl Checkpoint {
-    /// Runs prompts together and yields the tokens that follow each, up to an end token of the
-    /// checkpoint or of the options.
+    /// Runs prompts together and yields the tokens that follow each prompt, up to an end token of
+    /// the checkpoint or of the options.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::generate_batch`] refuses.
+    /// Returns an error for prompts and options that [`Llama::generate_batch`] refuses.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],
@@ -61,8 +62,8 @@ impl Checkpoint {
 }
 
 impl Llama {
-    /// Runs prompts together and yields the tokens that follow each, up to an end token of the
-    /// options.
+    /// Runs prompts together and yields the tokens that follow each prompt, up to an end token of
+    /// the options.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl<'a> BatchGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the first token was asked for already.
+    /// Returns an error if the first token was requested already.
     pub fn with_logits_processor(
         mut self,
         processor: impl FnMut(usize, &[u32], &Array) -> Result<Array> + 'a,
@@ -116,12 +117,13 @@ impl<'a> BatchGeneration<'a> {
         Ok(self)
     }
 
-    /// Why the text of a prompt ended, or `None` while it goes on or if there is no such prompt.
+    /// The reason why the text of a prompt ended. It is `None` until the text ends, and if there is
+    /// no such prompt.
     pub fn finish_reason(&self, prompt: usize) -> Option<FinishReason> {
         self.finished.get(prompt).copied().flatten()
     }
 
-    /// Draws one token for each text that goes on and whose prompt was read.
+    /// Draws one token for each text that has not ended and whose prompt was read.
     fn step(&mut self) -> Result<()> {
         for (prompt, event) in self.scheduler.step() {
             match event {

@@ -4,24 +4,25 @@ use super::options::{Options, Token};
 use super::penalties::Penalties;
 use super::sampling::Sampler;
 
-/// Changes the logits `[1, vocab]` that follow tokens.
+/// A function that receives tokens and the logits `[1, vocab]` of the next token, and returns
+/// changed logits.
 type Processor<'a> = dyn FnMut(&[u32], &Array) -> Result<Array> + 'a;
 
-/// Draws tokens from logits, by penalties and a sampler.
+/// Draws tokens from logits with penalties and a sampler.
 pub(crate) struct Draw<'a> {
     sampler: Sampler,
-    /// `None` if they change nothing.
+    /// The penalties, or `None` if they change nothing.
     penalties: Option<Penalties>,
     processors: Vec<Box<Processor<'a>>>,
     logprobs: Option<usize>,
 }
 
-/// A token whose computation may not have ended.
+/// A token that was drawn. Its computation may still run.
 pub(crate) struct Drawn {
     /// The token, uint32 `[1]`.
     pub token: Array,
-    /// The logits `[1, vocab]` of a token that is the greatest, or the logarithm of the sum of
-    /// their exponentials.
+    /// An array that shows whether the logits are numbers: the logits `[1, vocab]` if the token has
+    /// the greatest one, else the logarithm of the sum of their exponentials.
     watched: Array,
     /// Whether a caller's function may have made the greatest logit infinite.
     forced: bool,
@@ -40,12 +41,14 @@ impl<'a> Draw<'a> {
         })
     }
 
-    /// Adds a function that changes the logits after the penalties and the processors before it.
+    /// Adds a function that changes the logits, after the penalties and the functions that were
+    /// added before it.
     pub fn process(&mut self, processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a) {
         self.processors.push(Box::new(processor));
     }
 
-    /// Whether a token is the one with the greatest logit, and no log probabilities are requested.
+    /// Whether the token with the greatest logit is always taken, and no log probabilities are
+    /// requested.
     pub fn is_argmax(&self) -> bool {
         self.sampler.is_greedy()
             && self.penalties.is_none()
@@ -53,7 +56,8 @@ impl<'a> Draw<'a> {
             && self.logprobs.is_none()
     }
 
-    /// Whether tokens are drawn without regard to those before them, except for their logits.
+    /// Whether the earlier tokens influence a draw only by the logits, not by penalties or
+    /// processors.
     pub fn ignores_tokens(&self) -> bool {
         self.penalties.is_none() && self.processors.is_empty()
     }
@@ -90,7 +94,7 @@ impl Drawn {
         [&self.token, &self.watched].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
     }
 
-    /// Waits for the token and returns it, or returns an error if the logits are no numbers.
+    /// Waits for the token and returns it. Returns an error if the logits are NaN or infinite.
     pub fn read(&self) -> Result<Token> {
         let id = self.token.item::<u32>()?;
         let at = if self.watched.size() == 1 { 0 } else { id as usize };
@@ -104,9 +108,10 @@ impl Drawn {
     }
 }
 
-/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite.
-/// Where it was `forced`, it may be positive infinity. It is read where it lies, which takes no
-/// pass over the logits: NaNs and infinities of broken weights spread to all of them.
+/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite. If
+/// the logits may be `forced` by a caller's function, positive infinity is accepted. A single
+/// element is enough: NaNs and infinities of broken weights spread to all logits, and a pass over
+/// them would take time.
 pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
         bytes.as_chunks::<N>().0.get(index).copied()
@@ -126,7 +131,7 @@ pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     }
 }
 
-/// The error for logits that are no numbers.
+/// The error for logits that are NaN or infinite.
 pub(crate) fn no_number(op: &str) -> Error {
     Error::argument(
         op,
@@ -135,8 +140,8 @@ pub(crate) fn no_number(op: &str) -> Error {
     )
 }
 
-/// The `count` greatest elements of a row with their indices, greatest first, equal ones in the
-/// order of their indices.
+/// The `count` greatest elements of a row with their indices, greatest first. Equal elements are in
+/// the order of their indices.
 fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
     let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));

@@ -10,7 +10,7 @@ pub enum Pooling {
     /// The mean over the tokens.
     #[default]
     Mean,
-    /// The hidden state of the last token, which alone has seen the whole text.
+    /// The hidden state of the last token, the only one that attends to the whole text.
     Last,
 }
 
@@ -31,9 +31,8 @@ impl Default for Embedding {
 }
 
 impl Embedding {
-    /// Pools hidden states `[batch, time, hidden]` to float32 vectors `[batch, hidden]`: row `i`
-    /// over its first `lengths[i]` positions. The positions after them are padding, whatever they
-    /// hold.
+    /// Pools hidden states `[batch, time, hidden]` to float32 vectors `[batch, hidden]`. Row `i`
+    /// uses its first `lengths[i]` positions; later positions are padding and are ignored.
     ///
     /// The mean is `sum(h[i, ..lengths[i]]) / lengths[i]`, computed in float32; the last is
     /// `h[i, lengths[i] - 1]`.
@@ -91,9 +90,9 @@ impl Llama {
     /// One float32 vector for each text, `[texts, hidden]`: its [hidden](Self::hidden) states,
     /// pooled by [`Embedding::pool`].
     ///
-    /// The texts run side by side, padded at their ends to the longest, in the order of
-    /// [prompts](RowOrder::Prompt): a text has the same vector alone and beside others. Where the
-    /// rotary embedding depends on the sequence length, each text runs by itself.
+    /// The texts run side by side, padded at their ends to the longest. Their sums have the order
+    /// of [prompts](RowOrder::Prompt), so a text has the same vector alone and beside others. If
+    /// the rotary embedding depends on the sequence length, each text runs by itself.
     ///
     /// # Errors
     ///

@@ -19,17 +19,17 @@ use crate::text::Tokenizer;
 /// The limits of an [`Engine`], and the adapters that its texts may name.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The most texts that run at a time.
+    /// The greatest number of texts that run at a time.
     pub texts: usize,
-    /// The most texts that wait. Further ones are refused.
+    /// The greatest number of texts that wait. Further texts are refused.
     pub waiting: usize,
-    /// The most tokens of prompts that are read between two tokens of the other texts.
+    /// The greatest number of prompt tokens that are read between two tokens of the other texts.
     pub prompt_step: usize,
-    /// The bytes of keys and values: of all texts, and of some that ended, for texts that begin
-    /// like them. A text waits until it fits, and is refused if it would not fit alone. Weights,
-    /// logits and intermediate results come on top.
+    /// The bytes of the caches: of all texts that run, and of some that ended, which are kept for
+    /// new texts with the same beginning. A text waits until its cache fits, and is refused if it
+    /// would not fit alone. Weights, logits and intermediate results take further memory.
     pub cache_bytes: usize,
-    /// Names of adapters, with their files as [`Adapters::load`] reads them.
+    /// The names of adapters, each with its file as [`Adapters::load`] reads it.
     pub adapters: Vec<(String, PathBuf)>,
 }
 
@@ -52,8 +52,8 @@ impl Default for EngineOptions {
 ///
 /// Texts join and leave between steps. Each text has its own options, adapters and random numbers.
 /// A step draws a token for every text whose prompt was read, and reads some of the prompts that
-/// wait, in turn. Texts that begin alike read their beginning once. Each text is the one that
-/// [`Checkpoint::generate`] makes of the same prompt and options.
+/// wait, in turn. A beginning that several texts share is read once. [`Checkpoint::generate`] makes
+/// the same text of the same prompt and options.
 ///
 /// The thread ends once all handles are dropped and all texts have ended.
 ///
@@ -83,7 +83,7 @@ pub struct Engine {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// A text that a caller wants.
+/// A text that a caller requests.
 struct Request {
     prompt: Vec<u32>,
     options: Options,
@@ -92,12 +92,13 @@ struct Request {
 }
 
 impl Engine {
-    /// Starts a thread, which loads a model by `load` and keeps it, and waits until it is loaded.
+    /// Starts a thread that loads a model with `load` and keeps it. Returns once the model is
+    /// loaded.
     ///
     /// # Errors
     ///
     /// Returns the error of `load`, an error for adapters that cannot be loaded or do not fit the
-    /// model, and one if the system refuses a thread.
+    /// model, and an error if the system refuses a thread.
     pub fn start(
         load: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
         options: EngineOptions,
@@ -131,13 +132,15 @@ impl Engine {
     }
 
     /// Continues the tokens of a prompt, up to an end token of the checkpoint or of the options,
-    /// with the adapters of that name beside the weights. It returns at once. An error, as for a
-    /// prompt that [`Llama::generate`] refuses or an unknown name, comes in the place of a token.
+    /// with the adapters named `adapter` beside the weights. It returns at once. For an unknown
+    /// name, and for a prompt or options that [`Llama::generate`] refuses, the iterator yields an
+    /// error.
     pub fn generate(&self, prompt: &[u32], options: &Options, adapter: Option<&str>) -> Generated {
         let (events, received) = async_channel::unbounded();
         let (prompt, options) = (prompt.to_vec(), options.clone());
         let adapter = adapter.map(str::to_owned);
-        // Without a thread the channel of events closes, which `received` says.
+        // If the thread has ended, the channel of events is closed, and the caller receives an
+        // error.
         let _ = self.requests.try_send(Request { prompt, options, adapter, events });
         Generated { events: Box::pin(received), finish: None, cached_tokens: 0, ended: false }
     }
@@ -153,17 +156,18 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// The number of tokens of the prompt that were read for another text; 0 before the end.
+    /// The number of prompt tokens that were not computed, since another text had read them; 0
+    /// before the text ends.
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens
     }
 
-    /// Why the text ended, or `None` while it goes on and after an error.
+    /// The reason why the text ended. It is `None` until the text ends, and after an error.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
 
-    /// The item of an event; `None` for an engine that stopped.
+    /// The item for an event. `None` as event means that the engine has stopped.
     fn item(&mut self, event: Option<Event>) -> Option<Result<Token>> {
         let item = match event {
             Some(Event::Token(token)) => return Some(Ok(token)),
@@ -209,7 +213,7 @@ fn stopped() -> Error {
     Error::argument("engine", "a thread that runs the model, which has ended")
 }
 
-/// A model, and the same model with each of the adapters.
+/// A model without adapters, and the same model with each of the adapters.
 struct Models {
     plain: Llama,
     adapted: HashMap<String, Llama>,
@@ -235,7 +239,7 @@ impl Models {
     }
 }
 
-/// A text with the bytes that its cache has at its end.
+/// A text that waits, with the bytes of its cache at its end.
 struct Waiting<'a> {
     text: Text<'a>,
     bytes: usize,
@@ -248,7 +252,7 @@ struct Work<'a> {
     options: EngineOptions,
     scheduler: Scheduler<'a>,
     waiting: VecDeque<Waiting<'a>>,
-    /// The bytes and the caller of each text that runs.
+    /// For each text that runs, the bytes of its cache and the channel to its caller.
     running: HashMap<usize, (usize, Sender<Event>)>,
 }
 
@@ -286,7 +290,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Lets a text wait, or refuses it.
+    /// Adds a text to those that wait, or refuses it.
     fn accept(&mut self, request: Request) {
         let events = request.events.clone();
         match self.checked(request) {
@@ -319,14 +323,14 @@ impl<'a> Work<'a> {
         Ok(Waiting { text, bytes, events })
     }
 
-    /// Drops the texts whose callers hung up.
+    /// Drops the texts whose callers have dropped their iterators.
     fn drop_canceled(&mut self) {
         self.waiting.retain(|waiting| !waiting.events.is_closed());
         self.running.retain(|_, (_, events)| !events.is_closed());
         self.scheduler.retain(|id| self.running.contains_key(&id));
     }
 
-    /// Starts texts in the order in which they came, as long as the next one fits.
+    /// Starts texts in the order of their arrival, as long as the next one fits.
     fn start_waiting(&mut self) {
         while let Some(next) = self.waiting.pop_front() {
             let running: usize = self.running.values().map(|(bytes, _)| bytes).sum();
@@ -340,14 +344,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The bytes of texts that run, at their ends, and of those that ended and are kept.
+    /// The bytes of all caches: of texts that run, at their full lengths, and of kept texts that
+    /// ended.
     fn used(&self) -> usize {
         let running = self.running.values().map(|(bytes, _)| bytes).sum::<usize>();
         running.saturating_add(self.scheduler.kept())
     }
 }
 
-/// The bytes of the cache of a text.
+/// The bytes of a text's cache.
 fn bytes_of(model: &Llama, kind: CacheKind, positions: usize) -> Result<usize> {
     let positions = u32::try_from(positions).unwrap_or(u32::MAX);
     let bytes = estimate(model.config(), model.dtype(), None, kind, 1, positions)?.cache;

@@ -34,7 +34,7 @@ use crate::model::Llama;
 pub struct Generation<'a> {
     model: &'a Llama,
     cache: Cache,
-    /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
+    /// The prompt and the tokens drawn after it. The first ones are in the cache.
     tokens: Vec<u32>,
     draw: Draw<'a>,
     eos: Vec<u32>,
@@ -57,8 +57,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for an empty prompt, one longer than `max_position_embeddings` unless the
-    /// cache is a rotating one, tokens outside the vocabulary or options out of their range.
+    /// Returns an error for an empty prompt, a prompt longer than `max_position_embeddings` unless
+    /// the cache rotates, tokens outside the vocabulary, or options out of their range.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
         let max_tokens = self.check_prompt(prompt, options)?;
         memory::reset_peak_memory();
@@ -86,8 +86,8 @@ impl Llama {
 }
 
 impl<'a> Generation<'a> {
-    /// Starts from a cache: the positions that it has in common with the beginning of the prompt
-    /// are not computed again. The cache keeps its kind, whatever the options say.
+    /// Starts from a cache. Positions of the cache that match the beginning of the prompt are not
+    /// computed again. The cache keeps its kind; the option `cache` is ignored.
     ///
     /// # Errors
     ///
@@ -109,8 +109,8 @@ impl<'a> Generation<'a> {
     /// model then evaluates in one pass (speculative decoding). This model draws every token as it
     /// would without the draft, from the same random numbers. Good proposals only save time.
     ///
-    /// On a CPU a pass over several tokens has the bits of passes over single tokens, as
-    /// [`RowOrder`](mlx_primitives::ops::RowOrder) describes. On an NVIDIA GPU it is not verified.
+    /// On a CPU a pass over several tokens gives the same bits as passes over single tokens, as
+    /// [`RowOrder`](mlx_primitives::ops::RowOrder) describes. On NVIDIA GPUs this is not verified.
     ///
     /// # Errors
     ///
@@ -135,9 +135,10 @@ impl<'a> Generation<'a> {
         self.with_proposals(|positions| Draft::new(draft, count, positions))
     }
 
-    /// Proposes up to `count` tokens at a time without a draft model: those that followed the same
-    /// last tokens earlier in the prompt or the text. It saves time where a text repeats much, as
-    /// when it edits or quotes its prompt, and is otherwise as [`with_draft`](Self::with_draft).
+    /// Proposes up to `count` tokens at a time without a draft model. It searches the prompt and
+    /// the text for the last tokens and proposes the tokens that followed them there. This saves
+    /// time if a text repeats much, for example if it edits or quotes its prompt. Otherwise it
+    /// works like [`with_draft`](Self::with_draft).
     ///
     /// # Errors
     ///
@@ -178,21 +179,21 @@ impl<'a> Generation<'a> {
     /// prefer some, or to keep the text to a grammar.
     ///
     /// It receives the prompt with the tokens drawn so far, and the logits `[1, vocab]` of the next
-    /// token after the options' penalties, and returns logits of the same shape. These are what
-    /// [`Options::sampling`] draws from and what [`Options::logprobs`] describes; a logit of minus
-    /// infinity bans a token. The processor is called once for each token, in order, and one token
-    /// ahead of those that the iterator yields. Several processors run in the order in which they
-    /// were added.
+    /// token after the options' penalties, and returns logits of the same shape.
+    /// [`Options::sampling`] draws from the returned logits, and [`Options::logprobs`] describes
+    /// them; a logit of minus infinity bans a token. The processor is called once for each token,
+    /// in order, and one token before the iterator yields it. Several processors run in the order
+    /// in which they were added.
     ///
     /// With a [draft](Self::with_draft), the processor changes the logits of every token that this
-    /// model draws, which may include some behind an end token. It does not change the logits of
+    /// model draws, which may include tokens after an end token. It does not change the logits of
     /// the draft, whose proposals are then accepted less often.
     ///
     /// An error of the processor, or logits of another shape, end the generation as an error.
     ///
     /// # Errors
     ///
-    /// Returns an error if the first token was asked for already.
+    /// Returns an error if the first token was requested already.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -227,7 +228,7 @@ impl<'a> Generation<'a> {
         if self.cache.is_empty() { Ok(()) } else { Err(started()) }
     }
 
-    /// Why the text ended; `None` while it goes on.
+    /// The reason why the text ended, or `None` until it ends.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
@@ -249,7 +250,7 @@ impl<'a> Generation<'a> {
     /// # Errors
     ///
     /// Returns an error if positions that do not belong to the text cannot be removed from the
-    /// cache, as from a full rotating one.
+    /// cache, for example from a full rotating cache.
     pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
         // Tokens that were drawn and not yielded are not part of the text.
         let seen = self.tokens().len();
@@ -260,11 +261,12 @@ impl<'a> Generation<'a> {
     }
 
     /// Fills the cache with all tokens of the prompt except the last one, in steps of
-    /// [`Options::prefill_step`]. Otherwise the request for the first token runs the prompt, and
-    /// its last token within the last of these steps, which is faster than a step for it alone.
+    /// [`Options::prefill_step`]. Without this call, the request for the first token runs the
+    /// prompt, including its last token in the last step. That is faster than a separate step for
+    /// the last token.
     ///
-    /// `progress` is called after each step with the number of tokens that are done and their
-    /// total. If it breaks, the rest is left for later.
+    /// `progress` is called after each step with the number of tokens that have run and their
+    /// total. If it breaks, the remaining tokens run later.
     ///
     /// # Errors
     ///
@@ -292,7 +294,7 @@ impl<'a> Generation<'a> {
         self.statistics.generated_tokens == 0 && self.next.is_none()
     }
 
-    /// [`prefill`](Self::prefill) without the last step.
+    /// Runs the prompt like [`prefill`](Self::prefill), but without the last step.
     fn prefill_before_last_step(&mut self) -> Result<()> {
         let rest = self.tokens.len().saturating_sub(self.cache.len() as usize);
         if self.unstarted() && rest > self.prefill_step {

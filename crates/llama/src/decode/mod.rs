@@ -1,4 +1,5 @@
-//! From tokens to tokens: prompts, drawing, generation, scores and vectors of texts.
+//! Everything from tokens to tokens: prompts, drawing and generation; and scores and vectors of
+//! texts.
 
 mod batch;
 mod draw;

@@ -7,7 +7,7 @@ use crate::cache::CacheKind;
 /// How to generate text and when to stop.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The most tokens to generate.
+    /// The greatest number of tokens to generate.
     pub max_tokens: usize,
     /// How tokens are drawn.
     pub sampling: Sampling,
@@ -19,21 +19,20 @@ pub struct Options {
     pub eos: Vec<u32>,
     /// Strings that end the text and are not part of it. They may contain special tokens, such as
     /// `<|im_end|>`, although the text does not. Only
-    /// [`Checkpoint::generate_text`](crate::Checkpoint::generate_text) uses them, since tokens
-    /// alone are no text.
+    /// [`Checkpoint::generate_text`](crate::Checkpoint::generate_text) uses them, since the other
+    /// functions do not decode tokens to text.
     pub stop: Vec<String>,
     /// How keys and values are kept.
     pub cache: CacheKind,
     /// The number of prompt tokens that run through the model at a time, at least 1.
     pub prefill_step: usize,
-    /// Log probabilities to return: the token's own and those of the `n` likeliest. `None` skips
-    /// them, which is cheaper.
+    /// The number of likeliest tokens whose log probabilities are returned, beside the drawn
+    /// token's. `None` returns none, which is cheaper.
     pub logprobs: Option<usize>,
 }
 
 impl Default for Options {
-    /// At most 256 tokens, as the command does, greedy sampling, and a prompt in steps of 512
-    /// tokens.
+    /// At most 256 tokens, as in the command line, greedy sampling, and steps of 512 prompt tokens.
     fn default() -> Self {
         Self {
             max_tokens: 256,
@@ -54,7 +53,7 @@ impl Default for Options {
 pub enum FinishReason {
     /// The model drew an end token.
     Stop,
-    /// The text reached `max_tokens`, or the longest sequence that the model was made for.
+    /// The text reached `max_tokens`, or the longest length that the model was made for.
     Length,
     /// The text contained one of the stop strings.
     StopString,
@@ -76,8 +75,8 @@ impl FinishReason {
 pub struct Token {
     /// The number of the token in the vocabulary.
     pub id: u32,
-    /// The natural logarithm of its probability, after penalties and before sampling removes
-    /// tokens; `None` unless [`Options::logprobs`] is set.
+    /// The natural logarithm of the token's probability, after penalties and before sampling
+    /// removes tokens; `None` unless [`Options::logprobs`] is set.
     pub logprob: Option<f32>,
     /// The likeliest tokens with their log probabilities, likeliest first.
     pub top_logprobs: Vec<(u32, f32)>,
@@ -90,7 +89,7 @@ pub struct Token {
 pub struct Statistics {
     /// The number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// The number of prompt tokens that a cache held already.
+    /// The number of prompt tokens that were in a cache already.
     pub cached_tokens: usize,
     /// The number of generated tokens, without the end token.
     pub generated_tokens: usize,
@@ -112,7 +111,7 @@ impl Statistics {
         rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
-    /// Generated tokens per second, without the first one, which counts as time of the prompt.
+    /// Generated tokens per second, without the first token. Its time counts as prompt time.
     pub fn generation_tps(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.generation_time)
     }

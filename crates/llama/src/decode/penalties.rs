@@ -2,9 +2,9 @@ use std::collections::HashMap;
 
 use mlx_primitives::{Array, Dtype, Error, Result, select};
 
-/// Changes to the logits before a token is drawn, as by mlx-lm's `make_logits_processors`, in the
-/// order of the fields. Each penalty looks at the last `..._context_size` tokens of prompt and
-/// text.
+/// Changes to the logits before a token is drawn, applied in the order of the fields, as by
+/// mlx-lm's `make_logits_processors`. Each penalty looks at the last `..._context_size` tokens of
+/// prompt and text.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -20,16 +20,17 @@ use mlx_primitives::{Array, Dtype, Error, Result, select};
 pub struct Penalties {
     /// Tokens, and the numbers to add to their logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Divides the positive logits of recent tokens and multiplies the negative ones; 0 and 1 are
+    /// The divisor of positive logits and factor of negative logits of recent tokens; 0 and 1 are
     /// off.
     pub repetition: f32,
     /// The number of tokens that `repetition` looks back.
     pub repetition_context_size: usize,
-    /// Is subtracted from the logits of recent tokens; 0 is off.
+    /// The number that is subtracted from the logits of recent tokens; 0 is off.
     pub presence: f32,
     /// The number of tokens that `presence` looks back.
     pub presence_context_size: usize,
-    /// Is subtracted from the logits of recent tokens, once for each occurrence; 0 is off.
+    /// The number that is subtracted from a recent token's logit once for each occurrence; 0 is
+    /// off.
     pub frequency: f32,
     /// The number of tokens that `frequency` looks back.
     pub frequency_context_size: usize,
@@ -91,7 +92,7 @@ impl Penalties {
     ///
     /// # Errors
     ///
-    /// Returns an error if `logits` is no array `[1, vocab]` of a floating type.
+    /// Returns an error if `logits` is not an array `[1, vocab]` of a floating type.
     pub fn apply(&self, tokens: &[u32], logits: &Array) -> Result<Array> {
         let mut logits = logits.clone();
         if !self.logit_bias.is_empty() {
@@ -135,8 +136,7 @@ fn counts(tokens: &[u32]) -> HashMap<u32, f32> {
     counts
 }
 
-/// The logits, in which those of the tokens in `values` are replaced by the result of `f` for
-/// logits and values.
+/// Replaces the logits of the tokens in `values` by the results of `f` for logit and value.
 fn change(
     logits: &Array,
     values: &HashMap<u32, f32>,

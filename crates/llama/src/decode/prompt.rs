@@ -1,4 +1,4 @@
-//! Prompts: what is refused, and how they are run.
+//! Checks prompts, and runs them through the model.
 
 use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Error, Result, eval};
@@ -8,12 +8,12 @@ use crate::base::RopeFrequencies;
 use crate::cache::{Cache, CacheKind};
 use crate::model::Llama;
 
-/// The most positions that a cache counts.
+/// The greatest number of positions that a cache counts.
 const LONGEST: usize = i32::MAX as usize - 1;
 
 impl Llama {
-    /// Checks the prompt and returns the number of tokens to generate at most: there are
-    /// `max_position_embeddings` positions, or any number where a rotating cache forgets positions.
+    /// Checks the prompt and returns how many tokens may be generated. Prompt and text have at most
+    /// `max_position_embeddings` positions, or any number if a rotating cache drops positions.
     pub(crate) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
         let limit = match options.cache {
             CacheKind::Rotating { .. } => LONGEST,
@@ -27,7 +27,7 @@ impl Llama {
         Ok(options.max_tokens.min(limit + 1 - prompt.len()))
     }
 
-    /// The length of the longest sequence that the model was made for.
+    /// The longest length of a text that the model was made for.
     pub(crate) fn longest(&self) -> usize {
         self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
     }
@@ -53,8 +53,8 @@ impl Llama {
         self.config().vocab_size.unsigned_abs() as usize
     }
 
-    /// The number of tokens that a pass may run after the first `seen` of a text, all of them and
-    /// that pass being rotated alike.
+    /// The number of tokens that a pass may run after the first `seen` of a text, such that the
+    /// same frequencies rotate all of these positions.
     pub(crate) fn rotated_alike(&self, seen: usize) -> usize {
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
         match longest.map(|longest| longest.unsigned_abs() as usize) {
@@ -63,8 +63,8 @@ impl Llama {
         }
     }
 
-    /// Runs a text again, except its last token, where it has grown to a length for which all
-    /// positions are rotated otherwise than those in the cache.
+    /// Runs a text again, except its last token, if the text has grown to a length at which other
+    /// frequencies rotate all positions.
     pub(crate) fn renew(&self, cache: &mut Cache, tokens: &[u32], step: usize) -> Result<()> {
         let (before, now) = (cache.text_len(), tokens.len());
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
@@ -77,13 +77,14 @@ impl Llama {
         self.prefill(tokens, now - 1, step, cache)
     }
 
-    /// Whether keys that were rotated in a text of `before` positions are those of a text of `now`.
+    /// Whether a text of `now` positions has the same keys as a text of `before` positions, for
+    /// which they were rotated.
     pub(crate) fn keeps_keys(&self, before: i32, now: usize) -> bool {
         let now = i32::try_from(now).unwrap_or(i32::MAX);
         self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
     }
 
-    /// Runs the tokens of `tokens[..end]` that the cache does not have, `step` at a time.
+    /// Runs the tokens of `tokens[..end]` that are not in the cache, `step` tokens at a time.
     pub(crate) fn prefill(
         &self,
         tokens: &[u32],

@@ -7,11 +7,10 @@ use crate::base::{Heads, Share};
 use crate::cache::{Cache, CacheKind, Expected};
 use crate::model::Llama;
 
-/// The format in the metadata of a prompt cache's file.
+/// The format that the metadata of a prompt cache's file names.
 const FORMAT: &str = "mlx-primitives prompt cache 2";
 
-/// A cache and the tokens in it: a prompt that need not be computed again, in memory or in a
-/// safetensors file.
+/// A cache and its tokens, in memory or in a safetensors file. It saves computing the prompt again.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, PromptCache};
@@ -37,7 +36,7 @@ pub struct PromptCache {
     tokens: Vec<u32>,
     /// The fingerprint of the model that filled the cache.
     model: String,
-    /// The heads that this process has of the model.
+    /// The share of the model that this process holds.
     share: Share,
 }
 
@@ -61,9 +60,9 @@ impl PromptCache {
     ///
     /// # Errors
     ///
-    /// Returns an error for a kind that [`Llama::new_cache_of`] refuses.
+    /// Returns an error for a `kind` that [`Llama::new_cache_of`] refuses.
     pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
-        // A layer of sliding attention keeps all positions while its window hides none.
+        // In a text within the window, a layer of sliding attention may also keep all positions.
         let (sliding, full) = (model.new_cache_of(kind)?, model.new_cache_for(kind, 0)?);
         let all = sliding.layers.iter().zip(&full.layers).zip(&self.cache.layers);
         let known = sliding.layers.len() == self.cache.layers.len();
@@ -78,17 +77,17 @@ impl PromptCache {
         self.cache.nbytes()
     }
 
-    /// Writes the cache to a file, which replaces another one of that name. The name must end in
+    /// Writes the cache to a file, and replaces a file of the same name. The name must end in
     /// `.safetensors`.
     ///
-    /// Of a model on several ranks, every rank calls this, and rank 0 writes the keys and values of
-    /// all: the file loads at any number of ranks.
+    /// If a model runs on several ranks, every rank calls this, and rank 0 writes the keys and
+    /// values of all ranks. The file loads at any number of ranks.
     ///
-    /// A new file is for its owner alone, since it holds a conversation; another file keeps its
-    /// permissions, and a link is replaced itself.
+    /// Only the owner can read a new file, since it may hold a conversation. A file that is
+    /// replaced keeps its permissions, and a link is replaced itself, not its target.
     ///
-    /// The previous file stays whole until the new one is. A program that reads the file meanwhile,
-    /// or after a full disk or a loss of power, gets one of the two.
+    /// The previous file stays until the new one is complete. A program that reads the file
+    /// meanwhile, or after a full disk or a loss of power, gets one of them in full.
     ///
     /// # Errors
     ///
@@ -119,7 +118,7 @@ impl PromptCache {
     /// # Errors
     ///
     /// Returns the error that `save` would return for the path's name, for a folder that is missing
-    /// or read-only, or for a path that is no regular file.
+    /// or read-only, or for a path that is not a regular file.
     ///
     /// ```
     /// use mlx_primitives_llama::PromptCache;
@@ -135,8 +134,8 @@ impl PromptCache {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is missing or no prompt cache, or was written for another model
-    /// or of other shapes. The error names the file.
+    /// Returns an error if the file is missing, is not a prompt cache, was written for another
+    /// model, or has other shapes. The error names the file.
     pub fn load(path: impl AsRef<Path>, model: &Llama) -> Result<Self> {
         let path = path.as_ref();
         Self::read(path, model).map_err(|error| match error.path() {
@@ -177,7 +176,7 @@ impl PromptCache {
             dtype: model.dtype(),
         };
         let mut cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
-        // A file without it has positions that were rotated for another text than any.
+        // Without this entry the length of the text is unknown, and counts as the greatest one.
         let text = file.metadata.get("text").and_then(|text| text.parse().ok());
         cache.set_text_len(text.unwrap_or(usize::MAX));
         if cache.len() as usize != tokens.len() {
@@ -186,11 +185,11 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: own, share: model.share().clone() })
     }
 
-    /// Reduces the cache to the beginning that it has in common with a prompt, without the prompt's
-    /// last token, and returns it with that number of tokens. If positions cannot be removed from a
-    /// full rotating cache, it is emptied. `None` stands for a new cache: the keys are rotated for
-    /// another length of the text, or a layer of sliding attention keeps more positions than it may
-    /// see in a text of up to `positions`.
+    /// Trims the cache to the longest common beginning with a prompt, without the prompt's last
+    /// token, and returns it with the number of its tokens. If positions cannot be removed from a
+    /// full rotating cache, it is emptied. `None` means that a new cache is needed: the keys are
+    /// rotated for another length of the text, or a layer of sliding attention keeps more positions
+    /// than it may see in a text of up to `positions`.
     pub(crate) fn for_prompt(
         mut self,
         model: &Llama,
@@ -217,8 +216,8 @@ impl PromptCache {
         Ok((Some(self.cache.emptied()?), 0))
     }
 
-    /// Whether each layer of sliding attention forgets the positions that it may not see in a text
-    /// of up to `positions`.
+    /// Whether each layer of sliding attention keeps only positions that it may see in a text of up
+    /// to `positions`.
     fn hides(&self, model: &Llama, positions: usize) -> bool {
         model.windows().zip(&self.cache.layers).all(|(window, layer)| {
             match (window, layer.kind()) {
@@ -230,7 +229,7 @@ impl PromptCache {
     }
 }
 
-/// Creates the new file for a cache, empty.
+/// Creates the new file of a cache, still empty.
 fn replacement(path: &Path) -> Result<Replacement> {
     if path.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(Error::file(path, "expected a name that ends in .safetensors"));

@@ -1,11 +1,11 @@
 use mlx_primitives::{Array, Dtype, Error, Result, random, select};
 
-/// How the next token is drawn from the model's logits: the steps of mlx-lm's `make_sampler`, in
-/// the order of the fields from `top_p` to `top_k`.
+/// How the next token is drawn from the model's logits. The steps are those of mlx-lm's
+/// `make_sampler`, in the order of the fields from `top_p` to `top_k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// The temperature: divides the logits of the tokens that are left in the end. 0 takes the
-    /// likeliest token.
+    /// The temperature, which divides the logits of the tokens that the other steps keep. 0 takes
+    /// the likeliest token.
     pub temp: f32,
     /// Keeps only the likeliest tokens that together have this probability; 0 and 1 keep all.
     pub top_p: f32,
@@ -14,10 +14,10 @@ pub struct Sampling {
     pub min_p: f32,
     /// The number of likeliest tokens that `min_p` never removes; 0 counts as 1.
     pub min_tokens_to_keep: u32,
-    /// The probability with which XTC ("exclude top choices") removes all tokens above
-    /// `xtc_threshold` except the least likely of them.
+    /// The probability with which XTC ("exclude top choices") removes all tokens with probabilities
+    /// above `xtc_threshold`, except the least likely of these tokens.
     pub xtc_probability: f32,
-    /// Probability, at most 0.5, above which a token is a top choice.
+    /// The probability, at most 0.5, above which a token is a top choice.
     pub xtc_threshold: f32,
     /// Keeps only this number of likeliest tokens; 0 keeps all.
     pub top_k: u32,
@@ -94,13 +94,12 @@ impl Sampler {
         Ok(Self { sampling, spared: Vec::new(), key: random::key(sampling.seed)? })
     }
 
-    /// Declares tokens that XTC never removes. mlx-lm spares the end of a text and the end of a
-    /// line.
+    /// Declares tokens that XTC never removes. mlx-lm spares end tokens and the line break.
     pub fn sparing(self, tokens: &[u32]) -> Self {
         Self { spared: tokens.to_vec(), ..self }
     }
 
-    /// Whether it always takes the likeliest token, which takes no random number.
+    /// Whether the sampler always takes the likeliest token. It then draws no random number.
     pub fn is_greedy(&self) -> bool {
         self.sampling.temp == 0.0
     }
@@ -114,9 +113,9 @@ impl Sampler {
         self.sample_watched(logits).map(|(tokens, _)| tokens)
     }
 
-    /// Draws tokens like [`sample`](Self::sample), and returns an array beside them that shows
-    /// whether the logits are numbers: the logits themselves where the token is the greatest, else
-    /// the logarithms of the sums of their exponentials.
+    /// Draws tokens like [`sample`](Self::sample). Also returns an array that shows whether the
+    /// logits are numbers: the logits if the token has the greatest one, else the logarithms of the
+    /// sums of their exponentials.
     pub(crate) fn sample_watched(&mut self, logits: &Array) -> Result<(Array, Array)> {
         if self.is_greedy() {
             return Ok((logits.argmax(-1)?, logits.clone()));
@@ -126,7 +125,7 @@ impl Sampler {
         Ok((self.draw(&logits.subtract(&total)?)?, total))
     }
 
-    /// Draws a token for each row of logarithms of probabilities.
+    /// Draws a token for each row of log probabilities.
     fn draw(&mut self, logprobs: &Array) -> Result<Array> {
         let Sampling { temp, top_p, min_p, top_k, xtc_probability, .. } = self.sampling;
         let mut logprobs = logprobs.clone();
@@ -155,8 +154,7 @@ impl Sampler {
     }
 
     fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
-        // Tokens that were removed before have probability 0, and the rest is scaled up, as in
-        // mlx-lm.
+        // Removed tokens have probability 0, and the others are scaled to a sum of 1, as in mlx-lm.
         let probs = logprobs.subtract(logprobs.logsumexp_keepdims(-1)?)?.exp()?;
         let above = probs.greater(self.sampling.xtc_threshold)?;
         let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min_keepdims(-1)?;
@@ -187,20 +185,20 @@ fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let ascending = logprobs.sort(-1)?;
     let mass = ascending.exp()?.cumsum(-1)?;
     let total = mass.slice_axis(-1, -1..)?;
-    // A token is removed if the likelier ones have that probability already.
+    // A token is removed if the likelier tokens have a total probability of `top_p` already.
     let dropped = total.subtract(&mass)?.greater_equal(total.multiply(top_p)?)?;
     let count = dropped.astype(Dtype::Int32)?.sum_keepdims(-1)?;
     keep_at_least(logprobs, &ascending.take_along_axis(&count, -1)?)
 }
 
-/// Keeps exactly the `k` likeliest tokens, any of those that are equally likely at the limit.
+/// Keeps exactly the `k` likeliest tokens. Of equally likely tokens at the limit, any may be kept.
 fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
     let dropped = logprobs.negative()?.argsort(-1)?.slice_axis(-1, k..)?;
     let lowest = Array::scalar(f32::NEG_INFINITY)?.broadcast_to(dropped.shape())?;
     logprobs.put_along_axis(&dropped, &lowest, -1)
 }
 
-/// Keeps tokens whose probability is at least `min_p` times that of the likeliest, and at least
+/// Keeps tokens whose probability is at least `min_p` times the likeliest token's, and at least
 /// `least` tokens.
 fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
     let vocab = logprobs.dim(-1)?;

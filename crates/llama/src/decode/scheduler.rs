@@ -1,4 +1,4 @@
-//! Texts that a model continues together. In each step every text whose prompt was read gets a
+//! Continues several texts with one model. In each step every text whose prompt was read gets a
 //! token, and some tokens of the other prompts are read.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,20 +11,20 @@ use super::options::{FinishReason, Options, Token};
 use crate::cache::Cache;
 use crate::model::{Llama, Step};
 
-/// The most texts of a pass.
+/// The greatest number of texts in a pass.
 const WIDEST: usize = 256;
-/// The fewest positions that are worth copying from the cache of another text.
+/// The smallest number of positions that are worth copying from another text's cache.
 const SHARED: usize = 16;
-/// The most texts that are kept after their ends.
+/// The greatest number of texts that are kept after they ended.
 const KEPT: usize = 64;
 
-/// An outcome for a text.
+/// A token of a text, or the text's last event.
 pub(super) enum Event {
     Token(Token),
     /// The text's last event.
     End {
         reason: FinishReason,
-        /// The tokens of the prompt that were read for another text.
+        /// The number of prompt tokens that another text had read.
         cached_tokens: usize,
     },
     /// The text's last event.
@@ -33,7 +33,7 @@ pub(super) enum Event {
 
 pub(super) struct Text<'a> {
     model: &'a Llama,
-    /// The prompt and the tokens drawn after it, of which the first ones are in the cache.
+    /// The prompt and the tokens drawn after it. The first ones are in the cache.
     tokens: Vec<u32>,
     prompt: usize,
     cache: Cache,
@@ -66,7 +66,7 @@ impl<'a> Text<'a> {
         Event::End { reason, cached_tokens: self.cached_tokens }
     }
 
-    /// The number of positions that the text has at its end.
+    /// The number of positions in the text at its end.
     pub fn positions(&self) -> usize {
         self.prompt.saturating_add(self.left)
     }
@@ -81,7 +81,8 @@ impl<'a> Text<'a> {
         self.prompt.saturating_sub(self.seen())
     }
 
-    /// Adds a token. Returns whether it belongs to the text, and why the text ends with it.
+    /// Adds a token. Returns whether the token belongs to the text, and the reason if the text ends
+    /// with it.
     fn add(&mut self, token: u32) -> (bool, Option<FinishReason>) {
         self.left = self.left.saturating_sub(1);
         if self.eos.contains(&token) {
@@ -91,8 +92,9 @@ impl<'a> Text<'a> {
         (true, (self.left == 0).then_some(FinishReason::Length))
     }
 
-    /// The cache's first positions that this text and `other` have in common, if they are more
-    /// than those that `other` has, and were read as a prompt in both.
+    /// A copy of this text's cache, trimmed to the common beginning of both prompts. `None` if the
+    /// caches do not fit, or if it is less than `SHARED` positions longer than the cache of
+    /// `other`.
     fn beginning_for(&self, other: &Self) -> Option<Cache> {
         let pairs = self.tokens.iter().zip(&other.tokens);
         let same = pairs.take_while(|(a, b)| a == b).count();
@@ -110,17 +112,17 @@ impl<'a> Text<'a> {
     }
 }
 
-/// A text of a pass, with its number and the number of tokens that the pass runs.
+/// The number of a text, the number of tokens that a pass runs for it, and the text.
 type Part<'a> = (usize, usize, Text<'a>);
 
 pub(super) struct Scheduler<'a> {
-    /// The texts that go on, by their numbers.
+    /// The texts that have not ended, by their numbers.
     texts: BTreeMap<usize, Text<'a>>,
-    /// The numbers of texts whose prompts are being read, in turn.
+    /// The numbers of the texts whose prompts are being read, in the order of their turns.
     reading: VecDeque<usize>,
-    /// Texts that ended, for those that begin like them.
+    /// Texts that ended, kept for new texts with the same beginning.
     ended: VecDeque<Text<'a>>,
-    /// The most tokens of prompts that a step reads.
+    /// The greatest number of prompt tokens that a step reads.
     budget: usize,
     next: usize,
 }
@@ -136,7 +138,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Adds a text and returns its number. Numbers count from 0.
+    /// Adds a text and returns its number. The first text has the number 0.
     pub fn add(&mut self, text: Text<'a>) -> usize {
         let id = self.next;
         self.next += 1;
@@ -153,22 +155,23 @@ impl<'a> Scheduler<'a> {
         self.texts.iter_mut().map(|(&id, text)| (id, text))
     }
 
-    /// Drops the texts whose numbers `goes_on` refuses.
+    /// Drops the texts for whose numbers `goes_on` returns false.
     pub fn retain(&mut self, mut goes_on: impl FnMut(usize) -> bool) {
         self.texts.retain(|&id, _| goes_on(id));
     }
 
-    /// The bytes of the caches of texts that ended.
+    /// The bytes of the caches of the texts that ended and are kept.
     pub fn kept(&self) -> usize {
         self.ended.iter().map(|text| text.cache.nbytes()).sum()
     }
 
-    /// Drops the text that ended first. Returns whether there was one.
+    /// Drops the oldest of the texts that ended. Returns whether there was one.
     pub fn forget(&mut self) -> bool {
         self.ended.pop_front().is_some()
     }
 
-    /// A token for each text whose prompt was read, then the next part of the other prompts.
+    /// Draws a token for each text whose prompt was read, then reads the next part of the other
+    /// prompts.
     pub fn step(&mut self) -> Vec<(usize, Event)> {
         let mut events = Vec::new();
         for (id, text) in self.take(|text| text.left == 0) {
@@ -191,7 +194,7 @@ impl<'a> Scheduler<'a> {
         ids.into_iter().filter_map(|id| Some((id, self.texts.remove(&id)?))).collect()
     }
 
-    /// Takes the texts whose prompts are read next.
+    /// Takes the texts whose prompts are read in this step.
     fn next_of_prompts(&mut self) -> Vec<Part<'a>> {
         let (mut parts, mut left) = (Vec::new(), self.budget);
         for _ in 0..self.reading.len() {
@@ -213,7 +216,7 @@ impl<'a> Scheduler<'a> {
         parts
     }
 
-    /// Runs texts of one model, and keeps those that go on.
+    /// Runs texts in passes of one model each, and keeps the texts that do not end.
     fn pass(&mut self, mut parts: Vec<Part<'a>>, events: &mut Vec<(usize, Event)>) {
         let drawn = match run(&mut parts) {
             Ok(drawn) => drawn,
@@ -258,7 +261,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// Parts of one model each, and not too wide.
+/// Groups texts by their models, with at most `WIDEST` texts in a group.
 fn apart<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Vec<Part<'a>>> {
     let mut groups: Vec<Vec<Part<'a>>> = Vec::new();
     for part in parts {
@@ -274,8 +277,8 @@ fn apart<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Vec<Part<'a>>> {
     groups
 }
 
-/// Runs the next tokens of texts in one pass, and draws a token for each text of which the model
-/// has then seen all tokens.
+/// Runs the next tokens of texts in one pass. Draws a token for each text all of whose tokens have
+/// then run.
 fn run(parts: &mut [Part<'_>]) -> Result<Vec<Option<Result<Token>>>> {
     let Some(model) = parts.first().map(|(_, _, text)| text.model) else { return Ok(Vec::new()) };
     for (_, _, text) in parts.iter_mut().filter(|(_, _, text)| text.unread() == 0) {
@@ -301,7 +304,7 @@ fn run(parts: &mut [Part<'_>]) -> Result<Vec<Option<Result<Token>>>> {
             }
         });
     }
-    // The keys and values of a text are computed for its token.
+    // Evaluates the caches of texts without a token; a token needs its text's cache anyway.
     let unfinished = parts.iter().zip(&drawn).filter(|(_, drawn)| drawn.is_none());
     let caches = unfinished.flat_map(|((_, _, text), _)| text.cache.arrays());
     let tokens = drawn.iter().flatten().flatten().flat_map(|drawn| drawn.arrays());

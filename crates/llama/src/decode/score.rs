@@ -5,12 +5,12 @@ use super::draw::no_number;
 use crate::cache::CacheKind;
 use crate::model::Llama;
 
-/// The most tokens that run through the model at a time.
+/// The greatest number of tokens that run through the model at a time.
 const STEP: usize = 512;
-/// The shortest window in which long texts are scored, so that texts of this length have all of
-/// their context, whatever the model was made for.
+/// The smallest window. Texts up to this length are scored in one window, even if the model was
+/// made for shorter ones.
 const WINDOW: usize = 8192;
-/// The most logits that exist at a time: 64 MB of float32.
+/// The greatest number of logits in memory at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
 /// How well a model predicts a text.
@@ -18,7 +18,7 @@ const LOGITS: usize = 1 << 24;
 pub struct Score {
     /// The number of tokens that were scored: all except the first.
     pub tokens: usize,
-    /// The mean of their negative log-likelihoods, in nats.
+    /// The mean negative log-likelihood of the scored tokens, in nats.
     pub mean_nll: f64,
 }
 
@@ -30,14 +30,14 @@ impl Score {
 }
 
 impl Llama {
-    /// Scores every token after the first, each in the context of all before it.
+    /// Scores every token after the first, each in the context of all earlier tokens.
     ///
     /// A text of more than [`score_window`](Self::score_window) tokens is scored in windows of that
-    /// length: the first token of a window is the last one that was scored, and the context of the
-    /// others begins with it.
+    /// length. The first token of a window is the last token of the window before it, and the
+    /// context of the window's other tokens begins there.
     ///
-    /// The likelihoods are computed from the logits in float32 and summed in float64. In memory are
-    /// the logits of at most 512 tokens at a time, and the keys and values of a window.
+    /// The likelihoods are computed from the logits in float32 and summed in float64. The logits of
+    /// at most 512 tokens, and the keys and values of one window, are in memory at a time.
     /// `progress` is called with the number of tokens that have been scored.
     ///
     /// # Errors
@@ -99,8 +99,8 @@ impl Llama {
         Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
     }
 
-    /// The most tokens that [`score`](Self::score) keeps in one context: those that the model was
-    /// made for, and at least 8192.
+    /// The greatest number of tokens that [`score`](Self::score) keeps in one context. It is the
+    /// length that the model was made for, and at least 8192.
     pub fn score_window(&self) -> usize {
         self.longest().max(WINDOW)
     }

@@ -7,7 +7,7 @@ use super::prompt::row;
 use crate::cache::{Cache, CacheKind};
 use crate::model::Llama;
 
-/// Proposes tokens, a number of them at a time.
+/// Proposes tokens, several at a time.
 pub(crate) struct Draft<'a> {
     source: Source<'a>,
     count: usize,
@@ -16,25 +16,26 @@ pub(crate) struct Draft<'a> {
 enum Source<'a> {
     /// A smaller model.
     Model { model: &'a Llama, cache: Cache },
-    /// The tokens that followed the same ones earlier in the text.
+    /// Proposes the tokens that followed the same tokens earlier in the text.
     Text,
 }
 
 /// The tokens that a model drew in one pass over proposals.
 pub(crate) struct Round {
-    /// The accepted proposals, followed by a token that was not proposed, if any.
+    /// The accepted proposals, and after them the token that was drawn instead of the next
+    /// proposal, if any.
     pub tokens: Vec<Token>,
     pub proposed: usize,
     pub accepted: usize,
 }
 
-/// The most tokens that may be proposed at a time. More never save time.
+/// The greatest number of tokens that may be proposed at a time. More would not save time.
 const MOST: usize = 64;
 
 /// The number of tokens of a cached prompt that the draft runs at a time.
 const STEP: usize = 512;
 
-/// The numbers of last tokens that are looked for earlier in the text, one after the other.
+/// The numbers of last tokens to search for earlier in the text, tried in this order.
 const ALIKE: [usize; 3] = [4, 3, 2];
 
 impl<'a> Draft<'a> {
@@ -58,7 +59,7 @@ impl<'a> Draft<'a> {
         Ok(Self { source: Source::Model { model, cache }, count })
     }
 
-    /// A draft that proposes `count` tokens at a time from the text itself.
+    /// A draft that proposes `count` tokens at a time from the text, without a model.
     pub fn of_text(count: usize) -> Result<Self> {
         check_count(count)?;
         Ok(Self { source: Source::Text, count })
@@ -83,9 +84,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Proposes tokens after `tokens`, runs `model` on them in one pass, and draws from its logits
-    /// up to the first token that was not proposed, at most `most` tokens. Before and after,
-    /// `cache` holds all tokens of the text except the last one.
+    /// Proposes tokens after `tokens` and runs `model` on them in one pass. Then draws from its
+    /// logits up to the first token that was not proposed, but at most `most` tokens. Before and
+    /// after, `cache` holds all tokens of the text except the last one.
     pub fn round(
         &mut self,
         model: &Llama,
@@ -130,7 +131,7 @@ impl<'a> Draft<'a> {
             }
         }
         let accepted = drawn.iter().filter(|token| token.from_draft).count();
-        // The model has not run the token that was drawn last.
+        // The token that was drawn last has not run through the model.
         let wrong = proposed.len() - accepted;
         cache.trim(i32::try_from(wrong).unwrap_or(i32::MAX))?;
         self.keep(text.len() - 1)?;
@@ -146,7 +147,7 @@ impl<'a> Draft<'a> {
             let one = |token: &u32| Array::from_slice(&[*token], [1]);
             return followers(tokens, count).iter().map(one).collect();
         };
-        // A prompt whose beginning was cached is new to the draft.
+        // The draft has not run the beginning of the prompt if it came from a prompt cache.
         if tokens.len() - cache.len() as usize > MOST {
             model.prefill(tokens, tokens.len() - 1, STEP, cache)?;
         }
@@ -162,7 +163,7 @@ impl<'a> Draft<'a> {
         Ok(proposals)
     }
 
-    /// Removes the positions after the first `len`.
+    /// Keeps the first `len` positions, and removes the others.
     fn keep(&mut self, len: usize) -> Result<()> {
         let Source::Model { cache, .. } = &mut self.source else { return Ok(()) };
         let extra = (cache.len() as usize).saturating_sub(len);
@@ -180,7 +181,8 @@ fn check_count(count: usize) -> Result<()> {
     }
 }
 
-/// Up to `count` tokens behind the latest earlier place of the last tokens.
+/// Finds the latest earlier place of the last tokens, and returns up to `count` tokens that follow
+/// it.
 fn followers(tokens: &[u32], count: usize) -> &[u32] {
     let Some((_, before)) = tokens.split_last() else { return &[] };
     for alike in ALIKE {

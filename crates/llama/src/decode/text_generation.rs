@@ -10,7 +10,7 @@ use crate::files::Checkpoint;
 use crate::model::Llama;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
-/// A step of a text.
+/// The text that a token adds, or the end of the text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// The token that was drawn, or `None` in the closing piece.
@@ -22,7 +22,7 @@ pub struct Piece {
     pub finish_reason: Option<FinishReason>,
 }
 
-/// Tokens of a text, as they are generated.
+/// A source of a text's tokens as they are generated.
 pub trait Tokens {
     /// The next token, or `None` at the end.
     ///
@@ -31,7 +31,7 @@ pub trait Tokens {
     /// Returns an error if a step of the model fails.
     fn next_token(&mut self) -> Result<Option<Token>>;
 
-    /// Why the text ended, or `None` while it goes on.
+    /// The reason why the text ended, or `None` until it ends.
     fn finish_reason(&self) -> Option<FinishReason>;
 }
 
@@ -55,8 +55,8 @@ impl Tokens for Generated {
     }
 }
 
-/// An iterator over a text as it is generated: a piece for each token, then a closing one with the
-/// text that was held back and the reason for the end. Drop the iterator to cancel.
+/// An iterator over a text as it is generated: a piece for each token, then a closing piece with
+/// the text that was held back and the reason for the end. Drop the iterator to cancel.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, decode::FinishReason};
@@ -90,7 +90,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::generate`] refuses.
+    /// Returns an error for prompts and options that [`Llama::generate`] refuses.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
         let mut options = options.clone();
         options.eos.extend(&self.eos);
@@ -114,7 +114,7 @@ impl<'a> TextGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error for a cache of another model, or if the first token was asked for already.
+    /// Returns an error for a cache of another model, or if the first token was requested already.
     pub fn with_cache(self, cache: PromptCache) -> Result<Self> {
         Ok(Self { generation: self.generation.with_cache(cache)?, ..self })
     }
@@ -124,18 +124,18 @@ impl<'a> TextGeneration<'a> {
     /// # Errors
     ///
     /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or
-    /// if the first token was asked for already.
+    /// if the first token was requested already.
     pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
     }
 
-    /// Proposes `count` tokens at a time from the text itself; see
+    /// Proposes up to `count` tokens at a time, without a draft model; see
     /// [`Generation::with_prompt_lookup`].
     ///
     /// # Errors
     ///
     /// Returns an error for counts and caches that [`Generation::with_prompt_lookup`] refuses, or
-    /// if the first token was asked for already.
+    /// if the first token was requested already.
     pub fn with_prompt_lookup(self, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_prompt_lookup(count)?, ..self })
     }
@@ -145,7 +145,7 @@ impl<'a> TextGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the first token was asked for already.
+    /// Returns an error if the first token was requested already.
     pub fn with_logits_processor(
         self,
         processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a,
@@ -175,12 +175,12 @@ impl<'a> TextGeneration<'a> {
         self.generation.tokens()
     }
 
-    /// The cache and the tokens that it holds, to continue from later.
+    /// The cache and its tokens, from which a later generation can continue.
     ///
     /// # Errors
     ///
-    /// Returns an error if the last positions cannot be removed from the cache, which drafts and
-    /// rotating caches lead to.
+    /// Returns an error if the last positions cannot be removed from the cache, for example from a
+    /// full rotating cache.
     pub fn into_prompt_cache(self) -> Result<PromptCache> {
         self.generation.into_prompt_cache()
     }
@@ -198,7 +198,7 @@ impl<'a, G: Tokens> TextGeneration<'a, G> {
         Ok(Self { generation, tokenizer, stream, stop, finish: None, ended: false })
     }
 
-    /// Why the text ended, or `None` while it goes on.
+    /// The reason why the text ended, or `None` until it ends.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }

@@ -1,4 +1,4 @@
-//! The steps of a model that a generation queues.
+//! The steps of a model that a generation queues for computation.
 
 use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Result, async_eval};
@@ -14,8 +14,8 @@ impl Generation<'_> {
         self.tokens.truncate(self.tokens.len().saturating_sub(count));
     }
 
-    /// Whether the token after the one being computed may be queued already. If that one turns out
-    /// to be an end token, the cache has to give a position back.
+    /// Whether the next token may be queued while a token is computed. If that token turns out to
+    /// be an end token, the cache has to remove a position.
     pub(super) fn runs_ahead(&self) -> bool {
         self.statistics.generated_tokens + 1 < self.max_tokens
             && self.draft.is_none()
@@ -24,7 +24,7 @@ impl Generation<'_> {
             && self.model.rotated_alike(self.tokens.len()) > 1
     }
 
-    /// Starts computing the token that follows those that the cache does not have.
+    /// Starts computing the next token: runs the tokens that are not in the cache.
     pub(super) fn start(&mut self) -> Result<()> {
         self.model.renew(&mut self.cache, &self.tokens, self.prefill_step)?;
         let known = (self.cache.len() as usize).min(self.tokens.len() - 1);
@@ -34,7 +34,7 @@ impl Generation<'_> {
         Ok(())
     }
 
-    /// Starts computing the token that follows one which is being computed.
+    /// Starts computing the token after `token`, which is being computed itself.
     pub(super) fn start_ahead(&mut self, token: &Array) -> Result<()> {
         let token = token.reshape([1, 1])?;
         self.next = Some(with_row_order(RowOrder::Tokens, || self.start_after(&token))?);
