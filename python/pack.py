@@ -22,7 +22,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGE = "mlx_primitives"
 LIBRARY = re.compile(r"libmlx_primitives_(\d+_\d+_\d+)\.(so|dylib)")
-# The oldest glibc of a distribution that has each version of libstdc++, as in the policies of manylinux.
+# For each version of libstdc++, the oldest glibc of a distribution that has it, as in the policies
+# of manylinux.
 LIBSTDCXX = [((3, 4, 24), 28), ((3, 4, 28), 31), ((3, 4, 29), 34), ((3, 4, 30), 35), ((3, 4, 33), 39)]
 
 

@@ -1,4 +1,5 @@
-//! Lets the programs and tests of this package find MLX where the build of `mlx-primitives` did.
+//! Tells the linker where the build of `mlx-primitives` found MLX, for the programs and tests of
+//! this package.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,5 +1,6 @@
-//! Lets the library find MLX's on macOS, where both packages lie in one folder. On Linux it finds
-//! the libmlx that the process has loaded, by its name, which may lack the functions for CUDA.
+//! On macOS, lets the library find MLX's library, since the packages of both lie in one folder. On
+//! Linux, the library takes the libmlx that the process has loaded, by its name. That libmlx may
+//! lack the functions for CUDA.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

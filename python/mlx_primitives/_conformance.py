@@ -11,10 +11,11 @@ from ._library import gpu_kernels
 from ._simulate import ORDERS, can_simulate, simulate
 from ._kernel import Kernel, _all
 
-# How far values may lie from those of the reference, of the largest value: the rounding of some
-# sums of a few thousand products.
+# The largest allowed error, as a fraction of the largest value of the reference. It covers the
+# rounding of sums of a few thousand products.
 _NEAR = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
-# And a derivative from a difference of values of float64, along the gradient's own direction.
+# The largest allowed error of a derivative, compared with a difference of values in float64 along
+# the gradient's direction.
 _SLOPE = {mx.float32: 1e-3, mx.float16: 2e-2, mx.bfloat16: 1e-1}
 
 
@@ -57,7 +58,7 @@ def _far(got: mx.array, want: mx.array, tolerance: float | None) -> str:
         return "other NaNs or infinities"
     largest = _largest(mx.where(finite, want, 0.0))
     error = _largest(mx.where(finite, got - want, 0.0))
-    # A NaN where the reference has a number is far from it.
+    # If the error is NaN, the comparison is false, and the check fails.
     return "" if error <= near * max(largest, 1e-30) else f"an error of {error:.2g}, where the largest is {largest:.2g}"
 
 

@@ -12,7 +12,7 @@ from ._library import failure, library, path
 _collect = library.mlx_primitives_collect
 _collect.restype = ctypes.c_char_p
 _collect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)]
-# Another handle of the library, whose calls release Python's lock.
+# A second handle of the library. Calls through it release Python's lock.
 _evaluate = ctypes.CDLL(path, handle=library._handle).mlx_primitives_evaluate
 _evaluate.restype = ctypes.c_char_p
 _evaluate.argtypes = [ctypes.c_void_p, ctypes.c_bool]

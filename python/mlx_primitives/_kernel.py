@@ -74,7 +74,8 @@ class Kernel:
         return simulating() or _on_gpu(None)
 
     def _forward(self, *inputs: mx.array) -> Any:
-        # MLX asks no derivatives of what is behind a stop: those of the custom function count.
+        # MLX differentiates nothing behind stop_gradient, so the derivatives of the custom function
+        # count.
         return self._launch(tuple(map(mx.stop_gradient, inputs))) if self._launches() else self.cpu(*inputs)
 
     def _differentiable(self) -> Callable:

@@ -30,7 +30,7 @@ for _ in range(20):
 for it in threads: it.join()
 mlx_primitives.unpatch()
 print("done", flush=True)
-# MLX aborts at the end of some processes whose threads have just ended, also without this package.
+# MLX aborts at the end of some processes whose threads have just ended, even without this package.
 import os
 os._exit(0)
 """

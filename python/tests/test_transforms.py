@@ -10,7 +10,7 @@ X = mx.random.normal((3, 5, 64))
 W = mx.random.normal((64,))
 mx.eval(X, W)
 
-# (ours, MLX's): functions of X
+# Functions of X: (ours, MLX's).
 PAIRS = {
     "rms_norm": (lambda x: ops.rms_norm(x, W, 1e-5), lambda x: mx.fast.rms_norm(x, W, 1e-5)),
     "softmax": (ops.softmax, lambda x: mx.softmax(x, axis=-1, precise=True)),

@@ -8,22 +8,23 @@ use mlx_primitives::simulator::{self, Schedule, with_metal, without_metal};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Check {
-    /// Values of all types in all layouts, and that building the op computes nothing.
+    /// Compares values of all types in all layouts, and checks that building the op computes
+    /// nothing.
     Values,
-    /// Values for zeros, subnormals, the largest numbers, infinities and NaN: one at a time, among
-    /// ordinary numbers in each input and everywhere in the first input, and all together, each
-    /// paired with each in the other inputs.
+    /// Compares values for zeros, subnormals, the largest numbers, infinities and NaN. Each number
+    /// occurs alone: among ordinary numbers in each input, and everywhere in the first input. All
+    /// numbers also occur together, and each is paired with each number of the other inputs.
     Extremes,
-    /// `vjp` against finite differences of the reference, in the inputs that are
+    /// Compares `vjp` with finite differences of the reference, in the inputs that are
     /// [`Input::Float`](crate::Input::Float): in all of them together and in each alone.
     Vjp,
-    /// `jvp` against finite differences of the reference, in the inputs that are
+    /// Compares `jvp` with finite differences of the reference, in the inputs that are
     /// [`Input::Float`](crate::Input::Float): in all of them together and in each alone.
     Jvp,
-    /// `vmap` against a loop: over an additional axis at each place of each input, over an
+    /// Compares `vmap` with a loop: over an additional axis at each place of each input, over an
     /// additional axis of every set of inputs, and over the short axes that a case has.
     Vmap,
-    /// Values inside `compile` against those outside it, bit for bit.
+    /// Compares values inside `compile` with values outside it, bit for bit.
     Compile,
 }
 
@@ -49,16 +50,16 @@ impl std::fmt::Display for Check {
 /// A device, real or simulated, that runs the op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// The CPU kernels, by `eval_cpu`.
+    /// The CPU kernels, which `eval_cpu` runs.
     Cpu,
-    /// The Metal kernels in the simulator, in an order of threads.
+    /// The Metal kernels in the simulator, which runs the threads in this order.
     SimulatedMetal(Schedule),
     /// The Metal kernels on a GPU.
     Gpu,
 }
 
 impl Backend {
-    /// Every backend that this build and this machine have.
+    /// Every backend that this build supports and this machine has.
     pub fn available() -> Vec<Self> {
         let mut all = vec![Self::Cpu];
         if simulator::is_available() {
@@ -70,7 +71,7 @@ impl Backend {
         all
     }
 
-    /// Whether it runs Metal kernels.
+    /// Returns whether this backend runs Metal kernels.
     pub fn is_metal(self) -> bool {
         self != Self::Cpu
     }

@@ -9,10 +9,10 @@ use mlx_primitives::Result;
 /// type, plus an absolute error. The default allows none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
-    /// The error in distances from the expected value to its neighbor; for a subnormal number, in
-    /// distances at the smallest normal number.
+    /// The error in units in the last place of the expected value: the distance to its neighbor.
+    /// For a subnormal number, the unit is that distance at the smallest normal number.
     pub ulps: f64,
-    /// The error of any value, whatever its size.
+    /// The absolute error, which does not depend on the expected value.
     pub absolute: f64,
     /// The least share of an output's values that must have no error at all. Apart from this
     /// share, two values may always have an error. A share is for ops that round where the peer
@@ -39,7 +39,7 @@ pub struct Compared<'a> {
     pub dtype: Dtype,
     /// The inputs of the op.
     pub inputs: &'a [Tensor],
-    /// Whether the value is compared with the peer's rather than the reference's.
+    /// Whether the value is compared with the peer's value; if not, with the reference's.
     pub peer: bool,
 }
 
@@ -83,10 +83,10 @@ pub(super) struct Place {
 }
 
 impl Limit {
-    /// The largest error of a value that should be `want`.
+    /// The largest allowed error of a value whose expected value is `want`.
     fn of(&self, want: f64, dtype: Dtype, place: Place) -> f64 {
         let errors = self.errors.get(place.output);
-        // Where `errors` lacks this value of a known output, no error is allowed: NaN.
+        // If `errors` has this output but lacks this value, no error is allowed: NaN.
         let beside = errors.map_or(0.0, |e| e.values.get(place.at).copied().unwrap_or(f64::NAN));
         beside
             + match self.allowed {
@@ -108,9 +108,10 @@ impl Limit {
         }
     }
 
-    /// Returns an error unless `got` is the same as `want`, within the allowed error of it, or
-    /// infinite where `want` may round to infinity. NaN equals NaN. If the allowed error is
-    /// infinite or NaN, only the same value passes; if it is 0, zeros must have the same sign.
+    /// Returns an error unless `got` is the same as `want`, differs from it by at most the allowed
+    /// error, or is infinite where `want` may round to infinity. NaN equals NaN. If the allowed
+    /// error is infinite or NaN, only the same value passes; if it is 0, zeros must have the same
+    /// sign.
     pub(super) fn hold(
         &self,
         got: f64,
@@ -139,7 +140,7 @@ impl Limit {
     }
 }
 
-/// Whether two numbers are equal, where NaN equals NaN.
+/// Whether two numbers are equal; NaN equals NaN.
 pub(super) fn is_same(got: f64, want: f64) -> bool {
     got == want || got.is_nan() && want.is_nan()
 }

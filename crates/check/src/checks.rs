@@ -14,13 +14,14 @@ use mlx_primitives::Result;
 use mlx_primitives::support::panics::caught;
 use mlx_primitives::transforms::{compile, jvp, vjp};
 
-/// The step of finite differences in f64. Its square, and 1e-16 divided by it, are below every
-/// tolerance.
+/// The step of finite differences in f64. The square of the step, and 1e-16 divided by the step,
+/// are below every tolerance.
 const STEP: f64 = 1e-5;
-/// The number of elements of an input, spread over it, in which derivatives are checked.
+/// The number of elements in which the derivatives of an input are checked, spread over the input.
 const PROBES: usize = 24;
 
-/// Runs a comparison, which returns what is wrong with the peer, and reports it under a name.
+/// Runs a comparison and reports it under a name. The comparison returns the difference of the
+/// peer, if any.
 type Comparison<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Result<Peer>) + 'a;
 
 impl Conformance {
@@ -43,7 +44,7 @@ impl Conformance {
         self.inputs.iter().copied().chain(std::iter::repeat(Input::Float(low, high)))
     }
 
-    /// The inputs that the op has derivatives in.
+    /// The numbers of the inputs in which the op has derivatives.
     fn differentiable(&self, count: usize) -> Vec<usize> {
         let kinds = self.kinds().take(count).enumerate();
         kinds.filter(|(_, kind)| kind.is_differentiable()).map(|(number, _)| number).collect()
@@ -104,7 +105,7 @@ impl Conformance {
                     {
                         continue; // these are no views
                     }
-                    // An op may treat evaluated views in another way. Each input is another view.
+                    // An op may handle evaluated views differently. Each input is a separate view.
                     compare(&format!("{arrangement:?}, evaluated"), &mut || {
                         let arranged = arranged(3)?;
                         arranged.iter().try_for_each(Array::eval)?;
@@ -176,7 +177,8 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-        // Each number meets each other one in inputs that have enough elements for all numbers.
+        // In inputs that have enough elements for all numbers, each number is paired with each
+        // number of the other inputs.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {
@@ -202,7 +204,7 @@ impl Conformance {
         above.iter().zip(&below).map(|(a, b)| add(a, -1.0, b).map(|d| d / (2.0 * STEP))).collect()
     }
 
-    /// The op as a function of the inputs at `numbers`, with the others fixed.
+    /// The op as a function of the inputs at `numbers`; the other inputs are fixed.
     fn of_some<'a>(
         &'a self,
         arrays: &'a [Array],
@@ -215,8 +217,8 @@ impl Conformance {
         }
     }
 
-    /// The sets of inputs to differentiate in, with their names: all together, and where there are
-    /// several, each alone.
+    /// The sets of inputs to differentiate in, with their names: all inputs together and, if there
+    /// are several, each alone.
     fn sets(&self, inputs: usize) -> Vec<(String, Vec<usize>)> {
         let all = self.differentiable(inputs);
         let alone = all.iter().filter(|_| all.len() > 1);

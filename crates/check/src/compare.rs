@@ -70,7 +70,7 @@ pub(super) fn close(
     limit.hold_share(differing, want.values.len(), what)
 }
 
-/// Compares each value with two others. It has to agree with one of them.
+/// Compares each value with two expected values. It has to agree with at least one.
 pub(super) fn hold_to_either(
     got: &[Array],
     wants: [(&[Tensor], &Limit); 2],

@@ -60,8 +60,8 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Returns an error if the type is none of float32, float16, bfloat16, int32 and bool, or
-    /// if the shape does not hold that number of elements.
+    /// Returns an error unless the type is float32, float16, bfloat16, int32 or bool, or if the
+    /// shape does not hold that number of elements.
     pub fn array(&self, dtype: Dtype) -> Result<Array> {
         let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
         let values = &self.values;
@@ -78,7 +78,8 @@ impl Tensor {
         }
     }
 
-    /// Elements that are uniformly distributed in the input's range, the same for the same seed.
+    /// Elements that are uniformly distributed in the input's range. Equal seeds give equal
+    /// elements.
     pub(super) fn random(shape: &[i32], input: Input, seed: u64) -> Self {
         let (low, high) = match input {
             Input::Float(low, high) | Input::Float32(low, high) => (low, high),
@@ -110,15 +111,15 @@ impl Tensor {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Input {
-    /// Floats of the type that is checked, from the first number to the second. Derivatives in them
-    /// are checked, and so are extreme numbers.
+    /// Floats of the type that is checked, from the first number to the second. Derivatives in this
+    /// input are checked, and so are extreme numbers.
     Float(f64, f64),
-    /// Floats of float32 whatever type is checked, from the first number to the second. Neither
-    /// derivatives in them nor extreme numbers are checked.
+    /// Floats of type float32, whatever type is checked, from the first number to the second.
+    /// Neither derivatives in this input nor extreme numbers are checked.
     Float32(f64, f64),
-    /// Integers of int32, from the first number up to and without the second.
+    /// Integers of type int32, from the first number up to, but not including, the second.
     Integer(i32, i32),
-    /// Bools; three in four are true.
+    /// Bools, of which three in four are true.
     Bool,
 }
 
@@ -127,7 +128,7 @@ impl Input {
         matches!(self, Self::Float(..))
     }
 
-    /// The type of the input's arrays where `dtype` is checked.
+    /// The type of the input's arrays in a check of `dtype`.
     pub(super) fn dtype(self, dtype: Dtype) -> Dtype {
         match self {
             Self::Float(..) => dtype,
@@ -142,7 +143,7 @@ fn collect<T>(values: &[f64], convert: impl Fn(f64) -> T) -> Vec<T> {
     values.iter().map(|&value| convert(value)).collect()
 }
 
-/// The distance from 1 to the next number.
+/// The distance from 1 to the next larger number of the type.
 pub(super) fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float16 => 2f64.powi(-10),
@@ -179,7 +180,7 @@ pub(super) fn extremes(dtype: Dtype) -> [(&'static str, f64); 9] {
     ]
 }
 
-/// How an input's elements lie in memory.
+/// The layout of an input's elements in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrangement {
     RowContiguous,
@@ -215,7 +216,7 @@ impl Arrangement {
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
-        // Values between the elements, which the op must not read.
+        // Values for the places between the elements, which the op must not read.
         let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),

@@ -106,7 +106,7 @@ impl Conformance {
         }
     }
 
-    /// Adds a case with a shape for each input.
+    /// Adds a case; it has a shape for each input.
     pub fn shapes(mut self, inputs: &[&[i32]]) -> Self {
         self.cases.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
@@ -147,7 +147,8 @@ impl Conformance {
     }
 
     /// Compares results for extreme numbers with the [`peer`](Self::peer) only, not with the
-    /// reference: for ops whose intermediate results overflow where those in `f64` do not.
+    /// reference: for ops whose intermediate results overflow where the reference's in `f64` do
+    /// not.
     pub fn extremes_as_peer(self) -> Self {
         Self { extremes_as_peer: true, ..self }
     }
@@ -183,9 +184,9 @@ impl Conformance {
         Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
     }
 
-    /// Compares the values with another implementation too, such as MLX's own op, which may round
-    /// where the op does and the reference does not. For empty inputs, which the peer may refuse,
-    /// only the shapes and types of its outputs are compared.
+    /// Compares the values with another implementation too, such as MLX's own op. The peer may
+    /// round in the places in which the op rounds and the reference does not. For empty inputs,
+    /// which the peer may refuse, only the shapes and types of the outputs are compared.
     pub fn peer(
         self,
         peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
@@ -194,15 +195,16 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
-    /// Leaves the [`peer`](Self::peer) out, unless it is what extreme numbers are compared with.
+    /// Leaves the [`peer`](Self::peer) out, except where extreme numbers are compared with it only.
     pub fn without_peer(self) -> Self {
         let peer = self.peer.filter(|_| self.extremes_as_peer);
         Self { peer, ..self }
     }
 
-    /// Holds the [`peer`](Self::peer) to the reference too. A value that agrees with the reference
-    /// passes where the peer's does not, and the report names the comparison. This is always so on
-    /// an NVIDIA GPU, where MLX's ops round elsewhere than on a Mac and some have faults.
+    /// Compares the [`peer`](Self::peer) with the reference too. If the op's value agrees with the
+    /// reference and the peer's value does not, the op passes, and the report names the comparison.
+    /// This is always on for an NVIDIA GPU, where MLX's ops round in other places than on a Mac and
+    /// some have faults.
     pub fn judge_peer(self) -> Self {
         Self { judges_peer: true, ..self }
     }
@@ -225,8 +227,8 @@ impl Conformance {
         self
     }
 
-    /// Runs the first comparison of each case, and about one in `of` of the others. Which they are
-    /// depends on the number of the case, so that all layouts and numbers occur in some case.
+    /// Runs the first comparison of each case, and about one in `of` of the other comparisons. The
+    /// number of the case decides which ones, so that all layouts and numbers occur in some case.
     pub fn sample(self, of: usize) -> Self {
         Self { sample: of.max(1), ..self }
     }

@@ -11,10 +11,10 @@ use mlx_primitives::transforms::vmap;
 
 /// The length of a mapped axis that is added to a case.
 const LENGTH: i32 = 2;
-/// The greatest length of the axes of a case that are mapped as they are.
+/// The greatest length of an axis of a case that is mapped without an additional axis.
 const SHORT: i32 = 3;
-/// Of up to this many inputs, every set is mapped. Of more, each input is mapped alone, and all
-/// together.
+/// Up to this number of inputs, every set of inputs is mapped. Of more inputs, each is mapped
+/// alone, and all together.
 const MOST: usize = 5;
 
 /// The shapes of the inputs, and the axis of each that is mapped, if any.
@@ -24,8 +24,8 @@ pub(super) struct Mapping {
 }
 
 /// The mappings of a case: an additional axis at each place of each input, an additional axis
-/// somewhere in every set of inputs, and each short axis of each input, whose slices the op may
-/// refuse.
+/// somewhere in every set of inputs, and each short axis of each input. The op may refuse the
+/// slices of a short axis.
 pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
     let count = case.len();
     let mut all = Vec::new();
@@ -98,7 +98,7 @@ impl Conformance {
                 same_spec(&got, want, &what)?;
                 let beside = close(&got, &Tensor::of(want)?, &limit, index, dtype, &what);
                 if beside.is_err() && self.judges(backend) {
-                    // MLX's own ops, which the op may run, add in another order for a batch.
+                    // The op may run MLX's own ops, whose order of additions differs for a batch.
                     let own = self.limit(&self.tolerance, &compared);
                     let exact = (self.reference)(&inputs);
                     let exact = exact.get(index).ok_or("the reference has fewer outputs")?;

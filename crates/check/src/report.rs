@@ -20,8 +20,8 @@ pub struct Outcome {
     pub case: String,
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
-    /// How the peer's values differ from the reference or from ours, in a comparison that passed
-    /// because our values agree with the reference.
+    /// The difference of the peer's values from the reference or from the op's values, in a
+    /// comparison that passed because the op's values agree with the reference.
     pub peer_fault: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// All comparisons of a run. Prints as a table, with the failures below it.
+/// All comparisons of a run. It prints as a table, with the failures below it.
 #[derive(Clone, Debug)]
 pub struct Report {
     name: String,
@@ -68,8 +68,8 @@ impl Report {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
-    /// The first failure of each reason, and the number of later ones that have the same: a kernel
-    /// that does not compile fails every comparison for one reason.
+    /// The first failure for each reason, and the number of later failures for the same reason. A
+    /// kernel that does not compile, for example, fails every comparison for one reason.
     fn distinct(&self) -> Vec<(&Outcome, usize)> {
         let mut distinct: Vec<(&Outcome, usize)> = Vec::new();
         let mut places = HashMap::new();
@@ -98,7 +98,8 @@ impl Report {
         self.distinct().into_iter().map(line).collect()
     }
 
-    /// The comparisons that passed by the reference although the peer's values differ.
+    /// The comparisons in which the op's values agree with the reference and the peer's values
+    /// differ.
     pub fn peer_faults(&self) -> impl Iterator<Item = &Outcome> {
         let passed = self.outcomes.iter().filter(|outcome| outcome.failure.is_none());
         passed.filter(|outcome| outcome.peer_fault.is_some())

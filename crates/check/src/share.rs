@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-/// Cases of one or more ops, dealt to several processes in turn: processes whose shares have
+/// Deals cases of one or more ops to several processes in turn. Processes whose shares have
 /// different numbers run all cases together.
 #[derive(Debug)]
 pub struct Share {
@@ -12,7 +12,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share `number`, from 1, of `of` shares. Without shares, it has all cases.
+    /// The share `number`, from 1, of `of` shares. A single share has all cases.
     pub fn new(number: usize, of: usize) -> Self {
         Self { number: number.saturating_sub(1), of: of.max(1), met: Cell::new(0) }
     }

@@ -8,7 +8,7 @@ use mlx_primitives::Array;
 use mlx_primitives::Dtype;
 use mlx_primitives::Result;
 
-/// The backend, check and type of a comparison.
+/// The backend, the check and the type of a comparison.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) backend: Backend,
@@ -16,11 +16,12 @@ pub(super) struct Place {
     pub(super) dtype: Dtype,
 }
 
-/// How the peer's values differ, where that did not decide the comparison.
+/// The difference of the peer's values, if it did not make the comparison fail.
 pub(super) type Peer = Option<String>;
 
 impl Conformance {
-    /// Whether values that agree with the reference pass on this backend where the peer's differ.
+    /// Whether, on this backend, values that agree with the reference pass although the peer's
+    /// values differ.
     pub(super) fn judges(&self, backend: Backend) -> bool {
         self.judges_peer || backend.is_cuda()
     }
@@ -62,7 +63,7 @@ impl Conformance {
         let judges = self.judges(backend);
         let computed: Result<Vec<Tensor>> = peers.iter().map(Tensor::of).collect();
         let want = match computed {
-            // Ours agree with the reference.
+            // The op's values agree with the reference.
             Err(error) if judges && !by_peer => {
                 return Ok(Some(format!("the peer fails: {error}")));
             }

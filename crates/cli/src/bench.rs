@@ -57,7 +57,7 @@ pub struct Args {
     /// Number of trials that count.
     #[arg(long, short, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_trials: u32,
-    /// Texts that are decoded together, each after its own prompt. Speeds are those of all texts.
+    /// Texts that are decoded together, each after its own prompt. Speeds count all texts.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "context", value_parser = clap::value_parser!(u32).range(1..=256))]
     texts: u32,
     /// Positions in the cache before the prompt.
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     check_kv(args.kv.kind(), &llama)?;
-    // Each trial starts from a copy of the context.
+    // Each trial starts from a copy of the cache that holds the context.
     let positions = [args.context, args.context, args.prompt_tokens, args.generation_tokens];
     let positions = positions.into_iter().map(|tokens| tokens as usize).sum();
     let cache = wired::cache(&llama, args.kv.kind(), positions);
@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
         if args.progress {
             output::eprintln(format_args!("trial {trial}: {figures}"));
         }
-        // The first one reads the weights and compiles kernels.
+        // The first trial reads the weights and compiles kernels, so it does not count.
         if trial > 0 {
             trials.push(figures);
         }
@@ -174,7 +174,7 @@ impl<'a> Bench<'a> {
     fn trial(&self, prompt: usize, generation: usize) -> Result<Figures> {
         let mut cache = self.before.clone();
         if !cache.is_empty() || prompt == 0 {
-            // The first step makes the buffers, or copies those that all trials share.
+            // The first step allocates buffers, or copies the buffers that all trials share.
             step(self.llama, &Array::from_slice(&[0u32], [1])?, &mut cache)?.eval()?;
         }
         memory::reset_peak_memory();
@@ -194,7 +194,7 @@ impl<'a> Bench<'a> {
         if generation > 0 {
             let start = Instant::now();
             for _ in 0..generation {
-                // The next token is computed while this one is waited for, as in `generate`.
+                // As in `generate`, the next token is computed during the wait for this one.
                 let after = step(self.llama, &next, &mut cache)?;
                 hash = with_token(hash, next.item::<u32>()?);
                 next = after;
@@ -202,14 +202,14 @@ impl<'a> Bench<'a> {
             hash = with_token(hash, next.item::<u32>()?);
             generation_tps = Some(generation as f64 / start.elapsed().as_secs_f64());
         }
-        // Excludes the copy of the context, which only the trials need.
+        // Excludes the context, which is in memory twice only because of the trials.
         let kept: usize = self.before.arrays().map(Array::nbytes).sum();
         let peak_memory = memory::peak_memory().saturating_sub(kept) as u64;
         Ok(Figures { prompt_tps, generation_tps, peak_memory, tokens: Some(hash) })
     }
 }
 
-/// Decodes texts together, from the time at which all prompts were read.
+/// Decodes texts together. The time counts from the moment at which all prompts have been read.
 fn together(
     llama: &Llama,
     cache: CacheKind,
@@ -220,7 +220,7 @@ fn together(
     memory::reset_peak_memory();
     let prompts: Vec<Vec<u32>> =
         (0..texts).map(|text| tokens(llama, prompt.max(1), u64::from(text) + 2)).collect();
-    // The first text has tokens left when the last one has its prompt read.
+    // The first text must still have tokens to decode when the last prompt has been read.
     let max_tokens = generation.saturating_add(2 * prompts.len()).saturating_add(2);
     let mut batch = llama
         .generate_batch(&prompts, &Options { max_tokens, cache, ..Options::default() })?
@@ -245,7 +245,7 @@ fn together(
     })
 }
 
-/// The hash of no token, by FNV-1a.
+/// The hash of an empty list of tokens, by FNV-1a.
 const HASH: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn with_token(hash: u64, token: u32) -> u64 {
@@ -272,7 +272,7 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     Ok(())
 }
 
-/// Starts computing the likeliest token after `tokens`, `[time]`.
+/// Starts to compute the likeliest token after `tokens`, whose shape is `[time]`.
 fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
     let order = if tokens.size() == 1 { RowOrder::Tokens } else { RowOrder::Prompt };
     let tokens = tokens.expand_dims([0])?;
@@ -282,7 +282,7 @@ fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
     Ok(next)
 }
 
-/// The median, and half the range between the quartiles.
+/// The median, and half the interquartile range.
 fn median(mut samples: Vec<f64>) -> Option<(f64, f64)> {
     samples.sort_by(f64::total_cmp);
     let at = |fraction: f64| {

@@ -21,11 +21,11 @@ pub struct CacheArgs {
     pub prefill_step_size: usize,
 }
 
-/// The number of first positions that a rotating cache never replaces, as in mlx-lm.
+/// The number of first positions that a rotating cache never replaces, the same as in mlx-lm.
 const KEPT: i32 = 4;
 
 impl CacheArgs {
-    /// How keys and values are kept.
+    /// The format in which keys and values are kept.
     pub fn kind(&self) -> CacheKind {
         match (self.max_kv_size, self.kv_bits) {
             (Some(max_size), _) => {

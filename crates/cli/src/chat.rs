@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
                 answering.store(false, Ordering::Relaxed);
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
-                    // The next line of a pipe may be shorter.
+                    // The conversation goes on, since the next line of a pipe may be short enough.
                     Err(error) if error.is::<TooLong>() => {
                         output::answer(format_args!(
                             "error: {error} with this line: write a shorter one, or forget the \
@@ -90,7 +90,8 @@ pub fn run(args: &Args) -> Result<()> {
                         ));
                         left_out += 1;
                     }
-                    // A person can write another line. Of several ranks, one may have failed alone.
+                    // A person can write another line. With several ranks, the error ends the
+                    // command, since one rank may have failed alone.
                     Err(error) if interactive && joined::group().is_none() => {
                         output::answer(format_args!("error: {error:#}\n"));
                         left_out += 1;
@@ -100,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    // A program that writes the lines gets an error.
+    // A program that writes the lines gets an error status.
     ensure!(left_out == 0 || interactive, "{left_out} of the lines had no answer");
     Ok(())
 }
@@ -169,7 +170,7 @@ impl Chat {
     }
 }
 
-/// The lines of a person, who can edit them, or of a pipe.
+/// The lines that a person types and can edit, or the lines of a pipe.
 enum Lines {
     Terminal(Box<DefaultEditor>),
     Pipe(std::io::Lines<std::io::StdinLock<'static>>),
@@ -187,7 +188,7 @@ impl Lines {
         matches!(self, Self::Terminal(_))
     }
 
-    /// The next line of rank 0, on every rank.
+    /// The next line that rank 0 reads, on every rank.
     fn next_of_first(&mut self) -> Result<Option<String>> {
         let sent = ranks::from_first(|| {
             Ok(self.next()?.map_or(String::new(), |line| format!("{line}\n")))

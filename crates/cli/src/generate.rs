@@ -29,7 +29,7 @@ pub struct Args {
     /// The prompt, where \n is a line break and \t a tabulator; `-` reads it from standard input.
     #[arg(required_unless_present = "prompt_option")]
     prompt: Option<String>,
-    /// The prompt, as an option like that of mlx_lm.generate.
+    /// The prompt, as an option like mlx_lm.generate's.
     #[arg(
         long = "prompt",
         short = 'p',
@@ -47,7 +47,7 @@ pub struct Args {
     /// null.
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// With --json: add each token's log probability, and those of the N likeliest tokens.
+    /// With --json: add the log probability of each token and of the N likeliest.
     #[arg(long, value_name = "N", requires = "json", help_heading = "Output")]
     logprobs: Option<usize>,
     /// Whether to write statistics to stderr.
@@ -109,12 +109,12 @@ fn prompt_text(args: &Args) -> Result<String> {
             std::io::stdin().read_to_string(&mut text).context("reading the prompt from stdin")?;
             Ok(text)
         }
-        // As in mlx-lm, a line break and a tabulator can be typed.
+        // As in mlx-lm, a person can type a line break as `\n` and a tabulator as `\t`.
         text => Ok(text.unwrap_or_default().replace("\\n", "\n").replace("\\t", "\t")),
     }
 }
 
-/// The output: text to stdout as it is generated, or one JSON object at the end.
+/// Writes the text to stdout as it is generated, or one JSON object at the end.
 struct Output {
     json: bool,
     verbose: bool,
@@ -125,7 +125,8 @@ struct Output {
 
 impl Output {
     fn start(args: &Args, session: &Session, prompt: &str) -> Self {
-        // The prompt is not part of the result, but a person reads the text after it.
+        // The prompt is not part of the result. On a terminal it is shown on stderr, in front of
+        // the text that continues it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
             output::eprint(prompt);
@@ -167,7 +168,7 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
-            // A row of tokens adds up in one order, however many rows there are.
+            // The sums of a row of tokens have the same order, whatever the number of rows.
             "drafts_change_text": false,
             "prompt_tps": prompt_tps,
             "generation_tps": generation_tps,

@@ -62,13 +62,13 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
     Ok(facts)
 }
 
-/// The file that MLX runs from.
+/// The path of the MLX library that this program uses.
 fn mlx_library() -> String {
     let path = device::mlx_library();
     path.map_or("a part of this program".to_owned(), |path| path.display().to_string())
 }
 
-/// The rule or the measurements by which an op runs our kernel or MLX's ops.
+/// The rule or the measurements that decide whether an op runs our kernel or MLX's ops.
 fn choices(device: Device) -> Result<String> {
     let choices = Choices::of_process(device)?;
     let asked = std::env::var("MLX_PRIMITIVES_TUNE").unwrap_or_default();

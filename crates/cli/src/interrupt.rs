@@ -1,6 +1,6 @@
-//! Ctrl-C and SIGTERM. The first one lets the command end in order, the second one ends it at once.
-//! A command that does not see the first one within two seconds, as while it loads a model or
-//! splits a long prompt into tokens, is ended then.
+//! Handles Ctrl-C and SIGTERM. The first signal lets the command end in order, and the second ends
+//! it at once. While a command loads a model or splits a long prompt into tokens, it may not see
+//! the first signal. It is then ended after two seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::{joined, output};
 /// The exit status that a shell reports for an interrupted command.
 pub const INTERRUPTED: i32 = 130;
 
-/// Handles interruptions from now on. The flag tells whether there was one.
+/// Handles interruptions from this call on. The flag tells whether there was one.
 pub fn handle() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -30,7 +30,8 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Ends the command after Ctrl-C if it runs on several ranks. The others need this one.
+/// Ends the command after Ctrl-C if it runs on several ranks, since the other ranks cannot go on
+/// without this one.
 pub fn end_with_ranks() {
     if joined::group().is_some() {
         joined::fail("interrupted");
@@ -39,7 +40,8 @@ pub fn end_with_ranks() {
     }
 }
 
-/// Ends the process at the first interruption from now on, without what it was writing.
+/// Lets the first interruption after this call end the process, without the output that it was
+/// writing.
 pub fn end_at_once() -> Result<()> {
     on_ctrl_c(|| end(INTERRUPTED))
 }
@@ -58,8 +60,8 @@ pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     })
 }
 
-/// Ends the process at once where SIGTERM comes, which asks for more than the end of an answer, as
-/// Ctrl-C does in a conversation.
+/// Lets SIGTERM end the process at once. In a conversation, Ctrl-C ends only an answer, but SIGTERM
+/// ends the command.
 pub fn end_when_terminated() {
     #[cfg(unix)]
     {
@@ -75,18 +77,18 @@ pub fn end_when_terminated() {
     }
 }
 
-/// How long the command may take to see an interruption.
+/// The time that the command has to see an interruption.
 const PATIENCE: Duration = Duration::from_millis(1_800);
 
-/// Whether the command has seen the last interruption, and ends in order.
+/// Whether the command has seen the last interruption, and is ending in order.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// Says that the command has seen an interruption.
+/// Records that the command has seen an interruption.
 pub fn seen() {
     SEEN.store(true, Ordering::SeqCst);
 }
 
-/// Sets the flag that the command looks at, and ends the process soon unless the command sees it.
+/// Sets the flag that the command checks, and ends the process soon unless the command sees it.
 pub fn interrupt(flag: &AtomicBool) {
     SEEN.store(false, Ordering::SeqCst);
     flag.store(true, Ordering::SeqCst);
@@ -101,8 +103,8 @@ pub fn interrupt(flag: &AtomicBool) {
     }
 }
 
-/// Ends the process at once. Threads of MLX may run, and destructors of what they use would fail
-/// under them, as those of CUDA's driver do. All that was printed has been flushed.
+/// Ends the process at once, without destructors: threads of MLX may still use what destructors
+/// free, such as CUDA's driver. All printed output has been flushed.
 pub fn end(status: i32) -> ! {
     files::abandon();
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! The ranks that this process has joined.
+//! The group of ranks that this process has joined.
 
 use std::fmt::Display;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use mlx_primitives_ranks::{Group, Split};
 
 static JOINED: OnceLock<(Group, Split)> = OnceLock::new();
 
-/// Keeps the group, and how it splits the model.
+/// Keeps the group, and the split of the model.
 pub fn set(group: Group, split: Split) {
     let _ = JOINED.set((group, split));
 }
@@ -27,7 +27,7 @@ pub fn is_first() -> bool {
     group().is_none_or(|group| group.rank() == 0)
 }
 
-/// Tells the other ranks why this one ends before them.
+/// Tells the other ranks why this rank ends before them.
 pub fn fail(reason: impl Display) {
     if let Some(group) = group() {
         group.fail(&reason.to_string());

@@ -1,9 +1,9 @@
 //! The `mlx-primitives` command. It writes the result to stdout and everything else to stderr. The
-//! exit status is 0, 1 (failed) or 2 (bad usage). If the reader of stdout goes away, as `head`
-//! does, the command ends quietly with 0, since nobody reads an error.
+//! exit status is 0, 1 (failed) or 2 (bad usage). If the reader of stdout closes it, as `head`
+//! does, the command ends without an error and with status 0.
 //!
-//! A library, because cargo compiles a program only when all of its crates are done, and a library
-//! beside them. It is for `main.rs` alone.
+//! Only `main.rs` uses this library. It is a library because cargo compiles it at the same time as
+//! other crates, but compiles a program only after all of its crates.
 
 mod bench;
 mod cache_args;
@@ -92,7 +92,7 @@ impl Command {
             Self::Info(args) => args.source.models(),
             Self::Quantize(args) => vec![&mut args.model],
             Self::Fuse(args) => vec![&mut args.model, &mut args.adapter_path],
-            // `lora` may find its model in a configuration.
+            // `lora` may read the model's name from a configuration.
             Self::Ops(_) | Self::Tune(_) | Self::Verify(_) | Self::Lora(_) => Vec::new(),
             Self::Completions(_) | Self::Man(_) => Vec::new(),
         }
@@ -103,8 +103,9 @@ impl Command {
     }
 }
 
-/// Whether MLX rounds float32 factors of a product to 10 bits on an NVIDIA GPU, as it does by
-/// default. Derivatives that are compositions of MLX's ops would then differ from their references.
+/// The variable that decides whether MLX rounds float32 factors of a product to 10 bits on an
+/// NVIDIA GPU. By default it does. Derivatives that are compositions of MLX's ops would then differ
+/// from their references.
 const TF32: &str = "MLX_ENABLE_TF32";
 
 const FAILED: u8 = 1;
@@ -128,7 +129,7 @@ pub fn main() -> ExitCode {
             let _ = usage.print();
             return ExitCode::from(BAD_USAGE);
         }
-        // The help or the version is the result.
+        // The help and the version are results, so stdout gets them.
         Err(asked) => output::printed(|| asked.print()).map_err(Into::into),
     };
     match ended {

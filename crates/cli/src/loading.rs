@@ -15,8 +15,8 @@ use crate::output;
 /// The time before the bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Makes a name on the Hugging Face hub the path of the model's files, which are downloaded if they
-/// are not here. The bar appears on stderr, if that is a terminal.
+/// Replaces a name on the Hugging Face hub by the path of the model's files, which are downloaded
+/// if they are missing. The bar appears on stderr, if that is a terminal.
 pub fn find(model: &mut PathBuf) -> Result<()> {
     let style = ProgressStyle::with_template(
         "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",

@@ -59,8 +59,8 @@ pub fn run(args: Args) -> Result<()> {
         let length = data.columns(run.settings.batch_size, run.settings.max_length);
         let peak = trainable.estimate(llama, &run.settings, length)?;
         output::eprintln(fits(&peak, memory::memory_limit() as u64, run.settings.recompute)?);
-        // A step writes to the memory of the one before: the system would have to clear new pages.
-        // On GPUs MLX keeps more than that.
+        // A step reuses the memory of the step before, because the system would have to clear new
+        // pages. On GPUs, MLX's own limit is larger, and stays.
         let step = usize::try_from(peak.step)?;
         let before = memory::set_cache_limit(step)?;
         memory::set_cache_limit(before.max(step))?;
@@ -98,7 +98,8 @@ pub fn run(args: Args) -> Result<()> {
     run.report(None, &text, json!({"test_loss": loss, "test_ppl": loss.exp()}))
 }
 
-/// A line about the memory of a run, or an error if that is more than the machine has for arrays.
+/// A line about the memory of a run. Returns an error if the run needs more memory than the machine
+/// has for arrays.
 fn fits(peak: &TrainingEstimate, limit: u64, recompute: bool) -> Result<String> {
     let total = bytes(peak.total());
     let more = if recompute { "" } else { "--grad-checkpoint, " };
@@ -112,7 +113,7 @@ fn fits(peak: &TrainingEstimate, limit: u64, recompute: bool) -> Result<String> 
     Ok(format!("Peak memory: about {total} (weights {weights}, state {state}, step {step})"))
 }
 
-/// Trains to the last step or until Ctrl-C, with reports and saved states in between.
+/// Trains to the last step or until Ctrl-C, and in between writes reports and saves the state.
 fn train(run: &Run, trainer: &mut Trainer, valid: Option<&Dataset>) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
@@ -191,7 +192,7 @@ fn train(run: &Run, trainer: &mut Trainer, valid: Option<&Dataset>) -> Result<()
 }
 
 impl Run {
-    /// The mean loss of texts, and the seconds that it took.
+    /// The mean loss of texts, and the seconds that computing it took.
     fn evaluate(
         &self,
         llama: &mlx_primitives_llama::Llama,

@@ -65,20 +65,20 @@ pub struct Packing {
     /// nvfp4].
     #[arg(long, value_name = "N")]
     pub group_size: Option<i32>,
-    /// How groups become numbers [default: affine].
+    /// Format of packed weights [default: affine].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// A scale and a bias for each group.
+    /// A scale and a bias for each group of integers.
     Affine,
-    /// 4-bit floats that share a power of two.
+    /// 4-bit floats; the scale of a group is a power of two.
     Mxfp4,
-    /// 8-bit floats that share a power of two.
+    /// 8-bit floats; the scale of a group is a power of two.
     Mxfp8,
-    /// 4-bit floats, of which 16 share an 8-bit float.
+    /// 4-bit floats; the scale of 16 of them is an 8-bit float.
     Nvfp4,
 }
 
@@ -87,7 +87,7 @@ impl Packing {
     ///
     /// # Errors
     ///
-    /// Returns a usage error if they name a format that MLX does not have.
+    /// Returns a usage error if the flags name a format that MLX does not have.
     pub fn quantization(&self) -> Result<Option<Quantization>> {
         if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
             return Ok(None);
@@ -120,7 +120,7 @@ impl Packing {
     }
 }
 
-/// How keys and values are kept.
+/// The format in which keys and values are kept.
 #[derive(clap::Args)]
 pub struct KvArgs {
     /// Keep keys and values in this many bits (2, 3, 4, 5, 6 or 8) instead of the model's type.
@@ -131,17 +131,17 @@ pub struct KvArgs {
     pub kv_group_size: i32,
 }
 
-/// A parser of the bits of packed weights, and of keys and values.
+/// Makes a parser for the bits of packed weights, and of keys and values.
 pub fn kv_bits() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["2", "3", "4", "5", "6", "8"]).try_map(|text| text.parse())
 }
 
-/// A parser of the group sizes of keys and values.
+/// Makes a parser for the group sizes of keys and values.
 pub fn kv_group_size() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["32", "64", "128"]).try_map(|text| text.parse())
 }
 
-/// Returns an error unless the groups divide the features of the model's heads.
+/// Returns an error unless the group size divides the number of features of the model's heads.
 pub fn check_kv(kind: CacheKind, llama: &Llama) -> Result<()> {
     if let CacheKind::Quantized { group_size, .. } = kind {
         let features = llama.config().head_dim();

@@ -1,5 +1,6 @@
-//! Ends the command with a message and status 1 when the system refuses memory to Rust's own
-//! collections, which would end it with a signal. MLX's arrays report that as an error.
+//! Ends the command with a message and status 1 if the system refuses memory to Rust's collections.
+//! Without this allocator, a signal would end the command. MLX reports such a failure of its arrays
+//! as an error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
@@ -9,8 +10,8 @@ static ALLOCATOR: SystemOrExit = SystemOrExit;
 /// The system's allocator, which never returns null.
 struct SystemOrExit;
 
-// SAFETY: each function calls that of the system's allocator, whose contract the caller keeps, or
-// does not return.
+// SAFETY: each function either calls the same function of the system's allocator, whose contract
+// the caller keeps, or does not return.
 unsafe impl GlobalAlloc for SystemOrExit {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of the allocator.
@@ -40,11 +41,11 @@ fn present(memory: *mut u8) -> *mut u8 {
     memory
 }
 
-/// Ends the process without a further allocation.
+/// Ends the process without allocating memory.
 #[cold]
 fn exit() -> ! {
     const SAID: &[u8] = b"error: out of memory: free some, or use a smaller model or context\n";
-    // SAFETY: the calls write bytes that live as long as the process, and end it. Neither
+    // SAFETY: `write` reads bytes that live as long as the process, and `_exit` ends it. Neither
     // allocates.
     unsafe {
         libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());

@@ -9,13 +9,12 @@ use mlx_primitives::printable;
 
 use crate::joined;
 
-/// The error that stdout could not be written to.
+/// The error of a failed write to stdout.
 #[derive(Debug)]
 pub struct StdoutError(io::Error);
 
 impl StdoutError {
-    /// Whether the reader of stdout has gone away, as `head` does. That is no failure of the
-    /// command.
+    /// Whether the reader of stdout has closed it, as `head` does. The command has not failed then.
     pub fn is_broken_pipe(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -33,7 +32,7 @@ impl Display for StdoutError {
 
 impl std::error::Error for StdoutError {}
 
-/// Writes a part of the result and flushes stdout. Of several ranks, rank 0 alone writes.
+/// Writes a part of the result and flushes stdout. Only rank 0 writes.
 pub fn print(part: impl Display) -> Result<(), StdoutError> {
     if !joined::is_first() {
         return Ok(());
@@ -64,15 +63,15 @@ pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Writes a note to stderr on rank 0 unless the command is quiet, and ignores a failure, which
-/// nobody could be told of.
+/// Writes a note to stderr on rank 0 unless the command is quiet. A failed write is ignored, since
+/// there is no other place to report it.
 pub fn eprint(part: impl Display) {
     if !is_quiet() {
         answer(part);
     }
 }
 
-/// Writes to stderr on rank 0 what a person or an error asks for, also if the command is quiet.
+/// Writes a reply to a person, or an error, to stderr on rank 0, also if the command is quiet.
 pub fn answer(part: impl Display) {
     if joined::is_first() {
         let _ = write!(io::stderr().lock(), "{part}");
@@ -82,18 +81,18 @@ pub fn answer(part: impl Display) {
 /// Writes an error to stderr, with the rank if there are several.
 pub fn error(reason: impl Display) {
     let rank = joined::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
-    // In one piece, between those that MLX's threads write.
+    // One write keeps the line in one piece, because MLX's threads write to stderr too.
     let reason = printable::lines(&reason.to_string());
     let line = format!("{rank}error: {reason}\n");
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Writes a note and a line's end, like [`eprint`].
+/// Writes a note and a line break, like [`eprint`].
 pub fn eprintln(line: impl Display) {
     eprint(format_args!("{line}\n"));
 }
 
-/// Returns an error if the command was started with stdout closed, as by `>&-`.
+/// Returns an error if stdout was closed when the command started, as by `>&-`.
 pub fn check_stdout() -> Result<(), StdoutError> {
     match startup::stdout_is_closed() {
         true => Err(StdoutError(io::Error::other("it is closed"))),

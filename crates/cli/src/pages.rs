@@ -1,4 +1,5 @@
-//! `mlx-primitives completions` and `mlx-primitives man`: texts that are made of the options.
+//! `mlx-primitives completions` and `mlx-primitives man`: texts that are generated from the
+//! options.
 
 use anyhow::{Context, Result};
 use clap::Command;

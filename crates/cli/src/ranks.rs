@@ -1,5 +1,5 @@
-//! A command that several processes run together, each with a part of the model. Rank 0 alone reads
-//! what a person gives, and prints the result.
+//! A command that several processes run together, each with a part of the model. Only rank 0 reads
+//! a person's input and prints the result.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Ranks {
     peer_timeout: u64,
 }
 
-/// A parser of the names of schemes.
+/// Makes a parser for the names of schemes.
 pub fn scheme() -> impl TypedValueParser<Value = Scheme> {
     PossibleValuesParser::new(Scheme::ALL.map(Scheme::name)).map(|name| {
         Scheme::ALL.into_iter().find(|scheme| scheme.name() == name).unwrap_or_default()
@@ -68,12 +68,12 @@ impl Ranks {
     }
 }
 
-/// The arguments that have to be the same on all ranks.
+/// Joins the arguments that have to be the same on all ranks into a text.
 fn common(arguments: impl Iterator<Item = OsString>) -> String {
     let mut kept = Vec::new();
     let mut skip = false;
     for argument in arguments {
-        // Of a path that is no text, the escaped bytes.
+        // A path that is not valid text is compared as escaped bytes.
         let argument = argument.into_string().unwrap_or_else(|bytes| format!("{bytes:?}"));
         let name = argument.split_once('=').map_or(&*argument, |(name, _)| name);
         let local = LOCAL.contains(&name);
@@ -85,7 +85,7 @@ fn common(arguments: impl Iterator<Item = OsString>) -> String {
     kept.join(" ")
 }
 
-/// The text that `read` returns on rank 0, on every rank.
+/// Returns, on every rank, the text that `read` returns on rank 0.
 pub fn from_first(read: impl FnOnce() -> Result<String>) -> Result<String> {
     let Some(group) = group() else { return read() };
     let text = if group.rank() == 0 { read()? } else { String::new() };
@@ -93,7 +93,7 @@ pub fn from_first(read: impl FnOnce() -> Result<String>) -> Result<String> {
     String::from_utf8(bytes).context("a text of rank 0")
 }
 
-/// Waits until all ranks are done.
+/// Waits until all ranks have finished.
 pub fn leave() -> Result<()> {
     Ok(group().map_or(Ok(()), Group::leave)?)
 }

@@ -1,10 +1,11 @@
-//! The speeds and counts of a text, in the words of mlx-lm.
+//! The speeds and counts of a text, with the names that mlx-lm uses.
 
 use mlx_primitives_llama::decode::Statistics;
 
 use crate::output;
 
-/// The fewest tokens over which a speed means something: the first ones come in pairs.
+/// The fewest tokens from which a speed is computed. Fewer are not enough, since the first tokens
+/// arrive in pairs.
 const FEWEST: usize = 8;
 
 /// Tokens a second, or `None` over too few tokens.
@@ -18,7 +19,8 @@ pub fn speeds(s: &Statistics) -> [Option<f64>; 2] {
     [speed(prompt, s.prompt_tps()), speed(s.generated_tokens, s.generation_tps())]
 }
 
-/// Prints the statistics of a text in the format of mlx-lm, with speeds where they mean something.
+/// Prints the statistics of a text in the format of mlx-lm. Speeds are printed if there were enough
+/// tokens.
 pub fn report(s: &Statistics, reason: &str) {
     let cached = match s.cached_tokens {
         0 => String::new(),

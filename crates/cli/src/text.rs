@@ -136,20 +136,21 @@ impl TextArgs {
 pub struct Session {
     pub checkpoint: Checkpoint,
     pub draft: Option<Checkpoint>,
-    /// `None` if the model has no template, or if the options ignore it.
+    /// `None` if the model has no template, or if an option turns it off.
     pub template: Option<ChatTemplate>,
     pub chat: ChatOptions,
     pub options: Options,
     draft_tokens: usize,
     prompt_lookup: bool,
-    /// Set by Ctrl-C; the text then ends.
+    /// Ctrl-C sets this flag, and the text ends.
     pub stop: Arc<AtomicBool>,
-    /// The models, and the keys and values of the last text.
+    /// Keeps the memory of the models, and of the keys and values of the last text, resident.
     resident: Resident,
 }
 
 impl TextArgs {
-    /// Chooses the threads, which cannot change once ranks have exchanged arrays, and joins them.
+    /// Sets the number of threads, which cannot change after ranks have exchanged arrays, and joins
+    /// the ranks.
     pub fn start(&self) -> Result<()> {
         self.kernels.set()?;
         self.ranks.join()
@@ -188,7 +189,8 @@ impl Session {
                 other => bail!("expected an object for --chat-template-config, got {other}"),
             }
         }
-        // Templates may ask whether the model thinks. As in mlx-lm, it does if it has the tokens.
+        // A template may read `enable_thinking`. As in mlx-lm, it is true if the vocabulary has the
+        // tokens.
         let has = |token: &str| checkpoint.tokenizer.token_id(token).is_some();
         let thinks = THOUGHTS.iter().any(|[start, end]| has(start) && has(end));
         chat.variables.entry("enable_thinking").or_insert(Value::Bool(thinks));
@@ -220,7 +222,8 @@ impl Session {
             Some(template) => template.render(messages, &self.chat)?,
             None => texts.collect(),
         };
-        // Tokens take long to find, and there are at most as many as bytes.
+        // Encoding takes long, and a text has at most as many tokens as bytes, so only a long text
+        // is checked.
         let limit = self.longest();
         if text.len() > limit {
             let tokens = tokenizer.fewest_tokens(&text)?;
@@ -232,10 +235,10 @@ impl Session {
         })
     }
 
-    /// The most tokens of a prompt.
+    /// The largest number of tokens in a prompt.
     pub fn longest(&self) -> usize {
         match self.checkpoint.llama.config().max_position_embeddings {
-            // A rotating cache forgets positions, so that a text may go on.
+            // A rotating cache drops positions, so a text may be longer than the model's limit.
             Some(limit) if !matches!(self.options.cache, CacheKind::Rotating { .. }) => {
                 limit.unsigned_abs() as usize
             }
@@ -263,7 +266,7 @@ impl Session {
         if self.options.max_tokens == 0 {
             return Ok(generation);
         }
-        // A prompt of one step is done before anyone could read the bar.
+        // A prompt of a single step is finished before a person could read the bar.
         let long =
             prompt.len() > self.options.prefill_step && joined::is_first() && !output::is_quiet();
         let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
@@ -305,7 +308,7 @@ fn most_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The seed that was given, or one of this moment that all ranks share.
+/// The given seed, or one from the clock, which all ranks share.
 fn seed(args: &SamplingArgs) -> Result<u64> {
     match args.seed {
         Some(seed) => Ok(seed),
@@ -317,7 +320,7 @@ fn seed(args: &SamplingArgs) -> Result<u64> {
     }
 }
 
-/// Pairs of tokens around a model's thoughts, as mlx-lm knows them.
+/// The pairs of tokens that begin and end a model's thoughts, as in mlx-lm.
 const THOUGHTS: [[&str; 2]; 4] = [
     ["<think>", "</think>"],
     ["<longcat_think>", "</longcat_think>"],
@@ -330,7 +333,8 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     let tokenizer = &checkpoint.tokenizer;
     let mut eos = BTreeSet::new();
     for token in &args.extra_eos_token {
-        // As in mlx-lm, digits are a number even where the vocabulary has such a token.
+        // As in mlx-lm, digits are the number of a token, even if the vocabulary has a token of
+        // these digits.
         let known = |id: &u32| tokenizer.token(*id).is_some();
         let id = match token.parse() {
             Ok(id) => Some(id).filter(known),

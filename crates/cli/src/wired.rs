@@ -1,5 +1,5 @@
-//! Keeps the memory of a command's models resident for the GPU, where the system offers that.
-//! Otherwise macOS pages weights out between tokens once they take most of the memory.
+//! Keeps the memory of a command's models resident for the GPU, if the system supports that.
+//! Otherwise macOS pages weights out between tokens when they take most of the memory.
 
 use std::cell::Cell;
 
@@ -9,27 +9,27 @@ use mlx_primitives_llama::{CacheKind, Llama, estimate};
 
 use crate::output;
 
-/// Memory that is given back when this is dropped. A command has one of these at a time.
+/// Memory that stays resident until this value is dropped. A command has one such value at a time.
 pub struct Resident {
-    /// The bytes of models, and of what a step computes.
+    /// The bytes of the models, and of the arrays that a step computes.
     models: usize,
-    /// The limit before, once it has changed.
+    /// The limit before the first change; `None` before that.
     before: Cell<Option<usize>>,
 }
 
 impl Resident {
-    /// Models of this many bytes, and a step of theirs.
+    /// Keeps models of this many bytes resident, and the arrays of a step.
     pub fn new(models: usize) -> Self {
-        // A prompt's step of 512 tokens computes some hundred megabytes at a time, more for larger
-        // models. Chosen, not measured.
+        // A step of 512 prompt tokens allocates some hundred megabytes at a time, more for larger
+        // models. The number was chosen, not measured.
         let step = (512 << 20) + models / 16;
         let resident = Self { models: models.saturating_add(step), before: Cell::default() };
         resident.with_caches(0);
         resident
     }
 
-    /// Caches of this many bytes instead of the last ones. Where the system refuses them, the
-    /// command says so and goes on, slower.
+    /// Also keeps caches of this many bytes resident, in place of the last ones. If the system
+    /// refuses, the command writes a note and continues more slowly.
     pub fn with_caches(&self, bytes: usize) {
         let wire = || -> Result<()> {
             let Some(most) = memory::recommended_working_set()? else { return Ok(()) };
@@ -47,12 +47,12 @@ impl Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        // A lower limit is never refused, and there would be nobody to tell.
+        // The system never refuses a lower limit, and `drop` could not report an error.
         let _ = self.before.get().map(memory::set_wired_limit);
     }
 }
 
-/// The bytes of keys and values of this many positions, or of as many as the model takes.
+/// The bytes of keys and values for this number of positions, but at most for the model's limit.
 pub fn cache(llama: &Llama, kind: CacheKind, positions: usize) -> usize {
     let config = llama.config();
     let most = config.max_position_embeddings.map_or(u32::MAX, i32::unsigned_abs);
@@ -77,7 +77,7 @@ mod tests {
         for kind in [CacheKind::Plain, CacheKind::Quantized { group_size: 32, bits: 8 }] {
             let mut real = llama.new_cache_of(kind)?;
             let _ = llama.forward(&Array::from_slice(&[1u32, 2, 3], [1, 3])?, &mut real)?;
-            // The buffers of plain caches have room for the queries of a step too.
+            // The buffers of plain caches also have room for the queries of a step.
             let (real, asked) = (real.nbytes(), cache(&llama, kind, 3));
             assert!(asked <= real && real <= 2 * asked, "{kind:?}: {asked} of {real}");
         }

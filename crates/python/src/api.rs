@@ -1,5 +1,5 @@
-//! The functions of Python that this library calls, by address: it needs no symbol of Python, so
-//! one file serves every version. All are of Python's stable interface.
+//! Calls functions of Python by address. The library needs no symbol of Python, so one file serves
+//! every version. All functions belong to Python's stable interface.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::objects::Object;
 use crate::refused::Refused;
 
-/// Addresses that Python's side fills in, in this order.
+/// Addresses, which the Python package fills in, in this order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Api {
@@ -23,14 +23,15 @@ pub struct Api {
     /// `mx.array`.
     pub array_type: Object,
     pub none: Object,
-    /// The arguments of `mx.array` for an array that becomes a result.
+    /// The arguments with which `mx.array` makes an array that becomes a result.
     array_arguments: Object,
     type_error: Object,
     value_error: Object,
     runtime_error: Object,
 }
 
-// SAFETY: the objects live as long as the process, and threads use them under Python's lock.
+// SAFETY: the objects live as long as the process, and threads use them only while they hold
+// Python's lock.
 unsafe impl Send for Api {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Api {}
@@ -45,8 +46,7 @@ pub fn api() -> Result<&'static Api, Refused> {
     API.get().ok_or_else(|| Refused::Runtime("the library has not begun".to_owned()))
 }
 
-/// Each function is called by a thread that holds Python's lock, with objects that live during the
-/// call.
+/// The caller of each function holds Python's lock, and passes objects that live during the call.
 impl Api {
     /// A whole number of 32 bits.
     ///
@@ -104,13 +104,14 @@ impl Api {
         if made.is_null() { Err(Refused::Raised) } else { Ok(made) }
     }
 
-    /// A tuple of objects, which it takes over.
+    /// Makes a tuple of objects, which it takes over.
     ///
     /// # Safety
     ///
     /// The objects are Python's, and this thread holds Python's lock.
     pub unsafe fn tuple(&self, objects: &[Object]) -> Result<Object, Refused> {
-        // SAFETY: the caller's promise; the new tuple has this many places, each set once.
+        // SAFETY: the caller's promise. The new tuple has this number of places, and each is set
+        // once.
         unsafe {
             let made = (self.tuple_new)(objects.len() as isize);
             if made.is_null() {

@@ -1,4 +1,4 @@
-//! The kinds of arguments.
+//! The kinds of arguments that an op takes.
 //!
 //! | kind | in Python |
 //! |---|---|
@@ -18,7 +18,7 @@ pub trait Kind {
     /// The type that an op takes.
     type Lent<'a>;
 
-    /// An argument from its object.
+    /// Reads an argument from its Python object.
     ///
     /// # Safety
     ///

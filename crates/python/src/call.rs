@@ -1,5 +1,5 @@
-//! How a call ends: with its results or an error. Functions that ctypes calls return the text of
-//! the error.
+//! Ends a call with its results or an error. Functions that ctypes calls return the text of the
+//! error.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
@@ -19,7 +19,7 @@ thread_local! {
     static ROW_ORDER: Cell<RowOrder> = const { Cell::new(RowOrder::ByCount) };
 }
 
-/// Whether there is a GPU for which this build has no kernels.
+/// Whether the machine has a GPU for which this build has no kernels.
 static REFUSES_GPU: AtomicBool = AtomicBool::new(false);
 
 pub fn begin(refuses_gpu: bool) {
@@ -30,7 +30,7 @@ pub fn set_row_order(order: RowOrder) -> RowOrder {
     ROW_ORDER.replace(order)
 }
 
-/// Runs `f`, and returns null or the text of its error. No panic leaves it.
+/// Runs `f`, and returns null or the text of its error. Panics become errors.
 pub fn finish(f: impl FnOnce() -> Result<(), Refused>) -> *const c_char {
     let refused = match panics::caught(f) {
         Ok(Ok(())) => return ptr::null(),
@@ -50,11 +50,12 @@ pub fn finish(f: impl FnOnce() -> Result<(), Refused>) -> *const c_char {
         *place = text;
         place.as_ptr()
     };
-    // While the thread ends, there may be no place for the text.
+    // While the thread ends, the thread-local text may not exist.
     TEXT.try_with(keep).unwrap_or(c"Rthe thread is ending".as_ptr())
 }
 
-/// Builds an op in the thread's order of rows, unless it would run where it has no kernels.
+/// Builds an op with the thread's order of rows. Returns an error if the op would run on a GPU for
+/// which this build has no kernels.
 pub fn built<R>(op: &str, build: impl FnOnce() -> Result<R>) -> Result<R, Refused> {
     if REFUSES_GPU.load(Ordering::Relaxed) && device::current()? == Device::Gpu {
         let cure = "pass stream=mx.cpu, or make it the default device";
@@ -67,7 +68,8 @@ pub fn built<R>(op: &str, build: impl FnOnce() -> Result<R>) -> Result<R, Refuse
     }?)
 }
 
-/// Runs an op for Python, which gets its result, or null and an error. No panic leaves it.
+/// Runs an op and returns its result to Python, or sets Python's error and returns null. Panics
+/// become errors.
 ///
 /// # Safety
 ///
@@ -101,9 +103,9 @@ pub unsafe fn exactly<const N: usize>(
     Ok(std::array::from_fn(|i| unsafe { *arguments.add(i) }))
 }
 
-/// The results of an op, as Python gets them.
+/// The results of an op, in the form that Python gets.
 pub trait Results {
-    /// An array, or a tuple of arrays.
+    /// Makes an array, or a tuple of arrays.
     ///
     /// # Safety
     ///
@@ -113,7 +115,7 @@ pub trait Results {
 
 impl Results for Array {
     unsafe fn into_object(self) -> Result<Object, Refused> {
-        // SAFETY: the caller's promise. Nobody else has the new object.
+        // SAFETY: the caller's promise. No other code has the new object.
         unsafe {
             let made = api()?.new_array()?;
             layout()?.assign(made.cast_mut(), &self)?;

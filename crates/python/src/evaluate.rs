@@ -1,5 +1,5 @@
-//! Evaluation by the core, which on a CPU hands several kernels at a time to the stream's thread
-//! and lends the thread that waits to the kernels.
+//! Evaluates arrays by the core. On a CPU, the core hands several kernels at a time to the stream's
+//! thread, and the thread that waits helps to run the kernels.
 //!
 //! Python collects arrays while it holds its lock, and evaluates them without it.
 

@@ -1,4 +1,4 @@
-//! Primitives that a Python program writes: a kernel in the Metal language.
+//! Primitives that a Python program writes as kernels in the Metal language.
 
 use std::ffi::{CStr, c_char};
 use std::slice;
@@ -15,7 +15,7 @@ use crate::refused::Refused;
 /// The most dimensions of an input whose shape or strides a kernel reads, as in `_metal.py`.
 const DIMENSIONS: usize = 8;
 
-/// The facts about an input that a kernel reads beside its elements, as bits.
+/// The facts about an input that a kernel reads in addition to its elements, one bit each.
 const SHAPE: u8 = 1;
 const STRIDES: u8 = 2;
 const NDIM: u8 = 4;
@@ -102,7 +102,7 @@ impl CustomPrimitive for Kernel {
         Ok(vec![launch.threads(self.grid, self.group)])
     }
 
-    /// A launch for each entry.
+    /// Launches the kernel once for each entry of the mapped axis.
     fn vmap(&self, inputs: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let mapped = || inputs.iter().zip(axes).filter_map(|(x, axis)| Some((x, (*axis)?)));
         let count = mapped().next().map_or(0, |(x, axis)| x.shape()[axis]);
@@ -121,7 +121,7 @@ impl CustomPrimitive for Kernel {
     }
 }
 
-/// A kernel in Python's words: one function of the library `source`, whose name is `name`.
+/// The call of a kernel as Python describes it: the function `name` of the library `source`.
 #[repr(C)]
 pub struct Request {
     name: *const c_char,
@@ -132,11 +132,11 @@ pub struct Request {
     /// For each input, the facts that the kernel reads.
     read: *const u8,
     output_count: usize,
-    /// `mx.array` objects of the outputs' shapes and types.
+    /// `mx.array` objects with the shapes and types of the outputs.
     like: *const Object,
     /// `mx.array` objects that become the outputs.
     outputs: *const Place,
-    /// The threads of the grid along three axes, then those of a group.
+    /// The number of threads of the grid along three axes, then of a threadgroup.
     threads: [u32; 6],
     contiguous: bool,
 }
@@ -145,13 +145,13 @@ pub struct Request {
 ///
 /// # Safety
 ///
-/// `request` and what its pointers lead to stay as they are during the call: texts end with a zero,
-/// and lists have as many entries as their counts say, of Python objects. No other thread uses the
-/// outputs.
+/// `request` and the data that it points to do not change during the call. Texts end with a zero.
+/// Lists have the number of entries that their counts say, and contain Python objects. No other
+/// thread uses the outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *const c_char {
     finish(|| {
-        // SAFETY: the caller promises a request, whose lists have these lengths.
+        // SAFETY: the caller promises a request whose lists have these lengths.
         let (request, objects, read, like, places) = unsafe {
             let request = &*request;
             let list = |list, count| slice::from_raw_parts::<Object>(list, count);
@@ -163,11 +163,11 @@ pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *cons
                 slice::from_raw_parts(request.outputs, request.output_count),
             )
         };
-        // SAFETY: the caller promises that the texts end.
+        // SAFETY: the caller promises that the texts end with a zero.
         let [name, source] = [request.name, request.source]
             .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         let array = |object: &Object| {
-            // SAFETY: the caller promises that these are objects.
+            // SAFETY: the caller promises that these are Python objects.
             unsafe { layout()?.array(*object, &name) }
         };
         let inputs = objects.iter().map(array).collect::<Result<Vec<_>, Refused>>()?;
@@ -186,15 +186,15 @@ pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *cons
         let inputs: Vec<&Array> = inputs.iter().collect();
         let results = built(&name, || custom::apply(kernel, &inputs))?;
         for (array, &place) in results.iter().zip(places) {
-            // SAFETY: the caller promises that these are objects that only this thread uses.
+            // SAFETY: the caller promises that these are Python objects that only this thread uses.
             unsafe { layout()?.assign(place, array) }?;
         }
         Ok(())
     })
 }
 
-/// Runs a function of Python, in which kernels run in the simulator: 0 from the first thread to the
-/// last, 1 in reverse, and in a random order that any other number seeds.
+/// Runs a function of Python whose kernels run in the simulator. `order` is 0 to run the threads
+/// from first to last, 1 for the reverse, and any other number is the seed of a random order.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_simulate(order: u64, body: extern "C" fn()) -> *const c_char {
     finish(|| {
@@ -207,8 +207,8 @@ pub extern "C" fn mlx_primitives_simulate(order: u64, body: extern "C" fn()) -> 
     })
 }
 
-/// 1 if kernels that this thread evaluates run in the simulator, 0 if not, -1 if this library has
-/// none.
+/// Returns 1 if kernels that this thread evaluates run in the simulator, 0 if they do not, and -1
+/// if this library has no simulator.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_simulates() -> i32 {
     if simulator::is_available() { i32::from(simulator::is_on()) } else { -1 }

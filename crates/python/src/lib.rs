@@ -1,13 +1,13 @@
 //! The ops of `mlx-primitives` as C functions, for the Python package in `python/`.
 //!
-//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. It makes functions
-//! of the ops from a table (`ops.rs`), so a new op is one entry there and one function in
-//! `python/mlx_primitives/ops`. They take `mx.array` objects by address (`objects.rs`), and call
-//! Python by addresses too (`api.rs`). The library needs no symbol of Python, so one file serves
-//! every version of it.
+//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. A table lists the
+//! ops (`ops.rs`), so a new op is one entry in the table and one function in
+//! `python/mlx_primitives/ops`. The C functions take `mx.array` objects by address (`objects.rs`),
+//! and call Python by address too (`api.rs`). The library needs no symbol of Python, so one file
+//! serves every version of it.
 //!
-//! The functions that ctypes calls return null, or the text of an error behind a letter for its
-//! type in Python: `T`, `V` or `R`. The text stays valid until the thread's next call.
+//! The functions that ctypes calls return null, or the text of an error. The first letter of the
+//! text is its type in Python: `T`, `V` or `R`. The text stays valid until the thread's next call.
 
 mod api;
 mod arguments;
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn mlx_primitives_begin(
         }
         // SAFETY: the caller's promise.
         let api = unsafe { *api };
-        // SAFETY: the caller promises that these are objects of that size.
+        // SAFETY: the caller promises that these are objects of these sizes.
         let layout = unsafe { probe::examine(head, size, api.array_type, api.none, probe) };
         let layout = layout.map_err(Refused::Runtime)?;
         guest::begin();
@@ -70,14 +70,14 @@ pub unsafe extern "C" fn mlx_primitives_begin(
     })
 }
 
-/// The ops, ended by an entry without a name.
+/// The ops. The last entry has no name.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_table() -> *const ops::Method {
     ops::TABLE.as_ptr()
 }
 
-/// The names of this library's version, the MLX that it is for, its CPU kernels and its GPU
-/// kernels, one a line, behind the letter `I`.
+/// Returns the letter `I` and four lines: the version of this library, the version of MLX that it
+/// is for, its CPU kernels and its GPU kernels.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_info() -> *const c_char {
     finish(|| {
@@ -87,8 +87,8 @@ pub extern "C" fn mlx_primitives_info() -> *const c_char {
     })
 }
 
-/// Sets the order of rows of the ops that this thread builds, and returns the previous one: 0 by
-/// their count, 1 of tokens, 2 of prompts.
+/// Sets the order of rows for the ops that this thread builds, and returns the previous order: 0 if
+/// the number of rows decides, 1 for tokens, 2 for prompts.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_row_order(order: i32) -> i32 {
     let order = match order {
@@ -105,7 +105,7 @@ pub extern "C" fn mlx_primitives_panic() -> *const c_char {
     finish(|| std::panic::resume_unwind(Box::new("as asked")))
 }
 
-/// Counts the threads of the CPU kernels; sets them first if `threads` is not 0.
+/// Sets the number of threads of the CPU kernels if `threads` is not 0, and returns the number.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_threads(threads: usize) -> *const c_char {
     finish(|| {

@@ -1,4 +1,4 @@
-//! `mx.array` objects by address.
+//! Reads and writes `mx.array` objects by address.
 //!
 //! nanobind keeps a C++ value inside the Python object. Behind Python's header are 32 bits that
 //! say how far from the object's address the value lies, and flags. Both are the same for each
@@ -11,18 +11,18 @@ use mlx_primitives::support::guest;
 
 use crate::refused::Refused;
 
-/// A Python object to read.
+/// The address of a Python object that is read.
 pub type Object = *const u8;
-/// An `mx.array` of Python that takes a result.
+/// The address of an `mx.array` of Python that receives a result.
 pub type Place = *mut u8;
 
-/// Of the flags, those that say whether and where the object holds a value.
+/// The bits of the flags that say whether and where the object holds a value.
 const FLAGS: u64 = 0xf;
 
-/// The words of a Python object that holds an array.
+/// The layout of a Python object that holds an array.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// The bytes of Python's header, which ends with the type.
+    /// The size of Python's header, which ends with the type.
     head: usize,
     array_type: Object,
     none: Object,
@@ -61,7 +61,7 @@ unsafe fn words(object: Object, head: usize) -> (Object, usize, u64) {
 }
 
 impl Layout {
-    /// The layout of `probe`, of which nothing is known but its size in bytes.
+    /// The layout of `probe`, of which only the size in bytes is known.
     ///
     /// # Safety
     ///
@@ -85,13 +85,13 @@ impl Layout {
         Ok(Self { head, array_type, none, offset, flags })
     }
 
-    /// The address of the array in an object of the right type; `None` for others.
+    /// The address of the array in an object; `None` if the object has another type.
     ///
     /// # Safety
     ///
     /// `object` is a Python object.
     pub unsafe fn address(&self, object: Object) -> Option<*const ()> {
-        // SAFETY: the header is there, and objects of the type have the bytes after it.
+        // SAFETY: every object has a header, and objects of this type have the bytes after it.
         unsafe {
             if object.add(self.head - 8).cast::<Object>().read() != self.array_type {
                 return None;
@@ -108,9 +108,9 @@ impl Layout {
     ///
     /// `object` is a Python object that no other thread changes.
     pub unsafe fn array(&self, object: Object, name: &str) -> Result<Array, Refused> {
-        // SAFETY: the caller promises that this is an object.
+        // SAFETY: the caller promises that this is a Python object.
         match unsafe { self.address(object) } {
-            // SAFETY: an object with the probe's words holds an array there.
+            // SAFETY: an object whose words equal the probe's holds an array at this address.
             Some(address) => Ok(unsafe { guest::array_at(address) }),
             None => Err(Refused::Type(format!("expected {name} to be an mx.array"))),
         }
@@ -129,17 +129,17 @@ impl Layout {
         unsafe { self.array(object, name) }.map(Some)
     }
 
-    /// Makes the array in an object the same as `array`.
+    /// Makes the array in an object equal to `array`.
     ///
     /// # Safety
     ///
     /// `place` is a Python object that no other thread uses.
     pub unsafe fn assign(&self, place: Place, array: &Array) -> Result<(), Refused> {
-        // SAFETY: the caller promises that this is an object.
+        // SAFETY: the caller promises that this is a Python object.
         let Some(address) = (unsafe { self.address(place) }) else {
             return Err(Refused::Type("expected an mx.array for a result".to_owned()));
         };
-        // SAFETY: an object with the probe's words holds an array there.
+        // SAFETY: an object whose words equal the probe's holds an array at this address.
         unsafe { guest::assign(address.cast_mut(), array) };
         Ok(())
     }

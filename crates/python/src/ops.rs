@@ -1,5 +1,5 @@
-//! The table of ops. An entry has the arguments in order, each with a kind
-//! (`arguments.rs`), and the results.
+//! The table of ops. An entry has the arguments in order, each with its kind (`arguments.rs`), and
+//! the expression of the results.
 
 use std::ffi::{c_char, c_int};
 
@@ -11,12 +11,12 @@ use crate::arguments::{Kind, kinds};
 use crate::call::{Results, answer, built, exactly};
 use crate::objects::Object;
 
-/// A function as Python describes those of its modules, a `PyMethodDef`.
+/// A function in the form in which Python describes a module's functions, a `PyMethodDef`.
 #[repr(C)]
 pub struct Method {
     name: *const c_char,
     function: Option<unsafe extern "C" fn(Object, *const Object, isize) -> Object>,
-    /// That arguments come as an array, without names.
+    /// The way of passing arguments: as an array, without names.
     flags: c_int,
     /// The arguments with their kinds: `x:array weight:optional`.
     arguments: *const c_char,
@@ -24,10 +24,10 @@ pub struct Method {
 
 const FASTCALL: c_int = 0x80;
 
-// SAFETY: the pointers are those of constants.
+// SAFETY: the pointers point to constants.
 unsafe impl Sync for Method {}
 
-/// How the arrays of a packed weight are read.
+/// The format of a packed weight.
 struct Packing {
     group_size: i32,
     bits: i32,
@@ -46,7 +46,7 @@ impl Packing {
         QuantizedWeight::new(w, scales, biases, self.group_size, self.bits, self.mode()?)
     }
 
-    /// A weight whose shapes and types the op looks at.
+    /// A packed weight of a product. The op checks the shapes and types of its arrays.
     fn factor(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
         let (w, scales, biases) = (w.clone(), scales.clone(), biases.cloned());
         let (group_size, bits, mode) = (self.group_size, self.bits, self.mode()?);
@@ -54,7 +54,7 @@ impl Packing {
         Ok(if self.int8 { weight.with_activations(CpuActivations::Int8) } else { weight })
     }
 
-    /// A weight, which is plain if it has no scales.
+    /// A weight, which is not packed if it has no scales.
     fn linear(
         &self,
         w: &Array,
@@ -77,7 +77,7 @@ impl Packing {
     }
 }
 
-/// A packed weight that may be absent: its codes, scales and biases.
+/// A packed weight, or `None`: its codes, scales and biases.
 type Parts<'a> = (Option<&'a Array>, Option<&'a Array>, Option<&'a Array>);
 
 fn activation(kind: i32) -> Option<Activation> {
@@ -90,7 +90,7 @@ fn activation(kind: i32) -> Option<Activation> {
     }
 }
 
-/// Where a step lies: at a position, or at those of an array.
+/// The positions of a step: one number, or a number for each sequence in an array.
 fn offset(position: i32, each: Option<&Array>) -> Offset<'_> {
     each.map_or(Offset::Position(position), Offset::Each)
 }
@@ -113,7 +113,7 @@ macro_rules! reduced {
 
 macro_rules! table {
     ($($name:ident($($argument:ident: $kind:ident),*) => $body:expr;)*) => {
-        /// The ops, ended by an entry without a name.
+        /// The ops. The last entry has no name.
         pub static TABLE: &[Method] = &[$({
             /// # Safety
             ///
@@ -126,12 +126,12 @@ macro_rules! table {
                     let [$($argument),*] = unsafe { exactly(arguments, count) }?;
                     $(
                         let name = stringify!($argument);
-                        // SAFETY: these are objects, and a call holds Python's lock.
+                        // SAFETY: these are Python objects, and the caller holds Python's lock.
                         let held = unsafe { <kinds::$kind as Kind>::take($argument, name) }?;
                         let $argument = <kinds::$kind as Kind>::lend(&held);
                     )*
                     let results = built(stringify!($name), || $body)?;
-                    // SAFETY: a call holds Python's lock.
+                    // SAFETY: the caller holds Python's lock.
                     unsafe { results.into_object() }
                 };
                 // SAFETY: as above.
@@ -155,7 +155,7 @@ macro_rules! table {
 }
 
 table! {
-    // An array as it is, by which Python tests this library.
+    // Returns its array unchanged, for Python's tests of this library.
     share(x: array) => Ok(x.clone());
 
     // Norms.
@@ -288,7 +288,8 @@ table! {
         let up = packing.factor(up, up_scales, up_biases)?;
         ops::quantized_swiglu(x, &gate, &up, norm.map(|norm| (norm, eps)))
     };
-    // A block of a Llama for few tokens: the new state of its layer, and its result.
+    // A block of a Llama for few tokens. It returns the new state of its layer, and the block's
+    // result.
     llama_block(
         x: array, state: array, norm: array, eps: float, q: array, q_scales: array,
         q_biases: optional, k: array, k_scales: array, k_biases: optional, v: array,
@@ -332,7 +333,7 @@ table! {
     dequantize(w: array, scales: array, biases: array, group_size: int, bits: int) =>
         ops::dequantize(w, scales, biases, group_size, bits);
 
-    // Reductions, over the last axis or over all.
+    // Reductions, over the last axis or over all axes.
     sum(x: array, all: flag, keepdims: flag) =>
         reduced!(sum, sum_keepdims, x, all, keepdims);
     mean(x: array, all: flag, keepdims: flag) =>

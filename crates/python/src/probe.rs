@@ -1,17 +1,17 @@
-//! Whether arrays lie where the layout says, found out without following a pointer that may lead
-//! nowhere.
+//! Checks whether arrays lie where the layout says, without following a pointer that may be
+//! invalid.
 
 use mlx_primitives::Dtype;
 use mlx_primitives::support::guest;
 
 use crate::objects::{Layout, Object};
 
-/// The shape of the probe.
+/// The shape of the probe, which the library looks for.
 const SHAPE: [i32; 3] = [3, 5, 7];
-/// The bytes of MLX's description of an array that reading its shape and type touches, at most.
+/// An upper bound of the bytes of MLX's array description that are read for a shape and a type.
 const DESCRIPTION: usize = 256;
 
-/// The layout of `mx.array` objects, or why it is not as expected.
+/// The layout of `mx.array` objects, or an error that says why it is not as expected.
 ///
 /// # Safety
 ///
@@ -28,19 +28,19 @@ pub unsafe fn examine(
     let elsewhere = || "an mx.array does not hold its array where nanobind says".to_owned();
     // SAFETY: the caller's promise.
     let address = unsafe { layout.address(probe) }.ok_or_else(elsewhere)?;
-    // SAFETY: `Layout::of` has seen that these bytes belong to the object.
+    // SAFETY: `Layout::of` has checked that these bytes belong to the object.
     let description = unsafe { address.cast::<usize>().read() };
     let mut bytes = [0; DESCRIPTION];
     if !description.is_multiple_of(align_of::<usize>()) || !copied(description, &mut bytes) {
         return Err(elsewhere());
     }
-    // SAFETY: the word at this address is that of readable memory, of the description's size.
+    // SAFETY: the word at this address points to readable memory of the description's size.
     let [place, count] = unsafe { guest::shape_at(address) };
     let mut dims = [0; size_of::<[i32; 3]>()];
     if count != SHAPE.len() || !copied(place, &mut dims) || dims != bytes_of(SHAPE) {
         return Err(elsewhere());
     }
-    // SAFETY: the shape of the probe is there, so this is its array.
+    // SAFETY: the description has the shape of the probe, so it describes the probe's array.
     let dtype = unsafe { guest::array_at(address) }.dtype();
     if dtype != Dtype::Float16 {
         return Err(format!("an mx.array of float16 has the type {dtype} here"));
@@ -56,16 +56,17 @@ fn bytes_of(shape: [i32; 3]) -> [u8; 12] {
     bytes
 }
 
-/// Copies what lies at an address; false where a program may not read. The system reads it.
+/// Copies the bytes at an address; returns false if the process may not read them. The system reads
+/// them, so an invalid address does no harm.
 fn copied(address: usize, into: &mut [u8]) -> bool {
     let mut ends = [0; 2];
-    // SAFETY: the array has room for both ends.
+    // SAFETY: the array has room for both ends of the pipe.
     if unsafe { libc::pipe(ends.as_mut_ptr()) } != 0 {
         return false;
     }
     let [read, write] = ends;
-    // SAFETY: the system checks the first address, and the second has room for the bytes, of which
-    // a pipe holds more. Both ends are closed once.
+    // SAFETY: the system checks the address that `write` reads. The other buffer has room for the
+    // bytes, and a pipe holds more than these. Each end is closed once.
     unsafe {
         let sent = libc::write(write, std::ptr::with_exposed_provenance(address), into.len());
         let whole = sent == into.len() as isize

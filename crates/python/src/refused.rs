@@ -1,15 +1,15 @@
-//! Errors, as Python takes them.
+//! The errors that Python gets.
 
 use mlx_primitives::Error;
 
-/// Why a call has no result, by the type of the error in Python.
+/// The reason why a call has no result, by the type of the error in Python.
 pub enum Refused {
     Type(String),
     Value(String),
     Runtime(String),
-    /// Python's error is set already.
+    /// Python's error has been set already.
     Raised,
-    /// No error: a text that was asked for.
+    /// A text that the caller wants. It is not an error.
     Info(String),
 }
 

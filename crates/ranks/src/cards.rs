@@ -1,5 +1,5 @@
-//! The GPU of each rank that NCCL connects. A rank sees one GPU alone, so that it is MLX's default
-//! device, and its streams and NCCL mean that one.
+//! Chooses the GPU of each rank that NCCL connects. A rank sees only this GPU, which is therefore
+//! MLX's default device and the device of its streams and of NCCL.
 
 use std::env;
 
@@ -11,7 +11,7 @@ use mlx_primitives::{Error, Result};
 /// The variable by which CUDA limits a process to some GPUs. `mlx.launch` gives each rank one.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Lets this process see the GPU of its rank alone, before CUDA has started.
+/// Lets this process see only the GPU of its rank. It runs before CUDA starts.
 pub(super) fn choose(place: &Place) -> Result<()> {
     if place.backend != Backend::Nccl {
         return Ok(());
@@ -19,15 +19,16 @@ pub(super) fn choose(place: &Place) -> Result<()> {
     let visible = env::var_os(VISIBLE);
     let visible = visible.as_deref().map(|text| text.to_string_lossy());
     if let Some(card) = card(visible.as_deref(), place)? {
-        // SAFETY: a thread that looks for a variable meanwhile reads the old or the new list, since
-        // the C library frees no text or list of variables with which the process has started, and
-        // nothing else in this process sets this variable.
+        // SAFETY: a thread that reads the environment meanwhile sees the old or the new list of
+        // variables. The C library frees neither the texts nor the list with which the process has
+        // started, and no other code in this process sets this variable.
         unsafe { env::set_var(VISIBLE, card) }
     }
     Ok(())
 }
 
-/// The GPU of a rank where the process sees these ones; `None` where it is the only one already.
+/// The GPU of a rank, given the GPUs that the process sees; `None` if it sees only that one
+/// already.
 fn card(visible: Option<&str>, place: &Place) -> Result<Option<String>> {
     let Some(visible) = visible else { return Ok(Some(place.rank.to_string())) };
     let cards: Vec<&str> = visible.split(',').map(str::trim).collect();
@@ -42,7 +43,7 @@ fn card(visible: Option<&str>, place: &Place) -> Result<Option<String>> {
     }
 }
 
-/// The name of this rank's GPU; empty where ranks need none.
+/// The name of this rank's GPU; empty for a backend without GPUs.
 pub(super) fn own(place: &Place) -> Result<String> {
     if place.backend != Backend::Nccl {
         return Ok(String::new());
@@ -57,7 +58,7 @@ pub(super) fn own(place: &Place) -> Result<String> {
     Err(Error::argument("join", format_args!("{expected} ({VISIBLE} is {visible:?})")))
 }
 
-/// Returns an error if two ranks have one GPU, which NCCL refuses by ending the process.
+/// Returns an error if two ranks have the same GPU, in which case NCCL would end the process.
 pub(super) fn check<'a>(cards: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = Vec::new();
     for (rank, card) in cards.enumerate().filter(|(_, card)| !card.is_empty()) {

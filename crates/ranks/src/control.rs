@@ -14,33 +14,34 @@ use super::keys::Seal;
 use super::{end, watch};
 use mlx_primitives::{Error, Result};
 
-/// The parts of the timeout in which nothing comes from a lost rank.
+/// The number of parts of the timeout. A rank counts as lost if no data arrives in any of them.
 const SLICES: u32 = 4;
-/// How many bytes of messages may wait to be read.
+/// The largest number of bytes of messages that may wait to be read.
 const INBOX: usize = 64 << 20;
-/// How long a failing rank waits for the reason of another, which is the cause more often.
+/// The time for which a failing rank waits for another rank's reason, which is more often the
+/// cause.
 const VERDICT: Duration = Duration::from_secs(1);
-/// How many characters of another rank's reason are shown.
+/// The number of characters of another rank's reason that are shown.
 const REASON: usize = 1000;
 /// Stands for no limit.
 pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long the end of this process waits, so that the last messages arrive.
+/// The time for which the end of this process waits, so that the last messages arrive.
 const LINGER: Duration = Duration::from_millis(100);
 
 pub(super) struct Control {
     rank: usize,
     /// The silence after which a rank counts as lost.
     timeout: Duration,
-    /// The end of every other wait.
+    /// The longest time that any other wait may take.
     stall: Duration,
     writers: BTreeMap<usize, Mutex<Writer>>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether this process is ending; the thread that sets it is the one to say why.
+    /// Whether this process is ending. The thread that sets it reports the reason.
     ending: Mutex<bool>,
 }
 
-/// The end of a connection to which frames are written.
+/// The end of a connection that frames are written to.
 struct Writer {
     stream: TcpStream,
     seal: Seal,
@@ -107,8 +108,8 @@ impl Control {
         format!("rank {peer} has not answered for {seconds} s; it may be stopped or unreachable")
     }
 
-    /// Reads a rank's frames until the connection ends. The end is an error, except after a
-    /// farewell.
+    /// Reads a rank's frames until the connection ends. The end is an error unless the rank has
+    /// said that it leaves.
     fn read(&self, peer: usize, stream: TcpStream, mut seal: Seal) {
         let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
         let reason = loop {
@@ -144,18 +145,18 @@ impl Control {
         }
     }
 
-    /// Sends signs of life and looks at this process's waits.
+    /// Sends signs of life, and checks how long this process's waits take.
     fn beat(&self) {
         let pause = (self.timeout / SLICES).min(Duration::from_secs(1));
         let mut last = Instant::now();
         while !self.state().done {
-            // A longer pause than this is one of the whole process.
+            // If a pause is longer than this, the whole process was stopped.
             let stopped = last.elapsed().saturating_sub(2 * pause + Duration::from_secs(1));
             watch::forgive(stopped);
             last = Instant::now();
             for writer in self.writers.values() {
-                // A connection that another thread is writing to needs no beat, and errors are
-                // noticed by the thread that reads.
+                // If another thread is writing to a connection, this thread need not send a sign of
+                // life there. The thread that reads notices errors.
                 if let Ok(mut writer) = writer.try_lock() {
                     let _ = writer.write(FrameKind::Beat, &[]);
                 }
@@ -167,17 +168,18 @@ impl Control {
         }
     }
 
-    /// Ends this process because of a rank, after telling the others, unless it is ending already.
+    /// Ends this process because of another rank, after telling the other ranks the reason. Does
+    /// nothing if the process is ending already.
     fn end(&self, reason: &str) {
         let mut ending = lock(&self.ending);
         if !std::mem::replace(&mut *ending, true) {
             self.tell(reason);
-            // The lock is held until the end: no other thread says another reason.
+            // The lock is held until the process ends, so no other thread reports another reason.
             end::now(&format!("[rank {}] error: {reason}", self.rank));
         }
     }
 
-    /// Tells all ranks that this one can reach a reason to end.
+    /// Tells the reason for the end to all ranks that this rank can reach.
     fn tell(&self, reason: &str) {
         let deadline = Instant::now() + VERDICT;
         for writer in self.writers.values() {
@@ -194,8 +196,8 @@ impl Control {
         thread::sleep(LINGER);
     }
 
-    /// Tells the other ranks why this one ends. If an evaluation failed, another rank is probably
-    /// the cause: its reason, if it comes in time, ends this process.
+    /// Tells the other ranks why this rank ends. If an evaluation failed, another rank is probably
+    /// the cause. If the reason of that rank arrives in time, it ends this process.
     pub(super) fn fail(&self, reason: &str) {
         if watch::is_broken() {
             thread::sleep(VERDICT);
@@ -218,8 +220,8 @@ impl Control {
         })
     }
 
-    /// Awaits a message of a rank, for ever if it may take its time: the end of the rank ends this
-    /// process too.
+    /// Waits for a message of a rank. If `patient`, the wait has no limit, and the rank's end still
+    /// ends this process.
     pub(super) fn receive(&self, op: &str, peer: usize, patient: bool) -> Result<Vec<u8>> {
         let limit = if patient { YEAR } else { self.stall };
         let found = self.wait(limit, |state| {
@@ -283,8 +285,8 @@ impl Control {
     }
 }
 
-/// Reads from a rank, until nothing has come for the timeout. Time in which this process was
-/// stopped does not count: the rank may have been stopped too.
+/// Reads from a rank. Fails if nothing has arrived for the timeout. Time in which this process was
+/// stopped does not count, because the rank may have been stopped too.
 struct Listener {
     stream: TcpStream,
     slice: Duration,
@@ -298,7 +300,7 @@ impl Read for Listener {
             let result = self.stream.read(buffer);
             match &result {
                 Err(error) if silent(error) => {}
-                // Linux interrupts reads with a time limit when a stopped process goes on.
+                // When a stopped process continues, Linux interrupts reads with a time limit.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 _ => {
                     self.quiet = 0;
@@ -313,7 +315,7 @@ impl Read for Listener {
     }
 }
 
-/// Whether a read or a write ended because nothing moved for the time limit.
+/// Whether a read or a write ended because no bytes moved for the time limit.
 fn silent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -1,4 +1,4 @@
-//! The parts of a model that the ranks hold, as ranges of its axes.
+//! The parts of a model that the ranks hold, as ranges on its axes.
 
 use std::ops::Range;
 
@@ -7,17 +7,18 @@ use mlx_primitives_llama::{Config, base::Axis};
 
 use super::scheme::Scheme;
 
-/// Kernels begin their blocks at multiples of this number of rows. Boundaries lie at such multiples
-/// if each rank has four times this number of rows.
+/// Blocks of kernels begin at multiples of this number of rows. Parts begin at such multiples too,
+/// if each rank has at least four times this number of rows.
 const UNIT: i32 = 32;
 
-/// The parts that each rank holds. An axis that the scheme does not cut is whole on every rank.
+/// The parts of the axes that each rank holds. If the scheme does not cut an axis, every rank holds
+/// all of it.
 pub(super) struct Cuts {
     pub scheme: Scheme,
     pub rank: usize,
     /// The query heads of each rank.
     pub heads: Vec<Range<i32>>,
-    /// The key heads of each rank. Ranks that share a key head both hold it.
+    /// The key heads of each rank. If ranks share a key head, each of them holds it.
     pub kv_heads: Vec<Range<i32>>,
     pub head_dim: i32,
     pub hidden: Vec<Range<i32>>,
@@ -62,8 +63,8 @@ impl Cuts {
             Scheme::Pipeline => {
                 least("layers", layers)?;
                 cuts.layers = cut(layers, shares);
-                // Rank 0 has the embedding and the output projection. The others have one row, of
-                // the type of the logits.
+                // Rank 0 has the embedding and the output projection. The other ranks have one row,
+                // which gives the type of the logits.
                 cuts.vocab.iter_mut().skip(1).for_each(|row| *row = 0..1);
             }
         }
@@ -75,7 +76,7 @@ impl Cuts {
         ranges.get(self.rank).cloned().unwrap_or(0..0)
     }
 
-    /// The ranges of the ranks on an axis, and the features of one of its elements.
+    /// The ranges of the ranks on an axis, and the number of features of an element of the axis.
     pub fn of(&self, axis: Axis) -> (&[Range<i32>], i32) {
         match axis {
             Axis::Heads => (&self.heads, self.head_dim),
@@ -85,13 +86,13 @@ impl Cuts {
         }
     }
 
-    /// The rows of the matrix `[outputs, ...]` of that path which this rank holds.
+    /// The rows of the matrix at `path`, of the shape `[outputs, ...]`, that this rank holds.
     pub fn rows(&self, path: &str, outputs: i32) -> Range<i32> {
         let rows = self.rows_of_ranks(path);
         rows.map_or(0..outputs, |(ranges, features)| times(&self.own(ranges), features))
     }
 
-    /// The rows among them that no lower rank holds.
+    /// The rows of this rank that no lower rank holds.
     pub fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
         let own = self.rows(path, outputs);
         let of_own_layer = self.scheme == Scheme::Pipeline && path.starts_with("model.layers.");
@@ -103,8 +104,8 @@ impl Cuts {
         own.start.max(held.unwrap_or(0)).min(own.end)..own.end
     }
 
-    /// The ranges of rows of each rank, and how many rows each element of them has; `None` for a
-    /// matrix that every rank holds.
+    /// The range of each rank, and the number of rows of an element of a range; `None` for a matrix
+    /// that every rank holds as a whole.
     fn rows_of_ranks(&self, path: &str) -> Option<(&Vec<Range<i32>>, i32)> {
         Some(match path.rsplit('.').next().unwrap_or_default() {
             "q_proj" => (&self.heads, self.head_dim),
@@ -116,7 +117,7 @@ impl Cuts {
         })
     }
 
-    /// How many query heads of this rank's key head lower ranks hold, and how many higher ranks
+    /// The numbers of query heads that share this rank's key head and that lower and higher ranks
     /// hold; `None` if this rank holds all of them.
     pub fn absent_queries(&self) -> Option<(i32, i32)> {
         let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);
@@ -154,8 +155,8 @@ fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
     parts
 }
 
-/// Cuts query heads and key heads. A rank has all query heads of its key heads, unless there are
-/// more ranks than key heads: then it has some query heads of one.
+/// Cuts query heads and key heads. A rank has all query heads of its key heads. If there are more
+/// ranks than key heads, a rank has some query heads of one key head.
 fn cut_heads(heads: i32, kv_heads: i32, shares: &[u32]) -> (Vec<Range<i32>>, Vec<Range<i32>>) {
     let group = heads / kv_heads;
     let ranks = shares.len() as i32;

@@ -1,5 +1,5 @@
-//! The frames on a control connection. A frame has a kind, a length, this number of bytes, and a
-//! tag that only the other end of the connection can make.
+//! The frames on a control connection. A frame has a kind, a length, the bytes, and a tag that only
+//! the other end of the connection can make.
 
 use std::io::{self, Read, Write};
 
@@ -7,7 +7,7 @@ use super::keys::{self, Seal, TAG};
 
 /// The largest payload.
 pub(super) const LIMIT: usize = 16 << 20;
-/// The bytes of a kind and a length.
+/// The number of bytes of a kind and a length.
 const HEAD: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,9 @@ const HEAD: usize = 5;
 pub(super) enum FrameKind {
     /// A sign of life.
     Beat = 1,
-    /// A part of an operation of the group.
+    /// Data of an operation of the group.
     Data = 2,
-    /// The text of the error that ends all ranks.
+    /// The reason of a failure that ends all ranks.
     Fail = 3,
     /// The sender has left the group in order.
     Leave = 4,
@@ -29,7 +29,7 @@ impl FrameKind {
     }
 }
 
-/// Writes a frame at once, so that it is one packet if it is small.
+/// Writes a frame in one call, so that a small frame is one packet.
 pub(super) fn write(
     to: &mut impl Write,
     seal: &mut Seal,
@@ -47,8 +47,8 @@ pub(super) fn write(
     to.write_all(&frame)
 }
 
-/// Reads a frame; `None` if the connection was closed. A frame that is not the next one of the
-/// other end is an error of the kind `InvalidData`.
+/// Reads a frame; `None` if the connection was closed. A frame with another tag than the next one
+/// from the other end is an error of the kind `InvalidData`.
 pub(super) fn read(
     from: &mut impl Read,
     seal: &mut Seal,
@@ -70,7 +70,7 @@ pub(super) fn read(
     if length > LIMIT {
         return Err(invalid());
     }
-    // Grows as the bytes come.
+    // The buffer grows as bytes arrive, so a false length allocates nothing.
     let mut payload = Vec::new();
     from.take((length + TAG) as u64).read_to_end(&mut payload)?;
     if payload.len() < length + TAG {
@@ -83,8 +83,8 @@ pub(super) fn read(
     Ok(Some((kind, payload)))
 }
 
-/// A text of a peer without characters that could control a terminal, of at most `longest`
-/// characters.
+/// At most `longest` characters of a text from another rank, without characters that could control
+/// a terminal.
 pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut characters = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut kept: String = characters.by_ref().take(longest).collect();
@@ -94,8 +94,8 @@ pub(super) fn printable(text: &str, longest: usize) -> String {
     kept
 }
 
-/// Two texts of ranks that differ, printable, and where they are long only what surrounds the first
-/// difference.
+/// Two different texts of ranks, printable. If they are long, only the text around the first
+/// difference is kept.
 pub(super) fn excerpts(one: &str, other: &str) -> (String, String) {
     const LONGEST: usize = 160;
     const BEFORE: usize = 40;

@@ -1,4 +1,4 @@
-//! The bytes between ranks, for fuzzers: as ranks without a secret write and read them.
+//! Writes and reads the bytes between ranks without a secret, for fuzzers.
 
 use std::net::TcpStream;
 
@@ -26,12 +26,12 @@ pub fn greeting() -> Result<(Vec<u8>, Vec<u8>)> {
     Ok((bytes, text))
 }
 
-/// Whether rank 0 takes the bytes for the greeting of a rank.
+/// Whether rank 0 accepts the bytes as the greeting of a rank.
 pub fn is_greeting(bytes: &[u8]) -> bool {
     matches!(greeting::judge(&Secret::of(b""), &FIRST, bytes), Heard::Rank(_))
 }
 
-/// The frames of a control connection with these payloads.
+/// The bytes of a control connection whose frames have these payloads.
 pub fn frames(payloads: &[Vec<u8>]) -> Vec<u8> {
     let (mut seal, mut bytes) = (seals().0, Vec::new());
     for payload in payloads {
@@ -40,7 +40,7 @@ pub fn frames(payloads: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// The payloads of the frames that a rank takes from these bytes.
+/// The payloads of the frames that a rank reads from these bytes.
 pub fn read_frames(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let (mut seal, mut payloads) = (seals().0, Vec::new());
     while let Ok(Some((_, payload))) = frame::read(&mut bytes, &mut seal) {
@@ -65,11 +65,11 @@ pub fn send_part(stream: TcpStream, part: &[u8]) -> Result<()> {
     mesh(stream, 1)?.send(1, part)
 }
 
-/// Fills the part of an array that rank 0 sends over a connection.
+/// Fills the part of an array with the bytes that rank 0 sends over a connection.
 ///
 /// # Errors
 ///
-/// Returns an error if the connection ends, or the bytes are no such part.
+/// Returns an error if the connection ends, or the bytes are not a message with such a part.
 pub fn receive_part(stream: TcpStream, part: &mut [u8]) -> Result<()> {
     mesh(stream, 0)?.receive(0, part)
 }

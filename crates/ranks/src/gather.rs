@@ -31,15 +31,15 @@ impl Group {
     /// Joins the ranks' parts of an array along the last axis, where rank `r` has `lengths[r]`
     /// elements. All other lengths, and the type, are the same on all ranks.
     ///
-    /// On a CPU the parts go straight from each rank to each other one, and a rank that waits
-    /// sleeps. On a GPU they take the way of [`all_gather`](Self::all_gather), whose `vmap` is
-    /// right only if the mapped axis is not the first one. The derivative for a rank's part is its
-    /// part of that rank's cotangent.
+    /// On a CPU, each rank sends its part directly to each other rank, and a rank that waits
+    /// sleeps. On a GPU, [`all_gather`](Self::all_gather) joins the parts, whose `vmap` is right
+    /// only if the mapped axis is not the first one. The derivative with respect to a rank's part
+    /// is the same part of that rank's cotangent.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does, if there is not one length for each rank,
-    /// and if the length for this rank is not the length of the last axis of `x`.
+    /// Returns an error for the causes that [`Group::all_sum`] lists, if there is not one length
+    /// for each rank, and if the length for this rank is not the length of the last axis of `x`.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -69,7 +69,7 @@ impl Group {
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if x.size() == longest as usize && lengths.iter().all(|length| *length == longest) {
-            // The parts of one row come one after the other already.
+            // With a single row, the parts lie one after the other already.
             let mut whole = x.shape().to_vec();
             if let Some(last) = whole.last_mut() {
                 *last = lengths.iter().sum();
@@ -95,7 +95,7 @@ impl Group {
 }
 
 impl Gather {
-    /// The first element of this rank's part, and the one after its last.
+    /// The first element of this rank's part, and the element after its last.
     fn own(&self) -> (i32, i32) {
         let before = self.lengths.iter().take(self.joined.rank).sum();
         (before, before + self.lengths.get(self.joined.rank).copied().unwrap_or(0))
@@ -140,12 +140,12 @@ impl Gather {
 }
 
 pub(super) fn bytes<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers, and all their bytes are initialized.
+    // SAFETY: elements are numbers, and all their bytes are initialized.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 pub(super) fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and the numbers used here take any bits.
+    // SAFETY: as above, and all bit patterns of these types are valid.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -199,7 +199,7 @@ impl CustomPrimitive for Gather {
         let ([x], [Some(axis)]) = (inputs, axes) else {
             return Err(Error::argument("gather", "one mapped input"));
         };
-        // The other axes keep their order, so the parts stay on the last one.
+        // The other axes keep their order, so the parts stay on the last axis.
         let others = (0..x.ndim()).filter(|other| other != axis);
         let order: Vec<i32> = [*axis].into_iter().chain(others).map(|axis| axis as i32).collect();
         let mapped = gather(&self.joined, &x.transpose(&order)?, &self.lengths)?;

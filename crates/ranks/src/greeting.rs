@@ -1,11 +1,11 @@
-//! The start of a group: every rank connects to rank 0, the two prove to each other that they know
-//! the secret, and the rank is compared with rank 0, before MLX connects the ranks. MLX itself
-//! would wait for a missing rank without an end, and compares nothing.
+//! Starts a group, before MLX connects the ranks. Every rank connects to rank 0, both prove to each
+//! other that they know the secret, and rank 0 compares the rank's versions and number of ranks
+//! with its values. MLX itself waits for a missing rank without a limit, and compares nothing.
 //!
 //! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its
-//! [`Greeting`], its own nonce, and a proof over both; rank 0 with its proof. The keys of all later
-//! frames come from both nonces and the greeting, so that nothing of one connection is valid on
-//! another.
+//! [`Greeting`], a second nonce, and a proof over the greeting and both nonces. Rank 0 answers with
+//! its proof. The keys of all later frames are derived from both nonces and the greeting, so that a
+//! frame of one connection is not valid on another.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,21 +21,22 @@ use super::keys::{self, Key, Seal, Secret, TAG};
 use super::lobby::{Heard, LONGEST, Lobby, PATIENCE};
 use mlx_primitives::{Error, Result};
 
-/// The first bytes of both ends of a connection. Connections that begin with others are closed.
+/// The first bytes that each end of a connection sends. A connection that begins with other bytes
+/// is closed.
 const MAGIC: &[u8; 16] = b"mlx-primitives 2";
-/// The bytes of a greeting before its text: the magic ones, a length and a nonce.
+/// The number of bytes of a greeting before its text: the magic bytes, a length and a nonce.
 const HEAD: usize = MAGIC.len() + 4 + NONCE;
 const NONCE: usize = blake3::KEY_LEN;
-/// How long rank 0 waits for further ranks after it has found that the group cannot work: they get
-/// the reason too.
+/// The time for which rank 0 waits for further ranks after it has found that the group cannot work.
+/// These ranks get the reason too.
 const LAST_CALL: Duration = Duration::from_secs(2);
-/// The pause before another rank tries to connect again.
+/// The pause before a rank tries again to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The names of the proofs and the keys.
+/// The purposes for which proofs and keys are made.
 const OF_RANK: &str = "a rank greets rank 0";
 const OF_FIRST: &str = "rank 0 greets a rank";
 const CONTROL: &str = "a control connection";
-/// Replace the versions of this crate and of MLX, for tests.
+/// Variables that replace the versions of this crate and of MLX, for tests.
 const TEST_VERSION: &str = "MLX_PRIMITIVES_TEST_VERSION";
 const TEST_MLX: &str = "MLX_PRIMITIVES_TEST_MLX_VERSION";
 
@@ -78,7 +79,8 @@ impl Greeting {
         }
     }
 
-    /// The reason why a rank with this greeting cannot join the group of `first`, rank 0.
+    /// The reason why a rank with this greeting cannot join the group of rank 0, whose greeting is
+    /// `first`.
     fn refusal(&self, first: &Self) -> Option<String> {
         let rank = self.rank;
         if self.version != first.version {
@@ -103,7 +105,7 @@ impl Greeting {
     }
 }
 
-/// The addresses of `host:port`. MLX connects by IPv4.
+/// The addresses of `host:port`. Only IPv4 addresses count, since MLX connects by IPv4.
 fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(address.to_socket_addrs()?.filter(SocketAddr::is_ipv4).collect())
 }
@@ -112,7 +114,7 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
 }
 
-/// A greeting whose proof is right, as rank 0 has read it.
+/// A greeting with a correct proof, as rank 0 has read it.
 pub(super) struct Known {
     greeting: Greeting,
     /// The nonce of rank 0.
@@ -121,7 +123,7 @@ pub(super) struct Known {
     text: Vec<u8>,
 }
 
-/// Reads the bytes that answer the nonce of rank 0.
+/// Judges the bytes that answer the nonce of rank 0.
 pub(super) fn judge(secret: &Secret, first: &Key, bytes: &[u8]) -> Heard<Known> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
@@ -147,8 +149,8 @@ pub(super) fn judge(secret: &Secret, first: &Key, bytes: &[u8]) -> Heard<Known> 
     }
 }
 
-/// The bytes with which the rank at a place answers the nonce of rank 0, the rank's nonce, and the
-/// text of the greeting.
+/// Three parts of a rank's answer to the nonce of rank 0: all bytes, the rank's nonce, and the text
+/// of the greeting.
 pub(super) fn greet(
     secret: &Secret,
     first: &Key,
@@ -161,7 +163,7 @@ pub(super) fn greet(
     Ok(([&MAGIC[..], &length, &nonce, &text, proof.as_bytes()].concat(), nonce, text))
 }
 
-/// Whether the other side of a connection that does not block has closed it.
+/// Whether the other side has closed a connection, which is in non-blocking mode.
 fn closed(stream: &TcpStream) -> bool {
     match stream.peek(&mut [0]) {
         Ok(count) => count == 0,
@@ -179,7 +181,7 @@ pub(super) fn ranks(list: &[usize]) -> String {
     }
 }
 
-/// Rank 0: awaits the other ranks at its address until the deadline.
+/// On rank 0, waits for the other ranks at its address until the deadline.
 pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     let first = &place.first;
@@ -230,7 +232,7 @@ pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<
     }
     let answer = Answer { refused: reason };
     for link in refused.iter_mut().chain(links.values_mut()) {
-        // A rank that cannot be reached is noticed by the control connection.
+        // If a rank cannot be reached, the control connection reports it.
         let _ = link.stream.set_nonblocking(false).and_then(|()| tell(link, &answer));
     }
     answer.refused.map_or(Ok(links), |reason| Err(failed(reason)))
@@ -255,8 +257,7 @@ impl Read for Until<'_> {
     }
 }
 
-/// Another rank than 0: connects to rank 0, again and again until the deadline, and awaits its
-/// answer.
+/// On any other rank, connects to rank 0, repeatedly until the deadline, and waits for its answer.
 pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -280,12 +281,13 @@ pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<
 fn attempt(place: &Place, secret: &Secret, deadline: Instant) -> io::Result<(Link, Answer)> {
     let address = resolve(&place.first)?.into_iter().next();
     let address = address.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
-    // Rank 0 answers at once, unless strangers drove this connection out.
+    // Rank 0 answers at once, unless it closed this connection because strangers opened too many.
     let soon = deadline.min(Instant::now() + PATIENCE);
     let left = soon.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
     let mut stream = TcpStream::connect_timeout(&address, left)?;
     if stream.local_addr()? == stream.peer_addr()? {
-        // The system gave this end the port that nobody listens on yet.
+        // Nobody listens on the port yet, and the system gave this end of the connection the same
+        // port.
         return Err(ErrorKind::ConnectionRefused.into());
     }
     stream.set_nodelay(true)?;

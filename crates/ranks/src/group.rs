@@ -10,11 +10,11 @@ use mlx_primitives::support::require_addressable;
 use mlx_primitives::{Array, IntoShape};
 use mlx_primitives::{Error, Result};
 
-/// The group that this process has joined. It is never dropped: MLX's threads use its connections
-/// until the process ends.
+/// The group that this process has joined. It is never dropped, because MLX's threads use its
+/// connections until the process ends.
 static JOINED: Mutex<Option<Group>> = Mutex::new(None);
 
-/// All ranks of a program; this process is one of them. Clones are the same group.
+/// All ranks of a program, of which this process is one. Clones are handles of the same group.
 ///
 /// A group can be used on several threads, but the order of the calls has to be the same on all
 /// ranks.
@@ -36,23 +36,24 @@ fn refused(reason: impl std::fmt::Display) -> Error {
 
 impl Group {
     /// Joins the group that MLX's environment variables describe, and waits until all of its ranks
-    /// have started. A process joins once; further calls return the same group.
+    /// have started. A process joins only once, and later calls return the same group.
     ///
     /// The group has one rank, and nothing is connected, if `MLX_RANK` is not set, or if the host
     /// file is empty (`mlx.launch -n 1` writes such a file) or has one entry.
     ///
     /// # The end of the process
     ///
-    /// From then on the library **ends the process** with status 1 and a line on stderr, such as
-    /// `[rank 2] error: rank 1 ended before the others`, if another rank ends without
-    /// [`Group::leave`], gives no sign of life for [`Options::timeout`], or calls [`Group::fail`],
-    /// or if an evaluation takes longer than [`Options::stall`]. It cannot be an error value: the
-    /// thread that evaluates waits inside MLX, which cannot be stopped.
+    /// After this call, the library **ends the process** with status 1 and a line on stderr, such
+    /// as `[rank 2] error: rank 1 ended before the others`, if another rank ends without
+    /// [`Group::leave`], gives no sign of life for [`Options::timeout`], or calls [`Group::fail`].
+    /// It also ends the process if an evaluation takes longer than [`Options::stall`]. An error
+    /// value is not possible, because the thread that evaluates waits inside MLX and cannot be
+    /// stopped.
     ///
     /// If a rank is lost while this one evaluates, the evaluation may return an error before the
-    /// line is written. From then on all evaluations, and operations of the group, are errors,
-    /// since MLX would wait without an end. The program should call [`Group::fail`] and end; until
-    /// then the other ranks may wait for it.
+    /// line is written. Later evaluations and operations of the group then return errors too, since
+    /// MLX would wait without a limit. The program should call [`Group::fail`] and end, because the
+    /// other ranks may wait for it.
     ///
     /// # Errors
     ///
@@ -102,11 +103,11 @@ impl Group {
     }
 
     /// The sum of the ranks' arrays, on every rank, in the type of `x`. All ranks give the same
-    /// shape and type. Derivatives and vmap are MLX's: the cotangent of each rank is the cotangent
-    /// of its input.
+    /// shape and type. Derivatives and `vmap` are MLX's: each rank passes its cotangent on to its
+    /// input.
     ///
-    /// The additions of more than two ranks come in the ring's order, which differs from element to
-    /// element. All ranks get the same bits.
+    /// With more than two ranks, the order of additions follows the ring, and differs from element
+    /// to element. All ranks get the same bits.
     ///
     /// # Errors
     ///
@@ -124,22 +125,22 @@ impl Group {
         self.reduce("all_sum", Reduction::Sum, x)
     }
 
-    /// The largest of the ranks' elements at each place, on every rank. [`Group::all_sum`] has an
+    /// The largest element of all ranks at each index, on every rank. [`Group::all_sum`] has an
     /// example.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does.
+    /// Returns an error for the causes that [`Group::all_sum`] lists.
     pub fn all_max(&self, x: &Array) -> Result<Array> {
         self.reduce("all_max", Reduction::Max, x)
     }
 
-    /// The smallest of the ranks' elements at each place, on every rank. [`Group::all_sum`] has an
+    /// The smallest element of all ranks at each index, on every rank. [`Group::all_sum`] has an
     /// example.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does.
+    /// Returns an error for the causes that [`Group::all_sum`] lists.
     pub fn all_min(&self, x: &Array) -> Result<Array> {
         self.reduce("all_min", Reduction::Min, x)
     }
@@ -151,14 +152,14 @@ impl Group {
     }
 
     /// The ranks' arrays, joined along the first axis in the order of the ranks, on every rank. All
-    /// ranks give the same shape and type. From more than one rank, scalars become an array of one
-    /// axis. Derivatives are MLX's: the cotangent of a rank's input is its part of that rank's
-    /// cotangent. So is `vmap`, which is right only if the mapped axis is not the first one: MLX
-    /// 0.32 joins the mapped axis otherwise.
+    /// ranks give the same shape and type. With more than one rank, scalars become an array with
+    /// one axis. Derivatives and `vmap` are MLX's. The cotangent of a rank's input is the same part
+    /// of that rank's cotangent. `vmap` is right only if the mapped axis is not the first one,
+    /// because MLX 0.32 would join along the mapped axis.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does.
+    /// Returns an error for the causes that [`Group::all_sum`] lists.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -178,8 +179,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::all_sum`] does, and if `to` is no other rank, or no neighbor
-    /// in a ring, and with NCCL, by which MLX sends to all ranks alone.
+    /// Returns an error for the causes that [`Group::all_sum`] lists, if `to` is not another rank,
+    /// and in a ring if it is not a neighbor. Also returns an error with NCCL, with which MLX
+    /// cannot send to a single rank.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -203,8 +205,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::send`] does, and for a shape with a negative length or more
-    /// elements than memory can address.
+    /// Returns an error for the causes that [`Group::send`] lists, and for a shape with a negative
+    /// length or with more elements than memory can address.
     pub fn recv(&self, shape: impl IntoShape, dtype: Dtype, from: usize) -> Result<Array> {
         let (joined, from) = self.neighbor("recv", from)?;
         let shape = shape.dims();
@@ -213,14 +215,14 @@ impl Group {
         joined.ranks.receive(shape, dtype, from)
     }
 
-    /// Compares a text between all ranks, such as a hash of the options or of a file. All ranks
+    /// Compares a text, such as a hash of the options or of a file, between all ranks. All ranks
     /// have to call it, in the same order.
     ///
     /// # Errors
     ///
     /// If the texts are not all equal, returns the same error on every rank, which names `what`,
-    /// the ranks that differ from rank 0, and their texts. Also returns an error where
-    /// [`Group::gather_text`] does.
+    /// the ranks that differ from rank 0, and their texts. Also returns an error for the causes
+    /// that [`Group::gather_text`] lists.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -262,8 +264,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns an error if the group was left or is broken, if a rank calls something else, or if
-    /// the texts together take 16 MiB or more.
+    /// Returns an error if the group was left or is broken, if a rank calls another operation, or
+    /// if the texts together take 16 MiB or more.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -285,15 +287,15 @@ impl Group {
     }
 
     /// Returns the bytes that rank 0 gives, on every rank, and ignores what other ranks give. The
-    /// bytes go over the control connections, which are for small messages such as a prompt: less
-    /// than 16 MiB.
+    /// control connections carry the bytes. They are for small messages, of less than 16 MiB, such
+    /// as a prompt.
     ///
-    /// The other ranks wait for as long as rank 0 is alive: it may be waiting for its user. Rank 0
-    /// does not wait for the others, which keep up to 64 MiB until they call.
+    /// The other ranks wait as long as rank 0 is alive, since rank 0 may be waiting for its user.
+    /// Rank 0 does not wait for the other ranks, which store up to 64 MiB until they call.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`Group::gather_text`] does.
+    /// Returns an error for the causes that [`Group::gather_text`] lists.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -309,9 +311,9 @@ impl Group {
         }
     }
 
-    /// Leaves the group: waits until every rank has left, so that none ends while another one still
-    /// reads from it. All ranks call it at their end, after evaluating all that they have sent.
-    /// Calling it again does nothing.
+    /// Leaves the group. Waits until every rank has left, so that no rank ends while another rank
+    /// still reads from it. All ranks call it at their end, after evaluating all arrays that they
+    /// send. A second call does nothing.
     ///
     /// # Errors
     ///
@@ -332,12 +334,12 @@ impl Group {
         Ok(())
     }
 
-    /// Tells the other ranks why this one ends. Each of them writes the reason to stderr, as
+    /// Tells the other ranks why this rank ends. Each of them writes the reason to stderr, as
     /// `[rank 0] error: rank 1: interrupted`, and ends with status 1. The caller then ends this
     /// process too.
     ///
-    /// If an evaluation has failed on this rank, another rank is probably the cause. Then the call
-    /// takes up to a second, in which the reason of the other rank may arrive and end this process.
+    /// If an evaluation has failed on this rank, another rank is probably the cause. The call then
+    /// waits for up to a second, in which the other rank's reason may arrive and end this process.
     ///
     /// It does nothing in a group of one rank or after [`Group::leave`], and may be called on any
     /// thread, for example when the user interrupts the program.
@@ -354,7 +356,7 @@ impl Group {
         }
     }
 
-    /// The ranks to build an operation for; `None` if this is the only one.
+    /// The connections for an operation; `None` if this is the only rank.
     pub(super) fn usable(&self, op: &str) -> Result<Option<&Joined>> {
         let Some(joined) = &self.joined else { return Ok(None) };
         if watch::is_broken() {

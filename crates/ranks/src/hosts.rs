@@ -1,4 +1,4 @@
-//! The ranks as MLX's environment variables describe them.
+//! Reads the ranks from MLX's environment variables.
 
 use std::env;
 use std::fmt::Display;
@@ -8,13 +8,13 @@ use super::Backend;
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
-/// Where MLX's NCCL on rank 0 awaits the others, and how many ranks there are.
+/// The address at which rank 0 waits for the others in MLX's NCCL backend, and the number of ranks.
 const NCCL_HOST: &str = "NCCL_HOST_IP";
 pub(super) const NCCL_PORT: &str = "NCCL_PORT";
 const SIZE: &str = "MLX_WORLD_SIZE";
 
 impl Backend {
-    /// The backend that `Any` stands for: the one that the environment describes.
+    /// The backend that `Any` means, which is the one that the environment describes.
     pub(super) fn of_environment() -> Self {
         let is_set = |name: &str| env::var_os(name).is_some();
         match () {
@@ -26,15 +26,15 @@ impl Backend {
     }
 }
 
-/// This process's place among several ranks.
+/// The number of this process among several ranks, and the ways to reach them.
 pub(super) struct Place {
     pub rank: usize,
     pub size: usize,
-    /// The way to connect the ranks, which is not `Any`.
+    /// The backend that connects the ranks; never `Any`.
     pub backend: Backend,
-    /// The address at which rank 0 awaits the others, `host:port`.
+    /// The address, as `host:port`, at which rank 0 waits for the other ranks.
     pub first: String,
-    /// The addresses of each rank in a ring; for others, where rank 0 awaits the others.
+    /// The addresses of each rank in a ring; with another backend, the address of rank 0.
     pub hosts: Vec<Vec<String>>,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn host_of(address: &str) -> &str {
     address.split(':').next().unwrap_or_default()
 }
 
-/// Reads the variables that MLX reads. `None` if they describe one rank.
+/// Reads the same variables as MLX. Returns `None` if they describe a single rank.
 pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
     let Some(rank) = variable("MLX_RANK")? else { return Ok(None) };
     let backend = match backend {
@@ -94,7 +94,7 @@ pub(super) fn place(backend: Backend) -> Result<Option<Place>> {
     Ok(Some(Place { rank: number, size, backend, first, hosts }))
 }
 
-/// The ranks as the variables of MLX's NCCL describe them.
+/// Reads the ranks from the variables of MLX's NCCL backend.
 fn of_nccl(rank: &str) -> Result<Option<Place>> {
     let set = |name: &str, value: &str| {
         variable(name)?.filter(|text| !text.is_empty()).ok_or_else(|| {
@@ -115,7 +115,7 @@ fn of_nccl(rank: &str) -> Result<Option<Place>> {
     Ok((size > 1).then_some(Place { rank, size, backend: Backend::Nccl, first, hosts }))
 }
 
-/// The number of this rank, one of those that `source` describes.
+/// Parses the number of this rank, which `source` has to contain.
 fn number(rank: &str, size: usize, source: &dyn Display) -> Result<usize> {
     rank.parse().ok().filter(|rank| *rank < size).ok_or_else(|| {
         let last = size - 1;
@@ -134,7 +134,7 @@ fn variable(name: &str) -> Result<Option<String>> {
     }
 }
 
-/// The addresses of each rank: at least one, and the same number for each.
+/// Checks the addresses of the ranks: each rank has at least one, and all have the same number.
 fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<String>>> {
     let of_rank = |(rank, entry): (usize, &serde_json::Value)| {
         let refuse = |reason: &str| Error::file(path, format_args!("rank {rank}: {reason}"));
@@ -156,12 +156,12 @@ fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<Strin
     Ok(hosts)
 }
 
-/// The error of variables with an address that [`check_address`] refuses.
+/// The error for variables whose address [`check_address`] refuses.
 fn refused(names: &str, reason: &str) -> Error {
     Error::argument(names, reason.trim_start_matches("expected "))
 }
 
-/// MLX takes the text before the first colon for the host.
+/// MLX reads the text before the first colon as the host.
 pub(super) fn check_address(text: &str) -> std::result::Result<(), String> {
     let parts = text
         .split_once(':')

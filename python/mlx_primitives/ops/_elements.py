@@ -46,7 +46,7 @@ def sum_of_squares(
     return call(f.sum_of_squares, stream, x, _all("sum_of_squares", x, axis), keepdims)
 
 
-# Activations, each step rounded as by `mlx.nn`.
+# Activations. Each step is rounded as by `mlx.nn`.
 
 
 def relu(x: mx.array, *, stream: Stream = None) -> mx.array:

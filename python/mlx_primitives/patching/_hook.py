@@ -6,12 +6,12 @@ from typing import Any, Callable
 
 import mlx.core as mx
 
-#: The errors of an op for a call that it does not serve.
+#: The errors that an op raises for a call that it does not support.
 REFUSED = (TypeError, ValueError, RuntimeError)
 _MOST_REASONS = 16
 #: The most rows that one kernel multiplies with packed weights.
 FEW_ROWS = 8
-#: Why products on an NVIDIA GPU are those of MLX.
+#: The reason why products on an NVIDIA GPU run MLX's op.
 MANY_ROWS = "more than %d rows, on an NVIDIA GPU" % FEW_ROWS
 
 

@@ -11,7 +11,8 @@ import ctypes
 import mlx.core as mx
 
 _word = ctypes.c_size_t.from_address
-# The library has refused an MLX whose objects do not say behind Python's header where their arrays lie.
+# Python's header is followed by the offset of the array. The library has refused versions of MLX
+# whose objects have none.
 _offset = ctypes.c_int32.from_address(id(mx.array(0)) + object.__basicsize__).value
 
 

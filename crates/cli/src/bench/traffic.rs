@@ -11,7 +11,7 @@ use crate::joined;
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
 
-/// How often the exchanges of a token are timed; the median counts.
+/// The number of times that the exchanges of a token are timed; the median counts.
 const TRIALS: usize = 21;
 
 /// The figures of one rank.
@@ -22,7 +22,7 @@ pub struct Traffic {
     exchange_ns: i64,
 }
 
-/// The figures of each rank; none if there is one.
+/// The figures of each rank; empty if there is only one rank.
 pub fn measure(llama: &Llama) -> Result<Vec<Traffic>> {
     let (Some(group), Some(split)) = (joined::group(), joined::split()) else {
         return Ok(Vec::new());
@@ -52,7 +52,7 @@ pub fn measure(llama: &Llama) -> Result<Vec<Traffic>> {
     Ok(all.chunks(4).filter_map(of_rank).collect())
 }
 
-/// The ranks as JSON: an empty list for one.
+/// The ranks as JSON: an empty list if there is only one.
 pub fn to_json(ranks: &[Traffic]) -> Value {
     let of_rank = |rank: &Traffic| {
         json!({

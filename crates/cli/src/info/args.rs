@@ -32,8 +32,7 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Count the dispatches and device bytes of one decoded token on a GPU, beside those of a graph
-    /// of MLX's built-ins.
+    /// Count the dispatches and device bytes of one decoded token on a GPU, and of MLX's built-ins.
     #[arg(long)]
     pub graph: bool,
     #[command(flatten)]
@@ -48,10 +47,10 @@ pub struct Args {
     /// Numbers of machines to plan for, such as 2,4.
     #[arg(long, value_name = "N", value_delimiter = ',', requires = "model", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: Vec<u32>,
-    /// How they share the model: gather or pipeline.
+    /// Split of the model: gather or pipeline.
     #[arg(long, value_name = "SCHEME", default_value = "gather", requires = "ranks", value_parser = crate::ranks::scheme(), hide_possible_values = true)]
     pub split: Scheme,
-    /// The link between them: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, nvlink, or as in
+    /// The machines' link: loopback, 1GbE, 10GbE, 25GbE, thunderbolt, rdma, nvlink, or as in
     /// 80us,10Gbit.
     #[arg(long, value_name = "LINK", default_value = "10GbE", requires = "ranks")]
     pub link: Link,
@@ -61,7 +60,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The model, with only the headers of its files read.
+    /// The model; only the headers of its files are read.
     pub fn model(&self) -> Result<Llama> {
         let llama = self.source.load_lazily()?;
         Ok(match self.packing.quantization()? {
@@ -74,15 +73,15 @@ impl Args {
 /// A connection between two machines.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
-    /// The seconds of an exchange of few bytes, one way.
+    /// The seconds that a message of few bytes takes one way.
     pub latency: f64,
     /// Bytes a second.
     pub bandwidth: f64,
 }
 
 /// The links that have a name: microseconds one way between two programs, and gigabits a second.
-/// They are round figures of what such links commonly reach, not measured here, except loopback and
-/// the latency of exchanges by NCCL over NVLink.
+/// The figures are round, and typical of such links. Only loopback and the latency of exchanges by
+/// NCCL over NVLink were measured.
 const LINKS: [(&str, f64, f64); 7] = [
     ("loopback", 20.0, 40.0),
     ("1GbE", 120.0, 1.0),

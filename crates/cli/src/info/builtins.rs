@@ -1,4 +1,4 @@
-//! The graph of a decoded token, and that of MLX's built-ins op by op as mlx-lm calls them.
+//! The graph of a decoded token, and the graph of MLX's built-ins that mlx-lm calls op by op.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use mlx_primitives_llama::{
 /// The number of positions by which mlx-lm's buffers grow.
 const STEP: i32 = 256;
 
-/// The nodes that a decoded token takes on a GPU with `context` positions in the cache: those of
-/// the model, and those of MLX's built-ins with `affine`, the model in formats that MLX has. Only
-/// the caches are evaluated. Nodes that read or pack weights that are not in memory yet do not
-/// count.
+/// The nodes of a decoded token on a GPU with `context` positions in the cache: first the nodes of
+/// the model, then the nodes of MLX's built-ins, which run `affine`, the model in formats that MLX
+/// has. Only the caches are evaluated. Nodes do not count if they read or pack weights that are not
+/// in memory yet.
 pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
     let token = Array::from_slice(&[0u32], [1, 1])?;
-    // Sliding layers count as if they saw the whole context.
+    // Layers with a sliding window count as if they read the whole context.
     let mut cache = llama.zeroed_cache(context)?;
     let ours = llama.forward(&token, &mut cache)?;
     let model = BuiltIns {
@@ -37,8 +37,9 @@ pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[
     Ok([without(ours, &once?), theirs])
 }
 
-/// The nodes without those of `once`. A node of several results counts other bytes depending on the
-/// result that was met first, so nodes without an equal are removed by name.
+/// The nodes without the nodes in `once`. The bytes that a node with several results counts depend
+/// on the result that the walk reaches first, so a node of `once` without an equal is removed by
+/// its name.
 fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     let mut left = Vec::new();
     for node in once {
@@ -55,8 +56,8 @@ fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     nodes
 }
 
-/// The node of MLX that one of our nodes is counted for: on a GPU, MLX has RMS norm, rotary
-/// embedding, attention and the compiled SwiGLU of mlx-lm as one node each, too.
+/// Counts one of our nodes as a node of MLX. On a GPU, MLX also has one node each for RMS norm,
+/// rotary embedding, attention and the compiled SwiGLU of mlx-lm.
 fn of_mlx(node: Node) -> Node {
     let name = match node.name.as_str() {
         "RmsNorm" => "RMSNorm",
@@ -68,7 +69,7 @@ fn of_mlx(node: Node) -> Node {
     Node { name: name.to_owned(), ours: false, ..node }
 }
 
-/// The model of built-ins behind `context` positions.
+/// A model of MLX's built-ins, with `context` positions in the cache.
 struct BuiltIns<'a> {
     config: &'a Config,
     rope: RopeFrequencies,
@@ -77,7 +78,7 @@ struct BuiltIns<'a> {
 }
 
 impl BuiltIns<'_> {
-    /// The logits of a token, which adds the keys and values of each layer to `buffers`.
+    /// The logits of a token. Adds the keys and values of each layer to `buffers`.
     fn forward(&self, token: &Array, llama: &Llama, buffers: &mut Vec<Array>) -> Result<Array> {
         let (embedding, config) = ("model.embed_tokens", self.config);
         let mut h = match self.weight(embedding)? {

@@ -1,4 +1,4 @@
-//! A model on several machines: the memory of each, and a prediction of its speed.
+//! A model on several machines: the memory that each machine needs, and a prediction of the speed.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use super::args::{Args, Link};
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
 
-/// A model on a number of ranks by one scheme.
+/// The cost of a model on a number of ranks with one scheme.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// The largest part of the weights.
+    /// The bytes of weights on the rank that holds the most.
     weights: usize,
     exchanges: u64,
     sent: u64,
@@ -24,11 +24,11 @@ struct Cost {
 pub struct Plan {
     ranks: u32,
     cost: Cost,
-    /// The largest part of the weights, as a part of all.
+    /// The largest part of the weights on one rank, as a fraction of all weights.
     share: f64,
     tps: Option<f64>,
-    /// The tokens a second of one machine below which `gather` is the faster scheme, which is
-    /// infinite where it always is.
+    /// The speed of one machine, in tokens a second, below which `gather` is the faster scheme;
+    /// infinite if it always is.
     gather_below: f64,
 }
 
@@ -43,7 +43,7 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     let time = |cost: Cost| time_of(args.link, cost.exchanges, cost.sent);
     let plan = |&ranks: &u32| {
         let cost = cost(args, path, ranks, args.split)?;
-        // A model that one of the schemes cannot share wants the other one.
+        // If only one scheme can share the model, the plan recommends it at any speed.
         let other = |scheme| match args.split == scheme {
             true => Some(cost),
             false => self::cost(args, path, ranks, scheme).ok(),
@@ -64,14 +64,14 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     args.ranks.iter().map(plan).collect()
 }
 
-/// The tokens a second of one machine below which ranks that each compute the part `share` at once
-/// are faster than ranks that compute one after the other, although their exchanges take
-/// `longer` seconds more.
+/// The speed of one machine, in tokens a second, below which `gather` is faster than `pipeline`. In
+/// `gather`, ranks compute at the same time, each the fraction `share` of a token; in `pipeline`,
+/// one after the other. The exchanges of `gather` take `longer` seconds more.
 fn gather_below(share: f64, longer: f64) -> f64 {
     if longer > 0.0 { (1.0 - share).max(0.0) / longer } else { f64::INFINITY }
 }
 
-/// The bytes that the ranks hold and exchange by a scheme.
+/// The bytes that the ranks hold and exchange with a scheme.
 fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     let shares = vec![1; ranks as usize];
     let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };
@@ -85,7 +85,7 @@ fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
         all.weights = all.weights.max(llama.nbytes());
         let (exchanges, bytes) = split.traffic(&llama)?;
         all.exchanges = exchanges;
-        // In a pipeline the ranks send one after the other.
+        // The ranks of a pipeline send one after the other.
         all.sent = match scheme {
             Scheme::Pipeline => all.sent + bytes,
             _ => all.sent.max(bytes),
@@ -94,7 +94,8 @@ fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     Ok(all)
 }
 
-/// The seconds of a token's exchanges. In each, a rank sends its part to all others at once.
+/// The seconds of a token's exchanges. In an exchange, a rank sends its part to all other ranks at
+/// once.
 fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
     exchanges as f64 * link.latency + sent as f64 / link.bandwidth
 }
@@ -108,7 +109,7 @@ pub fn to_json(plans: &[Plan]) -> Value {
             "exchanges_per_token": plan.cost.exchanges,
             "sent_bytes_per_token": plan.cost.sent,
             "predicted_tokens_per_second": plan.tps,
-            // JSON has no infinity: null is gather at any speed.
+            // JSON has no infinity: null means that `gather` is faster at any speed.
             "gather_below_tokens_per_second": plan.gather_below,
         })
     };
@@ -158,7 +159,7 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
     Ok(())
 }
 
-/// Says which scheme the link wants.
+/// Says which scheme is faster on the link.
 fn wanted(plan: &Plan, alone: Option<f64>) -> String {
     let (ranks, below) = (plan.ranks, plan.gather_below);
     let link = format!("On this link {ranks} ranks want");

@@ -1,4 +1,4 @@
-//! A model: its architecture, and the memory it takes.
+//! Describes a model: its architecture, and the memory that it takes.
 
 use anyhow::Result;
 use mlx_primitives::graph;
@@ -112,7 +112,7 @@ fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     }
 }
 
-/// The bits of a code in memory, the weights of a group and the rounding.
+/// The bits of a code in memory, the number of weights in a group, and how the weights are rounded.
 fn becomes(kind: &GgufType, k_quants: KQuants) -> (Option<i32>, i32, Option<&'static str>) {
     match kind.own_bits.filter(|_| k_quants == KQuants::Own) {
         Some(bits) => (Some(bits), if bits == 6 { 16 } else { 32 }, None),

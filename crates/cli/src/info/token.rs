@@ -13,7 +13,7 @@ use crate::output;
 
 /// The number of positions in the cache, if the flags name none.
 pub const CONTEXT: u32 = 128;
-/// The numbers of positions to make caches for.
+/// The most positions for which caches are made.
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The cost of the nodes with dispatches, by the names of their primitives.
+/// The cost of the nodes that dispatch kernels, by the names of their primitives.
 fn by_name(nodes: &[Node]) -> BTreeMap<String, Cost> {
     let mut costs = BTreeMap::new();
     for node in nodes.iter().filter(|node| node.dispatches > 0) {

@@ -1,9 +1,9 @@
-//! The losses over the steps as a line chart.
+//! Draws the losses over the steps as a line chart.
 
 use anyhow::Result;
 use plotters::prelude::*;
 
-/// The means of the training losses and, if there are any, the losses of the validation texts.
+/// The means of the training losses and, if there were any, the losses on the validation texts.
 pub fn svg(trained: &[(u64, f64)], judged: &[(u64, f64)]) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, trained, judged)?;

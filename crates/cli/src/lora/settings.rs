@@ -1,4 +1,4 @@
-//! The options of `lora`, from the command line and a configuration of mlx-lm.
+//! The options of `lora`, which come from the command line and from a configuration of mlx-lm.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ Examples:
   mlx-primitives lora --model Llama-3.2-1B-4bit --test --data texts
   mlx-primitives lora --model Llama-3.2-1B --train --data texts --fine-tune-type full --num-layers 4";
 
-/// Defaults are those of mlx_lm.lora.
+/// The defaults are the same as in mlx_lm.lora.
 #[derive(clap::Args, Deserialize)]
 #[command(after_help = EXAMPLES)]
 #[serde(deny_unknown_fields)]
@@ -172,7 +172,7 @@ struct LrSchedule {
     warmup_init: f64,
 }
 
-/// Checked options, with the defaults.
+/// Options that have been checked, with the defaults filled in.
 pub struct Run {
     pub model: Option<PathBuf>,
     pub train: bool,
@@ -200,7 +200,7 @@ fn usage<T>(said: impl Display) -> Result<T> {
 }
 
 impl Args {
-    /// The checked options of the command line and of its configuration.
+    /// Checks the options of the command line and of its configuration.
     pub fn into_run(mut self) -> Result<Run> {
         if let Some(path) = &self.config {
             let path = path.clone();
@@ -273,12 +273,12 @@ impl Args {
         })
     }
 
-    /// Takes what the command line does not say from a configuration.
+    /// Takes the options that the command line lacks from a configuration.
     fn add(&mut self, path: &Path) -> Result<()> {
         let text = files::read_to_string(path)?;
         let name = || path.display().to_string();
         let map = yaml::parse(&text).map_err(anyhow::Error::msg).with_context(name)?;
-        // mlx-lm's null stands for its default.
+        // In mlx-lm, null means the default.
         let map = map.into_iter().filter(|(_, value)| !value.is_null()).collect();
         let other: Self = serde_json::from_value(Value::Object(map)).with_context(name)?;
         macro_rules! take {
@@ -373,7 +373,7 @@ impl Args {
 }
 
 impl Run {
-    /// The number of last layers to train, of `all`; 0 for all.
+    /// The number of last layers to train, of `all` layers; 0 means all.
     pub fn layers(&self, all: i32) -> i32 {
         self.layers.unwrap_or(16.min(all))
     }

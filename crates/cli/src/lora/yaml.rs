@@ -3,11 +3,11 @@
 
 use serde_json::{Map, Value};
 
-/// The most bytes of a configuration and the deepest mapping in one.
+/// The largest number of bytes of a configuration, and the deepest level of a mapping in it.
 const BYTES: usize = 1 << 20;
 const DEPTH: usize = 8;
 
-/// Parses a mapping, or says which line is none.
+/// Parses a mapping, or returns an error that names the line that is not part of one.
 pub fn parse(text: &str) -> Result<Map<String, Value>, String> {
     if text.len() > BYTES {
         return Err("expected a configuration of at most 1 MiB".to_owned());
@@ -33,7 +33,7 @@ fn refused((number, _, content): &Line, expected: &str) -> String {
     format!("line {number}: expected {expected}, got {content:.80}")
 }
 
-/// The line before a comment.
+/// The part of a line before its comment.
 fn uncommented(line: &str) -> &str {
     let (mut quote, mut before) = (None, ' ');
     for (at, letter) in line.char_indices() {
@@ -48,7 +48,7 @@ fn uncommented(line: &str) -> &str {
     line
 }
 
-/// The mapping of the lines at this indentation, and the lines after it.
+/// Parses the lines at this indentation as a mapping. Also returns the lines after it.
 fn mapping<'a, 'b>(
     mut lines: &'b [Line<'a>],
     indent: usize,
@@ -96,7 +96,7 @@ fn mapping<'a, 'b>(
     Ok((map, lines))
 }
 
-/// A number, bool, list or object in JSON, or else a text.
+/// A number, bool, list or object in JSON; otherwise a text.
 fn scalar(text: &str) -> Value {
     let text = text.trim();
     match text {

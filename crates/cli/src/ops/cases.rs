@@ -13,13 +13,12 @@ use mlx_primitives::{Array, Dtype, Result, builtin, eval};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// How an op is called. The number is the largest count of ops in a graph.
+/// The way in which an op is called. The discriminant is the largest number of ops in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Builds one op, evaluates it and waits.
     Single = 1,
-    /// Several ops in one graph, each of which takes the previous result; the time is that of one
-    /// op.
+    /// Several ops in one graph, each of which takes the previous result. The time is per op.
     Chain = 64,
     /// Evaluates the gradients of the arrays that are trained, given the gradient of the result.
     Backward = 0,
@@ -37,8 +36,8 @@ pub enum Size {
     Decode,
     /// A prompt.
     Prefill,
-    /// A prompt, for ops whose result cannot be their next input, or whose built-ins would take
-    /// many seconds in a chain.
+    /// A prompt that runs without a chain: the op's result cannot be its next input, or MLX's
+    /// built-ins would take many seconds in a chain.
     Wide,
     /// Larger than the caches.
     Large,
@@ -51,10 +50,10 @@ pub struct Workload {
     /// The function's name in `ops`.
     pub op: &'static str,
     pub shape: &'static [i32],
-    /// Distinguishes workloads of one op and shape, and selects their inputs; may be empty.
+    /// Distinguishes workloads with the same op and shape, and selects their inputs; may be empty.
     pub variant: &'static str,
     pub size: Size,
-    /// The reason why the op stays below the machine's limit; empty if it comes close.
+    /// The reason why the op is slower than the machine's limit; empty if it comes close.
     pub why: &'static str,
     pub inputs: Rc<MakeInputs>,
 }
@@ -73,22 +72,23 @@ pub struct Inputs {
     pub x: Array,
     pub others: Vec<Array>,
     pub ours: Function,
-    /// MLX's built-in, or the best composition of its built-ins; `None` where that takes too long.
+    /// MLX's built-in, or the best composition of its built-ins; `None` if that takes too long.
     pub builtin: Option<Function>,
-    /// The bytes that any implementation must read at least.
+    /// The number of bytes that every implementation has to read.
     pub read: usize,
-    /// The bytes that any implementation must write at least.
+    /// The number of bytes that every implementation has to write.
     pub written: usize,
     /// The floating-point operations of matrix products, and the type of their factors; `None` for
     /// other ops.
     pub products: Option<(f64, Dtype)>,
-    /// How many of the last of the others are not trained, besides those of integers.
+    /// The number of last arrays in `others` that are not trained. Arrays of integers are never
+    /// trained, and do not count.
     pub frozen: usize,
 }
 
 impl Inputs {
-    /// An op that reads `x` and the others, writes as many bytes as `x` has, and is compared with
-    /// its composition.
+    /// An op that reads `x` and `others`, writes as many bytes as `x` has, and is compared with its
+    /// composition.
     pub fn new(
         x: Array,
         others: impl Into<Vec<Array>>,
@@ -99,11 +99,12 @@ impl Inputs {
         let read = written + others.iter().map(Array::nbytes).sum::<usize>();
         let inputs =
             Self { x, others, ours, builtin: None, read, written, products: None, frozen: 0 };
-        // The peer builds our op first, which takes about a microsecond.
+        // The peer first builds our op, which takes about a microsecond, and then asks for its
+        // composition.
         inputs.against(move |x, others| Ok(builtin::composition(&peer(x, others)?)?.swap_remove(0)))
     }
 
-    /// The gradients of x and of the others that are trained.
+    /// The gradients of x and of the arrays in `others` that are trained.
     fn backward(self) -> Result<Self> {
         let trained = &self.others[..self.others.len() - self.frozen];
         let places: Vec<_> =
@@ -112,7 +113,7 @@ impl Inputs {
         g.eval()?;
         let written = self.x.nbytes() + places.iter().map(|&i| trained[i].nbytes()).sum::<usize>();
         let read = self.read + g.nbytes();
-        // A product more for each trained matrix that is no smaller than x.
+        // One more product for each trained matrix that has at least as many elements as x.
         let matrices = places.iter().filter(|&&i| trained[i].size() >= self.x.size()).count();
         let products = self.products.map(|(flops, dtype)| (flops * (1 + matrices) as f64, dtype));
         let of = |f: Function| -> Function {
@@ -152,7 +153,8 @@ pub struct Case<'a> {
 impl Case<'_> {
     pub fn inputs(&self) -> anyhow::Result<Inputs> {
         let mut inputs = (self.workload.inputs)(self)?;
-        // A call must be one node over data: the time would include any other node of the graph.
+        // A call must build a single node on top of data, since the time of any other node would
+        // count too.
         let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
         ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
         if self.workload.size == Size::Large && inputs.products.is_some() {
@@ -164,7 +166,7 @@ impl Case<'_> {
         Ok(inputs)
     }
 
-    /// An extent of the shape, counted from the last axis if negative.
+    /// A length in the shape; a negative axis counts from the last one.
     pub fn dim(&self, axis: i32) -> i32 {
         let rank = self.workload.shape.len() as i32;
         self.workload.shape[axis.rem_euclid(rank) as usize]
@@ -194,7 +196,7 @@ impl Case<'_> {
             range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
         });
         let numbers: Vec<f32> = numbers.take(count).collect();
-        // Converted here, because MLX's conversion would leave them in small pages.
+        // Rust converts the numbers, because MLX's conversion would leave them in small pages.
         let array = match self.dtype {
             Dtype::Float16 => Array::from_slice(&Vec::<f16>::from_f32_slice(&numbers), shape),
             Dtype::Bfloat16 => Array::from_slice(&Vec::<bf16>::from_f32_slice(&numbers), shape),
@@ -212,7 +214,8 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// The cases of these ops and types, or of all if none is named; ordered by op, shape, kind.
+/// The cases of these ops and types; an empty list stands for all. They are ordered by op, shape
+/// and kind.
 pub fn select<'a>(
     workloads: &'a [Workload],
     ops: &[String],
@@ -242,10 +245,10 @@ pub fn select<'a>(
     cases
 }
 
-/// Ops without gradients to compare: packed results, or a gradient already.
+/// Ops whose gradients are not compared: a result is packed, or is a gradient already.
 const NO_GRADIENTS: [&str; 2] = ["quantize", "cross_entropy"];
 
-/// The cases of prompts, each with that of its gradients.
+/// The cases of prompts, each followed by the case of its gradients.
 pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
     let prompt = |case: &Case| {
         let Workload { op, size, .. } = case.workload;

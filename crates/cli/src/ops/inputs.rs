@@ -1,4 +1,5 @@
-//! The inputs of the ops: arrays, calls of ours and of MLX's, bytes and operations.
+//! The inputs of the ops: the arrays, our call and MLX's call, and the numbers of bytes and
+//! operations.
 
 use std::cell::RefCell;
 
@@ -28,7 +29,7 @@ pub fn layer_norm(case: &Case) -> Result<Inputs> {
     Ok(inputs.against(|x, o| builtin::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS)))
 }
 
-/// Both sides compute the sum, although the built-ins may overwrite it with the norm.
+/// Our op and the built-ins compute the sum, although the built-ins may overwrite it with the norm.
 pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?]);
@@ -37,7 +38,7 @@ pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
 }
 
-/// Both sides compute the sum, although the built-ins may overwrite it with the norm.
+/// Our op and the built-ins compute the sum, although the built-ins may overwrite it with the norm.
 pub fn layer_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?, case.bias()?]);
@@ -112,7 +113,7 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
         }
     };
     let inputs = Inputs::new(x, others, gradient(ours)).against(gradient(composed));
-    // The gradient needs the losses, which read `x` once more.
+    // The gradient needs the losses, whose computation reads `x` once more.
     Ok(Inputs { read: inputs.read + inputs.x.nbytes(), ..inputs })
 }
 
@@ -131,15 +132,15 @@ pub fn rope(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
-/// The query area is as long as a head's keys, so that MLX's ops can take the state as one array of
-/// heads.
+/// The area of the queries is as long as the keys of a head, so that MLX's ops can take the state
+/// as one array of heads.
 const LAYOUT: KvLayout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
     Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
 }
 
-/// The shape is the step's, and `x` is the state.
+/// The shape belongs to the step, and `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
     let KvLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
     let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;
@@ -148,7 +149,7 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     let inputs = Inputs::new(x, [step], |state, o| {
         ops::rope_append(state, &o[0], LAYOUT, turning(POSITION))
     });
-    // One rope for queries and keys, then two writes: fewer ops than a rope for each.
+    // One rope for queries and keys, then two writes. This takes fewer ops than a rope for each.
     let builtin = move |state: &Array, o: &[Array]| {
         let vectors = o[0].reshape([1, time, heads + 2 * kv_heads, head_dim])?;
         let vectors = vectors.transpose([0, 2, 1, 3])?;
@@ -166,8 +167,8 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })
 }
 
-/// Many sequences, each with a few positions. `x` is the step. Each call hands the state to the
-/// next one, as a decoder does, so that it is written in place.
+/// Many sequences, each with a few positions. `x` is the step. Each call passes its state to the
+/// next call, as a decoder does, so that MLX writes the state in place.
 pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let layout = KvLayout { capacity: 16, ..LAYOUT };
     let zeros = layout.zeros(case.dim(0), case.dtype)?;
@@ -202,7 +203,7 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         words.next()?.parse().ok()
     };
     let (keys, bits) = (number(" keys").unwrap_or(case.dim(2)), number(" bits"));
-    // A decoder's cache: eight key-value heads, and some room after the keys.
+    // A decoder's cache: eight key-value heads, and some free room after the keys.
     let cache = [case.dim(0), 8, keys + 64, case.dim(3)];
     let mut parts = Vec::new();
     for range in [-2.0..2.0, -1.0..1.0] {
@@ -234,16 +235,16 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         }
     };
     let x = case.ready(case.workload.shape, -2.0..2.0)?;
-    // Two products, half of which the causal rule skips.
+    // Two products; a causal mask skips half of their operations.
     let flops = if causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
-    // The weights are float32, and so are dequantized keys and values.
+    // The attention weights are float32, and so are dequantized keys and values.
     let products = Some((flops, Dtype::Float32));
     // Packed keys and values are not trained.
     let frozen = if bits.is_some() { parts.len() } else { 0 };
     Ok(Inputs { products, frozen, ..Inputs::new(x, parts, ours) })
 }
 
-/// The inner extent of the products below.
+/// The length of the axis over which the products below sum.
 const K: i32 = 2048;
 
 /// The inputs of `x` times a matrix of `n` columns.
@@ -253,8 +254,7 @@ fn product(inputs: Inputs, n: i32) -> Inputs {
     Inputs { written, products: Some((2.0 * (x.size() * n) as f64, x.dtype())), ..inputs }
 }
 
-/// The columns of the result. The variant ends with their number, or with "up", unless they are
-/// [`K`].
+/// The number of columns of the result: [`K`], unless the variant ends with a number, or with "up".
 fn columns(case: &Case) -> i32 {
     match case.workload.variant.rsplit(' ').next() {
         Some("up") => 8192,
@@ -264,7 +264,7 @@ fn columns(case: &Case) -> i32 {
 
 pub fn linear(case: &Case) -> Result<Inputs> {
     let n = columns(case);
-    // Small enough that a chain's numbers keep their magnitude.
+    // The weights are small enough that numbers keep their magnitude in a chain.
     let w = case.ready(&[n, K], -0.035..0.035)?;
     let bias = case.ready(&[n], -0.1..0.1)?;
     let residual = case.ready(&[1, case.dim(1), n], -0.1..0.1)?;
@@ -300,7 +300,7 @@ pub fn matmul(case: &Case) -> Result<Inputs> {
     Ok(product(inputs.against(|x, o| builtin::matmul(x, &o[0])), n))
 }
 
-/// Name, group size, bits, mode.
+/// The name, group size, bits and mode of each format.
 pub const FORMATS: [(&str, i32, i32, QuantizedMode); 9] = [
     ("4-bit", 64, 4, QuantizedMode::Affine),
     ("2-bit", 64, 2, QuantizedMode::Affine),
@@ -313,7 +313,7 @@ pub const FORMATS: [(&str, i32, i32, QuantizedMode); 9] = [
     ("nvfp4", 16, 4, QuantizedMode::Nvfp4),
 ];
 
-/// A matrix in the format that the variant begins with, and its arrays.
+/// A matrix in the format that the variant begins with, and the arrays that it consists of.
 fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> {
     let named = FORMATS.iter().find(|format| case.workload.variant.starts_with(format.0));
     let (_, group, bits, mode) = *named.unwrap_or(&FORMATS[0]);
@@ -324,7 +324,7 @@ fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> 
     Ok((w, parts))
 }
 
-/// `[rows, K]` times `[n, K]`; the shape leaves out `n` if it is [`K`].
+/// `[rows, K]` times `[n, K]`. The shape leaves out `n` if it equals [`K`].
 pub fn quantized_linear(case: &Case) -> Result<Inputs> {
     let (rows, n) = (case.dim(0), case.dim(-1));
     let x = case.ready(&[rows, K], -1.0..1.0)?;
@@ -369,7 +369,7 @@ pub fn lora_linear(case: &Case) -> Result<Inputs> {
     if !variant.ends_with("ops") {
         return Ok(inputs);
     }
-    // `x W^T + 2 (x A^T) B^T`, an op of ours for each product, two of MLX's for the rest.
+    // `x W^T + 2 (x A^T) B^T`: our op computes each product, and two of MLX's ops compute the rest.
     Ok(inputs.against(move |x, o| {
         let base = match &base {
             LinearWeight::Plain(w) => ops::linear(x, w, Linear::default())?,

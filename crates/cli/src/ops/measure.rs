@@ -13,12 +13,12 @@ use super::plan::Limits;
 use super::roofline;
 use super::timing::{Competitor, Timing, interleave};
 
-/// The built-in of a case.
+/// The measurement of MLX's built-in in a case.
 pub enum Builtin {
     Timed(Timing),
-    /// Not run, since it would take about this many seconds.
+    /// Not run, because it would take about this number of seconds.
     LeftOut(f64),
-    /// The comparison has none for a case of this size.
+    /// The comparison has no built-in for a case of this size.
     None,
 }
 
@@ -38,13 +38,13 @@ pub struct Row<'a> {
     pub kind: Kind,
     pub device: Device,
     pub ours: Timing,
-    /// The op's implementation that this machine chose, or `None` if the op has no choice.
+    /// The implementation that this machine chose for the op, or `None` if the op has no choice.
     pub choice: Option<Choice>,
     pub builtin: Builtin,
     bytes: usize,
-    /// The floating-point operations of matrix products.
+    /// The number of floating-point operations in matrix products.
     flops: f64,
-    /// The limit that binds, and the fewest seconds that the machine needs.
+    /// The name of the limit that applies, and the least time in seconds that the machine needs.
     pub limit: (&'static str, f64),
 }
 
@@ -53,8 +53,8 @@ impl Row<'_> {
         self.builtin.timing().map(|builtin| builtin.median / self.ours.median)
     }
 
-    /// The work of a call, by which times of calls of one op are proportional: operations of
-    /// products, bytes of other ops.
+    /// The amount of work of a call, to which the times of an op's calls are proportional:
+    /// operations for products, bytes for other ops.
     fn work(&self) -> f64 {
         if self.flops > 0.0 { self.flops } else { self.bytes as f64 }
     }
@@ -64,7 +64,7 @@ impl Row<'_> {
         self.bytes as f64 / self.ours.median / 1e9
     }
 
-    /// GFLOP/s, if they are the limit.
+    /// GFLOP/s, if arithmetic is the limit.
     pub fn gflops(&self) -> Option<f64> {
         (self.limit.0 == "compute").then(|| self.flops / self.ours.median / 1e9)
     }
@@ -79,7 +79,7 @@ impl Row<'_> {
 pub struct Measuring<'a> {
     pub device: Device,
     pub stopped: &'a dyn Fn() -> bool,
-    /// The slowest built-in of each op and variant: seconds for a unit of work.
+    /// The slowest built-in of each op and variant, in seconds for a unit of work.
     slowest: HashMap<(&'static str, &'static str), f64>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Measuring<'a> {
         Self { device, stopped, slowest: HashMap::new() }
     }
 
-    /// Measures a case, or returns `None` if it was stopped meanwhile.
+    /// Measures a case. Returns `None` if the measurement was stopped.
     pub fn measure<'c>(&mut self, case: &Case<'c>, limits: &Limits) -> Result<Option<Row<'c>>> {
         memory::clear_cache()?; // frees the buffers of earlier cases
         let device = self.device;
@@ -150,7 +150,7 @@ fn later(memory: f64, compute: f64) -> (&'static str, f64) {
     if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
 
-/// The number of calls in a run: fewer in a chain if the built-in takes long.
+/// The number of calls in a run. A chain has fewer calls if the built-in takes long.
 pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     const CHAIN_SECONDS: f64 = 0.1;
     if kind != Kind::Chain {
@@ -165,8 +165,8 @@ pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     Ok(((CHAIN_SECONDS / seconds) as usize).clamp(4, kind as usize))
 }
 
-/// A chain of `calls` ops, each of which takes the previous result. Nothing else holds the
-/// intermediate arrays, so that MLX can let an op write to its input's buffer.
+/// A chain of `calls` ops, each of which takes the previous result. The chain holds no intermediate
+/// array, so MLX can let an op write to the buffer of its input.
 pub fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
     Competitor::new(calls, move || {
         let mut y = op(&inputs.x, &inputs.others)?;
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!((later(1.0, 0.0), later(1.0, 2.0)), (("memory", 1.0), ("compute", 2.0)));
     }
 
-    /// The allocator sees only the output: no hidden copy, no temporary.
+    /// The op allocates only its output: no hidden copy and no temporary array.
     #[test]
     fn ours_allocates_only_its_output() {
         device::with_device(Device::Cpu, || {
@@ -198,8 +198,8 @@ mod tests {
             for case in cases::select(&workloads, &[], &[], true, false) {
                 let op = case.workload.op;
                 let several_outputs = op.ends_with("_residual") || op == "quantize";
-                // These cannot write to their input's buffer, so a chain holds buffers that MLX has
-                // not freed.
+                // These ops cannot write to their input's buffer, so a chain holds buffers that MLX
+                // has not freed.
                 let in_place = !["linear", "matmul", "attention"].iter().any(|&o| op.contains(o));
                 let alone = several_outputs || case.kind == Kind::Chain && !in_place;
                 if case.workload.size == Size::Large || alone {
@@ -211,7 +211,7 @@ mod tests {
                 let before = memory::active_memory();
                 memory::reset_peak_memory();
                 (competitor(case.kind as usize, &inputs, &inputs.ours).run)().unwrap();
-                // Some allocators round up to a page.
+                // Some allocators round a size up to a page.
                 let beyond = memory::peak_memory().saturating_sub(before + output);
                 if beyond >= 1 << 16 {
                     failures.push(format!("{case}: {beyond} bytes beside the output"));

@@ -97,7 +97,8 @@ pub fn run(args: &Args) -> Result<()> {
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     output::eprintln(machine(device)?);
 
-    // Both sides write to recycled memory, as under the limit of MLX's GPU allocators.
+    // The op and the built-in write to recycled memory, as they do with the limit of MLX's GPU
+    // allocators.
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
     let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
@@ -159,7 +160,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a chart can be written to that file, which is created if there is none.
+/// Checks that a chart can be written to this file, and creates the file if it is missing.
 pub fn check_plot(path: &Path) -> Result<()> {
     files::check_replaceable(path)?;
     let opened = OpenOptions::new().create(true).append(true).open(path);
@@ -187,7 +188,7 @@ pub struct Latency {
     pub rows: Vec<Value>,
     /// A table.
     pub text: String,
-    /// The smallest speedup over MLX's.
+    /// The smallest speedup compared with MLX's built-in.
     pub least: Option<f64>,
     /// The errors of calls that could not be measured.
     pub failures: Vec<String>,

@@ -1,4 +1,4 @@
-//! The plan of `--quick`: its time, shared among the cases.
+//! The plan of `--quick`, which divides its time among the cases.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +7,28 @@ use mlx_primitives::Dtype;
 use super::cases::{Case, Size};
 use super::timing::Effort;
 
-/// The time of `--quick`. The case that runs at its end may take a few seconds more.
+/// The time of `--quick`. The last case may exceed it by a few seconds.
 const TIME: Duration = Duration::from_secs(80);
 
 pub struct Plan {
     start: Instant,
-    /// None if cases take the time that they take.
+    /// The time for all cases; `None` if it is not limited.
     time: Option<Duration>,
     effort: Effort,
-    /// The weight of the cases before the next one, and of all.
+    /// The total weight of the cases that have begun, and of all cases.
     begun: f64,
     all: f64,
     /// The first type of the comparison.
     first: Option<Dtype>,
-    /// The number of cases for which there was no time.
+    /// The number of cases that were left out for lack of time.
     pub left_out: usize,
 }
 
 /// The limits of a case.
 pub struct Limits {
     pub effort: Effort,
-    /// The most seconds that a built-in may take, as far as smaller cases of its op tell.
+    /// The most seconds that a built-in may take. Smaller cases of its op give an estimate of its
+    /// time.
     pub builtin: f64,
 }
 
@@ -39,7 +40,7 @@ impl Plan {
         Self { start: Instant::now(), time, effort, begun: 0.0, all, first, left_out: 0 }
     }
 
-    /// The limits of the next case, or `None` if there is no time for it.
+    /// The limits of the next case, or `None` if no time is left for it.
     pub fn next(&mut self, case: &Case) -> Option<Limits> {
         let limits = self.limits(case, self.start.elapsed());
         self.begun += weight(case);
@@ -47,9 +48,8 @@ impl Plan {
         limits
     }
 
-    /// There is no time if all has passed. Where the cases before took longer than planned, there
-    /// is none for large cases and further types either, so that every op gets some, and less for
-    /// others.
+    /// Returns `None` if all time has passed. If the earlier cases took longer than planned, large
+    /// cases and further types get no time and other cases get less, so that every op gets some.
     fn limits(&self, case: &Case, spent: Duration) -> Option<Limits> {
         let effort = self.effort;
         let Some(time) = self.time else {
@@ -61,14 +61,15 @@ impl Plan {
         if spent > time || late && spared {
             return None;
         }
-        // A part of the rest, since the inputs have to be made and the first runs do not count.
+        // Takes a part of the remaining time, since making the inputs and the uncounted first runs
+        // take time too.
         let share = (time - spent) / (self.all - self.begun);
         let budget = effort.budget.min(Duration::from_secs_f64(0.4 * share));
         Some(Limits { effort: Effort { budget, ..effort }, builtin: (10.0 * share).min(2.0) })
     }
 }
 
-/// A guess at the time of a case relative to others: large inputs take long to make.
+/// An estimate of a case's time relative to others: large inputs take long to make.
 fn weight(case: &Case) -> f64 {
     if case.workload.size == Size::Large { 6.0 } else { 1.0 }
 }
@@ -101,7 +102,7 @@ mod tests {
         plan.time = Some(Duration::ZERO);
         assert!(cases.iter().all(|case| plan.next(case).is_none()));
         assert_eq!(plan.left_out, cases.len());
-        // Without --quick there is no end.
+        // Without --quick, the time is not limited.
         let plan = Plan::new(false, Effort::FULL, &cases);
         let limits = plan.limits(large, 100 * TIME).unwrap();
         assert_eq!((limits.effort.budget, limits.builtin), (Effort::FULL.budget, f64::INFINITY));

@@ -1,4 +1,4 @@
-//! The speedups as a bar chart.
+//! Draws the speedups as a bar chart.
 
 use anyhow::Result;
 use mlx_primitives::Dtype;
@@ -16,7 +16,8 @@ const TOP: u32 = 84;
 const BOTTOM: u32 = 50;
 const LEFT: u32 = 250;
 
-/// One bar per row, grouped by op, shape and kind, on a logarithmic axis from 1×.
+/// Draws one bar for each row, grouped by op, shape and kind, on a logarithmic axis that begins at
+/// 1×.
 pub fn svg(rows: &[Row], title: &str) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, rows, title)?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use mlx_primitives::tune::Measured;
 use mlx_primitives::{Array, Dtype};
 
-/// Times two functions in turn until the budget is spent or one returns an error, by a clock that
-/// returns the time since a fixed moment: at least three rounds, or one if that takes five times
-/// the budget, and at most a thousand. The times are medians.
+/// Times two functions in turn until the budget is spent or one returns an error. `clock` returns
+/// the time since a fixed moment. There are at least three rounds and at most a thousand, or only
+/// one if it takes five times the budget. The times are medians.
 pub fn race<E>(
     mut ours: impl FnMut() -> Result<(), E>,
     mut mlx: impl FnMut() -> Result<(), E>,
@@ -15,7 +15,7 @@ pub fn race<E>(
     budget: Duration,
 ) -> Result<Measured, E> {
     const MOST: usize = 1000;
-    // The first run of each does not count, since it may do extra work.
+    // The first run of each function does not count, since it may do extra work.
     ours()?;
     mlx()?;
     let (start, mut times) = (clock(), [Vec::new(), Vec::new()]);
@@ -39,8 +39,8 @@ pub fn race<E>(
 }
 
 /// Whether two results have the same shape and type, and differ by no more than intermediate
-/// roundings explain: by a fraction of the largest finite element, 0.005 in float32, 0.02 in
-/// float16 and 0.1 in bfloat16. Infinities and NaN must be the same.
+/// roundings can cause, which is a fraction of the largest finite element, 0.005 in float32, 0.02
+/// in float16 and 0.1 in bfloat16. Infinities and NaN must be the same.
 pub fn agree(ours: &Array, mlx: &Array) -> mlx_primitives::Result<bool> {
     if (ours.dtype(), ours.shape()) != (mlx.dtype(), mlx.shape()) {
         return Ok(false);
@@ -88,13 +88,13 @@ mod tests {
                 Ok((measured, count.get()))
             };
         let micros = |it: &Measured| [it.ours, it.mlx].map(|seconds| (seconds * 1e6).round());
-        // One uncounted run of each, then as many as the budget allows.
+        // Each function has one uncounted run, then as many runs as the budget allows.
         let (it, runs) = timed(&[60], &[40])?;
         assert_eq!((micros(&it), it.choice(), runs), ([60.0, 40.0], Choice::Mlx, 22));
         // Outliers and the first run do not affect the median.
         let (it, _) = timed(&[500, 40, 40, 900, 40, 40], &[1, 50, 50, 1, 50, 50])?;
         assert_eq!((micros(&it), it.choice()), ([40.0, 50.0], Choice::Ours));
-        // At least three rounds, unless one takes very long.
+        // There are at least three rounds, unless one takes very long.
         assert_eq!((timed(&[500], &[500])?.1, timed(&[2500], &[2500])?.1), (8, 4));
         // A stopped clock also ends the race.
         let still = race(|| Ok::<_, ()>(()), || Ok(()), &Duration::default, Duration::MAX / 8);

@@ -1,4 +1,4 @@
-//! The rows as lines of tables or as JSON, one at a time.
+//! Writes the rows as lines of tables or as JSON, one row at a time.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,14 +15,15 @@ use super::timing::Timing;
 pub enum Form {
     /// A table for each op.
     Tables,
-    /// An array with an object on each line. It is whole once the end is written.
+    /// An array with an object on each line. The text is valid JSON after the last row has been
+    /// written.
     Json,
 }
 
-/// Forms the text of each row as it comes. The rows of an op come one after another.
+/// Makes the text of each row as soon as it is measured. The rows of an op follow one another.
 pub struct Writer {
     form: Form,
-    /// The length of each op's longest shape.
+    /// The length of the longest shape of each op.
     widths: HashMap<&'static str, usize>,
     rows: usize,
     op: Option<&'static str>,
@@ -30,7 +31,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer of rows of these cases.
+    /// Makes a writer for the rows of these cases.
     pub fn new(form: Form, cases: &[Case]) -> Self {
         let mut widths = HashMap::new();
         for Case { workload, .. } in cases {
@@ -88,7 +89,7 @@ const HEADER: [&str; 11] = [
     "limit",
     "GFLOP/s",
 ];
-/// The widths of the columns after the first, which writers know.
+/// The widths of the columns after the first column, whose width is in [`Writer`].
 const WIDTHS: [usize; 10] = [8, 6, 16, 16, 8, 6, 6, 10, 7, 7];
 
 fn line(cells: &[String; 11], width: usize) -> String {
@@ -162,14 +163,14 @@ pub fn object(row: &Row) -> Value {
     object
 }
 
-/// The reason why a call stays below the limit, if it is far below it.
+/// The reason why an op is slower than the limit, if it is much slower.
 fn why(row: &Row) -> Option<&'static str> {
     const FAR: f64 = 0.7;
     let Workload { why, size, .. } = row.workload;
     (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
-/// The median and half the interquartile range, or `once` in place of that for a single run.
+/// The median and half the interquartile range; for a single run, the median and `once`.
 fn with_spread(timing: &Timing) -> String {
     let median = digits(micros(timing.median));
     match timing.samples {
@@ -182,7 +183,7 @@ fn micros(seconds: f64) -> f64 {
     seconds * 1e6
 }
 
-/// At least three significant digits.
+/// Formats a number with at least three significant digits.
 fn digits(value: f64) -> String {
     match value {
         v if v < 9.995 => format!("{v:.2}"),

@@ -8,7 +8,8 @@ use mlx_primitives_kernels::roofline;
 
 use super::timing::Competitor;
 
-/// A written buffer of this many bytes, in 2 MB pages as far as the system grants them.
+/// A buffer of this many bytes that has been written to, in 2 MB pages as far as the system grants
+/// them.
 fn buffer(bytes: usize) -> Vec<u8> {
     let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
     memory::advise_large_pages(buffer.as_ptr().expose_provenance(), bytes);
@@ -19,7 +20,8 @@ fn buffer(bytes: usize) -> Vec<u8> {
 /// Moves this many bytes between fixed buffers: copies the bytes that are both read and written,
 /// and reads or fills the rest.
 pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
-    // Small buffers take less than the clock's resolution on some machines.
+    // Several calls are timed together, because a small buffer takes less time than the clock's
+    // resolution on some machines.
     let calls = (1 << 22 >> read.max(written).max(1).ilog2()).clamp(1, 256);
     let (from, mut to) = (buffer(read), buffer(written));
     let both = read.min(written);

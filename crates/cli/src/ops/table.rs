@@ -1,4 +1,5 @@
-//! The book's table of the ops, in Markdown; every number is measured, probed or counted.
+//! Writes the book's table of the ops in Markdown. Every number in it is measured, tried out or
+//! counted.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,7 +11,8 @@ use mlx_primitives::{Array, Dtype, files, transforms};
 use super::cases::{Case, Inputs, Kind, Size, TYPES, Workload};
 use super::measure::Row;
 
-/// One line per op, in the order of the workloads, with the ratios that [`read_traffic`] found.
+/// One line for each op, in the order of the workloads, with the ratios that [`read_traffic`]
+/// returned.
 pub fn markdown(
     workloads: &[Workload],
     rows: &[Row],
@@ -41,8 +43,8 @@ pub fn markdown(
     Ok(text)
 }
 
-/// The speedups, by type, of the largest workload among the wanted rows that fit the caches; the
-/// first of several.
+/// The speedups, by type, of the largest workload among the wanted rows that fits the caches. If
+/// several are equally large, the first counts.
 fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     let rows = rows.iter().filter(|row| wanted(row) && row.workload.size != Size::Large);
     let elements = |row: &Row| row.workload.shape.iter().map(|&n| i64::from(n)).product::<i64>();
@@ -55,8 +57,8 @@ fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     format!("{}: {}", chosen.workload.shape_label(), numbers.collect::<Vec<_>>().join(" / "))
 }
 
-/// The smallest fraction of the limit for shapes larger than the caches, and the largest if they
-/// differ.
+/// The smallest fraction of the limit among shapes larger than the caches, and the largest fraction
+/// if it differs.
 fn fractions(rows: &[&Row]) -> String {
     let large = rows.iter().filter(|row| row.workload.size == Size::Large);
     let mut percents: Vec<_> = large.map(|row| (100.0 * row.limit_fraction()).round()).collect();
@@ -85,8 +87,9 @@ fn transforms_of(workload: &Workload) -> Result<String> {
     Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })
 }
 
-/// The device bytes divided by the least possible, for each op. Each line of the file holds an op,
-/// the bytes that its kernels moved in the simulator, and the least possible.
+/// For each op, the bytes that it moves on the device, divided by the least possible number. A line
+/// of the file has an op, the bytes that its kernels moved in the simulator, and the least possible
+/// number.
 pub fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
     let text = files::read_to_string(path)?;
     let mut ratios = HashMap::new();

@@ -1,4 +1,5 @@
-//! Interleaved timing: competitors take turns, so that a slower machine slows all of them.
+//! Interleaved timing: competitors take turns, so that a slowdown of the machine affects all of
+//! them.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ impl Timing {
     }
 }
 
-/// A run to time, which makes `calls` calls.
+/// A competitor to time; a run of it makes `calls` calls.
 pub struct Competitor<'a> {
     pub calls: usize,
     pub run: Box<dyn FnMut() -> Result<()> + 'a>,
@@ -53,8 +54,9 @@ impl<'a> Competitor<'a> {
 pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
-    /// The seconds of a competitor's run beyond which its first run is its only one, or its second
-    /// if the first one took less than four times as long.
+    /// The longest run, in seconds, of a competitor that takes turns. A slower competitor is
+    /// measured once: by its first run, or by a second one if the first took less than four times this
+    /// time.
     pub patience: f64,
 }
 
@@ -69,27 +71,27 @@ impl Effort {
 }
 
 const MOST_ROUNDS: usize = 200;
-/// A turn takes samples until this time, in seconds, or this fraction of the slowest competitor's
-/// run, and at most [`TURN_SAMPLES`].
+/// Each turn takes samples for this number of seconds, or for this fraction of the slowest
+/// competitor's run, but at most [`TURN_SAMPLES`] samples.
 const TURN: f64 = 1e-3;
 const TURN_PART: f64 = 0.25;
 const TURN_SAMPLES: f64 = 16.0;
 
-/// Returns a timing for each competitor, or `None` if `stopped` returned true meanwhile.
+/// Returns a timing for each competitor, or `None` if `stopped` returned true.
 pub fn interleave(
     competitors: &mut [Competitor],
     effort: &Effort,
     stopped: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<Timing>>> {
-    // A short run's turn starts with an uncounted run, because the caches hold the other
-    // competitor's data and the threads are asleep.
+    // The turn of a short run starts with an uncounted run, because the caches hold the data of the
+    // other competitor and the threads sleep.
     let warms_up = |estimate: f64| estimate < 2.0 * TURN;
     let mut times = vec![Vec::new(); competitors.len()];
     let mut estimates = Vec::new();
     for (competitor, times) in competitors.iter_mut().zip(&mut times) {
-        // The first run warms up; if it is cheap, a second one estimates the time better, and
-        // counts unless it is so short that the end of the first one shows in it. One beyond the
-        // patience may have waited for memory that the system cleared.
+        // The first run warms up. If it is short, a second run gives a better estimate, and counts
+        // unless it is so short that the end of the first run affects it. A first run that exceeds
+        // the patience may have waited for the system to clear memory, so it is repeated too.
         let first = competitor.time()?;
         let patience = effort.patience;
         let again = first < 0.05 || (patience..4.0 * patience).contains(&first);
@@ -161,7 +163,7 @@ mod tests {
         let timings = timings.unwrap();
         assert!(timings.iter().all(|timing| timing.samples == 2 && timing.median >= 0.06));
         assert_eq!(order, ['a', 'b', 'a', 'b', 'b', 'a']);
-        // Beyond its patience, the first run is the only one.
+        // A first run that is longer than the patience is the only one.
         let (timings, order) = run(0.01, &|| false);
         assert!(timings.unwrap().iter().all(|it| it.samples == 1 && it.median >= 0.06));
         assert_eq!(order, ['a', 'b']);

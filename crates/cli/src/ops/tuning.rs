@@ -17,8 +17,8 @@ use crate::kernels::simulates;
 use crate::model::progress;
 use crate::output;
 
-/// Measures these ops, or all if none is named, in chains if an op's result can be its next input.
-/// Reports wrong results on stderr.
+/// Measures these ops, or all if the list is empty. An op runs in chains if its result can be its
+/// next input. Wrong results are reported on stderr.
 pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
@@ -26,7 +26,7 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     let effort = if quick { &Effort::QUICK } else { &Effort::FULL };
     cases.retain(|case| match case.workload.size {
         Size::Large => false,
-        // The simulator would take minutes for these.
+        // The simulator would take minutes for these cases.
         Size::Wide | Size::Prefill if simulates() => false,
         Size::Wide => true,
         Size::Decode | Size::Prefill => case.kind == Kind::Chain,
@@ -46,8 +46,8 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     Ok(choices)
 }
 
-/// Measures a case if it is one op that has a choice. Our CPU kernels, which are tested on every
-/// machine, decide which result is right if ours differs from MLX's.
+/// Measures a case if its call is a single op that has a choice. If our result differs from MLX's,
+/// our CPU kernels, which are tested on every machine, decide which one is right.
 fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<String>> {
     memory::clear_cache()?;
     let inputs = case.inputs()?;
@@ -65,7 +65,7 @@ fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<Str
             ));
         }
     }
-    // The built-ins include our op.
+    // Chooses our kernels while it measures, because the built-in of a case may run our op.
     let calls = with_choices(sides[0].clone(), || calls(case.kind, &inputs))?;
     let [mut ours, mut mlx] = [0, 1].map(|_| competitor(calls, &inputs, &inputs.ours));
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! The table of workloads: an op, the reason why it stays below the machine's limit, its shapes,
-//! its inputs.
+//! The table of workloads. Each has an op, the reason why it is slower than the machine's limit,
+//! its shapes and its inputs.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use super::cases::Size::{self, Decode, Large, Prefill, Wide};
 use super::cases::{Case, Inputs, Workload};
 use super::inputs::{self, Call};
 
-/// A shape, and the variants of the op that have this shape.
+/// The size and the shape of a workload, and the variants of the op that use it.
 type Row<'a> = (Size, &'static [i32], &'a [&'static str]);
 const PLAIN: &[&str] = &[""];
 
@@ -33,7 +33,7 @@ impl Table {
 }
 
 const EXPONENTIALS: &str = "an exponential for each element takes longer than moving it";
-/// Each step is rounded as in MLX's composition.
+/// For ops that round each step, as MLX's composition does.
 const ROUNDINGS: &str = "each step is rounded to the type, which takes longer than moving it";
 const GROUPS: &str =
     "each group takes two passes: for its extremes, and for a quotient of each element";
@@ -41,7 +41,7 @@ const SOFTMAX: &str = "a softmax stands between the products, of weights that st
 const CODES: &str = "codes become floats for no more than four rows of queries";
 const SUMS: &str = "the registers hold sums for four rows of x, so that eight rows take two passes";
 const COLUMNS: &str = "columns of w, in cache lines that lie far apart, are turned into rows first";
-/// 16-bit types look all values up in a table.
+/// For functions of which 16-bit types look up all values in a table.
 const FUNCTIONS: &str =
     "an exponential or erf for each element, or its look-up, takes longer than moving it";
 
@@ -121,7 +121,8 @@ fn positions(table: &mut Table) {
     table.add("rope_append", "", &shapes, inputs::rope_append);
     let many: Row = (Large, &[1024, KvLayout::QUERY_POSITIONS, 3072], &["a sequence each"]);
     table.add("rope_append", ROUNDINGS, &[many], inputs::rope_append_batched);
-    // Keys and values of one decoded position, of a prompt, and a weight matrix.
+    // The shapes of the keys and values of one decoded position, those of a prompt, and a weight
+    // matrix.
     for (four, eight) in [("4 bits", "8 bits"), ("4 bits back", "8 bits back")] {
         let shapes: [Row; 4] = [
             (Wide, &[1, 16, 1, 64], &[eight]), // the result cannot be the next input
@@ -179,7 +180,8 @@ fn matrices(table: &mut Table) {
     for (variant, count) in [
         ("4-bit", 4),
         ("plain", 4),
-        // The peer runs our separate ops, so that the ratio shows the gain of fusion alone.
+        // The peer runs our ops one after the other, so that the ratio shows the gain of fusion
+        // alone.
         ("4-bit, by our separate ops", 2),
         ("plain, by our separate ops", 2),
     ] {
@@ -199,7 +201,8 @@ fn elements(table: &mut Table) {
         (Prefill, &[1, 512, 2048], PLAIN),
         (Large, &[4, 2048, 4096], PLAIN),
     ];
-    // The number of further inputs, and whether they have only the last axis.
+    // A name, a reason, the number of further inputs, whether these inputs have only the last axis,
+    // and the call.
     let activations: [(_, _, _, _, Call); 10] = [
         ("relu", "", 0, false, |x, _| ops::relu(x)),
         ("silu", FUNCTIONS, 0, false, |x, _| ops::silu(x)),
@@ -220,7 +223,7 @@ fn elements(table: &mut Table) {
         });
     }
 
-    // The result cannot be the next input: no chains, hence no decode or prefill sizes.
+    // The result cannot be the next input, so there are no chains and no decode or prefill sizes.
     let shapes: [Row; 4] = [
         (Wide, &[1, 1, 4096], PLAIN),
         (Wide, &[8, 128, 768], PLAIN),

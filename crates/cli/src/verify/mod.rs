@@ -158,11 +158,11 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs a step, whose error or panic becomes a failure.
+/// Runs a step. An error or a panic becomes a failure.
 fn run_step(step: &Step) -> Done {
     let start = Instant::now();
     let failed = |said: String| Found { failures: vec![said], ..Found::default() };
-    // The steps check our kernels, whatever the machine's choices are.
+    // The steps check our kernels, even if this machine has chosen MLX's ops.
     let run = || with_choices(Rc::new(Choices::ours()), || (step.run)());
     let found = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(found)) => found,
@@ -177,7 +177,7 @@ fn run_step(step: &Step) -> Done {
     Done { part: step.part, name: step.name.clone(), seconds, found }
 }
 
-/// The result with its failures as details, which make nothing fail.
+/// Moves the failures to the details of the result, so that the command does not fail.
 fn unjudged(mut found: Found) -> Found {
     let failures = std::mem::take(&mut found.failures);
     if let Some(first) = failures.first() {

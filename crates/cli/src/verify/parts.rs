@@ -17,12 +17,12 @@ use super::step::{Found, Step};
 use crate::kernels::simulates;
 use crate::{info, ops};
 
-/// The greedy tokens of mlx-lm with the demo model.
+/// The tokens that mlx-lm decodes greedily with the demo model.
 const GREEDY: &str = include_str!("../../assets/greedy.json");
-/// The most failures of a step that the report lists.
+/// The largest number of failures of a step that the report lists.
 const MOST_FAILURES: usize = 20;
 
-/// The part of the comparisons that a process makes.
+/// The part of the comparisons that a process runs.
 #[derive(Clone, Copy)]
 pub struct Selected {
     pub quick: bool,
@@ -38,7 +38,7 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
         run,
     };
     let mut steps = Vec::new();
-    // First, since nothing runs where a kernel has no pipeline.
+    // This step is the first one, since no other step runs if a kernel has no pipeline.
     if device == Device::Gpu || simulates() {
         let all = pipelines::all();
         if !all.is_empty() {
@@ -64,13 +64,13 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
     steps
 }
 
-/// Whether the results of a device are judged. The GPU of a virtual Mac, such as those of hosted
-/// runners, is of an older family than any Mac's, and MLX's own ops are wrong on it too.
+/// Whether a failure on a device counts. The GPU of a virtual Mac, as in hosted runners, belongs to
+/// an older family than the GPU of any Mac, and MLX's own ops are wrong on it too.
 pub fn judges(device: Device) -> Result<bool> {
     Ok(device == Device::Cpu || !device.name()?.contains("Paravirtual"))
 }
 
-/// Makes the pipeline of every kernel, and lists how many threads each leaves room for.
+/// Makes the pipeline of every kernel, and lists the largest number of threads for each.
 fn pipelines(all: &[Pipeline]) -> Result<Found> {
     let (mut lines, mut limits, mut failures) = (String::new(), BTreeMap::new(), Vec::new());
     for pipeline in all {
@@ -103,8 +103,9 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-/// The rows that a share has, each with its share of the row's cases. If there are at least as many
-/// rows as shares, a row is whole in one share, so that processes do not compile the same kernels.
+/// The rows that belong to a share, each with its share of the row's cases. If there are at least
+/// as many rows as shares, each row belongs to a single share, so that processes do not compile the
+/// same kernels.
 fn dealt(rows: Vec<Conformance>, share: Option<(usize, usize)>) -> Vec<(Conformance, Rc<Share>)> {
     let (number, of) = share.unwrap_or((1, 1));
     let (first, count) = (number - 1, rows.len().max(1));

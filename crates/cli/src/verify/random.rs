@@ -1,4 +1,4 @@
-//! The greedy tokens of a model of random weights.
+//! Compares the greedy tokens of a model with random weights.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::step::{Found, Step};
 
-/// The number of tokens in the prompt, which takes the kernels for many rows.
+/// The number of tokens in the prompt: enough for the kernels for many rows.
 const PROMPT: u32 = 20;
 
 /// The model to compare.
@@ -34,9 +34,9 @@ impl Random {
         }
     }
 
-    /// Compares with our kernels on the CPU or, if those are checked, with MLX's ops there. All
-    /// compute in float32, where roundings are far smaller than the differences between the
-    /// likeliest tokens of nearly all steps.
+    /// Compares the tokens with those of our kernels on the CPU. If our CPU kernels are checked,
+    /// compares them with MLX's ops on the CPU. All compute in float32, where roundings are far
+    /// smaller than the difference between the two likeliest tokens of nearly every step.
     fn compare(&self, device: Device, tokens: usize) -> Result<Found> {
         let llama = self.model().with_context(|| self.config.display().to_string())?;
         let (choices, whose) = match device {

@@ -15,12 +15,12 @@ use crate::output;
 
 const ORDERS: [RowOrder; 2] = [RowOrder::Tokens, RowOrder::Prompt];
 
-/// The comparisons of an op in one type: for each order, the number of all and of those that failed
-/// or found other bits.
+/// The comparisons of an op in one type. For each order: the number of comparisons, and the number
+/// of them that failed or found other bits.
 type Counts = [[usize; 2]; 2];
 
-/// Compares our kernels of every op, also where the built-in rule prefers MLX's, and prints a line
-/// for each op with the numbers of its cases that are equal.
+/// Compares our kernels of every op, also where the built-in rule prefers MLX's op. Prints a line
+/// for each op, with the numbers of cases in which all bits are equal.
 pub fn run(
     device: Device,
     quick: bool,
