@@ -8,8 +8,8 @@ pub(super) fn now(line: &str) -> ! {
     let mut text: Vec<u8> = line.bytes().take(LONGEST).collect();
     text.push(b'\n');
     let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // The code takes no lock of the standard library, since a stopped thread may hold it. SAFETY:
-    // both pointers point to local values of the given lengths.
+    // The code takes no lock of the standard library, since a stopped thread may hold it.
+    // SAFETY: both pointers point to local values of the given lengths.
     unsafe {
         if libc::poll(&mut stderr, 1, 200) > 0 {
             libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());

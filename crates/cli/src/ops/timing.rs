@@ -55,8 +55,8 @@ pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
     /// The longest run, in seconds, of a competitor that takes turns. A slower competitor is
-    /// measured once: by its first run, or by a second one if the first took less than four times this
-    /// time.
+    /// measured once: by its first run, or by a second one if the first took less than four times
+    /// this time.
     pub patience: f64,
 }
 
