@@ -226,6 +226,10 @@ fn files_without_a_cache_are_refused() -> Checked {
         refused("of format");
         rewritten(&path, &bad, |_, m| _ = m.insert("layers".to_owned(), "[".to_owned()))?;
         refused("layers in JSON");
+        for text in ["", "-1", "many"] {
+            rewritten(&path, &bad, |_, m| _ = m.insert("text".to_owned(), text.to_owned()))?;
+            refused("the length of the text");
+        }
         let name = format!("layers.2.{part}");
         rewritten(&path, &bad, |arrays, _| _ = arrays.remove(&name))?;
         refused(&format!("a tensor {name}, got none"));

@@ -158,6 +158,10 @@ impl PromptCache {
         let layers = serde_json::from_str(text("layers")).map_err(|e| {
             Error::argument("prompt_cache", format_args!("layers in JSON, got {e}"))
         })?;
+        let text_len = text("text");
+        let Ok(text_len) = text_len.parse() else {
+            return refuse(format_args!("the length of the text, got {text_len:?}"));
+        };
         let tokens = match file.arrays.remove("tokens") {
             Some(tokens) => tokens.to_vec::<u32>()?,
             None => Vec::new(),
@@ -176,9 +180,7 @@ impl PromptCache {
             dtype: model.dtype(),
         };
         let mut cache = Cache::restored(&mut file.arrays, &layers, &expected)?;
-        // Without this entry the length of the text is unknown, and counts as the greatest one.
-        let text = file.metadata.get("text").and_then(|text| text.parse().ok());
-        cache.set_text_len(text.unwrap_or(usize::MAX));
+        cache.set_text_len(text_len);
         if cache.len() as usize != tokens.len() {
             return refuse(format_args!("{} tokens, got {}", cache.len(), tokens.len()));
         }
