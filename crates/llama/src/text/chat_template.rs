@@ -1,4 +1,4 @@
-//! Chat templates, rendered as by transformers.
+//! Renders chat templates as transformers does.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use super::jinja;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
-    /// The templates by name. The only template of a checkpoint is called `default`.
+    /// The templates by name. If a checkpoint has a single template, its name is `default`.
     pub(crate) templates: BTreeMap<String, String>,
     /// The special tokens by name, such as `bos_token`.
     pub(crate) special_tokens: Map<String, Value>,
@@ -34,12 +34,12 @@ pub struct ChatTemplate {
 /// The variables of a template other than the messages.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
-    /// Whether the text ends at the beginning of the model's answer.
+    /// Whether the text ends with the beginning of the model's answer.
     pub add_generation_prompt: bool,
     /// The functions that the model may call, as JSON schemas.
     pub tools: Option<Vec<Value>>,
-    /// The name of the template. `None` is `tool_use` if there are tools and such a template, and
-    /// `default` otherwise.
+    /// The name of the template. `None` chooses `tool_use` if there are tools and a template of
+    /// that name, and `default` otherwise.
     pub template: Option<String>,
     /// Further variables, such as `enable_thinking`.
     pub variables: Map<String, Value>,
@@ -63,8 +63,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is no JSON, or if its `chat_template` is neither a string nor a
-    /// list of named templates.
+    /// Returns an error if the text is not JSON, or if its `chat_template` is neither a string nor
+    /// a list of named templates.
     pub fn parse(tokenizer_config: &str) -> Result<Option<Self>> {
         let (template, templates) = Self::parts(tokenizer_config)?;
         Ok((!templates.is_empty()).then_some(Self { templates, ..template }))
@@ -120,8 +120,8 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// Returns an error for messages that are not objects, and for a template that is missing or
-    /// faulty, raises an exception, takes half a second of a processor, or holds 48 MiB beyond four
-    /// times its input.
+    /// faulty, raises an exception, uses half a second of processor time, or holds more than 48 MiB
+    /// plus four times the size of its input.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));
@@ -157,8 +157,8 @@ impl ChatTemplate {
     }
 }
 
-/// Copies the reasoning of a message to the fields that templates may use, since it has several
-/// names.
+/// Copies the reasoning of a message to `thinking` and `reasoning_content`, since a template may
+/// read either field.
 fn with_reasoning(message: &Value) -> Value {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let given = |name: &&str| message.get(name).is_some_and(|value| !value.is_null());

@@ -1,17 +1,17 @@
-//! Regular expressions of a pre-tokenizer that split the two sides of a cut alike, alone and
-//! together.
+//! Checks the regular expressions of a pre-tokenizer: cutting a text in front of a space or a line
+//! break must not change the matches.
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
-/// Facts about the matches of an expression. Each is true if it cannot be excluded.
+/// Properties of the matches of an expression. A field is true if a match may have the property.
 #[derive(Clone, Copy, Default)]
 struct Matches {
     empty: bool,
-    /// They begin with a space or a line break.
+    /// A match begins with a space or a line break.
     spaces_first: bool,
-    /// They end in a letter or a digit.
+    /// A match ends in a letter or a digit.
     letter_last: bool,
-    /// They have a letter or a digit in front of a space or a line break.
+    /// A match has a letter or a digit in front of a space or a line break.
     pair: bool,
 }
 
@@ -35,12 +35,13 @@ impl Matches {
     }
 }
 
-/// Whether a cut in front of a space or a line break leaves the matches of an expression as they
-/// are: no match has a letter or a digit in front of it, and none depends on the text around the
-/// match, except on the text after spaces. It may refuse an odd expression that has this property.
+/// Whether an expression has the same matches if a text is cut between a letter or a digit and a
+/// space or a line break. Such a pair must not be in a match, and a match must not depend on the
+/// text around it, except on the text after spaces. The function may refuse an odd expression
+/// that has this property.
 pub(crate) fn allows(pattern: &str) -> bool {
-    // Spaces up to the last one in front of a word: a single space there has another character
-    // after it.
+    // `\s+(?!\S)` matches spaces, except the last one in front of a word. It looks at the character
+    // after the spaces, and a cut never separates a space from the character after it.
     let pattern = pattern.replace(r"\s+(?!\S)", r"\s+");
     let Ok(words) = regex_syntax::parse(r"[\p{L}\p{N}]") else { return false };
     let (Ok(hir), HirKind::Class(Class::Unicode(words))) =
@@ -51,7 +52,8 @@ pub(crate) fn allows(pattern: &str) -> bool {
     matches(&hir, words).is_some_and(|matches| !matches.empty && !matches.pair)
 }
 
-/// The facts about an expression; `None` if it looks around.
+/// The properties of the matches of an expression; `None` if a match may depend on the text around
+/// it.
 fn matches(hir: &Hir, words: &ClassUnicode) -> Option<Matches> {
     let single = |class: ClassUnicode| {
         let has = |other: &ClassUnicode| {

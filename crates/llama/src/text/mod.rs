@@ -1,4 +1,4 @@
-//! Text as tokens, and conversations as text.
+//! Converts text to tokens and back, and conversations to text.
 
 mod byte_level;
 mod chat_template;

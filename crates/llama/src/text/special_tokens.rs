@@ -1,4 +1,4 @@
-//! The tokens that files beside a `tokenizer.json` name, as transformers finds them:
+//! Finds, as transformers does, the tokens that files beside a `tokenizer.json` name:
 //! `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
 
 use std::collections::{BTreeMap, HashSet};
@@ -14,7 +14,7 @@ use mlx_primitives::{Error, Result};
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The special tokens of a checkpoint, and the tokens that its tokenizer has to have.
+/// The special tokens of a checkpoint, and the tokens that its tokenizer must have.
 #[derive(Default)]
 pub(crate) struct SpecialTokens {
     /// Special tokens by names such as `eos_token`.
@@ -26,7 +26,7 @@ pub(crate) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Reads the files of a directory that are there.
+    /// Reads the files that exist in a directory.
     pub fn load(directory: &Path) -> Result<Self> {
         let mut tokens = Self::default();
         let mut config = object(&directory.join("tokenizer_config.json"))?;
@@ -51,7 +51,8 @@ impl SpecialTokens {
             }
             return Ok(tokens);
         }
-        // Older tokenizers have separate files, which transformers reads in this case alone.
+        // Older tokenizers have separate files. transformers reads them only if the configuration
+        // has no `added_tokens_decoder`.
         let path = directory.join("special_tokens_map.json");
         for (name, value) in object(&path)? {
             config.insert(name, value);
@@ -127,11 +128,11 @@ impl SpecialTokens {
         known.map(|(name, token)| (name.clone(), Value::from(token.content.clone()))).collect()
     }
 
-    /// Adds the tokens that a tokenizer does not have. Returns an error if a token has another
-    /// number than the files say.
+    /// Adds the tokens that a tokenizer does not have. Returns an error if its number of a token
+    /// differs from the number in the files.
     ///
-    /// A token that only a name such as `bos_token` mentions gets the next free number. It is left
-    /// out where that number is `rows` or above, since a model of `rows` tokens cannot read it.
+    /// A token without a number in the files gets the next free number. It is left out if that
+    /// number is `rows` or more, since a model of `rows` tokens cannot read it.
     pub fn add_to(
         &self,
         tokenizer: &mut tokenizers::Tokenizer,
@@ -178,7 +179,7 @@ impl SpecialTokens {
     }
 }
 
-/// The object of a JSON file, empty if there is no file.
+/// The object in a JSON file; empty if the file does not exist.
 fn object(path: &Path) -> Result<Map<String, Value>> {
     let Some(json) = files::read_if_present(path)? else { return Ok(Map::new()) };
     match serde_json::from_str(&json) {
@@ -203,7 +204,7 @@ fn added(value: &Value) -> Option<AddedToken> {
     })
 }
 
-/// A special token, by its text or with flags.
+/// A special token from its text, or from an object with flags.
 fn special(value: &Value) -> Option<AddedToken> {
     match value {
         Value::String(content) => Some(AddedToken::from(content.clone(), true)),

@@ -7,7 +7,8 @@ pub(crate) struct StopStrings {
     strings: Vec<String>,
     /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
-    /// The parts of it that are special tokens, which are found but not shown.
+    /// The ranges of `held` that are special tokens. Stop strings may match them, but they are not
+    /// shown.
     hidden: Vec<Range<usize>>,
 }
 
@@ -28,15 +29,15 @@ impl StopStrings {
         self.strings.is_empty()
     }
 
-    /// Adds the text of a special token, which is not part of the result. Returns as
-    /// [`push`](Self::push) does.
+    /// Adds the text of a special token, which is not part of the result. Returns the values that
+    /// [`push`](Self::push) returns.
     pub fn push_special(&mut self, token: &str) -> (String, bool) {
         self.hidden.push(self.held.len()..self.held.len() + token.len());
         self.push(token)
     }
 
-    /// Adds a piece. Returns the text that can be shown, and whether a stop string was found, in
-    /// which case the text from that string on is dropped.
+    /// Adds a piece. Returns the text that can be shown, and whether a stop string was found. If
+    /// so, drops the text from that string on.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.strings.iter().filter_map(|string| self.held.find(string)).min();
@@ -62,7 +63,7 @@ impl StopStrings {
         (shown, false)
     }
 
-    /// The text before `at`, without special tokens.
+    /// The held text before the byte `at`, without special tokens.
     fn shown(&self, at: usize) -> String {
         let (mut text, mut from) = (String::new(), 0);
         for range in &self.hidden {
@@ -72,7 +73,7 @@ impl StopStrings {
         text + self.held.get(from..at).unwrap_or_default()
     }
 
-    /// The end of the text, which was held back.
+    /// Returns the end of the text, which was held back.
     pub fn finish(&mut self) -> String {
         let text = self.shown(self.held.len());
         self.held.clear();

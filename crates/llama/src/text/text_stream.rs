@@ -6,14 +6,14 @@ use super::tokenizer::{Decoding, Tokenizer};
 /// The most tokens to hold back while their text ends in a replacement character.
 const MOST_HELD: usize = 8;
 
-/// Turns tokens into text as they come, whole characters at a time.
+/// Turns tokens into text one by one. Each piece of the text has only whole characters.
 ///
-/// The pieces, followed by the result of [`finish`](Self::finish), are the text that
-/// [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
+/// The results of [`push`](Self::push), followed by the result of [`finish`](Self::finish), are the
+/// text that [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
 ///
-/// Where tokens such as `<0xE2>` are bytes, as in Llama 2, `decode` replaces all bytes of such
-/// tokens in a row if any of them is not UTF-8. Their text is therefore held back until another
-/// token or the end comes.
+/// Some vocabularies, such as Llama 2's, have tokens for bytes, such as `<0xE2>`. `decode` replaces
+/// all bytes of successive byte tokens if one of the bytes is not UTF-8. So the text of byte tokens
+/// is held back until another token or the end of the text.
 ///
 /// ```
 /// use mlx_primitives_llama::Checkpoint;
@@ -32,7 +32,7 @@ const MOST_HELD: usize = 8;
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     decoding: Decoding,
-    /// The bytes of an incomplete character, of byte-level tokens.
+    /// The bytes of an incomplete character, if the tokens are byte-level.
     bytes: Vec<u8>,
     /// The last tokens that were shown, if any, and the tokens held back after them.
     window: Vec<u32>,
@@ -41,7 +41,7 @@ pub struct TextStream<'a> {
 }
 
 impl Tokenizer {
-    /// A decoder of tokens one by one.
+    /// Makes a decoder that takes tokens one by one.
     pub fn stream(&self) -> TextStream<'_> {
         let decoding = self.decoding();
         TextStream { tokenizer: self, decoding, bytes: Vec::new(), window: Vec::new(), shown: 0 }
@@ -49,7 +49,8 @@ impl Tokenizer {
 }
 
 impl TextStream<'_> {
-    /// Adds a token and returns the text that it completes; empty while a character is incomplete.
+    /// Adds a token and returns the text that it completes. The text is empty while a character is
+    /// incomplete.
     ///
     /// # Errors
     ///
@@ -90,7 +91,7 @@ impl TextStream<'_> {
         Ok(bytes.to_owned() + &self.release()?)
     }
 
-    /// The text of the bytes up to an incomplete character.
+    /// Removes all bytes before an incomplete character, and returns their text.
     fn complete(&mut self) -> String {
         let mut text = String::new();
         loop {
@@ -114,7 +115,8 @@ impl TextStream<'_> {
         }
     }
 
-    /// The text that was held back, unless it ends in what may be a part of a character.
+    /// Returns the text that was held back, or an empty text if the end may be a part of a
+    /// character.
     fn release_whole(&mut self) -> Result<String> {
         let text = self.unseen()?;
         let held = self.window.len() - self.shown;
@@ -132,13 +134,13 @@ impl TextStream<'_> {
             None | Some([]) => return Ok(all),
             Some(seen) => self.tokenizer.decode(seen)?,
         };
-        // A decoder that cleans up texts may have changed the end of the text that was shown.
+        // A decoder that cleans up texts may change the end of text that was already shown.
         let same = all.chars().zip(seen.chars()).take_while(|(a, b)| a == b);
         let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.get(same..).unwrap_or_default().to_owned())
     }
 
-    /// The text of the tokens held back, which is shown from now on.
+    /// Returns the text of the tokens held back, and marks the tokens as shown.
     fn release(&mut self) -> Result<String> {
         if self.window.len() == self.shown {
             return Ok(String::new());
@@ -148,8 +150,8 @@ impl TextStream<'_> {
         Ok(text)
     }
 
-    /// Keeps the last tokens that have a text, by which the decoder knows that the next token is
-    /// not the first one.
+    /// Keeps the last tokens that have a text. They tell the decoder that the next token is not the
+    /// first token of the text.
     fn keep_last(&mut self) -> Result<()> {
         let most = self.window.len().min(MOST_HELD);
         for count in 1..=most {

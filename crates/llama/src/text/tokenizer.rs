@@ -26,7 +26,7 @@ use super::tokenizer_parts;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Option<u32>,
-    /// Made for the first long text.
+    /// Where a long text may be cut, computed at the first use.
     cuts: OnceLock<Option<Cuts>>,
 }
 
@@ -35,7 +35,7 @@ pub struct Tokenizer {
 pub(crate) enum Decoding {
     /// Every character of a token stands for a byte, as in GPT-2 and Llama 3.
     ByteLevel,
-    /// Tokens are text, except `<0x0A>` and the like, as in SentencePiece and Llama 2.
+    /// Tokens are text, except byte tokens such as `<0x0A>`, as in SentencePiece and Llama 2.
     ByteFallback,
     /// Only the tokenizer's decoder knows the text of tokens.
     Other,
@@ -47,8 +47,8 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is no tokenizer of the `tokenizers` library, or has parts that
-    /// this crate does not run.
+    /// Returns an error if the `tokenizers` library cannot read the text, or if the tokenizer has
+    /// parts that this crate does not run.
     pub fn parse(json: &[u8]) -> Result<Self> {
         tokenizer_parts::check(json)?;
         guarded(|| {
@@ -59,7 +59,7 @@ impl Tokenizer {
         })
     }
 
-    /// A tokenizer that is made by other means than a `tokenizer.json`.
+    /// Makes a tokenizer by calling `make`, without a `tokenizer.json`.
     pub(crate) fn made_by(make: impl FnOnce() -> Result<tokenizers::Tokenizer>) -> Result<Self> {
         guarded(|| Ok(make().map(Self::of)))?
     }
@@ -83,14 +83,15 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if one cannot be read, if [`parse`](Self::parse)
-    /// refuses the tokenizer, or if a file gives a token another number than the tokenizer.
+    /// Returns an error that names the file if a file cannot be read, if [`parse`](Self::parse)
+    /// refuses the tokenizer, or if another file gives a token a different number than
+    /// `tokenizer.json`.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         Self::load_for(directory.as_ref(), None)
     }
 
-    /// Loads a tokenizer like [`load`](Self::load), without new tokens that a model of `rows`
-    /// tokens could not read.
+    /// Loads a tokenizer like [`load`](Self::load), but leaves out new tokens that a model of
+    /// `rows` tokens could not read.
     pub(crate) fn load_for(directory: &Path, rows: Option<u32>) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         let mut tokenizer = Self::parse(&files::read(&path)?).map_err(|e| match e.path() {
@@ -111,7 +112,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The token that ends a text, by the files that [`load`](Self::load) reads.
+    /// The token that ends a text, according to the files that [`load`](Self::load) reads.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
@@ -125,8 +126,9 @@ impl Tokenizer {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text without additions. Special tokens that the text spells out are found,
-    /// as is right for the result of a chat template.
+    /// The tokens of a text, without special tokens that the tokenizer would add. Special tokens
+    /// that are spelled out in the text are found, which is right for the result of a chat
+    /// template.
     ///
     /// # Errors
     ///
@@ -135,8 +137,8 @@ impl Tokenizer {
         self.encoded(text, false)
     }
 
-    /// Many tokenizers take much time and memory for a long text. So it is encoded in parts, if
-    /// the parts are sure to have the tokens of the whole text.
+    /// Encodes a text. Many tokenizers take much time and memory for a long text, so it is encoded
+    /// in parts if the parts are sure to have the tokens of the whole text.
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let whole = |text: &str, special| {
             guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
@@ -152,7 +154,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The tokens that the tokenizer adds before and after a text; `None` if it changes the text's.
+    /// The tokens that the tokenizer adds before and after a text; `None` if it also changes the
+    /// tokens of the text.
     fn around(&self, special: bool) -> Result<Option<[Vec<u32>; 2]>> {
         let token = Token::new(0, String::new(), (0, 0));
         let one = Encoding::from_tokens(vec![token], 0);
@@ -172,8 +175,8 @@ impl Tokenizer {
         Ok(self.cuts.get().and_then(Option::as_ref))
     }
 
-    /// A number of tokens that a text has at least, in a fraction of the time that the tokens take;
-    /// 0 if nothing is known of texts of this tokenizer.
+    /// A lower bound of the number of tokens of a text, or 0 if none is known for this tokenizer.
+    /// Takes a fraction of the time of [`encode`](Self::encode).
     ///
     /// # Errors
     ///
@@ -236,8 +239,8 @@ impl Tokenizer {
     }
 }
 
-/// Calls the code of the `tokenizers` crate, which panics for some files, for instance with words
-/// of no length. A panic becomes an error. It can leave only the caches of the crate changed.
+/// Calls code of the `tokenizers` crate and turns a panic into an error. The crate panics for some
+/// files, for instance if a word is empty. A panic can leave only the crate's caches changed.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::argument("tokenizer", format_args!("a usable tokenizer and tokens, got {error}"))

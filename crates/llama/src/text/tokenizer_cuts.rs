@@ -1,15 +1,14 @@
-//! Long texts: where one may be cut so that its parts have the tokens of the whole, and how many
-//! tokens one has at least.
+//! Finds places to cut a long text, so that its parts have the tokens of the whole text, and a
+//! lower bound of the number of its tokens.
 //!
-//! Both are known for the tokenizers of most Llamas, which merge pairs (BPE) and know every byte. A
-//! text is cut in front of a space or a line break between two letters or digits. There it falls
-//! apart if
+//! Both work with the tokenizers of most Llamas, which merge pairs (BPE) and have a token for every
+//! byte. A text may be cut in front of a space or a line break between two letters or digits, if
 //!
-//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space:
-//!   then no merge joins the two sides, wherever the pre-tokenizer has cut,
-//! - no expression of the pre-tokenizer matches such a pair or looks at what is around its match,
-//!   so that the matches on both sides are the same,
-//! - nothing is put in front of a part that is not in front of the same place of the whole.
+//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space or
+//!   a line break. Then no merge joins the two sides, wherever the pre-tokenizer splits the text.
+//! - no expression of the pre-tokenizer matches such a pair or looks at the text around its match.
+//!   Then the matches on both sides stay the same.
+//! - the tokenizer puts nothing in front of a part that it does not put there in the whole text.
 
 use std::collections::HashMap;
 
@@ -20,34 +19,37 @@ use tokenizers::{AddedToken, ModelWrapper};
 use super::byte_level::bytes_of;
 use super::cut_patterns;
 
-/// The bytes of a part before a place to cut is looked for.
+/// The bytes of a part after which the search for a place to cut begins.
 pub(crate) const PART: usize = 1 << 16;
 
-/// Facts about a tokenizer's long texts.
+/// Where the long texts of a tokenizer may be cut, and how many tokens they have at least.
 pub(crate) struct Cuts {
-    /// Finds a letter or digit, a space, and another letter or digit; `None` if there is no such
-    /// place.
+    /// Matches a letter or a digit, a space or a line break at which a text may be cut, and another
+    /// letter or digit; `None` if the tokenizer allows no cut.
     place: Option<Regex>,
-    /// Whether the tokenizer puts a space in front of a text, so that a part comes without its own.
+    /// Whether the tokenizer puts a space in front of a text. A part then leaves out its first
+    /// space.
     prepends: bool,
-    /// The part of a token that an ASCII character is at least.
+    /// For each ASCII character, the least share of a token that it makes up.
     shares: [f64; 128],
 }
 
-/// How the parts of a tokenizer treat spaces and line breaks.
+/// How a tokenizer's normalizer and pre-tokenizer treat spaces and line breaks.
 struct Rules {
     prepends: bool,
-    /// Whether a line break may begin a part.
+    /// Whether a part of a text may begin with a line break.
     breaks: bool,
-    /// Whether spaces have become other characters, which only some parts may see.
+    /// Whether spaces have been replaced by other characters, after which only some pre-tokenizers
+    /// are allowed.
     replaces: bool,
     byte_level: bool,
-    /// Whether characters may be left out.
+    /// Whether the pre-tokenizer may remove characters.
     removes: bool,
 }
 
 impl Cuts {
-    /// The facts about a tokenizer; `None` if it has other parts than the module describes.
+    /// Examines a tokenizer. Returns `None` if it has a component that this module does not
+    /// support.
     pub fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
@@ -84,7 +86,7 @@ impl Cuts {
         Some(Self { place, prepends: rules.prepends, shares })
     }
 
-    /// The parts of a text.
+    /// Cuts a text into parts that can be encoded separately.
     pub fn parts<'t>(&self, text: &'t str) -> Vec<&'t str> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -102,15 +104,16 @@ impl Cuts {
         parts
     }
 
-    /// A number of tokens that a text has at least.
+    /// A lower bound of the number of tokens of a text.
     pub fn fewest(&self, text: &str) -> usize {
-        // A character in front of one that is not ASCII may be composed with it.
+        // Normalization may join an ASCII character with a following one that is not ASCII, so the
+        // ASCII character is not counted.
         let bytes = text.as_bytes();
         let next = bytes.iter().skip(1).chain(b" ");
         let counted = bytes.iter().zip(next).filter(|(_, next)| next.is_ascii());
         let shares = counted.filter_map(|(byte, _)| self.shares.get(usize::from(*byte)));
         let sum: f64 = shares.sum();
-        // The errors of rounding add up to less than a thousandth.
+        // The rounding errors of the sum are less than a thousandth of it.
         (sum * 0.999) as usize
     }
 }
@@ -141,7 +144,7 @@ impl Rules {
         self.removes |= part.get("behavior").and_then(Value::as_str) == Some("Removed");
         match kind(part) {
             "" => part.is_null(),
-            // Nothing may follow it, since spaces are letters then.
+            // `ByteLevel` replaces spaces by letters, so no pre-tokenizer may follow it.
             _ if self.byte_level => false,
             "ByteLevel" => {
                 self.byte_level = true;
@@ -168,7 +171,7 @@ impl Rules {
         }
     }
 
-    /// The text of a token, with spaces for the characters that stand for them.
+    /// The text of a token, with spaces in place of the characters that stand for spaces.
     fn text(&self, token: &str) -> String {
         match self.byte_level {
             true => String::from_utf8_lossy(&bytes_of(token)).into_owned(),
@@ -185,7 +188,8 @@ fn members<'v>(part: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
     part.get(name).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// The expression of the places at which a text falls apart.
+/// A regular expression for the places where a text may be cut; `None` if the tokenizer allows no
+/// cut.
 fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules) -> Option<Regex> {
     let word = |c: char| c.is_alphanumeric() || c == char::REPLACEMENT_CHARACTER;
     let letters = |text: &str| text.chars().next().is_some_and(word);
@@ -196,7 +200,8 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if added.iter().any(unclear) {
         return None;
     }
-    // `joined[is line break][is not ASCII]`: whether a token has such a space after such a letter.
+    // Whether a token has a space or a line break (first index) after a letter or a digit that is
+    // ASCII or not (second index).
     let mut joined = [[false; 2]; 2];
     let texts = vocabulary.keys().map(|token| rules.text(token));
     for text in texts.chain(added.iter().map(|token| token.content.replace('▁', " "))) {
@@ -215,8 +220,8 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if places.is_empty() { None } else { Regex::new(&places.join("|")).ok() }
 }
 
-/// For each ASCII character the part of a token that it is at least: a token of `n` characters has
-/// no character whose share is above `1 / n`.
+/// For each ASCII character, the least share of a token that it makes up: 1 divided by the bytes of
+/// the longest token that contains it. The shares of the characters of a token add up to at most 1.
 fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: bool) -> [f64; 128] {
     let mut longest = [1usize; 128];
     let text = |token: &String| match byte_level {
@@ -234,7 +239,7 @@ fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: b
     }
     let mut shares = longest.map(|longest| 1.0 / longest as f64);
     if takes_spaces {
-        // Such a token takes any number of spaces beside it.
+        // An added token with `lstrip` or `rstrip` takes any number of spaces beside it.
         for (byte, share) in (0u8..).zip(&mut shares) {
             if byte.is_ascii_whitespace() || byte == 0x0b {
                 *share = 0.0;

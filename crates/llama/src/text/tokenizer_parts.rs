@@ -1,5 +1,5 @@
-//! Checks a `tokenizer.json` before the `tokenizers` crate reads it: tables must be as long as they
-//! say, and parts must not lengthen a text until it fills the memory.
+//! Checks a `tokenizer.json` before the `tokenizers` crate reads it: tables must have the length
+//! that they state, and the parts must not lengthen a text until it fills the memory.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use mlx_primitives::{Error, Result};
 
-/// The greatest factor by which a text may become longer. That of real tokenizers is below 100.
+/// The greatest factor by which a text may become longer. Real tokenizers stay below 100.
 const MOST_GROWTH: f64 = 4096.0;
 
-/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Those of
-/// real tokenizers have less than a tenth of it.
+/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Real
+/// tokenizers have less than a tenth of this number.
 const MOST_ATOMS: u64 = 2_000;
 
-/// The most tokens and texts of a `TemplateProcessing`. Those of real tokenizers have under ten.
+/// The most tokens and texts of a `TemplateProcessing`. Real tokenizers have fewer than ten.
 const MOST_PIECES: usize = 1_000;
 
 /// Base64 as the `tokenizers` crate decodes it, with or without padding.
@@ -40,7 +40,8 @@ struct Parts {
 /// Returns an error for parts that must not be run. The `tokenizers` crate reports other faults of
 /// a file.
 pub(crate) fn check(json: &[u8]) -> Result<()> {
-    // The crate refuses a file that is not JSON to its end, but only after it has made the parts.
+    // This reads the JSON to its end. The crate would refuse a faulty end only after it has built
+    // the parts.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
         .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
@@ -55,7 +56,7 @@ pub(crate) fn check(json: &[u8]) -> Result<()> {
             "a template of at most {MOST_PIECES} pieces, got {pieces}"
         )));
     }
-    // Each part may lengthen the result of the one before it.
+    // Each part may lengthen the result of the previous part.
     let encoding = growth(&normalizer) * growth(&pre_tokenizer) * growth(&post_processor);
     for growth in [encoding, growth(&decoder)] {
         if growth > MOST_GROWTH {
@@ -71,7 +72,7 @@ fn refused(expected: std::fmt::Arguments) -> Error {
     Error::argument("tokenizer", expected)
 }
 
-/// The values within one that is a list or an object.
+/// The values inside a list or an object.
 fn inner(value: &Value) -> Vec<&Value> {
     match value {
         Value::Array(items) => items.iter().collect(),
@@ -80,7 +81,7 @@ fn inner(value: &Value) -> Vec<&Value> {
     }
 }
 
-/// Checks the tables of SentencePiece, which begin with the length of the data after it. The crate
+/// Checks the tables of SentencePiece. A table begins with the length of its data, and the crate
 /// allocates memory of that length.
 fn check_tables(part: &Value) -> Result<()> {
     if let Some(Value::String(table)) = part.get("precompiled_charsmap") {
@@ -97,8 +98,8 @@ fn check_tables(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_tables)
 }
 
-/// Checks the regular expressions of a part: the time of a text grows with their length, after
-/// their repetitions have been written out.
+/// Checks the regular expressions of a part. The time to process a text grows with the length of an
+/// expression, after its repetitions have been written out.
 fn check_patterns(part: &Value) -> Result<()> {
     if let Some(Value::String(pattern)) = part.get("Regex") {
         let atoms = atoms(pattern);
@@ -112,9 +113,9 @@ fn check_patterns(part: &Value) -> Result<()> {
 }
 
 /// The number of characters and classes of a regular expression, with counted repetitions written
-/// out. It may be too large for an odd expression, but not too small.
+/// out. The result may be too large for an odd expression, but never too small.
 fn atoms(pattern: &str) -> u64 {
-    // The sum of each open group, and the size of the last part of the innermost one.
+    // The size of each open group so far, and the size of the last element of the innermost group.
     let (mut sums, mut last) = (vec![0u64], 0u64);
     let mut chars = pattern.chars().peekable();
     let mut class = false;
@@ -179,7 +180,7 @@ fn atoms(pattern: &str) -> u64 {
 fn growth(part: &Value) -> f64 {
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
     let own = match kind {
-        // Bytes become characters of two bytes.
+        // A byte may become a character of two bytes.
         "ByteLevel" => 2.0,
         // One character may become eighteen.
         "NFKC" | "NFKD" | "Precompiled" => 18.0,
@@ -188,13 +189,14 @@ fn growth(part: &Value) -> f64 {
     inner(part).into_iter().fold(own, |all, part| all * growth(part))
 }
 
-/// The growth of `Replace` and `Metaspace`.
+/// The factor by which `Replace` or `Metaspace` may lengthen a text.
 fn replacement_growth(part: &Value) -> f64 {
     let length = |name: &str| part.get(name).and_then(Value::as_str).map(str::len);
     let Some(content) = length("content").or(length("replacement")) else { return 1.0 };
     let pattern = match part.get("pattern").and_then(|pattern| pattern.get("String")) {
         Some(Value::String(pattern)) => pattern.len(),
-        // A regular expression may match one character, or an empty text between two.
+        // `Metaspace` replaces one character. A regular expression may match the empty text between
+        // two characters.
         _ => usize::from(part.get("pattern").is_none()),
     };
     match pattern {
@@ -203,7 +205,7 @@ fn replacement_growth(part: &Value) -> f64 {
     }
 }
 
-/// The growth of `TemplateProcessing`, which may repeat the text.
+/// The factor by which `TemplateProcessing`, which may repeat the text, may lengthen it.
 fn template_growth(part: &Value) -> f64 {
     let template = part.get("single").and_then(Value::as_array).map(Vec::as_slice);
     template.unwrap_or_default().iter().filter(|item| item.get("Sequence").is_some()).count().max(1)

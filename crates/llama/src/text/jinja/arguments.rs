@@ -12,7 +12,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// The arguments of a function with these parameters, of which the first `needed` have no
+    /// Assigns the arguments to the parameters of a function. The first `needed` parameters have no
     /// default.
     pub fn bind<const N: usize>(
         self,
@@ -43,7 +43,7 @@ impl Arguments {
     }
 }
 
-/// The integer of an argument, or a default.
+/// An argument as an integer, or `default` if it is missing.
 pub fn integer(value: Option<&Value>, default: i128) -> Outcome<i128> {
     match value {
         None => Ok(default),
@@ -54,13 +54,13 @@ pub fn integer(value: Option<&Value>, default: i128) -> Outcome<i128> {
     }
 }
 
-/// The count of an argument, at most `most`, or a default.
+/// An argument as a count, or `default` if it is missing. A negative number counts as 0.
 pub fn count(value: Option<&Value>, default: usize) -> Outcome<usize> {
     let value = integer(value, default as i128)?;
     Ok(usize::try_from(value.max(0)).unwrap_or(usize::MAX))
 }
 
-/// The text of an argument.
+/// An argument as a text; `None` if it is missing or Python's `None`.
 pub fn text<'a>(value: &'a Option<Value>, name: &str) -> Outcome<Option<&'a str>> {
     match value {
         None | Some(Value::None) => Ok(None),

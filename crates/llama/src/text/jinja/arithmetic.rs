@@ -1,4 +1,4 @@
-//! Operators, indices and slices of Python.
+//! Python's operators, indices and slices.
 
 use std::rc::Rc;
 
@@ -136,7 +136,7 @@ pub fn negative(value: &Value) -> Outcome<Value> {
     }
 }
 
-/// `value[index]`, where a missing item is undefined.
+/// `value[index]`; `None` if the item is missing.
 pub fn item(budget: &Budget, value: &Value, index: &Value) -> Outcome<Option<Value>> {
     let at = |length: usize| {
         let index = index.as_int()?;
@@ -236,7 +236,7 @@ fn indices(
     Ok((0..count).filter_map(move |i| usize::try_from(from + step * i as i128).ok()))
 }
 
-/// The sum of values as by `sum`.
+/// The sum of values, as Python's `sum` computes it.
 pub fn sum(budget: &Budget, values: &[Value], start: Value) -> Outcome<Value> {
     if start.as_str().is_some() {
         return fault("a sum of texts: use join");
@@ -244,7 +244,7 @@ pub fn sum(budget: &Budget, values: &[Value], start: Value) -> Outcome<Value> {
     values.iter().try_fold(start, |all, value| operate(budget, Operator::Add, &all, value))
 }
 
-/// Values that are shared and not copied.
+/// Jinja's test `sameas`: whether two values are the same object. Equal texts count as one object.
 pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::None, Value::None) => true,

@@ -1,4 +1,4 @@
-//! `value.name` and `value[index]`, as Jinja's sandbox finds them.
+//! `value.name` and `value[index]`, as Jinja's sandbox evaluates them.
 
 use super::arithmetic::item;
 use super::budget::{Budget, Outcome, fault};
@@ -86,7 +86,7 @@ fn loop_attribute(state: &LoopState, name: &str) -> Outcome<Option<Value>> {
     }))
 }
 
-/// The value at a path such as `function.name` or `0.role`, which filters take.
+/// The value at a path such as `function.name` or `0.role`. Filters take such paths as arguments.
 pub fn path(
     budget: &Budget,
     value: &Value,
@@ -113,7 +113,7 @@ pub fn path(
     }
 }
 
-/// The item of a key that is text, for `str.format`.
+/// The attribute or the item with a name, for `str.format`.
 pub fn by_text(
     budget: &Budget,
     value: &Value,

@@ -7,7 +7,8 @@ use super::python::{described, write_text};
 use super::syntax::Name;
 use super::value::Value;
 
-/// `text.format(...)`. `part` finds an attribute (`true`) or an item of a value.
+/// `text.format(...)`. `part` finds a part of a value by its name: an attribute if the last
+/// argument is `true`, otherwise an item.
 pub fn braces(
     budget: &Budget,
     text: &str,

@@ -1,31 +1,31 @@
-//! Limits of a template. All text and all lists of the engine grow through [`Buffer`] and
-//! [`Items`], which take their size from one budget before they allocate, and give it back when the
-//! value is dropped. So no filter or operator needs a separate limit.
+//! Limits the memory and the time of a template. All text and all lists of the engine grow through
+//! [`Buffer`] and [`Items`], which take their size from one budget before they allocate, and give
+//! it back when the value is dropped. So no filter or operator needs a separate limit.
 
 use std::cell::Cell;
 use std::fmt::Display;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Why a template cannot be rendered.
+/// The reason why a template cannot be rendered.
 #[derive(Debug)]
 pub struct Fault(pub String);
 
 pub type Outcome<T> = Result<T, Fault>;
 
-/// Makes a fault of a text.
+/// Returns a fault with a text.
 pub fn fault<T>(text: impl Display) -> Outcome<T> {
     Err(Fault(text.to_string()))
 }
 
-/// The processor's time for a rendering. Honest templates take milliseconds.
+/// The processor time of a rendering. Ordinary templates take milliseconds.
 const TIME: Duration = Duration::from_millis(500);
 
-/// The steps between two looks at the clock.
+/// The steps between two checks of the time.
 const STEPS: i64 = 5_000;
 
-/// The deepest nesting of lists and dictionaries, which comparing, printing and dropping them
-/// follow.
+/// The deepest nesting of lists and dictionaries. Comparing, printing and dropping them is
+/// recursive.
 pub const MOST_NESTED: u32 = 200;
 
 /// The memory and time that are left to a template.
@@ -40,7 +40,7 @@ struct Left {
 }
 
 impl Budget {
-    /// A budget of this many bytes of text and values at a time.
+    /// A budget for at most `bytes` bytes of text and values at a time.
     pub fn new(bytes: usize) -> Self {
         let until = spent().saturating_add(TIME);
         let bytes = Cell::new(bytes);
@@ -102,7 +102,7 @@ impl Drop for Charge {
     }
 }
 
-/// The bytes that a value takes beside its text or items.
+/// The bytes that a value takes in addition to its text or items.
 const OVERHEAD: usize = 64;
 
 /// A text that grows within the budget.
@@ -126,7 +126,7 @@ impl Buffer {
         self.push(c.encode_utf8(&mut [0; 4]))
     }
 
-    /// Adds `text` this many times.
+    /// Adds `text` `count` times.
     pub fn repeat(&mut self, text: &str, count: usize) -> Outcome<()> {
         let bytes = text.len().checked_mul(count);
         self.charge.add(bytes.unwrap_or(usize::MAX / 2))?;
@@ -160,7 +160,7 @@ impl<T> Items<T> {
     }
 
     pub fn push(&mut self, item: T) -> Outcome<()> {
-        // Filters hold copies of a list while they work on it.
+        // Filters hold copies of a list while they work on it, so an item counts four times.
         self.charge.add(4 * size_of::<T>())?;
         self.items.push(item);
         Ok(())
@@ -179,16 +179,16 @@ impl<T> Items<T> {
     }
 }
 
-/// The time that this thread has had on a processor, so that a busy machine refuses no honest
-/// template.
+/// The processor time of this thread, which does not count the time of other programs, so that a
+/// busy machine does not refuse an ordinary template.
 #[cfg(unix)]
 fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one value to the place that it is given.
+    // SAFETY: the call writes one value to `time`, which has the right type.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
     match (failed, u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
         (false, Ok(seconds), Ok(nanoseconds)) => Duration::new(seconds, nanoseconds),
-        _ => Duration::MAX, // no template goes on without a clock
+        _ => Duration::MAX, // without a clock, the time is over
     }
 }
 

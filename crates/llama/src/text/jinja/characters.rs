@@ -1,15 +1,15 @@
-//! Classes of characters, as Python has them.
+//! Classes of characters, as Python defines them.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Whether Python strips a character.
+/// Whether Python's `strip` removes a character.
 pub fn space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Whether `repr` writes a character as itself.
+/// Whether Python's `repr` writes a character unchanged.
 pub fn printable(c: char) -> bool {
     static OTHERS: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"[\p{C}\p{Z}&&[^ ]]").ok());
@@ -22,7 +22,7 @@ pub fn decimal(c: char) -> bool {
     c.is_ascii_digit() || !c.is_ascii() && is_in(&DECIMALS, c)
 }
 
-/// Whether a character is a digit, also one that is raised or within a circle.
+/// Whether a character is a digit, including superscript and circled digits.
 pub fn digit(c: char) -> bool {
     decimal(c)
         || matches!(u32::from(c),

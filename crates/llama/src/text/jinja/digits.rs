@@ -1,4 +1,4 @@
-//! How Python writes one value within a width and with a number of digits.
+//! Formats one value as Python does, with a width and a number of digits.
 
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::python::{described, float};
@@ -7,7 +7,7 @@ use super::value::Value;
 /// The most digits after the point.
 const MOST_DIGITS: usize = 1000;
 
-/// How one value is written.
+/// The format of one value.
 #[derive(Default)]
 pub struct Spec {
     pub fill: Option<char>,
@@ -39,7 +39,7 @@ impl Scan<'_> {
         self.next_if(|next| next == c).is_some()
     }
 
-    /// A number, or the greatest for one that is too long.
+    /// Reads a number; `usize::MAX` if the number is too large.
     pub fn number(&mut self) -> Option<usize> {
         let mut digits = String::new();
         while let Some(digit) = self.next_if(|c| c.is_ascii_digit()) {
@@ -49,7 +49,7 @@ impl Scan<'_> {
     }
 }
 
-/// Adds a text with what fills it up to its width.
+/// Adds a text, filled up to the width of the format.
 pub fn pad(to: &mut Buffer, sign: &str, text: &str, spec: &Spec, default: char) -> Outcome<()> {
     let length = sign.chars().count() + text.chars().count();
     let missing = spec.width.saturating_sub(length);
@@ -76,7 +76,7 @@ pub fn pad(to: &mut Buffer, sign: &str, text: &str, spec: &Spec, default: char) 
     to.repeat(&fill, missing - before)
 }
 
-/// Adds a number, whose digits are at least `least`.
+/// Adds a number with at least `least` digits.
 pub fn number(
     budget: &Budget,
     to: &mut Buffer,

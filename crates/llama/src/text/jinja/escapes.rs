@@ -1,4 +1,4 @@
-//! The escapes of HTML and of addresses.
+//! Escapes texts for HTML and for URLs.
 
 use super::budget::{Budget, Buffer, Outcome};
 use super::iteration::values;

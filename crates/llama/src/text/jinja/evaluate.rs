@@ -18,7 +18,7 @@ use super::{functions, methods};
 pub trait Evaluator {
     fn budget(&self) -> &Budget;
 
-    /// Runs a part within the limit of nesting.
+    /// Calls `run` one level of nesting deeper, or returns a fault at the limit.
     fn nested<T>(&self, run: impl FnOnce() -> Outcome<T>) -> Outcome<T>;
 
     /// Calls a macro or a loop.

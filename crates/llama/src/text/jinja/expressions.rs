@@ -1,4 +1,4 @@
-//! The parser of expressions, with the precedence of Jinja's.
+//! Parses expressions. Operators have the precedence that they have in Jinja.
 
 use super::budget::Outcome;
 use super::lexer::Token;
@@ -16,7 +16,7 @@ impl Parser {
                     false => None,
                 };
                 value = Expression::Choice(Box::new([value, condition]), otherwise);
-                // `a if b if c` nests to the left.
+                // Jinja reads `a if b if c` as `(a if b) if c`, which this parser does not support.
                 if parser.at_name("if") {
                     return parser.unexpected("one condition");
                 }
@@ -25,7 +25,7 @@ impl Parser {
         })
     }
 
-    /// An expression, or several with commas between them. `condition` allows `x if y else z`.
+    /// Parses an expression, or several with commas between. `condition` allows `x if y else z`.
     pub fn tuple(&mut self, condition: bool) -> Outcome<Expression> {
         let part = |parser: &mut Self| match condition {
             true => parser.expression(),
@@ -268,7 +268,7 @@ impl Parser {
         Ok(if steps.is_empty() { base } else { Expression::Postfix(Box::new(base), steps) })
     }
 
-    /// A filter after its `|`.
+    /// Parses a filter after its `|`.
     pub fn filter(&mut self) -> Outcome<Call> {
         let name = self.dotted()?;
         let arguments = if self.at("(") { self.arguments()? } else { Vec::new() };

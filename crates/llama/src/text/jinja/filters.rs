@@ -1,4 +1,4 @@
-//! Jinja's filters of one value. Those of sequences are in `sequences.rs`.
+//! Jinja's filters of one value. Filters of sequences are in `sequences.rs`.
 
 use super::arguments::{Arguments, count, integer, text};
 use super::arithmetic::negative;
@@ -140,7 +140,7 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
             let mut to = Buffer::new(budget)?;
             write_repr(&mut to, budget, value)?;
             match value {
-                // Others may be sorted and broken into lines.
+                // Python may sort other values and break them into lines, which is not supported.
                 Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => Ok(Value::of(to)),
                 Value::Text(_) if to.text().len() <= 80 => Ok(Value::of(to)),
                 other => {
@@ -163,7 +163,7 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
     }
 }
 
-/// Filters and tests by their names, for filters that apply others.
+/// Applies filters and tests by their names, for filters that take such a name.
 struct Applied;
 
 impl sequences::Apply for Applied {
@@ -259,7 +259,7 @@ fn indent(budget: &Budget, of: &str, arguments: Arguments) -> Outcome<Value> {
         to.push(if i > 0 && (blank || !line.is_empty()) { by.text() } else { "" })?;
         to.push(line)?;
     }
-    // Jinja adds a line break before it splits the lines.
+    // Jinja adds a line break before it splits the lines, so a line break at the end is kept.
     if of.ends_with('\n') {
         to.push("\n")?;
         to.push(if blank { by.text() } else { "" })?;

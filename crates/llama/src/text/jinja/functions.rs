@@ -26,7 +26,7 @@ const NAMES: [&str; 9] = [
 /// The longest range, as in Jinja's sandbox.
 const MOST_ITEMS: usize = 100_000;
 
-/// A function by its name.
+/// Finds a function by its name.
 pub fn find(name: &str) -> Option<Value> {
     NAMES.iter().find(|known| **known == name).map(|known| Value::Function(known))
 }
@@ -87,7 +87,7 @@ pub fn call(budget: &Budget, name: &str, arguments: Arguments) -> Outcome<Value>
     }
 }
 
-/// Sets a name of a namespace.
+/// Sets a field of a namespace.
 pub fn set(budget: &Budget, namespace: &Namespace, name: &Name, value: Value) -> Outcome<()> {
     value.holdable()?;
     if name.starts_with('_') {

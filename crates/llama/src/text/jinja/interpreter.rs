@@ -13,11 +13,11 @@ use super::python::described;
 use super::syntax::{Body, Call, Definition, Expression, Loop, Name, Statement, Step, Target};
 use super::value::{LoopState, Macro, Scope, SequenceKind, Value};
 
-/// The most statements, expressions and calls within each other while a template runs. A level
-/// takes less than 16 KiB of the stack.
+/// The deepest nesting of statements, expressions and calls while a template runs. A level takes
+/// less than 16 KiB of the stack.
 const MOST_NESTED: usize = 2_000;
 
-/// The way on after a statement.
+/// Where execution continues after a statement.
 #[derive(PartialEq)]
 enum Flow {
     Next,
@@ -39,7 +39,8 @@ impl Interpreter {
     pub fn run(&self, body: &Body, variables: Vec<(Name, Value)>, to: &mut Buffer) -> Outcome<()> {
         let scope = self.scope(None)?;
         scope.names.borrow_mut().extend(variables);
-        // The names of a template are apart from its variables, which macros see too.
+        // The names that a template sets are in a scope inside the scope of its variables. Macros
+        // see both scopes.
         let scope = self.scope(Some(&scope))?;
         self.body(body, &scope, to).map(drop)
     }
@@ -61,7 +62,7 @@ impl Interpreter {
         })
     }
 
-    /// The text of a body in a separate scope.
+    /// Runs a body in a separate scope and returns its text.
     fn block(&self, body: &Body, scope: &Rc<Scope>) -> Outcome<Value> {
         let mut text = Buffer::new(&self.budget)?;
         let inner = self.scope(Some(scope))?;

@@ -1,10 +1,11 @@
-//! Going through the items of a value, their number, and membership.
+//! Iterates over the items of a value, counts them, and finds out whether it contains another
+//! value.
 
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::python::{described, equal, field, hashable};
 use super::value::{Sequence, SequenceKind, Value, range_length};
 
-/// The values that a loop over a value goes through.
+/// The items over which a loop iterates.
 pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
     let mut items = Items::new(budget)?;
     match value {
@@ -39,7 +40,7 @@ pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
     Ok(items.into_parts().0)
 }
 
-/// The first item of a sequence, which a generator then has no more.
+/// Returns the first item of a sequence, and removes it from a generator.
 pub fn next(sequence: &Sequence) -> Option<Value> {
     match sequence.kind {
         SequenceKind::Generator => {
@@ -65,7 +66,7 @@ pub fn length(value: &Value) -> Outcome<usize> {
     })
 }
 
-/// Whether a value is in another one.
+/// Whether a container contains a value, as Python's `in` defines it.
 pub fn contains(budget: &Budget, container: &Value, value: &Value) -> Outcome<bool> {
     match (container, value) {
         (Value::Text(text), Value::Text(part)) => {

@@ -1,5 +1,5 @@
-//! JSON as Python's `json.dumps` writes it with the defaults of transformers: without escapes of
-//! HTML and of characters outside of ASCII.
+//! Writes JSON as Python's `json.dumps` does with the defaults of transformers: characters of HTML
+//! and characters outside of ASCII are not escaped.
 
 use super::arguments::{Arguments, count, text};
 use super::budget::{Budget, Buffer, Outcome, fault};
@@ -7,7 +7,7 @@ use super::iteration::values;
 use super::python::{described, float, order, sorted};
 use super::value::{SequenceKind, Value};
 
-/// The most spaces of a level.
+/// The most spaces by which a level is indented.
 const MOST_SPACES: usize = 64;
 
 struct Style {

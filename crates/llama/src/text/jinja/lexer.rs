@@ -18,7 +18,7 @@ pub enum Token {
     Symbol(&'static str),
 }
 
-/// Longer ones first.
+/// The symbols. Longer symbols come first, because the first match counts.
 const SYMBOLS: [&str; 27] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
     ">", "<", "=", ".", ":", "|", ",", ";", "!",
@@ -36,7 +36,7 @@ pub fn tokens(source: &str) -> Outcome<Vec<Token>> {
 
 struct Lexer<'a> {
     rest: &'a str,
-    /// Whether the rest begins a line.
+    /// Whether `rest` begins at the start of a line.
     line_starts: bool,
     tokens: Vec<Token>,
 }
@@ -48,7 +48,7 @@ impl<'a> Lexer<'a> {
         self.rest = rest;
     }
 
-    /// The text up to the next tag, and the tag.
+    /// Reads the text up to the next tag, and the tag.
     fn data(&mut self) -> Outcome<()> {
         let begins = |at: &usize| {
             let tag = self.rest.as_bytes().get(at + 1);
@@ -105,7 +105,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Removes what the end of a block or a comment removes after it.
+    /// Skips the spaces or the line break that the end of a block or a comment removes.
     fn after_block(&mut self, sign: Option<char>, trim: bool) {
         match sign {
             Some('-') => self.skip(self.rest.len() - self.rest.trim_start_matches(space).len()),
@@ -149,7 +149,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The tokens up to the end of a tag.
+    /// Reads the tokens up to the end of a tag.
     fn tag(&mut self, close: &str, end: Token) -> Outcome<()> {
         let mut open: Vec<&str> = Vec::new();
         loop {
@@ -256,7 +256,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// A number at the start of the text, and its length.
+/// Reads a number at the start of a text. Returns the number and its length.
 fn number(text: &str) -> Outcome<(Token, usize)> {
     for (prefixes, radix) in [(["0x", "0X"], 16), (["0o", "0O"], 8), (["0b", "0B"], 2)] {
         if let Some(digits) = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)) {

@@ -9,7 +9,8 @@ use super::syntax::Name;
 use super::text_methods::{self, METHODS};
 use super::value::{SequenceKind, Value};
 
-/// Methods of Python that change a value or that nothing needs here.
+/// Methods of Python that are not supported. They change a value, or chat templates do not need
+/// them.
 const REFUSED: [(&str, &[&str]); 5] = [
     ("str", &["format_map", "maketrans", "translate"]),
     ("list", &["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"]),
@@ -21,7 +22,7 @@ const REFUSED: [(&str, &[&str]); 5] = [
     ("float", &["hex", "fromhex", "conjugate", "as_integer_ratio"]),
 ];
 
-/// Whether values of this kind have a method, supported or not.
+/// Whether the type of a value has a method, which may be unsupported.
 pub fn exists(value: &Value, name: &str) -> bool {
     let refused =
         REFUSED.iter().any(|(kind, names)| *kind == value.kind() && names.contains(&name));
@@ -41,7 +42,8 @@ pub fn exists(value: &Value, name: &str) -> bool {
         }
 }
 
-/// Calls a method. `part` finds an attribute (`true`) or an item of a value.
+/// Calls a method. `part` finds a part of a value by its name: an attribute if the last argument is
+/// `true`, otherwise an item.
 pub fn call(
     budget: &Budget,
     value: &Value,
@@ -128,7 +130,7 @@ fn refused(value: &Value, name: &str) -> Outcome<Value> {
     fault(format_args!("the method {name:?} of {}, which {why}", value.kind()))
 }
 
-/// The keys of a dictionary with their values.
+/// The pairs of keys and values of a dictionary.
 pub fn items(budget: &Budget, value: &Value, kind: SequenceKind) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return match value {
@@ -143,7 +145,7 @@ pub fn items(budget: &Budget, value: &Value, kind: SequenceKind) -> Outcome<Valu
     Value::sequence(kind, pairs)
 }
 
-/// `dict(...)`, of pairs, of another dictionary and of named values.
+/// `dict(...)`: makes a dictionary from pairs, from dictionaries and from named values.
 pub fn dict(budget: &Budget, arguments: Arguments) -> Outcome<Value> {
     let mut fields = Items::new(budget)?;
     for given in &arguments.positional {

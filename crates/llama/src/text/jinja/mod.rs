@@ -1,10 +1,10 @@
-//! Jinja as chat templates use it: the language, filters, tests and methods of Python that
-//! transformers' sandboxed environment has.
+//! The part of Jinja that chat templates use: the language, and the filters, tests and methods of
+//! Python that transformers' sandboxed environment has.
 //!
-//! A template is a program of a stranger, so it runs within bounds that hold for every construct:
-//! text and lists grow only through the two types of [`budget`], which count their bytes; every
-//! step counts against a time; the source nests to a limited depth, as do values and calls; and all
-//! of it runs on a thread with a stack for these depths.
+//! A template is a program from a stranger, so it runs within limits that hold for every construct.
+//! Text and lists grow only through the two types of [`budget`], which count their bytes. Every
+//! step counts against a time limit. The nesting of the source, of values and of calls is limited.
+//! The template runs on a thread with a stack for this nesting.
 
 mod arguments;
 mod arithmetic;
@@ -44,13 +44,14 @@ use budget::{Budget, Buffer, Fault, Items, MOST_NESTED, Outcome, fault};
 use interpreter::Interpreter;
 use value::{SequenceKind, Value};
 
-/// The bytes of text and values that a template may hold at a time, beside four times its input.
+/// The bytes of text and values that a template may hold at a time, in addition to four times its
+/// input.
 const MOST_BYTES: usize = 48 << 20;
 
-/// The stack of the thread, of which only used pages take memory.
+/// The bytes of the thread's stack. Only the pages that are used take memory.
 const STACK: usize = 64 << 20;
 
-/// Renders a template, or returns its fault.
+/// Renders a template, or returns the reason why it cannot be rendered.
 pub fn render(
     source: &str,
     variables: &Map<String, serde_json::Value>,
@@ -83,7 +84,7 @@ fn rendered(source: &str, variables: &Map<String, serde_json::Value>) -> Outcome
     Ok(text.into_parts().0)
 }
 
-/// The bytes of a value, or a fault for one that is nested too deeply.
+/// The bytes of a value, or a fault if it is nested too deeply.
 fn size(value: &serde_json::Value, depth: u32) -> Outcome<usize> {
     if depth > MOST_NESTED {
         return fault(format_args!("values nested more than {MOST_NESTED} times"));

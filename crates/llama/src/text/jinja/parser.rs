@@ -5,7 +5,7 @@ use super::lexer::{Token, tokens};
 use super::syntax::{Body, Definition, Expression, Loop, Name, Statement, Step, Target};
 use super::token_reader::Parser;
 
-/// The most bytes of a template. Those of the models that there are have less than a tenth of it.
+/// The most bytes of a template. The templates of known models have less than a tenth of this.
 const MOST_BYTES: usize = 1 << 20;
 
 /// Jinja's tags that need other files or extensions.
@@ -36,7 +36,8 @@ pub fn parse(source: &str) -> Outcome<Body> {
 }
 
 impl Parser {
-    /// The statements up to one of the tags, whose name is the next token after this.
+    /// Parses the statements up to one of the tags in `ends`. The next token is then the name of
+    /// that tag.
     fn body(&mut self, ends: &[&str]) -> Outcome<Body> {
         self.nested(|parser| {
             let mut body = Vec::new();
@@ -77,7 +78,7 @@ impl Parser {
         }
     }
 
-    /// The statements up to an end tag, and the end tag.
+    /// Parses the statements up to an end tag, and the end tag.
     fn body_to(&mut self, end: &str) -> Outcome<Body> {
         let body = self.body(&[end])?;
         self.take();
@@ -237,7 +238,7 @@ impl Parser {
         })
     }
 
-    /// A macro after its name.
+    /// Parses a macro after its name.
     fn definition(&mut self, name: Name, end: &str) -> Outcome<Definition> {
         let mut parameters = Vec::new();
         let loops = std::mem::take(&mut self.loops);

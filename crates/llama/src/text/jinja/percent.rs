@@ -15,7 +15,8 @@ pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value>
         _ => (std::slice::from_ref(arguments), None),
     };
     let mut items = items.iter();
-    // As in Python, only single values and tuples must all be used.
+    // As in Python, a format must use all items of a tuple, and must use a single value. It may
+    // leave a dictionary, a list, a range or bytes unused.
     let mut rest_is_fine = mapping.is_some()
         || matches!(arguments, Value::Sequence(s) if s.kind == SequenceKind::List)
         || matches!(arguments, Value::Range(_) | Value::Bytes(_));
@@ -83,7 +84,7 @@ pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value>
     Ok(Value::of(to))
 }
 
-/// A width or a number of digits, which `*` takes from the values.
+/// Reads a width or a number of digits. If the format has `*`, the number is the next value.
 fn count(scan: &mut Scan, items: &mut std::slice::Iter<Value>) -> Outcome<Option<i128>> {
     if !scan.skip('*') {
         return Ok(scan.number().map(|number| number as i128));

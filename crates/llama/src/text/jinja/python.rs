@@ -1,4 +1,4 @@
-//! Python's operations on values: text, equality, order, iteration and membership.
+//! Python's operations on values: conversion to text, equality, order, and access to fields.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::characters::printable;
 use super::value::{SequenceKind, Value};
 
-/// The text of a value, as by `str`.
+/// The text of a value, as Python's `str` returns it.
 pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
     match value {
         Value::Text(_) => Ok(value.clone()),
@@ -19,7 +19,7 @@ pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
     }
 }
 
-/// Adds the text of a value, as by `str`.
+/// Adds the text of a value, as Python's `str` returns it.
 pub fn write_text(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     match value {
         Value::Text(text) => to.push(&text.text),
@@ -27,7 +27,7 @@ pub fn write_text(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()
     }
 }
 
-/// Adds the text of a value, as by `repr`.
+/// Adds the text of a value, as Python's `repr` returns it.
 pub fn write_repr(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     budget.steps(1)?;
     match value {
@@ -103,8 +103,8 @@ fn write_inner(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     }
 }
 
-/// The text of a number, as by Python's `repr`: the fewest digits that read back the same, with an
-/// exponent below 1e-4 and from 1e16 on.
+/// The text of a number, as Python's `repr` returns it: the fewest digits that read back as this
+/// number, with an exponent below 1e-4 and from 1e16 on.
 pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -210,7 +210,7 @@ pub fn equal(budget: &Budget, a: &Value, b: &Value) -> Outcome<bool> {
     })
 }
 
-/// The order of two values, or a fault for those that Python does not order.
+/// The order of two values, or a fault if Python does not order them.
 pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>> {
     budget.steps(1)?;
     match (a, b) {
@@ -242,7 +242,7 @@ pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>>
     }
 }
 
-/// A value in a message.
+/// Describes a value for a message.
 pub fn described(value: &Value) -> String {
     match value {
         Value::Undefined(name) => format!("the undefined {:?}", name),
@@ -250,7 +250,7 @@ pub fn described(value: &Value) -> String {
     }
 }
 
-/// Sorts values by their keys, stably, as Python does.
+/// Sorts items with a stable sort, as Python does. `less` compares two items.
 pub fn sorted<T: Clone>(
     budget: &Budget,
     items: &[T],
@@ -273,7 +273,7 @@ pub fn sorted<T: Clone>(
     Ok(merged)
 }
 
-/// The value of a key.
+/// The value of a key; `None` if the key is missing.
 pub fn field<'a>(
     budget: &Budget,
     fields: &'a [(Value, Value)],
@@ -292,7 +292,7 @@ pub fn field<'a>(
     Ok(None)
 }
 
-/// Adds a field to those of a new dictionary, or replaces its value.
+/// Adds a field to the fields of a new dictionary, or replaces the value of its key.
 pub fn insert(
     budget: &Budget,
     fields: &mut Items<(Value, Value)>,
@@ -314,7 +314,8 @@ pub fn insert(
     Ok(())
 }
 
-/// Whether a value can be a key. A tuple may hold another one many times, so each visit is a step.
+/// Whether a value can be a key. A tuple may hold another tuple many times, so each visit counts as
+/// a step.
 pub fn hashable(budget: &Budget, value: &Value) -> Outcome<bool> {
     budget.steps(1)?;
     Ok(match value {

@@ -8,7 +8,7 @@ use super::iteration::{next, values};
 use super::python::{described, equal, order, sorted, write_text};
 use super::value::{SequenceKind, Value};
 
-/// The names of the filters here.
+/// The names of the filters in this module.
 pub const NAMES: [&str; 19] = [
     "batch",
     "dictsort",
@@ -164,7 +164,8 @@ fn found(budget: &Budget, among: &[Value], value: &Value) -> Outcome<bool> {
     Ok(false)
 }
 
-/// The first argument by position, which is the name of a filter or a test, and the others.
+/// Splits arguments into the first positional one, which is the name of a filter or a test, and the
+/// other arguments.
 fn named(arguments: Arguments) -> Outcome<Option<(String, Arguments)>> {
     let Arguments { positional, named } = arguments;
     let mut positional = positional.into_iter();
@@ -182,7 +183,7 @@ fn copy(arguments: &Arguments) -> Arguments {
     Arguments { positional: arguments.positional.clone(), named: arguments.named.clone() }
 }
 
-/// The items of a value, or an attribute of each.
+/// The items of a value, or an attribute of each item.
 fn attributes(budget: &Budget, value: &Value, attribute: Option<Value>) -> Outcome<Vec<Value>> {
     let mut items = values(budget, value)?;
     if let Some(attribute) = attribute.filter(|value| !matches!(value, Value::None)) {
@@ -275,7 +276,7 @@ fn portions(budget: &Budget, name: &str, value: &Value, arguments: Arguments) ->
     Value::sequence(SequenceKind::Generator, portions)
 }
 
-/// The items with the keys that they are compared by.
+/// The items of a value with the keys by which they are compared.
 fn keyed(
     budget: &Budget,
     value: &Value,

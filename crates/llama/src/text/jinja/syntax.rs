@@ -1,5 +1,5 @@
-//! The parts of a template. Chains of operators and of steps such as filters are lists, so that
-//! only real nesting is nested, which the parser limits.
+//! The syntax tree of a template. A chain of operators, filters or other steps is a list and adds
+//! no depth, so the depth of the tree is the nesting of the source, which the parser limits.
 
 use std::rc::Rc;
 
@@ -12,13 +12,13 @@ pub enum Statement {
     If(Vec<(Expression, Body)>, Body),
     For(Rc<Loop>),
     Set(Target, Expression),
-    /// The text of a body, changed by filters.
+    /// Sets a target to the text of a body, after the filters.
     SetBlock(Target, Vec<Call>, Body),
     Macro(Rc<Definition>),
-    /// The call of a macro, and the macro that it knows as `caller`.
+    /// A call of a macro, and the macro that the called macro can call as `caller`.
     CallBlock(Expression, Rc<Definition>),
     Filter(Vec<Call>, Body),
-    /// Names with values for the body.
+    /// Names that have the given values within the body.
     With(Vec<(Target, Expression)>, Body),
     Break,
     Continue,
@@ -49,7 +49,7 @@ pub enum Target {
     Tuple(Vec<Target>),
 }
 
-/// A filter or test by its name.
+/// A filter or a test by its name, with arguments.
 pub struct Call {
     pub name: Name,
     pub arguments: Vec<Argument>,

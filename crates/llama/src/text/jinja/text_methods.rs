@@ -7,7 +7,7 @@ use super::iteration::values;
 use super::letters::{changed, classified};
 use super::value::{SequenceKind, Value};
 
-/// The methods that there are.
+/// The names of the methods.
 pub const METHODS: [&str; 45] = [
     "capitalize",
     "casefold",
@@ -143,7 +143,8 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
             let before = match name {
                 "ljust" => 0,
                 "rjust" => missing,
-                // As in CPython, the odd one is before the text where the width is odd.
+                // If the number of fill characters is odd, the additional one is before the text if
+                // the width is odd, as in CPython.
                 _ => missing / 2 + (missing & width & 1),
             };
             let mut to = Buffer::new(budget)?;
@@ -197,7 +198,7 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
     }
 }
 
-/// A text without the characters at its ends.
+/// A text without the given characters, by default spaces, at its start, its end or both.
 pub fn stripped<'a>(of: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let strip = |c: char| chars.map_or_else(|| space(c), |chars| chars.contains(c));
     let of = if start { of.trim_start_matches(strip) } else { of };
@@ -278,7 +279,7 @@ fn splitlines(budget: &Budget, of: &str, keep: bool) -> Outcome<Value> {
     Value::sequence(SequenceKind::List, lines)
 }
 
-/// The lines of a text as Python splits them, with their ends.
+/// Splits a text into lines as Python does. Returns each line and its line break.
 pub fn lines_of(of: &str) -> impl Iterator<Item = (&str, &str)> {
     let ends = |c: char| "\n\r\u{b}\u{c}\u{1c}\u{1d}\u{1e}\u{85}\u{2028}\u{2029}".contains(c);
     let mut rest = of;
@@ -297,7 +298,7 @@ pub fn lines_of(of: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The methods that look for a part, from a start to an end.
+/// The methods that search for a part of a text between a start and an end.
 fn sought(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outcome<Value> {
     let [part, start, end] = arguments.bind(name, ["part", "start", "end"], 1)?;
     let part = part.unwrap_or(Value::None);

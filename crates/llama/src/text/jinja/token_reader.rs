@@ -78,7 +78,7 @@ impl Parser {
         fault(format_args!("a syntax error: expected {expected}, got {got}"))
     }
 
-    /// Calls `parse` for a part within another one.
+    /// Calls `parse` one level of nesting deeper, or returns a fault at the limit.
     pub fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
         if self.depth == MOST_NESTED {
             return fault(format_args!("more than {MOST_NESTED} parts within each other"));

@@ -1,4 +1,4 @@
-//! The values of a template: those of Python that templates meet. All but namespaces never change.
+//! The values of a template: the Python values that templates use. Only namespaces can change.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -8,7 +8,7 @@ use super::syntax::{Definition, Loop, Name};
 
 #[derive(Clone)]
 pub enum Value {
-    /// A value that is not there, with what was looked for.
+    /// A value that is missing, with the name that was looked for.
     Undefined(Name),
     None,
     Bool(bool),
@@ -39,13 +39,13 @@ pub struct Text {
 pub enum SequenceKind {
     List,
     Tuple,
-    /// A group of `groupby`: a tuple with names.
+    /// A group that `groupby` returns: a tuple with named items.
     Group,
     /// The results of `keys`, `values` and `items`.
     Keys,
     Values,
     Items,
-    /// A generator, which can be gone through once.
+    /// A generator, whose items can be taken only once.
     Generator,
 }
 
@@ -72,12 +72,12 @@ pub struct Namespace {
 pub struct Macro {
     pub definition: Rc<Definition>,
     pub scope: Weak<Scope>,
-    /// Holds the scope of a caller, which lives as long as the call.
+    /// Keeps the scope of a `caller` alive during the call.
     pub _caller: Option<Rc<Scope>>,
     pub _charge: Charge,
 }
 
-/// The names of a block, and the block around it.
+/// The names of a block, and the scope around it.
 pub struct Scope {
     pub names: RefCell<Vec<(Name, Value)>>,
     pub parent: Option<Rc<Scope>>,
@@ -89,7 +89,7 @@ pub struct LoopState {
     pub index: Cell<usize>,
     pub depth: usize,
     pub changed: RefCell<Option<Value>>,
-    /// A loop that calls itself, and the scope that it is in.
+    /// The loop, if it is recursive, and the scope around it.
     pub recursive: Option<(Rc<Loop>, Weak<Scope>)>,
     pub _charge: Charge,
 }
@@ -120,7 +120,7 @@ impl Value {
         Ok(Self::Sequence(Rc::new(Sequence { kind, items, used, depth, _charge })))
     }
 
-    /// A sequence of these values.
+    /// Makes a sequence of the given values.
     pub fn collect(
         budget: &Budget,
         kind: SequenceKind,
@@ -139,8 +139,8 @@ impl Value {
         Ok(Self::Dict(Rc::new(Dict { fields, depth, _charge })))
     }
 
-    /// Values that hold no others have depth 0. A namespace may hold what holds it, so it may be
-    /// held by the names of a scope alone.
+    /// The depth of nesting, which is 0 for a value that holds no other values. A namespace might
+    /// hold itself, so only the names of a scope may hold a namespace.
     fn depth(&self) -> Outcome<u32> {
         match self {
             Self::Sequence(sequence) => Ok(sequence.depth),
@@ -154,7 +154,7 @@ impl Value {
         }
     }
 
-    /// Checks that a value can be held by another one.
+    /// Checks that another value may hold this value.
     pub fn holdable(&self) -> Outcome<()> {
         self.depth().map(drop)
     }
@@ -170,7 +170,7 @@ impl Value {
         }
     }
 
-    /// The number that an integer or a boolean is.
+    /// The number that an integer or a boolean represents.
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Self::Int(value) => Some(*value),
@@ -190,7 +190,7 @@ impl Value {
         matches!(self, Self::Undefined(_))
     }
 
-    /// Whether Python takes a value for true.
+    /// Whether Python treats a value as true.
     pub fn truth(&self) -> bool {
         match self {
             Self::Undefined(_) | Self::None => false,
@@ -242,7 +242,7 @@ fn deeper<'a>(mut values: impl Iterator<Item = &'a Value>) -> Outcome<u32> {
     }
 }
 
-/// The number of values of a range.
+/// The number of values in a range.
 pub fn range_length(&[start, end, step]: &[i128; 3]) -> usize {
     let (from, to, by) = if step > 0 { (start, end, step) } else { (end, start, -step) };
     let distance = to.saturating_sub(from);
