@@ -1,7 +1,7 @@
 //! Finds places to cut a long text, so that its parts have the tokens of the whole text, and a
 //! lower bound of the number of its tokens.
 //!
-//! Both work with the tokenizers of most Llamas, which merge pairs (BPE) and have a token for every
+//! This works with the tokenizers of most Llamas, which merge pairs (BPE) and have a token for each
 //! byte. A text may be cut in front of a space or a line break between two letters or digits, if
 //!
 //! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space or

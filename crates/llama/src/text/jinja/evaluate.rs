@@ -14,7 +14,7 @@ use super::syntax::{Argument, Comparison, Expression, Name, Step};
 use super::value::{Scope, SequenceKind, Value};
 use super::{functions, methods};
 
-/// An evaluator of expressions: the interpreter, which calls macros and loops.
+/// Evaluates expressions. The interpreter implements it, and calls macros and loops.
 pub trait Evaluator {
     fn budget(&self) -> &Budget;
 
