@@ -12,11 +12,11 @@ use crate::base::layer_of;
 use crate::cache::Cache;
 
 impl Llama {
-    /// The shape `[outputs, inputs]` of the projection of that name.
+    /// The shape `[outputs, inputs]` of the projection `name`.
     ///
     /// # Errors
     ///
-    /// Returns an error if the model has no projection of that name.
+    /// Returns an error if the model has no projection `name`.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -27,7 +27,8 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
-        // A layer that another process holds has the shapes of the layers here.
+        // All layers have the same shapes, so the first layer of this process tells the shapes of a
+        // layer in another process.
         let all = self.config().num_hidden_layers;
         let own = self.exchange().layers(all);
         let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);
@@ -46,12 +47,13 @@ impl Llama {
         })
     }
 
-    /// Attaches the updates to the model, which runs them beside its weights in every step, in the
-    /// type of its activations. They replace previous ones.
+    /// Attaches low-rank updates to the model. Every pass runs them beside the weights, in the type
+    /// of the activations. They replace previous updates.
     ///
     /// # Errors
     ///
-    /// Returns an error if an update names no projection, or is of another shape.
+    /// Returns an error if the model lacks the projection of an update, or if its shape does not
+    /// fit the update.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
         self.with_updates(adapters)
     }
@@ -77,12 +79,12 @@ impl Llama {
     }
 
     /// Runs [`forward`](Self::forward) with these low-rank updates beside the projections that they
-    /// name, instead of those that [`adapted`](Self::adapted) attached.
+    /// name, instead of the updates that [`adapted`](Self::adapted) attached.
     ///
     /// # Errors
     ///
-    /// Returns an error if an update names no projection, or for what [`forward`](Self::forward)
-    /// refuses.
+    /// Returns an error if the model lacks the projection of an update, and the errors of
+    /// [`forward`](Self::forward).
     pub fn forward_adapted(
         &self,
         tokens: &Array,
@@ -92,7 +94,7 @@ impl Llama {
         self.beside(adapters)?.forward(tokens, cache)
     }
 
-    /// The model with only these updates beside its weights.
+    /// The model with only the updates of `adapters` attached.
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
         let mut model = self.map(&mut |linear| {
             let update = adapters.and_then(|adapters| adapters.get(&linear.path));
@@ -110,8 +112,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if an update names no projection or is of another shape, or if a packed
-    /// weight cannot be packed again.
+    /// Returns an error if the model lacks the projection of an update, if its shape does not fit
+    /// the update, or if a packed weight cannot be packed again.
     pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
         for name in adapters.updates.keys() {
             self.projection_shape(name)?;

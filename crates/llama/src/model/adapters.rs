@@ -24,7 +24,7 @@ pub struct Adapters {
 }
 
 impl Adapters {
-    /// The update of the projection of that name.
+    /// The update of the projection `name`.
     pub fn get(&self, name: &str) -> Option<&Lora> {
         self.updates.get(name)
     }

@@ -4,7 +4,7 @@ use mlx_primitives::{Dtype, Error, Result};
 use crate::base::{Config, ModelType, Quantization};
 use crate::cache::{CacheKind, LayerCache, STEP};
 
-/// The bytes that a model will take.
+/// The memory that a model will take, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// The bytes of the weights.
@@ -20,16 +20,16 @@ impl Estimate {
     }
 }
 
-/// Estimates the bytes of a model before it is loaded: those of its weights in `dtype` or
-/// quantized, and those of a cache of a kind for `batch` texts of `context` positions. The
+/// Estimates the memory of a model before it is loaded, in bytes: the weights, in `dtype` or
+/// quantized, and a cache of the kind `cache` for `batch` texts of `context` positions. The
 /// activations of a step are not included.
 ///
-/// As in mlx-lm, every projection and the embedding are quantized if their rows are whole groups;
-/// the norms are not.
+/// As in mlx-lm, every projection and the embedding are quantized if the length of their rows is a
+/// multiple of the group size; the norms are not.
 ///
 /// # Errors
 ///
-/// Returns an error for a type that is not floating, and for a quantization without groups or bits.
+/// Returns an error for a type that is not floating, and for invalid groups or bits.
 ///
 /// ```
 /// use mlx_primitives::Dtype;
@@ -68,7 +68,7 @@ pub fn estimate(
     let size = dtype.size() as u64;
     let context = u64::from(context);
     let per_layer = cache_of_layer(config, size, cache, context)?;
-    // All layers of sliding attention have one window.
+    // The windows of all layers of sliding attention have one length.
     let layers = 0..config.num_hidden_layers.unsigned_abs() as usize;
     let windows = layers.filter_map(|i| config.window_of(i));
     let (sliding, window) = windows.fold((0, 0), |(count, _), window| (count + 1, window));
@@ -87,7 +87,7 @@ pub fn estimate(
     })
 }
 
-/// An extent of a [`Config`], which has been checked to be positive.
+/// A number in a [`Config`], which has checked that it is positive.
 fn extent(value: i32) -> u64 {
     u64::from(value.unsigned_abs())
 }

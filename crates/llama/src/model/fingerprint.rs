@@ -1,11 +1,12 @@
-//! A text that tells models apart, made of a sum over every element of every tensor, the adapters
-//! and the configuration.
+//! A text that tells models apart. It is made of the configuration and of a sum over all elements
+//! of the tensors and the adapters.
 //!
-//! Each element is multiplied by a number that belongs to its column, and each row's sum by one
-//! that belongs to its tensor and row, modulo 2^64. Both factors are odd, so that no change of one
-//! element is lost, and as good as random, so that changes of several cancel out as rarely as
-//! random numbers of 64 bits are equal. Ranks sum the elements that they hold: the sum of all ranks
-//! is that of one. A hash that runs over bytes in order cannot be put together from parts of rows.
+//! The sum multiplies each element by a factor of its column, and the sum of each row by a factor
+//! of its tensor and row, modulo 2^64. All factors are odd, so a change of one element always
+//! changes the sum. The factors look random, so changes of several elements cancel out as rarely as
+//! two random 64-bit numbers are equal. Each rank sums the elements that it holds, and the sum over
+//! all ranks equals the sum in a single process. A hash that reads bytes in order could not be
+//! combined from parts of rows.
 
 use std::ops::Range;
 
@@ -18,8 +19,8 @@ use super::llama::Llama;
 use crate::base::layer_of;
 
 impl Llama {
-    /// A text that only models with the same configuration, type, weights and adapters have, at any
-    /// number of ranks. The weights are read once for a model.
+    /// A text that two models share only if their configurations, types, weights and adapters are
+    /// equal. It does not depend on the number of ranks. The weights of a model are read only once.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let config = self.config();
         let mut hash = Fnv::default();
@@ -38,11 +39,12 @@ impl Llama {
         }
     }
 
-    /// The sum over the elements that this process holds and no process before it.
+    /// The sum over the elements that this process holds and that no earlier process holds.
     fn own_sum(&self) -> Result<u64> {
         let (exchange, all) = (self.exchange(), self.config().num_hidden_layers);
         let first = exchange.is_first();
-        // Each process of a pipeline has the norms of its layers.
+        // In a pipeline, each process adds the norms of its layers. Otherwise all processes have
+        // the same norms, and the first process adds them.
         let of_layers = first || exchange.layers(all) != (0..all);
         let (mut sum, mut norms) = (Sum::default(), 0);
         for module in self.modules() {
@@ -84,12 +86,12 @@ impl Adapters {
     }
 }
 
-/// A sum over elements.
+/// A sum over elements, as the documentation of this module describes.
 #[derive(Default)]
 struct Sum(u64);
 
 impl Sum {
-    /// Adds the rows `fresh` of a projection, some of whose rows are here.
+    /// Adds the rows `fresh` of a projection, which are some of the rows that this process holds.
     fn add_linear(&mut self, linear: &Linear, fresh: &Range<i32>) -> Result<()> {
         let Linear { path, matrix, rows, bias, .. } = linear;
         if fresh.is_empty() {
@@ -107,13 +109,13 @@ impl Sum {
         }
     }
 
-    /// Adds a vector whose elements follow `before` others.
+    /// Adds a part of a vector, which begins after `before` elements of the whole vector.
     fn add_vector(&mut self, name: &str, vector: &Array, before: i32) -> Result<()> {
         self.add(name, vector, 0, i64::from(before))
     }
 
-    /// Adds the elements of an array, of whose whole rows `first` come before and whose whole
-    /// columns `before`.
+    /// Adds a part of an array, which begins after `first` rows and `before` columns of the whole
+    /// array.
     fn add(&mut self, name: &str, array: &Array, first: i32, before: i64) -> Result<()> {
         let width = array.shape().last().map_or(1, |&width| width.unsigned_abs() as usize);
         let before = before.unsigned_abs();
@@ -134,11 +136,11 @@ impl Sum {
     }
 }
 
-/// The sum of a row's elements, of `size` bytes each, times the numbers of their columns.
+/// The sum of a row's elements of `size` bytes, each multiplied by the factor of its column.
 fn row_sum(row: &[u8], size: usize, of_columns: &[u64]) -> u64 {
     fn of<const N: usize>(row: &[u8], of_columns: &[u64], number: fn([u8; N]) -> u64) -> u64 {
         let elements = row.as_chunks::<N>().0.iter().zip(of_columns);
-        // One is added so that a zero counts.
+        // One is added so that elements that are zero count too.
         let terms = elements.map(|(bytes, column)| (number(*bytes) + 1).wrapping_mul(*column));
         terms.fold(0, u64::wrapping_add)
     }

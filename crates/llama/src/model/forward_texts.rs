@@ -10,14 +10,14 @@ use crate::cache::Cache;
 pub(crate) struct Step<'a> {
     pub tokens: &'a [u32],
     pub cache: &'a mut Cache,
-    /// Whether the logits after the last of the tokens are wanted.
+    /// Whether to compute the logits after the last token.
     pub logits: bool,
 }
 
 impl Llama {
-    /// Appends tokens to several texts: by one product with each matrix for all of them, while each
-    /// text attends to its own cache. Returns the logits `[wanted, vocab]` of the texts that want
-    /// some, or `None` if no text does.
+    /// Appends tokens to several texts. One product with each matrix serves all texts, and each
+    /// text attends to its cache. Returns the logits `[wanted, vocab]` of the texts that want
+    /// logits, or `None` if no text does.
     pub(crate) fn forward_texts(&self, steps: &mut [Step]) -> Result<Option<Array>> {
         let (mut tokens, mut last) = (Vec::new(), Vec::new());
         for step in steps.iter() {

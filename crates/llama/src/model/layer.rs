@@ -6,7 +6,8 @@ use super::linear::{Linear, Module, Norm};
 use crate::base::{Activation, Config, Heads, RopeFrequencies, Weights};
 use crate::cache::{AttentionInputs, AttentionMask, LayerCache, join_heads};
 
-/// Layers share a block of up to this number of bytes, so that few large pages are partly used.
+/// The most bytes of a block of memory that small layers share. Sharing leaves fewer large pages
+/// partly unused.
 const BLOCK: usize = 128 << 20;
 
 /// One layer of the decoder.
@@ -16,21 +17,21 @@ pub(super) struct DecoderLayer {
     pub post_attention_layernorm: Norm,
     /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
     pub head_norms: Option<[Norm; 2]>,
-    /// The projections to queries, keys and values, then of the output of attention, gate, up and
-    /// down.
+    /// The projections q, k, v, o (of the output of attention), gate, up and down, in this order.
     pub projections: [Linear; 7],
-    /// The plain rows of queries, keys and values one after the other, of which the three hold
-    /// views.
+    /// The matrices of queries, keys and values, joined along their rows, if they are plain. Their
+    /// entries in `projections` are then views of this array.
     qkv_rows: Option<Array>,
-    /// The biases of the three, with zeros for a part that has none.
+    /// The biases of queries, keys and values one after the other, with zeros for a projection
+    /// without a bias. `None` if no projection has a bias.
     qkv_biases: Option<Array>,
     pub heads: Heads,
-    /// The numbers of query heads of this process's key heads that processes before and after it
-    /// have.
+    /// The numbers of query heads that belong to this process's key heads and that earlier and
+    /// later processes have; `None` if this process has all of them.
     absent: Option<(i32, i32)>,
     pub rope: RopeFrequencies,
     pub activation: Activation,
-    /// The number of positions that the layer sees, unless that is all of them.
+    /// The number of last positions to which the layer attends; `None` for all positions.
     pub window: Option<i32>,
 }
 
@@ -71,8 +72,8 @@ impl DecoderLayer {
         Ok(layer)
     }
 
-    /// Runs the layer on `x`, `[batch, time, hidden]`. `attend` returns the attention of a fused
-    /// projection of queries, keys and values.
+    /// Runs the layer on `x`, `[batch, time, hidden]`. `attend` computes attention from the
+    /// queries, keys and values, which it takes as one array.
     pub fn forward(
         &self,
         x: &Array,
@@ -81,8 +82,9 @@ impl DecoderLayer {
         use LinearWeight::{Plain, Quantized};
         let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = &self.projections;
 
-        // Queries, keys and values of all heads one after the other along the last axis: by one
-        // product, unless their formats differ or one of them has an update.
+        // The queries, keys and values of all heads, one after the other along the last axis. One
+        // product computes them, unless the formats of the matrices differ or one of them has an
+        // update.
         let (norm, biases) = (&self.input_layernorm, self.qkv_biases.as_ref());
         let apart = || {
             let x = norm.forward(x)?;
@@ -137,7 +139,8 @@ impl DecoderLayer {
         down_proj.forward(&inner, None, Some(&h))
     }
 
-    /// Rotates queries and keys, appends keys and values to the cache, and attends to all of it.
+    /// Rotates queries and keys, appends keys and values to the cache, and attends to the whole
+    /// cache.
     pub fn attend(
         &self,
         qkv: &Array,
@@ -150,7 +153,7 @@ impl DecoderLayer {
         }
     }
 
-    /// Normalizes each head's queries and keys in a projection `[batch, time, features]`.
+    /// Normalizes each head's queries and keys in `qkv`, `[batch, time, features]`.
     fn normed_heads(&self, qkv: &Array, [q_norm, k_norm]: &[Norm; 2]) -> Result<Array> {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let shape = qkv.shape().to_vec();
@@ -161,9 +164,9 @@ impl DecoderLayer {
         concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
     }
 
-    /// The attention where other processes have queries of a key head of this one. Attention
-    /// chooses the order of its sums by the number of query heads of a key head, so zeros take the
-    /// place of those before and after the own ones.
+    /// Computes attention where other processes have query heads of this process's key heads. The
+    /// number of query heads of a key head decides the order of sums in attention. Zeros take the
+    /// place of the heads in other processes, so that the order is as in a single process.
     fn attend_beside(
         &self,
         (before, after): (i32, i32),
@@ -181,8 +184,8 @@ impl DecoderLayer {
         join_heads(&attended.slice_axis(1, before..before + heads)?)
     }
 
-    /// Joins the rows of queries, keys and values if they are plain, and their biases. It is called
-    /// after each change of a matrix.
+    /// Joins the rows of queries, keys and values if they are plain, and joins their biases. It has
+    /// to be called after each change of a matrix.
     pub fn join(&mut self) -> Result<()> {
         let parts = self.projections.first_chunk::<3>().into_iter().flatten();
         let (mut rows, mut biases) = (Vec::new(), Vec::new());
@@ -203,7 +206,7 @@ impl DecoderLayer {
         self.view_joined()
     }
 
-    /// Makes queries, keys and values views of their joined rows.
+    /// Replaces the matrices of queries, keys and values by views of the joined rows.
     fn view_joined(&mut self) -> Result<()> {
         let Some(rows) = &self.qkv_rows else { return Ok(()) };
         let mut start = 0;
@@ -215,8 +218,9 @@ impl DecoderLayer {
         Ok(())
     }
 
-    /// Moves the matrices into the block, or into a new one that replaces it, with room for several
-    /// of the `layers` that follow if they are small. Without a block large enough, they stay.
+    /// Moves the matrices into `block`. If the block has too little room, a new one replaces it. If
+    /// layers are small, the new block has room for several of the next `layers` layers. If no
+    /// block is large enough, the matrices are not moved.
     pub fn place(&mut self, block: &mut Option<Block>, layers: usize) -> Result<()> {
         let apart = if self.qkv_rows.is_some() { 3 } else { 0 };
         let parts = self.projections.iter().skip(apart).flat_map(Linear::arrays);
@@ -254,7 +258,7 @@ impl DecoderLayer {
     }
 }
 
-/// Whether both matrices have one format, so that one dispatch can read them.
+/// Whether both matrices have the same format, so that one dispatch can read them.
 fn same_format(a: &QuantizedWeight, b: &QuantizedWeight) -> bool {
     (a.group_size(), a.bits(), a.mode()) == (b.group_size(), b.bits(), b.mode())
 }

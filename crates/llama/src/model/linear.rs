@@ -11,7 +11,7 @@ use crate::base::{Config, Weights};
 /// The weight of an RMS normalization.
 #[derive(Clone)]
 pub(super) struct Norm {
-    /// Its name in checkpoints, such as `model.norm`.
+    /// The name of the norm in checkpoints, such as `model.norm`.
     pub path: String,
     pub weight: Array,
     pub eps: f32,
@@ -30,7 +30,7 @@ impl Norm {
         ops::rms_norm(x, Some(&self.weight), self.eps)
     }
 
-    /// The norm as the ops that run it in their dispatch take it.
+    /// The weight and the epsilon, for ops that run the norm in their dispatch.
     pub fn fused(&self) -> (&Array, f32) {
         (&self.weight, self.eps)
     }
@@ -39,11 +39,11 @@ impl Norm {
 /// A projection: a matrix, perhaps with a bias and a low-rank update.
 #[derive(Clone)]
 pub(super) struct Linear {
-    /// Its name in checkpoints, such as `model.layers.0.self_attn.q_proj`.
+    /// The name of the projection in checkpoints, such as `model.layers.0.self_attn.q_proj`.
     pub path: String,
     pub matrix: LinearWeight,
     pub bias: Option<Array>,
-    /// The rows of the whole matrix that `matrix` has, and the number of its outputs.
+    /// The rows of the whole matrix that `matrix` has. The whole matrix has `outputs` rows.
     pub rows: Range<i32>,
     pub outputs: i32,
     pub inputs: i32,
@@ -69,8 +69,8 @@ impl Linear {
         Ok(Self { path: path.to_owned(), matrix, bias, rows, outputs, inputs, update: None, part })
     }
 
-    /// `W · norm(x) + bias + residual`, with the update if there is one. The norm and the sums run
-    /// in the product's dispatch where its weights allow that.
+    /// Computes `W · norm(x) + bias + residual`, with the update if there is one. The norm and the
+    /// sums run in the dispatch of the product where the format of the weights allows it.
     pub fn forward(
         &self,
         x: &Array,
@@ -99,7 +99,7 @@ impl Linear {
         }
     }
 
-    /// The part of a low-rank update of the whole matrix that concerns this one.
+    /// The part of a low-rank update of the whole matrix that updates the rows in `matrix`.
     pub fn own_part(&self, update: &Lora) -> Result<Lora> {
         let own = |array: &Array| match self.rows == (0..self.outputs) {
             true => Ok(array.clone()),

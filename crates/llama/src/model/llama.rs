@@ -13,8 +13,8 @@ use super::update::Update;
 use crate::base::{Config, Exchange, Quantization, RopeFrequencies, Share, Weights};
 use crate::cache::Cache;
 
-/// A Llama's weights and forward pass. It stays on the thread that loaded it, as a
-/// [`Checkpoint`](crate::Checkpoint) does.
+/// The weights and the forward pass of a Llama model. The model stays on the thread that loaded it,
+/// as a [`Checkpoint`](crate::Checkpoint) does.
 pub struct Llama {
     pub(crate) config: Config,
     pub(super) embed_tokens: Linear,
@@ -25,12 +25,12 @@ pub struct Llama {
     pub(super) lm_head: Option<Linear>,
     /// The updates beside the weights.
     pub(super) adapters: Adapters,
-    /// The sum over all weights, once it was asked for.
+    /// The sum over all weights, once a fingerprint has needed it.
     pub(super) weights_sum: OnceCell<u64>,
 }
 
 impl Llama {
-    /// Makes a model of a configuration and weights. Nothing is evaluated.
+    /// Makes a model from a configuration and weights. Nothing is evaluated.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl Llama {
         self.layers.iter().flat_map(DecoderLayer::arrays).chain(ends).chain([&self.norm.weight])
     }
 
-    /// The model with each projection and the embedding changed by `f`. Where it changes a matrix,
+    /// The model with each projection and the embedding changed by `f`. If `f` changes a matrix,
     /// [`joined`](Self::joined) has to follow.
     pub(super) fn map(&self, f: &mut dyn FnMut(&mut Linear) -> Result<()>) -> Result<Self> {
         let mut model = Self {
@@ -76,7 +76,7 @@ impl Llama {
         [&mut self.embed_tokens].into_iter().chain(layers).chain(&mut self.lm_head)
     }
 
-    /// The model after changes of its matrices.
+    /// Joins the matrices of each layer again, after one of them has changed.
     pub(super) fn joined(mut self) -> Result<Self> {
         self.layers.iter_mut().try_for_each(DecoderLayer::join)?;
         Ok(self)
@@ -87,7 +87,8 @@ impl Llama {
         &self.config
     }
 
-    /// The type of the activations, to which the embedding and the norms promote.
+    /// The type of the activations: the type to which MLX promotes the types of the embedding and
+    /// the norms.
     pub fn dtype(&self) -> Dtype {
         match (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype()) {
             (embedding, norm) if embedding == norm => norm,
@@ -95,8 +96,8 @@ impl Llama {
         }
     }
 
-    /// The model with its projections and its embedding packed, except matrices whose rows are not
-    /// whole groups.
+    /// The model with its projections and its embedding packed, except matrices whose row length is
+    /// not a multiple of the group size.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ impl Llama {
         packed?.joined()
     }
 
-    /// The model whose products with packed weights round the rows of prompts like this on a CPU.
+    /// Selects how a CPU rounds the rows of prompts in products with packed weights.
     ///
     /// ```
     /// use mlx_primitives::ops::CpuActivations;
@@ -148,7 +149,7 @@ impl Llama {
         self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
     }
 
-    /// The number of parameters: packed weights count as the numbers that they stand for.
+    /// The number of parameters. A packed matrix counts the numbers that its bits encode.
     pub fn parameters(&self) -> u64 {
         let count = |module: Module| match module {
             Module::Norm(norm) => norm.weight.size() as u64,
@@ -161,8 +162,8 @@ impl Llama {
     }
 
     /// The weights of this process: the matrices, the norms and the biases, by the names that they
-    /// have in checkpoints, such as `model.norm.weight`. The norms are as they are multiplied,
-    /// which in Gemma are those of the checkpoint plus 1.
+    /// have in checkpoints, such as `model.norm.weight`. A norm is the factor in the
+    /// multiplication: in Gemma, the checkpoint's norm plus 1.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -213,8 +214,8 @@ impl Llama {
     /// norm, without the output projection. The tokens continue the positions in `cache` and are
     /// appended to it.
     ///
-    /// [`project`](Self::project) makes of them the logits that [`forward`](Self::forward) returns.
-    /// [`Embedding`](crate::decode::Embedding) pools them to a vector for each text.
+    /// [`project`](Self::project) computes the logits of [`forward`](Self::forward) from these
+    /// states. [`Embedding`](crate::decode::Embedding) pools them to a vector for each text.
     ///
     /// # Errors
     ///
@@ -238,8 +239,8 @@ impl Llama {
         self.norm.forward(&self.decoded(tokens, &mut cache.into())?)
     }
 
-    /// Logits `[..., vocab]` of hidden states `[..., hidden]`, which [`hidden`](Self::hidden)
-    /// returned, by the output projection or, where the model has none, the embedding.
+    /// Logits `[..., vocab]` of hidden states `[..., hidden]` that [`hidden`](Self::hidden)
+    /// returned. The output projection computes them or, in a model without one, the embedding.
     ///
     /// # Errors
     ///
@@ -249,7 +250,7 @@ impl Llama {
         self.head().forward(hidden, None, None)
     }
 
-    /// The projection that makes logits.
+    /// The projection that computes the logits.
     fn head(&self) -> &Linear {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
@@ -259,7 +260,8 @@ impl Llama {
         self.head().forward(h, Some(&self.norm), None)
     }
 
-    /// The logits of the last rows of texts, which have the order of tokens after any prompt.
+    /// The logits of the last rows of texts. Sums have the order [`RowOrder::Tokens`], even if a
+    /// row is the last one of a prompt.
     pub(super) fn last_logits(&self, h: &Array) -> Result<Array> {
         with_row_order(RowOrder::Tokens, || self.logits(h))
     }
@@ -298,7 +300,7 @@ impl Llama {
         exchange.output(h, &texts.arrays())
     }
 
-    /// The part of the model that this process holds, and its exchanges with the others.
+    /// The part of the model that this process holds, and its exchanges with the other processes.
     pub fn exchange(&self) -> &dyn Exchange {
         &**self.share()
     }
@@ -311,14 +313,14 @@ impl Llama {
     fn embedding_rows(&self, ids: &Array) -> Result<Array> {
         match &self.embed_tokens.matrix {
             LinearWeight::Plain(rows) => rows.take(ids, 0)?.astype(self.dtype()),
-            // Rounded to the type of the matrix first, as in MLX.
+            // As in MLX, the rows are first rounded to the type of the matrix.
             packed @ LinearWeight::Quantized(rows) => {
                 rows.take_rows(ids, packed.dtype())?.astype(self.dtype())
             }
         }
     }
 
-    /// The input of the first layer, of which `rows` are rows of the embedding.
+    /// The input of the first layer, computed from rows of the embedding.
     fn scaled(&self, rows: Array) -> Result<Array> {
         match self.config.kind()?.scales_embedding() {
             true => rows.multiply((self.config.hidden_size as f32).sqrt()),
@@ -335,7 +337,8 @@ impl Llama {
     }
 
     /// The logits `[batch, 1, vocab]` of the token after the last of `tokens`, integers
-    /// `[batch, time]`: the last ones of [`forward`](Self::forward), without computing the others.
+    /// `[batch, time]`: the last row of [`forward`](Self::forward)'s result. The other rows are not
+    /// computed.
     ///
     /// # Errors
     ///
@@ -360,7 +363,7 @@ impl Llama {
         self.last_logits(&h)
     }
 
-    /// The rotation of positions; `None` in a process without layers.
+    /// The frequencies of the rotary embedding; `None` in a process without layers.
     pub(crate) fn rope(&self) -> Option<&RopeFrequencies> {
         self.layers.first().map(|layer| &layer.rope)
     }

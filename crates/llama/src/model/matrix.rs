@@ -9,8 +9,9 @@ use mlx_primitives::{Dtype, Result};
 
 use crate::base::{Config, Quantization, Weights};
 
-/// The matrix at `path`, in the format that the configuration gives for its name. Without one, the
-/// shapes of the weight and of its scales show the format, if any modules are packed.
+/// The matrix at `path`, in the format that the configuration gives for its name. If the
+/// configuration has packed modules but no format for this name, the shapes of the weight and of
+/// its scales tell the format.
 pub(crate) fn load(
     path: &str,
     [outputs, inputs]: [i32; 2],
@@ -57,7 +58,8 @@ pub(crate) fn load(
     part(LinearWeight::Quantized(matrix), &own)
 }
 
-/// These rows of the matrix. Of one that waits to be read from a file, only they are read.
+/// The rows `rows` of the matrix. If the matrix has not been read from its file yet, only these
+/// rows are read.
 fn part(all: LinearWeight, rows: &Range<i32>) -> Result<LinearWeight> {
     match *rows == (0..all.shape()?[0]) {
         true => Ok(all),
@@ -73,7 +75,8 @@ pub(super) fn placed(matrix: &LinearWeight) -> Result<LinearWeight> {
     }
 }
 
-/// The matrix packed, if it is not packed yet and its rows are whole groups.
+/// Packs the matrix if it is not packed yet and the length of its rows is a multiple of the group
+/// size. Otherwise returns it unchanged.
 pub(super) fn quantized(matrix: &LinearWeight, to: Quantization) -> Result<LinearWeight> {
     match matrix {
         LinearWeight::Plain(rows) if to.divides(rows.dim(-1)?) => {
@@ -84,8 +87,8 @@ pub(super) fn quantized(matrix: &LinearWeight, to: Quantization) -> Result<Linea
     }
 }
 
-/// The format of K-quants, by the words of a row, and the number and the type of its scales; `None`
-/// if they are of another mode.
+/// The format of K-quants, from the number of words of a row and the number and the type of its
+/// scales; `None` if the scales have another format.
 pub(crate) fn of_k_quants(words: i32, scales: i32, dtype: Dtype) -> Option<Quantization> {
     let (bits_of_row, blocks) = (i64::from(words) * 32, i64::from(scales) / 20);
     let bits = bits_of_row.checked_div(blocks * 256)? as i32;
@@ -95,7 +98,7 @@ pub(crate) fn of_k_quants(words: i32, scales: i32, dtype: Dtype) -> Option<Quant
     known.then_some(Quantization { group_size, bits, mode: QuantizedMode::KQuant })
 }
 
-/// The format of packed weights with `inputs` columns, by the shapes of the weights and their
+/// The format of packed weights with `inputs` columns, from the shapes of the weights and of their
 /// scales.
 fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
     let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));

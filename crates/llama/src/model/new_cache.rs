@@ -13,7 +13,9 @@ impl Llama {
         Cache { layers: self.layer_caches(&LayerCache::default(), usize::MAX) }
     }
 
-    /// The caches for a text of `positions`, of which a window as long as that hides none.
+    /// The caches of the layers for a text of up to `positions`. A layer whose window hides some of
+    /// these positions gets a rotating cache of the window's length, unless `full` keeps fewer
+    /// positions. The other layers get copies of `full`.
     fn layer_caches(&self, full: &LayerCache, positions: usize) -> Vec<LayerCache> {
         let smaller = |window: i32| match full.kind() {
             CacheKind::Rotating { max_size, .. } => window < max_size,
@@ -30,8 +32,9 @@ impl Llama {
         self.windows().map(of_layer).collect()
     }
 
-    /// An empty cache of a kind for this model. Layers of sliding attention keep only the positions
-    /// in their window, as in [`new_cache`](Self::new_cache), unless a rotating cache keeps fewer.
+    /// An empty cache of the given kind for this model. Layers of sliding attention keep only the
+    /// positions in their window, as in [`new_cache`](Self::new_cache), unless a rotating cache
+    /// keeps fewer.
     ///
     /// # Errors
     ///
@@ -41,8 +44,9 @@ impl Llama {
         self.new_cache_for(kind, usize::MAX)
     }
 
-    /// An empty cache of a kind for a text of up to `positions`. Layers of sliding attention whose
-    /// window is not shorter keep all of them, so that positions can be taken back.
+    /// An empty cache of the given kind for a text of up to `positions`. A layer of sliding
+    /// attention with a window of at least `positions` keeps all positions, so that the last
+    /// positions can be removed from the cache.
     pub(crate) fn new_cache_for(&self, kind: CacheKind, positions: usize) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
         if let CacheKind::Quantized { group_size, .. } = kind
@@ -59,12 +63,12 @@ impl Llama {
         Ok(Cache { layers: self.layer_caches(&layer, positions) })
     }
 
-    /// A cache of the plain kind with `len` positions of one text, all zeros, in evaluated buffers:
-    /// for counting what a step does behind them.
+    /// A plain cache that holds `len` positions of one text, all zeros, in evaluated buffers. It
+    /// serves to count the work of a step after these positions.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no memory for it.
+    /// Returns an error if there is no memory for the cache.
     #[doc(hidden)]
     pub fn zeroed_cache(&self, len: i32) -> Result<Cache> {
         let mut layer = LayerCache::default();

@@ -8,9 +8,9 @@ use crate::base::{Axis, Share, Weights};
 #[derive(Clone, Default)]
 pub(super) struct Part {
     share: Share,
-    /// The axis of the inputs, of which each process has a part.
+    /// The axis of the inputs, if each process has only a part of them.
     input: Option<Axis>,
-    /// The axis of the outputs that all processes need.
+    /// The axis of the outputs, if all processes need all of them.
     output: Option<Axis>,
 }
 
@@ -32,9 +32,9 @@ impl Part {
         !self.share.is_whole() && self.output.is_some()
     }
 
-    /// The whole result of a projection of which other processes hold the rest. `x` is the part of
-    /// the input that this process has, `residual` is whole, and `product` runs the matrix of this
-    /// process.
+    /// The whole result of a projection that is distributed over several processes. `x` is the part
+    /// of the input in this process, `residual` is whole, and `product` multiplies by the matrix of
+    /// this process.
     pub fn exchanged(
         &self,
         x: &Array,

@@ -12,17 +12,17 @@ use crate::cache::CacheKind;
 const LEVELS: usize = 1 << 12;
 /// The mean square of the sixteen values of a 4-bit float.
 const FP4_SQUARE: f64 = 8.5625;
-/// The mean square of the 8-bit floats with even codes, of which none is NaN.
+/// The mean square of the 8-bit floats whose bit patterns are even numbers. None of them is NaN.
 const FP8_SQUARE: f64 = 10752.000;
 
 impl Llama {
     /// A model of random weights for a configuration without a checkpoint. It is as large and as
-    /// fast as a real model, and its text is noise. Packed matrices are drawn packed, so a model of
-    /// 4 bits never takes the memory of its float weights.
+    /// fast as a real model, and its text is noise. Packed matrices are drawn in packed form, so a
+    /// model of 4 bits never takes the memory of its float weights.
     ///
-    /// `dtype` is that of the activations: float32, float16 or bfloat16. `quantization` replaces
-    /// that of the configuration; matrices whose rows are not whole groups stay floats. The same
-    /// seed draws the same model.
+    /// `dtype` is the type of the activations: float32, float16 or bfloat16. `quantization`
+    /// replaces the quantization in the configuration. Matrices whose row length is not a multiple
+    /// of the group size stay floats. Equal seeds draw equal models.
     ///
     /// # Errors
     ///
@@ -54,11 +54,11 @@ impl Llama {
     }
 
     /// Draws the part of a model that this process holds, as [`random`](Self::random) does. `hold`
-    /// gives the weights to the process by [`Weights::held_by`].
+    /// selects the part with [`Weights::held_by`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`random`](Self::random) refuses, and an error of `hold`.
+    /// Returns the errors of [`random`](Self::random) and of `hold`.
     pub fn random_part(
         mut config: Config,
         dtype: Dtype,
@@ -87,20 +87,20 @@ impl Llama {
             ));
         }
         let source = RandomWeights { state: seed, dtype };
-        // The weights are drawn layer by layer, as a checkpoint is read.
+        // `assemble` draws and evaluates the weights layer by layer, as it reads a checkpoint.
         let weights = hold(&config, Weights::made_by(source))?;
         Self::assemble(config, weights, Some(&mut |_| {}))
     }
 }
 
-/// Draws the tensors that a model asks for.
+/// Draws the tensors that a model loads.
 struct RandomWeights {
     state: u64,
     dtype: Dtype,
 }
 
 impl WeightSource for RandomWeights {
-    /// Norms are ones; other tensors have small elements.
+    /// Returns ones for a norm, and small random elements for other tensors.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
         if shape.len() == 1 && name.ends_with("norm.weight") {
             return Array::full(shape, 1.0f32)?.astype(self.dtype);
@@ -108,8 +108,8 @@ impl WeightSource for RandomWeights {
         self.floats(shape, 0..shape.first().copied().unwrap_or(0))
     }
 
-    /// Draws a matrix whose elements have the variance 1 / inputs, so that activations keep their
-    /// size.
+    /// Draws a matrix whose elements have the variance 1 / inputs, so that products keep the
+    /// magnitude of the activations.
     fn matrix(
         &mut self,
         [outputs, inputs]: [i32; 2],
@@ -149,14 +149,15 @@ impl WeightSource for RandomWeights {
                 (Array::full(groups, scale.clamp(0.0, 254.0) as u8)?, None)
             }
         };
-        // `full` is lazy: its arrays are computed here rather than in the first step of the model.
+        // `full` is lazy: its arrays are computed here, not in the first step of the model.
         mlx_primitives::eval([&scales].into_iter().chain(&biases))?;
         QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
             .map(LinearWeight::Quantized)
     }
 }
 
-/// The scales of a block of K-quants whose groups have this scale, and zero in their middle.
+/// A block of K-quants' scales. Each group has the scale `scale`, and the middle of its range
+/// stands for zero.
 fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
     const INTEGER: u8 = 8; // times a float of 16 bits that is not subnormal
     let mut block = [if bits == 6 { 128 + INTEGER } else { INTEGER }; 20];
@@ -178,14 +179,15 @@ impl RandomWeights {
         z ^ (z >> 31)
     }
 
-    /// Draws these rows of words whose bits in the mask `drawn` are random, and the others 0.
+    /// Draws the rows `rows` of an array of words. The bits in the mask `drawn` are random, and the
+    /// other bits are 0.
     fn words(&mut self, shape: [i32; 2], rows: Range<i32>, drawn: u32) -> Result<Array> {
         let numbers =
             self.numbers(&shape, &rows, |bits| [bits as u32 & drawn, (bits >> 32) as u32 & drawn])?;
         Array::from_slice(&numbers, [rows.end - rows.start, shape[1]])
     }
 
-    /// Draws these rows of small elements.
+    /// Draws the rows `rows` of an array of small elements.
     fn floats(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
         match self.dtype {
             Dtype::Float16 => self.floats_of::<half::f16>(shape, rows),
@@ -194,7 +196,7 @@ impl RandomWeights {
         }
     }
 
-    /// Draws elements that are uniformly distributed, of variance 1 / inputs.
+    /// Draws uniformly distributed elements with the variance 1 / inputs.
     fn floats_of<T: Element>(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
         let inputs = f64::from(shape.last().copied().unwrap_or(1).max(1));
         let (bound, middle) = ((3.0 / inputs).sqrt(), (LEVELS - 1) as f64 / 2.0);
@@ -211,8 +213,9 @@ impl RandomWeights {
         Array::from_slice(&numbers, &shape)
     }
 
-    /// The numbers in these rows of an array in which each 64 random bits give the next `N`. The
-    /// bits of all rows are drawn, so that the rows do not depend on which of them are wanted.
+    /// Draws the rows `rows` of an array. Each 64 random bits give the next `N` numbers of the
+    /// array. The bits of all rows are drawn, so that a row has equal numbers whichever rows are
+    /// requested.
     fn numbers<T: Copy, const N: usize>(
         &mut self,
         shape: &[i32],

@@ -11,25 +11,25 @@ pub(super) struct Texts<'a>(Vec<Text<'a>>);
 struct Text<'a> {
     rows: i32,
     cache: &'a mut Cache,
-    /// Layers of full attention share a mask, and so do layers of sliding attention.
+    /// A mask for all layers of full attention, and one for all layers of sliding attention.
     masks: [Option<AttentionMask>; 2],
 }
 
 impl<'a> From<&'a mut Cache> for Texts<'a> {
-    /// One cache for all rows, which may be those of a batch.
+    /// One cache for all rows. It may be the cache of a batch.
     fn from(cache: &'a mut Cache) -> Self {
         Self(vec![Text { rows: 0, cache, masks: [None, None] }])
     }
 }
 
 impl<'a> Texts<'a> {
-    /// Texts of these numbers of rows, each with its own cache.
+    /// Texts with the given numbers of rows, each with its cache.
     pub fn apart(texts: impl Iterator<Item = (usize, &'a mut Cache)>) -> Self {
         let text = |(rows, cache)| Text { rows: number(rows), cache, masks: [None, None] };
         Self(texts.map(text).collect())
     }
 
-    /// Whether the caches are for this number of layers.
+    /// Whether each cache is for this number of layers.
     pub fn have_layers(&self, layers: usize) -> bool {
         self.0.iter().all(|text| text.cache.layers.len() == layers)
     }

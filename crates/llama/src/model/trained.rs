@@ -1,4 +1,4 @@
-//! The forward pass in training, in which some of the model's numbers are arguments.
+//! The forward pass in training, in which the trained weights and updates are arguments.
 
 use std::collections::BTreeMap;
 
@@ -13,29 +13,31 @@ use super::update::Update;
 use crate::base::Heads;
 use crate::cache::{AttentionMask, join_heads};
 
-/// The logits that exist at a time before they are computed in chunks, and again in the backward
-/// pass.
+/// The most logits that exist at a time. More logits are computed in chunks, and computed again in
+/// the backward pass.
 pub(crate) const LOGITS: usize = 1 << 24;
 
 type Arrays = BTreeMap<String, Array>;
 
-/// The numbers that take the place of a model's in training.
+/// The arrays that training puts in the place of a model's weights and updates.
 #[derive(Clone, Default)]
 pub(crate) struct Trained {
-    /// Trained arrays by their names: `P.lora_a` `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and
-    /// perhaps `P.m` `[outputs]` of a projection P, and the names of weights.
+    /// Trained arrays by their names. A projection P with an update has `P.lora_a`
+    /// `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. A trained
+    /// weight has its name in checkpoints.
     pub arrays: Arrays,
     /// The factor of the updates.
     pub scale: f32,
-    /// The sums of the squares of the rows of projections P with a `P.m`, unless they are to be
+    /// The sums of the squares of the rows of projections P with a `P.m`. Missing sums are
     /// computed.
     pub squares: Arrays,
-    /// The share of the inputs of each update that are zero, and the seed that draws them.
+    /// The share of the inputs of each update that dropout sets to zero, and the seed that selects
+    /// them.
     pub dropout: Option<(f32, u64)>,
 }
 
 impl Llama {
-    /// The model with updates and weights of these arrays in its place, in its types.
+    /// The model with these arrays in place of its weights and updates, converted to its types.
     pub(crate) fn trained(&self, trained: &Trained) -> Result<Self> {
         let mut model = self.map(&mut |_| Ok(()))?;
         let dtype = self.dtype();
@@ -54,8 +56,8 @@ impl Llama {
         matches!(head.matrix, LinearWeight::Plain(_))
     }
 
-    /// The loss of each target, `[rows, length]`, and 0 where the target is -1. With `recompute`
-    /// each layer runs again in the backward pass.
+    /// The loss of each target, `[rows, length]`, and 0 where the target is -1. With `recompute`,
+    /// the backward pass runs each layer again instead of keeping its results.
     pub(crate) fn losses(
         &self,
         trained: &Trained,
@@ -79,7 +81,7 @@ impl Llama {
         ops::cross_entropy(&logits, targets, cross_entropy)
     }
 
-    /// The output of the last layer. With `recompute` the backward pass runs each layer again.
+    /// The output of the last layer. With `recompute`, the backward pass runs each layer again.
     fn through_trained(&self, trained: &Trained, tokens: &Array, recompute: bool) -> Result<Array> {
         if tokens.ndim() != 2 {
             let got = tokens.shape();
@@ -116,8 +118,8 @@ impl Llama {
 }
 
 impl DecoderLayer {
-    /// The attention of whole texts, which no cache keeps. Its derivative takes fewer dispatches
-    /// than that of the ops that append to a cache.
+    /// The attention of whole texts, without a cache. Its derivative takes fewer dispatches than
+    /// the derivative of the ops that append to a cache.
     fn attend_to_itself(&self, qkv: &Array, mask: &AttentionMask) -> Result<Array> {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let layout = KvLayout { heads, kv_heads, head_dim, capacity: 0 };
@@ -145,7 +147,8 @@ impl DecoderLayer {
 }
 
 impl Linear {
-    /// Takes the arrays of this projection, and returns whether its matrix or its bias is one.
+    /// Puts the trained arrays of this projection in their places, and returns whether its matrix
+    /// or its bias is trained.
     fn train(&mut self, trained: &Trained, dtype: Dtype) -> Result<bool> {
         let of = |part: &str| trained.arrays.get(&format!("{}.{part}", self.path));
         let update = of("lora_a").zip(of("lora_b"));

@@ -5,15 +5,16 @@ use mlx_primitives::{Array, Result, random};
 #[derive(Clone)]
 pub(super) struct Update {
     pub lora: Lora,
-    /// The factors of DoRA.
+    /// DoRA's factor of each row of the matrix.
     factors: Option<Array>,
-    /// In training, the share of the inputs of the update that are zero, and the key that draws
-    /// them.
+    /// In training, the share of the update's inputs that dropout sets to zero, and the key that
+    /// selects them.
     pub dropout: Option<(f32, Array)>,
 }
 
 impl Update {
-    /// The update of a matrix, the sums of the squares of whose rows may be known.
+    /// Makes the update of a matrix. `squares` are the sums of the squares of its rows, if they are
+    /// known.
     pub fn new(lora: Lora, matrix: &LinearWeight, squares: Option<&Array>) -> Result<Self> {
         let factors = lora.row_factors(matrix, squares)?;
         Ok(Self { lora, factors, dropout: None })
