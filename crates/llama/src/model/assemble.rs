@@ -49,7 +49,7 @@ impl Llama {
             }
             let mut layer = DecoderLayer::load(&config, i, &rope, &mut weights)?;
             if !own.contains(&i) {
-                continue; // drawn, since the random numbers of the next layers come after its own
+                continue; // drawn only because the random numbers of later layers follow
             }
             if place {
                 layer.place(&mut block, own.len() - layers.len())?;

@@ -99,7 +99,7 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
             Some(to @ Quantization { group_size, bits, mode }) if to.divides(inputs) => {
                 let (group, of_group) = match mode {
                     QuantizedMode::Affine => (extent(group_size), 2 * size),
-                    QuantizedMode::KQuant => (256, 20), // of a block
+                    QuantizedMode::KQuant => (256, 20), // a block: elements, bytes of scales
                     _ => (extent(group_size), 1),
                 };
                 (numbers / 8).saturating_mul(extent(bits))

@@ -159,7 +159,7 @@ impl WeightSource for RandomWeights {
 /// A block of K-quants' scales. Each group has the scale `scale`, and the middle of its range
 /// stands for zero.
 fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
-    const INTEGER: u8 = 8; // times a float of 16 bits that is not subnormal
+    const INTEGER: u8 = 8; // of each group, times a float16 that is not subnormal
     let mut block = [if bits == 6 { 128 + INTEGER } else { INTEGER }; 20];
     let steps = [scale, if bits == 6 { 0.0 } else { -scale * top / 2.0 }];
     for (to, step) in block.chunks_exact_mut(2).zip(steps) {

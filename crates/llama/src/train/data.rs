@@ -31,33 +31,34 @@ pub struct Dataset {
     hash: u64,
 }
 
-/// Rows of tokens of one length, and the token after each.
+/// Rows of tokens, all of one length, and the token that follows each token.
 pub struct Batch {
     /// uint32 `[rows, length]`.
     pub inputs: Array,
-    /// int32 `[rows, length]`, -1 where the token after is not a target.
+    /// int32 `[rows, length]`, -1 where the following token is not a target.
     pub targets: Array,
     /// The number of targets.
     pub tokens: usize,
-    /// Whether a text was longer than the rows may be.
+    /// Whether a text was cut because it has more tokens than a row may have.
     pub truncated: bool,
 }
 
 impl Dataset {
-    /// Reads a file of a JSON object in each line, all in the layout of the first:
+    /// Reads a file with a JSON object in each line. All objects have the layout of the first one:
     ///
     /// - `{"text": …}`: the tokens of the text and the end token;
-    /// - `{"prompt": …, "completion": …}`: a message of the user and one of the assistant by the
-    ///   chat template or, in a model without one, the tokens of both and the end token;
-    /// - `{"messages": […], "tools": […]}`: a conversation by the chat template.
+    /// - `{"prompt": …, "completion": …}`: a message of the user and a message of the assistant,
+    ///   rendered by the chat template or, in a model without one, the tokens of both and the end
+    ///   token;
+    /// - `{"messages": […], "tools": […]}`: a conversation, rendered by the chat template.
     ///
-    /// With `mask_prompt` only the completion, or the last message, is learned.
+    /// With `mask_prompt`, only the completion or the last message is learned.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file and the line if one is no such object, has more than
-    /// 16 MiB or no tokens, or cannot be rendered; for messages without a template, and for texts
-    /// with `mask_prompt`.
+    /// Returns an error that names the file and the line if the line is not such an object, has 16
+    /// MiB or more, has no tokens, or cannot be rendered. Messages without a chat template and,
+    /// with `mask_prompt`, objects with `text` are errors too.
     pub fn load(
         path: &Path,
         checkpoint: &Checkpoint,
@@ -103,17 +104,17 @@ impl Dataset {
         self.examples.is_empty()
     }
 
-    /// A hash of all tokens.
+    /// A hash of the tokens of all texts, and of the first target of each text.
     pub(super) fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The order of the batches of `rows` texts in a pass: a permutation of their numbers. Texts
-    /// beyond the last whole batch are left out.
+    /// The order of the batches of `rows` texts in a pass over the data: a permutation of their
+    /// numbers. Texts after the last whole batch are left out.
     pub fn order(&self, rows: usize, seed: u64, pass: u64) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len() / rows.max(1)).collect();
-        // SplitMix64 and Fisher-Yates: the order of a pass follows from its number alone, so that a
-        // resumed run has it again.
+        // SplitMix64 and a Fisher-Yates shuffle. The order depends only on the seed and the number
+        // of the pass, so a resumed run has the same order.
         let mut state = seed.wrapping_add(pass.wrapping_mul(0xd134_2543_de82_ef95));
         for last in (1..order.len()).rev() {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -131,8 +132,9 @@ impl Dataset {
         padded(most.map_or(0, |example| example.tokens.len())).min(longest).saturating_sub(1)
     }
 
-    /// The batch of that number among those of `rows` texts in the order of their lengths, each cut
-    /// to `longest` tokens and padded with the token 0. As in mlx-lm, the first 0 is a target.
+    /// The batch `number`. The texts, ordered by length, are divided into batches of `rows` texts.
+    /// Each text is cut to `longest` tokens and padded with the token 0. As in mlx-lm, the first 0
+    /// is a target.
     ///
     /// # Errors
     ///
@@ -168,7 +170,7 @@ impl Dataset {
     }
 }
 
-/// The tokens of a row whose longest text has this number of them.
+/// The number of tokens of a row in a batch whose longest text has `tokens` tokens.
 fn padded(tokens: usize) -> usize {
     1 + tokens.div_ceil(PAD) * PAD
 }
@@ -257,14 +259,14 @@ impl Reader<'_> {
         }
     }
 
-    /// The tokens with the end token after them.
+    /// Appends the end token, unless it is already the last token.
     fn ended(&self, mut tokens: Vec<u32>) -> Vec<u32> {
         let end = self.checkpoint.tokenizer.eos().or(self.checkpoint.eos.first().copied());
         tokens.extend(end.filter(|end| tokens.last() != Some(end)));
         tokens
     }
 
-    /// A conversation, of which the last message is learned.
+    /// The tokens of a conversation. With `mask_prompt`, only the last message is learned.
     fn rendered(
         &self,
         template: &ChatTemplate,

@@ -4,7 +4,7 @@ use super::trainable::{Kind, Trainable};
 use super::trainer::Settings;
 use crate::model::{LOGITS, Llama};
 
-/// The bytes of a run of training at its peak.
+/// The peak memory of a training run, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingEstimate {
     /// The bytes of the model's weights.
@@ -18,20 +18,20 @@ pub struct TrainingEstimate {
 }
 
 impl TrainingEstimate {
-    /// The bytes of all three together.
+    /// The sum of the three numbers.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.state).saturating_add(self.step)
     }
 }
 
 impl Trainable {
-    /// Estimates the bytes of a run before anything is allocated for it, with batches of `length`
-    /// columns, such as [`Dataset::columns`](super::Dataset::columns) returns. On a CPU a run takes
-    /// that within a fifth.
+    /// Estimates the peak memory of a training run before it allocates anything. Its batches have
+    /// `length` columns, such as [`Dataset::columns`](super::Dataset::columns) returns. On a CPU,
+    /// the memory of a run differs from the estimate by at most a fifth.
     ///
     /// # Errors
     ///
-    /// Returns an error for a model that this part was not chosen from.
+    /// Returns an error if this part was chosen from another model.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -77,22 +77,25 @@ impl Trainable {
         let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
         let features = |heads: i32| extent(heads) * extent(config.head_dim());
         let (q, kv) = (features(config.num_attention_heads), features(config.kv_heads()));
-        // The input, both norms and the sum after attention; queries, the result of attention, and
-        // keys and values before and after the rotation; gate, up and their product.
+        // The features that a layer keeps of each token for the backward pass: the input, both
+        // norms and the sum after attention; queries, the result of attention, and keys and values
+        // before and after the rotation; gate, up and their product.
         let mut kept = 4 * hidden + 2 * q + 4 * kv + 3 * inner;
         if let Kind::Lora { dropout, dora, .. } = self.kind {
             if dora {
-                // The result of each projection before its factors.
+                // DoRA also keeps the result of each projection before its row factors.
                 kept += 2 * hidden + q + 2 * kv + 2 * inner;
             }
             if dropout > 0.0 {
-                // Each projection keeps its input with zeros and where these are, not the input.
+                // Dropout keeps, instead of each projection's input, the input with zeros and a
+                // mask of the zeros.
                 kept += 8 * hidden + 2 * q + inner;
             }
         }
         let kept = tokens.saturating_mul(kept);
         let of_layer = trained / layers.max(1);
-        // Whole weights are joined and, in another type than float32, converted.
+        // If whole layers are trained, some of their weights are joined and, in a model of another
+        // type than float32, all are converted.
         let joined = if full { (q + 2 * kv) * hidden * size } else { 0 };
         let converted = match llama.dtype() {
             Dtype::Float32 => 0,
@@ -104,8 +107,8 @@ impl Trainable {
             false => (kept + joined + converted, kept.saturating_mul(3) / 2),
         };
         let logits = tokens.saturating_mul(extent(config.vocab_size));
-        // Beyond that number of logits, chunks of them are computed in both passes, in the backward
-        // pass with a copy of a plain head.
+        // If there are more than [`LOGITS`] logits, both passes compute them in chunks. The
+        // backward pass also copies an output projection that is not packed.
         let chunk = LOGITS as u64 * size;
         let head = match logits > chunk && llama.plain_head() {
             true => extent(config.vocab_size) * hidden * size,

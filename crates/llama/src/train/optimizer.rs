@@ -24,7 +24,7 @@ pub type Parameters = BTreeMap<String, Array>;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
-    /// Adam ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)), and with a weight decay AdamW
+    /// Adam ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)) or, with a weight decay, AdamW
     /// ([Loshchilov and Hutter 2019](https://arxiv.org/abs/1711.05101)).
     Adam(Adam),
     /// Stochastic gradient descent.
@@ -42,7 +42,7 @@ pub struct Adam {
     pub betas: [f64; 2],
     /// The term ε of the denominator.
     pub eps: f64,
-    /// The share of a parameter that an update at rate 1 takes away; 0.01 in MLX's AdamW.
+    /// The share by which an update at rate 1 shrinks a parameter; 0.01 in MLX's AdamW.
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 - βᵗ` in update t, counted from 1.
     pub bias_correction: bool,
@@ -69,27 +69,27 @@ pub struct Sgd {
     pub nesterov: bool,
 }
 
-/// The options of Adafactor. Matrices keep the mean squares of the rows and of the columns of their
-/// gradients instead of all squares.
+/// The options of Adafactor. For a matrix, its state has the mean squares of the rows and of the
+/// columns of the gradient instead of the squares of all elements.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Adafactor {
     /// A term that is added to squared gradients, and a lower bound of the root mean square of a
     /// parameter where it scales the step.
     pub eps: [f64; 2],
-    /// The root mean square to which larger steps are reduced.
+    /// The largest root mean square of a step. Larger steps are scaled down to it.
     pub clip_threshold: f64,
-    /// The exponent of the decay `1 - tᵈ` of the squares in update t, counted from 1.
+    /// The exponent d of the decay `1 - tᵈ` of the squares in update t, counted from 1.
     pub decay_rate: f64,
-    /// The decay of the mean of the steps, if one is kept.
+    /// The decay of the mean of the steps; `None` for no mean.
     pub beta_1: Option<f64>,
-    /// The share of a parameter that an update at rate 1 takes away.
+    /// The share by which an update at rate 1 shrinks a parameter.
     pub weight_decay: f64,
     /// Whether the rate is multiplied by the root mean square of the parameter.
     pub scale_parameter: bool,
-    /// Whether the rate is `min(0.01, 1 / √t)` instead of the given one.
+    /// Whether the rate is `min(0.01, 1 / √t)` in update t, instead of the rate of the schedule.
     pub relative_step: bool,
-    /// Whether a relative step begins at `10⁻⁶ t` instead of 0.01.
+    /// Whether `10⁻⁶ t` takes the place of 0.01 in the rate of a relative step.
     pub warmup_init: bool,
 }
 
@@ -108,12 +108,13 @@ impl Default for Adafactor {
     }
 }
 
-/// The memory of an optimizer between updates.
+/// The state of an optimizer between updates.
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
     /// The number of updates so far.
     pub updates: u64,
-    /// Float32 arrays by the name of the parameter and of the array, such as `w.m`.
+    /// Float32 arrays. Each name is the name of a parameter and the name of an array, such as
+    /// `w.m`.
     pub arrays: Parameters,
 }
 
@@ -122,8 +123,8 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// Returns an error for options that the optimizer does not take, and for parameters of no
-    /// floating type.
+    /// Returns an error for options that the optimizer does not take, and for parameters whose type
+    /// is not floating.
     pub fn state(&self, parameters: &Parameters) -> Result<OptimizerState> {
         self.check()?;
         let mut arrays = Parameters::new();
@@ -140,7 +141,7 @@ impl Optimizer {
         Ok(OptimizerState { updates: 0, arrays })
     }
 
-    /// The names and shapes of the arrays that are kept for a parameter of that shape.
+    /// The names and shapes of the arrays that the state has for a parameter of shape `shape`.
     pub(super) fn parts(&self, shape: &[i32]) -> Vec<(&'static str, Vec<i32>)> {
         let whole = shape.to_vec();
         match self {
@@ -197,11 +198,11 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Replaces the parameters by those after one update. Nothing is evaluated.
+    /// Updates the parameters and the state once. Nothing is evaluated.
     ///
     /// # Errors
     ///
-    /// Returns an error if a parameter has no gradient, or `state` is not of these parameters.
+    /// Returns an error if a parameter has no gradient, or if `state` belongs to other parameters.
     pub fn update(
         &self,
         parameters: &mut Parameters,
@@ -330,8 +331,8 @@ fn maximum(x: &Array, least: f64) -> Result<Array> {
     select(&x.greater(&least)?, x, &least)
 }
 
-/// The gradients multiplied by `min(1, most / (norm + 10⁻⁶))`, where `norm` is the root of the sum
-/// of all squares, as by MLX's `clip_grad_norm`, and that norm, a float32 scalar.
+/// Multiplies the gradients by `min(1, most / (norm + 10⁻⁶))`, as MLX's `clip_grad_norm` does.
+/// Returns them and `norm`, a float32 scalar: the root of the sum of the squares of all elements.
 ///
 /// # Errors
 ///

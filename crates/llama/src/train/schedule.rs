@@ -3,31 +3,33 @@
 pub enum Schedule {
     /// One rate for all updates.
     Constant(f64),
-    /// From one rate to another in equal steps, and then that one: a warm-up.
+    /// A warm-up: the rate changes from `from` to `to` in equal steps, and then stays at `to`.
     Linear {
         /// The rate of the first update.
         from: f64,
         /// The rate after `steps` updates.
         to: f64,
-        /// The number of updates in between.
+        /// The number of updates in which the rate changes.
         steps: u64,
     },
-    /// Half a cosine from one rate to another, and then that one.
+    /// The rate follows half a cosine from `from` to `to`, and then stays at `to`.
     Cosine {
         /// The rate of the first update.
         from: f64,
         /// The rate after `steps` updates.
         to: f64,
-        /// The number of updates in between.
+        /// The number of updates in which the rate changes.
         steps: u64,
     },
-    /// A schedule before the update of that number, and another one that begins there.
+    /// The first schedule sets the rates before the update of this number. The second schedule sets
+    /// the rates from this update on, and counts this update as 0.
     Joined(Box<Schedule>, u64, Box<Schedule>),
 }
 
 impl Schedule {
-    /// This schedule after a warm-up of `steps` updates, whose rate grows linearly from `from`. As
-    /// in mlx-lm, the first update of this schedule repeats the last rate of the warm-up.
+    /// This schedule after a warm-up of `steps` updates, in which the rate grows linearly from
+    /// `from`. As in mlx-lm, the first update of this schedule repeats the last rate of the
+    /// warm-up.
     ///
     /// ```
     /// use mlx_primitives_llama::train::Schedule;
@@ -42,7 +44,7 @@ impl Schedule {
         Self::Joined(Box::new(warmup), steps.saturating_add(1), Box::new(self))
     }
 
-    /// The rate of the update of that number; the first one is 0.
+    /// The rate of the update with the number `update`. The first update has the number 0.
     pub fn rate(&self, update: u64) -> f64 {
         let part = |steps: u64| update.min(steps) as f64 / steps.max(1) as f64;
         match self {

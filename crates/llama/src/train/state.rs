@@ -19,8 +19,9 @@ const STATE: &str = "training_state.safetensors";
 
 impl Trainer<'_> {
     /// Writes the state of the run as one file, `training_state.safetensors`, which replaces an
-    /// earlier one when it is whole; then `adapter_config.json` and `adapters.safetensors` of
-    /// mlx-lm, and with `numbered` a copy of the latter whose name begins with the number of steps.
+    /// earlier file once it is complete. Then writes mlx-lm's `adapter_config.json` and
+    /// `adapters.safetensors`. With `numbered`, also copies `adapters.safetensors` to a file whose
+    /// name begins with the number of steps.
     ///
     /// # Errors
     ///
@@ -33,7 +34,8 @@ impl Trainer<'_> {
             "steps": self.steps,
             "updates": self.optimizer.updates,
             "trained_tokens": self.trained_tokens,
-            // As bits, since JSON's decimals may be read as neighbors.
+            // Losses are stored as bits, since a decimal number in JSON may be read as a
+            // neighboring float.
             "recent_sum": self.recent.0.to_bits(),
             "recent_count": self.recent.1,
             "curve": self.curve.iter().map(|(at, loss)| [*at, loss.to_bits()]).collect::<Vec<_>>(),
@@ -81,7 +83,7 @@ impl Trainer<'_> {
         write_adapters(directory, &format!("{config:#}\n"), &tensors)
     }
 
-    /// All arrays of the state by the names that they have in the file.
+    /// All arrays of the state by their names in the file.
     fn arrays(&self) -> BTreeMap<String, &Array> {
         let named = |kind: &'static str, arrays| {
             let arrays: &Parameters = arrays;
@@ -92,20 +94,22 @@ impl Trainer<'_> {
         parameters.chain(optimizer).chain(named("gradient", &self.gradients)).collect()
     }
 
-    /// The model, the data and the settings, which a run shares with the one that it resumes.
+    /// A text that identifies the model, the data and the settings. They must be equal in a run and
+    /// in the run that it resumes.
     fn run(&self) -> Result<String> {
         let (model, data) = (self.llama.fingerprint()?, self.data.hash());
         let (trainable, settings) = (&self.trainable, &self.settings);
         Ok(format!("model {model}, data {data:016x}, {trainable:?}, {settings:?}"))
     }
 
-    /// Continues the run whose state [`save`](Self::save) wrote to a folder, and returns whether
-    /// there was one. The next steps have the bits that they would have had in that run.
+    /// Continues the run whose state [`save`](Self::save) wrote to a folder. Returns whether the
+    /// folder has such a state. The next steps give the same bits as a run without the
+    /// interruption.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if it is damaged, or was written by a run of another
-    /// model, other data or other settings.
+    /// Returns an error that names the file if it is damaged, or if a run of another model, other
+    /// data or other settings wrote it.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<bool> {
         let path = directory.as_ref().join(STATE);
         if !path.exists() {
@@ -155,7 +159,7 @@ impl Trainer<'_> {
             return Err(refuse("only arrays of this run", name));
         }
         eval(&arrays)?;
-        // In the order of the names in `arrays`.
+        // The names of `arrays` begin with `gradient`, then `optimizer`, then `parameter`.
         let mut arrays = arrays.into_iter();
         for kind in [&mut self.gradients, &mut self.optimizer.arrays, &mut self.parameters] {
             kind.values_mut().zip(&mut arrays).for_each(|(own, array)| *own = array);
@@ -171,7 +175,7 @@ impl Trainer<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if its tensors are not those that are trained.
+    /// Returns an error that names the file if its tensors are not the trained ones.
     pub fn load_adapters(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut file: HashMap<String, Array> = io::load_safetensors(path)?.arrays;
@@ -202,11 +206,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Checks whether [`save`](Self::save) could write to that folder now.
+    /// Checks whether [`save`](Self::save) could write to a folder.
     ///
     /// # Errors
     ///
-    /// Returns the error that it would return for the folder's name or permissions.
+    /// Returns the error that [`save`](Self::save) would return for the folder's name or
+    /// permissions.
     pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
         let directory = directory.as_ref();
         let folders = NewFolders::create(directory).map_err(|e| Error::io(directory, e))?;

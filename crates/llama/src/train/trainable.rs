@@ -20,7 +20,7 @@ pub enum Kind {
         /// The paths of the updated projections within a layer, such as `self_attn.q_proj`, or
         /// `lm_head`; all projections of the layers if `None`.
         keys: Option<Vec<String>>,
-        /// The share of each update's inputs that are zero in a step, at least 0 and below 1.
+        /// The share of each update's inputs that a step sets to zero, at least 0 and below 1.
         dropout: f32,
         /// Whether the norms of the updated rows are trained too (DoRA).
         dora: bool,
@@ -33,20 +33,21 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Trainable {
     pub(super) kind: Kind,
-    /// The number of last layers that are trained.
+    /// The number of trained layers, which are the last ones of the model.
     pub(super) layers: i32,
     /// The projections with updates, or the trained weights.
     names: Vec<String>,
 }
 
 impl Trainable {
-    /// Chooses a part of the last `layers` layers of a model, or of all of them if it is 0 or less.
+    /// Chooses a part of the last `layers` layers of a model, or of all layers if `layers` is 0 or
+    /// less.
     ///
     /// # Errors
     ///
     /// Returns an error for more layers than the model has, a key that none of its projections has,
     /// a rank below 1 or above the extents of a projection, a scale that is not finite, a dropout
-    /// of 1 or more, and whole layers that are packed.
+    /// below 0 or of 1 and more, and packed weights with [`Kind::Full`].
     pub fn new(llama: &Llama, kind: Kind, layers: i32) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("training", expected));
         let all = llama.config().num_hidden_layers;
@@ -129,12 +130,13 @@ impl Trainable {
         Ok(shapes)
     }
 
-    /// The parameters before the first update, float32: updates that change nothing yet, drawn by
-    /// the seed, or the model's weights.
+    /// The parameters before the first update, in float32. Low-rank updates are drawn with the
+    /// seed, and leave the model's results unchanged. For whole layers, the parameters are the
+    /// model's weights.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no memory for them.
+    /// Returns an error if there is no memory for the parameters.
     pub fn initial(&self, llama: &Llama, seed: u64) -> Result<Parameters> {
         let mut parameters = Parameters::new();
         match self.kind {
@@ -165,20 +167,20 @@ impl Trainable {
         Ok(parameters)
     }
 
-    /// The model with these parameters, in its types.
+    /// The model with these parameters, converted to its types.
     ///
     /// # Errors
     ///
-    /// Returns an error if the parameters are of another model.
+    /// Returns an error if the parameters belong to another model.
     pub fn model(&self, llama: &Llama, parameters: &Parameters) -> Result<Llama> {
         llama.trained(&self.trained(parameters))
     }
 
-    /// The updates of these parameters; none where whole layers are trained.
+    /// The low-rank updates in these parameters. If whole layers are trained, there are none.
     ///
     /// # Errors
     ///
-    /// Returns an error for parameters that are no matrices of one rank.
+    /// Returns an error if the parameters of an update are not matrices of the same rank.
     pub fn adapters(&self, parameters: &Parameters) -> Result<Adapters> {
         let half = |name: &str, half: &str| parameters.get(&format!("{name}.{half}")).cloned();
         let update = |name: &String| {
@@ -199,12 +201,13 @@ impl Trainable {
         }
     }
 
-    /// The numbers that take the place of a model's.
+    /// The parameters and the factor of the updates, as a model in training takes them.
     fn trained(&self, parameters: &Parameters) -> Trained {
         Trained { arrays: parameters.clone(), scale: self.scale(), ..Trained::default() }
     }
 
-    /// The sum of the losses of each target of a batch, in the step of that number of a run.
+    /// The sum of the losses of a batch's targets. `step` has the seed and the number of the step,
+    /// which select the inputs that dropout sets to zero.
     pub(super) fn loss(
         &self,
         llama: &Llama,

@@ -6,7 +6,7 @@ use super::schedule::Schedule;
 use super::trainable::Trainable;
 use crate::model::{Adapters, Llama, Trained};
 
-/// The most points of a curve.
+/// The most points of a run's curve of losses.
 const POINTS: usize = 4096;
 
 /// The options of a run.
@@ -18,11 +18,11 @@ pub struct Settings {
     pub schedule: Schedule,
     /// The number of texts in a batch.
     pub batch_size: usize,
-    /// The number of batches whose mean gradient makes an update.
+    /// The number of batches for each update, which uses the mean of their gradients.
     pub accumulation: u64,
-    /// The number of tokens at which texts are cut.
+    /// The number of tokens to which longer texts are cut.
     pub max_length: usize,
-    /// The norm to which longer gradients are reduced.
+    /// The largest norm of the gradients. Gradients with a larger norm are scaled down to it.
     pub max_norm: Option<f64>,
     /// Whether the backward pass runs each layer again instead of keeping its results.
     pub recompute: bool,
@@ -41,34 +41,34 @@ pub struct Step {
     pub rate: f64,
 }
 
-/// A run of training: parameters, the optimizer's state, and the place in the texts.
+/// A run of training: the parameters, the optimizer's state, and the number of steps.
 pub struct Trainer<'a> {
     pub(super) llama: &'a Llama,
     pub(super) data: &'a Dataset,
     pub(super) trainable: Trainable,
     pub(super) settings: Settings,
     pub(super) parameters: Parameters,
-    /// The sums of the squares of the rows of DoRA's projections.
+    /// The sums of the squares of the rows of each matrix that DoRA updates.
     squares: Parameters,
     pub(super) optimizer: OptimizerState,
     /// The sum of the gradients since the last update.
     pub(super) gradients: Parameters,
     pub(super) steps: u64,
     pub(super) trained_tokens: u64,
-    /// The sum and the number of the losses since the last report, and the means of earlier ones
-    /// by their steps.
+    /// The sum and the number of the losses since the last report. `curve` has the number of steps
+    /// and the mean loss at each earlier report.
     pub(super) recent: (f64, u64),
     pub(super) curve: Vec<(u64, f64)>,
     pass: Option<(u64, Vec<usize>)>,
 }
 
 impl<'a> Trainer<'a> {
-    /// A run that begins.
+    /// Begins a run.
     ///
     /// # Errors
     ///
-    /// Returns an error for a batch of no texts or of more than the data have, for options that the
-    /// optimizer does not take, and if there is no memory for the parameters.
+    /// Returns an error for a batch without texts or with more texts than the data, for options
+    /// that the optimizer does not take, and if there is no memory for the parameters.
     pub fn new(
         llama: &'a Llama,
         data: &'a Dataset,
@@ -86,7 +86,7 @@ impl<'a> Trainer<'a> {
         }
         let parameters = trainable.initial(llama, settings.seed)?;
         let optimizer = settings.optimizer.state(&parameters)?;
-        // The first magnitudes are the norms of the rows.
+        // DoRA's magnitudes start as the norms of the rows.
         let squares = parameters.iter().filter_map(|(name, norms)| {
             let path = name.strip_suffix(".m")?.to_owned();
             Some(norms.square().map(|squares| (path, squares)))
@@ -110,8 +110,9 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// The trained arrays by name: `P.lora_a` `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and,
-    /// in DoRA, `P.m` `[outputs]` of a projection P, or weights.
+    /// The trained arrays by name. A projection P with an update has `P.lora_a` `[rank, inputs]`,
+    /// `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. If whole layers are trained,
+    /// the arrays have the names of weights.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -126,20 +127,20 @@ impl<'a> Trainer<'a> {
         self.trained_tokens
     }
 
-    /// The updates so far; none where whole layers are trained.
+    /// The low-rank updates so far. If whole layers are trained, there are none.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no memory for them.
+    /// Returns an error if there is no memory for the updates.
     pub fn adapters(&self) -> Result<Adapters> {
         self.trainable.adapters(&self.parameters)
     }
 
-    /// The model as it is trained so far.
+    /// The model with the parameters so far.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no memory for it.
+    /// Returns an error if there is no memory for the model.
     pub fn model(&self) -> Result<Llama> {
         self.trainable.model(self.llama, &self.parameters)
     }
@@ -168,7 +169,8 @@ impl<'a> Trainer<'a> {
             sum.divide(targets)
         };
         let (loss, gradients) = transforms::value_and_grad(mean, &arrays)?;
-        // Sums follow the order in memory, in which a resumed run has the arrays of the file.
+        // The order of a sum depends on the layout of an array. A resumed run reads contiguous
+        // gradients from a file, so every run makes its gradients contiguous.
         let gradients = gradients.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
         Ok((loss, names.iter().cloned().zip(gradients).collect(), batch.tokens))
     }
@@ -177,7 +179,7 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if memory is short, or if the loss is no number.
+    /// Returns an error if memory is short, or if the loss is not a finite number.
     pub fn step(&mut self) -> Result<Step> {
         let (loss, mut gradients, tokens) = self.gradients()?;
         let accumulation = self.settings.accumulation;
@@ -206,7 +208,7 @@ impl<'a> Trainer<'a> {
         Ok(Step { loss, tokens, rate })
     }
 
-    /// Makes an update of the mean of the summed gradients.
+    /// Updates the parameters with the mean of the summed gradients.
     fn update(&mut self, batches: u64) -> Result<()> {
         let mut gradients = std::mem::take(&mut self.gradients);
         if batches > 1 {
@@ -223,7 +225,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// The mean of the losses since the last report, which becomes a point of the curve; `None` if
-    /// there was no step.
+    /// there was no step since.
     pub fn report(&mut self) -> Option<f64> {
         let (sum, count) = std::mem::take(&mut self.recent);
         let mean = (count > 0).then(|| sum / count as f64);
@@ -235,14 +237,16 @@ impl<'a> Trainer<'a> {
         mean
     }
 
-    /// The reported means of the losses by their steps. Of 4096, every second one is kept.
+    /// The number of steps and the mean loss at each report. When there are 4096 points, the next
+    /// report removes every second one.
     pub fn curve(&self) -> &[(u64, f64)] {
         &self.curve
     }
 }
 
-/// The mean loss of all targets of up to `most` batches of `rows` texts, each cut to `longest`
-/// tokens, in the order of the seed 0. `progress` is called after each batch.
+/// The mean loss of all targets in up to `most` batches of `rows` texts. Each text is cut to
+/// `longest` tokens, and the seed 0 chooses the order of the batches. `progress` is called after
+/// each batch.
 ///
 /// # Errors
 ///
