@@ -16,13 +16,13 @@ use crate::model::{Adapters, Llama};
 const CONFIG: &str = "adapter_config.json";
 pub(crate) const ADAPTERS: &str = "adapters.safetensors";
 
-/// The fields of mlx-lm's `adapter_config.json` that are not only for training.
+/// The fields of mlx-lm's `adapter_config.json` that matter after training.
 #[derive(Deserialize)]
 struct AdapterConfig {
-    /// The number of last layers with updates; all layers if it is 0 or less.
+    /// The number of layers with updates, counted from the last layer; 0 or less means all layers.
     num_layers: i64,
     lora_parameters: LoraParameters,
-    /// Whether each update has a magnitude.
+    /// Whether each update has a magnitude (DoRA).
     #[serde(skip)]
     dora: bool,
 }
@@ -41,7 +41,7 @@ impl AdapterConfig {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(format!("[adapters] expected {expected}, got {got}"))
         };
-        // The kind is checked first, since other kinds have other fields.
+        // The type of fine-tune is checked first, since the other fields depend on it.
         let kind = value.get("fine_tune_type").filter(|kind| !kind.is_null());
         let dora = kind.is_some_and(|kind| kind == "dora");
         if let Some(kind) = kind.filter(|kind| !dora && **kind != "lora") {
@@ -68,7 +68,7 @@ impl AdapterConfig {
         Ok(config)
     }
 
-    /// Whether mlx-lm would update the projection of that name.
+    /// Whether this configuration makes mlx-lm update the projection `name`.
     fn updates(&self, name: &str, layers: i32) -> bool {
         let keys = self.lora_parameters.keys.as_ref();
         if keys.is_some_and(|keys| keys.iter().any(|key| key == name)) {
@@ -90,17 +90,18 @@ fn split_layer(name: &str) -> Option<(i32, &str)> {
 }
 
 impl Adapters {
-    /// Loads adapters that were made for this model: `adapter_config.json` with
-    /// `adapters.safetensors` of mlx-lm, or with `adapter_model.safetensors` of Hugging Face's
-    /// PEFT, where it has a `peft_type`. `dropout` is ignored, since it is for training only.
+    /// Loads adapters that were made for this model. The directory has `adapter_config.json` and
+    /// either mlx-lm's `adapters.safetensors` or, if the configuration has a `peft_type`,
+    /// `adapter_model.safetensors` of Hugging Face's PEFT. `dropout` is ignored, since only
+    /// training uses it.
     ///
     /// # Errors
     ///
-    /// Returns an error for a `fine_tune_type` other than lora and dora, for a `peft_type` other
-    /// than LORA, for what PEFT trains beside low-rank updates (DoRA, biases, whole modules), for a
-    /// tensor of a projection that the configuration does not name, for a wrong shape or type, and
-    /// for a tensor without its other half. The error names the file, and the tensor where there is
-    /// one.
+    /// Returns an error for a `fine_tune_type` other than lora and dora, and for a `peft_type`
+    /// other than LORA. PEFT's adapters with DoRA, biases or whole trained modules are errors too.
+    /// So is a tensor of a wrong shape or type, a tensor of a projection that the configuration
+    /// does not name, and an update with only one of its two matrices. The error names the file
+    /// and, if a tensor is at fault, the tensor.
     ///
     /// ```
     /// use mlx_primitives_llama::{Adapters, Checkpoint};
@@ -132,14 +133,14 @@ impl Adapters {
     }
 
     /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
-    /// [`load`](Self::load) read the same updates of this model. The new files replace those of an
-    /// earlier save when both are whole.
+    /// [`load`](Self::load) read the same updates of this model. They replace the files of an
+    /// earlier save once both new files are complete.
     ///
     /// # Errors
     ///
-    /// Returns an error if there are no updates, if their ranks or scales differ or not all of them
-    /// have magnitudes, which the format cannot express, if a name is no projection, or if the
-    /// directory cannot be written.
+    /// Returns an error if there are no updates, if a name is not the name of a projection, or if
+    /// the directory cannot be written. It is also an error if the updates differ in rank or scale,
+    /// or if only some have magnitudes, since the format cannot express such differences.
     pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
         let directory = directory.as_ref();
         let mut tensors = BTreeMap::new();
@@ -173,7 +174,7 @@ impl Adapters {
         };
         let config = json!({
             "fine_tune_type": if dora { "dora" } else { "lora" },
-            // 0 would stand for all layers.
+            // mlx-lm reads 0 as all layers.
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
@@ -184,8 +185,8 @@ impl Adapters {
     }
 }
 
-/// The weights of a full fine-tune of mlx-lm in this directory, by name; `None` if its
-/// configuration says that it has updates.
+/// The weights, by name, that a full fine-tune by mlx-lm wrote to this directory; `None` if the
+/// configuration has another `fine_tune_type`.
 pub(crate) fn whole_weights(directory: &Path) -> Result<Option<HashMap<String, Array>>> {
     let path = directory.join(CONFIG);
     let text = files::read_to_string(&path)?;
@@ -196,7 +197,7 @@ pub(crate) fn whole_weights(directory: &Path) -> Result<Option<HashMap<String, A
     }
 }
 
-/// Writes both files. If that fails, the previous ones stay whole.
+/// Writes the configuration and the tensors. If this fails, the previous files stay whole.
 pub(crate) fn write_adapters(
     directory: &Path,
     config: &str,
@@ -212,7 +213,7 @@ pub(crate) fn write_adapters(
 }
 
 impl AdapterConfig {
-    /// Makes the updates of the file's tensors, or returns what was expected of the tensors.
+    /// Makes updates from the file's tensors. An error is the end of a message, after "expected".
     fn assembled(
         &self,
         tensors: HashMap<String, Array>,

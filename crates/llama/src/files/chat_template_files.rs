@@ -9,14 +9,15 @@ use super::gguf;
 use crate::text::{ChatTemplate, SpecialTokens};
 
 impl ChatTemplate {
-    /// Loads the templates of a checkpoint's directory: `chat_template.jinja` and the files in
-    /// `additional_chat_templates` or, if there are none, those of `tokenizer_config.json`. For a
-    /// `.gguf` file these are the files beside it; if they have no template, the templates are
-    /// those in the file. Returns `None` if there is no template.
+    /// Loads the chat templates of a checkpoint. In a directory they are `chat_template.jinja` and
+    /// the files in `additional_chat_templates` or, if no such file exists, the templates in
+    /// `tokenizer_config.json`. For a `.gguf` file, these files are searched in its folder; if they
+    /// have no template, the GGUF file's templates are loaded. Returns `None` if there is no
+    /// template.
     ///
     /// # Errors
     ///
-    /// Returns an error if a file cannot be read or holds no template. The error names the file.
+    /// Returns an error if a file cannot be read or is malformed. The error names the file.
     pub fn load(path: impl AsRef<Path>) -> Result<Option<Self>> {
         let path = path.as_ref();
         let beside = Self::beside(gguf::folder(path))?;

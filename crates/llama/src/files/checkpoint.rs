@@ -14,18 +14,18 @@ use crate::base::{Config, Progress, TokenIds, Weights};
 use crate::model::Llama;
 use crate::text::Tokenizer;
 
-/// A model and its tokenizer, as in a directory of Hugging Face or mlx-lm.
+/// A model and its tokenizer, as Hugging Face and mlx-lm store them in a directory.
 ///
-/// It stays on the thread that loaded it, as its arrays do: neither `Arc` nor `RwLock` lets another
-/// thread use it. A server starts an [`Engine`](crate::decode::Engine), a thread that loads it and
-/// continues the texts of all other threads.
+/// Only the thread that loaded a checkpoint can use it, since its arrays cannot go to another
+/// thread, even in an `Arc` or a `RwLock`. A server starts an [`Engine`](crate::decode::Engine), a
+/// thread that loads the checkpoint and generates text for all other threads.
 pub struct Checkpoint {
     /// The model.
     pub llama: Llama,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Tokens that end a text: those of `generation_config.json`, or else of `config.json`, and the
-    /// `eos_token` of the tokenizer.
+    /// Tokens that end a text: the `eos_token_id` of `generation_config.json` or, if it has none,
+    /// of `config.json`, and the `eos_token` of the tokenizer.
     pub eos: Vec<u32>,
 }
 
@@ -35,23 +35,23 @@ struct GenerationConfig {
     eos_token_id: TokenIds,
 }
 
-/// The number of tokens that a model can read, in its `config.json`.
+/// The size of a model's vocabulary, in its `config.json`.
 #[derive(Deserialize)]
 struct Rows {
     vocab_size: u32,
 }
 
 impl Checkpoint {
-    /// Loads a directory of `config.json`, `tokenizer.json`, `model*.safetensors` and, if present,
-    /// `generation_config.json` and what [`Tokenizer::load`] reads, or a `.gguf` file. The
-    /// tokenizer of a GGUF file is the `tokenizer.json` beside it, else that of its entries. The
-    /// end tokens are those of its entries, and those of the `generation_config.json` beside it if
-    /// there is one.
+    /// Loads a directory or a `.gguf` file. A directory has `config.json`, `tokenizer.json`,
+    /// `model*.safetensors` and, optionally, `generation_config.json` and the other files that
+    /// [`Tokenizer::load`] reads. The tokenizer of a GGUF file is the `tokenizer.json` in its
+    /// folder or, if there is none, the tokenizer that the GGUF file describes. The end tokens in
+    /// the GGUF file and in a `generation_config.json` in its folder are joined.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] and [`Tokenizer::parse`] refuse. The error names
-    /// the file.
+    /// Returns an error for files that [`Llama::load`] or [`Tokenizer::parse`] refuses. The error
+    /// names the file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, |_| {})
     }
@@ -66,12 +66,13 @@ impl Checkpoint {
         Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
-    /// Loads a checkpoint with the part of the model that this process holds, as
-    /// [`load_with`](Self::load_with) and [`Llama::load_part`] do.
+    /// Loads a checkpoint with only the part of the model that this process holds. `hold` selects
+    /// the part as in [`Llama::load_part`]; `progress` is called as in
+    /// [`load_with`](Self::load_with).
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
+    /// Returns an error for files that [`load`](Self::load) refuses, or if `hold` returns an error.
     pub fn load_part(
         path: impl AsRef<Path>,
         hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
@@ -87,7 +88,7 @@ impl Checkpoint {
             gguf => {
                 let mut rows = None;
                 if !gguf {
-                    // So that the error of an empty directory names this file.
+                    // This file is read first, so that the error for an empty directory names it.
                     let config = files::read_to_string(&directory.join("config.json"))?;
                     rows = serde_json::from_str(&config).ok().map(|Rows { vocab_size }| vocab_size);
                     model_path::check_tokenizer(path)?;
@@ -108,7 +109,7 @@ impl Checkpoint {
         Ok(Self { llama, tokenizer, eos })
     }
 
-    /// The checkpoint with a model that [rounds like this](Llama::with_activations).
+    /// The checkpoint, with a model that [rounds activations in this way](Llama::with_activations).
     #[must_use]
     pub fn with_activations(self, activations: CpuActivations) -> Self {
         Self { llama: self.llama.with_activations(activations), ..self }
@@ -123,11 +124,12 @@ impl Checkpoint {
         Self::demo_part(|_, weights| Ok(weights))
     }
 
-    /// The small model that comes with the crate, with the part of it that this process holds.
+    /// The small model that comes with the crate, with only the part that `hold` selects for this
+    /// process.
     ///
     /// # Errors
     ///
-    /// Returns an error where [`demo`](Self::demo) does, and an error of `hold`.
+    /// Returns an error if [`demo`](Self::demo) would return one, or if `hold` returns one.
     pub fn demo_part(hold: impl FnOnce(&Config, Weights) -> Result<Weights>) -> Result<Self> {
         let config = Config::parse(include_str!("../../assets/demo/config.json"))?;
         let tokenizer = Tokenizer::parse(include_bytes!("../../assets/demo/tokenizer.json"))?;

@@ -1,4 +1,4 @@
-//! The `config.json` of a file.
+//! Converts the entries of a GGUF file to the contents of a `config.json`.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::keys::{self, number, refused, text, whole};
 use super::tensors::{BIASED, Files, find};
 use super::vocabulary;
 
-/// The architectures whose files have a Llama's names.
+/// The architectures whose GGUF files name their tensors as Llama's files do.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// Converts the entries of a file to a configuration. `factors` are those of the periods of the
-/// rotary embedding, if the file has them.
+/// Converts the entries of a file to a configuration. `factors` is the file's tensor, if it has
+/// one, that multiplies the periods of the rotary embedding.
 pub(super) fn of(
     entries: &Entries,
     files: &Files,
@@ -80,7 +80,8 @@ pub(super) fn of(
         config.insert(key.into(), json!(biased));
     }
     if let Some(most) = most_common(files) {
-        // The format of each module follows from the shape of its scales.
+        // This names the most common format. The shape of a module's scales tells the module's
+        // format.
         config.insert("quantization".into(), most.to_json());
     }
     config.insert("rope_scaling".into(), scaling(entries, architecture, &config, factors)?);
@@ -95,7 +96,7 @@ fn head_dim(config: &Map<String, Value>) -> Option<u64> {
         .or_else(|| number("hidden_size")?.checked_div(number("num_attention_heads")?))
 }
 
-/// Returns an error for heads of which only a part is rotated, or whose values have another width.
+/// Returns an error if only a part of each head is rotated, or if values are not as wide as keys.
 fn check_heads(entries: &Entries, architecture: &str, config: &Map<String, Value>) -> Result<()> {
     for key in ["attention.value_length", "rope.dimension_count"] {
         let key = format!("{architecture}.{key}");
@@ -108,7 +109,7 @@ fn check_heads(entries: &Entries, architecture: &str, config: &Map<String, Value
     Ok(())
 }
 
-/// The format of the largest part of the packed weights; `None` if nothing is packed.
+/// The format with the most bytes of packed weights; `None` if no weights are packed.
 fn most_common(files: &Files) -> Option<Quantization> {
     let mut bytes = BTreeMap::<(i32, i32), (Quantization, usize)>::new();
     for (name, scales) in files.iter().flat_map(|(_, arrays)| arrays) {
@@ -119,7 +120,7 @@ fn most_common(files: &Files) -> Option<Quantization> {
         let (words, scales_of_row) = (*packed.shape().last()?, *scales.shape().last()?);
         let format = match of_k_quants(words, scales_of_row, scales.dtype()) {
             Some(format) => format,
-            // A group has 32 weights, so one word for each bit of a code.
+            // A group has 32 weights. With n bits each, they fill n words of 32 bits.
             None => Quantization::affine(32, words.checked_div(scales_of_row).unwrap_or(0)),
         };
         let (_, sum) = bytes.entry((format.group_size, format.bits)).or_insert((format, 0));
@@ -128,8 +129,8 @@ fn most_common(files: &Files) -> Option<Quantization> {
     bytes.into_values().max_by_key(|(_, bytes)| *bytes).map(|(format, _)| format)
 }
 
-/// The `rope_scaling` with llama.cpp's meaning of the entries: without a type it is linear, and a
-/// factor that is missing or 0 is 1.
+/// The `rope_scaling` of the configuration. As in llama.cpp, the default type is linear, and a
+/// factor that is missing or 0 counts as 1.
 fn scaling(
     entries: &Entries,
     architecture: &str,
@@ -164,7 +165,7 @@ fn scaling(
                 .into_iter()
                 .map(|own| f64::from(own) * factor)
                 .collect();
-            // The original limit equals the model's, so that the multiplier is 1.
+            // LongRoPE's multiplier is 1 if the original length limit equals the model's.
             Ok(json!({
                 "type": "longrope",
                 "short_factor": factors,
@@ -178,7 +179,7 @@ fn scaling(
             let original = whole(entries, &key("scaling.original_context_length"))?;
             let original =
                 original.map_or_else(|| limit.cloned(), |original| Some(json!(original)));
-            // YaRN's own multiplier, and the one by which the file multiplies it.
+            // YaRN's multiplier is `1 + logarithm`, and the file's `attention` multiplies it.
             let logarithm = 0.1 * factor.max(1.0).ln();
             let multiplier = (1.0 + logarithm) * attention;
             let mscale = match logarithm > 0.0 {

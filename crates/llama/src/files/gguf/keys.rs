@@ -1,5 +1,5 @@
-//! The entries of a file by their types, and those that change a model in a way that this crate
-//! does not run.
+//! Reads the entries of a GGUF file as values of one type, and refuses entries that describe a
+//! model that this crate cannot run.
 
 use std::fmt::Display;
 
@@ -14,8 +14,8 @@ fn mistyped<T>(key: &str, expected: &str, value: &Value) -> Result<T> {
     Err(refused(format_args!("{expected} {key}, got {}", value.brief())))
 }
 
-/// A whole number that is not negative. A list of equal numbers, one for each layer, counts as the
-/// number.
+/// A whole number that is not negative. A list with one number for each layer counts as a number if
+/// all its numbers are equal.
 pub(super) fn whole(entries: &Entries, key: &str) -> Result<Option<u64>> {
     match entries.get(key) {
         None => Ok(None),
@@ -60,7 +60,7 @@ pub(super) fn flag(entries: &Entries, key: &str) -> Result<Option<bool>> {
     }
 }
 
-/// The keys of an architecture that `config` and `scaling` read.
+/// The keys of an architecture that the module `config` reads.
 const HONORED: [&str; 18] = [
     "attention.head_count",
     "attention.head_count_kv",
@@ -82,8 +82,8 @@ const HONORED: [&str; 18] = [
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// The keys of an architecture that change nothing in the models that this crate runs:
-/// descriptions, and numbers that matter only beside keys that are refused.
+/// The keys of an architecture that do not change the models that this crate runs. Some are
+/// descriptions; the others have an effect only together with keys that are refused.
 const WITHOUT_EFFECT: [&str; 12] = [
     "attention.key_length_swa",
     "attention.layer_norm_epsilon",
@@ -99,7 +99,7 @@ const WITHOUT_EFFECT: [&str; 12] = [
     "vocab_size",
 ];
 
-/// Values other than zero by which a key changes nothing.
+/// Whether a value other than zero leaves its key without effect.
 fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -> Result<bool> {
     let is = |expected: f64| value.number() == Some(expected);
     let own = |key: &str| number(entries, &format!("{architecture}.{key}"));
@@ -116,7 +116,7 @@ fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -
             let yarn = text(entries, &format!("{architecture}.rope.scaling.type"))? == Some("yarn");
             is(-1.0) || yarn && is(1.0)
         }
-        // A window that is as long as the longest text hides nothing.
+        // A window of at least the maximum text length masks no token.
         "attention.sliding_window" => match (value.number(), own("context_length")?) {
             (Some(window), Some(context)) => window >= context,
             _ => false,
@@ -148,8 +148,8 @@ fn is_nothing(key: &str, value: &Value) -> bool {
     }
 }
 
-/// Returns an error that names an entry of the architecture by which the model would be another one
-/// than this crate runs.
+/// Returns an error if an entry of the architecture changes the model in a way that this crate does
+/// not support. The error names the entry.
 pub(super) fn check(entries: &Entries, architecture: &str) -> Result<()> {
     if let Some(kind) = text(entries, "general.type")?
         && kind != "model"

@@ -24,8 +24,8 @@ use mlx_primitives::{Array, Error, Result, io};
 
 use crate::base::{Config, Weights};
 
-/// Whether the path is that of a GGUF file: by its name, or, as in caches that name files by their
-/// hash, by its first bytes.
+/// Whether the path is a GGUF file, by its extension. A file without an extension, as in caches
+/// that name files by their hash, is one if it begins with the bytes `GGUF`.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let begins = |mut file: File| {
@@ -35,12 +35,12 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     named || path.extension().is_none() && path.is_file() && files::open(path).is_ok_and(begins)
 }
 
-/// The folder of a checkpoint's other files: that of a GGUF file, or the directory itself.
+/// The folder with a checkpoint's other files: the parent of a GGUF file, or the directory itself.
 pub(crate) fn folder(path: &Path) -> &Path {
     if is_gguf(path) { files::parent(path) } else { path }
 }
 
-/// A model as the files of a checkpoint would have it.
+/// The contents of a GGUF file, converted to the configuration and tensors of a checkpoint.
 pub(crate) struct Model {
     /// The contents of `config.json`.
     pub config: Map<String, Value>,
@@ -48,7 +48,8 @@ pub(crate) struct Model {
     pub files: Vec<(PathBuf, HashMap<String, Array>)>,
 }
 
-/// Reads the configuration and the lazy tensors of a file, or of all parts of a split one.
+/// Reads the configuration and the tensors of a GGUF file, and of all its other parts if it is
+/// split. The data of a tensor are read at its first use.
 pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
     let mut files = Vec::new();
     let mut entries = None;
@@ -95,8 +96,9 @@ pub(crate) fn tokenizer_config(path: &Path) -> Result<Value> {
     vocabulary::tokenizer_config(&entries).map_err(|error| Error::file(path, error))
 }
 
-/// The files beside the weights that a checkpoint of this model has, by name: those beside the
-/// file, else what its entries say.
+/// The texts of the files that a checkpoint has beside its weights, by name. They are read from the
+/// folder of the GGUF file. A missing `tokenizer.json` or `tokenizer_config.json` is made from the
+/// entries of the GGUF file.
 pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
     let folder = folder(path);
     let mut companions = BTreeMap::new();
@@ -119,7 +121,7 @@ pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(companions)
 }
 
-/// The entries of a file, or of the first part of a split one.
+/// The entries of a file, or of its first part if it is split.
 fn entries(path: &Path) -> Result<Entries> {
     let parts = parts::of(path)?;
     io::gguf_entries(parts.first().map_or(path, |part| part))

@@ -9,10 +9,11 @@ use mlx_primitives::{Array, Error, Result, io};
 use super::keys::whole;
 use super::tensors::Files;
 
-/// The most parts: five digits would allow more, but no model has them.
+/// The maximum number of parts. Five digits allow more parts, but no known model has more.
 const MOST: u64 = 1024;
 
-/// The files of the model that a path names, in order: the path alone, or all parts beside it.
+/// The files of a model in order: only `path`, or all parts of the split model that `path` is a
+/// part of.
 pub(super) fn of(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = io::gguf_entries(path)?;
     let Some((number, count)) = place(&entries).map_err(|e| Error::file(path, e))? else {
@@ -53,7 +54,7 @@ pub(super) fn of(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(parts)
 }
 
-/// The number of the part, from 0, and the number of parts; `None` for a file that is whole.
+/// The index of this part, from 0, and the number of parts; `None` if the model is not split.
 fn place(entries: &Entries) -> Result<Option<(u64, u64)>> {
     let count = whole(entries, "split.count")?.unwrap_or(1);
     if count <= 1 {
@@ -69,11 +70,11 @@ fn place(entries: &Entries) -> Result<Option<(u64, u64)>> {
     Ok(Some((number, count)))
 }
 
-/// Returns an error unless the files have as many tensors as the first one says.
+/// Returns an error if the number of tensors in all files differs from the number in `entries`.
 pub(super) fn check(path: &Path, entries: &Entries, files: &Files) -> Result<()> {
     let expected = whole(entries, "split.tensors.count").map_err(|e| Error::file(path, e))?;
     let (Some(expected), true) = (expected, files.len() > 1) else { return Ok(()) };
-    // A packed tensor is three arrays here.
+    // A packed tensor is read as three arrays (weight, scales, biases), which count as one tensor.
     let own = |arrays: &HashMap<String, Array>| {
         let part = |name: &str, end: &str| {
             name.strip_suffix(end).is_some_and(|stem| {

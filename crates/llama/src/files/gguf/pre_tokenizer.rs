@@ -1,17 +1,18 @@
-//! How the text is cut into pieces before the bytes of each piece are merged, by
-//! `tokenizer.ggml.pre`: the regular expressions of the models' own tokenizers, one after the
-//! other. The text between two matches is a piece too.
+//! The rules by which a text is cut into pieces before the bytes of each piece are merged.
+//! `tokenizer.ggml.pre` names the rule. A rule is a list of regular expressions from a model's
+//! original tokenizer, which are applied one after the other. The text between two matches is a
+//! piece too.
 
 use mlx_primitives::Result;
 use mlx_primitives::io::gguf::brief;
 
 use super::keys::refused;
 
-/// How a text is cut into pieces.
+/// A rule that cuts a text into pieces.
 pub(super) struct PreTokenizer {
-    /// Regular expressions, each of which divides the pieces of the one before it.
+    /// Regular expressions. Each one divides the pieces that the previous one made.
     pub patterns: Vec<&'static str>,
-    /// Whether a piece that is a token as a whole is not made by merges.
+    /// Whether a piece whose whole text is a token becomes this token without merges.
     pub ignore_merges: bool,
 }
 
@@ -21,7 +22,7 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// As [`QWEN2`], with marks as letters.
+/// Like [`QWEN2`], but combining marks count as letters.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -34,7 +35,7 @@ const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[
 
 const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Words between spaces and some punctuation.
+/// Words that end at spaces and some punctuation marks.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 /// The letters of alphabets with upper and lower case.
@@ -48,7 +49,7 @@ const KANA: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
 
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// The way of cutting of that name, or llama.cpp's default for files without a name.
+/// The rule with this name, or llama.cpp's default rule for a file without a name.
 pub(super) fn by_name(name: Option<&str>) -> Result<PreTokenizer> {
     let (patterns, ignore_merges) = match name.unwrap_or("default") {
         "default" => (vec![r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], false),

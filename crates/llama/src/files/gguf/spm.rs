@@ -1,13 +1,16 @@
-//! The merges of SentencePiece's pairs.
+//! Converts the scores of SentencePiece's tokens to the merges of a byte-pair model.
 //!
-//! llama.cpp merges, of all neighboring symbols whose texts together are a token, the pair whose
-//! token has the highest score, and of pairs with equal scores the first. Byte pairs do the same by
-//! a list of merges in order: so that the list has to hold every division of every token into two
-//! tokens, in the order of the tokens' scores. A division into other texts cannot occur, because
-//! every symbol of more than one character is a token, and so is every character that a token is
-//! made of; that last point holds for every vocabulary that SentencePiece trained. Tokens of equal
-//! scores are the only difference: a list has an order, so the token with the lower number goes
-//! first instead of the pair that comes first in the text.
+//! llama.cpp looks for neighboring symbols whose joined text is a token. It merges the pair whose
+//! token has the highest score, and the first such pair in the text if scores are equal. A
+//! byte-pair model merges in the order of a list instead. So the list has every division of every
+//! token into two tokens, in the order of the tokens' scores.
+//!
+//! Divisions into other texts are not needed. A symbol of more than one character is always a
+//! token. Every character of a token is a token too, in all vocabularies that SentencePiece
+//! trained.
+//!
+//! The results differ only for tokens of equal scores. The list has a fixed order, so the token
+//! with the lower number is merged first, and not the pair that comes first in the text.
 
 use std::collections::HashMap;
 
@@ -15,8 +18,8 @@ use mlx_primitives::Result;
 
 use super::keys::refused;
 
-/// The most bytes of all divisions of all tokens: many times those of the largest vocabularies, and
-/// few enough to be looked up in a second.
+/// The maximum number of bytes in all divisions of all tokens. It is many times the number for the
+/// largest vocabularies, and the divisions can be looked up within a second.
 const MOST_BYTES: usize = 1 << 28;
 
 /// The divisions of every token into two tokens, in the order in which they are merged.
@@ -34,7 +37,7 @@ pub(super) fn merges(texts: &[String], scores: &[f64]) -> Result<Vec<(String, St
     let ids: HashMap<&str, usize> =
         texts.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
     let mut order: Vec<usize> = (0..texts.len()).collect();
-    // Stable, so that tokens of equal scores stay in the order of their numbers.
+    // The sort is stable, so tokens of equal scores stay in the order of their numbers.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let mut merges = Vec::new();
     for id in order {

@@ -1,4 +1,4 @@
-//! The names of tensors in GGUF files and in checkpoints.
+//! Converts the tensors of GGUF files to the names, biases and row order of checkpoints.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -49,7 +49,8 @@ fn translate(name: &str) -> String {
     format!("{stem}.{part}")
 }
 
-/// The projections that have biases together in a checkpoint, under the key of its configuration.
+/// Groups of projections in a checkpoint that have biases if the configuration sets the group's
+/// key.
 pub(super) const BIASED: [(&str, &[&str]); 2] = [
     (
         "attention_bias",
@@ -61,13 +62,13 @@ pub(super) const BIASED: [(&str, &[&str]); 2] = [
 /// The tensors of each file of a model.
 pub(super) type Files = [(PathBuf, HashMap<String, Array>)];
 
-/// The tensor of that name, in whichever file it is.
+/// Finds a tensor by its name in all files.
 pub(super) fn find<'a>(files: &'a Files, name: &str) -> Option<&'a Array> {
     files.iter().find_map(|(_, arrays)| arrays.get(name))
 }
 
-/// Adds zeros for the biases that a checkpoint has and the file has not: in a GGUF file each
-/// projection has its own bias or none.
+/// Adds zeros as missing biases. In a checkpoint all projections of a group have biases or none
+/// has; in a GGUF file each projection may have a bias or not.
 pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let missing = |name: &str| {
@@ -96,9 +97,9 @@ pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) ->
     Ok(())
 }
 
-/// Puts the rows of a Llama's queries and keys in the order of checkpoints, so that the halves of a
-/// head are rotated together. llama.cpp orders them so that neighbors are, and adapters could not
-/// be used with both.
+/// Puts the rows of Llama's query and key projections in the order of checkpoints, in which the
+/// rotary embedding pairs the two halves of a head. llama.cpp's order pairs neighboring rows. With
+/// two orders in use, an adapter would fit only models of one order.
 pub(super) fn reorder_heads(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let number = |key: &str| config.get(key).and_then(Value::as_u64);
     let heads = number("num_attention_heads");

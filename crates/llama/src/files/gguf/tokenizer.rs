@@ -1,4 +1,4 @@
-//! A tokenizer from the entries `tokenizer.ggml.*`, which finds the same tokens as llama.cpp.
+//! Makes a tokenizer from the entries `tokenizer.ggml.*`. It finds the same tokens as llama.cpp.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -18,10 +18,10 @@ use super::pre_tokenizer::{self, PreTokenizer};
 use super::spm;
 use super::vocabulary::{self, Special, Token, Vocabulary, VocabularyKind};
 
-/// The sign that SentencePiece writes for a space.
+/// The character that SentencePiece uses for a space.
 const SPACE: &str = "▁";
 
-/// Makes the tokenizer of a file.
+/// Makes the tokenizer that the entries of a file describe.
 pub(super) fn of(entries: &Entries) -> Result<Tokenizer> {
     let vocabulary = Vocabulary::of(entries)?;
     let special = Special::of(entries)?;
@@ -50,7 +50,7 @@ pub(super) fn of(entries: &Entries) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// A part of a tokenizer from what a `tokenizer.json` says of it.
+/// Parses a part of a tokenizer in the format of `tokenizer.json`.
 fn part<T: DeserializeOwned>(json: Value) -> Result<T> {
     serde_json::from_value(json).map_err(unusable)
 }
@@ -59,7 +59,8 @@ fn unusable(error: impl std::fmt::Display) -> mlx_primitives::Error {
     refused(format_args!("a usable tokenizer, got {}", brief(&error.to_string())))
 }
 
-/// Merges pairs by the scores of their tokens; characters without a token become bytes.
+/// A tokenizer that merges pairs in the order of their tokens' scores. Characters without a token
+/// become byte tokens.
 fn pairs_by_score(
     entries: &Entries,
     vocabulary: &Vocabulary,
@@ -96,7 +97,8 @@ fn pairs_by_score(
     Ok(tokenizer)
 }
 
-/// Merges the bytes of each piece of a text in the order of a list.
+/// A tokenizer that cuts a text into pieces and merges the bytes of each piece in the order of a
+/// list.
 fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let key = "tokenizer.ggml.merges";
     let single = |(text, token): (&String, &Token)| {
@@ -104,14 +106,15 @@ fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     };
     let lines = match vocabulary::owned_texts(entries, key)? {
         Some(lines) => lines,
-        // Some writers leave out empty lists.
+        // Some programs that write GGUF files leave out empty lists.
         None if vocabulary.texts.iter().zip(&vocabulary.tokens).all(single) => Vec::new(),
         None => return Err(refused(format_args!("{key}, got none"))),
     };
     let merges: Option<Vec<(String, String)>> = lines
         .iter()
         .map(|line| {
-            // The first of the two may begin with a space.
+            // The first text of a pair may begin with a space, so its first character cannot be the
+            // separator.
             let first = line.chars().next().map_or(0, char::len_utf8);
             let (start, rest) = line.split_at(first);
             let (left, right) = rest.split_once(' ')?;
@@ -153,7 +156,7 @@ fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// Takes the tokens whose scores together are highest.
+/// A tokenizer that divides a text into the tokens with the highest sum of scores.
 fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Result<Tokenizer> {
     let key = "tokenizer.ggml.scores";
     let scores = vocabulary::numbers(entries, key, vocabulary.texts.len())?
@@ -166,8 +169,8 @@ fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Re
     let model = texts.map(|((text, token), score)| {
         let score = match token {
             Token::Normal | Token::Unused => score,
-            // Found before; here they only must not be the least likely ones, by which the score of
-            // an unknown character is computed.
+            // These tokens are found before the model runs. Their scores only must not change the
+            // lowest score, from which the score of an unknown character is computed.
             _ => least,
         };
         (text.clone(), score)
@@ -198,7 +201,7 @@ fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Re
         normalizers.push(replace(json!({"Regex": " {2,}"}), " ")?);
     }
     if prefix || merged {
-        // Only before a text that is more than spaces.
+        // The space is added only if the text has a character other than a space.
         normalizers.push(replace(json!({"Regex": "^(?= *[^ ])"}), " ")?);
     }
     normalizers.push(replace(json!({"String": " "}), SPACE)?);
@@ -214,7 +217,7 @@ fn ids(vocabulary: &Vocabulary) -> Vocab {
     vocabulary.texts.iter().cloned().zip(0u32..).collect()
 }
 
-/// The tokens that every text begins or ends with.
+/// The post-processor that adds a first or last token to every text; `None` if neither is added.
 fn additions(vocabulary: &Vocabulary, special: &Special) -> Option<Value> {
     let named = |add: bool, id: Option<u32>| {
         let id = id.filter(|_| add)?;

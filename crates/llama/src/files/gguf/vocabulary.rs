@@ -1,4 +1,4 @@
-//! The tokens of a file, and which of them end a text or stand for none.
+//! Reads the tokens of a file, its special tokens, and the tokens that end a text.
 
 use std::collections::HashSet;
 
@@ -9,19 +9,20 @@ use mlx_primitives::io::gguf::{Entries, List, Value, brief};
 
 use super::keys::{flag, refused, text, whole};
 
-/// The most tokens: more than those of any model, and few enough that a tokenizer of them takes
-/// little time and memory.
+/// The maximum number of tokens. No known model has more, and a tokenizer with this number of
+/// tokens takes little time and memory.
 const MOST_TOKENS: usize = 300_000;
 
-/// The most tokens that are found in a text before it is cut: several times those of any model.
+/// The maximum number of special tokens, which are found in a text before it is cut into pieces. It
+/// is several times the number in any model.
 const MOST_SPECIAL: usize = 1 << 14;
 
-/// The bytes of the longest token: several times those of any model, and few enough for tries,
-/// which are dropped by recursion.
+/// The maximum length of a token in bytes, several times the longest token of any model. The limit
+/// keeps tries shallow, since they are dropped by recursion.
 const MOST_BYTES: usize = 1024;
 
-/// The texts of tokens that end a text in llama.cpp, whatever the entries say. Among them are those
-/// that pad a text, and those that begin the next file of a repository.
+/// Tokens with these texts end a text in llama.cpp, whatever the entries of the file say. Some of
+/// them pad a text, and some begin the next file of a repository.
 const ENDS: [&str; 33] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -61,7 +62,7 @@ const ENDS: [&str; 33] = [
 /// The kind of a vocabulary, by `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VocabularyKind {
-    /// SentencePiece's pairs, merged in the order of their scores.
+    /// SentencePiece's tokens, merged from pairs in the order of their scores.
     Spm,
     /// Byte pairs with a list of merges.
     Bpe,
@@ -69,7 +70,7 @@ pub(super) enum VocabularyKind {
     Unigram,
 }
 
-/// What a token is, by its number in `tokenizer.ggml.token_type`.
+/// The type of a token, by its number in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Normal,
@@ -112,7 +113,7 @@ pub(super) fn owned_texts(entries: &Entries, key: &str) -> Result<Option<Vec<Str
     owned.map(Some).ok_or_else(|| refused(format_args!("{key} in UTF-8, got other bytes")))
 }
 
-/// The numbers of a list with at least `count` of them.
+/// The first `count` numbers of a list. A shorter list is an error.
 pub(super) fn numbers(entries: &Entries, key: &str, count: usize) -> Result<Option<Vec<f64>>> {
     let Some(list) = list(entries, key)? else { return Ok(None) };
     match list.numbers() {
@@ -200,7 +201,7 @@ impl Vocabulary {
         };
         for (text, token) in texts.iter().zip(&mut tokens) {
             match text.as_str() {
-                // llama.cpp renders these, whatever the file calls them.
+                // llama.cpp shows these tokens as text, whatever type the file gives them.
                 "<|channel|>" | "<|message|>" | "<|start|>" | "<|constrain|>" => {
                     *token = Token::UserDefined;
                 }
@@ -223,7 +224,7 @@ impl Vocabulary {
 /// The token that an entry `tokenizer.ggml.NAME_token_id` names.
 fn id(entries: &Entries, name: &str) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
-    // Some files write -1 for none.
+    // Some files write -1 if there is no such token.
     if let Some(Value::Signed(number)) = entries.get(&key)
         && *number < 0
     {
@@ -239,7 +240,7 @@ fn id(entries: &Entries, name: &str) -> Result<Option<u32>> {
     }
 }
 
-/// The tokens with a meaning, and which of them every text begins or ends with.
+/// The special tokens, and whether every text begins with `bos` and ends with `eos`.
 #[derive(Default)]
 pub(super) struct Special {
     pub bos: Option<u32>,
@@ -250,8 +251,8 @@ pub(super) struct Special {
     pub add_eos: bool,
 }
 
-/// The tokenizers by `tokenizer.ggml.pre` that begin a text with its token unless the file says
-/// otherwise.
+/// The values of `tokenizer.ggml.pre` whose tokenizers begin every text with `bos` unless the file
+/// says otherwise.
 const BEGINNING: [&str; 9] = [
     "llama3",
     "llama-v3",
@@ -265,8 +266,8 @@ const BEGINNING: [&str; 9] = [
 ];
 
 impl Special {
-    /// Reads the tokens, with llama.cpp's defaults for each kind of vocabulary. Its defaults for
-    /// byte pairs, token 11, are those of one old model and left out.
+    /// Reads the special tokens, with llama.cpp's defaults for each kind of vocabulary. llama.cpp's
+    /// default for byte pairs, token 11, is left out, since it fits only one old model.
     pub fn of(entries: &Entries) -> Result<Self> {
         let (bos, eos, unk, add_bos, add_eos) = match kind(entries).ok().flatten() {
             Some(VocabularyKind::Spm) => (Some(1), Some(2), Some(0), true, false),
@@ -304,8 +305,8 @@ impl Special {
     }
 }
 
-/// The tokens that end a text, in order: those that entries name, and those that end a text by
-/// their own text in llama.cpp.
+/// The tokens that end a text, sorted: tokens that the entries name, and tokens whose text is in
+/// `ENDS`.
 pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
     let mut ends = vec![Special::of(entries)?.eos];
     for name in ["eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
@@ -320,7 +321,7 @@ pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
         }
     }
     let has = |text: &str| found.iter().any(|(found, _)| *found == text);
-    // There this token ends a message, after which the model goes on.
+    // In vocabularies with these tokens, `<|end|>` ends only a message, and the model continues.
     let goes_on = has("<|call|>") && (has("<|return|>") || has("<|flush|>"))
         || has("<|calls|>") && has("<|flush|>");
     ends.extend(found.iter().filter(|(text, _)| !(goes_on && *text == "<|end|>")).map(|it| it.1));
