@@ -98,9 +98,9 @@ impl Adapters {
     /// # Errors
     ///
     /// Returns an error for a `fine_tune_type` other than lora and dora, and for a `peft_type`
-    /// other than LORA. PEFT's adapters with DoRA, biases or whole trained modules are errors too.
-    /// So is a tensor of a wrong shape or type, a tensor of a projection that the configuration
-    /// does not name, and an update with only one of its two matrices. The error names the file
+    /// other than LORA. PEFT's adapters with DoRA, biases or whole trained modules are refused too.
+    /// Every tensor must have the right shape and type, and belong to a projection that the
+    /// configuration names. Every update must have all of its tensors. The error names the file
     /// and, if a tensor is at fault, the tensor.
     ///
     /// ```
@@ -133,8 +133,8 @@ impl Adapters {
     }
 
     /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
-    /// [`load`](Self::load) read the same updates of this model. They replace the files of an
-    /// earlier save once both new files are complete.
+    /// [`load`](Self::load) read the same updates of this model. The files of an earlier save are
+    /// replaced once both new files are complete.
     ///
     /// # Errors
     ///

@@ -61,7 +61,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses.
+    /// Returns an error for files that [`load`](Self::load) refuses.
     pub fn load_with(path: impl AsRef<Path>, progress: impl FnMut(Progress)) -> Result<Self> {
         Self::load_part(path, |_, weights| Ok(weights), progress)
     }

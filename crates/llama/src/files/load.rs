@@ -25,20 +25,20 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for missing or truncated files, for a configuration of an architecture that
-    /// is no [`ModelType`](crate::base::ModelType), for tensors that are missing, left over, in two
-    /// files, or of another shape or type than the configuration says, and for a named pipe, a
-    /// device or a directory in the place of a file. The error names the file, and the tensor where
-    /// there is one.
+    /// Returns an error for missing or truncated files, and for an architecture that
+    /// [`ModelType`](crate::base::ModelType) does not have. It is also an error if a tensor is
+    /// missing, unknown or in two files, or if its shape or type differs from the configuration. A
+    /// named pipe, a device or a directory in the place of a file is an error too. The error names
+    /// the file and, if a tensor is at fault, the tensor.
     ///
     /// # Files that change meanwhile
     ///
     /// The elements are read by system calls: if another process makes a file shorter before they
-    /// are read, loading or the first evaluation is an error. The header of a file is mapped into
-    /// memory while it is checked: if another process makes the file shorter at that time, the
-    /// system ends this process with the signal SIGBUS, which no reader can turn into an error. No
-    /// file is mapped after this function returns. Replacing a file by renaming another one to its
-    /// name is always safe.
+    /// are read, loading or the first evaluation fails with an error. The header of a file is
+    /// mapped into memory while it is checked: if another process makes the file shorter at that
+    /// time, the system ends this process with the signal SIGBUS, which a reader cannot turn into
+    /// an error. No file is mapped after this function returns. Replacing a file by renaming
+    /// another one to its name is always safe.
     ///
     /// ```
     /// use mlx_primitives_llama::Llama;
@@ -54,11 +54,11 @@ impl Llama {
     }
 
     /// Loads a model like [`load`](Self::load), and calls `progress` before the first layer and
-    /// after each.
+    /// after each layer.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses.
+    /// Returns an error for files that [`load`](Self::load) refuses.
     ///
     /// ```
     /// use mlx_primitives_llama::{Llama, base::Progress};
@@ -73,12 +73,13 @@ impl Llama {
         Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
-    /// Loads the part of a model that this process holds, as [`load_with`](Self::load_with) does.
-    /// `hold` gives the weights to the process by [`Weights::held_by`].
+    /// Loads only the part of a model that this process holds, and calls `progress` like
+    /// [`load_with`](Self::load_with). `hold` limits the weights to this part by
+    /// [`Weights::held_by`].
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
+    /// Returns an error for files that [`load`](Self::load) refuses, or if `hold` returns an error.
     pub fn load_part(
         path: impl AsRef<Path>,
         hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
@@ -96,18 +97,18 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses. If a tensor cannot be read later,
-    /// the evaluation that uses it fails.
+    /// Returns an error for files that [`load`](Self::load) refuses. If a tensor cannot be read
+    /// later, the evaluation that uses it fails.
     pub fn load_lazily(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_part_lazily(path, |_, weights| Ok(weights))
     }
 
-    /// Loads the part of a model that this process holds, as [`load_lazily`](Self::load_lazily) and
-    /// [`load_part`](Self::load_part) do.
+    /// Loads only the part of a model that this process holds, like [`load_part`](Self::load_part).
+    /// Each tensor is read when it is first used, as by [`load_lazily`](Self::load_lazily).
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`load`](Self::load) refuses, and an error of `hold`.
+    /// Returns an error for files that [`load`](Self::load) refuses, or if `hold` returns an error.
     pub fn load_part_lazily(
         path: impl AsRef<Path>,
         hold: impl FnOnce(&Config, Weights) -> Result<Weights>,
@@ -120,7 +121,7 @@ impl Llama {
     }
 }
 
-/// Adds `path` to the error, unless it names a file already.
+/// Adds `path` to an error that does not name a file.
 pub(crate) fn in_file(path: &Path, error: Error) -> Error {
     match error.path() {
         Some(_) => error,
@@ -128,7 +129,8 @@ pub(crate) fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// The configuration and the lazy tensors of a directory or a GGUF file.
+/// Reads the configuration and the tensors of a directory or a GGUF file. The data of a tensor are
+/// read at its first use.
 fn files(path: &Path) -> Result<(Config, Weights)> {
     model_path::check(path)?;
     if gguf::is_gguf(path) {

@@ -31,18 +31,19 @@ pub struct ModelFiles {
     pub(crate) directory: PathBuf,
     pub(crate) config: Map<String, Value>,
     pub(crate) tensors: BTreeMap<String, Array>,
-    /// The tokenizer's files by name, if they are not copied from the directory.
+    /// The texts of the tokenizer's files by name; `None` if the files are copied from the
+    /// directory.
     pub(crate) companions: Option<BTreeMap<String, String>>,
 }
 
 impl ModelFiles {
-    /// Opens `config.json` and `model*.safetensors`, or a `.gguf` file, and checks that they make a
+    /// Opens `config.json` and `model*.safetensors`, or a `.gguf` file, and checks that they are a
     /// model. Only the headers of the files are read.
     ///
     /// # Errors
     ///
-    /// Returns an error if a file is missing or damaged, or if the tensors make no model that this
-    /// crate runs. The error names the file.
+    /// Returns an error if a file is missing or damaged, or if the tensors are not a model that
+    /// this crate runs. The error names the file.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
         model_path::check(&directory)?;
@@ -57,10 +58,10 @@ impl ModelFiles {
             tensors.extend(io::load_safetensors(file)?.arrays);
         }
         let mut files = Self { directory, config, tensors, companions: None };
-        // Removes tensors that a model does not take: computed tables, and the copy of the
+        // Tensors that a model does not use are removed: computed tables, and a copy of the
         // embedding.
         let tied = files.llama()?.config().tie_word_embeddings == Some(true);
-        // Other programs would tie, or not tie, what this file does not state.
+        // The key is always written, since programs have different defaults for a missing key.
         files.config.entry("tie_word_embeddings").or_insert(Value::Bool(tied));
         files.tensors.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
@@ -69,9 +70,9 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// Opens a GGUF file, with the files that a checkpoint of it would have.
+    /// Opens a GGUF file, and makes the tokenizer's files that a checkpoint has.
     fn open_gguf(path: PathBuf) -> Result<Self> {
-        // Checkpoints have the layouts of MLX.
+        // `Affine`, since a checkpoint needs MLX's layouts.
         let gguf::Model { config, files } = gguf::read(&path, KQuants::Affine)?;
         let companions = Some(gguf::companions(&path)?);
         let tensors = files.into_iter().flat_map(|(_, arrays)| arrays).collect();
@@ -80,11 +81,11 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// The model of the current tensors.
+    /// Makes a model of the current tensors.
     ///
     /// # Errors
     ///
-    /// Returns an error if the current tensors make no model.
+    /// Returns an error if the current tensors are not a model that this crate runs.
     pub fn llama(&self) -> Result<Llama> {
         let arrays: HashMap<String, Array> =
             self.tensors.iter().map(|(name, array)| (name.clone(), array.clone())).collect();
@@ -97,12 +98,12 @@ impl ModelFiles {
         &self.directory
     }
 
-    /// The bytes of the tensors.
+    /// The size of all tensors in bytes.
     pub fn nbytes(&self) -> u64 {
         self.tensors.values().map(|array| array.nbytes() as u64).sum()
     }
 
-    /// The type that the configuration names for the weights, to which mlx-lm converts them.
+    /// The type of the weights in the configuration. mlx-lm converts the weights to this type.
     pub fn dtype(&self) -> Option<Dtype> {
         let name = self.config.get("torch_dtype").or_else(|| self.config.get("dtype"))?.as_str()?;
         let known = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
@@ -172,13 +173,13 @@ impl ModelFiles {
         Ok(Self { tensors, ..self })
     }
 
-    /// Adds adapters to the weights that they name, as `mlx_lm.fuse` does. Packed weights are
-    /// packed again or, with `dequantize`, all become floats. `progress` is called with the number
-    /// of the current tensor and the number of all tensors.
+    /// Adds adapters to the weights that they name, as `mlx_lm.fuse` does. The changed packed
+    /// weights are packed again. With `dequantize`, all packed weights become floats instead.
+    /// `progress` is called with the number of the current tensor and the number of all tensors.
     ///
     /// # Errors
     ///
-    /// Returns an error for an update that names no projection, or is of another shape.
+    /// Returns an error for an update whose name or shape does not match a projection of the model.
     pub fn fused(
         mut self,
         adapters: &Adapters,
@@ -196,7 +197,8 @@ impl ModelFiles {
             if let Some(path) = name.strip_suffix(".biases").or(name.strip_suffix(".scales"))
                 && self.tensors.contains_key(&format!("{path}.weight"))
             {
-                // The weight that this belongs to comes later, and takes it out again.
+                // Names are sorted: the weight of these scales or biases comes later and takes them
+                // out again.
                 tensors.insert(name, array);
                 continue;
             }
@@ -229,14 +231,13 @@ impl ModelFiles {
         Ok(Self { tensors, ..self })
     }
 
-    /// Puts the weights of a full fine-tune, in the files of mlx_lm.lora, in the place of those of
-    /// the same names, and returns how many there are; `None` if the directory has low-rank
-    /// updates.
+    /// Replaces tensors by the weights that a full fine-tune of mlx_lm.lora wrote to the directory,
+    /// and returns the number of weights; `None` if the directory has low-rank updates.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if it cannot be read, or has a tensor that the
-    /// checkpoint does not have or has in another shape.
+    /// Returns an error if a file cannot be read, or if the checkpoint has no tensor of the same
+    /// name and shape as a weight. The error names the file.
     pub fn tuned(&mut self, directory: impl AsRef<Path>) -> Result<Option<usize>> {
         let directory = directory.as_ref();
         let Some(weights) = whole_weights(directory)? else { return Ok(None) };
@@ -271,12 +272,13 @@ impl ModelFiles {
     }
 }
 
-/// The path of the module whose matrix the tensor is, or `None` for another tensor.
+/// The path of the module if the tensor is the module's float matrix; `None` for other tensors.
 pub(crate) fn matrix_path<'a>(name: &'a str, array: &Array) -> Option<&'a str> {
     name.strip_suffix(".weight").filter(|_| array.ndim() == 2 && array.dtype().is_floating())
 }
 
-/// Adds an update by MLX's own ops in the order of mlx-lm, so that the bytes are the same.
+/// Adds an update to a matrix by MLX's ops, in mlx-lm's order, so that both programs write the same
+/// bytes.
 fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     let plain = match &matrix {
         LinearWeight::Plain(rows) => rows.clone(),
@@ -284,7 +286,7 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     };
     let [a, b] = update.to_mlx_lm()?;
     let scale = Array::scalar(update.scale())?.astype(b.dtype())?;
-    // By MLX, as in mlx-lm, so that both write the same bits.
+    // MLX computes this product, as in mlx-lm, so that the bits are the same.
     let delta = builtin::matmul(&b.t()?.multiply(scale)?, &a.t()?)?;
     let mut sum = plain.add(delta.astype(plain.dtype())?)?;
     if let Some(magnitude) = update.magnitude() {

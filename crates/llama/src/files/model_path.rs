@@ -1,4 +1,4 @@
-//! Paths that are given for a model and are none, and what to do about it.
+//! Refuses paths that do not lead to a model, with errors that say what to do.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,16 +7,18 @@ use std::path::Path;
 use super::gguf::is_gguf;
 use mlx_primitives::{Error, Result};
 
-/// How a file begins that Git LFS left in the place of another one, and how long it can be.
+/// The first bytes of a pointer file of Git LFS, which stands for a file that is not downloaded,
+/// and a limit of the pointer file's size in bytes.
 const POINTER: &[u8] = b"version https://git-lfs";
 const LONGEST: u64 = 1024;
 
-/// Returns an error that says what to do if the path leads to files that make no model here. A path
-/// that may be one passes: the loader reads the files.
+/// Returns an error that says what to do if the path cannot be a model that this crate reads. Other
+/// mistakes in the files are left to the loader.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let refuse = |reason: &dyn std::fmt::Display| Err(Error::file(path, reason));
     let Ok(found) = fs::metadata(path) else {
-        // The error of the loader names a file in the folder, which says less.
+        // The loader's error would name a file in the folder, and not say that the folder is
+        // missing.
         return match path.try_exists() {
             Ok(false) if !is_gguf(path) => refuse(
                 &"there is no such folder; a model is a folder with config.json, a .gguf file, or for \
@@ -86,7 +88,7 @@ pub(crate) fn check_tokenizer(folder: &Path) -> Result<()> {
     }
 }
 
-/// Returns an error if Git LFS has not replaced a file by its content.
+/// Returns an error if a file is still a pointer file of Git LFS in place of its content.
 fn refuse_pointer(path: &Path) -> Result<()> {
     let small = fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() < LONGEST);
     let mut start = Vec::new();

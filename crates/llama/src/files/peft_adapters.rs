@@ -1,4 +1,4 @@
-//! Adapters in the files of Hugging Face's PEFT.
+//! Loads adapters from the files of Hugging Face's PEFT.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::model::{Adapters, Llama};
 
 const TENSORS: &str = "adapter_model.safetensors";
 
-/// Fields that change more than the low-rank updates, or add other updates. A field that is false,
-/// null, 0 or empty is as if it were missing.
+/// Fields that change more than the low-rank updates, or add other updates. They are refused,
+/// except if they are false, null, 0 or empty.
 const REFUSED: [&str; 9] = [
     "use_dora",
     "lora_bias",
@@ -28,7 +28,7 @@ const REFUSED: [&str; 9] = [
     "arrow_config",
 ];
 
-/// The ways to initialize adapters that change the model's weights too.
+/// Methods to initialize adapters that also change the model's weights.
 const CHANGING: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 /// The fields of `adapter_config.json` that matter after training.
@@ -129,7 +129,7 @@ impl PeftConfig {
         })
     }
 
-    /// The updates of the file's tensors, or what was expected of them.
+    /// Makes updates from the file's tensors. An error is the end of a message, after "expected".
     fn assembled(
         &self,
         tensors: BTreeMap<String, Array>,
@@ -191,12 +191,12 @@ impl PeftConfig {
     }
 }
 
-/// Whether a module's path is that name, or ends in it.
+/// Whether a module's path is `name`, or ends in a dot and `name`.
 fn ends(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// A pattern of the end of a module's path, behind a dot.
+/// A pattern for a module's whole path, or for the end of the path after a dot.
 enum Pattern {
     /// A path without operators.
     Path(String),
@@ -220,7 +220,7 @@ impl Pattern {
     }
 }
 
-/// The most patterns that are not just paths.
+/// The maximum number of regular expressions in a field.
 const MOST_PATTERNS: usize = 256;
 
 /// The patterns of a field and their numbers, in the order of the file.

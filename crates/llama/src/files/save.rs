@@ -11,7 +11,8 @@ use mlx_primitives::{Array, Error, Result, io};
 
 use super::model_files::ModelFiles;
 
-/// The most bytes of tensors in a file, unless one tensor is larger. mlx-lm has the same limit.
+/// The maximum size of a file's tensors in bytes. A larger tensor has a file to itself. mlx-lm has
+/// the same limit.
 const SHARD: u64 = 5 << 30;
 
 /// The beginnings of the names of files that belong to the tokenizer and to generation.
@@ -28,9 +29,9 @@ const COMPANIONS: [&str; 8] = [
 
 impl ModelFiles {
     /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GiB,
-    /// their index, and copies of the tokenizer's files. The directory appears when it is whole. If
-    /// saving fails, nothing of it remains; if the process is killed, a directory beside it remains
-    /// whose name begins with `.partial-`, until the next one is written in that folder.
+    /// their index, and copies of the tokenizer's files. The directory appears only when all files
+    /// are complete. If saving fails, no files remain. If the process is killed, a directory whose
+    /// name begins with `.partial-` remains beside it. The next save in this folder removes it.
     ///
     /// # Errors
     ///
@@ -44,7 +45,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`save`](Self::save) refuses.
+    /// Returns an error if [`save`](Self::save) would return one.
     pub fn save_sharded(self, directory: impl AsRef<Path>, shard_bytes: u64) -> Result<()> {
         let directory = directory.as_ref();
         refuse_existing(directory)?;
@@ -68,8 +69,8 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// Returns the error that `save` would return for a directory that has files, or for one in a
-    /// folder that is read-only.
+    /// Returns the error that `save` would return if the directory has files or is in a read-only
+    /// folder.
     pub fn check_path(directory: impl AsRef<Path>) -> Result<()> {
         refuse_existing(directory.as_ref())?;
         Partial::of(directory.as_ref()).map(drop)
@@ -98,8 +99,8 @@ impl ModelFiles {
         write_json(&directory.join("model.safetensors.index.json"), &index)
     }
 
-    /// The number of parameters: packed weights count as the numbers that they stand for, and
-    /// scales and biases of packed weights do not count.
+    /// The number of parameters. A packed matrix counts as its unpacked numbers, without its scales
+    /// and biases.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl ModelFiles {
         let mut config: BTreeMap<&str, &Value> =
             self.config.iter().map(|(key, value)| (key.as_str(), value)).collect();
         config.remove("_name_or_path");
-        // Hugging Face looks for it under this name.
+        // Hugging Face's libraries read the quantization under this name.
         if let Some(quantization) = self.config.get("quantization") {
             config.insert("quantization_config", quantization);
         }
@@ -164,8 +165,8 @@ fn refuse_existing(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A new directory beside the one to write, which is renamed to it in the end. When dropped, it is
-/// removed, and then the folders that were created above it.
+/// A temporary directory beside the final directory. At the end it is renamed to the final name. If
+/// it is dropped before, it is removed, and then the folders that were created above it.
 struct Partial {
     directory: TempDir,
     folders: NewFolders,
@@ -181,10 +182,11 @@ impl Partial {
         let folders = NewFolders::create(folder).map_err(|e| unwritten(directory, e))?;
         let mut builder = tempfile::Builder::new();
         builder.prefix(partial::PREFIX);
-        // The process's umask limits these permissions, as those of any new directory.
+        // The process's umask limits these permissions, as for any new directory.
         builder.permissions(fs::Permissions::from_mode(0o777));
         partial::remove_stale(folder);
-        // Only the kind, since the text of the error names the temporary directory.
+        // The message has only the error's kind, since the error's text names the temporary
+        // directory.
         let (made, alive) = partial::create(|| builder.tempdir_in(folder), |made| made.path())
             .map_err(|e| unwritten(directory, e.kind()))?;
         Ok(Self { directory: made, folders, _alive: alive })

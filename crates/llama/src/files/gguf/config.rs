@@ -17,8 +17,8 @@ use super::vocabulary;
 /// The architectures whose GGUF files name their tensors as Llama's files do.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// Converts the entries of a file to a configuration. `factors` is the file's tensor, if it has
-/// one, that multiplies the periods of the rotary embedding.
+/// Converts the entries of a file to a configuration. `factors` multiply the periods of the rotary
+/// embedding; not every file has them.
 pub(super) fn of(
     entries: &Entries,
     files: &Files,

@@ -1,6 +1,6 @@
 //! The rules by which a text is cut into pieces before the bytes of each piece are merged.
 //! `tokenizer.ggml.pre` names the rule. A rule is a list of regular expressions from a model's
-//! original tokenizer, which are applied one after the other. The text between two matches is a
+//! original tokenizer. They are applied one after the other. The text between two matches is a
 //! piece too.
 
 use mlx_primitives::Result;

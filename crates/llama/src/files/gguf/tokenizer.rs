@@ -113,8 +113,8 @@ fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let merges: Option<Vec<(String, String)>> = lines
         .iter()
         .map(|line| {
-            // The first text of a pair may begin with a space, so its first character cannot be the
-            // separator.
+            // The first text of a pair may begin with a space, which does not separate the two
+            // texts.
             let first = line.chars().next().map_or(0, char::len_utf8);
             let (start, rest) = line.split_at(first);
             let (left, right) = rest.split_once(' ')?;

@@ -1,5 +1,6 @@
-//! The hub's cache: `models--org--name` with `refs/main`, which has the name of a commit,
-//! `snapshots/commit` with links to files, and `blobs`, the files.
+//! The hub's cache, which has a folder `models--org--name` for each model. In it, `refs/main`
+//! contains the name of a commit, `snapshots/COMMIT` has links to the files of the commit, and
+//! `blobs` has the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -12,12 +13,12 @@ use super::name::{self, Name};
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
-/// A variable that is set to something.
+/// The value of an environment variable; `None` if it is unset or empty.
 pub(super) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The folder of tokens and, by default, of the cache.
+/// The folder that contains the access token and, by default, the cache.
 pub(super) fn home() -> Option<PathBuf> {
     variable("HF_HOME")
         .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("huggingface")))
@@ -32,7 +33,7 @@ pub(super) fn folder() -> Result<PathBuf> {
     })
 }
 
-/// Whether only the cache counts.
+/// Whether models are only looked up in the cache and never downloaded.
 pub(super) fn is_offline() -> bool {
     let value = env::var("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
     ["1", "on", "yes", "true"].contains(&value.as_str())
@@ -50,7 +51,7 @@ pub(super) fn snapshot(folder: &Path, name: &Name) -> Option<PathBuf> {
     (name::is_plain(&commit) && snapshot.is_dir()).then_some(snapshot)
 }
 
-/// The folder or the `.gguf` file of a model, if all of its weights are here.
+/// The folder or the `.gguf` file of a model, if all of its weights are in the cache.
 pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     let snapshot = snapshot(folder, name)?;
     if let Some(file) = &name.file {
@@ -70,7 +71,7 @@ pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     (configured && has_all(&snapshot)).then_some(snapshot)
 }
 
-/// Whether all files are here that the index of weights names, if there is one.
+/// Whether the snapshot has all files that its index of weights names; true if it has no index.
 fn has_all(snapshot: &Path) -> bool {
     #[derive(Deserialize)]
     struct Index {

@@ -16,13 +16,14 @@ use super::name::Name;
 
 type Watch<'a> = &'a mut dyn FnMut(Download<'_>) -> ControlFlow<()>;
 
-/// How often a request is made again that failed without a byte, and the pause before, which grows.
+/// The number of attempts of a request that receives no byte, and the pause after the first one.
+/// The pause grows with each attempt.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(300);
-/// How often a rank or another program that waits for a file looks for it.
+/// The interval between checks whether another rank or program has finished downloading a file.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Downloads what is missing of a model.
+/// Downloads the missing files of a model.
 pub(super) fn download(folder: &Path, name: &Name, watch: Watch<'_>) -> Result<(), String> {
     let hub = Hub::of_environment();
     let listed = again(|| hub.list(name))?;
@@ -38,7 +39,8 @@ pub(super) fn download(folder: &Path, name: &Name, watch: Watch<'_>) -> Result<(
                 .map_err(|error| io(&place, &error))?;
         }
     }
-    // The revision has a name once all of its files are here.
+    // The reference is written last, so that it names only a commit whose files are all in the
+    // cache.
     if name.revision != listed.commit {
         let reference = repository.join("refs").join(&name.revision);
         write(&reference, &listed.commit).map_err(|error| io(&reference, &error))?;
@@ -59,7 +61,7 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     fs::write(path, text)
 }
 
-/// Does something again while it fails in a way that may pass.
+/// Repeats a request, at most `ATTEMPTS` times, while its failure may be temporary.
 fn again<T>(mut ask: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
     let mut attempt = 1;
     loop {
@@ -72,14 +74,15 @@ fn again<T>(mut ask: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
     }
 }
 
-/// Makes a file of the snapshot, `depth` folders below that of the repository, a link to its bytes.
+/// Makes `place` a link to the file `bytes`. The folder of `place` is `depth` levels below the
+/// folder of the repository.
 #[cfg(unix)]
 fn link(bytes: &Path, place: &Path, depth: usize) -> std::io::Result<()> {
     parent(place)?;
     let up: PathBuf = std::iter::repeat_n("..", depth).collect();
     let target = up.join("blobs").join(bytes.file_name().unwrap_or_default());
     match std::os::unix::fs::symlink(&target, place) {
-        // Another program was faster, or the link led nowhere.
+        // Another program has made the link already, or there is a broken link.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             if place.exists() {
                 return Ok(());
@@ -97,7 +100,7 @@ fn link(bytes: &Path, place: &Path, _: usize) -> std::io::Result<()> {
     fs::rename(bytes, place)
 }
 
-/// The bytes of a file.
+/// A file in the folder `blobs`, whose name is the ETag of the file on the hub.
 struct Blob<'a> {
     hub: &'a Hub,
     name: &'a Name,
@@ -107,7 +110,7 @@ struct Blob<'a> {
 }
 
 impl Blob<'_> {
-    /// The path of the bytes, which are downloaded if they are not there.
+    /// Returns the path of the file in `blobs`, and downloads it first if it is missing.
     fn get(&self, folder: &Path, repository: &Path, watch: Watch<'_>) -> Result<PathBuf, String> {
         let etag = &self.known.etag;
         let path = repository.join("blobs").join(etag);
@@ -124,7 +127,7 @@ impl Blob<'_> {
         };
         let locked = parent(&lock).and_then(|()| File::create(&lock));
         let locked = locked.map_err(|error| io(&lock, &error))?;
-        // Until another program has this file.
+        // Waits while another program downloads this file.
         while let Err(error) = locked.try_lock() {
             match error {
                 TryLockError::WouldBlock => state(0)?,
@@ -143,8 +146,7 @@ impl Blob<'_> {
         Ok(path)
     }
 
-    /// Checks the bytes of a large file, whose ETag is their SHA-256, and removes them if they are
-    /// others.
+    /// Checks the SHA-256 of a large file against its ETag, and removes the file if they differ.
     fn check(
         &self,
         part: &Path,
@@ -179,7 +181,7 @@ impl Blob<'_> {
         ))
     }
 
-    /// Downloads what is missing of the part.
+    /// Downloads the missing bytes of `part`, the incomplete file.
     fn fetch(
         &self,
         part: &Path,
@@ -220,7 +222,7 @@ impl Blob<'_> {
         }
     }
 
-    /// Downloads from a byte on until the connection ends, and says why it ended.
+    /// Downloads from byte `start` on until the connection ends, and returns why it ended.
     fn continue_at(
         &self,
         output: &mut File,

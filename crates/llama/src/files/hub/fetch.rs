@@ -1,5 +1,5 @@
-//! Requests to the hub. Redirects are followed here: they carry facts about the file in their
-//! headers, and the token must not go to another host.
+//! Requests to the hub. This module follows redirects itself, since their headers contain the ETag
+//! and the size of a file, and since the token must not be sent to another host.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,12 +19,12 @@ const HUB: &str = "https://huggingface.co";
 /// How long a connection may take, and how long the hub may take to answer.
 const CONNECT: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long nothing may come of a file.
+/// The maximum time in which no byte of a file arrives.
 const SILENCE: Duration = Duration::from_secs(60);
 const REDIRECTS: usize = 10;
-/// The most bytes of a list of files.
+/// The maximum size of the hub's list of files in bytes.
 const LIST: u64 = 64 << 20;
-/// The bytes that are handed over at a time, and how often.
+/// The bytes of a block of a file, and the number of blocks that may wait between two threads.
 const BLOCK: usize = 256 << 10;
 const BLOCKS: usize = 4;
 
@@ -42,7 +42,7 @@ struct Facts {
     size: Option<u64>,
 }
 
-/// A file of a repository.
+/// The ETag and the size in bytes of a file in a repository.
 pub(super) struct Known {
     pub etag: String,
     pub size: u64,
@@ -54,7 +54,7 @@ pub(super) struct Listed {
     pub files: BTreeSet<String>,
 }
 
-/// An error, and whether it is worth another attempt.
+/// An error, and whether it may be temporary, so that another attempt makes sense.
 pub(super) struct Failure {
     pub reason: String,
     pub passing: bool,
@@ -99,7 +99,7 @@ impl Hub {
         }
     }
 
-    /// Asks for an address, from a byte on if there is a range.
+    /// Requests an address, or only a range of its bytes, and follows redirects.
     fn get(&self, url: &str, range: Option<&str>) -> Result<(Response<Body>, Facts), Failure> {
         let (mut url, mut facts) = (url.to_owned(), Facts::default());
         for _ in 0..REDIRECTS {
@@ -138,7 +138,7 @@ impl Hub {
         Err(lasting(format!("more than {REDIRECTS} redirects")))
     }
 
-    /// Why the hub refuses, in words.
+    /// The message for a response by which the hub refuses a request.
     fn refusal(&self, name: &Name, response: &Response<Body>) -> Failure {
         let (repository, revision) = (&name.repository, &name.revision);
         let page = format!("{}/{repository}", self.endpoint);
@@ -187,7 +187,7 @@ impl Hub {
         if !name::is_plain(&info.sha) {
             return Err(odd());
         }
-        // Names that lead elsewhere, or that no model has, are left out.
+        // Names that lead to other folders, or that no model's files have, are left out.
         let files = info.siblings.into_iter().map(|sibling| sibling.rfilename);
         let files = files.filter(|file| file.split('/').all(name::is_plain)).collect();
         Ok(Listed { commit: info.sha, files })
@@ -197,7 +197,7 @@ impl Hub {
         format!("{}/{}/resolve/{commit}/{file}", self.endpoint, name.repository)
     }
 
-    /// The size of a file, and the name of its bytes.
+    /// Requests the size and the ETag of a file.
     pub(super) fn facts(&self, name: &Name, commit: &str, file: &str) -> Result<Known, Failure> {
         let (response, facts) = self.get(&self.url(name, commit, file), Some("bytes=0-0"))?;
         let status = response.status().as_u16();
@@ -219,7 +219,8 @@ impl Hub {
         }
     }
 
-    /// The bytes of a file from `start` on, or all of them if the hub sends no parts.
+    /// The position of the first byte that the hub sends, and the blocks of the file from there.
+    /// The position is `start`, or 0 if the hub sends only whole files.
     pub(super) fn bytes(
         &self,
         name: &Name,
@@ -242,7 +243,7 @@ impl Hub {
         };
         let (send, receive) = sync_channel(BLOCKS);
         let mut reader = response.into_body().into_reader();
-        // A read has no time limit, so another thread reads. It ends with its connection.
+        // A read has no time limit, so another thread reads. It ends when the connection ends.
         let read = move || {
             loop {
                 let mut block = vec![0; BLOCK];

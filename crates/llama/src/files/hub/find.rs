@@ -10,26 +10,26 @@ use super::download::download;
 use super::name::Name;
 use super::{Download, cache};
 
-/// The path of a model: the argument, if there is such a file or folder, and otherwise the folder
-/// or the `.gguf` file of the model with this name on the Hugging Face hub.
+/// Returns the path of a model. If `model` is an existing file or folder, this is `model` itself.
+/// Otherwise `model` is a name on the Hugging Face hub, and the path is the model's folder or
+/// `.gguf` file in the cache, after a download if necessary.
 ///
-/// A name is `org/name`, and `org/name@revision` a branch, tag or commit other than `main`. Of a
-/// repository with GGUF files, `org/name/file.gguf` is one of them; without the file's name the
-/// repository must have one alone. Only files that a model here can need are downloaded:
+/// A name is `org/name`, or `org/name@revision` for a branch, tag or commit other than `main`.
+/// `org/name/file.gguf` names one GGUF file of a repository, which is necessary if the repository
+/// has several GGUF files and no other weights. Only files that this crate can use are downloaded:
 /// configuration, tokenizer, chat templates and weights.
 ///
 /// A path that neither exists nor has the form of a name is returned as it is.
 ///
-/// `watch` is called as bytes arrive, and ends the download if it returns a break. A download that
-/// ended early, also by the end of the process, goes on where it ended when the model is asked for
-/// again.
+/// `watch` is called as bytes arrive. If it returns `Break`, the download ends. If a download ended
+/// early, even because the process ended, the next call for the model continues it.
 ///
 /// # Errors
 ///
-/// Returns an error that names the model and the cure if it is not in the cache and cannot be
-/// downloaded: offline or without the feature `hub`, without a right to read it, because the hub
-/// does not know it, because it has no weights that this crate reads, or because the connection
-/// breaks five times without a byte.
+/// Returns an error if the model is not in the cache and cannot be downloaded: offline, without the
+/// feature `hub`, or without the right to read it. It is also an error if the hub does not know the
+/// model, if the model has no weights that this crate reads, or if the connection breaks five times
+/// without a byte. The error names the model and says what to do.
 ///
 /// ```
 /// use std::ops::ControlFlow;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-/// `org/name`, with a revision and the path of a GGUF file in the repository.
+/// A name `org/name`, with a revision and, optionally, the path of a GGUF file in the repository.
 #[derive(Debug)]
 pub(super) struct Name {
     pub repository: String,
@@ -27,7 +27,7 @@ const SMALL: [&str; 10] = [
 /// The weights of adapters.
 const ADAPTERS: [&str; 2] = ["adapters.safetensors", "adapter_model.safetensors"];
 
-/// Whether a text can be a part of a name: it leads nowhere else in a file system or an address.
+/// Whether a text is safe as a part of a path or an address: it cannot lead to another folder.
 pub(super) fn is_plain(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     !text.is_empty()
@@ -37,7 +37,7 @@ pub(super) fn is_plain(text: &str) -> bool {
 }
 
 impl Name {
-    /// The name that a path has the form of.
+    /// Parses a path as a name; `None` if it does not have the form of a name.
     pub(super) fn of(path: &Path) -> Option<Self> {
         if !path.components().all(|part| matches!(part, Component::Normal(_))) {
             return None;
@@ -65,8 +65,8 @@ impl Name {
     ///
     /// # Errors
     ///
-    /// Returns an error if none of them has weights that this crate reads, or if it is not clear
-    /// which one.
+    /// Returns an error if no file has weights that this crate reads, or if there are several GGUF
+    /// files and the name does not choose one.
     pub(super) fn wanted(&self, files: &BTreeSet<String>) -> Result<Vec<String>, String> {
         let repository = &self.repository;
         let templates =
@@ -112,13 +112,13 @@ pub(super) fn is_gguf(file: &str) -> bool {
     file.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Whether a file has weights of a model or an adapter, as the loader takes them.
+/// Whether a file's name is one that the loader reads as weights of a model or an adapter.
 fn is_weights(file: &str) -> bool {
     let model = file.starts_with("model") && file.ends_with(".safetensors") && !file.contains('/');
     model || ADAPTERS.contains(&file)
 }
 
-/// The files of the list that make a GGUF file, which may be split: `-00001-of-00003.gguf`.
+/// The file, if it is in the list, and all other parts if it is split: `-00001-of-00003.gguf`.
 fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
     let stem = |file: &str| {
         let (rest, count) = file.rsplit_once("-of-")?;
