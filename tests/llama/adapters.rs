@@ -178,6 +178,14 @@ fn saved_adapters_load_as_they_were() -> Checked {
     let unknown: Adapters =
         [("model.norm".to_owned(), Lora::initial([8, 8], 2, 1.0)?)].into_iter().collect();
     assert!(message(unknown.save(directory.path(), &llama)).contains("model.norm"));
+    let large: Adapters =
+        [(names[0].to_owned(), Lora::initial([8, 8], 2, 1.0)?)].into_iter().collect();
+    let tokens = Array::from_slice(&[1u32, 2], (1, 2))?;
+    for (adapters, said) in [(&unknown, "model.norm"), (&large, "got a of [2, 8]")] {
+        let refused = llama.forward_adapted(&tokens, &mut llama.new_cache(), Some(adapters));
+        assert!(message(refused).contains(said), "{said}");
+        assert!(message(llama.clone().adapted(adapters)).contains(said), "{said}");
+    }
     Ok(())
 }
 

@@ -311,6 +311,19 @@ fn repositories_of_other_files() -> Checked {
     succeeds(&mut info(&place, "org/model/more/q2.gguf@main"))?;
     let asked = place.server.requests().iter().any(|request| request.contains("q4.gguf"));
     assert!(!asked, "a file that nobody wants was asked for");
+    // A part of a split file is missing, as after a download that was interrupted.
+    let parts = [1, 2].map(|part| format!("q4-{part:05}-of-00002.gguf"));
+    let place = with(&[&parts[0], &parts[1]])?;
+    let named = format!("org/model/{}", parts[0]);
+    for model in ["org/model", &named] {
+        let _ = info(&place, model).output()?;
+        let last = place.path(SNAPSHOT).join(&parts[1]);
+        assert!(last.exists(), "{model}");
+        fs::remove_file(&last)?;
+        refused(info(&place, model).env("HF_HUB_OFFLINE", "1"), &["is not complete in"])?;
+        let _ = info(&place, model).output()?;
+        assert!(last.exists(), "{model}: the download did not go on");
+    }
     let place = with(&["pytorch_model.bin"])?;
     let bin = ["org/model has its weights in pytorch_model.bin and not in safetensors"];
     refused(&mut info(&place, "org/model"), &bin)?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mlx_primitives::ops::Lora;
 use mlx_primitives::{Array, Error, Result};
 
 use super::adapters::Adapters;
@@ -58,21 +59,23 @@ impl Llama {
         self.with_updates(adapters)
     }
 
+    /// Returns an error if the model lacks this projection, or if the update does not fit it.
+    fn require_fit(&self, name: &str, update: &Lora) -> Result<()> {
+        let [outputs, inputs] = self.projection_shape(name)?;
+        let (a, b) = (update.a().shape(), update.b().shape());
+        if a.last() == Some(&inputs) && b.first() == Some(&outputs) {
+            return Ok(());
+        }
+        let of = format_args!("an update of {name} [{outputs}, {inputs}]");
+        Err(Error::argument("llama", format_args!("{of}, got a of {a:?} and b of {b:?}")))
+    }
+
     /// The model with the updates attached, which shares its weights with this one.
     pub(crate) fn with_updates(&self, adapters: &Adapters) -> Result<Self> {
         self.exchange().agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
         let mut updates = BTreeMap::new();
         for (name, update) in adapters.iter() {
-            let [outputs, inputs] = self.projection_shape(name)?;
-            let (a, b) = (update.a().shape(), update.b().shape());
-            if a.last() != Some(&inputs) || b.first() != Some(&outputs) {
-                return Err(Error::argument(
-                    "llama",
-                    format_args!(
-                        "an update of {name} [{outputs}, {inputs}], got a of {a:?} and b of {b:?}"
-                    ),
-                ));
-            }
+            self.require_fit(name, update)?;
             updates.insert(name.to_owned(), update.astype(self.dtype())?);
         }
         self.beside(Some(&Adapters { updates }))
@@ -83,14 +86,17 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if the model lacks the projection of an update, and the errors of
-    /// [`forward`](Self::forward).
+    /// Returns an error if the model lacks the projection of an update, if the shape of the
+    /// projection does not fit the update, and the errors of [`forward`](Self::forward).
     pub fn forward_adapted(
         &self,
         tokens: &Array,
         cache: &mut Cache,
         adapters: Option<&Adapters>,
     ) -> Result<Array> {
+        for (name, update) in adapters.iter().flat_map(|adapters| adapters.iter()) {
+            self.require_fit(name, update)?;
+        }
         self.beside(adapters)?.forward(tokens, cache)
     }
 

@@ -54,8 +54,9 @@ pub(super) fn snapshot(folder: &Path, name: &Name) -> Option<PathBuf> {
 /// The folder or the `.gguf` file of a model, if all of its weights are in the cache.
 pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     let snapshot = snapshot(folder, name)?;
+    let whole = |file: &str| name::all_parts(file).iter().all(|part| snapshot.join(part).exists());
     if let Some(file) = &name.file {
-        return Some(snapshot.join(file)).filter(|file| file.exists());
+        return whole(file).then(|| snapshot.join(file));
     }
     let listed: BTreeSet<String> = fs::read_dir(&snapshot)
         .ok()?
@@ -65,7 +66,7 @@ pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     let weights = name.wanted(&listed).ok()?;
     let mut ggufs = weights.iter().filter(|file| name::is_gguf(file));
     if let Some(gguf) = ggufs.next() {
-        return Some(snapshot.join(gguf));
+        return whole(gguf).then(|| snapshot.join(gguf));
     }
     let configured = listed.contains("config.json") || listed.contains("adapter_config.json");
     (configured && has_all(&snapshot)).then_some(snapshot)

@@ -118,15 +118,22 @@ fn is_weights(file: &str) -> bool {
     model || ADAPTERS.contains(&file)
 }
 
-/// The file, if it is in the list, and all other parts if it is split: `-00001-of-00003.gguf`.
-fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
-    let stem = |file: &str| {
-        let (rest, count) = file.rsplit_once("-of-")?;
+/// The names of all parts of a GGUF file that is split, such as `x-00001-of-00003.gguf`, or the
+/// name alone.
+pub(super) fn all_parts(file: &str) -> Vec<String> {
+    let split = || {
+        let (rest, end) = file.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
-        let digits = number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit());
-        digits.then(|| (stem.to_owned(), count.to_owned()))
+        let (count, _) = end.split_at_checked(5)?;
+        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        let count = digits(count).then(|| count.parse().ok())??;
+        let name = |part: u32| format!("{stem}-{part:05}-of-{end}");
+        digits(number).then(|| (1..=count).map(name).collect())
     };
-    let own = stem(file);
-    let same = |other: &&String| *other == file || own.is_some() && stem(other) == own;
-    files.iter().filter(same).cloned().collect()
+    split().unwrap_or_else(|| vec![file.to_owned()])
+}
+
+/// The parts of a file that are in the list.
+fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
+    all_parts(file).into_iter().filter(|part| files.contains(part)).collect()
 }
