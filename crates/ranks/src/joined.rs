@@ -15,10 +15,11 @@ use mlx_primitives::device::{self, Device};
 use mlx_primitives::{Array, Dtype};
 use mlx_primitives::{Error, Result};
 
-/// The shortest timeout: signs of life come four times as often.
+/// The shortest timeout. Ranks give signs of life four times in each timeout.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// Lets gathers take the ring, as on a GPU, for tests; with the value `gathers`, all that ranks
-/// pass on takes gathers, as with NCCL.
+/// For tests: ranks open no direct connections, so gathers take MLX's ring, as on a GPU. With the
+/// value `gathers`, a rank cannot send to one other rank alone and uses gathers instead, as with
+/// NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
 /// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];
@@ -34,9 +35,9 @@ const OF_NCCL: [Dtype; 9] = [
     Dtype::Float32,
     Dtype::Bfloat16,
 ];
-/// MLX tries for half a minute to connect to a rank.
+/// The limit for MLX's connection of the ranks. MLX tries for half a minute to connect to a rank.
 const CONNECT: Duration = Duration::from_secs(60);
-/// How long the ranks' first exchanges may take at least, however short the timeout is.
+/// The shortest limit for the ranks' first exchanges, which also holds for a shorter timeout.
 const FIRST: Duration = Duration::from_secs(30);
 
 /// This process's place in a group of more than one rank.
@@ -44,13 +45,14 @@ pub(super) struct Joined {
     pub rank: usize,
     pub size: usize,
     pub backend: Backend,
-    /// Whether a rank can send to another one alone.
+    /// Whether a rank can send to one other rank alone.
     pub sends: bool,
     pub ranks: Ranks,
     pub messages: Messages,
     /// The connections for [`Group::gather_last`](super::Group::gather_last).
     pub mesh: Option<Mesh>,
-    /// The memory of GPUs of one machine, for [`Group::all_gather`](super::Group::all_gather).
+    /// The GPU memory that ranks on one machine share, for
+    /// [`Group::all_gather`](super::Group::all_gather).
     peers: Option<Peers>,
     pub left: Mutex<bool>,
 }
@@ -59,7 +61,7 @@ fn refused(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
 }
 
-/// The numbers at the beginning of a version.
+/// The first three numbers of a version.
 fn numbers(version: &str) -> [u64; 3] {
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     std::array::from_fn(|_| parts.next().unwrap_or(0))
@@ -110,8 +112,8 @@ impl Joined {
             refused(format_args!("rank {rank} at {}: {error}", place.own().join(", ")))
         };
         let messages = Messages::new(rank, size, control);
-        // Each rank tells the others a nonce, where it awaits them, its GPU, and where MLX awaits
-        // them.
+        // Each rank tells the others a nonce, the address of its listener, its GPU, and the
+        // addresses at which its MLX listens.
         let card = cards::own(place)?;
         let host = place.own().first().map_or("", |address| hosts::host_of(address));
         let test = std::env::var_os(TEST_RING);
@@ -156,7 +158,8 @@ impl Joined {
         Ok(joined)
     }
 
-    /// Returns an error for what NCCL does not exchange.
+    /// Returns an error if NCCL cannot exchange `x`, because of its type or because the device is
+    /// the CPU.
     pub(super) fn check(&self, op: &str, x: &Array) -> Result<()> {
         if self.backend != Backend::Nccl {
             return Ok(());
@@ -171,8 +174,8 @@ impl Joined {
         Err(Error::argument(op, format_args!("a type that NCCL exchanges, got {dtype}")))
     }
 
-    /// The memory through which GPUs of one machine exchange small arrays in less time than by
-    /// NCCL; `None` if a rank cannot reach that of another one.
+    /// The memory through which GPUs of one machine exchange small arrays faster than through NCCL.
+    /// `None` for other backends, and if a rank cannot reach the memory of another rank.
     fn meet_peers(&self) -> Result<Option<Peers>> {
         if self.backend != Backend::Nccl {
             return Ok(None);
@@ -209,7 +212,8 @@ impl Joined {
         mesh.ok_or_else(|| Error::distributed("exchange", "the ranks are not connected"))
     }
 
-    /// Host files that differ can connect the ranks in another order.
+    /// Returns an error if MLX connected the ranks in another order, which happens if their host
+    /// files differ.
     fn check_order(&self) -> Result<()> {
         let own = Array::from_slice(&[self.rank as u32], 1)?;
         let all = self.ranks.all_gather(&own)?;

@@ -1,5 +1,5 @@
-//! The secret that the ranks of a group share, and what is made of it: proofs that a rank knows it,
-//! keys of connections, and the tags of their frames.
+//! The secret that the ranks of a group share, and the values that are derived from it: proofs that
+//! a rank knows the secret, keys of connections, and tags of the frames on them.
 
 use std::env;
 use std::net::ToSocketAddrs;
@@ -11,15 +11,16 @@ use super::hosts::Place;
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
-/// The secret itself, and a file that has it.
+/// The variables with the secret itself and with the path of a file that contains it.
 const TEXT: &str = "MLX_PRIMITIVES_RANK_SECRET";
 const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
-/// The lengths of a secret in bytes. A short one could be guessed by whoever has seen a greeting.
+/// The limits of a secret's length in bytes. Whoever has seen a greeting could guess a short
+/// secret.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
 /// Distinguishes these keys from keys of other programs.
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
-/// Stands for the secret of ranks on one machine that were given none. It proves nothing.
+/// Replaces the secret if all ranks are on one machine and no secret is set. It proves nothing.
 const NO_SECRET: &[u8] = b"";
 
 /// A key, or random bytes of the same length.
@@ -36,7 +37,9 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is none, and an address of the group is not one of this machine.
+    /// Returns an error if no secret is set and an address of the group is not a loopback address,
+    /// if both variables are set, if the file cannot be read, or if the secret is too short or too
+    /// long.
     pub(super) fn read(place: &Place) -> Result<Self> {
         let (text, file) = (env::var_os(TEXT), env::var_os(FILE));
         let (name, bytes) = match (&text, &file) {
@@ -65,17 +68,19 @@ impl Secret {
         Self(blake3::derive_key(CONTEXT, bytes))
     }
 
-    /// A hash of these parts for a purpose, which only a rank that knows the secret can compute.
+    /// A hash of a purpose and `parts`, which only a rank that knows the secret can compute.
     pub(super) fn prove(&self, purpose: &str, parts: &[&[u8]]) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.0);
         for part in [purpose.as_bytes()].iter().chain(parts) {
-            // With the lengths, other parts are other bytes.
+            // The length in front of each part makes the hashed bytes of different lists of parts
+            // differ.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
         hasher.finalize()
     }
 
-    /// The seals of the frames on a connection: of those from rank `first`, and of those to it.
+    /// The seals of the frames on a connection: forward, and back. The caller decides which rank
+    /// sends forward.
     pub(super) fn seals(&self, purpose: &str, parts: &[&[u8]]) -> (Seal, Seal) {
         let seal = |way: &[u8]| {
             let parts = [parts, &[way]].concat();
@@ -85,7 +90,7 @@ impl Secret {
     }
 }
 
-/// The secret of ranks that were given none.
+/// The key of ranks without a secret. Returns an error if an address is not a loopback address.
 fn without_secret(place: &Place) -> Result<Secret> {
     match place.hosts.iter().flatten().find(|address| !is_of_this_machine(address)) {
         None => Ok(Secret::of(NO_SECRET)),
@@ -100,7 +105,7 @@ fn without_secret(place: &Place) -> Result<Secret> {
     }
 }
 
-/// Whether an address, `host:port`, can be reached from this machine alone.
+/// Whether an address, `host:port`, is a loopback address, which other machines cannot reach.
 fn is_of_this_machine(address: &str) -> bool {
     let found = address.to_socket_addrs();
     found.is_ok_and(|mut found| {
@@ -110,14 +115,14 @@ fn is_of_this_machine(address: &str) -> bool {
     })
 }
 
-/// Makes the tags of the frames that go one way over a connection.
+/// Makes the tags of the frames that go in one direction over a connection.
 pub(super) struct Seal {
     key: Key,
     number: u64,
 }
 
 impl Seal {
-    /// The tag of the next frame, whose head has the length of all heads on the connection.
+    /// The tag of the next frame. All heads on one connection have the same length.
     pub(super) fn next(&mut self, head: &[u8], content: &Hash) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.key);
         hasher.update(&self.number.to_le_bytes()).update(head).update(content.as_bytes());
@@ -126,13 +131,13 @@ impl Seal {
     }
 }
 
-/// Whether a proof or a tag is the expected one, in a time that does not depend on its bytes.
+/// Whether `got` is the expected proof or tag. The time does not depend on the bytes.
 pub(super) fn is_same(expected: &Hash, got: &[u8]) -> bool {
     // The comparison of a `Hash` with an array takes a constant time.
     <&[u8; TAG]>::try_from(got).is_ok_and(|got| expected == got)
 }
 
-/// Bytes that nobody can foresee.
+/// Random bytes that nobody can predict.
 pub(super) fn random() -> Result<Key> {
     let mut bytes = Key::default();
     getrandom::fill(&mut bytes)

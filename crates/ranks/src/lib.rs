@@ -1,4 +1,4 @@
-//! One program on several processes or machines, by MLX's distributed engine.
+//! Runs one program as several processes, on one or more machines, with MLX's distributed engine.
 //!
 //! Each process is a *rank* of a group and runs the same program. MLX's environment variables
 //! describe the group: `MLX_RANK` is the number of this process, from 0, and `MLX_HOSTFILE` names a
@@ -20,23 +20,25 @@
 //!
 //! # One order on all ranks
 //!
-//! The messages between ranks have no names: if ranks call different operations, or with different
-//! shapes or types, they compute wrong numbers or wait for each other. All ranks have to build the
-//! same collectives in the same order, with a data dependence from each to the next, and evaluate
-//! them. [`Group::agree`] compares whatever decides about that: options, files, shapes.
+//! The messages between ranks have no names. If ranks call different operations, or use different
+//! shapes or types, they compute wrong numbers or wait for each other. All ranks must build the
+//! same collectives in the same order, and evaluate them. Each collective must depend on the result
+//! of the one before. [`Group::agree`] compares the settings on which the collectives depend, such
+//! as options, files and shapes.
 //!
 //! # Trust
 //!
-//! Ranks prove to each other that they know the secret in `MLX_PRIMITIVES_RANK_SECRET`, or in the
-//! file that `MLX_PRIMITIVES_RANK_SECRET_FILE` names, of 16 bytes or more. Without one, all
-//! addresses have to be loopback ones. Messages are authenticated and not encrypted, and the
-//! connections of MLX's ring are neither: the book's page on several machines says what that means.
+//! Ranks prove to each other that they know a secret of 16 bytes or more. It is in
+//! `MLX_PRIMITIVES_RANK_SECRET`, or in the file that `MLX_PRIMITIVES_RANK_SECRET_FILE` names.
+//! Without a secret, all addresses must be loopback addresses. Messages are authenticated and not
+//! encrypted. The connections of MLX's ring are neither. The book's page on several machines
+//! explains the consequences.
 //!
 //! # Failures
 //!
 //! [`Group::join`] opens a control connection from each rank to rank 0 before MLX connects the
-//! ranks. Through it, ranks of different versions refuse each other, and a rank that ends, stops or
-//! fails ends all ranks with a message that names it. MLX itself has no time limits.
+//! ranks. Through this connection, ranks of different versions refuse each other. If a rank ends,
+//! stops or fails, all ranks end with a message that names it. MLX itself has no time limits.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -79,23 +81,24 @@ pub use split::Split;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The one that the environment describes: the ring if `MLX_HOSTFILE` is set, NCCL if
-    /// `NCCL_HOST_IP` is, else JACCL.
+    /// The backend that the environment describes: the ring if `MLX_HOSTFILE` is set, NCCL if
+    /// `NCCL_HOST_IP` is set, otherwise JACCL.
     #[default]
     Any,
     /// TCP connections from each rank to the next, on every system.
     Ring,
-    /// Remote memory access over Thunderbolt, on macOS 26.2 and later. It needs
-    /// `MLX_JACCL_COORDINATOR` and `MLX_IBV_DEVICES`. This crate passes it on to MLX; it was not
-    /// tested with it.
+    /// Remote memory access over Thunderbolt, on macOS 26.2 and later. It needs the variables
+    /// `MLX_JACCL_COORDINATOR` and `MLX_IBV_DEVICES`. This crate passes the choice on to MLX, and
+    /// was not tested with JACCL.
     Jaccl,
-    /// NVIDIA's library, between GPUs of one machine: each rank computes on another one.
-    /// `NCCL_HOST_IP` and `NCCL_PORT` say where rank 0 awaits the others, and `MLX_WORLD_SIZE` how
-    /// many ranks there are. It needs MLX for CUDA and Linux. MLX has no [`Group::send`] for it.
+    /// NVIDIA's library, between GPUs of one machine. Each rank computes on a different GPU. Rank 0
+    /// awaits the others at the address in `NCCL_HOST_IP` and `NCCL_PORT`, and `MLX_WORLD_SIZE` is
+    /// the number of ranks. NCCL needs Linux and MLX for CUDA. [`Group::send`] does not work with
+    /// it, because MLX does not support that.
     ///
-    /// GPUs that reach each other's memory exchange small arrays through it. Elsewhere MLX captures
-    /// each exchange into a CUDA graph, which takes a processor longer than to start it: a program
-    /// of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
+    /// GPUs that reach each other's memory exchange small arrays through this memory. Otherwise MLX
+    /// captures each exchange into a CUDA graph. The capture takes longer on the CPU than the start
+    /// of an exchange, so a program of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
     Nccl,
 }
 
@@ -116,15 +119,15 @@ impl Backend {
 pub struct Options {
     /// The connections between the ranks.
     pub backend: Backend,
-    /// Whether it is an error that the environment describes only one rank.
+    /// Whether to return an error if the environment describes only one rank.
     pub strict: bool,
-    /// How long ranks wait for each other at the start, and the silence after which a rank counts
-    /// as lost: at least 100 ms, and longer than any pause that the system makes. Ranks that are
-    /// stopped and continued together do not miss each other.
+    /// How long ranks wait for each other at the start. Later, a rank that is silent for this time
+    /// counts as lost. The time must be at least 100 ms, and longer than any pause of the system.
+    /// Ranks that are stopped and continued together do not count each other as lost.
     pub timeout: Duration,
-    /// How long an evaluation, or another wait for the other ranks, may take although all of them
-    /// give signs of life. `None` stands for ten times [`Options::timeout`]. Evaluations that read
-    /// large files count too.
+    /// The limit for an evaluation, or for another wait for the other ranks, while all ranks give
+    /// signs of life. `None` means ten times [`Options::timeout`]. The limit also holds for
+    /// evaluations that read large files.
     pub stall: Option<Duration>,
 }
 

@@ -1,5 +1,5 @@
-//! The connections at a port that have not proved yet that they come from a rank. Whoever reaches
-//! the port can open as many as the network carries, so there are few seats, each for a short time.
+//! The connections to a port that have not yet proved that they come from a rank. Whoever reaches
+//! the port can open many connections, so their number and their time are limited.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -7,24 +7,24 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// At most this many connections are open at a time, each for at most this long.
+/// The most connections that are open at a time, and the longest time of each connection.
 const SEATS: usize = 128;
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// The most bytes that one of them may send.
+/// The most bytes that one connection may send.
 pub(super) const LONGEST: usize = 2048;
-/// The sleep when nothing comes.
+/// The sleep if nothing arrived.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The sender of the bytes of a connection.
+/// The sender of a connection's bytes, judged by these bytes.
 pub(super) enum Heard<T> {
-    /// Not enough yet.
+    /// The bytes are not complete yet.
     Part,
-    /// The sender is no rank, so the connection is closed.
+    /// The sender is not a rank, so the connection is closed.
     Stranger,
     Rank(T),
 }
 
-/// Connections that are not known to be ranks. `S` is remembered for each.
+/// Connections that are not yet known to come from ranks. Each has a state `S`.
 pub(super) struct Lobby<S> {
     listener: TcpListener,
     guests: Vec<Guest<S>>,
@@ -39,21 +39,21 @@ struct Guest<S> {
 }
 
 impl<S> Lobby<S> {
-    /// The listener does not block.
+    /// The listener must be nonblocking.
     pub(super) fn new(listener: TcpListener) -> Self {
         Self { listener, guests: Vec::new() }
     }
 
-    /// Accepts the connections that wait, if `greet` succeeds for them, and reads from all open
-    /// ones. Returns the connections that `judge` takes for ranks. Sleeps a little if there was no
-    /// new one.
+    /// Accepts the waiting connections for which `greet` succeeds, and reads from all open ones.
+    /// Returns the connections that `judge` recognizes as ranks. Sleeps briefly if there was no new
+    /// connection and no rank.
     pub(super) fn round<T>(
         &mut self,
         greet: impl Fn(&TcpStream) -> Option<S>,
         judge: impl Fn(&S, &[u8]) -> Heard<T>,
     ) -> Vec<(TcpStream, T)> {
         let mut came = false;
-        // The bound ends this loop even if connections keep coming.
+        // The bound ends this loop even if new connections keep arriving.
         for _ in 0..SEATS {
             let Ok((stream, address)) = self.listener.accept() else { break };
             came = true;
@@ -79,8 +79,8 @@ impl<S> Lobby<S> {
         ranks
     }
 
-    /// Closes the oldest connection of the address that has the most, so that a machine that opens
-    /// too many closes only its own.
+    /// Closes the oldest connection of the address that has the most connections. A machine that
+    /// opens too many connections therefore loses only its own.
     fn dismiss(&mut self) {
         let mut counts = HashMap::new();
         for guest in &self.guests {

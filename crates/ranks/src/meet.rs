@@ -1,6 +1,6 @@
-//! How each rank connects to each other one. The ranks have told each other a nonce and an address
-//! over the authenticated control connections, so a proof over all that they told belongs to this
-//! group alone, and both ends of a connection give one before anything else.
+//! Connects each rank to every other rank. The ranks have told each other a nonce and an address
+//! over the authenticated control connections. Each end of a new connection first sends a proof
+//! over all of these texts, so the proof is valid in this group only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -13,12 +13,12 @@ use super::keys::{self, Seal, Secret, TAG};
 use super::lobby::{Heard, Lobby, PATIENCE};
 use mlx_primitives::{Error, Result};
 
-/// The first bytes of a connection, before the number of the rank and its proof.
+/// The first bytes of a connection. The number of the rank and its proof follow.
 const MAGIC: &[u8; 8] = b"mlxpmesh";
 const HELLO: usize = MAGIC.len() + 8 + TAG;
-/// The pause before a rank connects again.
+/// The pause before a rank tries to connect again.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The names of the proofs and the keys.
+/// The purposes for which proofs and keys are derived from the secret.
 const OF_LOWER: &str = "a rank connects to a later one";
 const OF_HIGHER: &str = "a rank answers an earlier one";
 const DIRECT: &str = "a direct connection";
@@ -35,8 +35,7 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("exchange", reason)
 }
 
-/// A socket at this rank's address that awaits the ranks before it, and the text that tells them
-/// where.
+/// A socket at this rank's address, to which the lower ranks connect, and the text of its address.
 pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
     let refuse = |error| failed(format_args!("cannot listen at {host}: {error}"));
     let listener = TcpListener::bind((host, 0)).map_err(refuse)?;
@@ -45,8 +44,8 @@ pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
     Ok((listener, format!("{host}:{port}")))
 }
 
-/// Connects this rank to all others. `told` is what each rank has told all: first a nonce, then
-/// where it listens.
+/// Connects this rank to all others. `told[r]` begins with the nonce of rank `r` and the address of
+/// its listener.
 pub(super) fn all(
     rank: usize,
     listener: TcpListener,
@@ -71,7 +70,7 @@ pub(super) fn all(
         Ok(stream)
     };
 
-    // A connection is made before the other rank accepts it, so no rank waits for another one here.
+    // The system completes a connection before the other rank accepts it, so no rank waits here.
     let mut higher = Vec::new();
     for peer in rank + 1..told.len() {
         higher.push((peer, greet(peer).map_err(lost(peer))?));
@@ -85,7 +84,8 @@ pub(super) fn all(
         let ranks = lobby
             .round(|_| Some(()), |(), bytes| judge(bytes, rank, |low| prove(OF_LOWER, low, rank)));
         for (mut stream, peer) in ranks {
-            // If a stranger sends the hello of a rank again, it has no keys for what follows.
+            // A stranger can repeat the hello of a rank, but has no keys for the messages that
+            // follow.
             if peers.iter().all(|(other, _)| *other != peer) {
                 let proof = prove(OF_HIGHER, peer, rank);
                 stream.write_all(proof.as_bytes()).map_err(lost(peer))?;
@@ -94,7 +94,7 @@ pub(super) fn all(
         }
     }
     for (peer, mut stream) in higher {
-        // Strangers at the other rank's port can drive a connection out.
+        // Strangers that open many connections can make the other rank close this one.
         while let Err(error) = check(&stream, deadline, &prove(OF_HIGHER, rank, peer)) {
             if Instant::now() >= deadline {
                 return Err(lost(peer)(error));
@@ -123,7 +123,7 @@ fn reach(address: &str, deadline: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The number of the rank below `rank` that sent these bytes.
+/// The rank below `rank` that sent these bytes, if its proof is right.
 fn judge(bytes: &[u8], rank: usize, proof: impl Fn(usize) -> Hash) -> Heard<usize> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] || bytes.len() > HELLO {
@@ -140,7 +140,7 @@ fn judge(bytes: &[u8], rank: usize, proof: impl Fn(usize) -> Hash) -> Heard<usiz
     }
 }
 
-/// Reads the proof with which the other rank answers.
+/// Reads and checks the proof with which the other rank answers.
 fn check(mut stream: &TcpStream, deadline: Instant, expected: &Hash) -> io::Result<()> {
     let mut proof = [0; TAG];
     let mut read = 0;

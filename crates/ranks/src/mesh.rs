@@ -1,6 +1,7 @@
-//! Connections from each rank to each other one, over which ranks exchange parts of an array. MLX's
-//! ring passes a part on from rank to rank, and its threads poll while they wait; here a part takes
-//! one step, and a rank that waits sleeps, which leaves its core to the others.
+//! Connections from each rank to every other rank, over which ranks exchange parts of an array.
+//! MLX's ring passes a part on from rank to rank, and its threads poll while they wait. Here a part
+//! goes directly to the rank that needs it. A waiting rank sleeps, so that other ranks can use its
+//! core.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -13,12 +14,14 @@ use super::meet::Direct;
 use super::watch;
 use mlx_primitives::{Error, Result};
 
-/// The number of an exchange and the bytes of the part that follows. After it comes a tag.
+/// The length of a header: the number of the message and the length of the part that follows. A tag
+/// follows the part.
 const HEADER: usize = 16;
-/// How long a rank looks at its connections before it sleeps, from which it wakes late: longer than
-/// a message takes in a local network. Meanwhile other threads may have its core.
+/// How long a rank polls its connections before it sleeps. A rank wakes late from a sleep, so this
+/// is longer than a message takes in a local network. While a rank polls, it yields its core to
+/// other threads.
 const WATCH: Duration = Duration::from_millis(3);
-/// The longest sleep before it looks whether the group still works.
+/// The longest sleep before a rank checks whether the group is broken.
 const NAP: Duration = Duration::from_millis(100);
 
 pub(super) struct Mesh(Mutex<Vec<Peer>>);
@@ -41,8 +44,8 @@ impl Mesh {
         Self(Mutex::new(ranks.into_iter().map(peer).collect()))
     }
 
-    /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`; the part
-    /// of this rank is left as it is.
+    /// Sends `own` to every other rank, and fills `parts[r]` with the bytes of rank `r`. The part
+    /// of this rank stays unchanged.
     pub(super) fn exchange(&self, own: &[u8], parts: &mut [&mut [u8]]) -> Result<()> {
         let mut parts: Vec<_> = parts.iter_mut().map(Some).collect();
         self.transfer(|peer| {
@@ -57,13 +60,14 @@ impl Mesh {
         self.transfer(|peer| Ok(((peer == to).then_some(bytes), None)))
     }
 
-    /// Fills `part` with the bytes that rank `from` sends to this one alone.
+    /// Fills `part` with the bytes that rank `from` sends to this rank alone.
     pub(super) fn receive(&self, from: usize, part: &mut [u8]) -> Result<()> {
         let mut part = Some(part);
         self.transfer(|peer| Ok((None, if peer == from { part.take() } else { None })))
     }
 
-    /// Sends and receives what `with` says for each other rank, until all of it is done.
+    /// Sends and receives until all messages are complete. For each other rank, `with` returns the
+    /// bytes to send and the buffer for the bytes to receive.
     fn transfer<'a>(
         &self,
         mut with: impl FnMut(usize) -> Result<(Option<&'a [u8]>, Option<&'a mut [u8]>)>,
@@ -83,7 +87,7 @@ impl Mesh {
             *received += u64::from(part.is_some());
             let title = header(*sent, message.map_or(0, <[u8]>::len));
             let tag = message.map_or([0; TAG], |message| {
-                // All ranks get the same bytes, which are hashed once.
+                // Bytes that go to several ranks are hashed only once.
                 let known = hashed.filter(|(bytes, _)| std::ptr::eq(*bytes, message));
                 let (_, content) =
                     *hashed.insert(known.unwrap_or_else(|| (message, blake3::hash(message))));
@@ -128,37 +132,37 @@ impl Mesh {
     }
 }
 
-/// The messages to and from one rank.
+/// The transfer of the messages to and from one rank.
 struct Transfer<'a, 'b> {
     peer: usize,
     stream: &'b TcpStream,
-    /// Makes the tag that the part must have.
+    /// Makes the tag that the received part must have.
     seal: &'b mut Seal,
-    /// The header of the message, and its tag.
+    /// The header of the message that is sent. Its tag is `tag`.
     title: [u8; HEADER],
     message: Option<&'a [u8]>,
     tag: [u8; TAG],
-    /// The bytes sent so far, with the header.
+    /// The number of bytes sent so far, with header and tag.
     sent: usize,
     head: [u8; HEADER],
-    /// The header of the part that this rank waits for.
+    /// The header that the received part must have.
     expected: [u8; HEADER],
-    /// The tag of the part.
+    /// The received tag of the part.
     proof: [u8; TAG],
-    /// The bytes read so far, with the header.
+    /// The number of bytes read so far, with header and tag.
     read: usize,
     part: Option<&'a mut [u8]>,
 }
 
 impl Transfer<'_, '_> {
-    /// The numbers of bytes to send and to read.
+    /// The numbers of bytes that are left to send and to read.
     fn left(&self) -> (usize, usize) {
         let sends = self.message.map_or(0, |message| HEADER + message.len() + TAG);
         let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len() + TAG);
         (sends - self.sent, reads - self.read)
     }
 
-    /// Writes and reads as many bytes as the connection allows. Returns whether there were any.
+    /// Writes and reads as many bytes as the connection allows. Returns whether any bytes moved.
     fn advance(&mut self) -> Result<bool> {
         let (sends, reads) = self.left();
         let mut moved = false;
@@ -209,7 +213,7 @@ impl Transfer<'_, '_> {
         Ok(count > 0)
     }
 
-    /// The bytes that a read or a write has moved.
+    /// The number of bytes that a read or a write has moved; 0 if it would block.
     fn moved(&self, result: std::io::Result<usize>) -> Result<usize> {
         match result {
             Err(error) if waits(&error) => Ok(0),
@@ -222,12 +226,12 @@ impl Transfer<'_, '_> {
     }
 }
 
-/// Whether a read or a write found nothing to do.
+/// Whether a read or a write would block or was interrupted.
 fn waits(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Sleeps until a connection can go on, but not for long.
+/// Sleeps until a connection is ready, or for `NAP`.
 #[cfg(unix)]
 fn sleep(transfers: &[Transfer<'_, '_>]) {
     use std::os::fd::AsRawFd;

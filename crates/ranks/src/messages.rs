@@ -1,4 +1,4 @@
-//! Messages over the control connections, which every rank sends in the same order.
+//! Messages over the control connections. Every rank sends them in the same order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ pub(super) struct Messages {
     pub rank: usize,
     pub size: usize,
     pub control: Arc<Control>,
-    /// The number of messages so far. The lock is held while one is on its way.
+    /// The number of messages so far. It is locked during each message.
     calls: Mutex<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Messages {
         Self { rank, size, control, calls: Mutex::new(0) }
     }
 
-    /// The lists of all ranks, by way of rank 0.
+    /// Gathers the lists of all ranks through rank 0.
     pub(super) fn gather(&self, op: &str, texts: &[&str]) -> Result<Vec<Vec<String>>> {
         let (_calls, header) = self.header(op);
         let malformed = |rank| Error::distributed(op, format_args!("rank {rank} sent no list"));
@@ -56,7 +56,8 @@ impl Messages {
         Ok(bytes.to_owned())
     }
 
-    /// The first bytes of a message: its operation and number, which all ranks have to count alike.
+    /// The first bytes of a message: its operation and its number, which must be equal on all
+    /// ranks.
     fn header(&self, op: &str) -> (MutexGuard<'_, u64>, String) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         *calls += 1;

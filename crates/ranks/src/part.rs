@@ -13,18 +13,19 @@ use super::group::Group;
 use super::saved_parts::{joined_heads, joined_layers, own_heads};
 use super::scheme::Scheme;
 
-/// The part that one of several ranks holds.
+/// The part of a model that one of several ranks holds.
 pub(super) struct RankPart {
     /// `None` for a rank that is only planned.
     group: Option<Group>,
     cuts: Cuts,
-    /// The types of the hidden states in front of each rank's first layer and behind the last of
-    /// all.
+    /// The types of the hidden states before the first layer of each rank, and after the last layer
+    /// of the model.
     types: OnceLock<Vec<Dtype>>,
 }
 
 impl RankPart {
-    /// The part of a rank, after all ranks have said the same about how they share the model.
+    /// The part of a rank. Returns an error unless `said`, how the ranks share the model, is equal
+    /// on all ranks.
     pub fn new(group: Option<Group>, cuts: Cuts, said: String) -> Result<Self> {
         let part = Self { group, cuts, types: OnceLock::new() };
         part.agree("the split", &mut || Ok(said.clone()))?;
@@ -45,17 +46,17 @@ impl RankPart {
         self.cuts.layers.len()
     }
 
-    /// The type of the hidden states in front of a rank's first layer; behind the last of all, for
-    /// a rank that would follow the last.
+    /// The type of the hidden states before the first layer of a rank. For the number of ranks, the
+    /// type after the last layer of the model.
     fn type_before(&self, rank: usize) -> Result<Dtype> {
         let known = self.types.get().and_then(|types| types.get(rank)).copied();
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
 
-    /// The hidden states behind the layers of the ranks `which`, one rank after the other, where a
-    /// rank cannot send to another one alone: each passes by all ranks. `h` are those of this rank,
-    /// which says anything for other ranks. Each exchange reads the one before it, so that all
-    /// ranks have them in one order.
+    /// Exchanges the outputs of the ranks `which`, one rank after the other, by gathers on all
+    /// ranks. It is for groups in which a rank cannot send to one other rank alone. `h` has the
+    /// hidden states of this rank; while another rank's turn lasts, its values do not matter. Each
+    /// gather reads the result of the gather before, so all ranks run them in the same order.
     fn pass(&self, h: &Array, which: Range<usize>) -> Result<Passed> {
         let of = |all: &Array, rank: usize| {
             let rank = rank as i32;
@@ -79,11 +80,11 @@ impl RankPart {
     }
 }
 
-/// The end of some exchanges.
+/// The results of [`RankPart::pass`].
 struct Passed {
-    /// The part that this rank gave.
+    /// The array that this rank gave to the exchanges.
     own: Array,
-    /// The hidden states of the rank whose exchange was last.
+    /// The hidden states of the last rank that had its turn.
     from: Array,
 }
 
@@ -128,8 +129,7 @@ impl Exchange for RankPart {
         self.group()?.receive_after(tokens, Spec::new(shape, dtype))
     }
 
-    /// In a pipeline, the ranks start to compute here, so that what they send comes in the order of
-    /// the calls.
+    /// In a pipeline, the ranks start to compute here, so that they send in the order of the calls.
     fn output(&self, h: Array, caches: &[&Array]) -> Result<Array> {
         if !self.is_pipeline() {
             return Ok(h);
@@ -204,7 +204,7 @@ impl Exchange for RankPart {
         let (ranges, features) = self.cuts.of(axis);
         let lengths: Vec<i32> = ranges.iter().map(|range| length(range) * features).collect();
         let all = self.group()?.gather_last(&x, &lengths)?;
-        // Rank 0 of a pipeline has all tokens.
+        // Rank 0 of a pipeline has the logits of all tokens.
         match self.is_pipeline() {
             true => all.slice_axis(-1, ..lengths.first().copied().unwrap_or(0)),
             false => Ok(all),
@@ -215,8 +215,8 @@ impl Exchange for RankPart {
         self.cuts.absent_queries()
     }
 
-    /// In a pipeline, the ranks compute one after the other, each from the type that the one before
-    /// it has found. Other schemes do not need the types.
+    /// In a pipeline, the ranks find their types one after the other. Each rank starts from the
+    /// type that the rank before it has found. Other schemes do not need the types.
     fn learn_types(
         &self,
         first: Dtype,

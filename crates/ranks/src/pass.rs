@@ -1,4 +1,4 @@
-//! Arrays that go from one rank to another one.
+//! Arrays that one rank sends to another one.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use mlx_primitives::device::{self, Device};
 use mlx_primitives::{Dtype, Element};
 use mlx_primitives::{Error, Result};
 
-/// Sends its input, which is its output too.
+/// Sends its input to another rank, and returns the input as its output.
 struct Send {
     joined: Arc<Joined>,
     to: usize,
 }
 
-/// The array that a rank sends, once its input has been computed.
+/// Receives an array from another rank after its input has been computed.
 struct Receive {
     joined: Arc<Joined>,
     from: usize,
@@ -25,18 +25,18 @@ struct Receive {
 }
 
 impl Group {
-    /// Whether a rank can send to another one alone.
+    /// Whether a rank can send to one other rank alone.
     pub(crate) fn sends(&self) -> bool {
         self.joined.as_ref().is_none_or(|joined| joined.sends)
     }
 
-    /// The arrays of all ranks, one after the other along a new first axis, where a rank cannot
-    /// send to another one alone.
+    /// The arrays of all ranks, stacked along a new first axis. It replaces a send if a rank cannot
+    /// send to one other rank alone.
     pub(crate) fn pass(&self, x: &Array) -> Result<Array> {
         self.all_gather(&x.expand_dims(0)?)
     }
 
-    /// Sends an array to the next rank when the result, which equals `x`, is evaluated.
+    /// Sends `x` to the next rank when the result is evaluated. The result equals `x`.
     pub(crate) fn send_on(&self, x: &Array) -> Result<Array> {
         let to = self.rank() + 1;
         match &self.joined {
@@ -48,7 +48,7 @@ impl Group {
         }
     }
 
-    /// The array that the rank before this one sends, which is received once `after` is computed.
+    /// The array that the previous rank sends. It is received after `after` has been computed.
     pub(crate) fn receive_after(&self, after: &Array, spec: Spec) -> Result<Array> {
         let from = self.rank().wrapping_sub(1);
         match &self.joined {

@@ -1,4 +1,4 @@
-//! MLX's connections between ranks. MLX takes whoever connects first for a rank, so it does not use
+//! MLX's connections between ranks. MLX takes whoever connects first for a rank. So it does not use
 //! the ports of the host file, which others know, but ports that the ranks tell each other.
 
 use std::io;
@@ -14,18 +14,18 @@ use super::hosts::{self, NCCL_PORT, Place};
 use mlx_primitives::collectives::Ranks;
 use mlx_primitives::{Error, Result};
 
-/// The variable from which MLX reads the path of the ring's addresses.
+/// The variable with the path of the host file that MLX reads.
 const HOSTS: &str = "MLX_HOSTFILE";
 
-/// Ports at which MLX will await the rank before this one; with NCCL, rank 0 awaits all others.
+/// Ports at which MLX will await the previous rank. With NCCL, rank 0 awaits all others there.
 pub(super) struct Ports {
-    /// Bound, so that nothing else gets the ports, but not listening.
+    /// Sockets that are bound, so that no other program gets the ports, but do not listen.
     _held: Vec<Socket>,
     pub addresses: Vec<String>,
 }
 
 impl Ports {
-    /// A free port at the host of each of these addresses.
+    /// Reserves a free port at the host of each address.
     pub(super) fn reserve(own: &[String]) -> io::Result<Self> {
         let (mut held, mut addresses) = (Vec::new(), Vec::new());
         for address in own {
@@ -34,8 +34,8 @@ impl Ports {
             let found = found.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             socket.bind(&found.into())?;
-            // MLX may bind to the port too: it sets the same options. They are set after this end
-            // is bound, or the system could give two processes one port.
+            // MLX sets the same options, so it may bind to the port too. They are set after this
+            // socket is bound. Otherwise the system could give one port to two processes.
             socket.set_reuse_address(true)?;
             #[cfg(unix)]
             socket.set_reuse_port(true)?;
@@ -46,7 +46,7 @@ impl Ports {
         Ok(Self { _held: held, addresses })
     }
 
-    /// Lets MLX connect the ranks, whose addresses in the ring are `all`.
+    /// Lets MLX connect the ranks. `all` has the addresses of each rank in the ring.
     pub(super) fn join(self, place: &Place, all: &[Vec<String>]) -> Result<Ranks> {
         let init = || Ranks::join(place.backend.name());
         for address in all.iter().flatten() {
@@ -61,8 +61,8 @@ impl Ports {
         }
         let file = write(all).map_err(|error| Error::distributed("join", error))?;
         if place.rank + 1 == place.size {
-            // MLX on this rank connects to rank 0 first, which needs a moment to listen. If it
-            // fails, MLX sleeps for a second.
+            // MLX on this rank first connects to rank 0, which needs a moment to listen. If the
+            // connection fails, MLX sleeps for a second.
             thread::sleep(Duration::from_millis(30));
         }
         let given = std::env::var_os(HOSTS);
@@ -75,18 +75,19 @@ impl Ports {
     }
 }
 
-/// A host file, which is removed when it is dropped.
+/// Writes a host file, which is removed when the result is dropped.
 fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
     let file = NamedTempFile::new()?;
     serde_json::to_writer(&file, all)?;
     Ok(file)
 }
 
-/// Sets a text that MLX reads. The variable is set already, since this rank read its place from it,
-/// so its entry alone changes: by one store of a pointer on Linux, under the system's lock on
+/// Sets a variable that MLX reads. The variable exists already, since this rank read its place from
+/// it. So only its entry changes: by one store of a pointer on Linux, under the system's lock on
 /// macOS.
 fn set(name: &str, text: &std::ffi::OsStr) {
-    // SAFETY: threads that look for other variables meanwhile read the old or the new text of this
-    // entry; neither is freed, and only MLX on this thread keeps a pointer to such a text.
+    // SAFETY: threads that search for other variables at the same time read the old or the new text
+    // of this entry. Neither text is freed, and only MLX on this thread keeps a pointer to such a
+    // text.
     unsafe { std::env::set_var(name, text) }
 }

@@ -1,4 +1,4 @@
-//! The parts of a saved prompt cache that a rank holds, and the whole that it is joined to.
+//! Joins the parts of a saved prompt cache that the ranks hold, and takes a rank's part of it.
 
 use mlx_primitives::{Array, Dtype, Error, Result, concatenate};
 use mlx_primitives_llama::base::SavedCache;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::cuts::{Cuts, length};
 use super::group::Group;
 
-/// The cache of the layers that a rank of a pipeline holds.
+/// Describes the cache of the layers that a rank of a pipeline holds.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     /// The names, shapes and types of the arrays.
@@ -16,19 +16,19 @@ struct Kept {
     layers: Vec<Value>,
 }
 
-/// Gathers keys or values of all heads, or both one after the other. `own`,
-/// `[1, n * own heads, ...]`, has the part of this rank's heads.
+/// Gathers the keys or values of all heads, or first the keys and then the values. `own`, `[1, n *
+/// own heads, ...]`, has only the heads of this rank.
 pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Array> {
     let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
     let held = lengths.get(cuts.rank).copied().unwrap_or(1);
     let shape = by_heads(own, held)?;
-    // [n, heads, time, features] with the heads last, [n, time, features, heads].
+    // Moves the heads of `[n, heads, time, features]` to the last axis, which `gather_last` joins.
     let last = own.reshape(shape)?.transpose([0, 2, 3, 1])?;
     let all = group.gather_last(&last, &lengths)?.transpose([0, 3, 1, 2])?;
     let (mut parts, mut known) = (Vec::new(), 0);
     let mut start = 0;
     for range in &cuts.kv_heads {
-        // A head that several ranks hold is taken of the first one.
+        // If several ranks hold a head, the first rank's copy is taken.
         let new = range.start.max(known)..range.end;
         if !new.is_empty() {
             let at = start + new.start - range.start;
@@ -41,7 +41,7 @@ pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Ar
     joined.reshape([1, shape[0] * known, shape[2], shape[3]])
 }
 
-/// The keys or values of this rank's heads, of `all`, `[1, n * heads, ...]`.
+/// The keys or values of this rank's heads. `all`, `[1, n * heads, ...]`, has all heads.
 pub(super) fn own_heads(cuts: &Cuts, all: &Array) -> Result<Array> {
     let heads = cuts.kv_heads.last().map_or(1, |range| range.end);
     if all.ndim() != 4 || all.dim(1)? % heads != 0 {
@@ -53,7 +53,7 @@ pub(super) fn own_heads(cuts: &Cuts, all: &Array) -> Result<Array> {
     all.reshape(shape)?.slice_axis(1, own)?.reshape([1, shape[0] * count, shape[2], shape[3]])
 }
 
-/// Gathers the cache of all layers. This rank of a pipeline has the part `own`.
+/// Gathers the cache of all layers of a pipeline. `own` is the part of this rank.
 pub(super) fn joined_layers(
     group: &Group,
     own: Vec<(String, Array)>,

@@ -2,16 +2,17 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scheme {
-    /// The results of one process, bit by bit. Each rank holds some rows of every matrix, and its
-    /// key heads with their keys and values. It computes its features of an activation, and then
-    /// all ranks gather all features. Nothing is summed across ranks, so each number is one dot
-    /// product on one rank, in the order that one process has. A decoded token takes four gathers
-    /// in each layer, one for the embedding and one for the logits.
+    /// The results equal the results of one process bit for bit. Each rank holds some rows of every
+    /// matrix, and some key heads with their keys and values. It computes its features of an
+    /// activation, and then all ranks gather all features. Nothing is summed across ranks. One rank
+    /// computes each dot product, in the same order as one process. For a decoded token, the ranks
+    /// gather four times in each layer, once for the embedding and once for the logits.
     #[default]
     Gather,
-    /// The results of one process, bit by bit. Each rank holds whole layers, rank 0 also the
-    /// embedding and the output projection, and hands the hidden states to the next rank. A prompt
-    /// of several steps keeps all ranks busy, a decoded token one at a time.
+    /// The results equal the results of one process bit for bit. Each rank holds whole layers, and
+    /// hands the hidden states to the next rank. Rank 0 also holds the embedding and the output
+    /// projection. A prompt of several steps keeps all ranks busy; a decoded token keeps one rank
+    /// busy at a time.
     Pipeline,
 }
 

@@ -11,12 +11,12 @@ use super::group::Group;
 use super::part::RankPart;
 use super::scheme::Scheme;
 
-/// One model on the ranks of a group, by a [`Scheme`]. The default scheme has the results of one
-/// process, bit by bit.
+/// One model on the ranks of a group, which share it by a [`Scheme`]. With the default scheme, the
+/// results equal the results of one process bit for bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
-/// rank reads only its part of the files. A model on several ranks has no derivatives: a closure
-/// that is differentiated gets an error from it, before the ranks exchange anything.
+/// rank reads only its part of the files. A model on several ranks has no derivatives: inside of a
+/// closure that is differentiated it returns an error, before the ranks exchange anything.
 ///
 /// ```
 /// use mlx_primitives_ranks::{Group, Options, Split};
@@ -42,12 +42,12 @@ pub struct Split {
 
 impl Split {
     /// A split across the ranks of `group`. `shares` has a number for each rank, and the ranks hold
-    /// rows and heads, or layers, in this ratio: `[3, 1]` if rank 0 has three times the memory. If
-    /// it is empty, all shares are equal.
+    /// rows and heads, or layers, in this ratio. Use `[3, 1]` if rank 0 has three times the memory
+    /// of rank 1. If `shares` is empty, all shares are equal.
     ///
     /// # Errors
     ///
-    /// Returns an error unless there are no shares, or one above 0 for each rank.
+    /// Returns an error unless `shares` is empty or has one number above 0 for each rank.
     pub fn new(group: &Group, shares: &[u32]) -> Result<Self> {
         let shares = if shares.is_empty() { vec![1; group.size()] } else { shares.to_vec() };
         if shares.len() != group.size() || shares.contains(&0) {
@@ -60,8 +60,8 @@ impl Split {
     }
 
     /// A rank of a group that does not exist yet. Its models load by
-    /// [`load_lazily`](Self::load_lazily), and tell the bytes that the rank would hold and send;
-    /// they compute nothing.
+    /// [`load_lazily`](Self::load_lazily) and compute nothing. They only tell how many bytes the
+    /// rank would hold and send.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Split {
         Ok(Self { group: None, rank, shares: shares.to_vec(), scheme: Scheme::Gather })
     }
 
-    /// The split by another scheme. All ranks choose the same one.
+    /// Selects another scheme. All ranks must select the same one.
     ///
     /// ```
     /// use mlx_primitives_ranks::{Scheme, Split};
@@ -105,12 +105,12 @@ impl Split {
         Self { scheme, ..self }
     }
 
-    /// The ranges of the ranks on each axis of a model.
+    /// The ranges of each axis of a model, one for each rank.
     pub(crate) fn cuts(&self, config: &Config) -> Result<Cuts> {
         Cuts::new(self.scheme, self.rank, &self.shares, config)
     }
 
-    /// The weights of which this rank takes its part.
+    /// Restricts weights to the part of this rank.
     fn hold(&self, config: &Config, weights: Weights) -> Result<Weights> {
         if self.shares.len() < 2 {
             return Ok(weights);
@@ -124,8 +124,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads
-    /// than there are ranks.
+    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads than
+    /// ranks.
     pub fn load_llama(
         &self,
         path: impl AsRef<Path>,
@@ -139,8 +139,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::load`] refuses, and for a model with fewer query heads
-    /// than there are ranks.
+    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads than
+    /// ranks.
     pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
         Llama::load_part_lazily(path, |config, weights| self.hold(config, weights))
     }
@@ -149,8 +149,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Checkpoint::load`] refuses, and for a model with fewer query
-    /// heads than there are ranks.
+    /// Returns an error if [`Checkpoint::load`] would, and for a model with fewer query heads than
+    /// ranks.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -163,7 +163,7 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Checkpoint::demo`] refuses, and for more than four ranks.
+    /// Returns an error if [`Checkpoint::demo`] would, and for more than four ranks.
     pub fn demo(&self) -> Result<Checkpoint> {
         Checkpoint::demo_part(|config, weights| self.hold(config, weights))
     }
@@ -172,8 +172,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Llama::random`] refuses, and for a model with fewer query heads
-    /// than there are ranks.
+    /// Returns an error if [`Llama::random`] would, and for a model with fewer query heads than
+    /// ranks.
     pub fn random(
         &self,
         config: Config,

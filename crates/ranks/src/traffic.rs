@@ -7,8 +7,9 @@ use super::scheme::Scheme;
 use super::split::Split;
 
 impl Split {
-    /// The exchanges of one decoded token without the rest of the model that this rank has loaded,
-    /// for measuring them. Every rank evaluates them together.
+    /// The exchanges of one decoded token without the computation of the model, to measure them.
+    /// `llama` is the part of the model that this rank has loaded. All ranks evaluate the result
+    /// together.
     ///
     /// # Errors
     ///
@@ -40,8 +41,8 @@ impl Split {
         gather(&last, Axis::Vocab)
     }
 
-    /// The number of exchanges of a decoded token of this model, one after the other, and the bytes
-    /// that this rank sends in them.
+    /// The number of exchanges for one decoded token of this model, which run one after the other,
+    /// and the number of bytes that this rank sends in them.
     ///
     /// # Errors
     ///
@@ -57,8 +58,9 @@ impl Split {
     }
 }
 
-/// The exchanges of a token, and the elements that this rank sends in them. In those of a pipeline
-/// whose ranks cannot send to one alone, each sends as much to all others.
+/// The number of exchanges for a token, and the number of elements that this rank sends in them. In
+/// a pipeline whose ranks cannot send to one other rank alone, every rank sends the same number to
+/// all others.
 fn traffic(cuts: &Cuts, config: &Config, sends: bool) -> (u64, u64) {
     let own = |axis: Axis| {
         let (ranges, features) = cuts.of(axis);
@@ -77,7 +79,8 @@ fn traffic(cuts: &Cuts, config: &Config, sends: bool) -> (u64, u64) {
             (others + 2, ((others + 1) * hidden + tokens) * others)
         }
         Scheme::Pipeline => {
-            // To the next rank, from the last one to all, and the logits to all.
+            // Hidden states go to the next rank, and from the last rank to all. The logits go to
+            // all.
             let sent = if cuts.rank as u64 == others { hidden * others } else { hidden + others };
             (others + 2, sent + own(Axis::Vocab) * others)
         }

@@ -1,5 +1,5 @@
-//! The waits for MLX while ranks are joined. MLX's own waits have no end, and a connection that was
-//! lost once must not be used again: a later collective on it would never return.
+//! Limits the waits for MLX while ranks are joined. MLX's waits have no time limit. A connection
+//! that was lost once must not be used again: a later collective on it would never return.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers an evaluation of this thread, and returns 0 if no ranks are joined.
+/// Registers an evaluation of this thread and returns its number, or 0 if no ranks are joined.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ fn begin_wait() -> Result<u64> {
     Ok(state.begin("an evaluation", limit))
 }
 
-/// Ends the wait that [`begin_wait`] registered; a failed one breaks the group.
+/// Ends the wait that [`begin_wait`] registered. A failed wait breaks the group.
 fn end_wait(id: u64, failed: bool) {
     if id != 0 {
         let mut state = state();
@@ -75,7 +75,7 @@ pub(super) fn is_broken() -> bool {
     WATCHED.load(Ordering::Acquire) && state().broken
 }
 
-/// From now on, evaluations are registered and may take this long.
+/// Starts to register evaluations, which may take at most `limit`.
 pub(super) fn start(limit: Duration) {
     observe_waits(WaitObserver { begin: begin_wait, end: end_wait });
     state().limit = Some(limit);
@@ -86,7 +86,7 @@ pub(super) fn stop() {
     WATCHED.store(false, Ordering::Release);
 }
 
-/// Runs something that waits for other ranks, for as long as the limit.
+/// Runs a function that waits for other ranks, for at most `limit`.
 pub(super) fn waiting<R>(name: &'static str, limit: Duration, f: impl FnOnce() -> R) -> R {
     let id = state().begin(name, Some(limit));
     let result = f();
@@ -94,14 +94,14 @@ pub(super) fn waiting<R>(name: &'static str, limit: Duration, f: impl FnOnce() -
     result
 }
 
-/// Adds time that does not count, because this process was stopped, to all limits.
+/// Extends the limits of all waits by the time for which this process was stopped.
 pub(super) fn forgive(stopped: Duration) {
     if !stopped.is_zero() {
         state().waits.values_mut().for_each(|wait| wait.start += stopped);
     }
 }
 
-/// A wait that has taken longer than its limit, in words.
+/// The description of a wait that has taken longer than its limit.
 pub(super) fn overdue() -> Option<String> {
     state().waits.values().find_map(|wait| {
         let limit = wait.limit.filter(|limit| wait.start.elapsed() > *limit)?.as_secs_f64();
