@@ -1,4 +1,4 @@
-//! The files of the bridge between Rust and C++. Part of `build.rs`.
+//! Lists the files of the bridge between Rust and C++, and generates its C++. Part of `build.rs`.
 
 use std::env;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-/// The files with a part of the bridge that every build has.
+/// The files with the parts of the bridge that every build has.
 const BRIDGES: [&str; 6] = [
     "src/collectives.rs",
     "src/custom/bridge.rs",
@@ -23,13 +23,14 @@ pub fn files(simulates_metal: bool) -> impl Iterator<Item = &'static str> {
     BRIDGES.into_iter().chain(cuda).chain(simulator)
 }
 
-/// Generates the C++, and removes that of an earlier build, in case a file is gone.
+/// Generates the C++. First removes the C++ of an earlier build, which may belong to a removed
+/// file.
 pub fn generate(simulates_metal: bool) -> Result<()> {
     let made = PathBuf::from(env::var("OUT_DIR")?).join("cxxbridge/sources/mlx-primitives/src");
     if made.exists() {
         fs::remove_dir_all(&made)?;
     }
-    // Drops the library: CMake compiles the C++ together with cpp/.
+    // Does not compile the result here, because CMake compiles the C++ together with cpp/.
     drop(cxx_build::bridges(files(simulates_metal)));
     Ok(())
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the kernels' tests and the command for ARM Linux and runs them on emulated processors, to check
-# results, not speed: the kernels' tests and `generate` on processors of several generations, and `verify`.
+# Builds the kernels' tests and the command for ARM Linux, and runs them on emulated processors. It
+# checks results, not speed. The kernels' tests and `generate` run on processors of several
+# generations, and `verify` runs on one.
 #
-#   scripts/arm_linux.sh [PART...]   parts: kernels verify generate; all without one
+#   scripts/arm_linux.sh [PART...]   parts: kernels verify generate, by default all
 #
-# Needs Debian or Ubuntu on x86-64. On ARM itself, `cargo test` covers all of this.
+# Needs Debian or Ubuntu on x86-64. On ARM, `cargo test` covers all of this.
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"
@@ -21,7 +22,7 @@ target=aarch64-unknown-linux-gnu
 triple=aarch64-linux-gnu
 mlx_version=$(tr -d '[:space:]' <"$root/cmake/mlx_version.txt")
 
-# unpack FOLDER PACKAGE...: Debian's packages, unpacked without installation.
+# unpack FOLDER PACKAGE...: downloads Debian packages and unpacks them without installation.
 unpack() {
   local folder=$1 package
   shift
@@ -30,7 +31,7 @@ unpack() {
     die "not run: apt-get could not download $1; run apt-get update, or install it"
   for package in "$folder.part"/deb/*.deb; do
     case $package in
-      # The package has forty emulators.
+      # The package has forty emulators. Only the one for ARM is needed.
       */qemu-user*) dpkg --fsys-tarfile "$package" | tar -x -C "$folder.part" --wildcards './usr/bin/qemu-aarch64*' ;;
       *) dpkg -x "$package" "$folder.part" ;;
     esac
@@ -38,7 +39,7 @@ unpack() {
   rm -r "$folder.part/deb" && rm -rf "$folder" && mv "$folder.part" "$folder"
 }
 
-# The emulator.
+# Finds the emulator, or brings it.
 emulator=
 for name in qemu-aarch64-static qemu-aarch64 "$cross/qemu/usr/bin/qemu-aarch64-static"; do
   emulator=$(command -v "$name") && break
@@ -49,7 +50,7 @@ if [ -z "$emulator" ]; then
   emulator=$cross/qemu/usr/bin/qemu-aarch64-static
 fi
 
-# GCC for the target, with its libraries.
+# Finds GCC for the target with its libraries, or brings them.
 if compiler=$(command -v $triple-g++); then
   sysroot=/usr/$triple
   tools=$(dirname "$compiler")
@@ -62,7 +63,7 @@ else
       sed -n 's/^Inst \([^ ]*\) .*/\1/p')
     [ ${#packages[@]} -gt 0 ] || die "apt-get knows no g++-$triple; run apt-get update, or install it"
     unpack "$cross/gcc" "${packages[@]}"
-    # The linker's scripts name the libraries where an installation would put them.
+    # The linker's scripts name libraries by their installed paths, which do not exist here.
     grep -lE '^(GROUP|INPUT)' "$sysroot"/lib/*.so 2>/dev/null | xargs -r sed -i "s,/usr/$triple/lib/,,g"
   fi
   for name in gcc g++ ar ranlib objdump; do
@@ -82,9 +83,9 @@ mlx=$cross/mlx-$mlx_version-aarch64
 bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
 
 export CARGO_TARGET_DIR=$cross/target MLX_DIR=$mlx/mlx QEMU_LD_PREFIX=$sysroot
-# Each build is for one run.
+# Each build is run once, so it needs no incremental data and no debug information.
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
-# CMake runs a program that asks libmlx for its version.
+# CMake runs an ARM program that asks libmlx for its version.
 export CMAKE_CROSSCOMPILING_EMULATOR=$emulator
 export CC_aarch64_unknown_linux_gnu=$tools/$triple-gcc CXX_aarch64_unknown_linux_gnu=$tools/$triple-g++
 export AR_aarch64_unknown_linux_gnu=$tools/$triple-ar
@@ -93,7 +94,8 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$emulator
 cargo_for_arm() {
   local command=$1
   shift
-  # The emulator takes far longer to run unoptimized kernels than the compiler to optimize them.
+  # The compiler needs less time to optimize the kernels than the emulator loses on unoptimized
+  # ones.
   (cd "$root" && env -u RUSTFLAGS "${rust_cargo[@]}" "$command" "${rust_std[@]}" --target "$target" \
     --config 'profile.dev.package.mlx-primitives-kernels.opt-level=3' "$@")
 }
@@ -108,25 +110,27 @@ for line in sys.stdin:
         print(message["executable"])' || { tail -n 40 "$logs/arm-build.log" >&2 && die "cargo test --no-run $* failed"; }
 }
 
-# passed LOG: prints how many tests a run passed; fails if there was none.
+# passed LOG: prints how many tests passed in a run, and fails if no test passed.
 passed() {
   sed -n -E 's/^test result: ok\. ([1-9][0-9]*) passed.*/\1/p' "$1" | grep . || die "no test passed: $1"
 }
 
-# The processors, and the instruction sets that the kernels choose on them: that of a Raspberry Pi 4, of
-# Graviton2 (the Raspberry Pi 5 has the same instructions), and with what Graviton3 and DGX Spark have.
+# The processors, and the instruction sets that the kernels choose on them: a Raspberry Pi 4, then
+# Graviton2, whose instructions the Raspberry Pi 5 also has, then a processor with the instructions
+# of Graviton3 and DGX Spark.
 processors=(cortex-a72:neon neoverse-n1:dotprod max:i8mm)
 
 kernels() {
   local program processor filter log count
   program=$(binary -p mlx-primitives-kernels --test kernels)
-  # A part that is compiled for another level would be right, and slow.
+  # If this function were compiled for another level, its results would be right, but it would be
+  # slow.
   "$tools/$triple-objdump" --disassemble --demangle --no-show-raw-insn "$program" |
     awk '/>:$/ { at = /::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
     die "the products of digits for i8mm have no usdot"
   for processor in "${processors[@]}"; do
-    # Products of bytes alone differ between the levels beyond neon. `verify` runs all products on max; here
-    # they take most of an hour.
+    # Above neon, only the products of bytes differ between the levels. `verify` runs all products
+    # on max. Here all products would take most of an hour.
     case $processor in
       *:neon) filter=(--skip quantized_matmul::) ;;
       *) filter=(level:: bytes:: quantized_matmul::extremes::bytes quantized_matmul::extremes::digits) ;;
@@ -139,7 +143,7 @@ kernels() {
   done
 }
 
-# The command, without downloads of models, whose crates take long to build. `run` runs it.
+# Builds the command without downloads of models, whose crates take long to build. `run` runs it.
 command_built=
 build_command() {
   [ -z "$command_built" ] || return 0
@@ -149,8 +153,8 @@ build_command() {
 }
 run() { "$emulator" "$CARGO_TARGET_DIR/$target/debug/mlx-primitives" "$@"; }
 
-# The tests that the command has: a share of the conformance table of every op, against references in double
-# precision and MLX's ops, and the tokens of the demo model.
+# Runs the tests that the command has: a share of the conformance table of every op, against
+# references in double precision and MLX's ops, and the tokens of the demo model.
 verify() {
   build_command
   QEMU_CPU=max run verify --quiet --quick --device cpu --share 1/16 --only self-test decode \
@@ -158,7 +162,8 @@ verify() {
   say "verify: $(sed -n 3p "$logs/arm-verify.md")"
 }
 
-# The text must be that of mlx-lm on x86-64, with which the tests there compare the same model.
+# The text must equal the text of mlx-lm on x86-64. The tests on x86-64 compare the same model with
+# it.
 generate() {
   local processor level text want packed=$cross/demo-4bit
   build_command
@@ -171,7 +176,7 @@ print(found[0]["float32"]["text"])' "$root/crates/cli/assets/greedy.json")
     run info | grep -qE "^CPU kernels +$level," || die "$QEMU_CPU does not run the kernels for $level"
     text=$(run generate --quiet "Once upon a time")
     [[ "$text" == "$want"* ]] || die "$QEMU_CPU writes: $text"
-    # The weights are packed by the processor itself, and products of bytes multiply them.
+    # The emulated processor packs the weights, and multiplies them by products of bytes.
     rm -rf "$packed"
     run quantize --quiet --model "$root/crates/llama/assets/demo" --dtype bfloat16 --bits 4 --output "$packed"
     text=$(run generate --quiet --model "$packed" "Once upon a time")

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Follows README from nothing: in minimal systems of Debian and Ubuntu, the script and the first command work with
-# the packages that README names and no others, and where something is missing or too old one sentence says so.
+# Follows README in minimal systems of Debian and Ubuntu. The install script and the first command
+# must work with the packages that README names and no others. If a program is missing or too old,
+# one sentence must say so.
 #
 #   scripts/bare_roots.sh [--no-build] [--target FOLDER] [SYSTEM...]
 #
-# SYSTEM is bookworm or trixie (Debian 12, 13), jammy or noble (Ubuntu 22.04, 24.04), or bullseye (Debian 11, whose
-# g++ and glibc are too old); without one, all of them. Needs root and debootstrap, and for Ubuntu the file of its
-# keys that UBUNTU_KEYRING names. Minimal systems stay in .mlx/roots; what a case changes is thrown away. The Rust
-# of this machine stands for that of rustup.
+# SYSTEM is bookworm or trixie (Debian 12, 13), jammy or noble (Ubuntu 22.04, 24.04), or bullseye
+# (Debian 11, whose g++ and glibc are too old). By default it tests all of them. It needs root and
+# debootstrap, and for Ubuntu the file with Ubuntu's keys, which UBUNTU_KEYRING names. Minimal
+# systems are kept in .mlx/roots, and the changes of each case are discarded. The systems use the
+# Rust of this machine in place of rustup's.
 #
-# --no-build leaves out what compiles the crate. --target keeps compiled dependencies in a folder for the next
-# system, where only the crate is compiled again.
+# --no-build skips the cases that compile the crate. --target keeps compiled dependencies in a
+# folder, so that the next system compiles only the crate again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -21,7 +23,7 @@ die() {
 }
 [ "$(id -u)" = 0 ] || die "this mounts minimal systems; run it as root"
 command -v debootstrap >/dev/null || die "debootstrap is not on PATH; on Debian, apt-get install debootstrap"
-# In a mount namespace, whose mounts end with the script.
+# Runs in a mount namespace, whose mounts end with the script.
 [ -n "${BARE_ROOTS_INSIDE:-}" ] || exec env BARE_ROOTS_INSIDE=yes unshare --mount "$root/scripts/bare_roots.sh" "$@"
 
 build=yes target='' systems=()
@@ -51,7 +53,7 @@ trap leave EXIT
 rust=$(rustc --print sysroot)
 passed=0
 
-# bring SYSTEM: a minimal system, the first time from its distribution's mirror.
+# bring SYSTEM: installs a minimal system from its distribution's mirror, unless it exists.
 bring() {
   [ ! -d "$roots/$1" ] || return 0
   say "bringing $1"
@@ -63,12 +65,13 @@ bring() {
     *) debootstrap --variant=minbase "$1" "$roots/$1.part" http://deb.debian.org/debian ;;
   esac >"$roots/$1.log" 2>&1 || die "debootstrap could not install $1: $(tail -n 1 "$roots/$1.log")"
   umount "$roots/$1.part/proc" 2>/dev/null || true
-  # Ubuntu's clang is in its second component, which its images name.
+  # Ubuntu's clang is in the component universe, which Ubuntu's usual images enable.
   case $1 in jammy | noble) sed -i 's/ main$/ main universe/' "$roots/$1.part/etc/apt/sources.list" ;; esac
   mv "$roots/$1.part" "$roots/$1"
 }
 
-# fresh SYSTEM FOLDER: an unchanged system, with a copy of the tracked files in a folder.
+# fresh SYSTEM FOLDER: mounts an unchanged system, and copies the repository's files to a folder in
+# it.
 fresh() {
   umount --recursive "$work/copy" 2>/dev/null || true
   rm -rf "$work/changes" "$work/overlay"
@@ -80,14 +83,14 @@ fresh() {
   mount --bind "$rust" "$work/copy/opt/rust"
   [ -z "$target" ] || mount --bind "$target" "$work/copy/opt/target"
   cp -L /etc/resolv.conf "$work/copy/etc/resolv.conf"
-  # A proxy's certificate, where this machine has one.
+  # The certificate of a proxy, if this machine has one.
   [ -z "${SSL_CERT_FILE:-}" ] || cp -L "$SSL_CERT_FILE" "$work/copy/opt/certificates"
   git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null |
     tar -x -C "$work/copy/$2"
   system=$1 clone=$2 with_rust='' with_certificates=''
 }
 
-# inside COMMAND: runs it in the system, in the clone.
+# inside COMMAND: runs the command inside of the system, in the clone.
 inside() {
   local path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin environment=(LANG=C.UTF-8 HOME=/root)
   [ -z "$with_rust" ] || path=/opt/rust/bin:$path
@@ -101,7 +104,7 @@ packages() {
     >"$work/apt.log" 2>&1 || die "$system: apt-get could not install $*: $(tail -n 1 "$work/apt.log")"
 }
 
-# says WHAT COMMAND TEXT: the command fails, and its last line contains the text.
+# says WHAT COMMAND TEXT: checks that the command fails and that its last line contains the text.
 says() {
   ! inside "$2" >"$work/log" 2>&1 || die "$system, $1: expected a failure"
   tail -n 1 "$work/log" | grep -qF -- "$3" || die "$system, $1: expected '$3', got: $(tail -n 3 "$work/log")"
@@ -109,7 +112,7 @@ says() {
   passed=$((passed + 1))
 }
 
-# works WHAT COMMAND TEXT: the command succeeds and prints the text.
+# works WHAT COMMAND TEXT: checks that the command succeeds and prints the text.
 works() {
   inside "$2" >"$work/log" 2>&1 || die "$system, $1: $(tail -n 10 "$work/log")"
   grep -qF -- "$3" "$work/log" || die "$system, $1: expected '$3', got: $(tail -n 10 "$work/log")"
@@ -117,7 +120,7 @@ works() {
   passed=$((passed + 1))
 }
 
-# read_only yes|no: mounts the clone so that nobody can write it, or ends that.
+# read_only yes|no: makes the clone read-only for all users, or writable again.
 read_only() {
   if [ "$1" = no ]; then
     umount "$work/copy$clone"
@@ -133,7 +136,7 @@ grep -qxF "$first" README.md || die "README has another first command"
 named=$(sed -n 's/^.*`apt-get install \([^`]*\)`.*$/\1/p' README.md | head -n 1)
 [ -n "$named" ] || die "README names no packages"
 
-# Missing tools are named one by one, in the order of the script's questions.
+# The script must name missing tools one by one, in the order in which it checks them.
 from_nothing() {
   fresh "$1" /home/me/mlx-primitives
   says "nothing is installed" $install "cargo is not on PATH, and Rust 1.89 or later is needed; install it by https://rustup.rs"
@@ -187,7 +190,7 @@ others() {
   esac
 }
 
-# README's first command, and the command as cargo installs it, without the clone.
+# Runs README's first command.
 builds() {
   fresh "$1" /home/me/mlx-primitives
   packages "$named"

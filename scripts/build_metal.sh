@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs what the build needs and this machine lacks (MLX, CMake, Ninja) in .mlx/, and on macOS compiles
-# metal/*.metal into mlx_primitives.metallib. A second run keeps everything that is installed.
+# Installs MLX, CMake and Ninja in .mlx/ if the build needs them and this machine lacks them. On
+# macOS, it also compiles metal/*.metal into mlx_primitives.metallib. A second run keeps all
+# installed files.
 #
 #   scripts/build_metal.sh [--cuda] [--simulator]
 #
 # --cuda also installs MLX for NVIDIA GPUs, NVRTC and CUDA's headers, for the feature `cuda`.
-# --simulator also installs a clang on Linux, for the tests that simulate Metal. They run this themselves.
+# --simulator also installs a clang on Linux, for the tests that simulate Metal. These tests run
+# the script with --simulator themselves.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -40,7 +42,7 @@ at_least() {
   [ "${major:-0}" -gt "$wanted_major" ] || { [ "${major:-0}" -eq "$wanted_major" ] && [ "${minor:-0}" -ge "$wanted_minor" ]; }
 }
 
-# Asks for tools that only the user can install, before anything is fetched.
+# Checks for the tools that only the user can install, before the first download.
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
 rust_cure="install it by https://rustup.rs"
 command -v cargo >/dev/null || die "cargo is not on PATH, and Rust $rust or later is needed; $rust_cure"
@@ -96,12 +98,12 @@ version_at() {
   sed -n -E 's/^#define MLX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$header" | paste -sd. -
 }
 
-# supported VERSION: whether the crate is for that MLX.
+# supported VERSION: whether the crate supports that version of MLX.
 supported() {
   [ "${1%.*}" = "$line" ] && [ "${1##*.}" -ge "${oldest##*.}" ]
 }
 
-# MLX: MLX_DIR, an earlier run's, Homebrew's, or else the wheel.
+# Finds MLX in MLX_DIR, from an earlier run, or from Homebrew; otherwise installs the wheel.
 mlx=
 for prefix in "${MLX_DIR:-}" "$site/mlx" /opt/homebrew/opt/mlx /usr/local/opt/mlx; do
   [ -n "$prefix" ] || continue
@@ -128,8 +130,8 @@ fi
 version=$(version_at "$mlx")
 say "MLX $version in $mlx"
 
-# An installed command outlives the clone: MLX's libraries stay in a folder of the user, where build.rs has the
-# command look for them. They are hard links, if the folder is on the same disk.
+# An installed command outlives the clone, so MLX's libraries are also kept in a folder of the user.
+# build.rs makes the command search there. The copies are hard links if both folders are on one disk.
 data=${XDG_DATA_HOME:-${HOME:+$HOME/.local/share}}
 kept=$data/mlx-primitives/mlx-$version
 if [ "$mlx" = "$site/mlx" ] && [ -n "$data" ] && [ ! -d "$kept" ]; then
@@ -146,7 +148,7 @@ if [ "$mlx" = "$site/mlx" ] && [ -n "$data" ] && [ ! -d "$kept" ]; then
   fi
 fi
 
-# MLX for NVIDIA GPUs, without the libraries that only a machine with such a GPU needs.
+# Installs MLX for NVIDIA GPUs, without the libraries that only a machine with such a GPU needs.
 if [ -n "$with_cuda" ]; then
   cuda=$tools/cuda
   if [ "$(version_at "$cuda/mlx")" != "$pinned" ] || [ ! -e "$cuda/nvidia/cu13/lib/libnvrtc.so.13" ] ||
@@ -157,7 +159,7 @@ if [ -n "$with_cuda" ]; then
   say "MLX $(version_at "$cuda/mlx") for CUDA in $cuda/mlx"
 fi
 
-# CMake 3.25 or later, and Ninja if there is no make.
+# Installs CMake unless 3.25 or later is found, and Ninja if there is neither make nor Ninja.
 cmake_is_new_enough() {
   command -v cmake >/dev/null && at_least 3.25 "$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p')"
 }
@@ -168,7 +170,7 @@ if ! command -v make >/dev/null && ! command -v ninja >/dev/null && [ ! -x "$sit
   install "ninja==1.11.1.4"
 fi
 
-# The kernels. The library embeds their source too, so a Mac without Xcode still works.
+# Compiles the kernels. The library also embeds their source, so a Mac without Xcode works too.
 if [ "$system" = Darwin ]; then
   cmake=${CMAKE:-$site/cmake/data/bin/cmake}
   [ -x "$cmake" ] || cmake=$(command -v cmake)
@@ -179,7 +181,7 @@ else
   say "$system has no Metal: the kernels of crates/kernels are used here"
 fi
 
-# The simulator's compiler: clang 17 or later, or the one inside zig.
+# Finds the simulator's compiler: clang 17 or later, or the clang inside zig.
 if [ -n "$with_simulator" ] && [ "$system" = Linux ]; then
   compiler=${METAL_SIM_CLANG:-}
   for name in clang++-22 clang++-21 clang++-20 clang++-19 clang++-18 clang++-17 clang++; do

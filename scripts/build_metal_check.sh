@@ -3,8 +3,9 @@
 #
 #   scripts/build_metal_check.sh [--dev] [TARGET...]
 #
-# A TARGET is one of rustc's, x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu. Without one it builds for this
-# machine. --dev takes the build of the tests, whose command is larger, slower, and for a glibc as new as this one.
+# A TARGET is x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu, by default the one of this
+# machine. --dev builds with the profile of the tests. The command is then larger and slower, and
+# needs a glibc as new as this machine's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 maturin=$PWD/.mlx/maturin
@@ -18,7 +19,7 @@ rm -f dist/metal_check-*.whl
 if [ "${1:-}" = --dev ]; then
   exec "${build[@]}" --profile dev
 fi
-# By zig, for distributions from 2018 on: glibc has memfd_create from 2.27 on.
+# zig builds for distributions from 2018 on. glibc has memfd_create from 2.27 on.
 scripts/build_metal.sh --simulator
 build+=(--release --zig --compatibility manylinux_2_28)
 [ "$#" != 0 ] || set -- "$(uname -m)-unknown-linux-gnu"

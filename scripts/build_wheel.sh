@@ -3,11 +3,12 @@
 #
 #   scripts/build_wheel.sh [--dev] [--cuda] [VERSION...]
 #
-# --dev takes the build of the tests, whose library is larger and slower.
-# --cuda adds NVIDIA GPUs to the libraries for MLX 0.32.4 and later, which then serve MLX for CUDA 13 and for CPUs.
-# Earlier versions of MLX for CUDA do not export the functions that they call.
-# Without a VERSION it builds for every supported MLX on the package index. Each build is against the headers and the
-# library of the wheel of that MLX, which the script brings into .mlx/.
+# --dev builds with the profile of the tests. The library is then larger and slower.
+# --cuda adds support for NVIDIA GPUs to the libraries for MLX 0.32.4 and later. Such a library
+# works with MLX for CUDA 13 and with MLX for CPUs. Earlier versions of MLX for CUDA do not export the
+# functions that it calls.
+# Without a VERSION, the script builds for every supported MLX on the package index. Each build uses
+# the headers and the library of that MLX's wheel, which the script installs in .mlx/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compares the simulator of crates/metal-sim with Apple's compiler: MLX's macOS wheels contain every MLX
-# kernel as Apple compiled it. Compares argument tables, results and memory traffic, and counts the
-# crate's kernels side by side with MLX's.
+# Compares the simulator of crates/metal-sim with Apple's compiler: MLX's macOS wheels contain every
+# MLX kernel as Apple compiled it. The script compares argument tables, results and memory traffic.
+# It also counts the crate's kernels side by side with MLX's kernels.
 #
 #   scripts/calibrate.sh [--table] [--all]
 #
@@ -52,7 +52,7 @@ calibrate() {
   tail -n 20 "$logs/calibration-$1.log" >&2
   die "the simulator and Apple's compilation for macOS $1 disagree, or the tests were not built"
 }
-# total RELEASE KIND: the sum of the tests' counts of a kind.
+# total RELEASE KIND: prints the sum of all counts of one kind in the tests' output.
 total() {
   awk -v kind="$2" '$1 == "count:" && $2 == kind { n += $3 } END { print n + 0 }' \
     "$logs/calibration-$1.txt"

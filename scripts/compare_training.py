@@ -29,9 +29,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SEAS = ["calm", "rough", "heavy"]
-# Losses may differ by this share. In bfloat16, mlx-lm's differ by 2.3 % from its own in float32.
+# The largest relative difference between losses. In bfloat16, the losses of mlx-lm differ by 2.3 %
+# from its losses in float32.
 BOUNDS = {"float32": 0.01, "packed": 0.01, "bfloat16": 0.03}
-# The rate at which mlx-lm's own losses do not depend on how sums are rounded.
+# At this learning rate, mlx-lm's losses do not depend on how sums are rounded.
 COMMON = {
     "train": True, "iters": 20, "num_layers": 4, "learning_rate": 1e-4, "steps_per_report": 1,
     "steps_per_eval": 5, "batch_size": 4, "val_batches": -1,

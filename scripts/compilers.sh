@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Checks that compilers of other ages accept every source of cpp/: its syntax and types, nothing is linked or run.
+# Checks that older and newer compilers accept every source of cpp/. It checks syntax and types, and
+# does not link or run code.
 #
 #   scripts/compilers.sh [COMPILER...]
 #
-# Without names, all of those that are on the PATH; at least one has to be. clang 15 is the oldest that Xcode has for
-# macOS 14, gcc 11 that of Ubuntu 22.04. A clang uses libc++, as on a Mac, if its headers are installed
-# (Debian: apt-get install clang-15 libc++-15-dev). MLX_DIR names another MLX than the one in .mlx.
-# The bridge is the one that the last build generated.
+# Without names, it checks all known compilers on the PATH, and fails if there are none. clang 15 is
+# the oldest clang that Xcode has for macOS 14, and gcc 11 is the gcc of Ubuntu 22.04. A clang uses
+# libc++, as on a Mac, if its headers are installed (Debian: apt-get install clang-15
+# libc++-15-dev). MLX_DIR names another MLX than the one in .mlx. The script uses the bridge that
+# the last build generated.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -19,7 +21,7 @@ die() {
 
 mlx=${MLX_DIR:-$root/.mlx/python/mlx}
 [ -f "$mlx/include/mlx/version.h" ] || die "$mlx holds no MLX: run scripts/build_metal.sh, or set MLX_DIR"
-# With the part for the stand-in of a Mac's Metal device.
+# The build must contain the bridge's part for the stand-in of a Mac's Metal device.
 bridge=$(ls -td "${CARGO_TARGET_DIR:-target}"/*/build/mlx-primitives-*/out/cxxbridge/sources/mlx-primitives/src/simulate.rs.cc \
   2>/dev/null | head -n 1)
 bridge=${bridge%/sources/*}
@@ -33,7 +35,7 @@ if [ ${#compilers[@]} = 0 ]; then
   [ ${#compilers[@]} -gt 0 ] || die "no clang++-N or g++-N is on the PATH: apt-get install clang-15"
 fi
 
-# CUDA's encoder needs CUDA's headers, and is for Linux.
+# Leaves out CUDA's encoder, which needs CUDA's headers and is for Linux.
 sources=()
 for source in cpp/{bridge,ops,runtime}/*.cpp tests/metal_device/*.cpp \
   "$bridge"/sources/mlx-primitives/src/{,*/}*.rs.cc; do
@@ -47,7 +49,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 printf '#include <sstream>\n#include <mlx/mlx.h>\n#include <mlx/primitives.h>\n' >"$folder/first.h"
 
-# check COMPILER: compiles MLX's headers once, then each source, on every processor.
+# check COMPILER: compiles MLX's headers once, then the sources in parallel on all processors.
 check() {
   local compiler=$1 start=$SECONDS flags use
   flags=(-std=c++20 -Wall -Wextra -Werror -I cpp -I "$bridge/include" -I tests/metal_device/include -isystem "$mlx/include")
@@ -58,7 +60,7 @@ check() {
     use=(-include-pch "$folder/first.pch")
     "$compiler" "${flags[@]}" -x c++-header "$folder/first.h" -o "$folder/first.pch"
   else
-    # GCC 12 reports these inside std::string and std::optional (GCC bugs 105651, 105562).
+    # GCC 12 gives these warnings inside std::string and std::optional (GCC bugs 105651, 105562).
     flags+=(-Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-maybe-uninitialized)
     use=(-include "$folder/first.h")
     "$compiler" "${flags[@]}" -x c++-header "$folder/first.h" -o "$folder/first.h.gch"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and links on Linux the code for a Mac: cpp/ by its own CMakeLists.txt against MLX's macOS
-# wheels, then the crate and its command for aarch64-apple-darwin. Nothing is run.
+# Builds and links the code for a Mac on Linux: cpp/ with its CMakeLists.txt against MLX's macOS
+# wheels, then the crate and its command for aarch64-apple-darwin. It does not run the results.
 #
 #   scripts/cross_link.sh [--no-rust] [--all] [--mlx=VERSION]
 #
@@ -31,7 +31,7 @@ symbols() { python3 "$here/symbols.py" "$@"; }
 wheel() { printf '%s' "$cross/mlx-$mlx_version-macos$1/mlx"; }
 compiler() { printf '%s' "$cross/bin/macos${1%.0}-clang++"; }
 
-# Tools and wheels to install.
+# Installs the tools and the wheels.
 bring_zig
 zig_wrapper ar ar
 zig_wrapper ranlib ranlib
@@ -53,7 +53,7 @@ ninja=$root/.mlx/python/bin/ninja
 generator=()
 [ ! -x "$ninja" ] || generator=(-G Ninja -DCMAKE_MAKE_PROGRAM="$ninja")
 
-# The bridge, laid out as cxx-build does. Generated here, because target/ may be absent or old.
+# Generates the bridge in the layout of cxx-build, because target/ may be absent or old.
 bridge=$cross/bridge
 generate() {
   local output=$bridge/$1
@@ -75,8 +75,8 @@ print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"
   die "cargo metadata failed; check the network, and Cargo.lock"
 cxx=$(dirname "$cxx")
 
-# compile RELEASE: compiles cpp/ as on a Mac. check_mlx.cmake would run a program of the target, so it
-# gets the result here.
+# compile RELEASE: compiles cpp/ as on a Mac. check_mlx.cmake would run a program for macOS, so this
+# function gives it the program's result.
 compile() {
   local release=$1 build=$cross/build-$mlx_version-$1
   logged "configure-$release" "$cmake" -S "$root/cpp" -B "$build" "${generator[@]}" \
@@ -94,8 +94,8 @@ compile() {
     2>"$logs/cxx-$release.log" || die "cxx's own runtime does not compile for macOS $release"
 }
 
-# objects RELEASE: prints the build's own list of objects; the folder may still have one of a removed
-# source.
+# objects RELEASE: prints the objects that the build lists. The folder may also have the object of a
+# removed source.
 objects() {
   python3 -c 'import json, sys
 for entry in json.load(open(sys.argv[1] + "/compile_commands.json")):
@@ -110,7 +110,7 @@ link() {
     -o "$output" >"$output.log" 2>&1
 }
 
-# Only symbols that Rust defines may be missing from C++; a label is defined for each of them.
+# C++ may lack only the symbols that Rust defines. The link below gets a label for each of them.
 rust_symbols='^_((mlx_primitives\$bridge\$)?cxxbridge1\$|mlxp_cpu_)'
 
 count=0
@@ -132,7 +132,8 @@ for release in "${releases[@]}"; do
   taken[$release]=$(symbols from libmlx.dylib "$build/cross.dylib")
 done
 
-# Both wheels must export every symbol that either build uses: a binary for one system runs on the other.
+# Both wheels must export every symbol that either build uses, because a binary for one system also
+# runs on the other.
 all_taken=$(printf '%s\n' "${taken[@]}" | sort -u)
 for release in "${releases[@]}"; do
   absent=$(LC_ALL=C comm -23 <(LC_ALL=C sort <<<"$all_taken") <(symbols exported "$(wheel "$release")/lib/libmlx.dylib" | LC_ALL=C sort))
@@ -141,7 +142,7 @@ done
 mlx_symbols=$(wc -l <<<"$all_taken")
 say "$mlx_symbols MLX symbols used; the macOS ${releases[*]} wheels export each of them"
 
-# Checks that the link can fail: the linker must report each planted mistake, and nothing else.
+# Checks that a faulty link fails: the linker must report each planted mistake, and nothing else.
 release=${releases[0]} build=$cross/build-$mlx_version-${releases[0]}
 mapfile -t files < <(objects "$release")
 files+=("$build/cxx.o" "$build/rust_symbols.o")
@@ -157,8 +158,8 @@ for plant in unexported:contiguous_copy_gpu wrong_signature:softmax; do
   say "planted ${plant%%:*}: refused, $(grep -o 'undefined symbol: [^ ]*' "$log")"
 done
 
-# The crate: std, dependencies, library and command, linked with the same objects and no labels; then the types of all
-# that `cargo test` compiles on a Mac.
+# Builds std, dependencies, library and command of the crate, and links them with the same objects,
+# but without labels. Then checks the types of all code that `cargo test` compiles on a Mac.
 rust_for_apple() {
   local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-$mlx_version-14.0 arguments file binary cargo
   arguments=(-Clinker="$(compiler 14.0)")
@@ -166,7 +167,7 @@ rust_for_apple() {
   for file in "-L$(wheel 14.0)/lib" -lmlx "-L$sdk/lib" -lobjc "-F$sdk/frameworks"; do
     arguments+=("-Clink-arg=$file")
   done
-  # With DOCS_RS, build.rs looks for no MLX; the objects above replace its output.
+  # With DOCS_RS, build.rs does not look for MLX. The objects above replace the output of build.rs.
   cargo=(env -u RUSTFLAGS -C "$root" DOCS_RS=1 SDKROOT="$sdk" MACOSX_DEPLOYMENT_TARGET=14.0
     CARGO_TARGET_DIR="$cross/target" CARGO_TERM_COLOR=never
     CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=none

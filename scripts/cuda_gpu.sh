@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks and times the primitives on this machine's NVIDIA GPU within a limit of time, and writes a dated result
-# file, also if a step is cut off. Run nothing else on the GPU meanwhile.
+# Checks and times the primitives on this machine's NVIDIA GPU within a time limit. It writes a
+# dated result file, even if a step is cut off. Run nothing else on the GPU meanwhile.
 #
 #   scripts/cuda_gpu.sh [--quick] [--seconds N] [--part checks|times]
 #
@@ -8,11 +8,12 @@
 #          examples/own_primitive, memcheck and racecheck of each family of kernels
 # times    kernels alone, shapes that fill a GPU beside MLX's ops and a copy, decoding of a Llama 8B shape
 #
-# By default it runs both parts with a limit of an hour, and builds the programs against MLX as docs/cuda.md says.
-# Where programs cannot be built, these variables hold the commands that were built elsewhere: MLX_PRIMITIVES_COMMAND,
-# MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH, MLX_PRIMITIVES_OWN_TESTS and, to run a program of tests
-# too, such as `core`, MLX_PRIMITIVES_SUITE. MLX_PRIMITIVES_COMMIT names their source. The result is
-# MLX_PRIMITIVES_CUDA_RESULT, or benches/results/DATE-GPU.md.
+# By default it runs both parts with a limit of an hour, and builds the programs against MLX as
+# docs/cuda.md says. Where programs cannot be built, these variables hold commands that were built
+# elsewhere: MLX_PRIMITIVES_COMMAND, MLX_PRIMITIVES_NVIDIA_BENCH, MLX_PRIMITIVES_KERNELS_BENCH and
+# MLX_PRIMITIVES_OWN_TESTS. MLX_PRIMITIVES_SUITE may hold a test program, such as `core`, which is
+# then run too. MLX_PRIMITIVES_COMMIT names the commit of their source. The result file is
+# MLX_PRIMITIVES_CUDA_RESULT, by default benches/results/DATE-GPU.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -49,19 +50,19 @@ if [ -z "$program" ]; then
   kernels="cargo bench --quiet -p mlx-primitives-cuda --bench kernels --"
   own="cargo test --quiet --features cuda --manifest-path $own_manifest --test conformance"
 fi
-# Our kernels, whatever was tuned on this machine, and MLX's float32 products without TF32, which the checks compare
-# with.
+# Uses our kernels, whatever choices were tuned on this machine. MLX computes float32 products
+# without TF32, because the checks compare with them.
 export MLX_PRIMITIVES_TUNE=off MLX_ENABLE_TF32=0
 
 work=$(mktemp -d)
-# MLX keeps the kernels that it compiles there, for all processes.
+# MLX keeps the kernels that it compiles in this folder, for all processes.
 export MLX_PTX_CACHE_DIR=${MLX_PTX_CACHE_DIR:-$work/ptx}
 mkdir -p "$MLX_PTX_CACHE_DIR"
 deadline=$((SECONDS + seconds))
 cores=$(nproc)
 
-# job NAME LIMIT COMMAND: runs a shell command, for at most LIMIT seconds and until the deadline, and keeps what it
-# printed and its result.
+# job NAME LIMIT COMMAND: runs a shell command for at most LIMIT seconds, but not beyond the
+# deadline. Keeps its output and its result.
 job() {
   local name=$1 limit=$2 start=$SECONDS status=0
   ((limit <= deadline - SECONDS)) || limit=$((deadline - SECONDS))
@@ -80,7 +81,7 @@ job() {
   say "$name: $(cat "$work/$name.result")"
 }
 
-# pool WORKERS: runs jobs, one on each line of the input, a number of them at a time.
+# pool WORKERS: reads one job from each line of the input, and runs at most WORKERS jobs at a time.
 pool() {
   local name limit command running=0
   while IFS='|' read -r name limit command; do
@@ -94,7 +95,8 @@ pool() {
   wait
 }
 
-# shares NAME COUNT ROWS [ARGUMENTS]: jobs that check rows of the conformance table in COUNT processes.
+# shares NAME COUNT ROWS [ARGUMENTS]: prints jobs that check rows of the conformance table in COUNT
+# processes.
 shares() {
   local share
   for share in $(seq "$2"); do
@@ -103,7 +105,7 @@ shares() {
   done
 }
 
-# For these rows, MLX compiles other kernels at their first use, each for up to half a minute.
+# For these rows, MLX compiles more kernels at their first use, each for up to half a minute.
 slow_conformance_jobs() {
   shares quantized 3 quantized::quantized_linear
   shares quantized-all 2 quantized::quantized_linear_with_everything
@@ -131,7 +133,7 @@ cat >"$config" <<'JSON'
 JSON
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1 || true)
-# One family of kernels and a part of its cases in a process.
+# Each process runs one family of kernels and this share of its cases.
 families=(
   "norms::rms_norm 1/6" "norms::layer_norm 1/6" "norms::residual_norm 1/6" "sums::softmax 1/4"
   "sums::logsumexp 1/4" "softmaxes::masked_softmax_of_every_size 1/8" "softmaxes::cross_entropy 1/8"
@@ -153,7 +155,7 @@ other_jobs() {
     for of in "${families[@]}"; do
       read -r family of <<<"$of"
       name=$tool-${family#*::}
-      # MLX's own kernels run too; a fault of theirs shows their names.
+      # MLX's kernels run too. If one of them has a fault, the report shows its name.
       echo "$name|90|$sanitizer --tool $tool --error-exitcode 9 $program verify --quick --device gpu" \
         "--without-peers --only $family --share $of --output $work/$name.md"
     done
@@ -175,7 +177,7 @@ result=${MLX_PRIMITIVES_CUDA_RESULT:-$folder/$day-$(tr -cs '[:alnum:]\n' - <<<"$
 mkdir -p "$(dirname "$result")"
 commit=${MLX_PRIMITIVES_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 
-# Sums of the comparisons of the rows in all processes.
+# Prints a table with the number of comparisons of each row, summed over all processes.
 conformance() {
   echo "| row | passed | of | MLX differs |"
   echo "|---|---:|---:|---:|"
@@ -196,7 +198,7 @@ conformance() {
     }'
 }
 
-# Writes the result file with what is known so far.
+# Writes the result file from the results so far.
 report() {
   local log name
   {
@@ -233,7 +235,7 @@ report() {
   mv "$result.partial" "$result"
 }
 
-# The result file is of use if this script is killed, too.
+# Updates the result file regularly, so that it is useful even if this script is killed.
 while sleep 10; do report; done &
 reporter=$!
 cleanup() {
@@ -248,7 +250,7 @@ trap cleanup EXIT
 trap 'exit 143' TERM INT
 
 if [[ $parts = *checks* ]]; then
-  # Each kind of job gets some of the processes, so that none waits for all others.
+  # Each group of jobs gets some of the processes, so that no group waits for all others.
   few=$((cores > 7 ? cores / 4 : 1))
   half=$((cores > 3 ? cores / 2 : 1))
   other_jobs >"$work/other.jobs"

@@ -22,7 +22,8 @@ else
 fi
 steps=$folder/steps.sh
 
-# A file is a fenced block after a comment with its name; commands are blocks of sh.
+# In the guide, a file is a fenced block after a comment with its name, and commands are `sh`
+# blocks.
 python3 - "$root/docs/write-your-own-primitive.md" "$clone" >"$steps" <<'EXTRACT'
 import pathlib, re, sys
 

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Checks the crate against every MLX that it supports, not only the one that scripts/build_metal.sh installs.
 #
-#   scripts/mlx_versions.sh headers         compiles cpp/, without code, against the headers of every other
-#                                           supported version on the package index, and what
-#                                           cpp/runtime/mlx_patches.h foresees of later ones
-#   scripts/mlx_versions.sh core [VERSION]  builds the crate with that MLX, the oldest if none is named, and
+#   scripts/mlx_versions.sh headers         checks the types of cpp/ with the headers of every other
+#                                           supported version on the package index, and the
+#                                           calls of cpp/runtime/mlx_patches.h with the forms
+#                                           that later versions may have
+#   scripts/mlx_versions.sh core [VERSION]  builds the crate with that MLX, by default the oldest, and
 #                                           runs the core of the tests
 #
-# For `headers`, cargo must have built the crate before, for the code of the bridge. CXX is the compiler.
+# For `headers`, run cargo check first, which generates the code of the bridge. CXX names the
+# compiler.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -22,14 +24,14 @@ case $(uname -s) in Darwin) package=mlx-metal ;; *) package=mlx-cpu ;; esac
 versions=.mlx/versions
 mkdir -p "$versions"
 
-# bring VERSION: installs its wheel; sets `prefix`.
+# bring VERSION: installs the wheel of that MLX, and sets `prefix`.
 bring() {
   prefix=$root/$versions/$1/mlx
   [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install "$versions/$1" "$package==$1"
 }
 
-# compile INCLUDE ARGUMENT...: the compiler with MLX's headers and, for those of its Metal backend, with the
-# tests' stand-in for the device.
+# compile INCLUDE ARGUMENT...: runs the compiler with MLX's headers. The headers of MLX's Metal
+# backend get the tests' stand-in for the device.
 compile() {
   local include=$1
   shift
@@ -58,7 +60,7 @@ headers() {
   foreseen "$prefix/include"
 }
 
-# against VERSION INCLUDE: compiles cpp/, without CUDA's sources, which need its wheel.
+# against VERSION INCLUDE: checks cpp/ without CUDA's sources, which need the wheel for CUDA.
 against() {
   local common=$versions/common.h file sources=()
   printf '#include <%s>\n' sstream mlx/mlx.h mlx/primitives.h >"$common"
@@ -73,8 +75,8 @@ against() {
   say "${#sources[@]} sources compile against MLX $1"
 }
 
-# foreseen INCLUDE: compiles the call of scaled_dot_product_attention with each place and type that a later
-# version may give its sliding window, and checks that another parameter is refused.
+# foreseen INCLUDE: compiles the call of scaled_dot_product_attention with each position and type
+# that a later version may give to its sliding window. Checks that another parameter is refused.
 foreseen() {
   local made=$versions/foreseen form count=0
   mkdir -p "$made/mlx"
@@ -99,12 +101,12 @@ SOURCE
   say "$count forms of a later version's attention compile"
 }
 
-# The modules that notice first where a version of MLX is not as expected: arrays, every op of the conformance
-# table with its derivatives, failures, streams and threads, files, and models.
+# The test modules that fail first if a version of MLX is not as expected: arrays, every op of the
+# conformance table with its derivatives, failures, streams and threads, files, and models.
 core=(array:: table:: failures:: threads:: io:: one_stream:: random:: checkpoints:: generation::)
 
-# refuses FOLDER COMMAND...: the command fails with the versions in its error, and calls no function that the
-# library in FOLDER lacks.
+# refuses FOLDER COMMAND...: checks that the command fails with the versions in its error, and that
+# it calls no function that the library in FOLDER lacks.
 refuses() {
   local folder=$1 said
   shift
@@ -128,7 +130,7 @@ core() {
       # shellcheck disable=SC2086 # several words
       refuses "$of_newest/lib" "$command" $words
     done
-    # A program whose first array is random, and one whose first is not.
+    # Runs a program whose first array is random, and a program whose first array is not.
     for module in random::moments_of_each_distribution array::; do
       refuses "$of_newest/lib" cargo test --quiet --test core -- --test-threads 1 "$module"
     done

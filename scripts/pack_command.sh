@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs the command with the libraries of MLX that it needs, for machines without Rust, Python or MLX:
-# bin/mlx-primitives, lib/ and the licenses. It runs wherever the archive is unpacked.
+# Packs the command with the libraries of MLX that it needs, for machines without Rust, Python or
+# MLX: bin/mlx-primitives, lib/ and the licenses. The command runs wherever the archive is unpacked.
 #
 #   scripts/pack_command.sh FILE.tar.gz
 set -euo pipefail

@@ -42,7 +42,7 @@ inline bool planted_fault(int number) {{
 }}
 """
 
-# A module at the end of the crate of the kernels.
+# This module is added at the end of the kernels' crate.
 MODULE = f"""
 mod planted_fault {{
     pub fn planted_fault(number: u32) -> bool {{

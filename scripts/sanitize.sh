@@ -27,7 +27,7 @@ build() {
 build tsan -fsanitize=thread
 build asan -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-# Disables address randomization, because ThreadSanitizer's shadow needs room.
+# Disables address randomization, because ThreadSanitizer's shadow memory needs room.
 run() {
   if command -v setarch >/dev/null; then
     timeout -s KILL 300 setarch -R "$@"
@@ -35,14 +35,14 @@ run() {
     timeout -s KILL 300 "$@"
   fi
 }
-# MLX's library is not built with ThreadSanitizer, which therefore cannot see its reference counts and
-# would report the data that they protect as races. So only accesses in our code count; locks of both are
-# seen.
+# MLX's library is not built with ThreadSanitizer. ThreadSanitizer therefore cannot see MLX's
+# reference counts, and would report races on the data that they protect. So only accesses in our
+# code count. Locks are seen in our code and in MLX.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66"
-# MLX keeps its scheduler and streams until the process ends, which is no leak in our code.
+# MLX keeps its scheduler and streams until the process ends. That is not a leak in our code.
 export ASAN_OPTIONS="detect_leaks=0 exitcode=66" UBSAN_OPTIONS="print_stacktrace=1"
 
-# expect_fault TOOL ROLE: the tool must find a planted fault.
+# expect_fault TOOL ROLE: checks that the tool finds a planted fault.
 expect_fault() {
   local status=0
   run "$out/$1" "$2" >"$out/log" 2>&1 || status=$?
@@ -65,7 +65,7 @@ for tool in tsan asan; do
   done
 done
 
-# Stable compilers have the sanitizers too, but enable them only with this variable.
+# Stable compilers have the sanitizers too, but enable them only with RUSTC_BOOTSTRAP.
 echo "sanitize: the thread pool" >&2
 RUSTC_BOOTSTRAP=1 rustc --edition 2024 --test -O -Zsanitizer=thread \
   -Cunsafe-allow-abi-mismatch=sanitizer tests/sanitize/pool.rs -o "$out/pool"

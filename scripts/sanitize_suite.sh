@@ -19,11 +19,11 @@ filter=("$@")
 done
 
 # Stable compilers have sanitizers too, but enable them only with RUSTC_BOOTSTRAP. The C++ compiler
-# instruments the C++ half for the same interface, and Rust's run time is linked.
+# instruments the C++ half for the same interface. Rust links the sanitizer's run time.
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan CARGO_INCREMENTAL=0
 export CXXFLAGS="-fsanitize=address -fno-omit-frame-pointer ${CXXFLAGS:-}"
-# MLX keeps its scheduler and streams until the process ends, which is no leak in our code. Variables stay
-# on the stack, whose size transforms of deep graphs look at.
+# MLX keeps its scheduler and streams until the process ends. That is not a leak in our code.
+# Variables stay on the stack, because transforms of deep graphs measure the stack's size.
 export ASAN_OPTIONS="detect_leaks=0:detect_stack_use_after_return=0"
 suite() {
   local tests=(--test core --test llama --test ranks --test cli)

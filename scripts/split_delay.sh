@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Compares the speed that `info` predicts for two ranks with one that is measured, over a link that
-# delays every packet: the decoding of the 1.10 B shape in 4 bits, one thread on each rank.
+# Compares the speed that `info` predicts for two ranks with a measured speed, over a link that
+# delays every packet. The ranks decode with a model of 1.10 billion weights in 4 bits, with one
+# thread on each rank.
 #
 #   scripts/split_delay.sh [ROUNDS] [MICROSECONDS] [SCHEME...]      (3, 1000 one way, and all schemes)
 #
-# The ranks run in two network namespaces, whose link is tests/delay/link.c, as many kernels lack netem.
-# Each round decodes with one process, and for each scheme on loopback and over the link; medians count.
-# The prediction takes the latency that two programs find on the link, which is more than the delay.
-# Load on the machine delays every exchange: let nothing else run. Needs root, iproute2, a C compiler
-# and `cargo build --release`, or a command named in BINARY.
+# The ranks run in two network namespaces. The link between them is tests/delay/link.c, because many
+# kernels lack netem. Each round decodes with one process, and then for each scheme on loopback and
+# over the link. The results are medians of the rounds. The prediction uses the latency that two
+# programs measure on the link, which is more than the delay. Load on the machine delays every
+# exchange, so run nothing else. The script needs root, iproute2, a C compiler and
+# `cargo build --release`, or a command that BINARY names.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 rounds=${1:-3}
@@ -54,24 +56,25 @@ for side in 0 1; do
   ip -n "${spaces[side]}" link set lo up
 done
 
-# Half of the time that a message of few bytes takes there and back, in microseconds.
+# Measures half of the round-trip time of a short message, in microseconds.
 ip netns exec "${spaces[1]}" python3 "$root/tests/delay/latency.py" answer 10.213.0.2 &
 answer=$!
 latency=$(ip netns exec "${spaces[0]}" python3 "$root/tests/delay/latency.py" measure 10.213.0.2)
 echo "two programs exchange a message in $latency us, one way"
 
-# `info` predicts for checkpoints, of which it reads the headers alone.
+# `info` predicts the speed of a checkpoint, and reads only its headers.
 mkdir "$folder/model"
 cp "$config" "$folder/model/config.json"
 python3 "$root/tests/delay/checkpoint.py" "$folder/model"
 
 bench=("$binary" bench --config "$config" --bits 4 -p 8 -g "${TOKENS:-32}" -n 3 --json --threads 1)
-# The ranks have addresses of a network.
+# The addresses are not loopback addresses, so the ranks need a secret.
 MLX_PRIMITIVES_RANK_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export MLX_PRIMITIVES_RANK_SECRET
 field() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
 
-# Runs both ranks of a scheme, at two addresses, each after the words that enter its namespace.
+# pair SCHEME ADDRESS ADDRESS: runs both ranks of a scheme. A rank whose address is not loopback
+# runs in its network namespace.
 pair() {
   local scheme=$1 addresses=("$2" "$3") port=$((20000 + RANDOM % 20000)) enter=() pids=() side
   echo "[[\"$2:$port\"], [\"$3:$((port + 1))\"]]" >"$folder/hosts.json"

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Tests dist/mlx_primitives-*.whl with each Python that is named and each MLX that the wheel has a library for.
+# Tests dist/mlx_primitives-*.whl with each named Python and each MLX for which the wheel has a
+# library.
 #
 #   scripts/test_wheel.sh [PYTHON...]     such as python3.10 python3.14
 #
-# Each pair gets a virtual environment in target/test_wheel, into which pip installs from the package index.
+# Each pair of Python and MLX gets a virtual environment in target/test_wheel, into which pip
+# installs packages from the index.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 wheel=$(ls dist/mlx_primitives-*.whl)

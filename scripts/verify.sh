@@ -3,7 +3,7 @@
 # every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, other
 # versions of MLX, sanitizers, the build for macOS, the comparison with Apple's compiler, the rules for kernels
 # on MLX's own, the kernels' costs on an M1, ARM Linux, every kernel compiled for four generations of NVIDIA GPUs,
-# and Python's wheel for them.
+# and the Python wheel for NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
 #   scripts/verify.sh STEP...      these steps: simulator mutants planted_faults checks versions sanitizers macos
@@ -19,7 +19,8 @@ mkdir -p "$logs"
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(simulator mutants planted_faults checks versions sanitizers macos calibration mlx agx arm cuda)
 
-# Debian's packages provide the compilers' targets for other processors if rustup does not.
+# Updates apt's lists. Debian's packages provide the libraries for other processors if rustup does
+# not.
 read_lists() {
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then apt-get update -qq; fi
 }
@@ -35,7 +36,7 @@ for name in "${steps[@]}"; do
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
     planted_faults) scripts/planted_faults.py ;;
     checks)
-      # Separate from the other builds, which have these off.
+      # A separate folder, because the other builds have these checks off.
       kernels=profile.dev.package.mlx-primitives-kernels
       CARGO_TARGET_DIR=target/checks cargo test -p mlx-primitives-kernels --test kernels \
         --config "$kernels.debug-assertions=true" --config "$kernels.overflow-checks=true"
@@ -56,7 +57,7 @@ for name in "${steps[@]}"; do
       scripts/build_metal.sh --cuda
       MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
         cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
-      # Without a GPU, a command and a library with CUDA take MLX for CPUs.
+      # Without a GPU, a command and a library with CUDA use MLX for CPUs.
       cargo run --release --features cuda -- generate "Once upon a time" -m 5
       scripts/build_wheel.sh --dev --cuda "$(tr -d '[:space:]' <cmake/mlx_version.txt)" && scripts/test_wheel.sh
       ;;

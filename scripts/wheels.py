@@ -75,7 +75,7 @@ class Index:
         if (pip_option("no-index") or "0").lower() not in ("0", "false", "no", "off"):
             raise Failed("pip's option no-index forbids to fetch what is missing; unset it, or install by hand")
         self.url = (pip_option("index-url") or "https://pypi.org/simple").rstrip("/") + "/"
-        # urllib takes no name and password from an address; they are for this server alone.
+        # urllib does not accept a name and a password in an address. They are only for this server.
         parts = urllib.parse.urlsplit(self.url)
         self.url, self.server, self.authorization = clean(self.url), (parts.scheme, parts.hostname, parts.port), None
         if parts.username:
@@ -184,7 +184,8 @@ class Machine:
             self.kind, self.processor = asked.group(1), asked.group(4)
             self.version = (int(asked.group(2)), int(asked.group(3)))
         elif sys.platform == "darwin":
-            # A Python that was built for an old system is told 16 for macOS 26, and x86_64 under Rosetta.
+            # macOS 26 tells a Python that was built for an old system that its version is 16.
+            # Rosetta tells a Python that the processor is x86_64.
             said = command_output("sysctl", "-n", "kern.osproductversion") or platform.mac_ver()[0]
             version = [int(part) for part in re.findall(r"\d+", said)] + [0, 0]
             self.kind, self.version = "macosx", (version[0] + 10 if version[0] == 16 else version[0], version[1])

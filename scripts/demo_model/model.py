@@ -39,7 +39,8 @@ def init(seed, c=CONFIG):
         return rng.normal(0.0, std, (rows, columns)).astype(np.float32)
 
     params = {"model.embed_tokens.weight": normal(c["vocab_size"], hidden, 0.02)}
-    # The two projections of each layer that write to the residual stream start smaller.
+    # The two projections of each layer that write to the residual stream start with smaller
+    # weights.
     residual = (2 * c["num_hidden_layers"]) ** -0.5
     for i in range(c["num_hidden_layers"]):
         layer = f"model.layers.{i}."

@@ -70,7 +70,8 @@ def main():
     assert all(len(p["prompt_ids"]) == 1 for p in prompts if p["prompt"] == ONE_TOKEN)
     logits = None
     for name, dtype in DTYPES.items():
-        # Loaded again, so that no type is rounded from another 16-bit type.
+        # The model is loaded again for each type, so that no type is rounded from another 16-bit
+        # type.
         model, _ = load(str(args.model))
         model.set_dtype(dtype)
         for p in prompts:
