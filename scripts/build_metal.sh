@@ -131,7 +131,8 @@ version=$(version_at "$mlx")
 say "MLX $version in $mlx"
 
 # An installed command outlives the clone, so MLX's libraries are also kept in a folder of the user.
-# build.rs makes the command search there. The copies are hard links if both folders are on one disk.
+# build.rs makes the command search there. If the folder is on the same disk, the
+# libraries there are hard links.
 data=${XDG_DATA_HOME:-${HOME:+$HOME/.local/share}}
 kept=$data/mlx-primitives/mlx-$version
 if [ "$mlx" = "$site/mlx" ] && [ -n "$data" ] && [ ! -d "$kept" ]; then

@@ -5,8 +5,8 @@
 #
 # --dev builds with the profile of the tests. The library is then larger and slower.
 # --cuda adds support for NVIDIA GPUs to the libraries for MLX 0.32.4 and later. Such a library
-# works with MLX for CUDA 13 and with MLX for CPUs. Earlier versions of MLX for CUDA do not export the
-# functions that it calls.
+# works with MLX for CUDA 13 and with MLX for CPUs. Earlier versions of MLX for CUDA do not export
+# the functions that it calls.
 # Without a VERSION, the script builds for every supported MLX on the package index. Each build uses
 # the headers and the library of that MLX's wheel, which the script installs in .mlx/.
 set -euo pipefail

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the checks that take too long for `cargo test`: the tests through eval_gpu in every order of threads,
-# every planted fault, in kernels and in cpp/, the kernels with overflow checks and debug assertions, other
-# versions of MLX, sanitizers, the build for macOS, the comparison with Apple's compiler, the rules for kernels
-# on MLX's own, the kernels' costs on an M1, ARM Linux, every kernel compiled for four generations of NVIDIA GPUs,
-# and the Python wheel for NVIDIA GPUs.
+# Runs the checks that take too long for `cargo test`: the tests in the Metal simulator with other
+# orders of threads, every planted fault in the kernels and in cpp/, the kernels with overflow
+# checks and debug assertions, other versions of MLX, sanitizers, the build for macOS, the
+# comparison of the Metal simulator with Apple's compiler, the simulator's rules applied to MLX's
+# kernels, the kernels' costs on an M1, ARM Linux, every kernel compiled for four generations of
+# NVIDIA GPUs, and the Python wheel for NVIDIA GPUs.
 #
 #   scripts/verify.sh              all steps except `suite_sanitizer`
 #   scripts/verify.sh STEP...      these steps: simulator mutants planted_faults checks versions sanitizers macos

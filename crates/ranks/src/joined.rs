@@ -37,7 +37,7 @@ const OF_NCCL: [Dtype; 9] = [
 ];
 /// The limit for MLX's connection of the ranks. MLX tries for half a minute to connect to a rank.
 const CONNECT: Duration = Duration::from_secs(60);
-/// The shortest limit for the ranks' first exchanges, which also holds for a shorter timeout.
+/// The shortest limit for the ranks' first exchanges. It holds even if the timeout is shorter.
 const FIRST: Duration = Duration::from_secs(30);
 
 /// This process's place in a group of more than one rank.

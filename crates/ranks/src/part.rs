@@ -46,17 +46,17 @@ impl RankPart {
         self.cuts.layers.len()
     }
 
-    /// The type of the hidden states before the first layer of a rank. For the number of ranks, the
-    /// type after the last layer of the model.
+    /// The type of the hidden states before the first layer of a rank. If `rank` is the number of
+    /// ranks, the type after the last layer of the model.
     fn type_before(&self, rank: usize) -> Result<Dtype> {
         let known = self.types.get().and_then(|types| types.get(rank)).copied();
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
 
-    /// Exchanges the outputs of the ranks `which`, one rank after the other, by gathers on all
-    /// ranks. It is for groups in which a rank cannot send to one other rank alone. `h` has the
-    /// hidden states of this rank; while another rank's turn lasts, its values do not matter. Each
-    /// gather reads the result of the gather before, so all ranks run them in the same order.
+    /// Gives all ranks the hidden states of the ranks `which`, by one gather for each of them. It
+    /// is for groups in which a rank cannot send to one other rank alone. `h` has the hidden states
+    /// of this rank, or any values if `which` does not contain this rank. Each gather reads the
+    /// result of the gather before, so all ranks run the gathers in the same order.
     fn pass(&self, h: &Array, which: Range<usize>) -> Result<Passed> {
         let of = |all: &Array, rank: usize| {
             let rank = rank as i32;
@@ -82,9 +82,9 @@ impl RankPart {
 
 /// The results of [`RankPart::pass`].
 struct Passed {
-    /// The array that this rank gave to the exchanges.
+    /// The array `h` of this rank, which depends on the gathers.
     own: Array,
-    /// The hidden states of the last rank that had its turn.
+    /// The hidden states of the last of the ranks `which`, or `h` if there is none.
     from: Array,
 }
 
