@@ -184,7 +184,6 @@ fn saved_adapters_load_as_they_were() -> Checked {
     for (adapters, said) in [(&unknown, "model.norm"), (&large, "got a of [2, 8]")] {
         let refused = llama.forward_adapted(&tokens, &mut llama.new_cache(), Some(adapters));
         assert!(message(refused).contains(said), "{said}");
-        assert!(message(llama.clone().adapted(adapters)).contains(said), "{said}");
     }
     Ok(())
 }
