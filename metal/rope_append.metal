@@ -205,7 +205,7 @@ place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendPar
   return part + row * params.features;
 }
 
-/** Moves a pair of a head, rotated unless it is a value, or two features that are only copied. */
+/** Moves two features of a head: scaled and rotated, or only copied for values and past pairs. */
 template <typename T, bool INTERLEAVED, bool FORWARD>
 METAL_FUNC void move_pair(
     const device T* from,

@@ -254,8 +254,8 @@ METAL_FUNC void load_splits(
 
 /**
  * Combines the splits of a row, with one threadgroup for each row. A thread adds up four features
- * of every `parts`th split. A split has the same position in the sums of all rows, even if rows
- * begin with different splits.
+ * of every `parts`th split. Skipped splits (`before`) keep their places, so the order of the
+ * additions does not depend on the first split.
  */
 template <typename T>
 [[kernel]] void attention_few_combine(

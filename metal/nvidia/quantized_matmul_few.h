@@ -273,7 +273,7 @@ METAL_FUNC void begin_block(
   }
 }
 
-/** Loads the weights of a block at the cursor, then moves the cursor on, `blocks` rows ahead. */
+/** Loads the weights at the cursor, and moves it along the rows, then `stride` blocks ahead. */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 METAL_FUNC void load_next(
     thread FewWeights<T, BITS, FLOATS>& weights,

@@ -79,7 +79,8 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         grid_is_threads: false,
         buffers: Vec::new(),
         threadgroup: Vec::new(),
-        // A thread that ends may have dropped its value already. Then nobody can read the value.
+        // If the thread is ending, its journal may have been dropped already. Then nobody can read
+        // the journal, so an empty one replaces it.
         journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
         chosen: chosen_schedule(),
         planted: planted::next(),

@@ -62,8 +62,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
         give(layout.size());
-        // SAFETY: the caller promises that `alloc` above returned it, so it is from the system's
-        // allocator.
+        // SAFETY: the caller promises that this allocator returned `old`, so `old` is from the
+        // system's allocator.
         unsafe { System.dealloc(old, layout) }
     }
 }

@@ -252,7 +252,7 @@ fn invalid_conversions_are_refused() -> Checked {
         assert!(said, "{bad:?}: {error}");
     }
 
-    // A model with tensors of wrong shapes is not converted.
+    // A model without the tensors of a layer is not converted.
     let broken = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["num_hidden_layers"] = json!(5);

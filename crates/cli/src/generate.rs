@@ -168,7 +168,8 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
-            // The sums of a row of tokens have the same order, whatever the number of rows.
+            // The sums for a token have the same order for any number of tokens in a pass, so
+            // drafts do not change the text.
             "drafts_change_text": false,
             "prompt_tps": prompt_tps,
             "generation_tps": generation_tps,

@@ -265,8 +265,8 @@ fn load_builtins(nvrtc: Option<&Path>, major: i32, minor: i32) {
     }
 }
 
-/// Finds CUDA's headers: beside the library, in the layouts of pip and of NVIDIA, or in the folder
-/// that the environment names.
+/// Finds CUDA's headers: beside the library in the layouts of pip and NVIDIA, in `CUDA_HOME`, in
+/// `CUDA_PATH`, or in `/usr/local/cuda`.
 fn include(library: Option<&Path>) -> Result<PathBuf> {
     let mut folders = Vec::new();
     if let Some(library) = library {

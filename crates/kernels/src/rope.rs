@@ -86,7 +86,8 @@ pub unsafe fn rope_on<T: Float>(
     let group = if per_batch { shape.heads } else { rows.div_ceil(ranges.div_ceil(runs)) };
     let groups = rows.div_ceil(group);
     let tile = run * shape.head_dim * group;
-    // The two halves of a row are stored by separate blocks.
+    // Unless `traditional`, separate blocks store the two halves of a row. If a half does not have
+    // whole blocks, a row of 1 turns off the stores that bypass the caches.
     let whole = shape.traditional || columns.is_multiple_of(LANES);
     let row = if whole { shape.head_dim } else { 1 };
     let out = Output::new(out, &[x], rows * shape.seq * shape.head_dim, row);

@@ -17,7 +17,7 @@ pub const QUERY_POSITIONS: usize = 8;
 /// The number of positions of one head whose vectors are written one after another, in their order
 /// in the state.
 const RUN: usize = 8;
-/// How far ahead of the rotation vectors are prefetched, in heads.
+/// Vectors are prefetched this many heads before they are rotated.
 const AHEAD: usize = 4;
 
 /// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and

@@ -34,8 +34,8 @@ const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
 const RUNTIME_FLAGS: &str = "-O2 -c";
 
-/// Without this flag, zig would compile and link UBSan's runtime, which takes half a minute the
-/// first time. Our runtime has the functions that kernels call.
+/// Without `-fno-sanitize=undefined`, zig would compile and link UBSan's runtime, which takes half
+/// a minute the first time. Our runtime defines the UBSan functions that kernels call.
 const LINK_FLAGS: &str = "-shared -nostdlib++ -fno-sanitize=undefined";
 
 /// The compiler's messages about texts that it refused, so that this process compiles each text

@@ -20,8 +20,8 @@ pub struct Compiler {
     number: u32,
 }
 
-/// The checkout of the workspace, with its tools and their installer. On other machines the folder
-/// is missing.
+/// The workspace in which this crate was built, with its tools and their installer. The folder is
+/// missing on machines that only run the program.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// The script of a checkout that installs a compiler.

@@ -65,7 +65,7 @@ fn matrices_and_lists() {
     assert_eq!(run(&kernel, &[0.0, 1.0]), expected);
 }
 
-/// A kernel with the name of another function, and the names of Apple's `simd.h`.
+/// A kernel may have the same name as another function, and may use the types of Apple's `simd.h`.
 #[test]
 fn names_of_kernels_and_types() {
     let kernel = kernel(

@@ -8,7 +8,8 @@ use crate::objects::{Layout, Object};
 
 /// The shape of the probe, which the library looks for.
 const SHAPE: [i32; 3] = [3, 5, 7];
-/// An upper bound of the bytes of MLX's array description that are read for a shape and a type.
+/// The probe checks that this many bytes of MLX's array description are readable. The fields for
+/// the shape and the type lie within them.
 const DESCRIPTION: usize = 256;
 
 /// The layout of `mx.array` objects, or an error that says why it is not as expected.

@@ -61,8 +61,9 @@ fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     Tensor::new(shape.clone(), values)
 }
 
-/// Five roundings to the type: four of numbers up to 1 that multiply `a`, and one of the result.
-/// The errors of f32's tanh, erf (1.5e-7 on the CPU) and constants add about as much again.
+/// Checks the activations. The error bound is five ulps. Half of it is for five roundings to the
+/// type: four of numbers up to 1 that multiply `a`, and one of the result. The other half is for
+/// the errors of f32's tanh, erf (1.5e-7 on the CPU) and constants.
 ///
 /// On the CPU, MLX uses the same polynomials as this crate, except that it calls libm's tanh. On
 /// other backends, MLX and this crate are both within this bound of the exact value.

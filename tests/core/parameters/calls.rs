@@ -41,8 +41,8 @@ pub fn attention_grad(p: &[Array], options: Attention<'_>) -> Result<Array> {
     Ok(vjp(|q| ops::attention(&q, &p[1], &p[2], options), &p[0], &p[1])?.1)
 }
 
-/// The gradients in some of the queries, keys, values, mask and sinks. The queries are passed as
-/// the gradient of the result.
+/// The gradients with respect to some of p's arrays, which are the queries, keys, values, mask and
+/// sinks. The queries are also the gradient of the result.
 pub fn attention_grads(p: &[Array], inputs: &[usize]) -> Result<Vec<Array>> {
     let attended = |x: Vec<Array>| {
         let mut all = p.to_vec();

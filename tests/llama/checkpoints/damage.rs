@@ -95,7 +95,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
         }
         1 | 2 => {
-            // In the header, usually in its first bytes, or anywhere after the header.
+            // Flips a bit: of kind 1 in the header, one time in four in its first 12 bytes; of kind
+            // 2 after the header.
             let header = match gguf {
                 true => 1500,
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,

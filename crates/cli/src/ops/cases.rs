@@ -13,7 +13,8 @@ use mlx_primitives::{Array, Dtype, Result, builtin, eval};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// The way in which an op is called. The discriminant is the largest number of ops in a graph.
+/// The way in which an op is called. For `Single` and `Chain`, the discriminant is the largest
+/// number of ops in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Builds one op, evaluates it and waits.
@@ -113,7 +114,8 @@ impl Inputs {
         g.eval()?;
         let written = self.x.nbytes() + places.iter().map(|&i| trained[i].nbytes()).sum::<usize>();
         let read = self.read + g.nbytes();
-        // One more product for each trained matrix that has at least as many elements as x.
+        // The gradient of x takes one product, and the gradient of each trained matrix takes
+        // another one. An array counts as a matrix if it has at least as many elements as x.
         let matrices = places.iter().filter(|&&i| trained[i].size() >= self.x.size()).count();
         let products = self.products.map(|(flops, dtype)| (flops * (1 + matrices) as f64, dtype));
         let of = |f: Function| -> Function {

@@ -102,7 +102,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     });
 }
 
-/// Each item is a block of outputs.
+/// Computes the blocks of outputs whose numbers are in `items`.
 struct Multiply<'a, A, W> {
     blocks: Blocks<'a, A, W>,
     items: Range<usize>,

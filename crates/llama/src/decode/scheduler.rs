@@ -24,7 +24,7 @@ pub(super) enum Event {
     /// The text's last event.
     End {
         reason: FinishReason,
-        /// The number of prompt tokens that another text had read.
+        /// The number of prompt tokens whose keys and values came from the cache of another text.
         cached_tokens: usize,
     },
     /// The text's last event.

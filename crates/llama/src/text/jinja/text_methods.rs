@@ -1,4 +1,4 @@
-//! The methods of Python's texts.
+//! The methods of Python's strings (`str`).
 
 use super::arguments::{Arguments, count, integer, text};
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
