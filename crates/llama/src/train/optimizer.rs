@@ -63,7 +63,8 @@ pub struct Sgd {
     pub momentum: f64,
     /// The share of a parameter that is added to its gradient.
     pub weight_decay: f64,
-    /// The share of a gradient that does not enter the momentum.
+    /// The share of a gradient that does not enter the momentum. Without momentum it changes
+    /// nothing.
     pub dampening: f64,
     /// Whether Nesterov's momentum is used.
     pub nesterov: bool,

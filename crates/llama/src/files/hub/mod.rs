@@ -9,7 +9,7 @@
 //! | `HF_HUB_CACHE` | The folder of the cache. Without it `hub` in `HF_HOME`, in `huggingface` of `XDG_CACHE_HOME`, or in `~/.cache/huggingface`. |
 //! | `HF_HUB_OFFLINE` | With `1`, models are only looked up in the cache and never downloaded. |
 //! | `HF_ENDPOINT` | The address of the hub, `https://huggingface.co` without it. |
-//! | `HF_TOKEN` | The token for models that not everybody may read. Without it the file `token` in `HF_HOME`, which `hf auth login` writes. |
+//! | `HF_TOKEN` | The token for models that not everybody may read. Without it the file that `HF_TOKEN_PATH` names, or `token` in `HF_HOME`, which `hf auth login` writes. |
 
 mod cache;
 #[cfg(feature = "hub")]
