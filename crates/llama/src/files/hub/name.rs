@@ -125,10 +125,11 @@ pub(super) fn all_parts(file: &str) -> Vec<String> {
         let (rest, end) = file.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
         let (count, _) = end.split_at_checked(5)?;
-        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-        let count = digits(count).then(|| count.parse().ok())??;
+        let five = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        let value = |text: &str| five(text).then(|| text.parse::<u32>().ok())?;
+        let (number, count) = (value(number)?, value(count)?);
         let name = |part: u32| format!("{stem}-{part:05}-of-{end}");
-        digits(number).then(|| (1..=count).map(name).collect())
+        (1..=count).contains(&number).then(|| (1..=count).map(name).collect())
     };
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
