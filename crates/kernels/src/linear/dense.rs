@@ -61,6 +61,8 @@ impl<T: Float> Dense<T> {
 const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {
+    const DENSE: bool = true;
+
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,
@@ -108,6 +110,8 @@ impl<T: Float> Weights<InF32> for Dense<T> {
 }
 
 impl Weights<InBf16> for Dense<Bf16> {
+    const DENSE: bool = true;
+
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(
         &self,

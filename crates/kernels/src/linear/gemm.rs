@@ -17,15 +17,15 @@ pub use super::epilogue::Epilogue;
 use super::epilogue::{self, OnLevel, Steps};
 use super::interleaved::Interleaved;
 pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
-use super::sums::{BLOCK_ROWS, MOST_ROWS};
+use super::sums::{BLOCK_ROWS, MOST_ROWS, SHORT};
 pub use super::weights::{Extents, Places, Weights};
 
 /// The rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The rows of weights in a block, on a level with tiles. Each block reads factors from beyond the
-/// second-level cache, so the block is larger. Only x86-64 has tiles, and a thread of macOS has a
-/// stack of only 512 KB.
+/// The most rows of weights in a block, for tiles and dense weights. Each block reads x from beyond
+/// the second-level cache, so large blocks read it fewer times. A thread of macOS has a stack of
+/// only 512 KB, so only x86-64 uses more than [`BLOCK_COLUMNS`].
 const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
     true => 8 * TILE_ROWS,
     false => BLOCK_COLUMNS,
@@ -68,6 +68,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     let (tile, mut rows, columns) = match in_tiles {
         true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
+        false if W::DENSE => (TILE, MOST_ROWS, MOST_COLUMNS),
         false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
     };
     let mut tiles = columns / tile;
@@ -79,6 +80,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     let blocks = match (in_tiles, near && threads >= 4) {
         (true, true) => 16 * threads,
         (true, false) => 4 * threads,
+        (false, _) if W::DENSE => 6 * threads,
         (false, _) => 10 * threads,
     };
     let count = |rows: usize, tiles: usize| x.m.div_ceil(rows) * n.div_ceil(tiles * tile);
@@ -213,14 +215,15 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     unsafe fn run<V: F32x16>(self) {
         let Self { blocks, row, column, tile, sums } = self;
         let Extents { m, n, k } = blocks.extents;
-        let depth = k.div_ceil(A::PER_WORD).div_ceil(WORDS).max(1);
+        let step = if W::DENSE && !blocks.in_tiles() { SHORT } else { WORDS };
+        let depth = k.div_ceil(A::PER_WORD).div_ceil(step).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
         let lie_across = blocks.weights.lie_across() && !blocks.in_tiles();
         let next_row = if lie_across { 1 } else { STRIDE };
         for block in 0..depth {
-            let at = block * WORDS * A::PER_WORD;
-            let len = (WORDS * A::PER_WORD).min(k - at);
+            let at = block * step * A::PER_WORD;
+            let len = (step * A::PER_WORD).min(k - at);
             for first in (0..columns).step_by(blocks.tile()) {
                 // SAFETY: the tile has room for `rows` rows of `len` factors; the rows and panels
                 // are readable.
@@ -239,8 +242,11 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         let rows = blocks.tile().min(columns - first);
                         blocks.unpack::<V>(column + first, rows, (at, len), tile);
                     }
-                    let (at, words) = (block * WORDS, len.div_ceil(A::PER_WORD));
-                    let x = |panel: usize| blocks.x.panel(block, panel);
+                    let (at, words) = (block * step, len.div_ceil(A::PER_WORD));
+                    let x = |panel: usize| {
+                        let panel = blocks.x.panel(at / WORDS, panel);
+                        panel.wrapping_add(at % WORDS * LANES)
+                    };
                     let sums = sums.add(first * SUMS);
                     if blocks.in_tiles() {
                         let (ahead, next_block) = match first + TILE_ROWS {

@@ -43,9 +43,14 @@ pub unsafe fn product<A: Arithmetic, T: Float>(
 /// Whether to interleave the weights and unpack x, instead of the other way round. Words are
 /// interleaved once, so a factor that is much smaller than the other one should be interleaved.
 /// With tiles, a factor that lies across can be interleaved directly, but its rows would have to be
-/// transposed to be unpacked.
+/// transposed to be unpacked. Without tiles, weights that lie across are better interleaved than
+/// unpacked again for each block of x, and the sums then need no transpose.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
-    if in_tiles && (x_across || w_across) { !x_across } else { 4 * n <= m }
+    match in_tiles {
+        true if x_across || w_across => !x_across,
+        true => 4 * n <= m,
+        false => 4 * n <= m || w_across && (x_across || m >= BLOCK_ROWS),
+    }
 }
 
 /// Multiplies rows of x with `n` rows of weights, which are interleaved.

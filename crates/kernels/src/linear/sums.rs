@@ -3,11 +3,16 @@
 use std::marker::PhantomData;
 
 use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use super::super::simd::{F32x16, Kernel, LANES};
+use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::arithmetic::Arithmetic;
 
 /// The words of a row in a tile of weights. `k` is split into blocks of this many words.
 pub const WORDS: usize = 512;
+/// The words of a block of dense weights that lanes multiply. These blocks are shorter than
+/// [`WORDS`], so that twice as many rows of x stay in the second-level cache.
+pub(super) const SHORT: usize = WORDS / 2;
+/// The number of words ahead for which x is prefetched.
+const AHEAD: usize = 16;
 /// The rows of weights whose sums fit in registers. Products of AMX tiles have [`TILE_ROWS`] rows.
 pub const TILE: usize = 12;
 /// The floats from one tile to the next if weights lie across, stored as `[k, n]`. The last words
@@ -20,8 +25,8 @@ pub const EXTRA: usize = 128;
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// The rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
-/// The most rows of x in a block, used on levels with tiles. Only x86-64 has tiles, and a thread of
-/// macOS has a stack of only 512 KB.
+/// The most rows of x in a block, for tiles and dense weights. A thread of macOS has a stack of only
+/// 512 KB, so only x86-64 uses more than [`BLOCK_ROWS`].
 pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
 /// The words from the sums of one column of a block to the next column, also an odd number of cache
 /// lines.
@@ -95,6 +100,7 @@ pub(super) unsafe fn tile_sums<
             let mut lanes = [V::splat(0.0); PANELS];
             for (p, lanes) in lanes.iter_mut().enumerate() {
                 *lanes = V::load(x[p].add(at * LANES));
+                prefetch_block(x[p].wrapping_add((at + AHEAD) * LANES));
             }
             for (r, total) in total.iter_mut().enumerate() {
                 let place = if LIE_ACROSS { at * TILE + r } else { r * STRIDE + at };

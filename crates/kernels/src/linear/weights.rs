@@ -42,8 +42,12 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// Whether these weights are words of two bf16 that only levels with tiles can multiply.
     const TILES: bool = false;
 
+    /// Whether these weights are not packed, so that [`unpack`](Self::unpack) takes any `k` that is a
+    /// multiple of 256.
+    const DENSE: bool = false;
+
     /// Writes the elements `k..k + len` of the rows `row..row + rows` to `out`, one row every
-    /// `stride` factors. `k` is a multiple of 512 and `rows <= 16`.
+    /// `stride` factors. `k` is a multiple of 512, and `rows <= 16`.
     ///
     /// # Safety
     /// The rows and elements are readable, and `out` has room for them.
