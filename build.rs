@@ -18,15 +18,16 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The script that installs MLX and CMake in a clone; the package does not contain it.
+/// The script that installs MLX and CMake in a clone of the repository. The package on crates.io
+/// does not contain it.
 const SCRIPT: &str = "scripts/build_metal.sh";
-/// The folder of the stand-in for a Mac's Metal device, for tests.
+/// The folder of a replacement for a Mac's Metal device, which tests use.
 const STAND_IN: &str = "tests/metal_device";
 
 fn main() -> Result<()> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
-    // The metallib is looked up at run time. Watching a missing file would rebuild everything each
-    // time.
+    // The program looks the metallib up at run time, so cargo need not watch it. If cargo watched a
+    // missing file, it would rebuild everything each time.
     let watched =
         ["build.rs", "cpp", "metal", "cmake"].into_iter().chain(bridge::files(simulates_metal()));
     for path in watched.chain(simulates_metal().then_some(STAND_IN)) {
@@ -37,7 +38,7 @@ fn main() -> Result<()> {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     println!("cargo::rustc-env=MLX_PRIMITIVES_KERNELS_HASH={}", kernels_hash(&root)?);
-    // docs.rs has no MLX and no network; rustdoc needs neither library nor headers.
+    // docs.rs has no MLX and no network, and rustdoc needs neither the library nor its headers.
     if env::var_os("DOCS_RS").is_some() {
         return Ok(());
     }
@@ -53,7 +54,8 @@ fn main() -> Result<()> {
     if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
-/// A hash of the kernels and of the code that dispatches them; packages lack the CPU kernels.
+/// Returns a hash of the kernels and of the code that dispatches them. The CPU kernels are missing
+/// in a package, because they are another crate.
 fn kernels_hash(root: &Path) -> Result<String> {
     let folders = ["metal", "cpp/ops", "crates/kernels/src"].map(|folder| root.join(folder));
     let mut left: Vec<_> = folders.into_iter().filter(|folder| folder.is_dir()).collect();
@@ -72,7 +74,8 @@ fn kernels_hash(root: &Path) -> Result<String> {
     Ok(format!("{:016x}", hash.0))
 }
 
-/// Whether `eval_gpu` is compiled for the simulator: on Linux only, because a Mac has Metal.
+/// Returns whether `eval_gpu` is compiled for the simulator. This is possible only on Linux,
+/// because a Mac uses Metal.
 fn simulates_metal() -> bool {
     env::var_os("CARGO_FEATURE_SIMULATE_METAL").is_some()
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
@@ -174,7 +177,7 @@ impl Mlx {
             && patch_of(&self.version) >= patch_of(oldest)
     }
 
-    /// Whether this MLX was built for CUDA, if the feature asks for it.
+    /// Returns whether this MLX was built for CUDA, if the feature `cuda` is on.
     fn has_backend(&self) -> bool {
         !cuda::is_on() || cuda::has_backend(&self.prefix)
     }
@@ -198,7 +201,7 @@ fn patch_of(version: &str) -> Option<u32> {
     version.trim().rsplit_once('.')?.1.parse().ok()
 }
 
-/// The prefix of MLX's Python package, if `python3` finds the package.
+/// Returns the prefix of MLX's Python package, if `python3` finds the package.
 fn python_prefix() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-m", "mlx", "--cmake-dir"]).output().ok()?;
     // The command prints the prefix or <prefix>/share/cmake/MLX, depending on the version.
@@ -228,7 +231,7 @@ fn find_cmake(root: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from("cmake"))
 }
 
-/// The metallib that the script compiled.
+/// The metallib that `SCRIPT` compiled.
 fn metallib_of_script(root: &Path) -> PathBuf {
     root.join(".mlx/mlx_primitives.metallib")
 }
@@ -238,12 +241,14 @@ fn metallib() -> Result<PathBuf> {
     Ok(PathBuf::from(env::var("OUT_DIR")?).join("mlx_primitives.metallib"))
 }
 
-/// A metallib that another Mac compiled, which a package or a clone may hold beside this file.
+/// A metallib that was compiled on another Mac. A package or a clone may contain it beside this
+/// file.
 fn metallib_of_package(root: &Path) -> PathBuf {
     root.join("mlx_primitives.metallib")
 }
 
-/// Starts Xcode's compilation of the kernels, for macOS, unless the script compiled them.
+/// Starts to compile the kernels with Xcode, if the target is macOS. CMake compiles nothing if
+/// `SCRIPT` compiled the kernels.
 fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     if env::var("CARGO_CFG_TARGET_OS")? != "macos" {
         return Ok(None);
@@ -267,8 +272,9 @@ fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     Ok(Some(child))
 }
 
-/// Waits for the kernels. A program without them is slower to start but works, because Metal
-/// compiles the embedded source when it is first used. So every failure is only a warning.
+/// Waits for the compilation of the Metal kernels. Every failure is only a warning: a program
+/// without compiled kernels is slower to start, but Metal compiles the embedded source when a
+/// kernel is first used.
 fn say_of_metal(compiling: Child) -> Result<()> {
     let output = compiling.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -288,8 +294,8 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let tools = root.join(".mlx/python");
     let mut config = cmake::Config::new("cpp");
-    // Unoptimized MLX templates are slow. A higher level gains nothing: C++ has no loop over
-    // elements.
+    // MLX's templates are slow without optimization. A level above `-Os` gains nothing, because
+    // this C++ has no loop over elements.
     config
         .profile("Release")
         .define("CMAKE_CXX_FLAGS_RELEASE", "-Os -DNDEBUG")
@@ -330,8 +336,9 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder, for each user and version, of the libraries of the MLX that the script installs in a
-/// clone. It is outside the clone, so an installed command works without the clone.
+/// The folder that keeps the libraries of the MLX that `SCRIPT` installs in a clone, one per user
+/// and version. It is outside the clone, so an installed command still works if the clone is
+/// deleted.
 fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
     if mlx.prefix != root.join(".mlx/python/mlx") {
         return None; // MLX stays where it was installed
@@ -354,13 +361,15 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     let rpath = |folder: PathBuf| format!("-Wl,-rpath,{}", folder.display());
     let mut arguments: Vec<_> = folders.map(rpath).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
-        // Looks functions up when they are called, so a program starts with any MLX.
+        // With `-z lazy`, the loader resolves functions when they are first called, so a program
+        // starts with any MLX.
         arguments.push("-Wl,-z,lazy".to_owned());
         if cuda::is_on() {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());
         }
     }
-    // These flags are for this package's tests; build scripts of other packages read the metadata.
+    // These flags apply to this package's tests. The build scripts of other packages read the
+    // metadata below.
     arguments.iter().for_each(|argument| println!("cargo::rustc-link-arg={argument}"));
     println!("cargo::metadata=link_args={}", arguments.join("\t"));
     println!("cargo::rustc-env=MLX_PRIMITIVES_MLX_PREFIX={}", mlx.prefix.display());
@@ -370,7 +379,8 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     Ok(())
 }
 
-/// Lets `cargo test` and `cargo run` start programs where MLX's CUDA library cannot be loaded.
+/// Lets `cargo test` and `cargo run` start programs on a machine that cannot load MLX's CUDA
+/// library.
 fn link_for_cuda(root: &Path, mlx: &Mlx) -> Result<()> {
     let cpu = root.join(".mlx/python/mlx");
     let same_version = Mlx::at(&cpu).is_some_and(|cpu| cpu.version == mlx.version);

@@ -14,7 +14,8 @@ REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 def accepted(expression, allowed):
-    """Whether `allowed` can satisfy an SPDX license expression, in which older crates write / for OR."""
+    """Returns whether the licenses in `allowed` satisfy an SPDX expression. Older crates write / for
+    OR."""
     tokens = re.findall(r"[()/]|[^\s()/]+", expression)
     tokens = ["OR" if token == "/" else token for token in tokens]
     at = 0

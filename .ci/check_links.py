@@ -21,7 +21,8 @@ import xml.etree.ElementTree
 from check_packages import links
 
 REPOSITORY = re.compile(r"https://github\.com/mlx-primitives/mlx-primitives(?:/(?:blob|tree)/main/?)?(?=$|[/#\w.])")
-# mdBook's own pages: one page of all chapters, the page of missing ones, and the list of chapters as a frame.
+# Pages that mdBook adds: all chapters on one page, the page for missing pages, and the list of
+# chapters for a frame.
 WITHOUT_CHAPTER = {"print.html", "404.html", "toc.html"}
 
 
@@ -42,7 +43,7 @@ class Page(html.parser.HTMLParser):
 
 
 def split(link):
-    """The path and the anchor of a relative link, decoded; `None` for a link that leads elsewhere."""
+    """Returns the decoded path and anchor of a relative link, or `None` for an absolute link."""
     if re.match(r"[a-z]+:", link):
         return None
     path, _, anchor = link.partition("#")
@@ -50,7 +51,7 @@ def split(link):
 
 
 def in_repository(link):
-    """The path in the repository of an absolute link to it, or `None`."""
+    """Returns the path in this repository that an absolute link leads to, or `None`."""
     found = REPOSITORY.match(link)
     return link[found.end() :].lstrip("/") if found else None
 

@@ -33,8 +33,8 @@ impl CustomPrimitive for RmsNorm {
         let (axis, weight) = (weight.len(), weight.as_ptr().cast());
         let out = outputs[0].as_mut_slice::<f32>()?;
         let (rows, out) = (out.len() / axis, out.as_mut_ptr().cast());
-        // SAFETY: the output holds whole rows of the input, because the op works in place, and a
-        // weight is as long as a row.
+        // SAFETY: the output holds the rows of the input, because the op works in place, and the
+        // weight has the length of a row.
         unsafe { kernels::rms_norm(kernels::Element::F32, out, weight, out, rows, axis, EPS) };
         Ok(())
     }
@@ -50,7 +50,7 @@ fn subclass(x: &Array, weight: &Array) -> Result<Array> {
 
 type Op = fn(&Array, &Array) -> Result<Array>;
 
-/// Nanoseconds per op to build a chain, and to build and evaluate a chain.
+/// Returns the nanoseconds per op for building a chain, and for building and evaluating it.
 fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
     let start = Instant::now();
     let mut y = x.clone();

@@ -1,10 +1,11 @@
 //! `cargo bench --features cuda --bench nvidia`: our kernels beside MLX's CUDA ops on shapes that
-//! fill an NVIDIA GPU, and the decoding of a Llama 8B shape with 4-bit weights. Prints Markdown.
+//! fill an NVIDIA GPU, and decoding with a Llama of the 8B shape with 4-bit weights. Prints
+//! Markdown.
 //!
 //! All contestants take turns in this process. An op's time is the time of a graph of several
-//! calls, divided by their number; each call takes the result of the previous call. A copy is MLX's
-//! `negative`, which moves about as many bytes as the op. Arguments select rows by parts of their
-//! names.
+//! calls, divided by the number of calls; each call takes the result of the previous call. A copy
+//! is MLX's `negative`, which moves about as many bytes as the op. An argument selects the rows of
+//! the table whose names contain it.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -18,7 +19,8 @@ use mlx_primitives_llama::{Config, Llama, Quantization};
 const EPS: f32 = 1e-5;
 /// The number of times that each contestant is measured; the median is printed.
 const ROUNDS: usize = 15;
-/// The least number of matrices that the products of a chain cycle through.
+/// The smallest number of weight matrices in a chain of products. Successive calls use different
+/// matrices.
 const MATRICES: usize = 16;
 
 type Step = Rc<dyn Fn(&Array, usize) -> Result<Array>>;
@@ -29,7 +31,7 @@ struct Work {
     start: Array,
     step: Step,
     calls: usize,
-    /// The bytes that a call has to move, and an array whose copy moves about as many.
+    /// The number of bytes that a call has to move. A copy of `copied` moves about as many bytes.
     bytes: usize,
     copied: Array,
 }
@@ -45,7 +47,8 @@ impl Work {
         Ok(start.elapsed().as_secs_f64() / self.calls as f64)
     }
 
-    /// Prints the medians of our kernel, MLX's op and a copy of as many bytes, in microseconds.
+    /// Prints the median times, in microseconds, of our kernel, MLX's op and a copy that moves
+    /// about as many bytes.
     fn measure(&self) -> Result<()> {
         let chosen = |choices: fn() -> Choices| {
             move || with_choices(Rc::new(choices()), || self.seconds(&self.start, &*self.step))
@@ -114,7 +117,7 @@ fn rows(dtype: Dtype, [count, axis]: [i32; 2]) -> Result<Vec<Work>> {
     Ok(steps.into_iter().map(work).collect())
 }
 
-/// Enough matrices that they are larger than the caches together.
+/// Returns enough packed matrices that together they are larger than the caches.
 fn packed(n: i32, k: i32, bits: i32) -> Result<Vec<QuantizedWeight>> {
     let one = |_| -> Result<QuantizedWeight> {
         let w = numbers(&[n, k], Dtype::Bfloat16)?;
@@ -126,8 +129,9 @@ fn packed(n: i32, k: i32, bits: i32) -> Result<Vec<QuantizedWeight>> {
     (0..count.clamp(MATRICES, 8 * MATRICES)).map(one).collect()
 }
 
-/// Products of one row with packed weights. A chain needs rows of one length: it takes the
-/// beginning of a longer result, and a product with a shorter result ends a pair.
+/// Products of a few rows with packed weights. In a chain, every input must have the same length.
+/// So a step cuts a result that is too long, and a step whose first result is too short computes a
+/// second product.
 fn products() -> Result<Vec<Work>> {
     let squares = [(4096, 4), (4096, 8), (2048, 4), (2048, 8)];
     let pairs = [(14_336, 4096, 4), (14_336, 4096, 8), (8192, 2048, 4), (1024, 4096, 4)];
@@ -178,8 +182,8 @@ const LLAMA_8B: &str = r#"{
     "max_position_embeddings": 8192, "tie_word_embeddings": false
 }"#;
 
-/// Tokens a second of greedy decoding with our kernels and MLX's attention, which the built-in rule
-/// chooses; with MLX's ops alone; and with our kernels alone.
+/// Prints the tokens per second of greedy decoding with three choices of ops: the built-in rule,
+/// which chooses our kernels and MLX's attention; MLX's ops alone; and our kernels alone.
 fn decode(tokens: usize) -> Result<()> {
     let config = Config::parse(LLAMA_8B)?;
     let to = Some(Quantization::affine(64, 4));
@@ -206,7 +210,7 @@ fn decoded(llama: &Llama, tokens: usize) -> Result<f64> {
     let mut next = Array::from_slice(&[1u32], [1, 1])?;
     let start = Instant::now();
     for _ in 0..tokens {
-        // The GPU computes the next token while the program waits for this token.
+        // The GPU computes the next token while the program waits for `next`, the token before it.
         let after = llama.forward(&next.reshape([1, 1])?, &mut cache)?.argmax(-1)?;
         async_eval([&after])?;
         next.eval()?;

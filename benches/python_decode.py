@@ -1,9 +1,10 @@
-"""Times mlx-lm's generator on a Llama 8B shape with random 4-bit weights, without and with `patch()`, in turns.
+"""Times mlx-lm's generator on a Llama of the 8B shape with random 4-bit weights, alternately without
+and with `patch()`.
 
     python benches/python_decode.py [--prompt 512] [--tokens 100] [--rounds 3] [--layers 32] [--check] [--host]
 
-It runs on MLX's default device. `--check` compares the logits of both first. `--host` says what the time of a
-token goes into if each one is waited for.
+It runs on MLX's default device. `--check` first compares the logits without and with `patch()`.
+`--host` prints where the time goes if Python waits for each token.
 """
 
 import argparse
@@ -35,14 +36,14 @@ SHAPE = {
 
 
 def random_like(array):
-    """Random words for packed weights, and small numbers for everything else."""
+    """Returns random 32-bit words for packed weights, and small random numbers for other arrays."""
     if array.dtype == mx.uint32:
         return mx.random.randint(-(2**31), 2**31 - 1, array.shape, mx.int32).view(mx.uint32)
     return (0.01 * mx.random.normal(array.shape)).astype(mx.bfloat16)
 
 
 def centered(model):
-    """Gives every group of packed weights a mean of about 0, and norms a weight of 1."""
+    """Makes the mean of every group of packed weights about 0, and the weights of norms 1."""
     for _, module in model.named_modules():
         if "scales" in module:
             module.scales = mx.full(module.scales.shape, 0.003, mx.bfloat16)
@@ -52,7 +53,7 @@ def centered(model):
 
 
 def generated(model, prompt, tokens):
-    """The tokens a second of the prompt and of decoding, and the last token."""
+    """Returns the tokens per second of the prompt and of decoding, and the last token."""
     start = time.perf_counter()
     steps = generate_step(prompt, model, max_tokens=tokens + 1)
     next(steps)
@@ -63,7 +64,8 @@ def generated(model, prompt, tokens):
 
 
 def shares(model):
-    """The milliseconds in which Python builds the graph of a token, hands it over, and waits for it."""
+    """Returns the milliseconds per token for building the graph, for `async_eval`, and for
+    waiting."""
     cache = make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3]]), cache=cache))
     times = []
@@ -91,7 +93,8 @@ def main():
     mx.random.seed(0)
     model = Model(ModelArgs.from_dict({**SHAPE, "num_hidden_layers": args.layers}))
     nn.quantize(model, group_size=64, bits=4)
-    # The packed float weights are never computed, because nothing needs their values.
+    # MLX never computes the original float weights that `quantize` packed, because nothing uses
+    # their values.
     model.update(tree_map(random_like, model.parameters()))
     centered(model)
     mx.eval(model.parameters())

@@ -1,8 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
 //!
 //! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
-//! Threads beyond the number of cores do not work, so these times should equal the times of one
-//! thread a core.
+//! Threads beyond the number of cores do not work, so these times should equal the times with one
+//! thread per core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -13,11 +13,13 @@ const ROUNDS: usize = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Chunks of a job, for each thread.
 const ITEMS: usize = 8;
-/// A pause after which helpers still watch for work, and a pause after which they sleep.
+/// After the pause `BRIEF`, the pool's helper threads still spin and watch for work. After the
+/// pause `LONG`, they sleep.
 const BRIEF: Duration = Duration::from_micros(10);
 const LONG: Duration = Duration::from_micros(1500);
-/// The work of a token of a small model: the number of layers, the microseconds that each job of a
-/// layer takes one thread, the pauses in which only the caller works, and the pause between tokens.
+/// The work for one token of a small model: the number of layers, and the microseconds that each of
+/// a layer's jobs would take one thread. In a pause `GAP` between jobs and a pause `BETWEEN`
+/// tokens, only the calling thread works.
 const LAYERS: usize = 20;
 const JOBS: [u64; 5] = [120, 8, 60, 20, 200];
 const GAP: Duration = Duration::from_micros(2);
@@ -38,8 +40,8 @@ fn main() {
         if !(1..=MAX_THREADS).contains(&threads) {
             return eprintln!("expected 1 to {MAX_THREADS} threads, got {threads}");
         }
-        // A pool separate from the kernels' pool. Its threads sleep when they are done, and end
-        // with the process.
+        // This pool is separate from the kernels' pool. Its threads sleep when they have no work,
+        // and end with the process.
         let team = Pool::leak(threads);
         let cells = [
             region(team, 0, BRIEF),
@@ -55,7 +57,7 @@ fn main() {
     }
 }
 
-/// Times a job that takes one thread `work` microseconds, after a `pause`.
+/// Times a job after a `pause`. The job would take one thread `work` microseconds.
 fn region(team: &Pool, work: u64, pause: Duration) -> String {
     median(ROUNDS, || {
         spin(pause);
@@ -64,7 +66,7 @@ fn region(team: &Pool, work: u64, pause: Duration) -> String {
     })
 }
 
-/// Times the jobs of a token, each with its true cost.
+/// Times all jobs of a token. Each job declares its true cost to the pool.
 fn token(team: &Pool) -> String {
     median(ROUNDS / 10, || {
         spin(BETWEEN);
@@ -79,7 +81,8 @@ fn token(team: &Pool) -> String {
     })
 }
 
-/// Shares a job that takes one thread `work` microseconds.
+/// Splits a job among the team's threads and times it. The job would take one thread `work`
+/// microseconds.
 fn share(team: &Pool, work: u64, declared: usize) -> Duration {
     let items = ITEMS * team.threads();
     let start = Instant::now();
@@ -89,7 +92,7 @@ fn share(team: &Pool, work: u64, declared: usize) -> Duration {
     start.elapsed()
 }
 
-/// The median and the 99th percentile.
+/// Returns the median and the 99th percentile as text.
 fn median(rounds: usize, mut time: impl FnMut() -> Duration) -> String {
     let mut times: Vec<_> = (0..rounds).map(|_| time()).collect();
     times.sort();

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares decoding with llama.cpp's on a machine whose speed changes from second to second.
+"""Compares our decoding with llama.cpp's on a machine whose speed changes from second to second.
 
-Our model, llama.cpp's and a loop that reads memory keep what they hold, and take turns of seconds:
-signals stop two while the third runs. So all three meet the same neighbors. Prints a table of tokens a
-second and of the shares of the read bandwidth. Needs what run.py needs, and memory for both models.
+Three programs stay loaded: our model, llama.cpp's model, and a loop that reads memory. They take
+turns of a few seconds: signals stop two programs while the third runs. So other load on the machine
+affects all three alike. Prints a table of the tokens per second and of the shares of the read
+bandwidth. Has the requirements of run.py, and needs memory for both models.
 """
 
 import argparse
@@ -23,15 +24,15 @@ import run
 from report import median
 
 READ_MEGABYTES = 2000
-# A program prints a line for each trial; the lines of this many trials are not counted.
+# A program prints a line for each trial. This many trials at the start are not counted.
 WARM = {"bandwidth": 16, "model": 3}
-# How long a program may take to load its model and to print these first lines.
+# The time in which a program must load its model and print the lines of these trials.
 LOADING_SECONDS = 600
 TRIALS = 1_000_000
 
 
 class Player:
-    """A program that prints a line for each trial, without end."""
+    """A program that prints a line for each trial until it is stopped."""
 
     def __init__(self, command, threads, pattern, warm):
         self.words, self.pattern = [str(word) for word in command], re.compile(pattern)
@@ -55,7 +56,7 @@ class Player:
             raise
 
     def load(self, warm):
-        """Waits for that many lines, and stops the program."""
+        """Waits until the program has printed `warm` lines, and then stops it."""
         until = time.monotonic() + LOADING_SECONDS
         while len(self.lines) < warm:
             if self.process.poll() is not None:
@@ -91,9 +92,10 @@ class Player:
 
 
 def speeds(turn, tokens):
-    """Tokens a second of the trials that began and ended in a turn: those between two of its lines.
+    """Returns the tokens per second of each trial that began and ended in a turn.
 
-    A program that prints a trial's speed leaves out what it does between trials, so that counts.
+    A trial lasts from one line of the program to the next. If a line contains the trial's speed, that
+    speed counts, because it excludes the program's work between trials.
     """
     trials = zip(turn, turn[1:])
     return [
@@ -103,13 +105,13 @@ def speeds(turn, tokens):
 
 
 def speed(turns, tokens):
-    """Tokens a second over all turns: the trials' tokens over their seconds."""
+    """Returns the tokens per second over all turns: the trials' tokens divided by their seconds."""
     each = [one for turn in turns for one in speeds(turn, tokens)]
     return len(each) / sum(1 / one for one in each) if each else None
 
 
 def bandwidth(turns):
-    """The median GB/s of the way to read with the largest one, and its name."""
+    """Returns the highest median GB/s among the ways to read memory, and the name of that way."""
     forms = {}
     for turn in turns:
         # Skip the first reading of a turn, because it may have begun in an earlier turn.
@@ -120,7 +122,8 @@ def bandwidth(turns):
 
 
 def ratios(ours, theirs, tokens):
-    """Ours over theirs in each round in which both ended a trial."""
+    """Returns our speed divided by theirs for each round in which both programs finished a
+    trial."""
     rounds = [(speed([one], tokens), speed([other], tokens)) for one, other in zip(ours, theirs)]
     return [one / other for one, other in rounds if one and other]
 
@@ -184,7 +187,7 @@ def arguments():
 
 
 def ended(number, _):
-    # Runs each `finally` before the exit, so that no stopped program is left.
+    # Exit through an exception, so that each `finally` runs and no stopped program stays behind.
     sys.exit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""Builds every contestant in `target/peers/`, unless it is there already."""
+"""Builds every contestant in `target/peers/`, unless it is already built."""
 
 import os
 import re
@@ -20,7 +20,7 @@ NINJA = "1.11.1.4"
 
 
 class Unavailable(Exception):
-    """The reason why a contestant cannot run, with a fix."""
+    """The reason why a contestant cannot run, and how to fix it."""
 
 
 def say(text):
@@ -87,7 +87,8 @@ class Workshop:
         return python
 
     def cmake(self):
-        """Returns CMake and the flags that choose its generator, both from PyPI if the machine has none."""
+        """Returns CMake and the flags that choose its generator. Installs both from PyPI if the
+        machine lacks them."""
         cmake, generator = shutil.which("cmake"), []
         if not cmake or version(cmake) < (3, 18):
             self.pip_install(f"cmake=={CMAKE}")
@@ -140,7 +141,7 @@ def llama_cpp(shop):
 
 
 def ik_llama_cpp(shop, source):
-    """Builds llama-bench from the caller's ik_llama.cpp, which no registry has."""
+    """Builds llama-bench from the user's copy of ik_llama.cpp, which no package registry has."""
     if not source:
         raise Unavailable("no registry has it; clone it and give the folder: --ik-llama DIR")
     source = Path(source).resolve()

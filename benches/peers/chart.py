@@ -1,4 +1,4 @@
-"""The comparison as a bar chart in SVG, for light and dark pages."""
+"""Draws the comparison as a bar chart in SVG, for light and dark pages."""
 
 from html import escape
 
@@ -37,7 +37,7 @@ def box(kind, x, y, width, height, more=""):
 
 
 def panel(results, test, top):
-    """Returns the bars of one test and the y coordinate of their end."""
+    """Returns the bars of one test and the y coordinate of their lower end."""
     key = test["key"]
     lines = [line for line in results["contestants"] if key in line["tests"]]
     if not lines:
@@ -96,7 +96,7 @@ def svg(results):
 
 
 def page(title, height, parts, style=""):
-    """The SVG file of a page with a title and parts below it."""
+    """Returns an SVG file with a title and the given parts below it."""
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',

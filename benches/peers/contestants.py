@@ -9,7 +9,8 @@ import gguf
 
 @dataclass(frozen=True)
 class Test:
-    """A prompt of `prompt` tokens, or `generation` tokens decoded after `context` others."""
+    """One measurement: a prompt of `prompt` tokens, or `generation` tokens decoded after `context`
+    other tokens."""
 
     key: str
     title: str
@@ -24,7 +25,8 @@ class Test:
 
 
 def tests(quick, curves=False):
-    """The tests to run, shorter for curves. The median of the repetitions in one process counts."""
+    """Returns the tests to run; for curves, shorter tests. The median of a process's repetitions
+    counts."""
     if curves and not quick:
         return [
             Test("decode", "decode", generation=32, context=128, repetitions=3),
@@ -54,22 +56,23 @@ class Turn:
 
 
 class Contestant:
-    """One line of the table. `rival` is the line of ours that it is compared with."""
+    """One line of the table. `rival` is the key of the line that this line is compared with."""
 
     def __init__(self, key, who, weights, bits, rival=None, long_context=False):
         self.key, self.who, self.weights = key, who, weights
         self.bits, self.rival, self.long_context = bits, rival, long_context
 
     def prepare(self, shop, options, shape):
-        """Builds it; raises `build.Unavailable` if that fails."""
+        """Builds the contestant; raises `build.Unavailable` if that fails."""
         raise NotImplementedError
 
     def turn(self, test, threads):
-        """Returns the process that measures the test on that many threads, or None if this contestant skips it."""
+        """Returns the process that runs the test on `threads` threads, or None if this contestant
+        skips it."""
         raise NotImplementedError
 
     def read(self, output):
-        """Returns the tokens per second of each repetition, from the output of a turn's process."""
+        """Returns the tokens per second of each repetition, read from the output of the process."""
         measured = json.loads(output)
         return measured["prompt_tps"] or measured["generation_tps"]
 
@@ -136,14 +139,14 @@ class IkLlamaCpp(LlamaCpp):
         return build.ik_llama_cpp(shop, self.options.ik_llama)
 
     def sizes(self, test):
-        # Weights are repacked at load, because this is fastest.
+        # `-rtr` repacks the weights when they are loaded, which gives the highest speed.
         if test.prompt:
             return ["-rtr", 1, "-p", test.prompt, "-n", 0]
         return ["-rtr", 1, "-p", 0, "-n", 0, "-gp", f"{test.context},{test.generation}"]
 
 
 class Candle(GgufContestant):
-    """So slow that few tokens and rounds suffice."""
+    """Candle is so slow that a few tokens and rounds suffice."""
 
     def build(self, shop):
         return build.candle(shop)
@@ -163,7 +166,7 @@ class Candle(GgufContestant):
 
 
 class MlxLm(Contestant):
-    """Takes seconds per token on a CPU, so it runs for one round of a few tokens."""
+    """mlx-lm takes seconds per token on a CPU, so it runs for one round of a few tokens."""
 
     FEW = 4
 
@@ -191,12 +194,13 @@ def packed(bits):
 
 
 def everyone():
-    """Returns the table's lines, in order."""
+    """Returns the contestants in the order of the table's lines."""
     four, eight, half = "ours-4bit", "ours-8bit", "ours-bf16"
     return [
-        # A bf16 scale and bias for each group of 64: half a bit per weight.
+        # Each group of 64 weights has a bf16 scale and bias: half a bit per weight.
         Ours(four, "4-bit, groups of 64", 4.5, packed(4), long_context=True),
-        # Rounds activations of the prompt to eight bits, as the peers do; decoding is unchanged.
+        # This line rounds the prompt's activations to eight bits, as the peers do; decoding is
+        # unchanged.
         Ours(
             "ours-int8",
             "4-bit, prompt in 8 bits",

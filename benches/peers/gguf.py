@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 
 ALIGNMENT = 32
-# ggml's type number, llama.cpp's file type, and the weights and bytes of a block.
+# For each format: ggml's type number, llama.cpp's file type, and the number of weights and bytes in
+# a block.
 FORMATS = {
     "F32": (0, 0, 1, 4),
     "F16": (1, 1, 1, 2),
@@ -15,7 +16,8 @@ FORMATS = {
     "Q4_1": (3, 3, 32, 20),
     "Q8_0": (8, 7, 32, 34),
 }
-# A prime number of blocks, so that rows of a matrix differ although the tile repeats.
+# The number of blocks in the random tile. A matrix repeats the tile, and its rows differ because
+# this number is prime.
 TILE_BLOCKS = 65537
 
 
@@ -59,7 +61,8 @@ class Shape:
         yield "output_norm.weight"
 
     def read_a_token(self):
-        """The weights that decoding a token reads: all matrices except the embedding."""
+        """Returns the number of weights that decoding a token reads: all matrices except the
+        embedding."""
         return sum(rows * columns for _, rows, columns in self.matrices())
 
     def parameters(self):
@@ -73,7 +76,7 @@ def tile(format, columns):
     spread = columns**-0.5
     if format == "F16":
         return struct.pack(f"<{TILE_BLOCKS}e", *(draw.gauss(0, spread) for _ in range(TILE_BLOCKS)))
-    # The standard deviation of a uniform draw from 16 or 256 levels is 4.6 or 74 steps.
+    # A uniform draw from 16 or 256 integers has a standard deviation of 4.6 or 74.
     scale = struct.pack("<e", spread / (74 if format == "Q8_0" else 4.6))
     if format == "Q4_1":
         scale += struct.pack("<e", -7.5 * spread / 4.6)

@@ -1,4 +1,4 @@
-"""Runs the contestants in turn and collects the results."""
+"""Runs the contestants one after another and collects the results."""
 
 import datetime
 import json
@@ -19,13 +19,15 @@ BANDWIDTH_MEGABYTES = 1000
 
 
 def environment(threads):
-    """The environment that sets the number of threads, by the variables of all contestants."""
+    """Returns an environment with the variables by which the contestants choose their number of
+    threads."""
     names = ["MLX_PRIMITIVES_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"]
     return {**os.environ, **{name: str(threads) for name in names}}
 
 
 def run(command, threads):
-    """Returns the output of a command; raises `build.Unavailable` with its error if it fails."""
+    """Returns the output of a command. If the command fails, raises `build.Unavailable` with its
+    error."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -47,7 +49,7 @@ def run(command, threads):
 
 
 def complaint(text):
-    """Returns the most telling line of an error; a backtrace may follow it."""
+    """Returns the most informative line of an error message, which may contain a backtrace."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"error|assert|fail|panic", line, re.I)]
     return (telling[:1] or lines[-1:] or ["no message"])[0]
@@ -62,7 +64,8 @@ def first_line(*command):
 
 
 def linux_cpu(info):
-    """The name and features in /proc/cpuinfo. If a virtual machine hides the name, numbers replace it."""
+    """Returns the CPU's name with its family and model numbers, and its features, from
+    /proc/cpuinfo."""
 
     def field(name):
         return next(iter(re.findall(rf"^{name}\s*: (.*)$", info, re.M)), None)
@@ -92,7 +95,7 @@ def machine():
 
 
 def versions(options, everyone):
-    """The versions of the contestants and of the compilers."""
+    """Returns the versions of the contestants and of the compilers."""
     if options.ours:
         ours = (first_line(options.ours, "--version") or "unknown").split()[-1]
     else:
@@ -115,7 +118,8 @@ def versions(options, everyone):
 
 
 def git_commit(folder):
-    """The commit of a checkout, or None for a plain folder, even one inside another checkout."""
+    """Returns the commit of a checkout, or None for a plain folder, even inside another
+    checkout."""
     if not (Path(folder) / ".git").exists():
         return None
     return first_line("git", "-C", str(folder), "rev-parse", "--short=10", "HEAD")
@@ -139,10 +143,12 @@ def prepare(everyone, shop, options, shape):
 
 
 def rounds(options, tests, ready, bandwidth_program):
-    """Runs every test of every contestant once per round, each round with another first contestant.
+    """Runs every test of every contestant once per round, and starts each round with a different
+    contestant.
 
-    Returns, for each number of threads, samples by contestant and test, read bandwidths by form, and
-    failures by contestant. If the user interrupts it, they cover the rounds so far."""
+    Returns, for each number of threads, the samples by contestant and test, the read bandwidths by
+    way of reading, and the failures by contestant. If the user interrupts the run, the results
+    cover the rounds so far."""
     measured = {threads: ({}, {}, {}) for threads in options.threads}
     try:
         for number in range(options.rounds):
@@ -191,12 +197,13 @@ def bandwidth(program, threads, quick):
 
 
 def without_paths(message):
-    """Removes the repository's path from a message, for a README."""
+    """Removes the repository's path from a message, so that a README can show the message."""
     return message and message.replace(f"{build.ROOT}/", "")
 
 
 def results(options, threads, tests, shape, everyone, missing, load, measured):
-    """Collects everything that the report of one number of threads needs, for the JSON file."""
+    """Collects all data for the report about one number of threads. The data goes into the JSON
+    file."""
     samples, bandwidths, failed = measured
     lines = []
     for contestant in everyone:
@@ -233,7 +240,8 @@ def results(options, threads, tests, shape, everyone, missing, load, measured):
 
 
 def busy_seconds():
-    """The busy seconds of all cores since boot, or None if the system does not report them."""
+    """Returns the seconds for which cores were busy since boot, summed over all cores, or None if the
+    system does not report them."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -243,7 +251,8 @@ def busy_seconds():
 
 
 def load_before():
-    """The number of cores that other programs keep busy, which slow peers with spinning threads most."""
+    """Returns the number of cores that other programs keep busy. They slow peers whose threads spin
+    most."""
     start, before = time.monotonic(), busy_seconds()
     if before is None:
         load = os.getloadavg()[0]

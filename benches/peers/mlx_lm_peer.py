@@ -17,7 +17,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 
 def random_like(array):
-    """Random words for packed weights, and small numbers for everything else."""
+    """Returns random 32-bit words for packed weights, and small random numbers for other arrays."""
     if array.dtype == mx.uint32:
         return mx.random.randint(0, 2**31 - 1, array.shape, mx.int32).view(mx.uint32)
     return (0.01 * mx.random.normal(array.shape)).astype(mx.bfloat16)
@@ -29,7 +29,8 @@ def main():
     mx.set_default_device(mx.cpu)
     model = Model(ModelArgs.from_dict(json.load(open(config))))
     nn.quantize(model, group_size=group, bits=bits)
-    # The packed float weights are never computed, because nothing needs their values.
+    # MLX never computes the original float weights that `quantize` packed, because nothing uses
+    # their values.
     model.update(tree_map(random_like, model.parameters()))
     mx.eval(model.parameters())
 

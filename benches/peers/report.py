@@ -15,7 +15,7 @@ def quartiles(values):
 
 
 def quantile(values, fraction):
-    """Interpolates linearly between the two nearest values."""
+    """Returns a quantile, interpolated linearly between the two nearest values."""
     ordered = sorted(values)
     place = fraction * (len(ordered) - 1)
     low = int(place)
@@ -24,8 +24,8 @@ def quantile(values, fraction):
 
 
 def ratio(upper, lower):
-    """The median of upper ÷ lower over the rounds that have both, so that a drift of the machine's
-    speed cancels; None without such a round."""
+    """Returns the median of upper ÷ lower over the rounds that measured both, or None without such a round.
+    A change of the machine's speed between rounds cancels in this ratio."""
     if not upper or not lower:
         return None
     below = {sample["round"]: sample["tokens_per_second"] for sample in lower["samples"]}
@@ -60,18 +60,20 @@ def times(value):
 
 
 def limit(results, line):
-    """The decoding speed, in tokens per second, at which weights are read at the best measured bandwidth."""
+    """Returns the tokens per second of a decoder that reads the weights at the highest measured
+    bandwidth."""
     best = results["bandwidth"]["best_gb_s"]
     return best and best * 1e9 / line["bytes_a_token"]
 
 
 def own(line):
-    """Whether a line is one of ours."""
+    """Returns whether a line of the table measures our code."""
     return line.get("own", line["rival"] is None)
 
 
 def rival(results, line):
-    """The line that a line is compared with: ours for a peer's, perhaps a peer's for ours."""
+    """Returns the line to compare with: a line of ours for a peer; a peer or None for a line of
+    ours."""
     for other in results["contestants"]:
         if other["key"] == line["rival"]:
             return other
@@ -79,7 +81,7 @@ def rival(results, line):
 
 
 def against(results, line, key):
-    """Ours ÷ theirs in one test."""
+    """Returns our speed divided by the peer's speed in one test."""
     other = rival(results, line)
     if other and own(line):
         line, other = other, line
@@ -110,7 +112,8 @@ def table(results):
 
 
 def about(results):
-    """Describes the measurement, the machine, the date, and the exceptions of single lines."""
+    """Describes the measurement, the machine, the date, and the exceptions that apply to single
+    lines."""
     machine = results["machine"]
     simd = f" ({', '.join(machine['simd'])})" if machine["simd"] else ""
     parameters = results["shape"]["parameters"]
@@ -150,7 +153,7 @@ def about(results):
 
 
 def shortened(results, line):
-    """Lists how a slow contestant's tests are shorter than ours."""
+    """Lists how the tests of a slow contestant are shorter than the tests of its rival."""
     other = rival(results, line)
     for test in results["tests"]:
         figures = line["tests"].get(test["key"])
@@ -173,7 +176,7 @@ BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
 
 
 def fill(page, section):
-    """Returns a page's text with the section between its markers."""
+    """Returns a page's text with a new section between its markers."""
     pattern = re.compile(f"{BEGIN}.*?{END}", re.S)
     text, count = pattern.subn(lambda _: f"{BEGIN}\n{section}{END}", page)
     if count != 1:

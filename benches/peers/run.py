@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the CPU speed of our Llama with llama.cpp, ik_llama.cpp, candle and mlx-lm.
 
-Builds or installs all of them in target/peers/, runs the same shape with random weights on the same
-number of threads, interleaved, and prints a table. Needs Python 3.9, cargo and a C++ compiler.
-See README.md in this folder.
+Builds or installs all of them in target/peers/. Runs all of them in interleaved rounds, with a
+model of one shape, random weights and one number of threads. Prints a table. Needs Python 3.9,
+cargo and a C++ compiler. See README.md in this folder.
 """
 
 import argparse
@@ -86,7 +86,8 @@ def chosen(items, patterns):
 
 
 def measured(options):
-    """Runs everyone; returns the results of each number of threads, or None if it only built."""
+    """Runs all contestants. Returns the results for each number of threads, or None after only
+    building."""
     shape = gguf.Shape(options.config)
     everyone = chosen(contestants.everyone(), options.only)
     tests = chosen(contestants.tests(options.quick, len(options.threads) > 1), options.tests)
@@ -147,7 +148,8 @@ def report_one(options, results):
 
 
 def report_scaling(options, runs):
-    """Reports several numbers of threads; with --page, beside those of other machines."""
+    """Reports the results for several numbers of threads. With --page, adds them to a page with the
+    results of other machines."""
     print(f"{scaling.table(runs)}\n{scaling.about(runs)}")
     if not options.page:
         written(Path(options.folder) / "scaling.svg", scaling.svg([runs]))

@@ -1,6 +1,6 @@
-"""Speed by the number of threads: a table and curves in SVG, machine after machine.
+"""Tables and SVG curves of the speed by the number of threads, for each machine.
 
-A scaling is the list of one machine's results, one for each number of threads."""
+A "scaling" is the list of one machine's results, one for each number of threads."""
 
 import math
 
@@ -20,13 +20,14 @@ DASHES = ["", "6 3", "2 3", "9 3 2 3", "1 5"]
 
 
 def key(scaling):
-    """What tells machines apart."""
+    """Returns the properties that identify a machine."""
     machine = scaling[0]["machine"]
     return machine["cpu"], machine["cores"]
 
 
 def kept(scalings, new):
-    """The scalings with a new one in place of an earlier one of the same machine, newest first."""
+    """Returns the scalings, newest first. The new scaling replaces an earlier one of the same
+    machine."""
     return [new] + [scaling for scaling in scalings if key(scaling) != key(new)]
 
 
@@ -36,7 +37,8 @@ def title(scaling):
 
 
 def lines_with(scaling, test):
-    """The contestants that ran the test with some number of threads, in the order of the table."""
+    """Returns the contestants that ran the test with at least one number of threads, in the table's
+    order."""
     found = {}
     for results in scaling:
         for line in results["contestants"]:
@@ -46,7 +48,7 @@ def lines_with(scaling, test):
 
 
 def figures(results, line, test):
-    """A contestant's figures in one of the results, or None."""
+    """Returns a contestant's figures for a test in `results`, or None."""
     same = [other for other in results["contestants"] if other["key"] == line["key"]]
     return same[0]["tests"].get(test) if same else None
 
@@ -62,7 +64,7 @@ def cell(results, line, test):
 
 
 def table(scaling):
-    """One row for each contestant and test, one column for each number of threads."""
+    """Returns a table with a row per contestant and test, and a column per number of threads."""
     counts = [str(results["threads"]) for results in scaling]
     head = ["test", "", "weights", *counts]
     rows = [head, ["---"] * 3 + ["---:"] * len(counts)]
@@ -84,7 +86,7 @@ def about(scaling):
 
 
 def place(scaling, threads, value, most, left, top):
-    """The point of a value; the numbers of threads are spaced like their logarithms."""
+    """Returns the point for a value. The x axis is logarithmic in the number of threads."""
     counts = [results["threads"] for results in scaling]
     span = math.log(counts[-1] / counts[0]) or 1.0
     x = left + PANEL_WIDTH * math.log(threads / counts[0]) / span
@@ -106,7 +108,8 @@ def curve(scaling, line, test, most, left, top, dash):
 
 
 def panel(scaling, test, left, top):
-    """The curves of one test, with their names below; returns them and the y coordinate of the end."""
+    """Returns the curves of one test with a legend below them, and the y coordinate of the lower
+    end."""
     lines = lines_with(scaling, test["key"])
     medians = [
         measured["median"]
@@ -141,7 +144,7 @@ def panel(scaling, test, left, top):
 
 
 def svg(scalings):
-    """The curves of all machines, two tests beside each other."""
+    """Returns the curves of all machines, with two tests side by side."""
     parts, y = [], 56
     for scaling in scalings:
         parts.append(text(16, y, f"{title(scaling)}; by the number of threads", "faint"))

@@ -1,4 +1,5 @@
-"""Tests the comparison without its contestants: `python3 -m unittest` in this folder."""
+"""Tests the scripts of this folder without the contestants: `python3 -m unittest` in this
+folder."""
 
 import json
 import struct
@@ -160,7 +161,7 @@ class Report(unittest.TestCase):
 
 class Scaling(unittest.TestCase):
     def runs(self, cpu="none"):
-        """Twice the threads, twice the speed."""
+        """In these results, twice the threads give twice the speed."""
         runs = []
         for threads in [1, 2, 4]:
             results = invented()
@@ -185,7 +186,7 @@ class Scaling(unittest.TestCase):
         drawn = ElementTree.fromstring(scaling.svg([self.runs(), self.runs("other")]))
         space = "{http://www.w3.org/2000/svg}"
         dots = [dot for dot in drawn.iter(f"{space}circle") if dot.get("class") == "ours"]
-        # Three tests with three numbers of threads on two machines.
+        # The data has three tests with three numbers of threads on two machines.
         self.assertEqual(len(dots), 3 * 3 * 2)
         self.assertIn("other, 2 cores, 2000-01-01", "".join(drawn.itertext()))
         width, height = float(drawn.get("width")), float(drawn.get("height"))

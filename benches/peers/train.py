@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compares a LoRA step with those of mlx-lm and PyTorch on the CPU, on the same random weights.
+"""Compares our LoRA training step with the steps of mlx-lm and PyTorch on the CPU, with one set of
+random weights.
 
     benches/peers/train.py   # f32 and 4 bits, small
     benches/peers/train.py --config benches/peers/llama-1b.json --columns 512 # 4 bits, 1.1 B
 
-A round runs each program once, in a process of its own: a step that does not count, then --steps
-others. PyTorch has no packed weights, and trains beside the plain ones. The table has the medians of
-the rounds. Needs mlx-lm, numpy and, for its row, torch in the Python that runs this.
+A round runs each program once, in a separate process: first a step that is not counted, then
+--steps counted steps. PyTorch has no packed weights, so it only appears beside the unpacked
+weights. The table contains the medians of the rounds. The Python that runs this script needs
+mlx-lm, numpy and, for PyTorch's row, torch.
 """
 
 import argparse
@@ -33,7 +35,8 @@ RANK, SCALE, RATE = 8, 20.0, 1e-4
 
 
 def write_models(config, dtype, bits, folder):
-    """Writes a model of random weights, plain and perhaps packed, with the demo's tokenizer."""
+    """Writes a model with random weights, unpacked and perhaps also packed, and the demo's
+    tokenizer."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map
@@ -58,7 +61,8 @@ def write_models(config, dtype, bits, folder):
 
 
 def ours(options, model, folder):
-    """The seconds of each step and of each forward pass with its losses."""
+    """Returns our seconds for each training step, and for each forward pass that computes the
+    losses."""
     text = "Log of the ship: wind from the north. " * options.columns
     (folder / "texts").mkdir(exist_ok=True)
     for name in ["train", "valid"]:
@@ -81,7 +85,7 @@ def ours(options, model, folder):
 
 
 def mlx_lm(options, model):
-    """Trains by mlx-lm's model, loss and layers, and prints the seconds of each step."""
+    """Trains with mlx-lm's model, loss and layers, and prints the seconds of each step."""
     import mlx.core as mx
     import mlx.nn as nn
     import mlx.optimizers as optim
@@ -110,7 +114,7 @@ def mlx_lm(options, model):
 
 
 def pytorch(options, model):
-    """Trains the same model written for PyTorch, and prints the seconds of each step."""
+    """Trains a PyTorch version of the model, and prints the seconds of each step."""
     import torch
     import torch.nn.functional as F
     from safetensors.torch import load_file

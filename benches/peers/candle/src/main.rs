@@ -10,8 +10,8 @@ use candle_core::{Device, IndexOp, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
 use serde_json::json;
 
-/// Loads the model and the size of its vocabulary. candle drops its cache when a sequence starts at
-/// 0.
+/// Loads the model and returns it with the size of its vocabulary. candle clears its key/value
+/// cache when a sequence starts at position 0.
 fn load(path: &str) -> Result<(ModelWeights, u32)> {
     let mut file = File::open(path).with_context(|| path.to_owned())?;
     let content = Content::read(&mut file)?;
@@ -21,7 +21,7 @@ fn load(path: &str) -> Result<(ModelWeights, u32)> {
     Ok((ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?, vocabulary))
 }
 
-/// The most likely token after `tokens`.
+/// Returns the most likely token after `tokens`, whose first position is `at`.
 fn forward(model: &mut ModelWeights, tokens: &[u32], at: usize) -> Result<u32> {
     let input = Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?;
     let logits = model.forward(&input, at)?;
