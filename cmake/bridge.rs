@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-/// The files with the parts of the bridge that every build has.
+/// The files that declare the bridge functions of every build.
 const BRIDGES: [&str; 6] = [
     "src/collectives.rs",
     "src/custom/bridge.rs",
@@ -23,14 +23,14 @@ pub fn files(simulates_metal: bool) -> impl Iterator<Item = &'static str> {
     BRIDGES.into_iter().chain(cuda).chain(simulator)
 }
 
-/// Generates the C++. First removes the C++ of an earlier build, which may belong to a removed
+/// Generates the C++. First removes the C++ of earlier builds, because it may belong to a deleted
 /// file.
 pub fn generate(simulates_metal: bool) -> Result<()> {
     let made = PathBuf::from(env::var("OUT_DIR")?).join("cxxbridge/sources/mlx-primitives/src");
     if made.exists() {
         fs::remove_dir_all(&made)?;
     }
-    // Does not compile the result here, because CMake compiles the C++ together with cpp/.
+    // Does not compile the generated C++, because CMake compiles it together with cpp/.
     drop(cxx_build::bridges(files(simulates_metal)));
     Ok(())
 }

@@ -1,4 +1,5 @@
-# Fails if libmlx and its headers have different versions: such a pair links and then corrupts memory.
+# Fails if libmlx and its headers have different versions. Such a pair links, but the program would
+# corrupt memory.
 set(probe ${CMAKE_CURRENT_BINARY_DIR}/mlx_version.cpp)
 file(WRITE ${probe} [[
 #include <cstdio>
@@ -8,7 +9,7 @@ int main() { std::puts(mlx::core::version()); }
 unset(MLX_LIBRARY_FILE CACHE) # an earlier build may have found another
 find_library(MLX_LIBRARY_FILE mlx PATHS ${MLX_LIBRARY_DIRS} NO_DEFAULT_PATH REQUIRED)
 if(CUDA)
-  # MLX's CUDA libraries are linked with those of a driver, which the building machine may lack.
+  # libmlx for CUDA depends on NVIDIA's driver libraries, which this machine may lack.
   set(probe_options -Wl,--allow-shlib-undefined)
 endif()
 try_run(probe_ran probe_compiled SOURCES ${probe}
@@ -30,7 +31,7 @@ if(NOT mlx_library_release STREQUAL MLX_HEADER_VERSION)
     "${mlx_library_version}: point MLX_DIR at one whole install, or run scripts/build_metal.sh")
 endif()
 if(CUDA)
-  # The functions of MLX's CUDA backend that the encoder calls, by their names in the library.
+  # The functions of MLX's CUDA backend that cuda_encoder.cpp calls, by their mangled names.
   set(exports ${CMAKE_CURRENT_BINARY_DIR}/mlx_exports.cpp)
   file(WRITE ${exports} [[
 void encoder() __asm__("_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE");

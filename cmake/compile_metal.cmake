@@ -2,8 +2,10 @@
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.metallib> [-DINSTEAD=<file.metallib>] [-DBROUGHT=<file.metallib>] -P compile_metal.cmake
 #
-# Compiles nothing if OUTPUT or INSTEAD was compiled from the same sources, nor if BROUGHT was, which becomes OUTPUT.
-# Leaves no OUTPUT if the compiler does not run or INSTEAD is used. Fails if a source does not compile.
+# INSTEAD and BROUGHT are metallibs that may exist already. Compiles nothing if OUTPUT, INSTEAD or
+# BROUGHT was compiled from these sources. Uses INSTEAD in place, and copies BROUGHT to OUTPUT.
+# Leaves no OUTPUT if the compiler does not run or INSTEAD is used. Fails if a source does not
+# compile.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
 
@@ -16,7 +18,7 @@ endforeach()
 metal_hash(hash)
 foreach(library IN ITEMS "${INSTEAD}" "${OUTPUT}")
   if(library AND EXISTS "${library}")
-    # A metallib contains the names of its kernels.
+    # A metallib contains the names of its kernels, and one name contains the hash of the sources.
     file(STRINGS "${library}" marker REGEX "mlxp_sources_${hash}" LIMIT_COUNT 1)
     if(marker)
       if(NOT library STREQUAL OUTPUT)
@@ -39,7 +41,8 @@ if(BROUGHT AND EXISTS "${BROUGHT}")
 endif()
 
 set(xcrun xcrun --sdk macosx)
-# Recent versions of Xcode include a `metal` that only explains how to download the real one.
+# Recent versions of Xcode include a placeholder `metal` that only explains how to download the
+# compiler.
 execute_process(COMMAND ${xcrun} metal --version RESULT_VARIABLE failure OUTPUT_QUIET ERROR_QUIET)
 if(failure)
   message(NOTICE
@@ -48,8 +51,9 @@ if(failure)
   return()
 endif()
 
-# The language's version and the oldest macOS are two things: without the second, the library is for the macOS of
-# this machine and later. The objects have the names of the sources; `sources` is the empty kernel named after their hash.
+# The language version does not set the oldest macOS. Without -mmacosx-version-min, the library
+# would need the macOS version of this machine. Each object has the name of its source.
+# `sources.metal` defines only the empty kernel that is named after the hash.
 set(objects "${OUTPUT}.objects")
 file(REMOVE_RECURSE "${objects}")
 file(WRITE "${objects}/sources.metal" "[[kernel]] void mlxp_sources_${hash}() {}\n")
@@ -69,7 +73,7 @@ foreach(source IN LISTS sources)
   endif()
   list(APPEND compiled "${objects}/${stem}.air")
 endforeach()
-# Move the metallib into place when it is complete.
+# Move the metallib to OUTPUT only after it is complete.
 set(linked "${objects}/mlx_primitives.metallib")
 execute_process(COMMAND ${xcrun} metallib ${compiled} -o "${linked}" RESULT_VARIABLE failure)
 if(failure)

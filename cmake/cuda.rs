@@ -1,5 +1,5 @@
-//! The feature `cuda` in the build script: finds CUDA's headers, and replaces the libraries of an
-//! NVIDIA GPU on a machine without one.
+//! The feature `cuda` in the build script: finds CUDA's headers. On a machine without an NVIDIA
+//! GPU, replaces the GPU's libraries.
 
 use std::env;
 use std::fs;
@@ -8,20 +8,22 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Whether the feature is on. Only Linux has CUDA.
+/// Returns whether the feature is on. CUDA exists only on Linux.
 pub fn is_on() -> bool {
     env::var_os("CARGO_FEATURE_CUDA").is_some()
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
 }
 
-/// Whether this MLX was built for CUDA. All wheels have the headers of MLX's CUDA backend. Only
-/// wheels for CUDA have NVIDIA's headers, with which MLX compiles kernels at run time.
+/// Returns whether this MLX was built for CUDA. All wheels contain the headers of MLX's CUDA
+/// backend, but only wheels for CUDA contain NVIDIA's headers, which MLX needs to compile kernels
+/// at run time.
 pub fn has_backend(prefix: &Path) -> bool {
     prefix.join("include/cccl").is_dir()
         && prefix.join("include/mlx/backend/cuda/device.h").is_file()
 }
 
-/// The folder of cuda_runtime.h, from the wheels beside MLX or from a CUDA toolkit.
+/// The folder that contains cuda_runtime.h, in the Python wheels installed beside MLX or in a CUDA
+/// toolkit.
 pub fn include(prefix: &Path) -> Result<PathBuf> {
     let beside = prefix.parent().unwrap_or(prefix).join("nvidia");
     let mut folders: Vec<PathBuf> =
@@ -40,8 +42,8 @@ pub fn include(prefix: &Path) -> Result<PathBuf> {
     )
 }
 
-/// The libraries that libmlx needs and this machine lacks, because it has no NVIDIA GPU or because
-/// pip installed MLX without its dependencies.
+/// The libraries that libmlx needs and that this machine lacks. They are missing without an NVIDIA
+/// GPU, or if pip installed MLX without its dependencies.
 pub fn missing(libmlx: &Path) -> Result<Vec<String>> {
     let listed = Command::new("ldd").arg(libmlx).output().context("ldd")?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -60,15 +62,15 @@ pub fn missing(libmlx: &Path) -> Result<Vec<String>> {
     Ok(missing)
 }
 
-/// Makes empty libraries in place of the missing ones. With them, programs start that only ask
-/// libmlx for its version.
+/// Creates empty libraries in place of the missing libraries. With them, programs start that only
+/// ask libmlx for its version.
 pub fn stand_ins(missing: &[String]) -> Result<PathBuf> {
     let folder = empty_folder("stand_ins")?;
     let source = folder.join("empty.c");
     fs::write(&source, "typedef int empty;\n")?;
     for name in missing {
-        // Each library gets the version that libmlx needs. Otherwise the system warns at each
-        // start.
+        // Each library gets the symbol version that libmlx needs. Otherwise the loader warns at
+        // each start.
         let versions = folder.join(format!("{name}.versions"));
         fs::write(&versions, format!("{name} {{ global: *; }};\n"))?;
         let ran = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
@@ -84,10 +86,10 @@ pub fn stand_ins(missing: &[String]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Makes a folder with the library of MLX for CPUs, in which cargo's `run` and `test` look for
-/// libraries. It is needed because MLX's CUDA library does not allocate memory without a GPU. The
-/// library for CPUs has the same version and types. It lacks the functions for CUDA, which are not
-/// called.
+/// Creates a folder with the library of MLX for CPUs. cargo's `run` and `test` look for libraries
+/// in this folder. It is needed because MLX's CUDA library does not allocate memory without a GPU.
+/// The library for CPUs has the same version and types. It lacks the CUDA functions, but without a
+/// GPU no program calls them.
 pub fn without_gpu(cpu: &Path) -> Result<PathBuf> {
     let folder = empty_folder("without_gpu")?;
     let mut libraries = vec![cpu.join("lib/libmlx.so")];

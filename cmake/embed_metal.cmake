@@ -4,7 +4,7 @@
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.cpp> -P embed_metal.cmake
 
-# Sets the policies, which a script does not inherit; IN_LIST needs one.
+# A script does not inherit CMake policies, so set them. IN_LIST needs a policy.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/metal_hash.cmake)
 
@@ -18,14 +18,15 @@ set(FILES "")
 set(LITERALS "")
 set(INSTANCES "")
 
-# Sets `out` to the files that `file` needs, its headers first, and defines their literals. There is
-# one literal per file, to stay below the 65,536 characters that compilers must accept. A kernel's file
-# ends with macros that instantiate it. Those go into a table instead of the literal: the C++ compiler
-# expands them, so that the source of one kernel can be assembled.
+# Sets `out` to the files that `file` needs, its headers first, and adds a string literal for each
+# file to LITERALS. Each file has a separate literal, because compilers need not accept more than
+# 65,536 characters in one. A kernel's file ends with macros that instantiate its kernels. These
+# macros become a table in place of literal text. The C++ compiler expands the table, so that the
+# program can assemble the source of a single kernel.
 function(parts file out)
   set(found "")
   file(READ "${METAL_DIR}/${file}" text)
-  # MLX passes sources to Metal as ASCII: a single other byte would make it pass nothing.
+  # MLX passes sources to Metal as ASCII. With any other character, MLX would pass an empty source.
   string(REGEX MATCH "[^\n]*[^\t\n -~][^\n]*" line "${text}")
   if(NOT line STREQUAL "")
     message(FATAL_ERROR "${file} is not ASCII: ${line}")
@@ -50,7 +51,7 @@ function(parts file out)
       set(each "const std::vector<Instance> ${name}_kernels;\n\n")
     endif()
     string(APPEND INSTANCES "${each}")
-    # Every other line keeps its number.
+    # Replace each removed line by an empty line, so that the other lines keep their numbers.
     string(REGEX REPLACE "#include \"[^\"]+\"\n" "\n" text "${text}")
     string(REPLACE "#pragma once\n" "\n" text "${text}")
     string(LENGTH "${text}" length)

@@ -1,4 +1,4 @@
-//! A hash of files. The build script and the crate compute it with this code.
+//! A hash of files. The build script and the crate both include this code.
 
 /// A 64-bit FNV-1a hash. It is the same in every build, unlike the hash of the standard library.
 pub struct Fnv(pub u64);

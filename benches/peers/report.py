@@ -24,7 +24,7 @@ def quantile(values, fraction):
 
 
 def ratio(upper, lower):
-    """Returns the median of upper ÷ lower over the rounds that measured both, or None without such a round.
+    """Returns the median of upper ÷ lower over the rounds that measured both, or None without such rounds.
     A change of the machine's speed between rounds cancels in this ratio."""
     if not upper or not lower:
         return None

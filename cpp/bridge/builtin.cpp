@@ -1,4 +1,4 @@
-// MLX's built-in ops, as src/ffi/mod.rs declares them.
+// The bridge's functions for MLX's built-in ops, which src/ffi/mod.rs declares.
 #include <stdexcept>
 
 #include "bridge/core.h"
@@ -153,7 +153,7 @@ Handle squeeze(const MlxArray& a, Ints axes) {
 }
 
 Handle astype(const MlxArray& a, Dtype dtype) {
-  // MLX can fuse `mx::astype` with the ops around it, but not this crate's conversion.
+  // MLX can fuse `mx::astype` with the ops around it, but cannot fuse this crate's `convert`.
   auto to = to_mlx(dtype);
   return handle(tracing() ? mx::astype(a, to, here()) : convert(a, to, mx::to_stream(here())));
 }

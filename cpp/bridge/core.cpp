@@ -107,7 +107,7 @@ rust::String library_version() {
   return mx::version();
 }
 
-/** Refuses a width below 1, because evaluations would never end. MLX reads text as the width 0. */
+/** Refuses widths below 1, with which evaluations never end. MLX reads other text as 0. */
 static void check_width() {
   static const char* width = std::getenv("MLX_BFS_MAX_WIDTH");
   static const bool usable = width == nullptr || std::atoi(width) > 0;
@@ -122,7 +122,7 @@ void check_version() {
   require_version();
 }
 
-/** Prepares MLX before an array that is not made from other arrays. */
+/** Prepares MLX before the first array of a graph is made. */
 static void begin() {
   prepare();
   check_width();
@@ -288,7 +288,7 @@ rust::String primitive_name(const MlxArray& array) {
 }
 
 rust::String to_text(const MlxArray& array) {
-  // Write True and False, as MLX's Python package does.
+  // Write booleans as True and False, as MLX's Python package does.
   static const bool python_style = mx::get_global_formatter().capitalize_bool = true;
   (void)python_style;
   std::ostringstream text;

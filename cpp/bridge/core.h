@@ -1,5 +1,5 @@
-// The C++ side of src/ffi/mod.rs: conversions only, no logic. The groups have the order of that
-// file.
+// The C++ side of src/ffi/mod.rs. It only converts types and contains no logic. The groups of
+// functions have the same order as in that file.
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ using ArrayList = std::vector<mx::array>;
 using ListHandle = std::unique_ptr<ArrayList>;
 using Ints = rust::Slice<const int32_t>;
 
-// Tells Rust that a stream has finished the tasks that were queued before the signal.
+// Tells Rust whether a stream has finished the tasks that were queued before the signal.
 struct Signal {
   std::shared_future<void> reached;
 };
@@ -150,25 +150,26 @@ Handle random_normal(Ints shape, Dtype dtype, const MlxArray* key);
 Handle random_randint(int32_t low, int32_t high, Ints shape, const MlxArray* key);
 Handle random_categorical(const MlxArray& logits, int32_t axis, const MlxArray* key);
 
-/** Whether this thread is in a function that `compile` traces. */
+/** Whether this thread is running a function that `compile` traces. */
 bool tracing();
 
 ListHandle composition(const MlxArray& array);
 rust::Vec<GraphNode> graph_nodes(const ArrayList& arrays);
 rust::Vec<LaunchPlan> dispatches(const MlxArray& array, uint32_t max_threads);
 
-// Conversions shared by the bridge's files.
+// Conversions that all files of the bridge share.
 
 /** The stream or device on which this thread's ops run. */
 mx::StreamOrDevice here();
 mx::Dtype to_mlx(Dtype dtype);
 
 /**
- * Throws for a shape larger than memory: MLX's allocator would return null, and MLX write to it.
+ * Throws if an array of this shape would be larger than memory. MLX's allocator would return null,
+ * and MLX would write to it.
  */
 void require_memory(const char* op, Ints shape, mx::Dtype dtype);
 
-/** Passes a result that shares the memory of another array to Rust. */
+/** Passes a result to Rust that shares the memory of another array. */
 inline Handle view(mx::array array) {
   return std::make_unique<mx::array>(std::move(array));
 }

@@ -15,7 +15,10 @@ struct Ranks {
   bool gpu; // whether the collectives run on a GPU's streams
 };
 
-/** The memory of GPUs through which ranks exchange small arrays; null if they cannot. */
+/**
+ * GPU memory through which ranks exchange small arrays; null if the ranks cannot exchange arrays
+ * this way.
+ */
 struct Peers {
   std::shared_ptr<PeerMemory> memory;
 };

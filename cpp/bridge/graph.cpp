@@ -1,4 +1,4 @@
-// The nodes of a lazy graph, as src/ffi/mod.rs declares them.
+// The bridge's functions for the nodes of a lazy graph, which src/ffi/mod.rs declares.
 #include <unordered_set>
 
 #include "bridge/core.h"

@@ -253,7 +253,7 @@ Handle unpack_matrix(const ArrayList& weight, const QuantizedLayout& layout, Dty
 }
 
 Handle reduction(const MlxArray& x, ReductionKind kind, bool all, bool keepdims) {
-  // The result is small, but MLX may copy the input first if it is a view of a small array.
+  // The result is small, but if the input is a view of a small array, MLX may copy the input first.
   const auto& shape = x.shape();
   require_memory("reduce", {shape.begin(), shape.size()}, x.dtype());
   return handle(mlx_primitives::reduce(x, kind, all, keepdims, here()));

@@ -1,4 +1,4 @@
-// The C++ side of the ops in src/ffi/: conversions only.
+// The C++ side of the ops in src/ffi/. It only converts types.
 #pragma once
 
 #include "mlx-primitives/src/ffi/mod.rs.h"
@@ -34,7 +34,7 @@ Handle attention_quantized(
     const MlxArray* mask,
     const MlxArray* sinks);
 ListHandle dequantizing_composition(const MlxArray& array);
-/** `ignored` is used only if `ignores` is true. */
+/** `ignored` is the class to ignore. It is used only if `ignores` is true. */
 Handle cross_entropy(
     const MlxArray& x, const MlxArray& targets, float smoothing, bool ignores, int32_t ignored);
 Handle layer_norm(const MlxArray& x, const MlxArray* weight, const MlxArray* bias, float eps);
@@ -46,9 +46,9 @@ Handle linear(
     const MlxArray* bias,
     ActivationKind activation,
     const MlxArray* residual);
-/** Null if no kernel computes this. */
+/** Returns null if no kernel supports these inputs. */
 Handle gated_linear(const ArrayList& inputs, float eps);
-/** Sets the order of rows for the ops that this thread builds, and returns the previous order. */
+/** Sets the `RowOrder` of the ops that this thread builds, and returns the previous one. */
 uint8_t set_row_order(uint8_t order);
 Handle matmul(const MlxArray& a, const MlxArray& b, bool transposed);
 Handle product(const MlxArray& a, const MlxArray& b);

@@ -1,4 +1,4 @@
-// Function transforms over Rust closures, as src/transforms/bridge.rs declares them.
+// Function transforms of Rust closures. src/transforms/bridge.rs declares them.
 #include <algorithm>
 #include <map>
 #include <unordered_set>
@@ -21,7 +21,7 @@ using Function = std::function<ArrayList(const ArrayList&)>;
 
 thread_local int traced = 0; // functions that this thread is in
 
-/** As long as it exists, this thread builds a graph that MLX may fuse. */
+/** While this object exists, this thread builds a graph that MLX may fuse. */
 struct Tracing {
   Tracing() {
     ++traced;
@@ -33,13 +33,14 @@ struct Tracing {
   Tracing& operator=(const Tracing&) = delete;
 };
 
-// The closure outlives the function, because MLX keeps no copy after the call returns.
+// The closure outlives the returned function, because MLX keeps no copy of the function after the
+// call.
 Function borrowed(const Closure& f) {
   return [&f](const ArrayList& inputs) { return *f.call(inputs); };
 }
 
-// A function that owns the closure. It shares it, because std::function must be copyable and a Box
-// is not.
+// Returns a function that owns the closure. Copies share the closure, because std::function must be
+// copyable and a Box is not.
 Function owned(rust::Box<Closure> f) {
   auto shared = std::make_shared<rust::Box<Closure>>(std::move(f));
   return [shared](const ArrayList& inputs) { return *(*shared)->call(inputs); };
@@ -85,7 +86,7 @@ void each_lazy(ArrayList arrays, Visit visit) {
   }
 }
 
-/** Returns whether a graph has a reduction over axes that are all of length 0 or 1. */
+/** Returns whether a graph contains a reduction whose axes all have length 0 or 1. */
 bool reduces_short_axes(const ArrayList& arrays) {
   bool found = false;
   each_lazy(arrays, [&](mx::array& array) {
@@ -99,9 +100,9 @@ bool reduces_short_axes(const ArrayList& arrays) {
 }
 
 /**
- * A function for MLX to trace. It may capture arrays that are still in a file. They are read while
- * it is traced, because MLX makes constants only of the results of its `Load`, and each call would
- * read the others again.
+ * Returns a function that MLX can trace. The closure may capture arrays whose data is still in a
+ * file. This function reads them during tracing: MLX would only turn the results of MLX's `Load`
+ * into constants, and would read any other file again in each call.
  */
 Function traceable(rust::Box<Closure> f) {
   return [function = owned(std::move(f))](const ArrayList& inputs) {
@@ -122,9 +123,9 @@ Function traceable(rust::Box<Closure> f) {
 }
 
 /**
- * Compiles a function for any shape, once for each combination of types and of axes of length 0 or
- * 1. A function that reduces over such axes only is compiled for each shape instead, because MLX
- * would read strides that do not exist (docs/upstream, section 9).
+ * Compiles a function for any shape, once for each combination of types, numbers of axes, and axes
+ * of length 0 or 1. A function that reduces only over such axes is compiled for each shape instead,
+ * because MLX would read strides that do not exist (docs/upstream, section 9).
  */
 Function compile_for_any_shape(Function function) {
   auto compiled = std::make_shared<std::map<std::vector<int>, Function>>();
@@ -201,8 +202,8 @@ ListHandle checkpoint(rust::Box<Closure> f, const ArrayList& inputs) {
   prepare();
   auto function = owned(std::move(f));
   // mx::checkpoint lets the second run of the function begin when the first run is over. Here the
-  // second run begins when the cotangents are computed, so that only one function of a chain has
-  // intermediate results.
+  // second run begins after the cotangents are computed. So in a chain of functions, only one
+  // function at a time has intermediate results in memory.
   auto derivative = [function](
                         const ArrayList& primals, const ArrayList& cotangents, const ArrayList&) {
     ArrayList late;

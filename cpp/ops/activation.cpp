@@ -9,7 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The name of the activation in the names of kernels. */
+/** The activation's part of a kernel name. */
 constexpr std::string_view activation_name(ActivationKind kind) {
   switch (kind) {
     case ACTIVATION_NONE:
@@ -55,8 +55,8 @@ mx::Dtype floating(const char* op, mx::Dtype dtype) {
 }
 
 /**
- * The activation that is applied to the first of two inputs: before the product of both, or, for a
- * slope, the activation whose derivative is computed.
+ * For a kind with two inputs, the activation that is applied to the first input. A gated kind such
+ * as SwiGLU multiplies its result by the second input. A slope kind computes its derivative.
  */
 ActivationKind gate(ActivationKind kind) {
   switch (kind) {
@@ -77,7 +77,8 @@ ActivationKind gate(ActivationKind kind) {
 }
 
 /**
- * The kind, with two inputs, that computes the derivative of an activation of one input, or NONE.
+ * The kind that computes the derivative of an activation of one input, or NONE. That kind has two
+ * inputs.
  */
 ActivationKind slope(ActivationKind kind) {
   switch (kind) {
@@ -296,7 +297,7 @@ bool Affine::is_equivalent(const mx::Primitive&) const {
 }
 
 namespace {
-/** Each thread computes one quad of the flat arrays. */
+/** Each thread computes a quad, four consecutive elements of the flat arrays. */
 std::vector<Dispatch> flat(
     const std::string& name, const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& out = outputs[0];
@@ -352,7 +353,8 @@ CpuCall Activation::cpu_call(const Arrays& inputs, Arrays& outputs) const {
 
 std::vector<Dispatch> Affine::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  // The grid has quads of columns along x; along y, each thread has AFFINE_ROWS rows.
+  // Along x, each thread of the grid computes one quad of columns. Along y, it computes AFFINE_ROWS
+  // rows.
   auto& x = inputs[0];
   Rows rows(x);
   auto threads = std::clamp<uint32_t>(max_threads, 1, ACTIVATION_GROUP);

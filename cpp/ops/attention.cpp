@@ -223,7 +223,8 @@ Arrays joined_to_batch(
   int batch = batch_first(inputs[0], axes[0], size, s).shape(1);
   Arrays all;
   for (int i = 0; i < count; ++i) {
-    // The result is a view if the batch size is 1 or the axis is in front.
+    // The result is a view without a copy if the batch size is 1 or the mapped axis is the first
+    // axis.
     auto x = batch_first(inputs[i], axes[i], size, s);
     all.push_back(batch == 1 ? mx::squeeze(x, 1, s) : mx::flatten(x, 0, 1, s));
   }

@@ -1,4 +1,4 @@
-// The composition of an Attention from MLX's ops.
+// Builds an Attention from MLX's ops.
 #include <limits>
 
 #include "ops/attention.h"
@@ -9,7 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Whether each query sees each key by the causal rule and the window, [T, S]. */
+/** A [T, S] mask: whether each query may see each key under the causal rule and the window. */
 mx::array seen(int queries, int keys, const AttentionRules& rules, mx::Stream s) {
   auto position = mx::expand_dims(mx::arange(keys - queries, keys, s), 1, s);
   auto key = mx::expand_dims(mx::arange(0, keys, s), 0, s);
@@ -30,8 +30,9 @@ float lowest(mx::Dtype dtype) {
 } // namespace
 
 Arrays Attention::compose(const Arrays& inputs) {
-  // On an NVIDIA GPU, the batched product of MLX with packed matrices refuses views, such as the
-  // arrays of a cache, and matrices that several heads share.
+  // On an NVIDIA GPU, MLX's batched product with packed matrices refuses views, such as the arrays
+  // of a cache. It also refuses matrices that several heads share. So dequantize the matrices
+  // there.
   return composition(inputs, is_cuda(stream()));
 }
 
@@ -55,7 +56,7 @@ Arrays Attention::composition(const Arrays& inputs, bool dequantizes) {
         q, inputs[1], inputs[2], rules_.scale, mode, mask_input, sinks_input, s)};
   }
 
-  // Queries that share a key-value head are put side by side: [B, Hkv, n, T, D].
+  // The queries that share a key/value head become one axis: [B, Hkv, n, T, D].
   auto dtype = q.dtype();
   int heads = q.shape(1);
   int kv_heads = inputs[1].shape(1);

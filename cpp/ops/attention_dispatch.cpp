@@ -1,4 +1,4 @@
-// How an Attention runs: its Metal dispatches and the call of its CPU kernel.
+// Plans an Attention: its Metal dispatches and the call of its CPU kernel.
 #include <algorithm>
 #include <bit>
 
@@ -24,7 +24,7 @@ bool by_vector(const AttentionParams& params, RowOrder order) {
   return uint64_t{params.group} * params.queries <= ATTENTION_VECTOR_ROWS;
 }
 
-/** The number of features of the smallest kernel that handles heads of this dimension. */
+/** The feature count of the smallest kernel that handles heads of this dimension. */
 uint32_t kernel_features(uint32_t dim) {
   return dim <= 64 ? 64u : dim <= 128 ? 128u : static_cast<uint32_t>(ATTENTION_DIM);
 }
@@ -43,17 +43,17 @@ bool plain(const AttentionParams& params, bool quantized) {
 /** Rows per threadgroup of the matrix kernel, within the largest threadgroup allowed. */
 uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
   uint32_t simds = whole_simds(attention_op, max_threads) / SIMD_WIDTH;
-  // With rows of 256 floats, threadgroup memory has room for only 16 rows and a tile.
+  // With 256 floats per row, threadgroup memory has room for only 16 rows and a tile of keys.
   uint32_t most = features * itemsize > 512 ? ATTENTION_MATRIX_SIMDS / 2 : ATTENTION_MATRIX_SIMDS;
   return std::min(simds, most) * ATTENTION_FRAGMENT;
 }
 
 /**
- * Sets how the keys from `first` to `end` are split. This does not depend on the number of key
- * heads or texts. So a rank with some heads of a model adds in the same order as a process with all
- * heads, and a text has the same bits alone and in a batch. In the orders of tokens and of prompts,
- * splits begin at multiples of their length, for any keys and queries. `split_keys` is the length
- * of a split if there are many keys.
+ * Sets how the keys from `first` to `end` are split. The splits do not depend on the number of key
+ * heads or of sequences. So a rank with some heads of a model adds in the same order as a process
+ * with all heads, and a sequence gets the same bits alone and in a batch. In the orders `tokens`
+ * and `prompt`, every split begins at a multiple of the split length, for any keys and queries.
+ * `split_keys` is the split length if there are many keys.
  */
 void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uint64_t split_keys) {
   if (order != RowOrder::by_count) {
@@ -62,7 +62,8 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
     params.before = params.first / params.chunk % SIMD_WIDTH;
     params.first = params.first / params.chunk * params.chunk;
     auto keys = uint64_t{std::max(params.end, params.first + 1)} - params.first;
-    // Sinks are always added by the kernel that combines splits.
+    // The kernel that combines splits is the only one that adds sinks, so it needs at least two
+    // splits.
     uint64_t least = params.has_sinks ? 2 : 1;
     params.splits = static_cast<uint32_t>(std::max(ceil_div(keys, params.chunk), least));
     return;
@@ -70,8 +71,8 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
   uint32_t keys = params.end - params.first;
   uint64_t splits = 1;
   if (by_vector(params, order)) {
-    // A key head has one threadgroup for each split, and a GPU needs several to use all of its
-    // cores.
+    // Each split of a key head runs in one threadgroup, and a GPU needs several threadgroups to use
+    // all of its cores.
     if (keys >= ATTENTION_SPLIT_KEYS) {
       splits = std::clamp(ceil_div(uint64_t{keys}, split_keys), ATTENTION_SPLITS, ATTENTION_GROUPS);
     }
@@ -84,7 +85,7 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
   }
   params.splits = static_cast<uint32_t>(splits);
   params.chunk = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.splits));
-  // Reduce the number of splits, so that none is empty.
+  // Reduce the number of splits if the last splits would be empty.
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
 }
 
@@ -104,7 +105,7 @@ Launch plan_keys(
   if (by_vector(params, order)) {
     bool split = params.splits > 1 || order != RowOrder::by_count;
     uint32_t threads = split ? ATTENTION_SPLIT_THREADS : ATTENTION_WHOLE_THREADS;
-    // If there were more SIMD groups than tiles of keys, some would be idle.
+    // With more SIMD groups than tiles of keys, some SIMD groups would be idle.
     uint64_t useful = ceil_div(params.chunk, unsigned{ATTENTION_TILE}) * SIMD_WIDTH;
     threads =
         std::min(
@@ -118,8 +119,8 @@ Launch plan_keys(
                                     : static_cast<uint32_t>(ATTENTION_VECTOR_ROWS);
     auto blocks = grid_count(
         attention_op, "blocks of rows", uint64_t{params.batch} * ceil_div(rows, together));
-    // Scratch memory: first the queries, later the maxima, sums and row of each SIMD group, plus
-    // two floats.
+    // The scratch memory first holds the queries. Later it holds the maxima, the sums and the
+    // output row of each SIMD group, plus two floats.
     uint32_t floats =
         std::max(together * features, threads / SIMD_WIDTH * (2 * together + features) + 2);
     return {
@@ -152,7 +153,7 @@ Launch plan_combine(const AttentionParams& params, const std::string& type, uint
   return {"mlxp_attention_combine" + type, {groups, 1, 1}, {together * SIMD_WIDTH, 1, 1}, 0};
 }
 
-/** The memory that the strides of x span, as a flat array that begins at the lowest address. */
+/** A flat array that covers all memory that x's strides reach. It begins at the lowest address. */
 mx::array reached(const mx::array& x, AttentionView& view) {
   int64_t lowest = 0;
   int64_t highest = 0;
@@ -167,7 +168,7 @@ mx::array reached(const mx::array& x, AttentionView& view) {
   return flat;
 }
 
-/** For the CPU: the array at index `at`, or an empty view if it does not exist. */
+/** For the CPU: a view of the input at index `at`, or an empty view if `there` is false. */
 cpu::View view(const Arrays& inputs, int at, bool there = true) {
   if (!there) {
     return {nullptr, {}};
@@ -329,8 +330,8 @@ std::vector<Dispatch> AttentionGrad::dispatches(
   uint32_t most = attention_grad_simds(features * itemsize);
   uint32_t simds = std::min(most, whole_simds(attention_op, max_threads) / SIMD_WIDTH);
   auto rows = grid_count(attention_op, "rows", uint64_t{params.group} * params.queries);
-  // A threadgroup keeps its rows of this number of `arrays`; the rows of the other arrays pass
-  // through a tile.
+  // A threadgroup keeps its rows of `arrays` arrays in threadgroup memory. It loads the rows of the
+  // other arrays tile by tile.
   auto launch = [&](const char* kind, uint32_t count, uint32_t arrays) -> Launch {
     uint32_t held = (most + arrays * simds) * ATTENTION_FRAGMENT;
     return {

@@ -1,4 +1,4 @@
-// The plans of metal/nvidia/attention_few.metal.
+// Plans the dispatches of metal/nvidia/attention_few.metal.
 #include <bit>
 
 #include "ops/attention.h"
@@ -42,8 +42,8 @@ Launch plan_few_queries(
       std::min(std::bit_floor(whole_simds("attention", max_threads) / SIMD_WIDTH), FEW_QUERY_SIMDS);
   auto rows = uint64_t{params.group} * params.queries;
   auto together = static_cast<uint32_t>(std::min<uint64_t>(rows, FEW_QUERY_ROWS));
-  // Maxima and sums for each SIMD group, three numbers for each row, and one row for each SIMD
-  // group.
+  // Space for the maxima and sums of each SIMD group, for three numbers per row, and for the output
+  // rows of each SIMD group.
   uint32_t floats = 2 * FEW_QUERY_ROWS * simds + 3 * FEW_QUERY_ROWS + simds * together * params.dim;
   auto blocks =
       grid_count("attention", "blocks of rows", params.batch * ceil_div(rows, FEW_QUERY_ROWS));

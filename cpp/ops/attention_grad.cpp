@@ -8,7 +8,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The node of the derivatives. Its last input is the cotangent. */
+/** Builds the node that computes the derivatives. Its last input is the cotangent. */
 Arrays node(std::shared_ptr<AttentionGrad> primitive, Arrays inputs) {
   auto dtype = inputs[0].dtype();
   auto shapes = primitive->output_shapes(inputs);
@@ -36,8 +36,8 @@ Arrays Attention::vjp(
   if (refused) {
     return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
   }
-  // Packed keys and values are unpacked once. This takes less memory than their derivatives, and
-  // less time than unpacking them again for each block of queries.
+  // Unpack packed keys and values once. The unpacked arrays take less memory than their
+  // derivatives, and unpacking again for each block of queries would take more time.
   Dequantize codes(s, group_size_, bits_);
   auto packing = [&](int at) { return Arrays(primals.begin() + at, primals.begin() + at + 3); };
   Arrays inputs = {primals[0]};

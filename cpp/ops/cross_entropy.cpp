@@ -10,7 +10,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto cross_entropy_op = "cross_entropy";
 
-/** A node with two outputs: the losses and the statistics that the gradient needs. */
+/** Builds a node with two outputs: the losses, and the statistics that the gradient needs. */
 Arrays node(const mx::array& x, const mx::array& targets, CrossEntropyTargets how, mx::Stream s) {
   auto kept = targets.shape();
   kept.push_back(2);
@@ -40,8 +40,8 @@ Arrays mapped(const Arrays& inputs, const std::vector<int>& axes, mx::Stream s) 
 }
 
 /**
- * Masks of the valid targets and of the rows that count, then the targets, with 0 in place of
- * invalid ones.
+ * `valid` marks the targets that are classes, and `counts` the rows that are not ignored. `classes`
+ * has the targets, with 0 in place of invalid ones.
  */
 struct TargetMasks {
   mx::array valid;
@@ -167,7 +167,10 @@ bool CrossEntropyGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** `stats` is an output of the loss. For the gradient it is an input, and is not changed. */
+/**
+ * `stats` are the softmax statistics of the rows: an output of the loss, and an input of the
+ * gradient, which does not change them.
+ */
 cpu::CrossEntropyCall call_of(
     const Arrays& inputs,
     const mx::array& stats,
@@ -197,7 +200,7 @@ std::vector<Dispatch> CrossEntropy::dispatches(
   Rows rows(x);
   auto launch = plan_rows(cross_entropy_op, type_suffix(x), rows, CROSS_ENTROPY_SLOTS, max_threads);
   if (rows.axis > SIMD_ROW) {
-    // No row is kept for a second pass, so one kernel handles every length.
+    // The kernel reads each row only once, so it handles rows of every length.
     launch.kernel = "mlxp_cross_entropy_looped" + type_suffix(x);
   }
   return {{cross_entropy_op, launch, inputs, outputs, targets_.params(rows.narrow(), rows.axis)}};
@@ -214,7 +217,7 @@ std::vector<Dispatch> CrossEntropyGrad::dispatches(
   Rows rows(x);
   auto launch = plan_rows("cross_entropy_grad", type_suffix(x), rows, 0, max_threads);
   if (rows.axis > SIMD_ROW) {
-    // The statistics are already reduced, so several threadgroups share a long row.
+    // The statistics of the row are known, so several threadgroups can share a long row.
     constexpr uint32_t enough = 256; // threads: more would only wait for each other
     constexpr uint32_t share = static_cast<uint32_t>(READS) * CROSS_ENTROPY_QUADS;
     auto each = static_cast<uint32_t>(ceil_div(rows.axis, share));

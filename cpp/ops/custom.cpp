@@ -12,7 +12,9 @@ namespace mlx_primitives {
 
 namespace {
 
-/** As long as it exists, ops that Rust builds on this thread run on the primitive's stream. */
+/**
+ * While this object exists, the ops that Rust builds on this thread run on the primitive's stream.
+ */
 class OnStream {
  public:
   explicit OnStream(const mx::Stream& s) : before_(bridge::current_place()) {
@@ -77,7 +79,8 @@ std::vector<mx::Shape> Custom::output_shapes(const Arrays& inputs) {
     shapes.emplace_back(output.shape.begin(), output.shape.end());
     dtypes.push_back(bridge::to_mlx(output.dtype));
   }
-  // Only the shapes may change, because MLX reads nothing else from this function.
+  // Only the shapes may differ from the first call, because MLX takes nothing else from this
+  // function.
   if (dtypes != dtypes_) {
     refuse(name(), "expected outputs of the same number and types whenever asked, got others");
   }
@@ -107,7 +110,7 @@ std::pair<Arrays, std::vector<int>> Custom::vmap(
 
 namespace {
 
-/** A Metal library of the user, from the metallib or the source that Rust holds. */
+/** A Metal library of a custom primitive. Rust holds its metallib or its source. */
 class CustomLibrary : public KernelLibrary {
  public:
   explicit CustomLibrary(std::shared_ptr<const bridge::LibraryHandle> handle)
@@ -148,7 +151,8 @@ Binding binding_of(const bridge::CustomBinding& from, const Arrays& inputs, cons
 std::vector<Dispatch> Custom::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   std::vector<Dispatch> all;
-  // The vector is shared, because a box cannot be moved out of a vector that Rust frees.
+  // All libraries share ownership of the vector, because a Box cannot be moved out of Rust's
+  // vector.
   auto launches = std::make_shared<rust::Vec<bridge::CustomLaunch>>(
       bridge::custom_launches(**op_, inputs, outputs, max_threads));
   for (const auto& launch : *launches) {
@@ -185,8 +189,8 @@ Cost Custom::cost(const Arrays& inputs, const Arrays& outputs) {
 namespace {
 
 /**
- * One call of eval_cpu. It holds no array, because MLX keeps the arrays' memory until the task has
- * run. It allocates few blocks, because another thread frees them.
+ * One call of eval_cpu. It holds no arrays, because MLX keeps their memory until the task has run.
+ * It allocates few blocks of memory, because another thread frees them.
  */
 struct Call {
   CustomHandle op;
@@ -247,8 +251,8 @@ struct Call {
   }
 
   /**
-   * Fills the outputs with NaN, or with zeros for integers, because queued ops still read them
-   * after a failure.
+   * After a failure, fills the outputs with NaN, or with zeros for integers, because queued ops
+   * still read them.
    */
   void spoil() {
     for (size_t i = inputs; i < arrays.size(); ++i) {

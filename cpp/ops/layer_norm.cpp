@@ -70,7 +70,7 @@ mx::array layer_norm(
   require_last_axis(layer_norm_op, x);
   NormAffine affine{weight, bias};
   affine.require(layer_norm_op, x);
-  // As in MLX, the type of a bias counts only if there is a weight.
+  // As in MLX, the type of the bias affects the result's type only if there is a weight.
   auto dtype = !weight ? x.dtype()
                : bias  ? mx::result_type(x, *weight, *bias)
                        : mx::result_type(x, *weight);
@@ -85,8 +85,9 @@ mx::array layer_norm(
 
 mx::array composed_layer_norm(
     const mx::array& x, const NormAffine& affine, float eps, mx::Stream s) {
-  // CUDA's kernel for the gradient reads 16 bytes at a time. If a row is not a multiple of 16
-  // bytes, it uses wrong positions at the end of the row: docs/upstream, section 10.
+  // MLX's CUDA kernel for the gradient reads 16 bytes at a time. If the size of a row is not a
+  // multiple of 16 bytes, the kernel reads wrong positions at the end of the row: docs/upstream,
+  // section 10.
   if (!is_cuda(s) || x.shape(-1) * x.itemsize() % 16 == 0) {
     return mx::fast::layer_norm(x, affine.weight, affine.bias, eps, s);
   }
@@ -121,7 +122,7 @@ std::pair<Arrays, std::vector<int>> LayerNorm::vmap(
   auto affine = NormAffine::of(inputs, 1, weighted_, biased_);
   int weight_axis = weighted_ ? axes[1] : -1;
   int bias_axis = biased_ ? axes[1 + weighted_] : -1;
-  // If x has no batch axis, it is normalized only once.
+  // If x has no mapped axis, this normalizes x only once for all entries.
   auto x = axes[0] < 0 ? mx::expand_dims(inputs[0], 0, s) : mx::moveaxis(inputs[0], axes[0], 0, s);
   if (weight_axis < 0 && bias_axis < 0) {
     return {{layer_norm(x, affine.weight, affine.bias, eps_, s)}, {0}};

@@ -36,8 +36,8 @@ mx::array linear(
 
   auto s = mx::to_stream(s_);
   if (activation != ACTIVATION_NONE && Differentiating::now()) {
-    // The gradient needs the sum before the activation. The sum is kept, so that it is not computed
-    // again.
+    // The gradient needs the sum before the activation. So build separate nodes that keep the sum,
+    // because recomputing it would cost another product.
     auto y = linear(convert(x, dtype, s), w, bias, ACTIVATION_NONE, {}, s);
     y = mlx_primitives::activation(activation, y, s);
     return residual ? mx::add(y, convert(*residual, dtype, s), s) : y;
@@ -58,9 +58,9 @@ mx::array linear(
 
 namespace {
 
-/** Whether x is a view whose MLX op only exchanges the last two axes of its input. */
+/** Whether x is the result of an MLX op that only exchanges the last two axes of its input. */
 bool exchanges(const mx::array& x) {
-  // The sample is never destroyed, because threads may build graphs while the process ends.
+  // This array is never destroyed, because threads may still build graphs while the process ends.
   static const auto& sample = *new mx::array(
       mx::swapaxes(mx::array({1, 2}, mx::float32, nullptr, {}), 0, 1, mx::Device::cpu));
   if (!x.has_primitive() || std::string_view(x.primitive().name()) != sample.primitive().name()) {
@@ -74,7 +74,7 @@ bool exchanges(const mx::array& x) {
   return std::is_sorted(axes.begin(), axes.end());
 }
 
-/** Whether x lies in memory with its last two axes exchanged. */
+/** Whether x is in memory with its last two axes exchanged. */
 bool lies_in_columns(const mx::array& x) {
   if (x.has_primitive() || !x.data_shared_ptr()) {
     return false;
@@ -148,7 +148,7 @@ mx::array product(const mx::array& a, const mx::array& b, bool transposed, mx::S
   auto s = mx::to_stream(s_);
   auto dtype = mx::result_type(a, b);
   bool typed = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
-  // On systems with Metal, MLX multiplies on the CPU with Apple's Accelerate.
+  // On systems with Metal, MLX uses Apple's Accelerate for products on the CPU.
   bool ours = s.device == mx::Device::cpu && !simulating() && !mx::metal::is_available() && typed &&
               a.ndim() >= 1 && b.ndim() >= 1;
   if (ours && a.ndim() == 1 && b.ndim() > 1) {
@@ -270,8 +270,8 @@ Launch plan(
         {together * SIMD_WIDTH, 1, 1},
         LINEAR_STAGED * sizeof(float)};
   }
-  // The number of squares across and down, one per SIMD group. A second one is left out if it would
-  // be only padding.
+  // The number of squares along n and m in a threadgroup. Each SIMD group computes one square. A
+  // second square that would only contain padding is left out.
   const uint32_t wide = simds >= 2 && shape.n > LINEAR_SQUARE ? 2 : 1;
   const uint32_t high = simds >= 4 && wide == 2 && shape.m > LINEAR_SQUARE ? 2 : 1;
   const uint32_t tall = high * LINEAR_SQUARE;
@@ -313,7 +313,7 @@ std::vector<Dispatch> Linear::dispatches(
   params.activation = state_.activation;
   auto* added = bias(inputs);
   auto* last = residual(inputs);
-  // Metal requires that unused buffers are bound too.
+  // Metal requires that buffers that the kernel does not use are bound too.
   Arrays bound = {x, w, added ? *added : x, last ? *last : x};
   if (takes_few_rows(extents, state_.order) && takes_tiles(extents, x, w, stream())) {
     auto launch = plan_tiles(extents, type_suffix(x), max_threads);

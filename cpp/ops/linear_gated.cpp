@@ -1,4 +1,4 @@
-// The plan of metal/nvidia/linear_gated.metal.
+// Plans the dispatches of metal/nvidia/linear_gated.metal.
 #include <algorithm>
 
 #include "../../metal/linear.h"
@@ -12,7 +12,7 @@ namespace mlx_primitives {
 std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s_) {
   auto s = mx::to_stream(s_);
   auto &x = inputs[0], &gate = inputs[1], &up = inputs[2], &norm = inputs[3];
-  // The gradients need the two products, which this kernel does not return.
+  // The gradients need the two separate products, which this kernel does not return.
   if (!plans_for_nvidia(s) || Differentiating::now() || row_order() != RowOrder::tokens) {
     return std::nullopt;
   }
@@ -62,7 +62,7 @@ std::vector<Dispatch> Linear::gated_dispatches(
     add(Activation(stream(), ACTIVATION_SWIGLU).dispatches(products, outputs, max_threads));
     return all;
   }
-  // The row's squares are added in the order of the norm's kernel.
+  // Add the squares of a row in the same order as the kernel of the norm. So take the norm's plan.
   auto norm = all[0].launch;
   plan_anew(norm, max_threads, stream());
   LinearGatedParams params{};

@@ -1,4 +1,4 @@
-// The plan of metal/nvidia/linear_tiles.metal.
+// Plans the dispatches of metal/nvidia/linear_tiles.metal.
 #include <algorithm>
 
 #include "../../metal/linear.h"

@@ -1,4 +1,4 @@
-// The derivatives of products, and products of batches.
+// The derivatives of products, and the products of mapped batches.
 #include "ops/activation.h"
 #include "ops/linear.h"
 
@@ -21,7 +21,7 @@ Arrays Linear::vjp(
         x, w, state_.biased ? std::optional(primals[2]) : std::nullopt, ACTIVATION_NONE, {}, s);
     g = activation_gradient(state_.activation, before, g, s);
   }
-  // Products read x or w without a copy, whether its last two axes are exchanged or not.
+  // `product` reads x or w without a copy even if its last two axes are exchanged.
   auto exchange = [&](const mx::array& x) { return mx::swapaxes(x, -1, -2, s); };
   Arrays gradients;
   for (int argnum : argnums) {
@@ -57,7 +57,7 @@ std::pair<Arrays, std::vector<int>> Linear::vmap(
   bool shared_bias = !state_.biased || axes[2] < 0;
   bool plain = !state_.columns && !state_.turned && !state_.gated;
   if (plain && w.ndim() == 2 && axes[1] < 0 && shared_bias) {
-    // All entries share one layer, so the new axis joins the leading axes of x.
+    // All entries share one layer, so the mapped axis becomes another leading axis of x.
     auto x = batch_first(inputs[0], axes[0], size, s);
     std::optional<mx::array> added;
     if (auto* last = residual(inputs)) {

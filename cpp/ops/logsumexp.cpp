@@ -16,7 +16,7 @@ mx::array checked(const char* op, const mx::array& x, mx::Stream s) {
   return row_contiguous(convert(x, dtype, s), s);
 }
 
-/** A LogSumExp of x. The last axis stays, with one element. */
+/** Builds a LogSumExp of x. The last axis of the result has length 1. */
 mx::array reduced(const mx::array& x, mx::Stream s) {
   auto shape = x.shape();
   shape.back() = 1;
@@ -27,14 +27,14 @@ mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
 }
 
-/** The gradient for x of its logsumexp or of its log-softmax. */
+/** Builds the gradient of logsumexp or of log-softmax with respect to x. */
 mx::array gradient(const mx::array& x, const mx::array& g, bool subtracted, mx::Stream s) {
   Arrays inputs = {row_contiguous(x, s), row_contiguous(g, s)};
   return mx::array(
       x.shape(), x.dtype(), std::make_shared<LogSumExpGrad>(s, subtracted), std::move(inputs));
 }
 
-/** The mean of `weights` over each row, weighted by the softmax of x, in float32. */
+/** The mean of `weights` over each row in float32. The shares of its terms are the softmax of x. */
 mx::array mean(const mx::array& x, const mx::array& weights, mx::Stream s) {
   auto shares = softmax(wide(x, s), s);
   return mx::sum(mx::multiply(shares, wide(weights, s), s), -1, true, s);
@@ -158,7 +158,9 @@ CpuCall LogSumExpGrad::cpu_call(const Arrays& inputs, Arrays& outputs) const {
 
 namespace {
 
-/** If `subtract`, the logarithm is subtracted from the row: log-softmax. */
+/**
+ * If `subtract` is true, the kernel subtracts the logarithm from the row, which gives log-softmax.
+ */
 std::vector<Dispatch> dispatch(
     const Arrays& inputs, const Arrays& outputs, bool subtract, uint32_t max_threads) {
   auto& x = inputs[0];
@@ -166,7 +168,7 @@ std::vector<Dispatch> dispatch(
   auto suffix = (subtract ? "_subtracted" : "") + type_suffix(x);
   auto launch = plan_rows("logsumexp", suffix, rows, LOGSUMEXP_SLOTS, max_threads);
   if (!subtract && rows.axis > SIMD_ROW) {
-    // No row is kept for a second pass, so one kernel handles every length.
+    // The kernel reads each row only once, so it handles rows of every length.
     launch.kernel = "mlxp_logsumexp_looped" + suffix;
   }
   return {{"logsumexp", launch, {x}, outputs, LogSumExpParams{rows.narrow(), rows.axis}}};

@@ -99,14 +99,14 @@ Arrays LoraLinear::vjp(
     const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
-      // Gradients of the base have no faster form here, because the base is usually frozen.
+      // There is no faster form for gradients of the base weights, because they are usually frozen.
       return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
   }
   auto s = stream();
   auto& a = primals[1];
   auto& b = primals[2];
-  // Two products with the small matrices, `pulled` and `low`, serve all three gradients. Only the
+  // All three gradients use two products with the small matrices, `pulled` and `low`. Only the
   // product with the base is large.
   auto g = rows_of(cotangents[0], s);
   auto x = rows_of(primals[0], s);

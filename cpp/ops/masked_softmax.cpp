@@ -24,7 +24,7 @@ void require_broadcast(const mx::array& mask, const mx::array& x) {
   }
 }
 
-/** The mask, copied only if it has more axes than the kernels can index. */
+/** Returns the mask. Copies it only if it has more axes than the kernels can index. */
 mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   if (mask.ndim() <= MASK_DIMS + 1) {
     return mask;
@@ -40,7 +40,7 @@ mx::array node(Arrays inputs, const Masking& masking, mx::Stream s) {
   return mx::array(shape, dtype, std::make_shared<Type>(s, masking), std::move(inputs));
 }
 
-/** [queries, keys]: true where the causal mask and the window let a score count. */
+/** A mask [queries, keys] that is true where the causal rule and the window let a score count. */
 std::optional<mx::array> seen(const mx::array& x, const Masking& masking, mx::Stream s) {
   if (!masking.causal) {
     return std::nullopt;
@@ -57,7 +57,7 @@ std::optional<mx::array> seen(const mx::array& x, const Masking& masking, mx::St
   return result;
 }
 
-/** Both conditions combined, or the only one that is present. */
+/** Both masks combined, or the only mask that is present. */
 std::optional<mx::array> shown(
     const mx::array& x, const mx::array* bools, const Masking& masking, mx::Stream s) {
   auto causal = seen(x, masking, s);
@@ -67,7 +67,7 @@ std::optional<mx::array> shown(
   return causal ? mx::logical_and(*bools, *causal, s) : *bools;
 }
 
-/** Sums x over the axes that `shape` was broadcast along. */
+/** Sums x over the axes along which an array of this shape was broadcast. */
 mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
   std::vector<int> axes;
   int extra = static_cast<int>(x.ndim() - shape.size());
@@ -79,7 +79,7 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
   return mx::reshape(mx::sum(x, axes, true, s), shape, s);
 }
 
-/** The inputs with the mapped axis in front. A mask without a mapped axis broadcasts as before. */
+/** The inputs with the mapped axis first. A mask without a mapped axis broadcasts as before. */
 Arrays mapped(
     const Arrays& inputs,
     const std::vector<int>& axes,
@@ -257,8 +257,8 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
     return params;
   }
   params.mask_kind = mask->dtype() == mx::bool_ ? MASK_BOOL : MASK_ADDITIVE;
-  // Axes that are contiguous in memory are merged. Axes of one element are dropped, and so are
-  // leading axes along which the whole mask repeats.
+  // This loop merges axes that are contiguous in memory. It drops axes of one element, and leading
+  // axes along which the whole mask repeats.
   int64_t lowest = 0;
   auto reach = [&lowest](int64_t stride, int extent) {
     lowest += std::min<int64_t>(0, stride * (extent - 1));
@@ -299,7 +299,7 @@ MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const M
   return params;
 }
 
-/** Plans the softmax or its gradient. Its inputs are `scores` arrays, then a mask, if present. */
+/** Plans the softmax or its gradient. The inputs are `scores` arrays, then a mask, if present. */
 std::vector<Dispatch> dispatch(
     const char* stem,
     size_t scores,
@@ -315,7 +315,7 @@ std::vector<Dispatch> dispatch(
   auto launch = plan_rows(stem, type_suffix(out), Rows(out), MASKED_SOFTMAX_SLOTS, max_threads);
   Dispatch result(stem, launch, bound, outputs, params);
   if (mask) {
-    // The binding begins at the lowest address of the mask, because strides may be negative.
+    // Strides may be negative, so the binding begins at the lowest address of the mask.
     auto size = static_cast<int64_t>(mask->itemsize());
     result.bindings[scores].offset = -static_cast<int64_t>(params.mask_start) * size;
   }

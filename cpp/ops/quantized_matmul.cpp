@@ -16,7 +16,7 @@ int axis_of(const QuantizedWeight& weight, const QuantizedFormat& format) {
   return static_cast<int>(int64_t{weight.packed.shape(1)} * 32 / format.bits);
 }
 
-/** The type that x and all other floating inputs promote to. */
+/** The type that results from promoting x and all other floating inputs. */
 mx::Dtype common_dtype(
     const mx::array& x,
     const std::vector<QuantizedWeight>& weights,
@@ -203,7 +203,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
   };
-  // The new axis joins the leading axes of x and of a residual.
+  // If only x and a residual are mapped, the mapped axis becomes a leading axis.
   size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
   bool folds = true;
   for (size_t i = 1; i < inputs.size(); ++i) {
@@ -217,7 +217,7 @@ std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
     }
     return {{run(folded)}, {0}};
   }
-  // Each entry has separate weights, and MLX has no batched product for them either.
+  // Each entry has separate weights, and MLX too lacks a batched product for them.
   return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
@@ -233,11 +233,11 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** For fewer rows of weights, threadgroups have half the size, unless rows of x are long. */
+/** For fewer rows of weights, threadgroups have half the size, unless the rows of x are long. */
 constexpr uint64_t FEW_WEIGHTS = 8192;
 constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // that they stage at once
 
-/** The threadgroups along the columns, `per_block` columns each; sets each part's first block. */
+/** Counts threadgroups with `per_block` columns each, and sets the first block of each part. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   uint64_t blocks = 0;
   for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share blocks
@@ -247,15 +247,15 @@ uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {
   return grid_count(quantized_matmul_op, "threadgroups", blocks);
 }
 
-/** Whether there are many rows, and a threadgroup can hold a tile's four SIMD groups. */
+/** Whether there are many rows and a threadgroup can contain the four SIMD groups of a tile. */
 bool takes_tiles(uint32_t rows, uint32_t max_threads, RowOrder order) {
   bool many = order == RowOrder::by_count ? rows > QUANTIZED_BAND : order == RowOrder::prompt;
   return many && max_threads >= QUANTIZED_TILE_THREADS;
 }
 
 /**
- * Plans one row of x, a band of two, four or eight rows, or tiles of many. Tiles need a normalized
- * x.
+ * Plans the kernel for one row of x, for two, four or eight rows (a band), or for tiles of many
+ * rows. Kernels with tiles need an x that is already normalized.
  */
 Launch plan(
     QuantizedMatmulParams& params,
@@ -266,7 +266,8 @@ Launch plan(
   std::string form;
   uint32_t rows, columns, threads, bytes; // per threadgroup
   if (takes_tiles(params.rows, max_threads, order)) {
-    // A tile of 64 rows costs less per row than one of 32, unless many of its rows are padding.
+    // A tile of 64 rows costs less per row than a tile of 32 rows, unless many of its rows are
+    // padding.
     auto of_32 = ceil_div(params.rows, QUANTIZED_TILE);
     bool tall = ceil_div(of_32, 2) * 2 * 7 <= of_32 * 8;
     form = tall ? "tall" : "tile";
@@ -278,9 +279,9 @@ Launch plan(
   } else {
     rows = std::min(std::bit_ceil(params.rows), uint32_t{QUANTIZED_BAND});
     form = rows == 1 ? "row" : "band" + std::to_string(rows);
-    // Each threadgroup stages x. If there are few rows of weights, half as many threads spread them
-    // more evenly over the cores, and fewer threads wait for one another. But each thread then
-    // stages twice as many values.
+    // Each threadgroup copies x to threadgroup memory. With few rows of weights, threadgroups of
+    // half the size spread them more evenly over the cores, and fewer threads wait for one another.
+    // But each thread then copies twice as many values of x.
     uint64_t weights = uint64_t{params.columns} * (params.swiglu ? 2 : 1);
     bool small = rows == 1
                      ? weights < FEW_WEIGHTS && params.axis <= HALF_VALUES * (params.normed ? 1 : 2)
@@ -288,7 +289,7 @@ Launch plan(
     uint32_t simds = std::min<uint32_t>(small ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;
-    // Threadgroup memory holds the columns of x, padded to whole steps, and a sum for each lane.
+    // Threadgroup memory holds the values of x, padded to QUANTIZED_STEP, and each lane's sum.
     uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
     uint64_t staged = rows * std::min<uint64_t>(axis, QUANTIZED_STAGED / (rows * element_bytes));
     uint64_t sums = staged / QUANTIZED_VALUES + QUANTIZED_BAND + SIMD_WIDTH;

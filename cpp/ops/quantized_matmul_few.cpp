@@ -1,4 +1,4 @@
-// The plan of metal/nvidia/quantized_matmul_few.metal.
+// Plans the dispatches of metal/nvidia/quantized_matmul_few.metal.
 #include <bit>
 
 #include "../../metal/quantized_matmul.h"
@@ -36,8 +36,8 @@ Launch plan_few(
   for (uint32_t i = 0; i < (params.swiglu ? 1 : params.parts); i++) { // swiglu's parts share tiles
     tiles += ceil_div(params.part_columns[i], rows_of_tile);
   }
-  // The number of splits decides the order of addition. A process may hold only some rows of
-  // weights, so the number of splits does not depend on the number of these rows.
+  // The number of splits along the axis decides the order of addition. A process may have only some
+  // of the weight rows, so the number of splits must not depend on the number of weight rows.
   bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
   uint32_t splits = std::min(most, half || params.axis < LONG_AXIS ? 8u : 16u);
   bool one = params.rows <= 2;
@@ -47,15 +47,16 @@ Launch plan_few(
   uint32_t simds = splits;
   bool walks = false;
   if (one) {
-    // If there are more tiles than the cores can run at once, several tiles share one staged x.
+    // If there are more tiles than the cores can run at once, a threadgroup copies x once and walks
+    // over several tiles.
     bool lean = !format.affine() || format.bits == 2 || format.bits == 4; // at most 64 registers
     uint32_t of_core = (lean ? 32u : WALKING) / splits;
     bool whole = quantized_few_staged(params.rows, band, params.axis, splits) >= params.axis;
     bool enough = format.bits != 5 && splits <= WALKING; // registers
     walks = whole && enough && tiles > uint64_t{limits.cores} * of_core;
   } else {
-    // Staging takes longer with more rows of x, so more rows of weights share the staged rows, as
-    // long as every core still has a threadgroup.
+    // With more rows of x, copying x to threadgroup memory takes longer. So more rows of weights
+    // share the copied rows, while every core still has a threadgroup.
     simds = std::min(most, 16u);
     bool four = (format.bits == 4 || format.bits == 8) && format.affine() && format.group_size > 32;
     uint32_t most_turns = std::min(splits, four ? 4u : 2u);

@@ -4,7 +4,7 @@ namespace mlx_primitives {
 
 namespace {
 /**
- * The modes in the order of the enum, with their only group size and number of bits, or 0 if they
+ * The modes in the order of the enum. Each has a fixed group size and number of bits, or 0 if they
  * vary.
  */
 constexpr struct {
@@ -13,11 +13,11 @@ constexpr struct {
 } MODES[] = {
     {"affine", 0, 0}, {"mxfp4", 32, 4}, {"mxfp8", 32, 8}, {"nvfp4", 16, 4}, {"k_quant", 0, 0}};
 
-/** The number of weights in a block of K-quants, and the bytes of the block's scales. */
+/** The number of weights in a block of the K-quant formats, and the bytes of the block's scales. */
 constexpr int BLOCK = 256;
 constexpr int SCALE_BYTES = 20;
 
-/** The weights of K-quants in float32, which represents their scales and biases exactly. */
+/** Unpacks K-quant weights to float32, which represents their scales and biases exactly. */
 mx::array of_blocks(const QuantizedWeight& weight, int bits, mx::Stream s) {
   auto shape = weight.scales.shape();
   int blocks = shape.back() / SCALE_BYTES;
@@ -120,7 +120,8 @@ mx::array mlx_product(
     return mx::quantized_matmul(
         rows, packed, scales, biases, transposed, group, bits, format.name(), s);
   };
-  // MLX's kernels for NVIDIA GPUs read the number of rows, which a vector does not have.
+  // MLX's kernels for NVIDIA GPUs read the number of rows. A vector has no axis of rows, so add
+  // one.
   return x.ndim() == 1 ? mx::squeeze(of(mx::expand_dims(x, 0, s)), 0, s) : of(x);
 }
 

@@ -10,8 +10,8 @@
 namespace mlx_primitives {
 
 /**
- * The gradient of the scales or of the biases of a weight, given the gradient of its product with
- * x.
+ * The gradient with respect to the scales or the biases of a weight. `g` is the gradient of the
+ * weight's product with x.
  */
 mx::array QuantizedMatmul::of_groups(
     const mx::array& g, const mx::array& x, const QuantizedWeight& weight, bool of_scales) {

@@ -158,8 +158,8 @@ std::pair<Arrays, std::vector<int>> Reduction::vmap(
   if (!all_) {
     return {{reduce(x, kind_, false, keepdims_, s)}, {0}};
   }
-  // All axes of an entry become the last axis. Axes of length 1 in front of it keep the rank for
-  // keepdims.
+  // Reduce all axes of a batch entry: merge them into the last axis. With keepdims, axes of length
+  // 1 in front of it keep the number of axes.
   bool kept = keepdims_ && x.ndim() > 1;
   mx::Shape shape(kept ? x.ndim() : 2, 1);
   shape.front() = x.shape(0);
@@ -178,7 +178,10 @@ std::vector<mx::Shape> Reduction::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** How rows are cut into pieces, one per threadgroup. Several pieces need a second dispatch. */
+/**
+ * How each row is cut into pieces. A threadgroup reduces one piece. Several pieces need a second
+ * dispatch.
+ */
 struct ReduceSplit {
   uint32_t pieces;
   uint32_t piece;
@@ -190,7 +193,7 @@ ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
   if (whole) {
     return {1, static_cast<uint32_t>(axis)};
   }
-  // A piece has whole SIMD groups of quads, so that every piece is aligned like its row.
+  // The size of a piece is a multiple of SIMD_ROW, so that every piece is aligned like its row.
   uint64_t piece = std::max<uint64_t>(REDUCE_PIECE, ceil_div(axis, REDUCE_PIECES));
   piece = ceil_div(piece, SIMD_ROW) * SIMD_ROW;
   if (piece > countable) {
@@ -199,7 +202,7 @@ ReduceSplit split_reduce(uint64_t rows, uint64_t axis) {
   return {static_cast<uint32_t>(ceil_div(axis, piece)), static_cast<uint32_t>(piece)};
 }
 
-/** Reduces each piece of `from` to one number of `to`. */
+/** Plans the reduction of each piece of `from` to one number of `to`. */
 Dispatch fold(
     std::string_view kind,
     const mx::array& from,
@@ -222,11 +225,12 @@ Dispatch fold(
   } else {
     uint64_t quads = std::clamp<uint64_t>(ceil_div(length, READS), 1, max_threads);
     uint32_t threads = round_up(static_cast<uint32_t>(quads), SIMD_WIDTH);
-    // Metal requires multiples of 16 bytes.
+    // Metal requires that the size of threadgroup memory is a multiple of 16 bytes.
     uint32_t bytes = round_up(REDUCE_SLOTS * (threads / SIMD_WIDTH) * sizeof(float), 16);
     launch = {kernel("group"), {count, 1, 1}, {threads, 1, 1}, bytes};
   }
-  // Metal has no empty buffers, so the output is bound instead, and the kernel does not read it.
+  // Metal has no empty buffers. So bind the output in place of an empty input, which the kernel
+  // does not read.
   return {"reduce", launch, {from.size() ? from : to}, {to}, params};
 }
 
@@ -241,7 +245,7 @@ std::vector<Dispatch> Reduction::dispatches(
   bool squared = kind_ == ReductionKind::SumOfSquares || kind_ == ReductionKind::Norm;
   auto merge = kind_ == ReductionKind::Max ? "max" : "sum";
   auto kind = squared ? "squares" : merge;
-  // MLX multiplies by this rounded reciprocal.
+  // Multiply by this rounded reciprocal, as MLX does.
   float scale = kind_ == ReductionKind::Mean ? static_cast<float>(1.0 / axis) : 1.0f;
   uint32_t root = kind_ == ReductionKind::Norm;
 

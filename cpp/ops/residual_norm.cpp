@@ -27,8 +27,8 @@ Arrays residual_norm(
   require_kernel_dtype(op, dtype);
 
   auto s = mx::to_stream(s_);
-  // A weight of a wider type widens the type of the norm, but not of the sum. Then two nodes are
-  // built.
+  // A weight of a wider type makes the type of the norm wider, but not the type of the sum. In this
+  // case, build two nodes.
   Arrays promoted = {x, residual};
   if (affine.weight) { // without a weight, a bias does not promote either
     promoted.push_back(*affine.weight);
@@ -126,7 +126,7 @@ std::vector<Dispatch> ResidualNorm::dispatches(
   auto& x = inputs[0];
   Rows rows(x);
   auto suffix = (centered_ ? "_layer" : "_rms") + type_suffix(x);
-  // The fused kernel adds up a row in the same order as the kernel of the norm.
+  // The fused kernel adds the elements of a row in the same order as the norm's separate kernel.
   uint32_t quads = centered_ ? unsigned{LAYER_NORM_QUADS} : 1;
   auto launch = plan_rows("residual_norm", suffix, rows, RESIDUAL_NORM_SLOTS, max_threads, quads);
   auto& weight = weighted_ ? inputs[2] : x; // a buffer must be bound

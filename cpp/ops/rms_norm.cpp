@@ -9,7 +9,7 @@ namespace mlx_primitives {
 namespace {
 constexpr auto rms_norm_op = "rms_norm";
 
-/** x in float32 and its reciprocal root mean square. Derivatives along a direction use them. */
+/** x in float32, and the reciprocal of its root mean square. `jvp` uses both. */
 struct Normalizer {
   mx::array x;
   mx::array inverse;
@@ -19,7 +19,7 @@ struct Normalizer {
         inverse(mx::rsqrt(mx::add(mx::mean(mx::square(x, s), -1, true, s), mx::array(eps), s), s)) {
   }
 
-  /** The derivative of x * inverse along t. */
+  /** The directional derivative of x * inverse along t. */
   mx::array project(const mx::array& t, mx::Stream s) const {
     auto along = mx::mean(mx::multiply(x, t, s), -1, true, s);
     auto cube = mx::multiply(inverse, mx::square(inverse, s), s);
@@ -64,7 +64,8 @@ Arrays RmsNorm::jvp(
     const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   auto s = stream();
   Normalizer n(primals[0], eps_, s);
-  // The sum does not start from zeros, because their shape would be fixed in a shapeless function.
+  // The sum begins with its first term. If it began with zeros, a shapeless compiled function would
+  // fix their shape.
   std::optional<mx::array> total;
   for (size_t i = 0; i < argnums.size(); ++i) {
     auto t = mx::astype(tangents[i], mx::float32, s);
@@ -89,7 +90,8 @@ std::pair<Arrays, std::vector<int>> RmsNorm::vmap(
     auto weight = inputs.size() > 1 ? std::optional(inputs[1]) : std::nullopt;
     return {{rms_norm(x, weight, eps_, s)}, {0}};
   }
-  // Each batch entry has one weight, which multiplies the rounded, normalized x as in the kernel.
+  // Each batch entry has a separate weight. It multiplies the rounded, normalized x, as in the
+  // kernel.
   auto weight = mx::moveaxis(inputs[1], axes[1], 0, s);
   mx::Shape shape(x.ndim(), 1);
   shape.front() = weight.shape(0);

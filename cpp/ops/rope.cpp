@@ -55,7 +55,7 @@ mx::array rope(
   return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
 }
 
-/** Applies the same rotation, or its inverse, to other values at the same positions. */
+/** Applies the rotation, or its inverse, to other values at the same positions. */
 mx::array Rope::apply(const mx::array& x, const Arrays& primals, bool forward) {
   auto s = stream();
   Arrays inputs = {row_contiguous(x, s)};
@@ -104,7 +104,8 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
   if (inputs.size() > 2 && axes[2] >= 0) {
     return vmap_freqs(inputs, axes, size);
   }
-  // The mapped axis joins the batch, which is the only axis along which offsets may differ.
+  // The mapped axis becomes part of the batch, because offsets may differ only along the batch
+  // axis.
   auto x = batch_first(inputs[0], axes[0], size, s);
   auto shape = x.shape();
   int batch = shape[1];
@@ -120,7 +121,7 @@ std::pair<Arrays, std::vector<int>> Rope::vmap(const Arrays& inputs, const std::
 
 std::pair<Arrays, std::vector<int>> Rope::vmap_freqs(
     const Arrays& inputs, const std::vector<int>& axes, int size) {
-  // The kernel takes one set of frequencies per call, so each entry has a separate call.
+  // A call of the kernel takes one set of frequencies, so make a separate call for each entry.
   auto s = stream();
   Arrays results;
   for (int i = 0; i < size; ++i) {
@@ -140,14 +141,17 @@ bool Rope::is_equivalent(const mx::Primitive& other) const {
          scale_ == o.scale_ && forward_ == o.forward_;
 }
 
-/** Plans one thread for each point of a box, in groups of at most ROPE_GROUP threads. */
+/**
+ * Plans one thread for each point of a three-dimensional box. A threadgroup has at most ROPE_GROUP
+ * threads.
+ */
 Launch plan_box(
     std::string_view rope_op,
     std::string kernel,
     std::array<uint64_t, 3> threads,
     uint32_t max_threads) {
-  // `left` is the number of threads that remain for the other axes. If an axis needs several
-  // groups, the groups have equal sizes.
+  // `left` limits the threads of a group along this axis and the axes after it. If an axis needs
+  // several groups, all groups have the same size.
   uint32_t left = std::clamp<uint32_t>(max_threads, 1, ROPE_GROUP);
   Launch launch;
   for (int i = 0; i < 3; i++) {
@@ -180,7 +184,7 @@ std::vector<Dispatch> Rope::dispatches(
   params.log2_base = explicit_freqs ? 0.0f : std::log2(base_);
   params.direction = forward_ ? 1.0f : -1.0f;
 
-  // A single position needs few threads, so each head has separate threads.
+  // A single position needs few threads, so give each head separate threads.
   bool one_head = params.length == 1 || params.heads == 1;
   uint64_t depth =
       uint64_t{params.batch} * ceil_div(params.heads, one_head ? 1u : unsigned{ROPE_HEADS});

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kv_op = "rope_append";
 constexpr int query_positions = QUERY_POSITIONS;
-// The kernel reads a KnownOffset where `Dispatch::bind_known` binds a KnownInteger.
+// `Dispatch::bind_known` binds a KnownInteger, and the kernel reads it as a KnownOffset.
 static_assert(sizeof(KnownOffset) == sizeof(KnownInteger));
 static_assert(offsetof(KnownOffset, offset) == offsetof(KnownInteger, value));
 
@@ -45,7 +45,10 @@ void check_layout(const KvLayout& layout, const mx::array& state, const mx::arra
   }
 }
 
-/** Throws if positions exceed the capacity and the host can read the slots. */
+/**
+ * Throws if the positions exceed the capacity. Checks this only if the host can read `slots`
+ * without waiting.
+ */
 void check_room(const mx::array& slots, int time, int capacity) {
   bool known = slots.dtype() == mx::int32 && !slots.has_primitive() && slots.data_shared_ptr() &&
                slots.is_available();
@@ -157,7 +160,10 @@ Arrays RopeAppend::compose(const Arrays& inputs) {
   return {keys_and_values(state, stored, inputs[3])};
 }
 
-/** The state with keys and values [batch, 2 * kv_heads, time, head_dim] written to their slots. */
+/**
+ * Returns the state after writing keys and values [batch, 2 * kv_heads, time, head_dim] to their
+ * slots.
+ */
 mx::array RopeAppend::keys_and_values(
     const mx::array& state, const mx::array& stored, const mx::array& slots) {
   auto s = stream();
@@ -169,8 +175,9 @@ mx::array RopeAppend::keys_and_values(
   auto zero = mx::array(0);
   auto room = mx::array(capacity);
   auto inside = mx::logical_and(mx::greater_equal(slot, zero, s), mx::less(slot, room, s), s);
-  // Up to `capacity` consecutive positions are distinct modulo the capacity. So each position that
-  // is skipped has a separate row, and writes the row's previous values to it.
+  // Slots outside the capacity must not change the state. `capacity` consecutive slots are distinct
+  // modulo the capacity. So each slot outside has a row to itself, and writes the row's old values
+  // back.
   auto row = mx::add(
       mx::remainder(slot, room, s),
       mx::reshape(
@@ -198,7 +205,8 @@ mx::array RopeAppend::keys_and_values(
 
 Arrays joined_steps(
     const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s) {
-  // The mapped axis joins the batch, which is the only axis along which positions may differ.
+  // The mapped axis becomes part of the batch, because positions may differ only along the batch
+  // axis.
   auto folded = inputs;
   for (size_t i = 0; i < arrays; ++i) {
     auto x = batch_first(inputs[i], axes[i], size, s);
@@ -254,7 +262,7 @@ bool RopeAppend::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** Copies a whole state, four elements per thread. */
+/** Plans a copy of the whole state, with four elements per thread. */
 Dispatch copy(const mx::array& from, const mx::array& to, uint32_t max_threads) {
   uint64_t count = to.size();
   uint64_t threads = ceil_div(count, READS);

@@ -8,7 +8,10 @@
 
 namespace mlx_primitives {
 
-/** How the rows of a layer's state [batch, rows, head_dim] divide into queries, keys and values. */
+/**
+ * The numbers that divide the rows of a layer's state [batch, rows, head_dim] into queries, keys
+ * and values.
+ */
 struct KvLayout {
   int heads;
   int kv_heads;
@@ -29,10 +32,10 @@ struct Rotation {
 };
 
 /**
- * Copies qkv [batch, time, (heads + 2 * kv_heads) * head_dim] into the state, with queries and keys
- * rotated from position `offset` on. Keys and values are written to the positions from `slots` on,
- * or from `offset` if there are no slots. If a step is too long for the query area, its queries are
- * left out.
+ * Copies qkv [batch, time, (heads + 2 * kv_heads) * head_dim] into the state. Queries and keys are
+ * rotated; their first position is `offset`. Keys and values go to consecutive slots of the state
+ * that begin at `slots`, or at `offset` without `slots`. If the step has too many positions for the
+ * state's query area, the queries are not stored.
  */
 mx::array rope_append(
     const mx::array& state,
@@ -44,9 +47,9 @@ mx::array rope_append(
     mx::StreamOrDevice s = {});
 
 /**
- * `rope_append`, then the attention of the step's queries over the first `len` positions. Returns
- * the state and [batch, time, heads * head_dim]. The step must fit the query area. The mask
- * broadcasts to [batch, heads, time, len].
+ * Runs `rope_append`, and then the attention of the step's queries over the first `len` positions.
+ * Returns the state and the attention's result [batch, time, heads * head_dim]. The step must fit
+ * the query area. The mask broadcasts to [batch, heads, time, len].
  */
 Arrays rope_append_attention(
     const mx::array& state,
@@ -62,8 +65,8 @@ Arrays rope_append_attention(
     mx::StreamOrDevice s = {});
 
 /**
- * Queries, keys and values [batch, heads, time, head_dim] of qkv, with queries and keys rotated as
- * `rope_append` does. The capacity of the layout is not used.
+ * Splits qkv into queries, keys and values [batch, heads, time, head_dim], and rotates queries and
+ * keys as `rope_append` does. Does not use the layout's capacity.
  */
 Arrays rope_heads(
     const mx::array& qkv,
@@ -72,7 +75,7 @@ Arrays rope_heads(
     const mx::array& offset,
     mx::StreamOrDevice s = {});
 
-/** Throws for a rotation, or for integers, that `rope_append` does not accept. */
+/** Throws unless `rope_append` accepts the rotation and the integers. */
 void check_rotation(const Rotation& rotation, int head_dim);
 void check_positions(const char* what, const mx::array& positions, int batch);
 
@@ -87,8 +90,8 @@ Arrays append_inputs(
     mx::Stream s);
 
 /**
- * The inputs of a primitive for a vmap. The mapped axes of the first `arrays` inputs, and of the
- * positions and slots after them, join the batch. The inputs after these are not mapped.
+ * The inputs of a primitive for a vmap. The batch absorbs the mapped axes of the first `arrays`
+ * inputs, and of the positions and slots after them. The inputs after these are not mapped.
  */
 Arrays joined_steps(
     const Arrays& inputs, const std::vector<int>& axes, size_t arrays, int size, mx::Stream s);
@@ -117,15 +120,16 @@ class RopeAppend : public ComposedPrimitive {
   VJP_METHOD
   VMAP_METHOD
 
-  /** Counts only the rows of the step, because the rest of the state stays in place. */
+  /** Counts only the rows that the step writes, because the rest of the state stays in place. */
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  private:
   friend class RopeAppendGrad;
   friend class RopeHeads;
 
-  // Plan and call both directions. `places` are the inputs after qkv. The step is an input forward,
-  // and the second output backward.
+  // These functions plan and call the kernel for the forward and the backward direction. `places`
+  // are the inputs after qkv. `step` is an input in the forward direction, and the second output in
+  // the backward direction.
   std::vector<Dispatch> launches(
       const mx::array& state,
       const Arrays& step,
@@ -139,7 +143,7 @@ class RopeAppend : public ComposedPrimitive {
       mx::array& out,
       bool forward) const;
 
-  /** The result of `rope_heads`, computed by MLX's ops. */
+  /** The result of `rope_heads`, built from MLX's ops. */
   Arrays composed_heads(
       const mx::array& qkv, const mx::array& offset, const std::optional<mx::array>& freqs);
   mx::array keys_and_values(
@@ -154,9 +158,9 @@ class RopeAppend : public ComposedPrimitive {
 };
 
 /**
- * The derivatives of a RopeAppend in the state and in qkv. Inputs: the cotangent of the new state,
- * then the inputs of the RopeAppend that follow qkv. The first output usually takes over the memory
- * of the cotangent.
+ * The derivatives of a RopeAppend with respect to the state and qkv. The inputs are the cotangent
+ * of the new state, then the RopeAppend's inputs after qkv. The first output usually reuses the
+ * memory of the cotangent.
  */
 class RopeAppendGrad : public ComposedPrimitive {
  public:
@@ -178,10 +182,10 @@ class RopeAppendGrad : public ComposedPrimitive {
 };
 
 /**
- * Forward, the inputs are qkv, the offset (int32, one element or one per batch entry) and, if
- * explicit, freqs; the outputs are queries, keys and values. Backward, queries, keys and values are
- * inputs in place of qkv, and qkv is the output. Each direction is the derivative of the other
- * direction.
+ * In the forward direction, the inputs are qkv, the offset (int32, one element or one per batch
+ * entry) and, if explicit, freqs; the outputs are queries, keys and values. In the backward
+ * direction, queries, keys and values replace qkv as inputs, and qkv is the output. Each direction
+ * computes the derivative of the other direction.
  */
 class RopeHeads : public ComposedPrimitive {
  public:
@@ -192,7 +196,7 @@ class RopeHeads : public ComposedPrimitive {
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   VJP_METHOD
 
-  /** The outputs of a node with the stream and the rotation of this one. */
+  /** Builds a node with this node's stream and rotation, and returns its outputs. */
   Arrays node(Arrays inputs, bool forward);
 
  private:
@@ -206,8 +210,8 @@ class RopeHeads : public ComposedPrimitive {
 };
 
 /**
- * Joins a RopeAppend with an Attention over its result, so that the graph of a decoded token has
- * fewer nodes. The inputs are the inputs of RopeAppend, then the mask and the sinks.
+ * Joins a RopeAppend and an Attention over its result into one node, so that the graph of a decoded
+ * token has fewer nodes. The inputs are RopeAppend's inputs, then the mask and the sinks.
  */
 class RopeAppendAttention : public ComposedPrimitive {
  public:
@@ -238,15 +242,17 @@ class RopeAppendAttention : public ComposedPrimitive {
   Cost cost(const Arrays& inputs, const Arrays& outputs) override;
 
  protected:
-  /** The RopeAppend and the Attention as separate nodes, whose derivatives have kernels. */
+  /** Builds the RopeAppend and the Attention as separate nodes, whose derivatives have kernels. */
   Arrays differentiable(const Arrays& inputs) override;
 
  private:
-  /** The outputs. `run` is called with each of the two primitives and its inputs. */
+  /** Returns the outputs. Calls `run` with each of the two primitives and its inputs. */
   template <typename Run>
   Arrays staged(const Arrays& inputs, Run run);
 
-  /** The inputs and the output of the attention, as views of the state and of the result. */
+  /**
+   * The inputs and the output of the Attention, as views of the state and of this node's result.
+   */
   Arrays attended(const Arrays& inputs, const mx::array& state) const;
   mx::array by_heads(const mx::array& result) const;
 

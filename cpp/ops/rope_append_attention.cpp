@@ -1,4 +1,4 @@
-// One step of self-attention over a cache: a RopeAppend, then an Attention, as one node.
+// One node for a RopeAppend and an Attention: a step of self-attention over a cache.
 #include "ops/rope_append.h"
 
 #include "../../metal/rope_append.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr auto rope_append_attention_op = "rope_append_attention";
 
-/** A view of an array that may not be evaluated yet, by strides in elements. */
+/** A view with the given strides, in elements, of an array that may not be evaluated yet. */
 mx::array view(
     const mx::array& x, const mx::Shape& shape, const mx::Strides& strides, int64_t start) {
   mx::array part(shape, x.dtype(), nullptr, {});

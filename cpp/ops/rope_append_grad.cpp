@@ -7,7 +7,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** The node of the derivatives. It has the type of the cotangent. */
+/** Builds the node that computes the derivatives. Its outputs have the cotangent's type. */
 Arrays node(std::shared_ptr<RopeAppendGrad> primitive, Arrays inputs) {
   auto dtype = inputs[0].dtype();
   auto shapes = primitive->output_shapes(inputs);

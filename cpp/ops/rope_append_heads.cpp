@@ -1,4 +1,4 @@
-// Splits qkv into queries, keys and values by heads.
+// Splits qkv into the queries, keys and values of each head.
 #include <cmath>
 
 #include "../../metal/rope_append.h"

@@ -15,7 +15,7 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
 
 namespace {
 
-/** The primitive of an array that is not read from storage yet, else null. */
+/** The `Read` primitive of an array whose data is still in storage, or null for other arrays. */
 const Read* reader(const mx::array& a) {
   bool waiting = a.status() == mx::array::Status::unscheduled && a.has_primitive();
   return waiting ? dynamic_cast<const Read*>(&a.primitive()) : nullptr;
@@ -37,7 +37,7 @@ mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
     refuse("part", "expected elements of an axis of the array");
   }
   auto shape = whole.shape();
-  // The bytes of one element of the axis, and of all its elements.
+  // `unit` is the number of bytes of one element of the axis, and `pitch` of the whole axis.
   size_t unit = whole.itemsize();
   for (size_t i = axis + 1; i < shape.size(); ++i) {
     unit *= shape[i];
