@@ -16,8 +16,8 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * Waits until a CPU stream has run its queued tasks. Meanwhile this thread runs parts of the
- * kernels.
+ * Waits until a CPU stream has run its queued tasks. While this thread waits, it runs parts of the
+ * CPU kernels.
  */
 void wait_for(mx::Stream stream) {
   if (auto* batch = Batch::current()) {
@@ -35,16 +35,16 @@ class Barrier : public mx::Primitive {
   using mx::Primitive::Primitive;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
-    // If there is a GPU, this stream may depend on its work, which MLX commits only after this
-    // call.
+    // With a GPU, this stream may depend on GPU work that MLX commits only after this call returns.
+    // So wait only without a GPU.
     if (!mx::is_available(mx::Device::gpu)) {
       wait_for(stream());
     }
     outputs[0].copy_shared_buffer(inputs[0]);
   }
 
-  // MLX limits the work that it commits to a GPU at a time by the size of its arrays, so no wait is
-  // needed.
+  // No wait is needed on a GPU, because MLX limits the total size of the arrays in the work that it
+  // commits at a time.
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].copy_shared_buffer(inputs[0]);
   }

@@ -1,4 +1,4 @@
-// A node of a graph at which an evaluation on a CPU waits for its stream.
+// A graph node at which an evaluation on a CPU waits for its stream.
 #pragma once
 
 #include "mlx/utils.h"
@@ -7,9 +7,10 @@
 namespace mlx_primitives {
 
 /**
- * `x`, queued after `others`. MLX queues about fifty CPU ops ahead of the op that runs, and
- * allocates the results of each op when it queues it. At this node, it waits until the queued ops
- * have run, so that the ops after the node can use the memory that is freed.
+ * Returns a node with the value of `x` that depends on `others`. MLX queues about fifty CPU ops
+ * ahead of the op that runs, and allocates the results of each op when it queues the op. At this
+ * node, MLX's evaluation waits until the queued ops have run. So the ops after the node can use the
+ * memory that the earlier ops free.
  */
 mx::array after(const mx::array& x, const Arrays& others, mx::StreamOrDevice s);
 

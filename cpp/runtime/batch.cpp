@@ -14,13 +14,14 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * The first batch is small, so that the stream's thread begins early. Later batches are larger, so
- * that the thread rarely runs out of calls. A thread that has run out of calls has to be woken.
+ * The number of calls in the first batch, and in later batches. The first batch is small, so that
+ * the stream's thread begins early. Later batches are larger, so that the thread rarely runs out of
+ * calls. Without calls, the thread sleeps, and waking it takes time.
  */
 constexpr size_t FIRST = 8;
 constexpr size_t MOST = 32;
 
-/** The thread that queues waits while a stream has more unfinished tasks than this. */
+/** If a stream has more unfinished tasks than this, the thread that queues tasks waits. */
 constexpr int MOST_TASKS = 32;
 
 thread_local Batch* innermost = nullptr;
@@ -73,7 +74,8 @@ void Batch::updated(const mx::array& state) {
 
 bool Batch::takes_over(const mx::array& state) {
   const auto& memory = state.data_shared_ptr();
-  // This order is safe: the stream's thread may end a use at any time, but cannot begin one.
+  // Reading the use count first is safe: the stream's thread may drop references at any time, but
+  // never adds one.
   bool once = memory.use_count() == 2 && is_owned(*memory);
   auto found = given_.uses.find(memory.get());
   auto use = once && found != given_.uses.end() ? found->second.lock() : nullptr;

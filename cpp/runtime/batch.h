@@ -1,5 +1,5 @@
-// Collects calls of CPU kernels, so that the stream's thread gets several at a time, and keeps the
-// memory that a stream's work uses.
+// Collects calls of CPU kernels, so that the stream's thread gets several calls at a time. Also
+// keeps the memory alive that a stream's work uses.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * Collects the calls that this thread queues on a CPU stream, and gives several at a time to the
- * stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up. A wake-up takes
- * longer than a small kernel. The calls run in the order in which they are queued. A task that does
- * not go through the batch may only be queued after `flush_calls`.
+ * Collects the calls that this thread queues on a CPU stream, and gives several calls at a time to
+ * the stream's thread. Each task costs two locks and, if the thread sleeps, a wake-up. A wake-up
+ * takes longer than a small kernel. The calls run in the order in which they are queued. A task
+ * that does not go through the batch may only be queued after `flush_calls`.
  *
  * A stream of an NVIDIA GPU has no calls, because MLX collects its kernels in a graph. For such a
- * stream, the batch keeps the memory that the graph uses, and hands the graph over.
+ * stream, the batch keeps the memory that the graph uses alive, and makes MLX commit the graph.
  */
 class Batch {
  public:
@@ -31,7 +31,7 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  /** Constructs this class's data for each thread. */
+  /** Constructs the thread-local data of this class. */
   static void prepare();
 
   /** The innermost batch of this thread, or null. */
@@ -39,32 +39,32 @@ class Batch {
 
   void add(std::function<void()> call);
 
-  /** Keeps an array's memory until the tasks and calls that were queued before have run. */
+  /** Keeps an array's memory alive until the tasks and calls that are already queued have run. */
   void keep(const mx::array& array);
 
-  /** Records that ops update the memory of `state` in place. `state` has been computed. */
+  /** Records that ops update the memory of `state` in place. `state` must have been computed. */
   void updated(const mx::array& state);
 
   /**
-   * Whether the memory of `state` is used only by `state`, which is an input of one op, and by
-   * earlier work of this stream. An op that is added next runs after that work, so it may change
-   * the memory. MLX's graphs order an op after earlier ops that write its memory, but not after ops
-   * that read it. So a graph with ops that read it is handed over first.
+   * Returns whether the next op may overwrite the memory of `state`. It may if only `state`, as an
+   * input of one op, and earlier work of this stream use the memory, because the op runs after that
+   * work. A CUDA graph of MLX orders an op after ops that write its memory, but not after ops that
+   * read its memory. So this function first commits a graph that reads the memory.
    */
   bool takes_over(const mx::array& state);
 
-  /** Hands over all that was collected. */
+  /** Gives everything that was collected to the stream. */
   void flush();
 
-  /** Hands over all that was collected, if it includes a call. */
+  /** Like `flush`, but does nothing if no call was collected. */
   void flush_calls();
 
-  /** Hands over all that was collected, if there are many items or MLX's graph is large. */
+  /** Like `flush`, but does nothing unless many items were collected or MLX's graph is large. */
   void flush_if_full();
 
   /**
-   * Waits until a stream has few unfinished tasks from the batches of this thread. So evaluations
-   * that no thread waits for use a bounded amount of memory.
+   * Waits until a stream has few unfinished tasks from this thread's batches. This bounds the
+   * memory of evaluations that no thread waits for.
    */
   static void wait_for_tasks(mx::Stream stream);
 
@@ -75,7 +75,7 @@ class Batch {
   };
 
   /**
-   * A reference to memory. All queued work shares it, so that the work counts as one holder of the
+   * A reference to memory that all queued work shares. So the work counts as a single holder of the
    * memory.
    */
   struct Use {
@@ -84,7 +84,7 @@ class Batch {
   };
   using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
 
-  /** The memory that tasks of this thread use on a stream, and the number of those tasks. */
+  /** The memory that this thread's tasks use on a stream, and the number of those tasks. */
   struct Given {
     Uses uses;
     std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
@@ -102,8 +102,8 @@ class Batch {
 };
 
 /**
- * Queues the call of an op's kernel on a stream of a CPU. MLX, or the batch that this thread
- * collects, keeps the memory of the op's inputs and outputs until the call has run.
+ * Queues the call of an op's kernel on a CPU stream. MLX, or this thread's current batch, keeps the
+ * op's inputs and outputs in memory until the call has run.
  */
 void queue(mx::Stream stream, std::function<void()> call);
 

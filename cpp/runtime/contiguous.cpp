@@ -13,7 +13,10 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Used only on a CPU, where MLX's primitive of this name cannot report that memory has run out. */
+/**
+ * This primitive is used only on a CPU, where MLX's `Contiguous` cannot report that memory has run
+ * out.
+ */
 class Contiguous : public mx::UnaryPrimitive {
  public:
   using mx::UnaryPrimitive::UnaryPrimitive;
@@ -70,7 +73,9 @@ class Contiguous : public mx::UnaryPrimitive {
   }
 };
 
-/** The kind of view for the name of each primitive. MLX's ops are built to read their names. */
+/**
+ * Maps the name of each primitive to its kind of view. The names are read from sample ops of MLX.
+ */
 std::unordered_map<std::string_view, View> view_kinds(mx::Stream s) {
   mx::array x({1, 2, 3}, mx::float32, nullptr, {});
   auto name = [](const mx::array& view) { return std::string_view(view.primitive().name()); };

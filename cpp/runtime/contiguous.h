@@ -1,4 +1,4 @@
-// The copy that makes the inputs of our primitives row-contiguous.
+// Makes the inputs of our primitives row-contiguous.
 #pragma once
 
 #include "mlx/array.h"
@@ -10,23 +10,23 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * A node that makes x row-contiguous, as `mx::contiguous` does. If x is row-contiguous already, the
- * result shares its memory. On a CPU, `mx::contiguous` copies on one thread, and writes to null if
- * the system has no memory.
+ * Builds a node that makes x row-contiguous. If x is already row-contiguous, the result shares its
+ * memory. This replaces `mx::contiguous`, which on a CPU copies on one thread, and writes to null
+ * if the system has no memory.
  */
 mx::array contiguous(const mx::array& x, mx::Stream s);
 
 /**
- * When an op of MLX only sets shape and strides, without a task: never; always; if its input is
- * row-contiguous (`of_rows`); or if the input is row-contiguous and has little more memory than its
- * elements need (`contiguous`).
+ * The conditions under which an op of MLX only sets shape and strides, without a task. The op does
+ * so `always`, if its input is row-contiguous (`of_rows`), or if the input is row-contiguous and
+ * has little more memory than its elements need (`contiguous`).
  */
 enum class View { none, always, of_rows, contiguous };
 View view_kind(mx::Primitive& primitive);
 
 /**
- * Whether an op of MLX writes to a part of its input: in place if nothing else holds the input's
- * memory, else in a copy.
+ * Whether an op of MLX overwrites a part of its input. The op does this in place if nothing else
+ * holds the input's memory, and otherwise in a copy.
  */
 bool updates_slice(mx::Primitive& primitive);
 

@@ -1,4 +1,4 @@
-// The conversion of the inputs of our primitives to another type.
+// Converts the inputs of our primitives to another type.
 #pragma once
 
 #include "mlx/array.h"
@@ -9,12 +9,14 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * The elements of x as another type, with the same bits as `mx::astype`; x itself if it has that
- * type. On a GPU this is `mx::astype`, because MLX reports there if memory has run out.
+ * Converts x to another type, with the same bits as `mx::astype`. Returns x itself if it has that
+ * type. On a GPU, calls `mx::astype`, which can report there that memory has run out.
  */
 mx::array convert(const mx::array& x, mx::Dtype dtype, mx::Stream s);
 
-/** Integers as int32. Numbers outside its range become its least or its greatest number. */
+/**
+ * Converts integers to int32. A number outside int32's range becomes the smallest or largest int32.
+ */
 mx::array clamp_to_int32(const mx::array& x, mx::Stream s);
 
 } // namespace mlx_primitives

@@ -1,5 +1,5 @@
-// Adds dispatches to the graphs of MLX's CUDA backend; no_cuda.cpp replaces this file in builds
-// without the feature `cuda`.
+// Adds dispatches to the CUDA graphs of MLX's backend. In builds without the feature `cuda`,
+// no_cuda.cpp replaces this file.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Reads the compute capability, which MLX has stored for each device that it uses. */
+/** Reads the compute capability, which MLX stores for each device that it uses. */
 uint32_t architecture(mx::cu::Device& device) {
   return static_cast<uint32_t>(
       10 * device.compute_capability_major() + device.compute_capability_minor());
@@ -131,7 +131,7 @@ class CudaEncoder : public Encoder {
   }
 
  private:
-  /** The position in `bytes_` of the value that is bound to an index of the kernel. */
+  /** The position in `bytes_` of a value that is bound to a kernel's buffer index. */
   struct Place {
     uint32_t from;
     uint32_t count;
@@ -151,7 +151,9 @@ class CudaEncoder : public Encoder {
     bind(index, &first, sizeof(first));
   }
 
-  /** Writes the value of an argument, at most as many bytes as the argument has. */
+  /**
+   * Copies an argument's value to `to`, but at most as many bytes as the kernel's parameter has.
+   */
   void write(const CudaArgument& argument, const Launch& launch, uint8_t* to) const {
     auto copy = [&](const void* from, size_t count) {
       std::memcpy(to, from, std::min(count, argument.bytes));
@@ -173,7 +175,7 @@ class CudaEncoder : public Encoder {
     }
   }
 
-  /** Allows launches to use this amount of threadgroup memory. */
+  /** Allows the current kernel to use this amount of threadgroup memory. */
   void allow(uint32_t bytes) {
     if (bytes > kernel_->shared_bytes) {
       auto attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -184,8 +186,8 @@ class CudaEncoder : public Encoder {
 
   mx::cu::CommandEncoder& to_; // of MLX
   CudaKernel* kernel_{nullptr};
-  // Bound values by index, and the offsets of threadgroup memory. The vectors keep their capacity
-  // from one dispatch to the next.
+  // `places_` are the bound values by index, and `memory_` the offsets of threadgroup memory by
+  // index. The vectors keep their capacity from one dispatch to the next.
   std::array<Place, MOST_BUFFERS> places_{};
   std::vector<uint8_t> bytes_;
   std::vector<std::pair<uint32_t, uint32_t>> memory_;
@@ -208,7 +210,8 @@ void construct_cuda_encoders() {
   try {
     mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
   } catch (const std::exception&) {
-    // MLX has no stream with this index; it has constructed the list before it throws.
+    // This error is expected, because MLX has no stream with index -1. MLX constructs the list
+    // before it throws.
   }
 }
 

@@ -1,5 +1,5 @@
-// Exchanges of small arrays between the GPUs of one machine; no_cuda.cpp replaces this file in
-// builds without the feature `cuda`.
+// Exchanges small arrays between the GPUs of one machine. In builds without the feature `cuda`,
+// no_cuda.cpp replaces this file.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -26,7 +26,7 @@ constexpr size_t PART = MOST_BYTES / WORD * SENT;
 constexpr uint32_t THREADS = 256;
 constexpr uint64_t MOST_BLOCKS = 64;
 
-/** The kernel's last parameter, with the same fields as in its source. */
+/** The last parameter of the kernel below. Its source declares the same fields. */
 struct ExchangeParams {
   uint64_t to[MOST_RANKS]; // where the memory of a rank takes the part of this one
   uint64_t from;           // where this rank's memory has the part of rank 0
@@ -35,11 +35,12 @@ struct ExchangeParams {
 };
 
 /**
- * A store writes eight bytes of the array. Beside each half it writes the number of the exchange,
- * and the hardware writes a half and its number together. So a rank that reads the number also has
- * the bytes, and no fence is needed. A part of memory is written again two exchanges later. Before
- * a rank begins that exchange, it has read the other ranks' parts of the exchange in between. A
- * rank begins the exchange in between only after it has read this part.
+ * The source of the kernel. A store writes eight bytes of the array: beside each half, the number
+ * of the exchange. The hardware writes a half and its number together. So a rank that reads the
+ * number also has the data, and no fence is needed. Exchanges alternate between two parts of
+ * memory. A rank begins the exchange after next, which reuses this part, only after it has read all
+ * parts of the next exchange. Every other rank begins the next exchange only after it has read this
+ * part.
  */
 constexpr auto SOURCE = R"cuda(#include <metal_stdlib>
 using namespace metal;
@@ -116,7 +117,10 @@ CUfunction compiled(mx::cu::Device& device) {
 
 } // namespace
 
-/** The GPU memory is never freed, because other processes may still write to it. */
+/**
+ * The memory of a GPU that other processes write to. It is never freed, because they may still
+ * write to it.
+ */
 struct PeerMemory {
   uint32_t rank;
   uint32_t ranks;
@@ -129,7 +133,10 @@ struct PeerMemory {
 
 namespace {
 
-/** The offset of a rank's part in a memory. Exchanges use the two halves of the memory in turn. */
+/**
+ * The offset of a rank's part in an exchange memory. Successive exchanges alternate between the two
+ * halves of this memory.
+ */
 size_t place(const PeerMemory& memory, uint32_t exchange, uint32_t rank) {
   return (exchange % 2 * memory.ranks + rank) * PART;
 }
@@ -152,7 +159,7 @@ class Exchange : public mx::Primitive {
     encoder.set_input_array(x);
     encoder.set_output_array(out);
     encoder.set_output_array(memory.order);
-    // Memory begins with zeros, so 0 is not the number of an exchange.
+    // The memory is initially zero, so no exchange may have the number 0.
     uint32_t exchange = ++memory.exchanges == 0 ? ++memory.exchanges : memory.exchanges;
     ExchangeParams params{};
     for (uint32_t r = 0; r < memory.ranks; ++r) {

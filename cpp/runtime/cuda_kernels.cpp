@@ -14,14 +14,17 @@ namespace mlx_primitives {
 
 namespace {
 
-/** A slot has a separate lock, so that other threads can compile other kernels meanwhile. */
+/**
+ * A compiled kernel. Each slot has a separate lock, so that threads can compile different kernels
+ * at the same time.
+ */
 struct Slot {
   std::mutex compiling;
   std::unique_ptr<CudaKernel> kernel;
 };
 
 std::shared_ptr<Slot> slot(const std::string& key) {
-  // The map is never destroyed, because tasks may still run while the process ends.
+  // The map and its lock are never destroyed, because tasks may still run while the process ends.
   static auto* mutex = new std::mutex();
   static auto* slots = new std::unordered_map<std::string, std::shared_ptr<Slot>>();
   std::lock_guard lock(*mutex);
@@ -40,7 +43,7 @@ std::vector<bridge::CudaBound> bound(const Dispatch& dispatch) {
   return all;
 }
 
-/** The key of a kernel. It is built at each dispatch, so it does not use slow string streams. */
+/** Returns the key of a kernel. Every dispatch builds a key, so this avoids slow string streams. */
 std::string key_of(const Dispatch& dispatch, int device) {
   std::string key = dispatch.launch.kernel;
   key.reserve(256);

@@ -7,7 +7,8 @@ namespace mlx_primitives {
 namespace {
 
 /**
- * If there are fewer rows, each row has a large threadgroup, because cores would be idle otherwise.
+ * With fewer rows than this, each row gets a large threadgroup, because otherwise some cores would
+ * be idle.
  */
 constexpr uint64_t FEW_ROWS = 2048;
 
@@ -16,7 +17,7 @@ struct Form {
   uint32_t threads;
 };
 
-/** The form and threads for rows that a SIMD group cannot read at once. */
+/** Chooses the kernel and the threads for rows that are too long for one SIMD group. */
 Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   constexpr std::pair<uint32_t, std::string_view> forms[] = {{1, "row"}, {2, "row2"}, {4, "row4"}};
   const uint32_t axis = plan.rows.axis;
@@ -27,8 +28,8 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   const bool narrow = reads > READS; // 16 bits
   const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
-  // Threads with more quads wait less often for each other, until they need so much register space
-  // that a core runs fewer threadgroups at a time.
+  // With more quads per thread, threads wait less often for each other. But with too many quads,
+  // they need so many registers that a core runs fewer threadgroups at a time.
   uint32_t least = plan.quads;
   uint32_t wanted = centered ? 128 : 256;
   if (few) {

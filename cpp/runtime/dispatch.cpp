@@ -66,7 +66,7 @@ Launch plan_rows(
     auto groups = static_cast<uint32_t>(ceil_div(count, together));
     return launch("simd", groups, together * SIMD_WIDTH, 0);
   }
-  // Metal requires multiples of 16 bytes.
+  // Metal requires that the size of threadgroup memory is a multiple of 16 bytes.
   auto scratch = [&](uint32_t threads) {
     return round_up(slots * (threads / SIMD_WIDTH) * sizeof(float), 16);
   };
@@ -74,8 +74,8 @@ Launch plan_rows(
   for (auto [each, form] : forms) {
     auto threads = round_up(static_cast<uint32_t>(ceil_div(rows.axis, READS * each)), SIMD_WIDTH);
     if (each >= quads && threads <= max_threads) {
-      // If `quads` per thread are not enough, use as many threads as possible. MLX's looped kernels
-      // do the same, and the number of threads decides the order of addition.
+      // If a thread needs more than `quads` quads, use as many threads as possible. MLX's looped
+      // kernels do this too, and the number of threads decides the order of addition.
       threads = each > quads ? max_threads : threads;
       return launch(form, count, threads, scratch(threads));
     }

@@ -1,4 +1,5 @@
-// The dispatches of a primitive as data. This header needs neither a GPU nor Metal's headers.
+// Describes the dispatches of a primitive as data. This header needs neither a GPU nor Metal's
+// headers.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@ namespace mx = mlx::core;
 
 using Arrays = std::vector<mx::array>;
 
-/** The rows along the last axis of an array; a scalar is one row of one element. */
+/** The rows of an array, which lie along its last axis. A scalar is one row with one element. */
 struct Rows {
   uint64_t count;
   uint32_t axis;
@@ -29,13 +30,19 @@ struct Rows {
   explicit Rows(const mx::array& x) : axis(x.ndim() > 0 ? static_cast<uint32_t>(x.shape(-1)) : 1) {
     count = axis > 0 ? x.size() / axis : 0;
   }
-  /** The number of rows as a 32-bit kernel parameter. A plan has checked that it fits. */
+  /**
+   * The number of rows as a 32-bit kernel parameter. The plan has already checked that the number
+   * fits.
+   */
   uint32_t narrow() const {
     return static_cast<uint32_t>(count);
   }
 };
 
-/** A reduction of rows that `plan_rows` planned; encoders may plan it again for their GPU. */
+/**
+ * The arguments of `plan_rows` for a reduction of rows. An encoder may plan the reduction again for
+ * its GPU.
+ */
 struct RowsPlan {
   std::string op;
   std::string suffix; // of the kernel's name
@@ -58,13 +65,16 @@ struct Launch {
   }
 };
 
-/** An integer that is passed by value if the host knows it when it encodes a dispatch. */
+/**
+ * An int32 for a kernel. The encoder passes its value if the host knows it when it encodes the
+ * dispatch.
+ */
 struct KnownInteger {
   uint32_t known;
   int32_t value;
 };
 
-/** A value that is bound to an index of a kernel: an array, or bytes. */
+/** An array or bytes that a dispatch binds to an index of a kernel. */
 struct Binding {
   uint32_t index;
   std::optional<mx::array> array;
@@ -74,26 +84,26 @@ struct Binding {
   bool unread = false; // takes the array of the dispatch's first binding
   bool known = false;  // a KnownInteger, of the array's only element
 
-  /** The number of bytes that are passed by value, or 0 for a buffer. */
+  /** The number of bytes that are passed by value, or 0 for an array. */
   uint32_t value_bytes() const {
     return known ? sizeof(KnownInteger) : array ? 0 : static_cast<uint32_t>(bytes.size());
   }
 };
 
-/** A function constant that specializes a kernel. */
+/** The value of a function constant, which specializes a kernel. */
 struct Constant {
   uint32_t index;
   uint32_t data_type; // an MTL::DataType
   uint64_t bits;      // the value in its low bytes
 };
 
-/** Threadgroup memory at an index other than 0. The launch uses index 0. */
+/** Threadgroup memory at an index other than 0. `Launch` describes the memory at index 0. */
 struct ThreadgroupMemory {
   uint32_t index;
   uint32_t bytes;
 };
 
-/** A library of kernels that a user of the crate supplied. */
+/** A library of kernels from a user of this crate. */
 class KernelLibrary {
  public:
   virtual ~KernelLibrary() = default;
@@ -101,20 +111,20 @@ class KernelLibrary {
   /** The path of a metallib; empty if the library is given as source. */
   virtual std::string metallib() const = 0;
   virtual std::string source() const = 0;
-  /** Records that Metal has loaded the metallib. */
+  /** Must be called after Metal has loaded the metallib. */
   virtual void loaded() const = 0;
 };
 
 /**
- * One dispatch of a kernel. A bound array that has neither a primitive nor memory is a temporary:
- * the encoder allocates it and keeps it until the GPU is done.
+ * One dispatch of a kernel. A bound array with neither a primitive nor memory is temporary. The
+ * encoder allocates its memory and keeps it until the GPU is done.
  */
 struct Dispatch {
   std::string stem; // of metal/<stem>.metal, if there is no library
   Launch launch;
   std::vector<Binding> bindings;
 
-  // Only a user's kernels have these fields.
+  // Only dispatches of a user's kernel set these fields.
   std::shared_ptr<const KernelLibrary> library;
   std::string pipeline; // the name that Metal's pipeline is cached under
   std::vector<Constant> constants;
@@ -125,18 +135,21 @@ struct Dispatch {
   Dispatch(std::string stem_, Launch launch_)
       : stem(std::move(stem_)), launch(std::move(launch_)) {}
 
-  /** Binds the next index. */
+  /** Binds an array to the next index. */
   void bind(mx::array array, bool written = false) {
     bindings.push_back({next(), std::move(array), written, 0, {}});
   }
   /**
-   * Binds the first array to an index that the kernel does not read, because every index must be
-   * bound.
+   * Binds the first array to an index that the kernel does not read, because Metal requires that
+   * every index is bound.
    */
   void bind_unread() {
     bindings.push_back({next(), std::nullopt, false, 0, {}, true});
   }
-  /** Binds an array's only element by value if the host knows it when the dispatch is encoded. */
+  /**
+   * Binds an array's only element. The encoder passes it by value if the host knows it at that
+   * time.
+   */
   void bind_known(mx::array array) {
     bindings.push_back({next(), std::move(array), false, 0, {}, false, true});
   }
@@ -145,7 +158,7 @@ struct Dispatch {
     std::memcpy(bindings.back().bytes.data(), from, bytes);
   }
 
-  /** Binds the inputs from index 0 on, then the outputs, then the parameters as bytes. */
+  /** Binds the inputs from index 0 on, then the outputs, and then the parameters as bytes. */
   template <typename Params>
   Dispatch(std::string stem_, Launch launch_, Arrays inputs, Arrays outputs, const Params& params)
       : Dispatch(std::move(stem_), std::move(launch_)) {
@@ -176,27 +189,28 @@ constexpr uint32_t round_up(uint32_t a, uint32_t b) {
 }
 
 /**
- * A number of rows, threadgroups or threads as the 32-bit number that kernels take. Throws if it is
- * larger.
+ * Returns a number of rows, threadgroups or threads as a 32-bit number, which kernels need. Throws
+ * if the number is larger.
  */
 uint32_t grid_count(std::string_view op, std::string_view what, uint64_t count);
 
-/** `most` threads, rounded down to whole SIMD groups; throws if that leaves none. */
+/** `most` threads, rounded down to a multiple of a SIMD group; throws if the result is 0. */
 uint32_t whole_simds(std::string_view op, uint32_t most);
 
 /** An array without memory, for results that only other dispatches of the same op read. */
 mx::array temporary(mx::Shape shape, mx::Dtype dtype);
 
 /**
- * The type of an array as it is in the names of kernels: _float32, _float16, _bfloat16, _uint32.
+ * The suffix for an array's type in the names of kernels: _float32, _float16, _bfloat16, _uint32.
  */
 std::string type_suffix(const mx::array& x);
 
 /**
- * Plans a reduction of rows. Its kernels have the same forms for every op: simd (one SIMD group per
- * row), row, row2, row4 (one threadgroup per row, 1, 2 or 4 quads per thread) and looped (any
- * length). `slots` is the scratch memory of a SIMD group, in floats. If a threadgroup processes a
- * row, each thread has at least `quads` quads: 1, 2 or 4.
+ * Plans a reduction of rows. A quad is READS consecutive elements. Every op has these forms of its
+ * kernel: `simd` with one SIMD group per row; `row`, `row2` and `row4` with one threadgroup per row
+ * and 1, 2 or 4 quads per thread; and `looped` for rows of any length. `slots` is the scratch
+ * memory of a SIMD group, in floats. `quads` is the smallest number of quads per thread if a
+ * threadgroup processes a row: 1, 2 or 4.
  */
 Launch plan_rows(
     std::string_view op,

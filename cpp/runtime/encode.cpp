@@ -13,7 +13,7 @@ namespace mlx_primitives {
 
 namespace {
 
-/** Allocates a temporary array when it is first bound. */
+/** Allocates a temporary array when it is first bound. Returns false for other arrays. */
 bool provide(Encoder& encoder, mx::array& array) {
   if (array.has_primitive() || array.data_shared_ptr()) {
     return false;
@@ -45,7 +45,10 @@ void bind(Encoder& encoder, mx::array& array, bool written, uint32_t index, int6
   }
 }
 
-/** Binds an array's only element by value, or as unknown if the host might have to wait for it. */
+/**
+ * Binds an array's only element by value. If the host might have to wait for the value, binds it as
+ * unknown.
+ */
 void bind_known(Encoder& encoder, const mx::array& array, uint32_t index) {
   KnownInteger integer{0, 0};
   if (array.size() == 1 && array.dtype() == mx::int32 && array.data_shared_ptr() &&
@@ -108,15 +111,14 @@ std::unique_ptr<Encoder> encoder_of(const mx::Stream& stream, const char* op) {
   return encoder ? std::move(encoder) : metal_encoder(stream, op); // of metal_encoder.cpp
 }
 
-/**
- * The properties of arrays that an op's plan may depend on, as words that are appended to a key.
- */
+/** The properties of arrays that an op's plan may depend on. They are stored as a list of words. */
 class Key {
  public:
   std::vector<int64_t> words;
 
   /**
-   * Appends arrays. Returns false if an array has no memory, because places in memory are compared.
+   * Appends arrays. Returns false if an array has no memory, because the key compares addresses in
+   * memory.
    */
   bool add(const Arrays& arrays) {
     for (const auto& array : arrays) {
@@ -164,8 +166,8 @@ class Key {
 };
 
 /**
- * A dispatch with arrays as numbers, which count the op's inputs, then its outputs, then
- * temporaries.
+ * A dispatch that refers to arrays by numbers. The numbers count the op's inputs, then its outputs,
+ * and then temporary arrays.
  */
 struct Step {
   struct Bound {
@@ -221,7 +223,7 @@ struct Recipe {
         } else if (
             checked &&
             (bound.start != 0 || bound.span != array.data_size() || bound.type != array.dtype())) {
-          // The simulator checks bounds, so bind a view with the exact bounds.
+          // The simulator checks bounds, so bind a view with exactly the bound elements.
           auto view = view_of(array, bound.start, bound.span, bound.type);
           bind(encoder, view, bound.written, bound.index, bound.offset);
         } else {
@@ -234,8 +236,8 @@ struct Recipe {
 };
 
 /**
- * Encodes a plan and returns it as a recipe. The recipe has no steps if an array is not one of the
- * op's.
+ * Encodes a plan, and returns a recipe that can encode it again for other arrays. The recipe has no
+ * steps if the plan binds an array that is neither the op's nor temporary.
  */
 Recipe encode_and_keep(Encoder& encoder, Planned& plan, std::vector<const mx::array*> arrays) {
   Recipe recipe;

@@ -24,8 +24,8 @@ void start(const std::vector<mx::array>& arrays) {
 }
 
 /**
- * Evaluates on the CPU. While this thread waits, it runs parts of the kernels, which is faster than
- * waking another thread.
+ * Evaluates arrays. If all are on the CPU, this thread runs parts of the kernels while it waits,
+ * which is faster than waking another thread.
  */
 void compute(const std::vector<mx::array>& arrays) {
   auto elsewhere = [](const mx::array& a) {
@@ -41,9 +41,9 @@ void compute(const std::vector<mx::array>& arrays) {
 }
 
 /**
- * Runs `wait` and reports it to the group of ranks, if this process has joined one. The group ends
- * a wait that the other ranks do not end, and remembers failures. Throws at once if the group is
- * broken.
+ * Runs `wait`, and reports its beginning and end to the group of ranks if this process has joined a
+ * group. If the other ranks do not let the wait end, the group ends it. The group remembers
+ * failures. Throws at once if the group is broken.
  */
 template <typename Wait>
 void reported(Wait wait) {
@@ -69,8 +69,8 @@ void evaluate_tracked(const std::vector<mx::array>& arrays) {
     compute(arrays);
   } catch (const std::exception& error) {
     tracked.remember();
-    // If all arrays were queued, one of MLX's tasks failed while this thread waited. An array that
-    // was not queued is computed when it is next evaluated.
+    // If all arrays were queued, one of MLX's tasks failed while this thread waited, so record the
+    // failure. Otherwise, the next evaluation computes the arrays that were not queued.
     bool queued = std::none_of(awaited.begin(), awaited.end(), [](const mx::array& array) {
       return array.status() == mx::array::Status::unscheduled;
     });

@@ -1,4 +1,5 @@
-// Evaluation for the bridge. An error belongs to the arrays that it concerns, and every wait ends.
+// Evaluation for the bridge. Only the arrays that depend on a failed task get an error, and every
+// wait ends.
 #pragma once
 
 #include <functional>
@@ -12,22 +13,24 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * Computes arrays and waits for them. Throws if the computation of one of them fails or failed
- * earlier: an array that failed never gets a value.
+ * Computes arrays and waits for them. Throws if the computation of an array fails or has failed
+ * earlier. An array that failed never gets a value.
  */
 void evaluate(const std::vector<mx::array>& arrays);
 
-/** Queues the computation of arrays. If it fails, the error is thrown when an array is read. */
+/**
+ * Queues the computation of arrays. If the computation fails, reading an array throws the error.
+ */
 void evaluate_async(const std::vector<mx::array>& arrays);
 
 /** Waits for the queued tasks of a stream, whether they fail or not. */
 void synchronize(mx::Stream stream);
 
 /**
- * Queues a task on a CPU stream. The task computes the output with this `array::id` of a primitive
- * that is being evaluated, and the output's siblings. If it throws, `spoil` overwrites the data,
- * and these arrays and their dependents fail. The task does not run if one of its inputs has
- * failed.
+ * Queues a task on a CPU stream. The task computes an output of a primitive that is being
+ * evaluated, and the output's siblings. `output` is the output's `array::id`. If the task throws,
+ * `spoil` overwrites the data, and these arrays and the arrays that depend on them fail. The task
+ * does not run if one of its inputs has failed.
  */
 void queue(
     mx::Stream stream,

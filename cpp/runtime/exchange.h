@@ -1,5 +1,5 @@
-// Exchanges small arrays between ranks on one machine: each rank writes to the memory of the other
-// ranks' GPUs.
+// Exchanges small arrays between ranks on one machine. Each rank writes to the GPU memory of the
+// other ranks.
 #pragma once
 
 #include <memory>
@@ -12,25 +12,27 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** The memory that one rank shares, and the other ranks' memory, once it is mapped. */
+/** The GPU memory that one rank shares, and the other ranks' GPU memory after it is mapped. */
 struct PeerMemory;
 
-/** Memory of this rank's GPU, to which all `ranks` write. Null without CUDA, or if there are too
- * many ranks. */
+/**
+ * Allocates memory on this rank's GPU to which all `ranks` ranks write. Returns null without CUDA,
+ * or if there are too many ranks.
+ */
 std::shared_ptr<PeerMemory> share_memory(uint32_t rank, uint32_t ranks);
 
-/** A handle with which another process on this machine can map the memory. */
+/** A handle that lets another process on this machine map the memory. */
 std::string handle_of(const PeerMemory& memory);
 
-/** Maps the memory of all ranks. `handles` are their handles, one after the other. */
+/** Maps the memory of all ranks. `handles` contains their handles in the order of the ranks. */
 void reach_peers(PeerMemory& memory, const std::string& handles);
 
-/** Whether ranks exchange an array of this shape and type through their memory. */
+/** Whether ranks can exchange an array of this shape and type through their memory. */
 bool exchanges(const mx::array& x);
 
 /**
- * The arrays of all ranks, joined along the first axis. Exchanges run one after the other, in the
- * order of their evaluation, which must be the same on all ranks.
+ * Joins the arrays of all ranks along the first axis. Exchanges run one after the other, in the
+ * order of their evaluation. All ranks must evaluate them in the same order.
  */
 mx::array exchange(const std::shared_ptr<PeerMemory>& memory, const mx::array& x, mx::Stream s);
 

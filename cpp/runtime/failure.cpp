@@ -22,7 +22,7 @@ bool ended_well(Record& record) {
   return record.progress()->over() && !record.failure();
 }
 
-/** Arrays whose computation is unfinished or has failed, by `array::id`. */
+/** The arrays whose computation is unfinished or has failed, by `array::id`. */
 struct Known {
   std::mutex mutex;
   std::unordered_map<uintptr_t, Tracked::Depending> entries; // weak, but keeps the id from reuse
@@ -60,13 +60,13 @@ bool can_fail(const mx::Primitive& primitive) {
          (simulating() && dynamic_cast<const FusedPrimitive*>(&primitive));
 }
 
-/** Walks from arrays to the inputs that they depend on, and makes their records. */
+/** Walks from arrays to the inputs that they depend on, and makes a record for each. */
 class Walk {
  public:
   std::vector<Tracked::Depending> depending;
   std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports;
 
-  /** The record of an array, or null if no task that it depends on can fail. */
+  /** Returns the record of an array, or null if the array depends on no task that can fail. */
   std::shared_ptr<Record> visit(const mx::array& root) {
     enter(root);
     while (!path_.empty()) {
@@ -160,7 +160,8 @@ void Progress::read(std::shared_ptr<Progress> other) {
 
 bool Progress::over() {
   std::lock_guard lock(mutex_);
-  // The result `true` is final, so the evaluations that this one read from can be forgotten.
+  // After all tasks have run, this evaluation stays over. So it can forget the evaluations that it
+  // read from.
   over_ = over_ || (tasks_ == 0 && std::all_of(read_.begin(), read_.end(), [](auto& read) {
                       return read->over();
                     }));

@@ -1,9 +1,9 @@
 // Records of evaluations that failed after their tasks were queued.
 //
 // MLX stores an exception of a task in the task's stream. It throws the exception once, to the next
-// caller that waits for that stream. After that, the unfinished data of the task counts as a
-// result. Our tasks never throw. They report to the record of their evaluation, and the arrays that
-// were computed from their outputs keep that record.
+// caller that waits for that stream. After that, MLX treats the task's unfinished data as a result.
+// Our tasks never throw. They report an error to the `Record` of the array that they compute. The
+// arrays that are computed from it then fail too.
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,15 @@ namespace mlx_primitives {
 
 namespace mx = mlx::core;
 
-/** The tasks of one evaluation, and the evaluations whose results they read. */
+/**
+ * Counts the unfinished tasks of one evaluation, and lists the evaluations whose results they read.
+ */
 class Progress {
  public:
-  /** Records that this evaluation reads results of another one. */
+  /** Records that this evaluation reads the results of another evaluation. */
   void read(std::shared_ptr<Progress> other);
 
-  /** Whether all tasks have run, in this evaluation and in the evaluations that it reads from. */
+  /** Whether all tasks have run in this evaluation and in the evaluations that it reads from. */
   bool over();
 
  private:
@@ -46,7 +48,7 @@ class Record : public std::enable_shared_from_this<Record> {
   /** Records that this array is computed from the array that `other` describes. */
   void read(Record& other);
 
-  /** Fails this array and all arrays that are computed from it. The first reason is kept. */
+  /** Fails this array and all arrays that are computed from it. Keeps the first reason. */
   void fail(const std::string& why);
 
   /** The reason for the failure, or nothing if the array did not fail. */
@@ -63,7 +65,9 @@ class Record : public std::enable_shared_from_this<Record> {
   std::vector<std::weak_ptr<Record>> readers_;
 };
 
-/** A task's access to its record. The evaluation is not over as long as a report exists. */
+/**
+ * A task's access to the record of its output. While a report exists, its evaluation is not over.
+ */
 class Report {
  public:
   explicit Report(std::shared_ptr<Record> record) : record_(std::move(record)) {
@@ -84,12 +88,13 @@ class Report {
 };
 
 /**
- * The report for a task that is being queued and computes the output with this `array::id`. Null if
- * MLX evaluates outside a `Tracked`; then the task throws, because it has no record.
+ * Returns the report for the task that is being queued, which computes the output with this
+ * `array::id`. Returns null if MLX evaluates outside a `Tracked`. Such a task has no record, so it
+ * throws.
  */
 std::shared_ptr<Report> report(uintptr_t output);
 
-/** Base of primitives whose tasks can fail. */
+/** The base class of primitives whose tasks can fail. */
 class Fallible {
  protected:
   Fallible();
@@ -99,9 +104,9 @@ class Fallible {
 };
 
 /**
- * One evaluation of arrays on this thread, constructed before its tasks are queued. It finds the
- * arrays that depend on tasks that can fail, and gives each of them a record. The constructor
- * throws if the arrays, or their inputs, failed before.
+ * One evaluation of arrays on this thread. It must be constructed before the tasks are queued. The
+ * constructor finds the arrays that depend on tasks that can fail, and gives each of them a record.
+ * It throws if the arrays, or their inputs, failed before.
  */
 class Tracked {
  public:
@@ -111,12 +116,12 @@ class Tracked {
   Tracked& operator=(const Tracked&) = delete;
 
   /**
-   * Must be called once all tasks are queued. Arrays that are still referenced keep their records,
-   * unless all tasks have succeeded already.
+   * Must be called after all tasks are queued. Keeps the records of arrays that are still
+   * referenced, unless all tasks have already succeeded.
    */
   void remember();
 
-  /** Throws the error of one of the arrays that failed, if any did. */
+  /** Throws the error of one of the failed arrays, if there are any. */
   void check() const;
 
   struct Depending {
@@ -133,11 +138,14 @@ class Tracked {
   friend std::shared_ptr<Report> report(uintptr_t output);
 };
 
-/** Called before and after a fork, so that no thread changes the records in between. */
+/**
+ * `hold_failures` runs before a fork, and `release_failures` after it, so that no thread changes
+ * the records during the fork.
+ */
 void hold_failures();
 void release_failures();
 
-/** Records that these arrays have no result. Used if MLX does not say which of them failed. */
+/** Records a failure of all these arrays. Used if MLX does not say which array failed. */
 void remember_failure(const std::vector<mx::array>& arrays, const std::string& why);
 
 } // namespace mlx_primitives

@@ -21,7 +21,7 @@ struct AffineShape {
   size_t shift_columns;
 };
 
-/** The address of the first element, or null, and the strides in elements. */
+/** The address of an array's first element, or null, and its strides in elements. */
 struct View {
   Bytes data;
   ptrdiff_t strides[4];
@@ -82,7 +82,8 @@ struct CrossEntropyCall {
 };
 
 /**
- * `batch` products of `[m, k]`, or `[k, m]` if `turned`, with `[n, k]`, or `[k, n]` if `columns`.
+ * `batch` matrix products. x is `[m, k]`, or `[k, m]` if `turned`. w is `[n, k]`, or `[k, n]` if
+ * `columns`.
  */
 struct LinearCall {
   Element element;
@@ -174,7 +175,7 @@ struct QuantizeShape {
   size_t bits;
 };
 
-/** The numbers of the rows to take, from a matrix with `rows` rows of `columns` groups. */
+/** The indices of rows to gather from a matrix that has `rows` rows of `columns` groups. */
 struct TakenRows {
   const uint32_t* ids;
   size_t rows;
@@ -339,7 +340,7 @@ inline uint8_t* bytes(mx::array& a) {
   return a.data<uint8_t>();
 }
 
-/** The element type of an array that `require_kernel_dtype` accepts. */
+/** The `Element` of an array whose type `require_kernel_dtype` accepts. */
 inline cpu::Element element_of(const mx::array& a) {
   return a.dtype() == mx::float32   ? cpu::Element::f32
          : a.dtype() == mx::float16 ? cpu::Element::f16

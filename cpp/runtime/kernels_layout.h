@@ -1,5 +1,6 @@
-// The sizes and offsets of the structs of calls. crates/kernels/src/c_api.rs asserts them too. Only
-// kernels.h includes this file, at its end.
+// Asserts the sizes and offsets of the structs that C++ passes to the CPU kernels.
+// crates/kernels/src/c_api.rs asserts the same numbers. Only kernels.h includes this file, at its
+// end.
 #pragma once
 
 #include <cstddef>

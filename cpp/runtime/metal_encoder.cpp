@@ -1,4 +1,4 @@
-// The only file that calls Metal; no_metal.cpp replaces it in builds without Metal.
+// This is the only file that calls Metal. In builds without Metal, no_metal.cpp replaces it.
 #include <exception>
 
 #include "mlx/backend/metal/device.h"
@@ -10,10 +10,13 @@ namespace mlx_primitives {
 
 namespace {
 
-/** MLX caches libraries by name and owns them, so a pointer to one is valid only in this call. */
+/**
+ * Returns a library that MLX owns and caches by name. Its pointer is valid only in the current
+ * call.
+ */
 MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) {
   if (const auto* users = dispatch.library.get()) {
-    // The simulator runs only source code.
+    // The simulator runs only source code, not metallibs.
     if (std::string path = simulating() ? "" : users->metallib(); !path.empty()) {
       auto* loaded = device.get_library(users->name(), path);
       users->loaded();
@@ -23,8 +26,8 @@ MTL::Library* find_library(mx::metal::Device& device, const Dispatch& dispatch) 
   }
   static const Metallib metallib = find_metallib();
   if (metallib.path.empty()) {
-    // Metal compiles each kernel when it is first used. The simulator caches compiled files, so it
-    // compiles all kernels of a stem at once.
+    // Metal compiles each kernel separately when it is first used. The simulator compiles and
+    // caches a file at a time, so it compiles all kernels of metal/<stem>.metal at once.
     std::string kernel = simulating() ? "" : dispatch.launch.kernel;
     return device.get_library("mlx_primitives_" + (kernel.empty() ? dispatch.stem : kernel), [&] {
       return embedded_metal_source(dispatch.stem, kernel);
@@ -109,7 +112,8 @@ void construct_metal_encoders() {
   try {
     mx::metal::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
   } catch (const std::exception&) {
-    // MLX has no stream with this index; it has constructed the list before it throws.
+    // This error is expected, because MLX has no stream with index -1. MLX constructs the list
+    // before it throws.
   }
 }
 

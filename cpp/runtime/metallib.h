@@ -5,21 +5,21 @@
 
 namespace mlx_primitives {
 
-/** Where the kernels come from; an empty path means the embedded source. */
+/** The source of the kernels. If the path is empty, the program uses the embedded Metal source. */
 struct Metallib {
   std::string path;
   std::string origin;
 };
 
 /**
- * The first of the following that exists: $MLX_PRIMITIVES_METALLIB (an error if it is not a
- * metallib), mlx_primitives.metallib beside this binary, the metallib that this build compiled, the
- * one that scripts/build_metal.sh compiled, the embedded source. Throws if it was compiled from
- * other sources than the embedded ones.
+ * Returns the first of these that exists: $MLX_PRIMITIVES_METALLIB (throws if it is not a
+ * metallib), mlx_primitives.metallib beside this binary, the metallib of this build, the metallib
+ * that scripts/build_metal.sh compiled, the embedded source. Throws if the metallib was compiled
+ * from sources that differ from the embedded source.
  */
 Metallib find_metallib();
 
-/** Describes the result of `find_metallib` for a person. */
+/** Describes the result of `find_metallib` for the user. */
 std::string metallib_description();
 
 /** A kernel of metal/<stem>.metal. */
@@ -28,18 +28,18 @@ struct MetalKernel {
   std::string name;
 };
 
-// cmake/embed_metal.cmake generates these.
+// cmake/embed_metal.cmake generates the definitions of the functions below.
 
 /** All kernels of metal/. */
 std::vector<MetalKernel> embedded_metal_kernels();
 
 /**
- * metal/<stem>.metal and its includes as one file. It instantiates only this kernel, or all kernels
- * of the stem if the name is empty.
+ * Returns metal/<stem>.metal and its includes as one source text. The text instantiates only this
+ * kernel, or all kernels of the file if `kernel` is empty.
  */
 std::string embedded_metal_source(const std::string& stem, const std::string& kernel);
 
-/** SHA-256 of all of metal/, in hexadecimal digits. */
+/** The SHA-256 hash of all files in metal/, in hexadecimal. */
 std::string metal_sources_hash();
 
 } // namespace mlx_primitives

@@ -1,8 +1,8 @@
 #pragma once
 
-// All code that depends on the patch version of MLX 0.32, from 0.32.3 on. The C++ interface differs
-// between these versions. Templates test MLX's declarations, because a version number says nothing
-// about later versions.
+// All code that depends on the patch version of MLX 0.32, from 0.32.3 on. MLX's C++ interface
+// differs between these versions. Templates test MLX's declarations instead of a version number,
+// because they also work with later versions.
 
 #include <concepts>
 #include <optional>
@@ -17,8 +17,8 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * New memory for an array. From 0.32.4 on it is an object that frees the memory. Before, it is a
- * buffer that only an array frees, so no code may throw between its allocation and the array.
+ * Newly allocated memory for an array. In 0.32.4 and later, this object frees the memory. In
+ * earlier versions, only an array frees it, so no code may throw before an array owns the memory.
  */
 using Memory = decltype(mx::allocator::malloc(0));
 
@@ -32,8 +32,8 @@ mx::allocator::Buffer buffer_of(const M& memory) {
 }
 
 /**
- * Whether MLX's allocator owns an array's memory, so that an op may write into it. Before 0.32.4
- * MLX assumes this, and this crate makes no arrays of other memory.
+ * Whether MLX's allocator owns an array's memory. Only then may an op overwrite it. Before 0.32.4,
+ * MLX assumes that it owns all memory, and this crate makes no arrays of other memory.
  */
 template <typename Data>
 bool is_owned(const Data& data) {
@@ -44,8 +44,9 @@ bool is_owned(const Data& data) {
   }
 }
 
-/** An argument that converts only to exactly this type: never a bool to an int, or an int to a
- * bool. */
+/**
+ * An argument that converts only to the type T. So a bool never becomes an int, nor an int a bool.
+ */
 template <typename T>
 struct Exactly {
   T value;
@@ -58,9 +59,9 @@ struct Exactly {
 };
 
 /**
- * Calls scaled_dot_product_attention with the last arguments that this version of MLX accepts: the
- * first of the forms below that compiles. 0.32.3 has `force_fused` before the stream. 0.32.5 also
- * has a sliding window, but no release shows yet its position and type. This is a template, so that
+ * Calls MLX's scaled_dot_product_attention. Its last arguments depend on the version, so this uses
+ * the first form below that compiles. In 0.32.3, `force_fused` comes before the stream. 0.32.5 also
+ * has a sliding window, but no release shows its position and type yet. This is a template, so that
  * the compiler discards the forms that MLX lacks.
  */
 template <typename Stream>

@@ -1,4 +1,4 @@
-// Compiled instead of cuda_encoder.cpp and cuda_exchange.cpp unless the feature `cuda` is on.
+// If the feature `cuda` is off, this file replaces cuda_encoder.cpp and cuda_exchange.cpp.
 #include <cstdlib>
 
 #include "runtime/encoder.h"

@@ -1,4 +1,4 @@
-// Compiled instead of metal_encoder.cpp and metallib.cpp if MLX has no Metal.
+// If MLX has no Metal, this file replaces metal_encoder.cpp and metallib.cpp.
 #include <stdexcept>
 
 #include "runtime/encoder.h"

@@ -1,6 +1,6 @@
 #include "runtime/primitive.h"
 
-// Compiled unless the stand-in for Metal's device is compiled.
+// This file is compiled only if the simulated Metal device is not.
 namespace mlx_primitives {
 
 bool simulating() {

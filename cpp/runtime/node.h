@@ -10,8 +10,8 @@ namespace mlx_primitives {
 namespace mx = mlx::core;
 
 /**
- * The node of an array. MLX has no weak reference to a node. A strong one would prevent MLX from
- * reusing the node's memory during the evaluation.
+ * The graph node of an array, for weak references, which MLX does not offer. A strong reference
+ * would keep MLX from reusing the node's memory during the evaluation.
  */
 std::shared_ptr<const void> node_of(const mx::array& array);
 

@@ -18,11 +18,13 @@ namespace mlx_primitives {
 
 namespace {
 
-/** MLX evaluates graphs whose results have more bytes than this in all, because MLX limits memory.
- * */
+/**
+ * If the results of a graph have more bytes than this in total, MLX evaluates the graph, because
+ * MLX limits memory.
+ */
 constexpr size_t MOST_BYTES = 16 << 20;
 
-/** Computes an array with its primitive, on the primitive's device. */
+/** Runs an array's primitive on the primitive's device. */
 void run(mx::array& array, std::vector<mx::array>& outputs) {
   auto& primitive = array.primitive();
   if (primitive.device() == mx::Device::gpu) {
@@ -32,7 +34,7 @@ void run(mx::array& array, std::vector<mx::array>& outputs) {
   }
 }
 
-/** Gives an array the memory of its input if that needs no task; returns whether it did. */
+/** If an array is only a view of its input and needs no task, makes the view and returns true. */
 bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
   auto& inputs = array.inputs();
   auto kind = view_kind(array.primitive());
@@ -56,8 +58,8 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
 }
 
 /**
- * The bytes that the outputs of an array's op probably need in addition to the memory of its
- * inputs.
+ * The bytes that the op of an array probably allocates for its outputs, beyond the memory that they
+ * share with its inputs.
  */
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
@@ -77,7 +79,7 @@ size_t new_bytes(const mx::array& array) {
   return bytes;
 }
 
-/** The arrays of a graph that are not computed yet, each after its inputs. */
+/** The arrays of a graph that are not computed yet. Each comes after its inputs. */
 class Tape {
  public:
   std::vector<mx::array> arrays;
@@ -87,7 +89,7 @@ class Tape {
   }
 
   /**
-   * Appends an array and the arrays that it depends on; returns false if MLX has to evaluate the
+   * Appends an array and the arrays that it depends on. Returns false if MLX has to evaluate the
    * graph.
    */
   bool append(mx::array& root) {
@@ -144,7 +146,7 @@ class Tape {
   }
 };
 
-/** Keeps the memory of arrays until the work that was queued before has run. */
+/** Keeps the memory of arrays alive until the work that was queued before has run. */
 void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
   for (const auto& array : arrays) {
     if (array.data_shared_ptr()) {
@@ -153,15 +155,15 @@ void keep_all(const std::vector<mx::array>& arrays, Batch& batch) {
   }
 }
 
-/** Queues the computation of an array: in the batch, or as a task after the batch. */
+/** Queues the computation of an array: as a call in the batch, or as a task after the batch. */
 void queue_one(mx::array& array, Batch& batch) {
   auto& primitive = array.primitive();
   auto outputs = array.outputs();
   if (becomes_view(array, outputs)) {
     return;
   }
-  // Each output has a list of the inputs. Only the list of `array` is kept, so that the op can take
-  // over the memory of an input that nothing else holds.
+  // Every output lists the inputs. Clear all lists except the list of `array`, so that the op can
+  // take over the memory of an input that nothing else holds.
   for (auto& sibling : array.siblings()) {
     sibling.inputs().clear();
   }
@@ -176,7 +178,8 @@ void queue_one(mx::array& array, Batch& batch) {
     throw;
   }
   auto keep = [&](const mx::array& other) {
-    // As in MLX, only the array holds its memory, so that the next op may take it over.
+    // As in MLX, keep no other reference to memory that `array` shares, so that the next op may
+    // overwrite it.
     if (other.data_shared_ptr() != array.data_shared_ptr()) {
       batch.keep(other);
     }
@@ -194,8 +197,9 @@ void queue_one(mx::array& array, Batch& batch) {
 }
 
 /**
- * The only array that MLX evaluates. MLX signals the array's event after all work that its
- * evaluation queued, so the event serves for all arrays of the tape.
+ * The primitive of the only array that MLX evaluates. Its evaluation queues all arrays of the tape.
+ * MLX signals the event of this array after all that work, so the event also serves for the arrays
+ * of the tape.
  */
 class Queue : public mx::Primitive {
  public:
@@ -248,11 +252,12 @@ class Queue : public mx::Primitive {
         }
       }
     } catch (...) {
-      // The event must be signaled for the arrays before the one that failed.
+      // The event must still be signaled, for the arrays before the array that failed.
       error_ = std::current_exception();
     }
-    // A call keeps the memory that it reads, but not its results, so the batch keeps the results of
-    // the roots. After an error, it also keeps the arrays that the remaining calls would have read.
+    // A call keeps the memory alive that it reads, but not its results, so the batch keeps the
+    // results of the roots. After an error, the batch also keeps the arrays that the remaining
+    // calls would have read.
     for (; at < tape_.size(); ++at) {
       keep_all(tape_[at].inputs(), batch);
     }

@@ -21,14 +21,15 @@ namespace {
 constexpr size_t line = 64;
 constexpr size_t page = 4096;
 constexpr uintptr_t large_page = 2 << 20;
-/** Arrays with at least this number of bytes begin at a cache line. */
+/** Arrays with at least this number of bytes begin at a cache line boundary. */
 constexpr size_t aligned_array = 8 * page;
-/** Arrays with at least this number of bytes begin at a page, and use large pages. */
+/** Arrays with at least this number of bytes begin at a page boundary and use large pages. */
 constexpr size_t large_array = 4 * large_page;
 
 /**
- * MLX's CPU allocator returns large buffers to the system, so the pages of each output are new.
- * Large pages cause far fewer page faults. The call is a hint, so errors are ignored.
+ * Asks the system for large pages, which cause far fewer page faults. MLX's CPU allocator returns
+ * large buffers to the system, so every output gets new pages. The call is only a hint, so errors
+ * are ignored.
  */
 void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
@@ -41,8 +42,7 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
 }
 
 /**
- * Whether only these outputs hold an evaluated input. The list of inputs of each output is complete
- * or empty.
+ * Whether an evaluated input is held only by these outputs. Each output lists all inputs or none.
  */
 bool only_held_by(const Arrays& outputs, const mx::array& input) {
   auto holders = node_of(input).use_count() - 1; // one is the temporary
@@ -222,7 +222,7 @@ void require_last_axis(const char* op, const mx::array& x) {
 
 bool known_row_contiguous(const mx::array& x) {
   if (!x.has_primitive()) {
-    // Placeholders of a compiled function have no data, so their layout is unknown.
+    // A placeholder in a compiled function has no data, so its layout is unknown.
     return x.data_shared_ptr() != nullptr && x.flags().row_contiguous;
   }
   if (auto* ours = dynamic_cast<FusedPrimitive*>(&x.primitive())) {
@@ -242,7 +242,7 @@ Memory allocate(size_t bytes) {
   if (!buffer.ptr() && bytes > 0) {
     throw std::runtime_error("[allocate] no memory for " + std::to_string(bytes) + " bytes");
   }
-  // On CUDA, raw_ptr would move the memory to the CPU.
+  // On CUDA, raw_ptr would move the memory to the CPU, so skip this hint.
   if (bytes >= large_array && !has_device_memory()) {
     prefer_large_pages(buffer.raw_ptr(), bytes);
   }
@@ -250,16 +250,16 @@ Memory allocate(size_t bytes) {
 }
 
 void allocate(mx::array& out) {
-  // A GPU's buffers begin at a page boundary.
+  // Buffers for a GPU already begin at a page boundary.
   static const bool for_gpu = mx::is_available(mx::Device::gpu);
   if (for_gpu || out.nbytes() < aligned_array) {
     out.set_data(allocate(out.nbytes()));
     return;
   }
-  // MLX's CPU buffers begin 8 or 24 bytes after a cache line. Then every load and store of a line
-  // accesses two lines, and stores that bypass the cache are impossible. In measurements of large
-  // arrays, loads stalled if the output began further into its page than the inputs, most likely
-  // because of earlier stores with the same offset within a page.
+  // MLX's CPU buffers begin 8 or 24 bytes after a cache line boundary. In such a buffer, every load
+  // or store of 64 bytes accesses two cache lines, and stores cannot bypass the cache. In
+  // measurements of large arrays, loads stalled if the output began further into its page than the
+  // inputs, most likely because of earlier stores with the same offset within a page.
   auto boundary = out.nbytes() < large_array ? line : page;
   out.set_data(allocate(out.nbytes() + boundary));
   auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % boundary;

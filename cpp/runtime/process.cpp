@@ -35,10 +35,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/** How long the end of the process waits for running work. */
+/** The time that the end of the process waits for running work. */
 constexpr auto patience = std::chrono::seconds(1);
 
-/** How many threads can hold a leased CPU stream at the same time. */
+/** The number of threads that can lease a CPU stream at the same time. */
 constexpr int leases = 16;
 
 std::atomic<int> inside{0};
@@ -52,11 +52,11 @@ thread_local bool streams_ended = false;
 thread_local bool over = false; // what MLX keeps for this thread is being destroyed
 
 /**
- * Makes a parked thread MLX's main thread. MLX takes the first thread that uses it as its main
- * thread, and also a later thread to which the system gives the same id. On that thread, MLX may
- * throw the error of an earlier task while the next task is being queued. It then miscounts its
+ * Makes a parked thread MLX's main thread. MLX takes the first thread that uses MLX as its main
+ * thread, and also any later thread to which the system gives the same id. On its main thread, MLX
+ * may throw the error of an earlier task while it queues the next task. MLX then miscounts its
  * tasks or never signals an event, and a waiting thread hangs. The parked thread never ends and
- * never evaluates, so it cannot get that error. Every other thread gets errors when it waits for
+ * never evaluates, so it never gets that error. Every other thread gets errors when it waits for
  * results.
  */
 void park_main_thread() {
@@ -77,7 +77,10 @@ void park_main_thread() {
   parking.changed.wait(lock, [] { return parking.taken; });
 }
 
-/** CPU streams that no thread uses. Any thread may use one, but only one thread at a time. */
+/**
+ * CPU streams that no thread uses. Any thread may lease one of these streams, but only one thread
+ * at a time may use it.
+ */
 struct Spare {
   std::mutex mutex;
   std::vector<mx::Stream> streams;
@@ -89,7 +92,7 @@ Spare& spare() {
 }
 
 /**
- * Makes all leases before any is used, because MLX reads the list of such streams without a lock.
+ * Makes the streams of all leases in advance, because MLX reads its list of streams without a lock.
  */
 void make_leases() {
   auto& known = spare();
@@ -99,16 +102,16 @@ void make_leases() {
 }
 
 /**
- * A thread's default CPU stream. MLX never ends the system thread of a stream, so when a thread
- * ends, its stream goes to another thread. If more threads evaluate at once than leases exist, MLX
- * makes a permanent stream for each additional thread.
+ * The lease of a default CPU stream by a thread. MLX never ends the system thread of a stream. So
+ * when a thread ends, its stream goes to another thread. If more threads evaluate at once than
+ * leases exist, MLX makes a permanent stream for each additional thread.
  */
 class Lease {
  public:
   Lease() {
-    // Thread-local values are destroyed in the reverse order of their construction. All of MLX's
-    // values are constructed here, before the lease, so the lease ends before any of them is
-    // destroyed.
+    // C++ destroys thread-local values in the reverse order of their construction. This constructor
+    // makes all of MLX's thread-local values, before the lease itself is complete. So the lease
+    // ends before any of them is destroyed.
     auto stream = take() ? *stream_ : mx::default_stream(mx::Device::cpu);
     mx::cpu::get_command_encoder(stream);
     construct_metal_encoders();
@@ -121,7 +124,7 @@ class Lease {
     Batch::prepare();
     prepare_plans();
   }
-  /** Gives the thread a default stream again, after the thread's streams were ended. */
+  /** Gives the thread a new default stream after its streams were ended. */
   void renew() {
     if (!stream_ && !take()) {
       mx::set_default_stream(mx::new_stream(mx::Device::cpu));
@@ -133,14 +136,14 @@ class Lease {
       return;
     }
     try {
-      // The stream's thread returns the stream, after its earlier tasks.
+      // The thread of the stream returns the stream to `spare` after its earlier tasks.
       mx::scheduler::enqueue(*stream_, [stream = *stream_] {
         auto& known = spare();
         std::lock_guard lock(known.mutex);
         known.streams.push_back(stream);
       });
     } catch (const std::exception&) {
-      // The system cannot start a thread for the stream, so the stream stays unused.
+      // The system cannot start a thread for this stream, so no other thread will get the stream.
     }
   }
   Lease(const Lease&) = delete;
@@ -185,9 +188,9 @@ bool streams_rest(Clock::time_point deadline) {
 }
 
 /**
- * Waits until the CPU streams are idle. MLX destroys its CPU allocator when the process ends, while
- * a stream may still return memory to it. With a cache of size 0, memory that is returned later
- * does not use the allocator.
+ * Waits until the CPU streams are idle, and returns whether they are. MLX destroys its CPU
+ * allocator when the process ends, although a stream may still return memory to it. With a cache
+ * size of 0, memory that is returned later does not need the allocator.
  */
 bool settle() {
   auto deadline = Clock::now() + patience;
@@ -210,7 +213,7 @@ bool settle() {
       try {
         mx::scheduler::check_error(stream); // otherwise set_cache_limit throws it
       } catch (const std::exception&) {
-        // No caller is left that could receive the error.
+        // Ignore the error, because no caller is left that could receive it.
       }
     }
     mx::set_cache_limit(0);
@@ -221,7 +224,7 @@ bool settle() {
 }
 
 #ifdef MLX_PRIMITIVES_HAS_ON_EXIT
-/** Ends the process before anything is destroyed, if a stream does not become idle. */
+/** If a stream does not become idle, ends the process before any global object is destroyed. */
 void at_exit(int status, void*) {
   if (!settle()) {
     std::fflush(nullptr);
@@ -247,18 +250,18 @@ void prepare_process() {
     try {
       park_main_thread();
     } catch (const std::system_error&) {
-      // The system refuses to start threads, including those of MLX's streams. So each op will
-      // return an error.
+      // The system refuses to start threads, and thus also the threads of MLX's streams. So each op
+      // will return an error.
     }
     make_leases();
   }
-  // At a fork, another thread may hold a lock. That thread does not exist in the child, so the
-  // child could not release the lock.
+  // During a fork, another thread may hold a lock. The child has no copy of that thread, so nothing
+  // would release the lock there. Therefore the fork waits for the locks.
   pthread_atfork(hold_failures, release_failures, [] {
     release_failures();
     forked = true;
   });
-  // MLX never destroys its allocator for a GPU.
+  // These steps are for the CPU only: MLX never destroys its allocator for a GPU.
   if (!mx::is_available(mx::Device::gpu)) {
     mx::get_active_memory(); // creates the allocator: exit handlers run in reverse order
     settle_at_exit();

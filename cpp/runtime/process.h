@@ -1,5 +1,5 @@
-// The setup that MLX needs in its host process: a main thread that never evaluates, a stream for
-// each thread that evaluates, and a safe end of the process.
+// Sets MLX up in its host process: a main thread that never evaluates, a stream for each thread
+// that evaluates, and a safe end of the process.
 #pragma once
 
 #include <exception>
@@ -8,44 +8,48 @@
 namespace mlx_primitives {
 
 /**
- * The text of an error. If the system refused to start a thread, it includes the cause and a
- * remedy.
+ * The message of an error. If the system refused to start a thread, the message names the cause and
+ * a remedy.
  */
 std::string reason(const std::exception& error);
 
 /**
- * Throws if the loaded MLX does not have the version of the headers. A function that this MLX lacks
- * is looked up only when it is called, so this check comes before every call of such a function.
+ * Throws if the version of the loaded MLX differs from the version of its headers. The loader
+ * resolves a function only when it is first called. So this check must run before any function that
+ * the loaded MLX may lack.
  */
 void require_version();
 
 /**
- * Keeps MLX's main thread and the streams of threads unchanged, for a library inside a program that
- * also uses MLX directly. Must be called before the first `prepare`.
+ * Leaves MLX's main thread and the streams of threads as they are. A library calls this if its
+ * program also uses MLX directly. Must be called before the first `prepare`.
  */
 void be_guest();
 
 /**
- * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function that can
- * make MLX use a stream or MLX's data of this thread calls this first. Throws `refusal` and the
- * errors of `require_version`.
+ * Prepares MLX once per process and gives this thread a CPU stream. Every bridge function calls
+ * this first if it can make MLX use a stream or thread-local data. Throws the message of `refusal`,
+ * and the errors of `require_version`.
  */
 void prepare();
 
 /**
- * The reason why this thread cannot build or evaluate graphs, or null. Either MLX's data of the
- * thread is destroyed, or the process is ending, or it is the child of a fork, without MLX's
- * threads.
+ * The reason why this thread cannot build or evaluate graphs, or null if it can. Possible reasons:
+ * MLX's thread-local data is destroyed, the process is ending, or the process is the child of a
+ * fork and lacks MLX's threads.
  */
 const char* refusal();
 
 /**
- * Ends the streams that this thread made. This includes MLX's default GPU stream of the thread; the
- * thread's next op gets another one.
+ * Ends the streams that this thread made, including its default GPU stream. The thread's next op
+ * gets another stream.
  */
 void end_streams();
 
-/** Counts this thread among the threads that run code of MLX; throws `refusal`. */
+/**
+ * While this object exists, this thread counts as running code of MLX. Throws the message of
+ * `refusal`.
+ */
 class Inside {
  public:
   Inside();
@@ -54,9 +58,7 @@ class Inside {
   Inside& operator=(const Inside&) = delete;
 };
 
-/**
- * Marks that this thread, which belongs to a stream, runs a user's code. That code may call exit.
- */
+/** While this object exists, this thread of a stream runs a user's code, which may call `exit`. */
 class InUserTask {
  public:
   InUserTask();
@@ -66,8 +68,8 @@ class InUserTask {
 };
 
 /**
- * Whether the process is ending, so that no thread waits for results. Tasks that have not begun
- * then do nothing.
+ * Whether the process is ending. No thread then waits for results, so tasks that have not begun do
+ * nothing.
  */
 bool abandoned();
 

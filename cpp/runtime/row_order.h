@@ -8,13 +8,13 @@ namespace mlx_primitives {
 
 enum class RowOrder : uint8_t { by_count, tokens, prompt };
 
-/** The order of the ops that this thread builds. */
+/** The `RowOrder` of the ops that this thread builds. */
 inline RowOrder& row_order() {
   thread_local RowOrder order = RowOrder::by_count;
   return order;
 }
 
-/** Sets the order for ops that are built as long as it exists. */
+/** While this object exists, this thread builds ops with the given `RowOrder`. */
 class WithRowOrder {
  public:
   explicit WithRowOrder(RowOrder order) : before_(row_order()) {

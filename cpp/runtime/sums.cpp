@@ -22,8 +22,8 @@ bool is(const mx::array& x, std::string_view name) {
 }
 
 /**
- * One output of each lazy node that `arrays` depend on, after the node's inputs. Nodes in `seen`
- * are left out.
+ * Lists the lazy nodes that `arrays` depend on, each after its inputs. An output stands for its
+ * node. Leaves out the nodes in `seen`.
  */
 Arrays in_order(const Arrays& arrays, std::unordered_set<Id>& seen) {
   Arrays all;
@@ -86,7 +86,7 @@ class Merge {
     if (instead_.empty()) {
       return;
     }
-    // Outputs may have been read from a node before that node was replaced, so replace them here.
+    // Other nodes may use outputs of a node that was replaced. So replace these inputs too.
     renew(gradients);
     auto left = gradients;
     while (!left.empty()) {
@@ -108,7 +108,7 @@ class Merge {
     }
   }
 
-  /** Replaces the inputs of a node. Each of its outputs has a list of the inputs. */
+  /** Replaces the inputs of a node. Each output has a separate list of the inputs. */
   void renew(const mx::array& node) {
     for (auto& output : node.outputs()) {
       renew(output.inputs());
@@ -130,7 +130,7 @@ class Merge {
     return merged.has_value();
   }
 
-  /** Records that x replaces the sum that is being merged. */
+  /** Records that x replaces the sum that `merge` is working on, and returns x. */
   mx::array placed(const mx::array& x) {
     places_[x.id()] = place_;
     uses_.try_emplace(x.id(), 1);
@@ -138,8 +138,8 @@ class Merge {
   }
 
   /**
-   * `part` + `term`, computed by the node of `part` if nothing else uses it and its kernel can add
-   * it.
+   * Returns `part` + `term` if the node of `part` can compute this sum. Nothing else may use
+   * `part`, and its kernel must be able to add `term`.
    */
   std::optional<mx::array> sum(mx::array part, const mx::array& term) {
     auto found = places_.find(part.id());
@@ -150,7 +150,7 @@ class Merge {
     auto& primitive = part.primitive();
     auto s = primitive.stream();
     auto outputs = part.outputs();
-    // If the term comes before the node, it cannot depend on the node's other outputs.
+    // If the term comes before the node in `nodes_`, it cannot depend on the node's other outputs.
     bool apart = outputs.size() == 1 || behind_ <= place;
     if (s != stream_ || part.id() != outputs[0].id() || !apart) {
       return {};
@@ -173,7 +173,8 @@ class Merge {
       }
       return placed(sums[0]);
     }
-    // The kernel adds another array already. The node of that array may be able to add the term.
+    // The kernel already adds another array. The node of that array may be able to add the term
+    // instead.
     if (outputs.size() == 1 && adds(primitive)) {
       if (auto inner = sum(part.inputs().back(), term)) {
         auto inputs = part.inputs(); // of another node, since somebody may hold this one
@@ -185,8 +186,8 @@ class Merge {
   }
 
   /**
-   * The outputs of a node with a term added to the first output; empty if its kernel cannot do
-   * that.
+   * The outputs of a new node that also adds `term` to the first output; empty if the kernel cannot
+   * add it.
    */
   static Arrays plus(const mx::array& node, const mx::array& term) {
     auto& inputs = node.inputs();
@@ -205,7 +206,7 @@ class Merge {
     if (auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive)) {
       return ours->adds();
     }
-    // In graphs of gradients, AddMM has only the factors 1.
+    // In graphs of gradients, both factors of AddMM are 1.
     return std::string_view(primitive.name()) == "AddMM";
   }
 
@@ -214,7 +215,7 @@ class Merge {
   std::unordered_map<Id, size_t> places_;
   std::unordered_map<Id, size_t> uses_; // by nodes and as a gradient
   std::unordered_map<Id, mx::array> instead_;
-  // These places belong to the sum that is being merged.
+  // Positions that belong to the sum that `merge` is working on.
   size_t place_ = 0;
   size_t behind_ = 0; // the place after the term
   mx::Stream stream_;

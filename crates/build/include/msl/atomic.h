@@ -1,4 +1,4 @@
-// 32-bit atomics with relaxed order, the only memory order that Metal has.
+// 32-bit atomics with relaxed memory order, the only memory order that Metal has.
 #pragma once
 
 namespace metal {

@@ -1,5 +1,4 @@
-// The instructions that metal/nvidia/fragments.h needs for the tensor cores, and loads that are not
-// kept in the L1 cache.
+// Tensor core instructions for metal/nvidia/fragments.h, and loads that the L1 cache does not keep.
 #pragma once
 
 #include "msl/types.h"
@@ -16,8 +15,8 @@ METAL_FUNC ::metal::vec<unsigned, 4> load_once(const unsigned* from) {
 }
 
 /**
- * (word & MASK) | bits in one instruction. If MASK and bits were both constants, the compiler would
- * emit two.
+ * Computes (word & MASK) | bits in one instruction. If MASK and bits were both constants, the
+ * compiler would emit two instructions.
  */
 template <unsigned MASK>
 METAL_FUNC unsigned masked_or(unsigned word, unsigned bits) {

@@ -88,7 +88,7 @@ METAL_FUNC float clamp(float x, float low, float high) {
 
 #undef MSL_UNARY
 
-// CUDA has most functions of these names in the global namespace.
+// CUDA defines most functions with these names in the global namespace.
 METAL_FUNC float fract(float x) {
   return ::fminf(x - ::floorf(x), 0.99999994f);
 }

@@ -44,11 +44,11 @@ METAL_FUNC T as(unsigned from) {
   return T(from);
 }
 
-// A SIMD group is a warp. In a source that uses simdgroup_matrix, Metal's lane numbers differ from
-// CUDA's, so that each lane holds the same matrix elements in Metal's layout as in mma's
-// accumulator. In Metal, row bits 2, 1, 0 of an element are lane bits 4, 2, 1, and column bits 2, 1
-// are lane bits 3, 0. In CUDA, the row bits are lane bits 4, 3, 2 and the column bits are lane bits
-// 1, 0.
+// A SIMD group of Metal is a warp of CUDA. In a source that uses simdgroup_matrix, a lane's Metal
+// number differs from its CUDA number. With this numbering, a lane's elements in Metal's matrix
+// layout are its elements in the accumulator of CUDA's mma instruction. In Metal, row bits 2, 1, 0
+// of an element are lane bits 4, 2, 1, and column bits 2, 1 are lane bits 3, 0. In CUDA, the row
+// bits are lane bits 4, 3, 2, and column bits 2, 1 are lane bits 1, 0.
 #ifdef MSL_MATRIX_LANES
 METAL_FUNC unsigned metal_lane(unsigned cuda) {
   return (cuda & 17) | (cuda & 8) >> 1 | (cuda & 4) >> 1 | (cuda & 2) << 2;
@@ -137,7 +137,10 @@ struct Places {
   }
 };
 
-/** Positions in a grid of any number of threads, in which the last threadgroups are smaller. */
+/**
+ * The positions in a grid of any number of threads. The last threadgroups of such a grid are
+ * smaller.
+ */
 struct PartialPlaces : Places {
   Grid grid;
 

@@ -115,8 +115,8 @@ METAL_FUNC T simd_shuffle(T x, ushort lane) {
 }
 template <typename T>
 METAL_FUNC T simd_shuffle_xor(T x, ushort mask) {
-  // Metal's and CUDA's lane numbers differ only by a permutation of bits, so the mask is permuted
-  // alike.
+  // Metal's lane numbers are CUDA's with their bits permuted, so permute the bits of the mask in
+  // the same way.
   const unsigned by = ::msl::cuda_lane(mask & 31);
   return ::msl::each_word(
       x, [by](unsigned word) { return __shfl_xor_sync(::msl::ALL_LANES, word, by); });
@@ -150,7 +150,7 @@ METAL_FUNC T simd_prefix_exclusive_sum(T x) {
 }
 template <typename T>
 METAL_FUNC T simd_broadcast_first(T x) {
-  // Lane 0 is number 0 in CUDA and in Metal.
+  // Lane 0 has the number 0 in CUDA and in Metal.
   return ::msl::of_lane(x, 0);
 }
 METAL_FUNC bool simd_any(bool vote) {

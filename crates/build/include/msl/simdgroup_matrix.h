@@ -1,6 +1,6 @@
 // Matrices of 8 by 8 elements. Each lane holds two neighboring elements of a row. A source that
-// uses them is compiled with MSL_MATRIX_LANES, so that each lane holds the elements that mma's
-// accumulator gives it.
+// uses these matrices is compiled with MSL_MATRIX_LANES. This makes each lane hold the elements
+// that it has in the accumulator of CUDA's mma instruction.
 #pragma once
 
 #include "msl/simdgroup.h"
@@ -48,14 +48,15 @@ METAL_FUNC unsigned both(::metal::simdgroup_matrix<T, 8, 8> matrix) {
   return word;
 }
 
-/** The elements of the transposed matrix; mma reads its second operand by columns. */
+/** The lane's elements of the transposed matrix. mma reads its second operand by columns. */
 METAL_FUNC unsigned transposed(unsigned matrix) {
   unsigned result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
   return result;
 }
 
-// Multiplies 16 by 8 with 8 by 8. The lower eight rows of the first matrix are zeros.
+// Multiplies a 16 by 8 matrix by an 8 by 8 matrix. The lower eight rows of the first matrix are
+// zeros.
 #define MSL_MMA(TYPE)                                                    \
   float unused[2];                                                       \
   asm volatile(                                                          \

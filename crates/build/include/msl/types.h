@@ -18,7 +18,9 @@ struct is_same<A, A> {
   static constexpr bool value = true;
 };
 
-/** The bytes of an argument that is passed by value and that the kernel reads through a pointer. */
+/**
+ * The bytes of an argument that the launch passes by value but the kernel reads through a pointer.
+ */
 template <unsigned N>
 struct alignas(16) Bytes {
   unsigned char at[N];
@@ -47,8 +49,8 @@ template <typename T, int N>
 struct vec;
 
 /**
- * N elements that need only the alignment of one element. A single load or store moves all of them
- * where the address allows it.
+ * N elements that need only the alignment of one element. If the address is aligned to the whole
+ * vector, a single load or store moves all of them.
  */
 template <typename T, int N>
 struct packed_vec {

@@ -1,4 +1,4 @@
-// 16-bit elements, of which a register holds two.
+// Vectors of 16-bit elements, of which a 32-bit register holds two.
 #pragma once
 
 #include "msl/types.h"
@@ -46,8 +46,8 @@ struct Number {
 };
 
 /**
- * N elements of 16 bits, two in a register. For an array, compilers give each element a register.
- * Half as many registers let more threads run at a time.
+ * N elements of 16 bits, with two in each register. In a plain array, compilers give each element a
+ * register. With half as many registers, more threads can run at a time.
  */
 template <typename T, int N>
 struct packed_words {
@@ -120,8 +120,7 @@ METAL_FUNC packed_words<T, N> rounded(const float* values) {
   return all;
 }
 
-// Computing the product or the sum of two elements in float32 and then rounding gives the same
-// bits.
+// Rounding the float32 product or sum of two elements gives the same bits as a 16-bit operation.
 
 template <typename T, int N>
 METAL_FUNC packed_words<T, N> times(packed_words<T, N> a, packed_words<T, N> b) {

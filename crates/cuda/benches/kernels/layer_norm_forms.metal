@@ -29,9 +29,9 @@ METAL_FUNC void store_form(device T* row, uint at, uint axis, packed4<T> quad) {
 }
 
 /**
- * Like layer_norm_row, but with one barrier: each SIMD group sums the deviations from the mean of
- * its elements, and then the sums of all SIMD groups are combined exactly. The row has a weight and
- * a bias.
+ * Like layer_norm_row, but with only one barrier. Each SIMD group sums the squared deviations of
+ * its elements from their mean. Then it merges the sums of all SIMD groups with the formula for
+ * merging variances. The row has a weight and a bias.
  */
 template <typename T, uint QUADS, bool WHOLE>
 [[kernel]] void layer_norm_once(
