@@ -1,5 +1,5 @@
-//! Tells the linker where the build of `mlx-primitives` found MLX, for the programs and tests of
-//! this package.
+//! Tells the linker, for the programs and tests of this package, where the build of
+//! `mlx-primitives` found MLX.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,8 +1,9 @@
 //! Rewrites Metal source to CUDA C++ for NVRTC, one kernel at a time.
 //!
-//! The kernel's signature becomes the signature of a `__global__` function, and values such as
-//! `[[thread_position_in_grid]]` become variables. The rest of the source does not change. NVRTC
-//! also needs the headers in [`HEADERS`], which define the functions and types of `<metal_stdlib>`.
+//! The rewriter turns the kernel's signature into the signature of a `__global__` function, and
+//! values such as `[[thread_position_in_grid]]` into variables. Most of the body stays as it is.
+//! NVRTC also needs the headers in [`HEADERS`], which define the functions and types of
+//! `<metal_stdlib>`.
 
 mod comments;
 mod instances;
@@ -54,15 +55,15 @@ pub const HEADERS: [(&str, &str); 25] = {
 /// A rewritten kernel, ready for NVRTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The CUDA C++. Each line has the number that it has in the Metal source.
+    /// The CUDA C++. Each line has the same number as in the Metal source.
     pub text: String,
-    /// The expression that names the kernel's function, for `nvrtcAddNameExpression`.
+    /// The expression that names the kernel's function for `nvrtcAddNameExpression`.
     pub expression: String,
-    /// The arguments of the function, in order.
+    /// The arguments of the CUDA function, in order.
     pub arguments: Vec<Argument>,
 }
 
-/// The names of a source's kernels.
+/// Returns the names of a source's kernels.
 ///
 /// # Errors
 ///
@@ -79,8 +80,8 @@ pub fn kernels(source: &str) -> Result<Vec<String>, Fault> {
 ///
 /// # Errors
 ///
-/// Returns an error if the source has no such kernel, or a part of Metal that the rewriter does not
-/// know.
+/// Returns an error if the source does not contain the kernel, or uses a feature of Metal that the
+/// rewriter does not support.
 ///
 /// ```
 /// use mlx_primitives_build::cuda::{Argument, Bound, Request, rewrite};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The reason why a library was not built.
+/// The reason why no library was built.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,9 +14,9 @@ pub enum Error {
         /// The error that the system reported.
         reason: String,
     },
-    /// Xcode or its Metal compiler is missing; the text says what to do.
+    /// Xcode or its Metal compiler is missing. The text says what the user should do.
     NoXcode(String),
-    /// The Metal compiler refused the source; the text is its output.
+    /// The Metal compiler rejected the source. The text is the compiler's output.
     Compiler(String),
     /// A variable that cargo sets for build scripts is missing.
     NotABuildScript(&'static str),

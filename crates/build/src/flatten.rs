@@ -1,4 +1,4 @@
-//! Joins a source and the files that it includes into one text.
+//! Joins a source file and the files that it includes into one text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ pub(crate) struct Flat {
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// The text of a source and of the files in its `#include "..."` lines, each once, so that it
-/// compiles without include folders. Files are searched beside the file that includes them, then in
-/// `include_dirs`. Includes in angle brackets stay. A character that is not ASCII is an error, even
-/// in a comment, since MLX passes sources to Metal as ASCII.
+/// Returns the text of a source, in which the text of each file replaces its first `#include "..."`
+/// line. So the result compiles without include folders. `flatten` looks for a file beside the file
+/// that includes it, then in `include_dirs`. Includes in angle brackets stay. Every character must
+/// be ASCII, even in comments, because MLX passes sources to Metal as ASCII.
 ///
 /// # Errors
 ///

@@ -17,7 +17,7 @@ pub use error::Error;
 use error::file;
 pub use flatten::flatten;
 
-/// A `.metal` file and the options of its compilation.
+/// A `.metal` file and the options for compiling it.
 #[derive(Clone, Debug)]
 pub struct Metal {
     source: PathBuf,
@@ -33,7 +33,7 @@ pub struct Metal {
 }
 
 impl Metal {
-    /// A source, by its path relative to the package. The library gets the name of the file.
+    /// Compiles `source`, a path relative to the package. The library is named after this file.
     pub fn new(source: impl Into<PathBuf>) -> Self {
         Self {
             source: source.into(),
@@ -54,20 +54,20 @@ impl Metal {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Adds a folder in which `#include "..."` is searched after the source's folder.
+    /// Adds a folder that is searched for `#include "..."` after the source's folder.
     pub fn include_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.include_dirs.push(folder.into());
         self
     }
 
-    /// Sets the language. The default is `metal3.1`, which macOS 14 and later support. A later
-    /// language may need a later [`deployment_target`](Self::deployment_target).
+    /// Sets the version of the Metal language. The default is `metal3.1`, which macOS 14 and later
+    /// support. A newer version may need a newer [`deployment_target`](Self::deployment_target).
     pub fn standard(self, standard: impl Into<String>) -> Self {
         Self { standard: standard.into(), ..self }
     }
 
-    /// Sets the oldest macOS that loads the library. The default is `14.0`. Older systems refuse
-    /// the library, whatever its language.
+    /// Sets the oldest macOS that can load the library. The default is `14.0`. Older systems refuse
+    /// the library, whatever its language version is.
     pub fn deployment_target(self, macos: impl Into<String>) -> Self {
         Self { deployment_target: macos.into(), ..self }
     }
@@ -78,22 +78,22 @@ impl Metal {
         self
     }
 
-    /// On macOS, makes a missing Xcode an error, not a warning.
+    /// On macOS, makes a missing Xcode an error instead of a warning.
     pub fn require_xcode(self) -> Self {
         Self { require_xcode: true, ..self }
     }
 
-    /// Sets the path of `xcrun`, which is otherwise found on the `PATH`.
+    /// Sets the path of `xcrun`. By default, `xcrun` is found on the `PATH`.
     pub fn xcrun(self, program: impl Into<PathBuf>) -> Self {
         Self { xcrun: program.into(), ..self }
     }
 
-    /// Sets the system to build for, such as `macos`, instead of cargo's target.
+    /// Sets the operating system to build for, such as `macos`. The default is cargo's target.
     pub fn target_os(self, os: impl Into<String>) -> Self {
         Self { target: Some(os.into()), ..self }
     }
 
-    /// Sets the folder of the library, instead of cargo's `OUT_DIR`.
+    /// Sets the output folder of the library. The default is cargo's `OUT_DIR`.
     pub fn out_dir(self, folder: impl Into<PathBuf>) -> Self {
         Self { out_dir: Some(folder.into()), ..self }
     }
@@ -142,7 +142,7 @@ impl Metal {
 
     fn compile(&self, folder: &Path, library: &Path) -> Result<bool, Error> {
         // In recent versions of Xcode, `metal` may be a stub that only tells how to download the
-        // compiler. So run it; finding it is not enough.
+        // compiler. So check that it runs, not only that it exists.
         let version = self.ask_xcrun(&["metal", "--version"])?;
         if !version.status.success() {
             return Err(no_xcode(&String::from_utf8_lossy(&version.stderr)));

@@ -1,4 +1,4 @@
-//! Checks the results of a build script, with a script in place of Xcode's `xcrun`.
+//! Checks the results of a build script. A shell script replaces Xcode's `xcrun`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 type Checked = Result<(), Box<dyn std::error::Error>>;
 
-/// A folder with a source in two files and an output folder for the library.
+/// Makes a folder with a source, two headers, and an output folder for the library.
 fn package() -> Result<TempDir, std::io::Error> {
     let folder = tempfile::tempdir()?;
     fs::create_dir_all(folder.path().join("metal/shared"))?;
@@ -21,7 +21,8 @@ fn package() -> Result<TempDir, std::io::Error> {
     Ok(folder)
 }
 
-/// Writes a script in place of `xcrun`. The arguments for its tools begin at the third.
+/// Writes a script that replaces `xcrun`. The arguments for its tools begin with the script's third
+/// argument.
 fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     let path = folder.join("xcrun");
     fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;
@@ -29,7 +30,8 @@ fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     Ok(path)
 }
 
-/// A script whose tools succeed: they log their arguments and write some text to their output.
+/// A script whose tools succeed. Each tool logs its arguments and writes some text to its output
+/// file.
 const WORKS: &str = "case \"$4\" in --version) exit 0;; esac\n\
     for last; do :; done\necho \"$@\" >>\"$0.log\"\necho compiled >\"$last\"";
 
@@ -98,7 +100,7 @@ fn without_xcode_it_says_what_to_do() -> Checked {
     let folder = package()?;
     let folder = folder.path();
     let missing = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
-    // `xcrun` finds the tool, but the compiler is missing: only --find succeeds.
+    // In this script, `xcrun --find` finds the tool, but running the compiler fails.
     let no_toolchain = "case \"$3\" in --find) exit 0;; esac\n\
         echo \"error: cannot execute tool 'metal'\" >&2; exit 1";
     for (script, said) in

@@ -1,4 +1,4 @@
-//! The properties that are checked, and the devices that run the op.
+//! The properties to check, and the devices that can run the op.
 
 use mlx_primitives::Result;
 use mlx_primitives::device::{Device, with_device};
@@ -11,20 +11,22 @@ pub enum Check {
     /// Compares values of all types in all layouts, and checks that building the op computes
     /// nothing.
     Values,
-    /// Compares values for zeros, subnormals, the largest numbers, infinities and NaN. Each number
-    /// occurs alone: among ordinary numbers in each input, and everywhere in the first input. All
-    /// numbers also occur together, and each is paired with each number of the other inputs.
+    /// Compares values for extreme numbers: zeros, subnormals, the largest numbers, infinities and
+    /// NaN. One comparison puts a number among ordinary numbers of an input, and another fills the
+    /// first input with it. Further comparisons combine each number with each number of the other
+    /// inputs.
     Extremes,
-    /// Compares `vjp` with finite differences of the reference, in the inputs that are
-    /// [`Input::Float`](crate::Input::Float): in all of them together and in each alone.
+    /// Compares `vjp` with finite differences of the reference. The differentiated inputs are those
+    /// of kind [`Input::Float`](crate::Input::Float), first all together and then each alone.
     Vjp,
-    /// Compares `jvp` with finite differences of the reference, in the inputs that are
-    /// [`Input::Float`](crate::Input::Float): in all of them together and in each alone.
+    /// Compares `jvp` with finite differences of the reference. The differentiated inputs are those
+    /// of kind [`Input::Float`](crate::Input::Float), first all together and then each alone.
     Jvp,
-    /// Compares `vmap` with a loop: over an additional axis at each place of each input, over an
-    /// additional axis of every set of inputs, and over the short axes that a case has.
+    /// Compares `vmap` with a loop. The mapped axis is either an additional axis or a short axis of
+    /// a case. An additional axis is inserted at each position of each input, and into every
+    /// combination of inputs.
     Vmap,
-    /// Compares values inside `compile` with values outside it, bit for bit.
+    /// Compares the values of the compiled op with its values outside of `compile`, bit for bit.
     Compile,
 }
 
@@ -52,14 +54,14 @@ impl std::fmt::Display for Check {
 pub enum Backend {
     /// The CPU kernels, which `eval_cpu` runs.
     Cpu,
-    /// The Metal kernels in the simulator, which runs the threads in this order.
+    /// The Metal kernels in the simulator, which runs their threads in this order.
     SimulatedMetal(Schedule),
     /// The Metal kernels on a GPU.
     Gpu,
 }
 
 impl Backend {
-    /// Every backend that this build supports and this machine has.
+    /// Returns every backend that this build supports and this machine has.
     pub fn available() -> Vec<Self> {
         let mut all = vec![Self::Cpu];
         if simulator::is_available() {

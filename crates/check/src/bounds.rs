@@ -1,33 +1,34 @@
-//! Bounds of the difference between a value and its reference or peer.
+//! Bounds of the difference between a value of the op and the value of the reference or the peer.
 
 use super::inputs::{Tensor, epsilon, largest};
 use super::{Backend, Check};
 use mlx_primitives::Dtype;
 use mlx_primitives::Result;
 
-/// The largest error of a value: units in the last place of the expected value, in the output's
-/// type, plus an absolute error. The default allows none.
+/// The largest allowed error of a value. It is a number of units in the last place of the expected
+/// value, in the output's type, plus an absolute error. The default allows no error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bound {
-    /// The error in units in the last place of the expected value: the distance to its neighbor.
-    /// For a subnormal number, the unit is that distance at the smallest normal number.
+    /// The allowed error in units in the last place of the expected value. A unit is the distance
+    /// between this value and its neighbor. For a subnormal number, it is the distance at the
+    /// smallest normal number.
     pub ulps: f64,
-    /// The absolute error, which does not depend on the expected value.
+    /// The allowed absolute error, which does not depend on the expected value.
     pub absolute: f64,
-    /// The least share of an output's values that must have no error at all. Apart from this
-    /// share, two values may always have an error. A share is for ops that round where the peer
-    /// rounds, so that a result differs only by the last bits of a sum.
+    /// The smallest share of an output's values that must be exactly equal. Two additional values
+    /// may always differ. Use this for ops that round in the same places as the peer, so that only
+    /// the last bits of a sum can differ.
     pub same: f64,
 }
 
 impl Bound {
-    /// A bound of `ulps` units in the last place.
+    /// Returns a bound of `ulps` units in the last place.
     pub fn ulps(ulps: f64) -> Self {
         Self { ulps, ..Self::default() }
     }
 }
 
-/// A comparison, on which a bound may depend.
+/// Describes a comparison, so that a bound can depend on it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Compared<'a> {
@@ -39,7 +40,7 @@ pub struct Compared<'a> {
     pub dtype: Dtype,
     /// The inputs of the op.
     pub inputs: &'a [Tensor],
-    /// Whether the value is compared with the peer's value; if not, with the reference's.
+    /// Whether the comparison uses the peer's value instead of the reference's value.
     pub peer: bool,
 }
 
@@ -47,8 +48,8 @@ pub(super) type Errors = dyn Fn(&Compared<'_>) -> Vec<Tensor>;
 
 /// A bound for each comparison.
 pub(super) enum Tolerance {
-    /// The allowed error as a multiple of the type's epsilon times the larger of 1 and the expected
-    /// value.
+    /// The allowed error, as a multiple of the type's epsilon times the larger of 1 and the
+    /// magnitude of the expected value.
     Epsilons(f64),
     Bounds(Box<dyn Fn(&Compared<'_>) -> Bound>),
 }
@@ -61,7 +62,7 @@ enum Allowed {
 /// The bound of one comparison.
 pub(super) struct Limit {
     allowed: Allowed,
-    /// Additional errors for each value of each output.
+    /// Additional allowed errors for each value of each output.
     errors: Vec<Tensor>,
 }
 
@@ -75,7 +76,7 @@ impl Tolerance {
     }
 }
 
-/// The place of a value: an output and an index in it.
+/// The position of a value: the number of an output and an index in it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) output: usize,
@@ -83,10 +84,10 @@ pub(super) struct Place {
 }
 
 impl Limit {
-    /// The largest allowed error of a value whose expected value is `want`.
+    /// Returns the largest allowed error of the value at `place`, whose expected value is `want`.
     fn of(&self, want: f64, dtype: Dtype, place: Place) -> f64 {
         let errors = self.errors.get(place.output);
-        // If `errors` has this output but lacks this value, no error is allowed: NaN.
+        // If `errors` has this output but no entry for this value, NaN allows no error.
         let beside = errors.map_or(0.0, |e| e.values.get(place.at).copied().unwrap_or(f64::NAN));
         beside
             + match self.allowed {
@@ -95,7 +96,7 @@ impl Limit {
             }
     }
 
-    /// Returns an error if more of an output's values differ than the bound allows.
+    /// Returns an error if more values of an output differ than the bound's share allows.
     pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
         match self.allowed {
             Allowed::Bound(Bound { same, .. })
@@ -108,10 +109,9 @@ impl Limit {
         }
     }
 
-    /// Returns an error unless `got` is the same as `want`, differs from it by at most the allowed
-    /// error, or is infinite where `want` may round to infinity. NaN equals NaN. If the allowed
-    /// error is infinite or NaN, only the same value passes; if it is 0, zeros must have the same
-    /// sign.
+    /// Checks that `got` equals `want`, differs from it by at most the allowed error, or is
+    /// infinite where `want` may round to infinity. NaN equals NaN. If the allowed error is
+    /// infinite or NaN, only an equal value passes. If it is 0, zeros must also have the same sign.
     pub(super) fn hold(
         &self,
         got: f64,
@@ -140,13 +140,13 @@ impl Limit {
     }
 }
 
-/// Whether two numbers are equal; NaN equals NaN.
+/// Returns whether two numbers are equal. NaN equals NaN here.
 pub(super) fn is_same(got: f64, want: f64) -> bool {
     got == want || got.is_nan() && want.is_nan()
 }
 
-/// The distance between neighbors at `value`; for a subnormal number, at the smallest normal
-/// number.
+/// Returns the distance between `value` and its neighbor. For a subnormal number, returns the
+/// distance at the smallest normal number.
 fn ulp(value: f64, dtype: Dtype) -> f64 {
     let least: i32 = if dtype == Dtype::Float16 { -14 } else { -126 };
     let exponent = if value == 0.0 { least } else { value.abs().log2().floor() as i32 };

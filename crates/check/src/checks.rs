@@ -14,14 +14,15 @@ use mlx_primitives::Result;
 use mlx_primitives::support::panics::caught;
 use mlx_primitives::transforms::{compile, jvp, vjp};
 
-/// The step of finite differences in f64. The square of the step, and 1e-16 divided by the step,
-/// are below every tolerance.
+/// The step of the finite differences, in f64. Both sources of error, the square of the step and
+/// 1e-16 divided by the step, are below every tolerance.
 const STEP: f64 = 1e-5;
-/// The number of elements in which the derivatives of an input are checked, spread over the input.
+/// The number of elements of an input whose derivatives are checked. They are spread over the
+/// input.
 const PROBES: usize = 24;
 
-/// Runs a comparison and reports it under a name. The comparison returns the difference of the
-/// peer, if any.
+/// Runs the given comparison and reports it under a name. If the peer's values differ although the
+/// comparison passes, the comparison returns that difference.
 type Comparison<'a> = dyn FnMut(&str, &mut dyn FnMut() -> Result<Peer>) + 'a;
 
 impl Conformance {
@@ -44,7 +45,7 @@ impl Conformance {
         self.inputs.iter().copied().chain(std::iter::repeat(Input::Float(low, high)))
     }
 
-    /// The numbers of the inputs in which the op has derivatives.
+    /// Returns the indices of the inputs in which the op has derivatives.
     fn differentiable(&self, count: usize) -> Vec<usize> {
         let kinds = self.kinds().take(count).enumerate();
         kinds.filter(|(_, kind)| kind.is_differentiable()).map(|(number, _)| number).collect()
@@ -105,7 +106,8 @@ impl Conformance {
                     {
                         continue; // these are no views
                     }
-                    // An op may handle evaluated views differently. Each input is a separate view.
+                    // An op may handle evaluated views differently, so evaluate a separate view for
+                    // each input.
                     compare(&format!("{arrangement:?}, evaluated"), &mut || {
                         let arranged = arranged(3)?;
                         arranged.iter().try_for_each(Array::eval)?;
@@ -177,8 +179,8 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-        // In inputs that have enough elements for all numbers, each number is paired with each
-        // number of the other inputs.
+        // All numbers occur one after the other. In inputs with enough elements, the shifts pair
+        // each number with each number of the other inputs.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {
@@ -193,7 +195,7 @@ impl Conformance {
         }
     }
 
-    /// The central difference of the reference's outputs at `x` along `direction`.
+    /// Returns the central difference of the reference's outputs at `x` along `direction`.
     fn difference(&self, x: &[Tensor], direction: &[Tensor]) -> Vec<Tensor> {
         let moved = |step: f64| {
             let inputs: Vec<Tensor> =
@@ -204,7 +206,7 @@ impl Conformance {
         above.iter().zip(&below).map(|(a, b)| add(a, -1.0, b).map(|d| d / (2.0 * STEP))).collect()
     }
 
-    /// The op as a function of the inputs at `numbers`; the other inputs are fixed.
+    /// Returns the op as a function of the inputs with these indices. The other inputs are fixed.
     fn of_some<'a>(
         &'a self,
         arrays: &'a [Array],
@@ -217,8 +219,8 @@ impl Conformance {
         }
     }
 
-    /// The sets of inputs to differentiate in, with their names: all inputs together and, if there
-    /// are several, each alone.
+    /// Returns the sets of inputs to differentiate in, with their names: all inputs together and,
+    /// if there are several, each input alone.
     fn sets(&self, inputs: usize) -> Vec<(String, Vec<usize>)> {
         let all = self.differentiable(inputs);
         let alone = all.iter().filter(|_| all.len() > 1);
@@ -308,7 +310,7 @@ impl Conformance {
     }
 }
 
-/// Random cotangents for the outputs, in the type `dtype`.
+/// Returns random cotangents of type `dtype` for the outputs.
 fn cotangents(outputs: &[Tensor], dtype: Dtype) -> Result<Vec<Array>> {
     let weights = outputs.iter().enumerate().map(|(i, output)| {
         let shape: Vec<i32> = output.shape.iter().map(|&dim| dim as i32).collect();

@@ -43,7 +43,7 @@ pub(super) fn compare_outputs(
     })
 }
 
-/// Compares `got`, which is output number `output`, with `want`.
+/// Compares `got`, the output with index `output`, with `want`.
 pub(super) fn close(
     got: &Array,
     want: &Tensor,
@@ -70,7 +70,7 @@ pub(super) fn close(
     limit.hold_share(differing, want.values.len(), what)
 }
 
-/// Compares each value with two expected values. It has to agree with at least one.
+/// Checks that each value agrees with at least one of two expected values.
 pub(super) fn hold_to_either(
     got: &[Array],
     wants: [(&[Tensor], &Limit); 2],

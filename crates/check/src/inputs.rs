@@ -1,4 +1,4 @@
-//! Inputs of an op, as arrays and as numbers in `f64` for the reference.
+//! Inputs of an op, both as arrays and as numbers in `f64` for the reference.
 
 use half::{bf16, f16};
 
@@ -16,7 +16,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of a shape and its elements in row-major order.
+    /// Makes a tensor from a shape and its elements in row-major order.
     pub fn new(shape: impl Into<Vec<usize>>, values: impl Into<Vec<f64>>) -> Self {
         Self { shape: shape.into(), values: values.into() }
     }
@@ -26,8 +26,8 @@ impl Tensor {
         Self::new(self.shape.clone(), self.values.iter().map(|&x| f(x)).collect::<Vec<_>>())
     }
 
-    /// Applies `f` to each row along the last axis, which the result does not have. A scalar counts
-    /// as a row of one element.
+    /// Applies `f` to each row along the last axis and returns the results, without that axis. A
+    /// scalar counts as a row of one element.
     pub fn map_rows(&self, f: impl Fn(&[f64]) -> f64) -> Self {
         let (axis, rows) = match self.shape.split_last() {
             Some((&axis, rows)) => (axis, rows),
@@ -38,7 +38,8 @@ impl Tensor {
         Self::new(rows, (0..count).map(row).collect::<Vec<_>>())
     }
 
-    /// The elements of an array of float32, float16, bfloat16, int32 or bools, with 1 for true.
+    /// Returns the elements of an array of float32, float16, bfloat16, int32 or bools. True becomes
+    /// 1.
     ///
     /// # Errors
     ///
@@ -55,13 +56,13 @@ impl Tensor {
         Ok(Self::new(shape, values))
     }
 
-    /// An array of the elements: rounded to a floating type, truncated to int32, or true where they
-    /// are not 0.
+    /// Makes an array of the elements. Rounds them to a floating type, truncates them to int32, or
+    /// makes them true if they are not 0.
     ///
     /// # Errors
     ///
-    /// Returns an error unless the type is float32, float16, bfloat16, int32 or bool, or if the
-    /// shape does not hold that number of elements.
+    /// Returns an error if the type is not float32, float16, bfloat16, int32 or bool, or if the
+    /// number of elements does not fit the shape.
     pub fn array(&self, dtype: Dtype) -> Result<Array> {
         let shape: Vec<i32> = self.shape.iter().map(|&dim| dim as i32).collect();
         let values = &self.values;
@@ -78,8 +79,8 @@ impl Tensor {
         }
     }
 
-    /// Elements that are uniformly distributed in the input's range. Equal seeds give equal
-    /// elements.
+    /// Returns random elements that are uniformly distributed in the input's range. Equal seeds
+    /// give equal elements.
     pub(super) fn random(shape: &[i32], input: Input, seed: u64) -> Self {
         let (low, high) = match input {
             Input::Float(low, high) | Input::Float32(low, high) => (low, high),
@@ -111,15 +112,15 @@ impl Tensor {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Input {
-    /// Floats of the type that is checked, from the first number to the second. Derivatives in this
-    /// input are checked, and so are extreme numbers.
+    /// Floats of the type that is checked, between the two numbers. The checks of derivatives and
+    /// of extreme numbers include this input.
     Float(f64, f64),
-    /// Floats of type float32, whatever type is checked, from the first number to the second.
-    /// Neither derivatives in this input nor extreme numbers are checked.
+    /// Floats of type float32, whatever type is checked, between the two numbers. The checks of
+    /// derivatives and of extreme numbers leave this input out.
     Float32(f64, f64),
-    /// Integers of type int32, from the first number up to, but not including, the second.
+    /// Integers of type int32, from the first number up to, but not including, the second number.
     Integer(i32, i32),
-    /// Bools, of which three in four are true.
+    /// Random bools. Three out of four are true.
     Bool,
 }
 
@@ -128,7 +129,7 @@ impl Input {
         matches!(self, Self::Float(..))
     }
 
-    /// The type of the input's arrays in a check of `dtype`.
+    /// Returns the type of the input's arrays in a check of `dtype`.
     pub(super) fn dtype(self, dtype: Dtype) -> Dtype {
         match self {
             Self::Float(..) => dtype,
@@ -143,7 +144,7 @@ fn collect<T>(values: &[f64], convert: impl Fn(f64) -> T) -> Vec<T> {
     values.iter().map(|&value| convert(value)).collect()
 }
 
-/// The distance from 1 to the next larger number of the type.
+/// Returns the distance from 1 to the next larger number of the type.
 pub(super) fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float16 => 2f64.powi(-10),
@@ -160,7 +161,7 @@ pub(super) fn largest(dtype: Dtype) -> f64 {
     }
 }
 
-/// Extreme numbers of every type, with their names.
+/// Returns the extreme numbers of a type, with their names.
 pub(super) fn extremes(dtype: Dtype) -> [(&'static str, f64); 9] {
     let subnormal = match dtype {
         Dtype::Float16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64(),
@@ -180,7 +181,7 @@ pub(super) fn extremes(dtype: Dtype) -> [(&'static str, f64); 9] {
     ]
 }
 
-/// The layout of an input's elements in memory.
+/// The memory layout of an input's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrangement {
     RowContiguous,
@@ -209,14 +210,14 @@ impl Arrangement {
         Self::BroadcastLast,
     ];
 
-    /// A view of the array's values in this arrangement. `Broadcast` and `BroadcastLast` repeat the
-    /// first value of an axis instead.
+    /// Returns a view with the array's values in this arrangement. But `Broadcast` and
+    /// `BroadcastLast` repeat the first value of an axis.
     pub(super) fn of(self, x: &Array) -> Result<Array> {
         let rank = x.ndim();
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
-        // Values for the places between the elements, which the op must not read.
+        // Other values fill the gaps between the elements, which the op must not read.
         let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),

@@ -1,10 +1,10 @@
 //! Tests an op against a reference in `f64`: values in every type and layout, extreme values,
-//! derivatives, `vmap` and `compile`, on the CPU, on the GPU where there is one, and on simulated
-//! Metal where the build has the simulator.
+//! derivatives, `vmap` and `compile`, on the CPU, on the GPU if there is one, and on simulated
+//! Metal if the build contains the simulator.
 //!
-//! The outputs of the op, custom or not, are floats. Its inputs are of one floating type unless
-//! [`inputs`](Conformance::inputs) says otherwise. Cases of one op may differ in the number of
-//! inputs: the closures get an input for each shape of the case.
+//! The op may be a custom op or any other op. Its outputs must be floats. Its inputs have one
+//! floating type unless [`inputs`](Conformance::inputs) says otherwise. The cases of an op may have
+//! different numbers of inputs: the closures get one input for each shape of the case.
 //!
 //! ```
 //! use mlx_primitives_check::{Conformance, Tensor};
@@ -50,8 +50,8 @@ pub use share::Share;
 type Op = dyn Fn(&[Array]) -> Result<Vec<Array>>;
 type Reference = dyn Fn(&[Tensor]) -> Vec<Tensor>;
 
-/// An op, its reference, and the inputs and backends to compare them on. The [module](self) has an
-/// example.
+/// The test of an op: the op, its reference, and the inputs and backends to compare them on. The
+/// [module](self) has an example.
 pub struct Conformance {
     name: String,
     op: Rc<Op>,
@@ -76,7 +76,8 @@ pub struct Conformance {
 }
 
 impl Conformance {
-    /// A test of `op` against `reference`, which computes outputs of the same shapes in `f64`.
+    /// Returns a test of `op` against `reference`, which computes outputs of the same shapes in
+    /// `f64`.
     pub fn new(
         name: impl Into<String>,
         op: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
@@ -106,14 +107,14 @@ impl Conformance {
         }
     }
 
-    /// Adds a case; it has a shape for each input.
+    /// Adds a case with a shape for each input.
     pub fn shapes(mut self, inputs: &[&[i32]]) -> Self {
         self.cases.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
     }
 
-    /// Adds a case for [`Check::Values`] alone, with row-contiguous inputs: for large shapes, which
-    /// take long.
+    /// Adds a case that only [`Check::Values`] uses, with row-contiguous inputs. Use it for large
+    /// shapes, which would take too long in all checks.
     pub fn sizes(mut self, inputs: &[&[i32]]) -> Self {
         self.sizes.push(inputs.iter().map(|shape| shape.to_vec()).collect());
         self
@@ -134,21 +135,21 @@ impl Conformance {
         Self { range: (low, high), ..self }
     }
 
-    /// Sets the kinds of the inputs, in their order. Inputs beyond the list are [`Input::Float`] in
-    /// the [`range`](Self::range), and by default all inputs are.
+    /// Sets the kinds of the inputs, in their order. Inputs beyond this list are [`Input::Float`]
+    /// in the [`range`](Self::range). By default the list is empty.
     pub fn inputs(self, inputs: &[Input]) -> Self {
         Self { inputs: inputs.to_vec(), ..self }
     }
 
-    /// Adds numbers to [`Check::Extremes`] that are extreme for this op. They are rounded to the
-    /// type.
+    /// Adds numbers that are extreme for this op to [`Check::Extremes`]. The check rounds them to
+    /// the type.
     pub fn extremes(self, numbers: &[f64]) -> Self {
         Self { extremes: numbers.to_vec(), ..self }
     }
 
-    /// Compares results for extreme numbers with the [`peer`](Self::peer) only, not with the
-    /// reference: for ops whose intermediate results overflow where the reference's in `f64` do
-    /// not.
+    /// Compares results for extreme numbers only with the [`peer`](Self::peer), not with the
+    /// reference. Use this for ops whose intermediate results overflow although the reference's do
+    /// not in `f64`.
     pub fn extremes_as_peer(self) -> Self {
         Self { extremes_as_peer: true, ..self }
     }
@@ -159,34 +160,36 @@ impl Conformance {
         Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
     }
 
-    /// Sets, in place of [`tolerance`](Self::tolerance), how far a value may be from the reference
-    /// in units in the last place of the reference's value.
+    /// Replaces [`tolerance`](Self::tolerance). Sets how far a value may be from the reference's
+    /// value, in units in the last place of that value.
     pub fn ulps(self, ulps: impl Fn(Dtype) -> f64 + 'static) -> Self {
         self.bounds(move |compared| Bound::ulps(ulps(compared.dtype)))
     }
 
-    /// Sets, in place of [`tolerance`](Self::tolerance), a bound for each comparison, which may
-    /// depend on the backend, the type and the inputs.
+    /// Replaces [`tolerance`](Self::tolerance) with a bound for each comparison, which may depend
+    /// on the backend, the type and the inputs.
     pub fn bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
     }
 
-    /// Allows an error for each value of each output, in addition to [`bounds`](Self::bounds) and
-    /// the like: for sums whose terms may be larger than the sums. Where the error is infinite or
-    /// NaN, the value has to be the same as the reference's.
+    /// Allows an error for each value of each output, in addition to the
+    /// [`tolerance`](Self::tolerance) or the [`bounds`](Self::bounds). Use this for sums whose
+    /// terms may be larger than the sums. If the error is infinite or NaN, the value must equal the
+    /// reference's value.
     pub fn errors(self, errors: impl Fn(&Compared<'_>) -> Vec<Tensor> + 'static) -> Self {
         Self { errors: Some(Box::new(errors)), ..self }
     }
 
-    /// Sets how far a value of `vmap` may be from the op's value on a slice. By default it may be
-    /// as far as from the reference. [`Bound::default`] allows no difference.
+    /// Sets how far a value of `vmap` may be from the op's value on a slice. The default is the
+    /// bound for the difference from the reference. [`Bound::default`] allows no difference.
     pub fn vmap_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { vmap_tolerance: Some(Tolerance::Bounds(Box::new(bound))), ..self }
     }
 
-    /// Compares the values with another implementation too, such as MLX's own op. The peer may
-    /// round in the places in which the op rounds and the reference does not. For empty inputs,
-    /// which the peer may refuse, only the shapes and types of the outputs are compared.
+    /// Also compares the values with another implementation, the peer, such as MLX's own op. The
+    /// peer may round its intermediate results like the op, while the reference does not round. For
+    /// empty inputs, compares only the shapes and types of the outputs, and nothing if the peer
+    /// refuses the inputs.
     pub fn peer(
         self,
         peer: impl Fn(&[Array]) -> Result<Vec<Array>> + 'static,
@@ -195,16 +198,17 @@ impl Conformance {
         Self { peer: Some((Rc::new(peer), Tolerance::Bounds(Box::new(bound)))), ..self }
     }
 
-    /// Leaves the [`peer`](Self::peer) out, except where extreme numbers are compared with it only.
+    /// Leaves the [`peer`](Self::peer) out. It is still used for extreme numbers if they are
+    /// compared only with the peer.
     pub fn without_peer(self) -> Self {
         let peer = self.peer.filter(|_| self.extremes_as_peer);
         Self { peer, ..self }
     }
 
-    /// Compares the [`peer`](Self::peer) with the reference too. If the op's value agrees with the
-    /// reference and the peer's value does not, the op passes, and the report names the comparison.
-    /// This is always on for an NVIDIA GPU, where MLX's ops round in other places than on a Mac and
-    /// some have faults.
+    /// Also compares the [`peer`](Self::peer) with the reference. If the op's values agree with the
+    /// reference and the peer's values do not, the op passes, and the report names the comparison.
+    /// This is always on for an NVIDIA GPU: there, MLX's ops round in other places than on a Mac,
+    /// and some have faults.
     pub fn judge_peer(self) -> Self {
         Self { judges_peer: true, ..self }
     }
@@ -215,25 +219,27 @@ impl Conformance {
         Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }
     }
 
-    /// Sets, in place of [`derivative_tolerance`](Self::derivative_tolerance), a bound for each
+    /// Replaces [`derivative_tolerance`](Self::derivative_tolerance) with a bound for each
     /// comparison.
     pub fn derivative_bounds(self, bound: impl Fn(&Compared<'_>) -> Bound + 'static) -> Self {
         Self { derivative_tolerance: Tolerance::Bounds(Box::new(bound)), ..self }
     }
 
-    /// Leaves a check out. The report says so, with the reason `why`.
+    /// Leaves a check out. The report mentions this with the reason `why`.
     pub fn without(mut self, check: Check, why: impl Into<String>) -> Self {
         self.left_out.insert(check, why.into());
         self
     }
 
-    /// Runs the first comparison of each case, and about one in `of` of the other comparisons. The
-    /// number of the case decides which ones, so that all layouts and numbers occur in some case.
+    /// Runs the first comparison of each case, and only about one out of `of` other comparisons.
+    /// The selection depends on the number of the case, so that every layout and number occurs in
+    /// some case.
     pub fn sample(self, of: usize) -> Self {
         Self { sample: of.max(1), ..self }
     }
 
-    /// Runs only the cases of a share. A case is a check of one type and one set of shapes.
+    /// Runs only the cases that belong to a share. Here, a case is a check of one type and one set
+    /// of shapes.
     pub fn share(self, share: &Rc<Share>) -> Self {
         Self { share: Some(Rc::clone(share)), ..self }
     }

@@ -9,23 +9,23 @@ use mlx_primitives::Dtype;
 use mlx_primitives::Result;
 use mlx_primitives::transforms::vmap;
 
-/// The length of a mapped axis that is added to a case.
+/// The length of an axis that is added to a case for `vmap`.
 const LENGTH: i32 = 2;
-/// The greatest length of an axis of a case that is mapped without an additional axis.
+/// The greatest length of an axis of a case that `vmap` maps without adding an axis.
 const SHORT: i32 = 3;
-/// Up to this number of inputs, every set of inputs is mapped. Of more inputs, each is mapped
-/// alone, and all together.
+/// Up to this number of inputs, every set of inputs is mapped. With more inputs, only each input
+/// alone and all inputs together are mapped.
 const MOST: usize = 5;
 
-/// The shapes of the inputs, and the axis of each that is mapped, if any.
+/// The shapes of the inputs, and the mapped axis of each input, if any.
 pub(super) struct Mapping {
     pub(super) shapes: Vec<Vec<i32>>,
     pub(super) axes: Vec<Option<i32>>,
 }
 
-/// The mappings of a case: an additional axis at each place of each input, an additional axis
-/// somewhere in every set of inputs, and each short axis of each input. The op may refuse the
-/// slices of a short axis.
+/// Returns the mappings of a case. They add an axis at each position of one input, or an axis to
+/// each input of a set, or they map a short axis of an input. The op may refuse the slices of a
+/// short axis.
 pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
     let count = case.len();
     let mut all = Vec::new();
@@ -61,8 +61,8 @@ pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
 }
 
 impl Conformance {
-    /// Compares `vmap` of the op with the op on each slice. If the op refuses a slice, `vmap` has
-    /// to fail.
+    /// Compares `vmap` of the op with the op on each slice. If the op refuses a slice, `vmap` must
+    /// also fail.
     pub(super) fn compare_vmap(
         &self,
         arrays: &[Array],
@@ -98,7 +98,8 @@ impl Conformance {
                 same_spec(&got, want, &what)?;
                 let beside = close(&got, &Tensor::of(want)?, &limit, index, dtype, &what);
                 if beside.is_err() && self.judges(backend) {
-                    // The op may run MLX's own ops, whose order of additions differs for a batch.
+                    // The op may run MLX's own ops, which add in a different order for a batch. So
+                    // compare with the reference.
                     let own = self.limit(&self.tolerance, &compared);
                     let exact = (self.reference)(&inputs);
                     let exact = exact.get(index).ok_or("the reference has fewer outputs")?;
@@ -112,7 +113,7 @@ impl Conformance {
     }
 }
 
-/// The inputs of the op for each slice of the mapped axes.
+/// Returns the inputs of the op for each slice of the mapped axes.
 fn entries(arrays: &[Array], axes: &[Option<i32>]) -> Result<Vec<Vec<Array>>> {
     let size = arrays.iter().zip(axes).find_map(|(x, axis)| axis.map(|axis| x.dim(axis)));
     let entry = |at: i32| {

@@ -1,4 +1,4 @@
-//! The results of a conformance run.
+//! The results of checking an op.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,12 +16,12 @@ pub struct Outcome {
     pub backend: Backend,
     /// The type of the inputs.
     pub dtype: Dtype,
-    /// Describes the inputs: their shapes, their layout and the like.
+    /// Describes the inputs, such as their shapes and layout.
     pub case: String,
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
-    /// The difference of the peer's values from the reference or from the op's values, in a
-    /// comparison that passed because the op's values agree with the reference.
+    /// The difference of the peer's values from the reference or from the op's values. It is set if
+    /// the comparison passed only because the op's values agree with the reference.
     pub peer_fault: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// All comparisons of a run. It prints as a table, with the failures below it.
+/// All comparisons of a run. `Display` prints a table, with the failures below it.
 #[derive(Clone, Debug)]
 pub struct Report {
     name: String,
@@ -68,8 +68,8 @@ impl Report {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
-    /// The first failure for each reason, and the number of later failures for the same reason. A
-    /// kernel that does not compile, for example, fails every comparison for one reason.
+    /// Returns the first failure for each reason, and the number of later failures for the same
+    /// reason. For example, a kernel that does not compile fails every comparison for one reason.
     fn distinct(&self) -> Vec<(&Outcome, usize)> {
         let mut distinct: Vec<(&Outcome, usize)> = Vec::new();
         let mut places = HashMap::new();
@@ -89,7 +89,7 @@ impl Report {
         distinct
     }
 
-    /// A line for each distinct failure.
+    /// Returns a line for each distinct failure.
     fn said(&self) -> Vec<String> {
         let line = |(failure, more): (&Outcome, usize)| match more {
             0 => failure.to_string(),
@@ -98,7 +98,7 @@ impl Report {
         self.distinct().into_iter().map(line).collect()
     }
 
-    /// The comparisons in which the op's values agree with the reference and the peer's values
+    /// The comparisons in which the op's values agree with the reference but the peer's values
     /// differ.
     pub fn peer_faults(&self) -> impl Iterator<Item = &Outcome> {
         let passed = self.outcomes.iter().filter(|outcome| outcome.failure.is_none());
@@ -115,11 +115,11 @@ impl Report {
         self.outcomes.iter().any(|outcome| outcome.backend.is_metal())
     }
 
-    /// Checks that there was a comparison, and that all passed.
+    /// Checks that at least one comparison ran and that all passed.
     ///
     /// # Errors
     ///
-    /// Returns an error if something failed, or nothing was compared. The error lists the failures.
+    /// Returns an error if a comparison failed or none ran. The error lists the failures.
     pub fn check(&self) -> Result<()> {
         let failures: Vec<String> =
             self.said().iter().map(|failure| format!("\n  {failure}")).collect();

@@ -1,9 +1,9 @@
-//! Shares of the cases, for several processes.
+//! Divides the cases among several processes.
 
 use std::cell::Cell;
 
-/// Deals cases of one or more ops to several processes in turn. Processes whose shares have
-/// different numbers run all cases together.
+/// A process's share of the cases of one or more ops. The cases go to the shares in turn. Processes
+/// with all different share numbers together run all cases.
 #[derive(Debug)]
 pub struct Share {
     number: usize,
@@ -12,7 +12,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share `number`, from 1, of `of` shares. A single share has all cases.
+    /// Returns share `number` out of `of` shares. The first share has the number 1. A single share
+    /// contains all cases.
     pub fn new(number: usize, of: usize) -> Self {
         Self { number: number.saturating_sub(1), of: of.max(1), met: Cell::new(0) }
     }

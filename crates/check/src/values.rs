@@ -1,4 +1,4 @@
-//! Compares values with the reference and with the peer.
+//! Compares the op's values with the reference and with the peer.
 
 use super::bounds::Compared;
 use super::compare::{compare_outputs, hold_to_either, same_spec, wrong};
@@ -8,7 +8,7 @@ use mlx_primitives::Array;
 use mlx_primitives::Dtype;
 use mlx_primitives::Result;
 
-/// The backend, the check and the type of a comparison.
+/// The backend, check and type that a comparison is about.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) backend: Backend,
@@ -16,12 +16,12 @@ pub(super) struct Place {
     pub(super) dtype: Dtype,
 }
 
-/// The difference of the peer's values, if it did not make the comparison fail.
+/// The difference of the peer's values, if the comparison passed in spite of this difference.
 pub(super) type Peer = Option<String>;
 
 impl Conformance {
-    /// Whether, on this backend, values that agree with the reference pass although the peer's
-    /// values differ.
+    /// Whether, on this backend, values pass that agree with the reference but differ from the
+    /// peer.
     pub(super) fn judges(&self, backend: Backend) -> bool {
         self.judges_peer || backend.is_cuda()
     }
@@ -50,7 +50,7 @@ impl Conformance {
         };
         let empty = inputs.iter().any(|input| input.values.is_empty());
         let peers = match peer(arrays) {
-            // MLX's own ops refuse some empty arrays.
+            // An error on empty inputs is no fault, because MLX's own ops refuse some empty arrays.
             Err(_) if empty => return Ok(None),
             peers => peers?,
         };
@@ -63,7 +63,8 @@ impl Conformance {
         let judges = self.judges(backend);
         let computed: Result<Vec<Tensor>> = peers.iter().map(Tensor::of).collect();
         let want = match computed {
-            // The op's values agree with the reference.
+            // Only the peer fails. The op's values agree with the reference, so the comparison
+            // passes.
             Err(error) if judges && !by_peer => {
                 return Ok(Some(format!("the peer fails: {error}")));
             }

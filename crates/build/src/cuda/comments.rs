@@ -1,6 +1,6 @@
 //! Removes comments without changing the line numbers.
 
-/// The source without comments. Every line keeps its number.
+/// Returns the source without comments. Every line keeps its number.
 pub(super) fn without(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -22,7 +22,7 @@ pub(super) fn without(source: &str) -> String {
     out
 }
 
-/// The length of the string literal at the beginning of the text.
+/// Returns the length of the string literal at the beginning of the text.
 fn text_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let mut i = 1;

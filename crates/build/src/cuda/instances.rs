@@ -1,5 +1,6 @@
-//! Finds explicit instantiations, `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`,
-//! also in the expansions of macros, and expands macros that stand for parameters.
+//! Finds the explicit instantiations of kernels, such as `template [[host_name("x")]] [[kernel]]
+//! decltype(f<T>) f<T>;`. A macro may contain them, so this module expands such macros. It also
+//! expands macros that stand for parameters of kernels.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use super::request::Fault;
 use super::{comments, loops};
 use crate::front::{Instance, Kind, Tokens, instance};
 
-/// The tokens of a source, and its macros that instantiate kernels.
+/// The tokens of a source, and the macros that the source defines.
 pub(super) struct Source {
     pub(super) tokens: Tokens,
     macros: Macros,
@@ -27,7 +28,7 @@ impl Source {
     }
 }
 
-/// A function-like macro, or a macro that stands for parameters.
+/// A function-like macro, or a macro without arguments that stands for kernel parameters.
 struct Macro {
     name: String,
     is_function: bool,
@@ -59,8 +60,8 @@ impl Macros {
         Self(found)
     }
 
-    /// The text without macros that instantiate kernels or stand for parameters. Lines keep their
-    /// numbers.
+    /// Returns the text without the definitions of macros that instantiate kernels or stand for
+    /// parameters. All other lines keep their numbers.
     pub(super) fn removed_from(&self, text: &str) -> String {
         let used = |one: &Macro| one.is_parameters() || self.instantiates(one, 0);
         let gone = |line: usize| self.0.iter().any(|one| one.lines.contains(&line) && used(one));
@@ -74,7 +75,7 @@ impl Macros {
         out
     }
 
-    /// The source, in which macros that stand for parameters are expanded.
+    /// Returns the tokens of the source after expanding macros that stand for parameters.
     pub(super) fn tokens(&self, text: &str) -> Tokens {
         let mut tokens = Tokens::parse(text, Path::new("\0"));
         for token in &mut tokens.list {
@@ -83,18 +84,21 @@ impl Macros {
                 token.text = one.body.text();
             }
         }
-        // No file is in this folder, so the text of every file is split into tokens.
+        // `parse` does not split the text of files in this folder. No file is in it, so `parse`
+        // splits all text.
         Tokens::parse(&tokens.text(), Path::new("\0"))
     }
 
-    /// The macro of that name, if it instantiates kernels itself or through a macro that it uses.
+    /// Returns the macro of this name if it instantiates kernels, directly or through another
+    /// macro.
     fn get(&self, name: &str) -> Option<&Macro> {
         self.0.iter().rev().find(|one| one.name == name && self.instantiates(one, 0))
     }
 
     fn instantiates(&self, one: &Macro, depth: u32) -> bool {
         let words = || one.body.list.iter().filter(|token| token.kind == Kind::Word);
-        // A parameter that the body calls may be the name of a macro that instantiates kernels.
+        // The body may use a parameter as the name of a macro, and that macro may instantiate
+        // kernels.
         let calls = (0..one.body.len()).any(|i| {
             one.body.at(i + 1) == "(" && one.parameters.iter().any(|name| name == one.body.at(i))
         });
@@ -106,7 +110,7 @@ impl Macros {
             && (calls || words().any(|word| word.text == "host_name" || nested(&word.text)))
     }
 
-    /// The text of a call with these arguments, in which nested macros are expanded.
+    /// Expands a call of a macro with these arguments, including nested macros.
     fn expand(&self, called: &Macro, mut arguments: Vec<String>, depth: u32) -> String {
         let rest = arguments.split_off(called.parameters.len().min(arguments.len()));
         let value = |word: &str| match called.parameters.iter().position(|name| name == word) {
@@ -136,7 +140,7 @@ impl Macros {
         self.expand_all(&text, depth + 1)
     }
 
-    /// The text, in which calls of macros that instantiate kernels are expanded.
+    /// Expands all calls of macros that instantiate kernels.
     fn expand_all(&self, text: &str, depth: u32) -> String {
         let tokens = Tokens::parse(text, Path::new("\0"));
         let mut out = String::new();
@@ -183,7 +187,8 @@ fn parse(line: &str, lines: std::ops::Range<usize>) -> Option<Macro> {
 }
 
 fn arguments(tokens: &Tokens, open: usize) -> Vec<String> {
-    // The preprocessor splits arguments at commas even between the angle brackets of templates.
+    // Split at every comma outside of brackets, even between the angle brackets of templates, as
+    // the preprocessor does.
     let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
     let end = tokens.close(open);
     while i < end {

@@ -1,9 +1,9 @@
-//! Loops with a constant number of iterations. Metal's compiler unrolls them. NVRTC needs a pragma,
-//! or it keeps the arrays that they index in slow local memory.
+//! Unrolls loops with a constant number of iterations. Metal's compiler does this by itself. NVRTC
+//! needs a pragma: otherwise it puts the arrays that such loops index into slow local memory.
 
 use crate::front::Tokens;
 
-/// Translates clang's unroll pragmas.
+/// Translates clang's unroll pragmas to NVRTC's.
 pub(super) fn pragmas(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {
@@ -29,8 +29,8 @@ pub(super) fn pragmas(source: &str) -> String {
     out
 }
 
-/// Marks `for (uint i = 0; i < N; ...)` for unrolling if N consists of numbers and names in
-/// capitals.
+/// Marks a loop such as `for (uint i = 0; i < N; ...)` for unrolling if N is a constant: an
+/// expression of numbers, names in capitals, and members of types.
 pub(super) fn unroll(tokens: &mut Tokens) {
     for i in 0..tokens.len() {
         if tokens.at(i) != "for" || tokens.list[i].before.contains("unroll") {
@@ -56,7 +56,7 @@ fn is_constant(tokens: &Tokens, range: std::ops::Range<usize>) -> bool {
         let word = tokens.at(k);
         let capitals =
             word.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-        // A member constant of a type, such as `F::words`.
+        // The name may also be a member constant of a type, such as `F::words`.
         capitals || (tokens.before(k) == "::") || word == "sizeof"
     };
     let allowed = |k: usize| match tokens.at(k) {

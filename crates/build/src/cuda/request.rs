@@ -1,34 +1,35 @@
-//! A request to the rewriter, and the faults of a source that prevent the rewriting.
+//! Requests to the rewriter, and the faults in a source that the rewriter reports.
 
 use std::fmt;
 
-/// One kernel of a source, and how it is launched.
+/// Selects one kernel of a source, and describes its launch.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
-    /// The Metal source, with the text of all files that it includes in quotation marks.
+    /// The Metal source, in which every `#include "..."` is replaced by the text of that file.
     pub source: &'a str,
-    /// The name of the kernel: its function's name, or the `host_name` of an instantiation.
+    /// The name of the kernel: the name of its function, or the `host_name` of an instantiation.
     pub kernel: &'a str,
     /// The buffer indices that the launch binds.
     pub bound: &'a [Bound],
     /// The values of the function constants.
     pub constants: &'a [Constant],
-    /// Whether the launch is given in threads and not in threadgroups, so that the threadgroups at
-    /// the end of the grid may be smaller.
+    /// Whether the launch gives the size of the grid in threads instead of threadgroups. The
+    /// threadgroups at the end of such a grid may be smaller.
     pub counts_threads: bool,
 }
 
-/// A buffer index that a launch binds.
+/// A value or an array that a launch binds to a buffer index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The index.
     pub index: u32,
-    /// The length of the contents if they are passed by value; 0 for an array.
+    /// The number of bytes, if the launch passes the contents by value; 0 for an array.
     pub bytes: u32,
 }
 
 impl Bound {
-    /// Binds what the kernel declares: bytes by value for a reference, an array for a pointer.
+    /// Lets the kernel's declaration decide: a reference gets bytes by value, a pointer gets an
+    /// array.
     pub const fn as_declared(index: u32) -> Self {
         Self { index, bytes: u32::MAX }
     }
@@ -39,18 +40,18 @@ impl Bound {
 pub struct Constant {
     /// The index in `[[function_constant(index)]]`.
     pub index: u32,
-    /// The type, by its number in Metal's `MTLDataType`.
+    /// The number of the constant's type in Metal's `MTLDataType`.
     pub data_type: u32,
     /// The value, in the low bytes.
     pub bits: u64,
 }
 
-/// A fault of Metal source that prevents the rewriting.
+/// A fault in Metal source that prevents rewriting it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The path in a `#line` directive; empty if there is no such directive.
+    /// The file from a `#line` directive; empty if there is no such directive.
     pub file: String,
-    /// The line in the file; 0 if the fault does not belong to a line.
+    /// The line in that file; 0 if the fault does not belong to a line.
     pub line: u32,
     /// The reason.
     pub text: String,

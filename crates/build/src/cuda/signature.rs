@@ -7,17 +7,17 @@ use crate::front::{Kernel, Parameter, Role, VALUES};
 /// One argument of a rewritten kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
-    /// The contents that the launch binds to this buffer index: an address, or bytes by value.
+    /// An address or bytes by value, which the launch binds to this buffer index.
     Buffer(u32),
-    /// The position of the threadgroup memory of this index, in bytes, as a `uint`. Memory of the
-    /// lowest index begins at 0 and needs no argument.
+    /// The offset in bytes, as a `uint`, of the threadgroup memory with this index. The memory with
+    /// the lowest index is at offset 0 and needs no argument.
     ThreadgroupMemory(u32),
-    /// The number of threads of the grid along each axis, as three `uint`s, for launches that are
-    /// given in threads.
+    /// The number of threads of the grid along each axis, as three `uint`s. Only launches that give
+    /// the grid in threads have this argument.
     Grid,
 }
 
-/// Attributes of parameters that need no rewriting.
+/// The attributes of parameters that need no rewriting.
 const KNOWN: [&str; 4] = ["buffer", "threadgroup", "function_constant", "maybe_unused"];
 
 /// Rewrites the kernel.
@@ -45,7 +45,8 @@ pub(super) fn rewrite(
     Ok(written.arguments)
 }
 
-/// A parameter with its index. A parameter that is a value has index 0.
+/// Checks a parameter and returns it with its index. A parameter that receives a built-in value has
+/// the index 0.
 fn argument<'a>(source: &Source, one: &'a Parameter) -> Result<(u32, &'a Parameter), Fault> {
     let start = one.range.start;
     for attribute in &one.attributes {
@@ -68,12 +69,13 @@ fn argument<'a>(source: &Source, one: &'a Parameter) -> Result<(u32, &'a Paramet
     Ok((index, one))
 }
 
-/// The type that a parameter points or refers to.
+/// Returns the type that a parameter points or refers to.
 fn target(one: &Parameter) -> String {
     format!("{}{}", if one.is_const { "const " } else { "" }, one.base)
 }
 
-/// Declares a parameter as the object at an address, which is given as an expression.
+/// Returns a declaration of the parameter as a pointer or a reference to an address. `address` is
+/// an expression.
 fn declared(one: &Parameter, address: &str) -> String {
     let (target, name) = (target(one), &one.name);
     match one.mark == "&" {

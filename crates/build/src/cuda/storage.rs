@@ -1,10 +1,10 @@
-//! Threadgroup variables and function constants.
+//! Rewrites threadgroup variables, function constants and program constants.
 
 use super::instances::Source;
 use super::request::{Constant, Fault};
 use crate::front::{self, Tokens};
 
-/// Turns `threadgroup float x[32];` in a function into `__shared__`.
+/// Turns declarations such as `threadgroup float x[32];` in a function into `__shared__`.
 pub(super) fn threadgroup_variables(tokens: &mut Tokens) {
     for found in front::threadgroup_variables(tokens) {
         tokens.list[found.range.start].text = "__shared__".to_owned();
@@ -12,8 +12,8 @@ pub(super) fn threadgroup_variables(tokens: &mut Tokens) {
 }
 
 /// Gives function constants their values, and makes constants of the program compile-time
-/// constants. Returns the names of function constants that have no value; a kernel may declare such
-/// a constant if it does not use it.
+/// constants. Returns the names of the function constants without a value. A kernel must not use
+/// them, but the source may declare them.
 pub(super) fn function_constants(
     source: &mut Source,
     values: &[Constant],
@@ -31,7 +31,7 @@ pub(super) fn function_constants(
             return Err(source.fault(start, text));
         };
         source.tokens.list[start].text = match value.data_type {
-            // CUDA's half type cannot be used in a constant expression.
+            // A constant expression cannot contain CUDA's half type, so wrap the value in a struct.
             16 => format!(
                 "constexpr struct msl_constant_{name} {{ __device__ operator half() const {{ \
                  return {literal}; }} }} {name}{{}}"
@@ -43,7 +43,7 @@ pub(super) fn function_constants(
     Ok(missing)
 }
 
-/// Replaces `constant` outside functions by CUDA's keyword, as in `constant float pi = 3.0f;`.
+/// Replaces `constant` outside of functions with CUDA's keyword, as in `constant float pi = 3.0f;`.
 fn constants(tokens: &mut Tokens) {
     let mut depth = 0;
     for i in 0..tokens.len() {
@@ -68,7 +68,7 @@ fn opens_namespace(tokens: &Tokens, brace: usize) -> bool {
         || (brace > 1 && tokens.before(brace) == "\"C\"")
 }
 
-/// The value as a literal. Its `MTLDataType` determines the type.
+/// Returns the value as a literal. Its `MTLDataType` determines the type of the literal.
 fn literal(value: &Constant) -> Option<String> {
     let bits = value.bits;
     Some(match value.data_type {

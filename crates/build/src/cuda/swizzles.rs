@@ -1,9 +1,9 @@
-//! Reads of several vector elements, such as `position.xy`. CUDA's vectors have members only for
-//! single elements, so such a read becomes a call of `swizzled`.
+//! Rewrites reads of several vector elements, such as `position.xy`, to calls of `swizzled`. CUDA's
+//! vectors have members only for single elements.
 
 use crate::front::{Kind, Tokens};
 
-/// Turns `.xy`, `.bgr` and similar reads into calls, unless the source declares a member of that
+/// Turns `.xy`, `.bgr` and similar reads into calls, unless the source declares a member with that
 /// name.
 pub(super) fn reads(tokens: &mut Tokens) {
     let is_member = |tokens: &Tokens, at: usize| at > 0 && tokens.at(at - 1) == ".";
@@ -26,7 +26,7 @@ pub(super) fn reads(tokens: &mut Tokens) {
     }
 }
 
-/// The indices of the elements that two to four letters name.
+/// Returns the indices of the elements that a name of two to four letters selects.
 fn elements(name: &str) -> Option<String> {
     if !(2..=4).contains(&name.len()) {
         return None;

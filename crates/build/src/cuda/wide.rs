@@ -1,10 +1,10 @@
-//! Reads and writes of packed vectors. A packed vector needs only the alignment of its element, so
-//! CUDA would move one element at a time. `*(const device packed_half4*)x` becomes a branch at run
-//! time: one access moves the whole vector if the address allows it.
+//! Rewrites accesses to packed vectors, such as `*(const device packed_half4*)x`. A packed vector
+//! needs only the alignment of its element, so CUDA would move one element at a time. A rewritten
+//! access branches at run time: if the address is aligned, it moves the whole vector at once.
 
 use crate::front::Tokens;
 
-/// Changes casts to a pointer to packed vectors in device memory, so that the type is
+/// Changes every cast to a pointer to packed vectors in device memory into a cast to
 /// `::msl::Wide<...>`.
 pub(super) fn pointers(tokens: &mut Tokens) {
     for open in 0..tokens.len() {

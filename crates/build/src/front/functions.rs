@@ -6,24 +6,24 @@ use super::tokens::{SPACES, Tokens};
 
 pub struct Function {
     pub name: String,
-    /// The first token of the definition, including its attributes.
+    /// The index of the first token of the definition, which may be an attribute.
     pub start: usize,
     /// The token that is the name.
     pub at: usize,
     pub is_kernel: bool,
     pub parameters: Vec<Range<usize>>,
-    /// The tokens from the opening brace up to the closing brace, which is not included.
+    /// The tokens from the opening brace up to, but not including, the closing brace.
     pub body: Range<usize>,
 }
 
-/// The functions that are defined, not only declared.
+/// Returns the functions that the source defines. Functions that it only declares are left out.
 pub fn functions(tokens: &Tokens) -> Vec<Function> {
     let mut found = Vec::new();
     for open in (1..tokens.len()).filter(|&i| tokens.at(i) == "(") {
         if !tokens.is_word(open - 1) || is_keyword(tokens.at(open - 1)) {
             continue;
         }
-        // The initializers of a constructor, `: a(x), b(y) {`.
+        // Skip the initializers of a constructor, as in `: a(x), b(y) {`.
         let access = open > 2 && matches!(tokens.at(open - 3), "public" | "protected" | "private");
         if tokens.before(open - 1) == "," || (tokens.before(open - 1) == ":" && !access) {
             continue;
@@ -53,7 +53,7 @@ pub fn functions(tokens: &Tokens) -> Vec<Function> {
     found
 }
 
-/// Whether a word can precede a parenthesis without being the name of a function.
+/// Whether a word before a parenthesis is a keyword and not the name of a function.
 fn is_keyword(word: &str) -> bool {
     matches!(word, "if" | "constexpr" | "for" | "while" | "switch" | "return")
         || matches!(word, "sizeof" | "decltype" | "alignas" | "static_assert")

@@ -28,17 +28,17 @@ pub struct Parameter {
     pub range: Range<usize>,
     pub attributes: Vec<Attribute>,
     pub name: String,
-    /// The type without address spaces, `const` and the last `*` or `&`.
+    /// The type without address space, `const`, and the last `*` or `&`.
     pub base: String,
-    /// The last of `*`, `&` and `[`; empty for a value.
+    /// The last `*`, `&` or `[` of the declaration; empty for a value.
     pub mark: String,
     pub space: Option<&'static str>,
     /// Whether the parameter points to constant data.
     pub is_const: bool,
     pub role: Role,
-    /// Whether an attribute gives the role.
+    /// Whether an attribute states the role.
     pub is_explicit: bool,
-    /// The index: a number, or an expression for the compiler to evaluate.
+    /// The index of the attribute: a number, or an expression that the compiler evaluates.
     pub index: Option<String>,
 }
 
@@ -46,9 +46,9 @@ pub struct Parameter {
 pub struct Kernel {
     pub name: String,
     pub is_template: bool,
-    /// The tokens from `template` or the first attribute to the end of the body.
+    /// The tokens from `template` or the first attribute up to the end of the body.
     pub all: Range<usize>,
-    /// The attributes in front of the type.
+    /// The attributes before the return type.
     pub attributes: Range<usize>,
     /// The parenthesis that opens the list of parameters.
     pub open: usize,
@@ -58,20 +58,20 @@ pub struct Kernel {
     pub max_threads: Option<String>,
 }
 
-/// An explicit instantiation: `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;` or
-/// `... void f<T>(...);`
+/// An explicit instantiation, such as `template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>;`
+/// or `template [[host_name("x")]] [[kernel]] void f<T>(...);`.
 pub struct Instance {
     pub host_name: String,
     /// The template.
     pub function: String,
-    /// The template and its arguments, without address spaces.
+    /// The template and its arguments, as an expression without address spaces.
     pub expression: String,
     pub attributes: Range<usize>,
     /// The semicolon.
     pub end: usize,
 }
 
-/// The attributes among these tokens.
+/// Returns the attributes in a range of tokens.
 pub fn attributes(tokens: &Tokens, range: Range<usize>) -> Vec<Attribute> {
     let brackets = range.filter(|&i| tokens.is_attribute(i));
     let parts = brackets.flat_map(|i| tokens.split(i + 1));
@@ -87,12 +87,13 @@ fn argument(attributes: &[Attribute], name: &str) -> Option<String> {
     attributes.iter().find(|one| one.name == name).and_then(|one| one.argument.clone())
 }
 
-/// The joined text of adjacent string literals.
+/// Joins the text of adjacent string literals.
 fn unquoted(literals: String) -> String {
     literals.split('"').skip(1).step_by(2).collect()
 }
 
-/// The token after the attributes that begin at `at`. The word `kernel` counts as an attribute.
+/// Returns the index of the token after the attributes that begin at `at`. The word `kernel` counts
+/// as an attribute.
 fn after_attributes(tokens: &Tokens, mut at: usize) -> usize {
     while tokens.at(at) == "kernel" || tokens.is_attribute(at) {
         at = if tokens.at(at) == "kernel" { at } else { tokens.close(at) } + 1;
@@ -100,7 +101,7 @@ fn after_attributes(tokens: &Tokens, mut at: usize) -> usize {
     at
 }
 
-/// The kernels that are defined, not only declared.
+/// Returns the kernels that the source defines. Kernels that it only declares are left out.
 pub fn kernels(tokens: &Tokens) -> Vec<Kernel> {
     let all = functions(tokens).into_iter().filter(|function| function.is_kernel);
     all.map(|function| kernel(tokens, function)).collect()
@@ -130,7 +131,8 @@ fn kernel(tokens: &Tokens, function: Function) -> Kernel {
 fn parameters(tokens: &Tokens, ranges: Vec<Range<usize>>) -> Vec<Parameter> {
     let ranges = ranges.into_iter().filter(|range| tokens.join(range.clone()) != "void");
     let mut found: Vec<Parameter> = ranges.map(|range| parameter(tokens, range)).collect();
-    // Metal numbers parameters without an index in the order of their declaration.
+    // Metal assigns the free indices to parameters without an index, in the order of their
+    // declaration.
     for role in [Role::Buffer, Role::Threadgroup] {
         let mut numbers = 0u32..;
         for i in 0..found.len() {
@@ -185,19 +187,20 @@ impl Parameter {
         !self.mark.is_empty()
     }
 
-    /// The type, without its address space.
+    /// Returns the parameter's type without its address space.
     fn plain_type(&self) -> String {
         let mark = if self.mark == "[" { "*" } else { &self.mark };
         format!("{}{}{mark}", if self.is_const { "const " } else { "" }, self.base)
     }
 
-    /// The argument of the attribute with this name.
+    /// Returns the argument of the attribute with this name.
     pub fn argument(&self, name: &str) -> Option<String> {
         argument(&self.attributes, name)
     }
 }
 
-/// The instantiation at token `template`, if it has a `host_name`.
+/// Parses the instantiation that begins at token `template`. Returns `None` if it has no
+/// `host_name`.
 pub fn instance(tokens: &Tokens, template: usize) -> Option<Instance> {
     let start = template + 1;
     let end = after_attributes(tokens, start);

@@ -1,6 +1,6 @@
-//! Reads Metal source: its tokens, functions, kernels, instantiations, threadgroup variables and
-//! function constants. The simulator's rewriter, the simulator's rules and the rewriter for CUDA
-//! share this code.
+//! Parses Metal source: its tokens, functions, kernels, instantiations, threadgroup variables and
+//! function constants. The simulator's rewriter, the simulator's rules and the CUDA rewriter share
+//! this code.
 #![allow(missing_docs)]
 
 mod functions;

@@ -1,12 +1,12 @@
-//! Threadgroup variables and function constants.
+//! Finds threadgroup variables and function constants.
 
 use std::ops::Range;
 
 use super::tokens::Tokens;
 
-/// A declaration in a function, such as `threadgroup float x[32], y;`.
+/// A declaration of threadgroup variables in a function, such as `threadgroup float x[32], y;`.
 pub struct ThreadgroupVariables {
-    /// The tokens from `threadgroup` up to the semicolon, which is not included.
+    /// The tokens from `threadgroup` up to, but not including, the semicolon.
     pub range: Range<usize>,
     /// The type.
     pub kind: String,
@@ -16,7 +16,8 @@ pub struct ThreadgroupVariables {
 pub struct Variable {
     /// The token that is the name.
     pub at: usize,
-    /// The size of an array, such as `[(32)]`. The parentheses protect a comparison with `>`.
+    /// The size of an array in brackets, such as `[(32)]`. The size is in parentheses, because it
+    /// may contain a comparison with `>`.
     pub extent: String,
     pub is_initialized: bool,
 }
@@ -63,7 +64,7 @@ fn declaration(tokens: &Tokens, start: usize) -> Option<ThreadgroupVariables> {
     })
 }
 
-/// The first of these marks that is not inside a bracket, or `end`.
+/// Returns the index of the first of these marks that is not inside a bracket, or `end`.
 fn next(tokens: &Tokens, mut at: usize, end: usize, marks: &[&str]) -> usize {
     while at < end && !marks.contains(&tokens.at(at)) {
         at = if matches!(tokens.at(at), "(" | "[" | "{") { tokens.close(at) } else { at } + 1;
@@ -71,19 +72,20 @@ fn next(tokens: &Tokens, mut at: usize, end: usize, marks: &[&str]) -> usize {
     at
 }
 
-/// `constant T name [[function_constant(n)]];`
+/// A function constant: `constant T name [[function_constant(n)]];`.
 pub struct FunctionConstant {
     /// The tokens of the declaration up to the semicolon.
     pub range: Range<usize>,
-    /// The first token of the attribute.
+    /// The index of the attribute's first token.
     pub attribute: usize,
-    /// The `n` of the attribute, if it is a literal or a sum of literals.
+    /// The attribute's `n`, if it is a literal or a sum of literals.
     pub index: Option<u32>,
     pub name: String,
     pub kind: String,
 }
 
-/// The sum in the parenthesis at `open`. The preprocessor leaves such a sum, as in `(BASE + 3)`.
+/// Computes a sum of literals in the parentheses at `open`, such as `(BASE + 3)` after the
+/// preprocessor has replaced BASE.
 fn sum(tokens: &Tokens, open: usize) -> Option<u32> {
     let terms = (open + 1..tokens.close(open)).filter(|&i| !matches!(tokens.at(i), "(" | ")"));
     let (mut total, mut plus) = (None, true);

@@ -1,19 +1,19 @@
-//! Tokens of Metal source. A token includes all text between it and the token before it, such as
-//! line markers and preprocessor directives. So the rewritten source has the line numbers of the
-//! original.
+//! Tokens of Metal source. Each token also stores the text between the previous token and itself,
+//! such as line markers and preprocessor directives. So the rewritten source keeps its line
+//! numbers.
 
 use std::path::Path;
 
 /// The address spaces of MSL.
 pub const SPACES: [&str; 4] = ["device", "constant", "thread", "threadgroup"];
 
-/// The types of numbers that have vectors of two to four elements.
+/// The scalar types that have vectors of two to four elements.
 pub const SCALARS: [&str; 12] = [
     "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float",
     "bfloat",
 ];
 
-/// The built-in values that a thread can read. The simulator's table of values has the same order.
+/// The built-in values that a thread can read. The simulator lists their values in the same order.
 pub const VALUES: [&str; 19] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
@@ -53,7 +53,7 @@ pub struct Token {
     pub line: u32,
 }
 
-/// A preprocessed translation unit.
+/// The tokens of a preprocessed translation unit.
 #[derive(Clone, Debug, Default)]
 pub struct Tokens {
     pub list: Vec<Token>,
@@ -62,8 +62,8 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Splits the output of `clang -E`, or a source without comments, into tokens. Text from the
-    /// folder `shim` and preprocessor directives are not split.
+    /// Splits the output of `clang -E`, or a source without comments, into tokens. Does not split
+    /// preprocessor directives, nor text from files in the folder `shim`.
     pub fn parse(preprocessed: &str, shim: &Path) -> Self {
         let mut tokens = Tokens::default();
         let shim = shim.to_string_lossy();
@@ -132,12 +132,12 @@ impl Tokens {
         self.list.is_empty()
     }
 
-    /// The text of token `i`; empty if there is no such token.
+    /// Returns the text of token `i`, or an empty string if there is no such token.
     pub fn at(&self, i: usize) -> &str {
         self.list.get(i).map_or("", |token| &token.text)
     }
 
-    /// The text of the token before `i`; empty if there is none.
+    /// Returns the text of the token before token `i`, or an empty string if there is none.
     pub fn before(&self, i: usize) -> &str {
         if i == 0 { "" } else { self.at(i - 1) }
     }
@@ -152,19 +152,20 @@ impl Tokens {
         })
     }
 
-    /// Removes the text of the tokens, but keeps line markers and white space.
+    /// Removes the text of these tokens, but keeps the line markers and white space between them.
     pub fn blank(&mut self, range: std::ops::Range<usize>) {
         for token in &mut self.list[range] {
             token.text.clear();
         }
     }
 
-    /// The tokens joined on one line. A space remains where tokens were apart.
+    /// Joins the tokens on one line. Puts a space between two tokens if the source has white space
+    /// there.
     pub fn join(&self, range: std::ops::Range<usize>) -> String {
         self.join_without(range, &[])
     }
 
-    /// Like [`Self::join`], but leaves out these words.
+    /// Joins the tokens like [`Self::join`], but leaves out these words.
     pub fn join_without(&self, range: std::ops::Range<usize>, words: &[&str]) -> String {
         let mut out = String::new();
         for token in &self.list[range] {
@@ -178,7 +179,7 @@ impl Tokens {
         out.trim_end().to_string()
     }
 
-    /// The token that closes the bracket at `open`, or the last token.
+    /// Returns the index of the token that closes the bracket at `open`, or of the last token.
     pub fn close(&self, open: usize) -> usize {
         let opening = self.at(open).to_string();
         let closing = match opening.as_str() {
@@ -216,7 +217,7 @@ impl Tokens {
             && self.before(self.close(i)) == "]"
     }
 
-    /// Whether token `i` is directly in the body of a struct, and not in a function of the struct.
+    /// Whether token `i` is directly in the body of a struct, and not in a member function.
     pub fn in_struct(&self, i: usize) -> bool {
         let mut depth = 0;
         let mut at = i;
@@ -243,7 +244,7 @@ impl Tokens {
         false
     }
 
-    /// Splits the list in the bracket at `open` at its commas.
+    /// Splits the list that the bracket at `open` encloses at its commas.
     pub fn split(&self, open: usize) -> Vec<std::ops::Range<usize>> {
         let end = self.close(open);
         let (mut parts, mut start, mut i) = (Vec::new(), open + 1, open + 1);
@@ -265,7 +266,7 @@ impl Tokens {
     }
 }
 
-/// Parses `# 12 "path" flags` and removes the escapes from the path.
+/// Parses a line marker, `# 12 "path" flags`, and removes the escapes from the path.
 fn line_marker(text: &str) -> Option<(u32, String)> {
     let text = text.strip_prefix("# ").or_else(|| text.strip_prefix("#line "))?;
     let (number, rest) = text.split_once(" \"")?;
@@ -290,7 +291,7 @@ fn token_length(rest: &str, first: char) -> (Kind, usize) {
         }
         return (Kind::Text, (i + 1).min(rest.len()));
     }
-    // `>>` becomes two tokens, since it may close two template brackets.
+    // Treat `>>` as two tokens, because it may close two template brackets.
     let pair = rest.starts_with("::") || rest.starts_with("->");
     (Kind::Mark, if pair { 2 } else { first.len_utf8() })
 }
