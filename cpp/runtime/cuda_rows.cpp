@@ -29,7 +29,7 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
   // With more quads per thread, threads wait less often for each other. But with too many quads,
-  // they need so many registers that a core runs fewer threadgroups at a time.
+  // they need more registers, and a core runs fewer threadgroups at a time.
   uint32_t least = plan.quads;
   uint32_t wanted = centered ? 128 : 256;
   if (few) {

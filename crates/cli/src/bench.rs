@@ -1,4 +1,4 @@
-//! `mlx-primitives bench`: how fast a model runs its prompt and decodes.
+//! `mlx-primitives bench`: measures how fast a model runs a prompt and decodes.
 
 mod traffic;
 
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     check_kv(args.kv.kind(), &llama)?;
-    // Each trial starts from a copy of the cache that holds the context.
+    // Count the context twice: each trial starts from a copy of the cache that holds the context.
     let positions = [args.context, args.context, args.prompt_tokens, args.generation_tokens];
     let positions = positions.into_iter().map(|tokens| tokens as usize).sum();
     let cache = wired::cache(&llama, args.kv.kind(), positions);
@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
         if args.progress {
             output::eprintln(format_args!("trial {trial}: {figures}"));
         }
-        // The first trial reads the weights and compiles kernels, so it does not count.
+        // The first trial is not counted, because it also reads the weights and compiles kernels.
         if trial > 0 {
             trials.push(figures);
         }
@@ -142,7 +142,7 @@ fn model(args: &Args) -> Result<Llama> {
     .with_context(in_file)
 }
 
-/// A model, and the cache that each trial starts from.
+/// A model, and the key/value cache that each trial starts from.
 struct Bench<'a> {
     llama: &'a Llama,
     before: Cache,
@@ -174,7 +174,8 @@ impl<'a> Bench<'a> {
     fn trial(&self, prompt: usize, generation: usize) -> Result<Figures> {
         let mut cache = self.before.clone();
         if !cache.is_empty() || prompt == 0 {
-            // The first step allocates buffers, or copies the buffers that all trials share.
+            // Run one step that is not timed. It allocates buffers, or copies the buffers that all
+            // trials share.
             step(self.llama, &Array::from_slice(&[0u32], [1])?, &mut cache)?.eval()?;
         }
         memory::reset_peak_memory();
@@ -194,7 +195,7 @@ impl<'a> Bench<'a> {
         if generation > 0 {
             let start = Instant::now();
             for _ in 0..generation {
-                // As in `generate`, the next token is computed during the wait for this one.
+                // As in `generate`, MLX computes the next token while the program waits for `next`.
                 let after = step(self.llama, &next, &mut cache)?;
                 hash = with_token(hash, next.item::<u32>()?);
                 next = after;
@@ -202,14 +203,15 @@ impl<'a> Bench<'a> {
             hash = with_token(hash, next.item::<u32>()?);
             generation_tps = Some(generation as f64 / start.elapsed().as_secs_f64());
         }
-        // Excludes the context, which is in memory twice only because of the trials.
+        // Subtract the memory of the context, because only the trials need a second copy of it.
         let kept: usize = self.before.arrays().map(Array::nbytes).sum();
         let peak_memory = memory::peak_memory().saturating_sub(kept) as u64;
         Ok(Figures { prompt_tps, generation_tps, peak_memory, tokens: Some(hash) })
     }
 }
 
-/// Decodes texts together. The time counts from the moment at which all prompts have been read.
+/// Decodes several sequences as a batch. The time of decoding counts from the moment at which all
+/// prompts have been processed.
 fn together(
     llama: &Llama,
     cache: CacheKind,
@@ -220,7 +222,7 @@ fn together(
     memory::reset_peak_memory();
     let prompts: Vec<Vec<u32>> =
         (0..texts).map(|text| tokens(llama, prompt.max(1), u64::from(text) + 2)).collect();
-    // The first text must still have tokens to decode when the last prompt has been read.
+    // The first sequence must still have tokens to decode when the last prompt has been processed.
     let max_tokens = generation.saturating_add(2 * prompts.len()).saturating_add(2);
     let mut batch = llama
         .generate_batch(&prompts, &Options { max_tokens, cache, ..Options::default() })?
@@ -245,14 +247,14 @@ fn together(
     })
 }
 
-/// The hash of an empty list of tokens, by FNV-1a.
+/// The FNV-1a hash of an empty list of tokens.
 const HASH: u64 = 0xcbf2_9ce4_8422_2325;
 
 fn with_token(hash: u64, token: u32) -> u64 {
     (hash ^ u64::from(token)).wrapping_mul(0x0100_0000_01b3)
 }
 
-/// Random tokens of the vocabulary.
+/// Returns random tokens of the vocabulary.
 fn tokens(llama: &Llama, count: usize, seed: u64) -> Vec<u32> {
     let vocabulary = u64::from(llama.config().vocab_size.unsigned_abs()).max(1);
     let mut state = seed;
@@ -272,7 +274,7 @@ fn fill(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> Result<()> {
     Ok(())
 }
 
-/// Starts to compute the likeliest token after `tokens`, whose shape is `[time]`.
+/// Starts to compute the most likely token after `tokens`, whose shape is `[time]`.
 fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
     let order = if tokens.size() == 1 { RowOrder::Tokens } else { RowOrder::Prompt };
     let tokens = tokens.expand_dims([0])?;
@@ -282,7 +284,7 @@ fn step(llama: &Llama, tokens: &Array, cache: &mut Cache) -> Result<Array> {
     Ok(next)
 }
 
-/// The median, and half the interquartile range.
+/// Returns the median, and half the interquartile range.
 fn median(mut samples: Vec<f64>) -> Option<(f64, f64)> {
     samples.sort_by(f64::total_cmp);
     let at = |fraction: f64| {

@@ -21,11 +21,12 @@ pub struct CacheArgs {
     pub prefill_step_size: usize,
 }
 
-/// The number of first positions that a rotating cache never replaces, the same as in mlx-lm.
+/// A rotating cache never replaces this number of positions at its start. mlx-lm uses the same
+/// number.
 const KEPT: i32 = 4;
 
 impl CacheArgs {
-    /// The format in which keys and values are kept.
+    /// Returns the format in which the cache stores keys and values.
     pub fn kind(&self) -> CacheKind {
         match (self.max_kv_size, self.kv_bits) {
             (Some(max_size), _) => {

@@ -82,7 +82,8 @@ pub fn run(args: &Args) -> Result<()> {
                 answering.store(false, Ordering::Relaxed);
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
-                    // The conversation goes on, since the next line of a pipe may be short enough.
+                    // The prompt is too long. The conversation continues, because the next line may
+                    // be short enough, even if it comes from a pipe.
                     Err(error) if error.is::<TooLong>() => {
                         output::answer(format_args!(
                             "error: {error} with this line: write a shorter one, or forget the \
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
                         left_out += 1;
                     }
                     // A person can write another line. With several ranks, the error ends the
-                    // command, since one rank may have failed alone.
+                    // command, because it may have occurred on one rank only.
                     Err(error) if interactive && joined::group().is_none() => {
                         output::answer(format_args!("error: {error:#}\n"));
                         left_out += 1;
@@ -101,12 +102,13 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    // A program that writes the lines gets an error status.
+    // If a program writes the lines, the exit status tells it that some were not answered.
     ensure!(left_out == 0 || interactive, "{left_out} of the lines had no answer");
     Ok(())
 }
 
-/// Whether a line begins with a word that looks like a command: a slash and letters alone.
+/// Whether a line begins with a word that looks like a command: a slash and then only letters or
+/// hyphens.
 fn unknown_command(line: &str) -> bool {
     let word = line.split_whitespace().next().filter(|_| line.starts_with('/'));
     let name = word.map_or("", |word| &word[1..]);
@@ -116,7 +118,7 @@ fn unknown_command(line: &str) -> bool {
 struct Chat {
     session: Session,
     messages: Vec<Value>,
-    /// The cache of the conversation up to the last answer.
+    /// The key/value cache of the conversation up to the last answer.
     cache: Option<PromptCache>,
 }
 
@@ -170,7 +172,7 @@ impl Chat {
     }
 }
 
-/// The lines that a person types and can edit, or the lines of a pipe.
+/// Reads the lines of a conversation: from a terminal with editing, or from a pipe.
 enum Lines {
     Terminal(Box<DefaultEditor>),
     Pipe(std::io::Lines<std::io::StdinLock<'static>>),
@@ -188,7 +190,7 @@ impl Lines {
         matches!(self, Self::Terminal(_))
     }
 
-    /// The next line that rank 0 reads, on every rank.
+    /// Returns, on every rank, the next line that rank 0 reads.
     fn next_of_first(&mut self) -> Result<Option<String>> {
         let sent = ranks::from_first(|| {
             Ok(self.next()?.map_or(String::new(), |line| format!("{line}\n")))

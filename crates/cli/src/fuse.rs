@@ -1,5 +1,5 @@
-//! `mlx-primitives fuse`: adds low-rank adapters to the weights of a checkpoint, or replaces the
-//! weights by those of a full fine-tune.
+//! `mlx-primitives fuse`: adds low-rank adapters to the weights of a checkpoint, or replaces
+//! weights with the result of a full fine-tune.
 
 use std::path::PathBuf;
 

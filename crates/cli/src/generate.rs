@@ -114,7 +114,7 @@ fn prompt_text(args: &Args) -> Result<String> {
     }
 }
 
-/// Writes the text to stdout as it is generated, or one JSON object at the end.
+/// Writes the text to stdout while it is generated, or one JSON object at the end.
 struct Output {
     json: bool,
     verbose: bool,
@@ -125,8 +125,8 @@ struct Output {
 
 impl Output {
     fn start(args: &Args, session: &Session, prompt: &str) -> Self {
-        // The prompt is not part of the result. On a terminal it is shown on stderr, in front of
-        // the text that continues it.
+        // The prompt is not part of the result, so it does not go to stdout. On a terminal, show it
+        // on stderr before the text that continues it.
         let continues = session.template.is_none();
         if !args.json && args.verbose && continues && std::io::stdout().is_terminal() {
             output::eprint(prompt);
@@ -168,8 +168,8 @@ impl Output {
             "generated_tokens": s.generated_tokens,
             "draft_tokens": s.draft_tokens,
             "accepted_tokens": s.accepted_tokens,
-            // The sums for a token have the same order for any number of tokens in a pass, so
-            // drafts do not change the text.
+            // Verifying several draft tokens in a pass does not change the order in which a token's
+            // sums are added. So drafts do not change the text.
             "drafts_change_text": false,
             "prompt_tps": prompt_tps,
             "generation_tps": generation_tps,

@@ -1,4 +1,4 @@
-//! `mlx-primitives info`: the build, the memory of a model, and the cost of a token.
+//! `mlx-primitives info`: shows the build, the memory that a model needs, and the cost of a token.
 
 mod args;
 mod builtins;
@@ -35,7 +35,7 @@ fn facts(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The facts that results depend on: versions, devices, kernels.
+/// Returns the facts that results depend on: versions, devices and kernels.
 pub fn build() -> Result<Vec<(&'static str, String)>> {
     let (built_with, version) = device::mlx_versions();
     let default = match device::default_device()? {
@@ -62,13 +62,13 @@ pub fn build() -> Result<Vec<(&'static str, String)>> {
     Ok(facts)
 }
 
-/// The path of the MLX library that this program uses.
+/// Returns the path of the MLX library that this program uses.
 fn mlx_library() -> String {
     let path = device::mlx_library();
     path.map_or("a part of this program".to_owned(), |path| path.display().to_string())
 }
 
-/// The rule or the measurements that decide whether an op runs our kernel or MLX's ops.
+/// Describes the rule or the measurements that decide whether an op runs our kernel or MLX's ops.
 fn choices(device: Device) -> Result<String> {
     let choices = Choices::of_process(device)?;
     let asked = std::env::var("MLX_PRIMITIVES_TUNE").unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Handles Ctrl-C and SIGTERM. The first signal lets the command end in order, and the second ends
-//! it at once. While a command loads a model or splits a long prompt into tokens, it may not see
-//! the first signal. It is then ended after two seconds.
+//! Handles Ctrl-C and SIGTERM. After the first signal, the command ends in an orderly way. A second
+//! signal ends it at once. While a command loads a model or splits a long prompt into tokens, it
+//! may not notice the first signal. Then this module ends the command after two seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use mlx_primitives::files;
 
 use crate::{joined, output};
 
-/// The exit status that a shell reports for an interrupted command.
+/// The exit status that shells expect from an interrupted command.
 pub const INTERRUPTED: i32 = 130;
 
-/// Handles interruptions from this call on. The flag tells whether there was one.
+/// Handles Ctrl-C from this call on. The returned flag becomes true at the first Ctrl-C.
 pub fn handle() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -30,8 +30,8 @@ pub fn handle() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Ends the command after Ctrl-C if it runs on several ranks, since the other ranks cannot go on
-/// without this one.
+/// If the command runs on several ranks, ends it after Ctrl-C, because the other ranks cannot
+/// continue without this rank.
 pub fn end_with_ranks() {
     if joined::group().is_some() {
         joined::fail("interrupted");
@@ -40,13 +40,12 @@ pub fn end_with_ranks() {
     }
 }
 
-/// Lets the first interruption after this call end the process, without the output that it was
-/// writing.
+/// From this call on, lets the first Ctrl-C end the process, even while it writes output.
 pub fn end_at_once() -> Result<()> {
     on_ctrl_c(|| end(INTERRUPTED))
 }
 
-/// Runs `handler` at each Ctrl-C, on a separate thread.
+/// Runs `handler` on a separate thread at each Ctrl-C.
 pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|error| match error {
         ctrlc::Error::System(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {
@@ -60,35 +59,36 @@ pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     })
 }
 
-/// Lets SIGTERM end the process at once. In a conversation, Ctrl-C ends only an answer, but SIGTERM
-/// ends the command.
+/// Makes SIGTERM end the process at once. In a conversation, Ctrl-C only ends an answer, but
+/// SIGTERM ends the command.
 pub fn end_when_terminated() {
     #[cfg(unix)]
     {
         extern "C" fn terminated(_: libc::c_int) {
-            // SAFETY: the call ends the process, and may be made in a signal handler.
+            // SAFETY: `_exit` only ends the process, and a signal handler may call it.
             unsafe { libc::_exit(INTERRUPTED) }
         }
         let handler: extern "C" fn(libc::c_int) = terminated;
-        // SAFETY: the handler makes no call that is not safe in a signal handler.
+        // SAFETY: the handler only calls `_exit`, which is safe in a signal handler.
         unsafe {
             libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
         }
     }
 }
 
-/// The time that the command has to see an interruption.
+/// The time in which the command must notice an interruption.
 const PATIENCE: Duration = Duration::from_millis(1_800);
 
-/// Whether the command has seen the last interruption, and is ending in order.
+/// Whether the command has noticed the last interruption and is ending in an orderly way.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// Records that the command has seen an interruption.
+/// Records that the command has noticed an interruption.
 pub fn seen() {
     SEEN.store(true, Ordering::SeqCst);
 }
 
-/// Sets the flag that the command checks, and ends the process soon unless the command sees it.
+/// Sets the flag that the command checks. If the command does not notice the flag soon, ends the
+/// process.
 pub fn interrupt(flag: &AtomicBool) {
     SEEN.store(false, Ordering::SeqCst);
     flag.store(true, Ordering::SeqCst);
@@ -103,12 +103,12 @@ pub fn interrupt(flag: &AtomicBool) {
     }
 }
 
-/// Ends the process at once, without destructors: threads of MLX may still use what destructors
-/// free, such as CUDA's driver. All printed output has been flushed.
+/// Ends the process at once, without destructors. Destructors would free data that threads of MLX
+/// may still use, such as CUDA's driver. All printed output has already been flushed.
 pub fn end(status: i32) -> ! {
     files::abandon();
     #[cfg(unix)]
-    // SAFETY: the call ends the process and has no conditions.
+    // SAFETY: `_exit` only ends the process, and has no preconditions.
     unsafe {
         libc::_exit(status)
     }

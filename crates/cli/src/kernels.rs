@@ -1,4 +1,4 @@
-//! Options of the commands that run the CPU kernels.
+//! Command-line options of the commands that run the CPU kernels.
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
@@ -56,7 +56,7 @@ impl Kernels {
         self.threads.set()
     }
 
-    /// How the model rounds the rows of prompts.
+    /// Returns how the model rounds the activations of prompts.
     pub fn activations(&self) -> CpuActivations {
         match self.activations {
             Activations::Exact => CpuActivations::Exact,
@@ -65,7 +65,7 @@ impl Kernels {
     }
 }
 
-/// Whether primitives run in the simulator of Metal.
+/// Returns whether primitives run in the Metal simulator.
 pub fn simulates() -> bool {
     mlx_primitives_catalog::inputs::simulated() && mlx_primitives::simulator::is_available()
 }

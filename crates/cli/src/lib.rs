@@ -2,8 +2,9 @@
 //! exit status is 0, 1 (failed) or 2 (bad usage). If the reader of stdout closes it, as `head`
 //! does, the command ends without an error and with status 0.
 //!
-//! Only `main.rs` uses this library. It is a library because cargo compiles it at the same time as
-//! other crates, but compiles a program only after all of its crates.
+//! Only `main.rs` uses this library. The code is not in the program itself, because cargo compiles
+//! a program only after all crates that it depends on. A library compiles at the same time as other
+//! crates.
 
 mod bench;
 mod cache_args;
@@ -82,7 +83,7 @@ enum Command {
 }
 
 impl Command {
-    /// The paths or names of models and adapters that the command reads.
+    /// Returns the paths or names of the models and adapters that the command reads.
     fn models(&mut self) -> Vec<&mut PathBuf> {
         match self {
             Self::Generate(args) => args.text.models(),
@@ -92,7 +93,8 @@ impl Command {
             Self::Info(args) => args.source.models(),
             Self::Quantize(args) => vec![&mut args.model],
             Self::Fuse(args) => vec![&mut args.model, &mut args.adapter_path],
-            // `lora` may read the model's name from a configuration.
+            // `lora` may take the model's name from a configuration file, so it finds its model
+            // itself.
             Self::Ops(_) | Self::Tune(_) | Self::Verify(_) | Self::Lora(_) => Vec::new(),
             Self::Completions(_) | Self::Man(_) => Vec::new(),
         }
@@ -103,9 +105,9 @@ impl Command {
     }
 }
 
-/// The variable that decides whether MLX rounds float32 factors of a product to 10 bits on an
-/// NVIDIA GPU. By default it does. Derivatives that are compositions of MLX's ops would then differ
-/// from their references.
+/// The variable that controls whether, on an NVIDIA GPU, MLX rounds the float32 factors of a
+/// product to 10 bits of significand. MLX does this by default. Derivatives that are compositions
+/// of MLX's ops would then differ from their references.
 const TF32: &str = "MLX_ENABLE_TF32";
 
 const FAILED: u8 = 1;
@@ -129,7 +131,7 @@ pub fn main() -> ExitCode {
             let _ = usage.print();
             return ExitCode::from(BAD_USAGE);
         }
-        // The help and the version are results, so stdout gets them.
+        // The user asked for the help or the version, so it goes to stdout as a result.
         Err(asked) => output::printed(|| asked.print()).map_err(Into::into),
     };
     match ended {

@@ -1,4 +1,4 @@
-//! Loads a checkpoint, with a progress bar if it takes long.
+//! Loads a checkpoint, and shows a progress bar if loading takes long.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use mlx_primitives_ranks::Split;
 use crate::joined;
 use crate::output;
 
-/// The time before the bar appears.
+/// The time after which the progress bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Replaces a name on the Hugging Face hub by the path of the model's files, which are downloaded
-/// if they are missing. The bar appears on stderr, if that is a terminal.
+/// Replaces a name on the Hugging Face hub with the path of the model's files. Downloads files that
+/// are missing, and shows a progress bar on stderr if that is a terminal.
 pub fn find(model: &mut PathBuf) -> Result<()> {
     let style = ProgressStyle::with_template(
         "{msg} {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
@@ -41,8 +41,8 @@ pub fn find(model: &mut PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Loads a directory or a `.gguf` file, or this rank's part of it. The bar appears on stderr, if
-/// that is a terminal.
+/// Loads a model from a directory or a `.gguf` file, or only this rank's part of the model. Shows a
+/// progress bar on stderr if that is a terminal.
 pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
     let style = ProgressStyle::with_template(
         "loading {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",

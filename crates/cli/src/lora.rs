@@ -1,4 +1,5 @@
-//! `mlx-primitives lora`: fine-tunes a model by low-rank updates, or its last layers as a whole.
+//! `mlx-primitives lora`: fine-tunes a model with low-rank updates, or all weights of its last
+//! layers.
 
 mod plot;
 mod settings;
@@ -59,8 +60,9 @@ pub fn run(args: Args) -> Result<()> {
         let length = data.columns(run.settings.batch_size, run.settings.max_length);
         let peak = trainable.estimate(llama, &run.settings, length)?;
         output::eprintln(fits(&peak, memory::memory_limit() as u64, run.settings.recompute)?);
-        // A step reuses the memory of the step before, because the system would have to clear new
-        // pages. On GPUs, MLX's own limit is larger, and stays.
+        // Let MLX cache enough memory that each step reuses the memory of the previous step.
+        // Otherwise the system would have to clear new pages. On GPUs, MLX's default limit is
+        // larger and stays.
         let step = usize::try_from(peak.step)?;
         let before = memory::set_cache_limit(step)?;
         memory::set_cache_limit(before.max(step))?;
@@ -98,8 +100,8 @@ pub fn run(args: Args) -> Result<()> {
     run.report(None, &text, json!({"test_loss": loss, "test_ppl": loss.exp()}))
 }
 
-/// A line about the memory of a run. Returns an error if the run needs more memory than the machine
-/// has for arrays.
+/// Returns a line about the memory of a run, or an error if the run needs more memory than the
+/// machine can give to arrays.
 fn fits(peak: &TrainingEstimate, limit: u64, recompute: bool) -> Result<String> {
     let total = bytes(peak.total());
     let more = if recompute { "" } else { "--grad-checkpoint, " };
@@ -113,7 +115,7 @@ fn fits(peak: &TrainingEstimate, limit: u64, recompute: bool) -> Result<String> 
     Ok(format!("Peak memory: about {total} (weights {weights}, state {state}, step {step})"))
 }
 
-/// Trains to the last step or until Ctrl-C, and in between writes reports and saves the state.
+/// Trains until the last step or Ctrl-C. Meanwhile, writes reports and saves the state.
 fn train(run: &Run, trainer: &mut Trainer, valid: Option<&Dataset>) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
@@ -192,7 +194,7 @@ fn train(run: &Run, trainer: &mut Trainer, valid: Option<&Dataset>) -> Result<()
 }
 
 impl Run {
-    /// The mean loss of texts, and the seconds that computing it took.
+    /// Returns the mean loss of a dataset, and the seconds that computing it took.
     fn evaluate(
         &self,
         llama: &mlx_primitives_llama::Llama,
@@ -209,7 +211,7 @@ impl Run {
         Ok((loss, start.elapsed().as_secs_f64()))
     }
 
-    /// Prints a line or, with --json, an object.
+    /// Prints a line or, with --json, a JSON object.
     fn report(&self, bar: Option<&ProgressBar>, text: &str, object: Value) -> Result<()> {
         let print = || match self.json {
             true => output::println(&object),

@@ -1,4 +1,4 @@
-//! The program of the command `mlx-primitives`.
+//! The binary of the `mlx-primitives` command.
 
 fn main() -> std::process::ExitCode {
     mlx_primitives_cli::main()

@@ -1,4 +1,5 @@
-//! Flags that several commands share: the model, the packing of weights, the cache.
+//! Flags that several commands share. They select the model, the packing of weights, and the
+//! key/value cache.
 
 use std::path::PathBuf;
 
@@ -83,11 +84,11 @@ pub enum Mode {
 }
 
 impl Packing {
-    /// The format that the flags name, or `None` if no flag was given.
+    /// Returns the weight format that the flags select, or `None` if no flag was given.
     ///
     /// # Errors
     ///
-    /// Returns a usage error if the flags name a format that MLX does not have.
+    /// Returns a usage error if MLX does not support the format.
     pub fn quantization(&self) -> Result<Option<Quantization>> {
         if self.bits.is_none() && self.group_size.is_none() && self.mode.is_none() {
             return Ok(None);
@@ -131,17 +132,17 @@ pub struct KvArgs {
     pub kv_group_size: i32,
 }
 
-/// Makes a parser for the bits of packed weights, and of keys and values.
+/// Returns a parser for the number of bits of packed weights, and of keys and values.
 pub fn kv_bits() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["2", "3", "4", "5", "6", "8"]).try_map(|text| text.parse())
 }
 
-/// Makes a parser for the group sizes of keys and values.
+/// Returns a parser for the group sizes of keys and values.
 pub fn kv_group_size() -> impl TypedValueParser<Value = i32> {
     PossibleValuesParser::new(["32", "64", "128"]).try_map(|text| text.parse())
 }
 
-/// Returns an error unless the group size divides the number of features of the model's heads.
+/// Checks that the group size divides the number of features of the model's heads.
 pub fn check_kv(kind: CacheKind, llama: &Llama) -> Result<()> {
     if let CacheKind::Quantized { group_size, .. } = kind {
         let features = llama.config().head_dim();
@@ -180,7 +181,8 @@ impl From<Float> for Dtype {
     }
 }
 
-/// A progress bar for the steps of a long command, on stderr if that is a terminal.
+/// Returns a progress bar for the steps of a long command. It appears on stderr if that is a
+/// terminal.
 pub fn progress(steps: u64) -> Result<ProgressBar> {
     if !joined::is_first() || output::is_quiet() {
         return Ok(ProgressBar::hidden());
@@ -202,7 +204,7 @@ pub fn bytes(number: u64) -> String {
     if unit == "B" { format!("{number} B") } else { format!("{value:.2} {unit}") }
 }
 
-/// Formats a quantization as "4 bits, affine, groups of 64".
+/// Formats a quantization, for example as "4 bits, affine, groups of 64".
 pub fn packing_name(to: Quantization) -> String {
     match to.mode {
         QuantizedMode::Affine => format!("{} bits, affine, groups of {}", to.bits, to.group_size),

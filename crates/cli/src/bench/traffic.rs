@@ -1,4 +1,4 @@
-//! The weights that each rank of a split model holds, and the bytes that it sends.
+//! Measures, for each rank of a split model, its weights and the bytes that it sends.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::joined;
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
 
-/// The number of times that the exchanges of a token are timed; the median counts.
+/// The number of times that the exchanges of a token are timed. The result is the median.
 const TRIALS: usize = 21;
 
 /// The figures of one rank.
@@ -22,7 +22,7 @@ pub struct Traffic {
     exchange_ns: i64,
 }
 
-/// The figures of each rank; empty if there is only one rank.
+/// Returns the figures of each rank; empty if there is only one rank.
 pub fn measure(llama: &Llama) -> Result<Vec<Traffic>> {
     let (Some(group), Some(split)) = (joined::group(), joined::split()) else {
         return Ok(Vec::new());
@@ -52,7 +52,7 @@ pub fn measure(llama: &Llama) -> Result<Vec<Traffic>> {
     Ok(all.chunks(4).filter_map(of_rank).collect())
 }
 
-/// The ranks as JSON: an empty list if there is only one.
+/// Returns the figures of the ranks as JSON; an empty list if there is only one rank.
 pub fn to_json(ranks: &[Traffic]) -> Value {
     let of_rank = |rank: &Traffic| {
         json!({
@@ -65,7 +65,7 @@ pub fn to_json(ranks: &[Traffic]) -> Value {
     ranks.iter().map(of_rank).collect()
 }
 
-/// Prints a table of the ranks. `tps` is the speed of decoding.
+/// Prints a table of the ranks. `tps` is the measured number of decoded tokens per second.
 pub fn print(ranks: &[Traffic], tps: Option<f64>) -> Result<(), StdoutError> {
     if ranks.is_empty() {
         return Ok(());

@@ -60,7 +60,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The model; only the headers of its files are read.
+    /// Loads the model, but reads only the headers of its files.
     pub fn model(&self) -> Result<Llama> {
         let llama = self.source.load_lazily()?;
         Ok(match self.packing.quantization()? {
@@ -73,15 +73,15 @@ impl Args {
 /// A connection between two machines.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
-    /// The seconds that a message of few bytes takes one way.
+    /// The seconds that a small message takes from one machine to the other.
     pub latency: f64,
     /// Bytes a second.
     pub bandwidth: f64,
 }
 
-/// The links that have a name: microseconds one way between two programs, and gigabits a second.
-/// The figures are round, and typical of such links. Only loopback and the latency of exchanges by
-/// NCCL over NVLink were measured.
+/// The links with a name. The numbers are the microseconds that a message between two programs
+/// takes one way, and the gigabits per second. The figures are round and typical of such links.
+/// Only loopback and the latency of NCCL's exchanges over NVLink were measured.
 const LINKS: [(&str, f64, f64); 7] = [
     ("loopback", 20.0, 40.0),
     ("1GbE", 120.0, 1.0),

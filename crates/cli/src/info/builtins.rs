@@ -1,4 +1,5 @@
-//! The graph of a decoded token, and the graph of MLX's built-ins that mlx-lm calls op by op.
+//! Builds the graph of a decoded token twice: for our model, and with the built-ins of MLX that
+//! mlx-lm calls one by one.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +11,13 @@ use mlx_primitives_llama::{
     base::{ModelType, RopeFrequencies},
 };
 
-/// The number of positions by which mlx-lm's buffers grow.
+/// The number of positions by which mlx-lm enlarges its key/value buffers.
 const STEP: i32 = 256;
 
-/// The nodes of a decoded token on a GPU with `context` positions in the cache: first the nodes of
-/// the model, then the nodes of MLX's built-ins, which run `affine`, the model in formats that MLX
-/// has. Only the caches are evaluated. Nodes do not count if they read or pack weights that are not
-/// in memory yet.
+/// Returns the graph nodes of a decoded token on a GPU with `context` positions in the cache. The
+/// first list is for `llama`. The second list is for MLX's built-ins, which run `affine`: the same
+/// model in formats that MLX supports. Evaluates only the caches. Leaves out nodes that read or
+/// pack weights.
 pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
     let token = Array::from_slice(&[0u32], [1, 1])?;
     // Layers with a sliding window count as if they read the whole context.
@@ -37,9 +38,9 @@ pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[
     Ok([without(ours, &once?), theirs])
 }
 
-/// The nodes without the nodes in `once`. The bytes that a node with several results counts depend
-/// on the result that the walk reaches first, so a node of `once` without an equal is removed by
-/// its name.
+/// Removes the nodes in `once` from `nodes`. A node with several results counts the bytes of the
+/// result that the walk over the graph reaches first. So the same node may have other bytes in
+/// `nodes`; if no node is equal, this function removes a node with the same name.
 fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     let mut left = Vec::new();
     for node in once {
@@ -56,8 +57,8 @@ fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     nodes
 }
 
-/// Counts one of our nodes as a node of MLX. On a GPU, MLX also has one node each for RMS norm,
-/// rotary embedding, attention and the compiled SwiGLU of mlx-lm.
+/// Renames one of our nodes to the corresponding node of MLX. On a GPU, MLX also has a single node
+/// for RMS norm, rotary embedding, attention and mlx-lm's compiled SwiGLU.
 fn of_mlx(node: Node) -> Node {
     let name = match node.name.as_str() {
         "RmsNorm" => "RMSNorm",
@@ -69,7 +70,7 @@ fn of_mlx(node: Node) -> Node {
     Node { name: name.to_owned(), ours: false, ..node }
 }
 
-/// A model of MLX's built-ins, with `context` positions in the cache.
+/// Runs a model with MLX's built-ins and `context` positions in the cache.
 struct BuiltIns<'a> {
     config: &'a Config,
     rope: RopeFrequencies,
@@ -78,7 +79,7 @@ struct BuiltIns<'a> {
 }
 
 impl BuiltIns<'_> {
-    /// The logits of a token. Adds the keys and values of each layer to `buffers`.
+    /// Returns the logits of a token, and appends the keys and values of each layer to `buffers`.
     fn forward(&self, token: &Array, llama: &Llama, buffers: &mut Vec<Array>) -> Result<Array> {
         let (embedding, config) = ("model.embed_tokens", self.config);
         let mut h = match self.weight(embedding)? {

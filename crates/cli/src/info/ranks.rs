@@ -1,4 +1,4 @@
-//! A model on several machines: the memory that each machine needs, and a prediction of the speed.
+//! Plans a model on several machines: the memory that each machine needs, and a predicted speed.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use super::args::{Args, Link};
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
 
-/// The cost of a model on a number of ranks with one scheme.
+/// The cost of a model that a number of ranks share with one scheme.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// The bytes of weights on the rank that holds the most.
+    /// The bytes of weights on the rank with the most weights.
     weights: usize,
     exchanges: u64,
     sent: u64,
@@ -24,15 +24,15 @@ struct Cost {
 pub struct Plan {
     ranks: u32,
     cost: Cost,
-    /// The largest part of the weights on one rank, as a fraction of all weights.
+    /// The largest share of the weights on one rank, as a fraction of all weights.
     share: f64,
     tps: Option<f64>,
-    /// The speed of one machine, in tokens a second, below which `gather` is the faster scheme;
-    /// infinite if it always is.
+    /// If one machine alone is slower than this, in tokens per second, `gather` is the faster
+    /// scheme. Infinite if `gather` is always faster.
     gather_below: f64,
 }
 
-/// The plans for each number of ranks in the arguments.
+/// Returns a plan for each number of ranks in the arguments.
 pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     ensure!(
         args.tokens_per_second.is_none_or(|tps| tps > 0.0 && tps.is_finite()),
@@ -43,7 +43,7 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     let time = |cost: Cost| time_of(args.link, cost.exchanges, cost.sent);
     let plan = |&ranks: &u32| {
         let cost = cost(args, path, ranks, args.split)?;
-        // If only one scheme can share the model, the plan recommends it at any speed.
+        // If only one scheme can split the model, the plan recommends this scheme at any speed.
         let other = |scheme| match args.split == scheme {
             true => Some(cost),
             false => self::cost(args, path, ranks, scheme).ok(),
@@ -64,14 +64,15 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
     args.ranks.iter().map(plan).collect()
 }
 
-/// The speed of one machine, in tokens a second, below which `gather` is faster than `pipeline`. In
-/// `gather`, ranks compute at the same time, each the fraction `share` of a token; in `pipeline`,
-/// one after the other. The exchanges of `gather` take `longer` seconds more.
+/// Returns the speed of one machine, in tokens per second, below which `gather` is faster than
+/// `pipeline`. In `gather`, the ranks compute at the same time, and each computes the fraction
+/// `share` of a token. In `pipeline`, the ranks compute one after the other. The exchanges of
+/// `gather` take `longer` seconds more.
 fn gather_below(share: f64, longer: f64) -> f64 {
     if longer > 0.0 { (1.0 - share).max(0.0) / longer } else { f64::INFINITY }
 }
 
-/// The bytes that the ranks hold and exchange with a scheme.
+/// Returns the bytes that the ranks store and exchange with a scheme.
 fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     let shares = vec![1; ranks as usize];
     let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };
@@ -85,7 +86,7 @@ fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
         all.weights = all.weights.max(llama.nbytes());
         let (exchanges, bytes) = split.traffic(&llama)?;
         all.exchanges = exchanges;
-        // The ranks of a pipeline send one after the other.
+        // The ranks of a pipeline send one after the other, so their bytes add up.
         all.sent = match scheme {
             Scheme::Pipeline => all.sent + bytes,
             _ => all.sent.max(bytes),
@@ -94,8 +95,8 @@ fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     Ok(all)
 }
 
-/// The seconds of a token's exchanges. In an exchange, a rank sends its part to all other ranks at
-/// once.
+/// Returns the seconds for the exchanges of a token. In an exchange, each rank sends its part to
+/// all other ranks at the same time.
 fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
     exchanges as f64 * link.latency + sent as f64 / link.bandwidth
 }
@@ -109,7 +110,7 @@ pub fn to_json(plans: &[Plan]) -> Value {
             "exchanges_per_token": plan.cost.exchanges,
             "sent_bytes_per_token": plan.cost.sent,
             "predicted_tokens_per_second": plan.tps,
-            // JSON has no infinity: null means that `gather` is faster at any speed.
+            // JSON cannot express infinity. `null` means that `gather` is faster at any speed.
             "gather_below_tokens_per_second": plan.gather_below,
         })
     };
@@ -159,7 +160,7 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
     Ok(())
 }
 
-/// Says which scheme is faster on the link.
+/// Prints which scheme is faster on the link.
 fn wanted(plan: &Plan, alone: Option<f64>) -> String {
     let (ranks, below) = (plan.ranks, plan.gather_below);
     let link = format!("On this link {ranks} ranks want");

@@ -1,4 +1,4 @@
-//! Describes a model: its architecture, and the memory that it takes.
+//! Describes a model: its architecture, and the memory that it needs.
 
 use anyhow::Result;
 use mlx_primitives::graph;
@@ -13,7 +13,8 @@ use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
 use crate::output;
 
-/// The contexts to show, up to the model's limit, if the flags name none.
+/// The context lengths to show if no flag names any. Longer contexts than the model's limit are
+/// left out.
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
@@ -102,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(ranks::print(&plans, args)?)
 }
 
-/// The types of the tensors of a GGUF file; empty for another model.
+/// Returns the tensor types of a GGUF file; empty for other models.
 fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     match &args.source.model {
         Some(path) if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) => {
@@ -112,7 +113,8 @@ fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     }
 }
 
-/// The bits of a code in memory, the number of weights in a group, and how the weights are rounded.
+/// Returns the bits of a weight in memory, the number of weights in a group, and how the weights
+/// are rounded.
 fn becomes(kind: &GgufType, k_quants: KQuants) -> (Option<i32>, i32, Option<&'static str>) {
     match kind.own_bits.filter(|_| k_quants == KQuants::Own) {
         Some(bits) => (Some(bits), if bits == 6 { 16 } else { 32 }, None),

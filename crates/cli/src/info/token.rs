@@ -11,9 +11,9 @@ use super::args::Args;
 use super::builtins::nodes_of_a_token;
 use crate::output;
 
-/// The number of positions in the cache, if the flags name none.
+/// The number of positions in the cache if no flag names one.
 pub const CONTEXT: u32 = 128;
-/// The most positions for which caches are made.
+/// The largest number of positions in a cache that the command makes.
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The cost of the nodes that dispatch kernels, by the names of their primitives.
+/// Returns the cost of the nodes that dispatch kernels, by the name of their primitive.
 fn by_name(nodes: &[Node]) -> BTreeMap<String, Cost> {
     let mut costs = BTreeMap::new();
     for node in nodes.iter().filter(|node| node.dispatches > 0) {

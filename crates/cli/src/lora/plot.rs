@@ -3,7 +3,8 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-/// The means of the training losses and, if there were any, the losses on the validation texts.
+/// Returns a chart as SVG. It shows the mean training losses and, if there are any, the validation
+/// losses.
 pub fn svg(trained: &[(u64, f64)], judged: &[(u64, f64)]) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, trained, judged)?;

@@ -1,4 +1,4 @@
-//! The options of `lora`, which come from the command line and from a configuration of mlx-lm.
+//! The options of `lora`. They come from the command line and from an mlx-lm configuration file.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -172,7 +172,7 @@ struct LrSchedule {
     warmup_init: f64,
 }
 
-/// Options that have been checked, with the defaults filled in.
+/// The options of a run after all checks, with defaults filled in.
 pub struct Run {
     pub model: Option<PathBuf>,
     pub train: bool,
@@ -200,7 +200,7 @@ fn usage<T>(said: impl Display) -> Result<T> {
 }
 
 impl Args {
-    /// Checks the options of the command line and of its configuration.
+    /// Checks the options of the command line and of the configuration file that they name.
     pub fn into_run(mut self) -> Result<Run> {
         if let Some(path) = &self.config {
             let path = path.clone();
@@ -273,12 +273,12 @@ impl Args {
         })
     }
 
-    /// Takes the options that the command line lacks from a configuration.
+    /// Takes options that the command line lacks from a configuration file.
     fn add(&mut self, path: &Path) -> Result<()> {
         let text = files::read_to_string(path)?;
         let name = || path.display().to_string();
         let map = yaml::parse(&text).map_err(anyhow::Error::msg).with_context(name)?;
-        // In mlx-lm, null means the default.
+        // As in mlx-lm, null means the default, so ignore it.
         let map = map.into_iter().filter(|(_, value)| !value.is_null()).collect();
         let other: Self = serde_json::from_value(Value::Object(map)).with_context(name)?;
         macro_rules! take {
@@ -373,7 +373,7 @@ impl Args {
 }
 
 impl Run {
-    /// The number of last layers to train, of `all` layers; 0 means all.
+    /// Returns how many of the last layers to train if the model has `all` layers; 0 means all.
     pub fn layers(&self, all: i32) -> i32 {
         self.layers.unwrap_or(16.min(all))
     }

@@ -1,13 +1,13 @@
-//! The part of YAML that configurations of mlx-lm use: mappings by indentation, lists of scalars,
+//! Parses the subset of YAML that mlx-lm's configurations use: indented mappings, lists of scalars,
 //! and JSON.
 
 use serde_json::{Map, Value};
 
-/// The largest number of bytes of a configuration, and the deepest level of a mapping in it.
+/// The largest size of a configuration in bytes, and the largest depth of nested mappings.
 const BYTES: usize = 1 << 20;
 const DEPTH: usize = 8;
 
-/// Parses a mapping, or returns an error that names the line that is not part of one.
+/// Parses a mapping. The error names the first line that is not part of a mapping.
 pub fn parse(text: &str) -> Result<Map<String, Value>, String> {
     if text.len() > BYTES {
         return Err("expected a configuration of at most 1 MiB".to_owned());
@@ -33,7 +33,7 @@ fn refused((number, _, content): &Line, expected: &str) -> String {
     format!("line {number}: expected {expected}, got {content:.80}")
 }
 
-/// The part of a line before its comment.
+/// Returns the part of a line before its comment.
 fn uncommented(line: &str) -> &str {
     let (mut quote, mut before) = (None, ' ');
     for (at, letter) in line.char_indices() {
@@ -48,7 +48,7 @@ fn uncommented(line: &str) -> &str {
     line
 }
 
-/// Parses the lines at this indentation as a mapping. Also returns the lines after it.
+/// Parses the lines with this indentation as a mapping. Also returns the lines after the mapping.
 fn mapping<'a, 'b>(
     mut lines: &'b [Line<'a>],
     indent: usize,
@@ -96,7 +96,7 @@ fn mapping<'a, 'b>(
     Ok((map, lines))
 }
 
-/// A number, bool, list or object in JSON; otherwise a text.
+/// Parses a number, bool, list or object in JSON, or otherwise returns the text as a string.
 fn scalar(text: &str) -> Value {
     let text = text.trim();
     match text {

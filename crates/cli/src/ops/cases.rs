@@ -1,5 +1,5 @@
-//! The types of the comparison: a workload is an op on a shape, a case is a workload in one element
-//! type, called in one way.
+//! Defines workloads and cases. A workload is an op with an input shape. A case is a workload with
+//! one element type and one way of calling the op.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,15 +13,16 @@ use mlx_primitives::{Array, Dtype, Result, builtin, eval};
 
 pub const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// The way in which an op is called. For `Single` and `Chain`, the discriminant is the largest
+/// The way in which a case calls the op. For `Single` and `Chain`, the discriminant is the maximum
 /// number of ops in a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Builds one op, evaluates it and waits.
+    /// Builds one op, evaluates it, and waits for the result.
     Single = 1,
-    /// Several ops in one graph, each of which takes the previous result. The time is per op.
+    /// Builds several ops in one graph. The input of an op is the result of the previous op. The
+    /// time counts per op.
     Chain = 64,
-    /// Evaluates the gradients of the arrays that are trained, given the gradient of the result.
+    /// Evaluates the gradients of `x` and of the trained arrays, given the gradient of the result.
     Backward = 0,
 }
 
@@ -37,8 +38,8 @@ pub enum Size {
     Decode,
     /// A prompt.
     Prefill,
-    /// A prompt that runs without a chain: the op's result cannot be its next input, or MLX's
-    /// built-ins would take many seconds in a chain.
+    /// A prompt for which there is no chain. Either the op's result cannot be its next input, or
+    /// MLX's built-ins would take many seconds in a chain.
     Wide,
     /// Larger than the caches.
     Large,
@@ -51,10 +52,10 @@ pub struct Workload {
     /// The function's name in `ops`.
     pub op: &'static str,
     pub shape: &'static [i32],
-    /// Distinguishes workloads with the same op and shape, and selects their inputs; may be empty.
+    /// Distinguishes workloads with the same op and shape, and selects their inputs. May be empty.
     pub variant: &'static str,
     pub size: Size,
-    /// The reason why the op is slower than the machine's limit; empty if it comes close.
+    /// The reason why the op does not reach the machine's limit; empty if it comes close.
     pub why: &'static str,
     pub inputs: Rc<MakeInputs>,
 }
@@ -68,28 +69,29 @@ impl Workload {
 
 pub type Function = Rc<dyn Fn(&Array, &[Array]) -> Result<Array>>;
 
-/// The evaluated arrays that an op is called with, and the implementations to call.
+/// The evaluated arrays that a case passes to the op, and the implementations to call.
 pub struct Inputs {
     pub x: Array,
     pub others: Vec<Array>,
     pub ours: Function,
-    /// MLX's built-in, or the best composition of its built-ins; `None` if that takes too long.
+    /// MLX's built-in, or the best composition of its built-ins; `None` if calling it would take
+    /// too long.
     pub builtin: Option<Function>,
-    /// The number of bytes that every implementation has to read.
+    /// The bytes that every implementation has to read.
     pub read: usize,
-    /// The number of bytes that every implementation has to write.
+    /// The bytes that every implementation has to write.
     pub written: usize,
-    /// The floating-point operations of matrix products, and the type of their factors; `None` for
-    /// other ops.
+    /// The number of floating-point operations in matrix products, and the type of the factors.
+    /// `None` for ops without matrix products.
     pub products: Option<(f64, Dtype)>,
-    /// The number of last arrays in `others` that are not trained. Arrays of integers are never
-    /// trained, and do not count.
+    /// The number of arrays at the end of `others` that are not trained. Integer arrays are never
+    /// trained and need not be counted.
     pub frozen: usize,
 }
 
 impl Inputs {
-    /// An op that reads `x` and `others`, writes as many bytes as `x` has, and is compared with its
-    /// composition.
+    /// Makes inputs for an op that reads `x` and `others`, writes as many bytes as `x` has, and is
+    /// compared with its composition of MLX's ops.
     pub fn new(
         x: Array,
         others: impl Into<Vec<Array>>,
@@ -100,12 +102,13 @@ impl Inputs {
         let read = written + others.iter().map(Array::nbytes).sum::<usize>();
         let inputs =
             Self { x, others, ours, builtin: None, read, written, products: None, frozen: 0 };
-        // The peer first builds our op, which takes about a microsecond, and then asks for its
-        // composition.
+        // The peer builds our op and then asks for its composition. Building the op takes about a
+        // microsecond.
         inputs.against(move |x, others| Ok(builtin::composition(&peer(x, others)?)?.swap_remove(0)))
     }
 
-    /// The gradients of x and of the arrays in `others` that are trained.
+    /// Returns inputs whose implementations compute the gradients of `x` and of the trained arrays
+    /// in `others`.
     fn backward(self) -> Result<Self> {
         let trained = &self.others[..self.others.len() - self.frozen];
         let places: Vec<_> =
@@ -114,8 +117,8 @@ impl Inputs {
         g.eval()?;
         let written = self.x.nbytes() + places.iter().map(|&i| trained[i].nbytes()).sum::<usize>();
         let read = self.read + g.nbytes();
-        // The gradient of x takes one product, and the gradient of each trained matrix takes
-        // another one. An array counts as a matrix if it has at least as many elements as x.
+        // Count one product for the gradient of x, and one for the gradient of each trained matrix.
+        // An array with at least as many elements as x counts as a matrix.
         let matrices = places.iter().filter(|&&i| trained[i].size() >= self.x.size()).count();
         let products = self.products.map(|(flops, dtype)| (flops * (1 + matrices) as f64, dtype));
         let of = |f: Function| -> Function {
@@ -144,7 +147,7 @@ impl Inputs {
     }
 }
 
-/// A workload with a type and a way to call it.
+/// A workload with an element type and a way of calling the op.
 #[derive(Clone, Copy)]
 pub struct Case<'a> {
     pub workload: &'a Workload,
@@ -155,8 +158,8 @@ pub struct Case<'a> {
 impl Case<'_> {
     pub fn inputs(&self) -> anyhow::Result<Inputs> {
         let mut inputs = (self.workload.inputs)(self)?;
-        // A call must build a single node on top of data, since the time of any other node would
-        // count too.
+        // The input must be data and not a lazy node. Otherwise the time of computing the input
+        // would count too.
         let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
         ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
         if self.workload.size == Size::Large && inputs.products.is_some() {
@@ -168,28 +171,28 @@ impl Case<'_> {
         Ok(inputs)
     }
 
-    /// A length in the shape; a negative axis counts from the last one.
+    /// Returns the length of an axis of the shape. Negative axes count from the end.
     pub fn dim(&self, axis: i32) -> i32 {
         let rank = self.workload.shape.len() as i32;
         self.workload.shape[axis.rem_euclid(rank) as usize]
     }
 
-    /// An input of the workload's shape.
+    /// Returns an input with the workload's shape.
     pub fn x(&self) -> Result<Array> {
         self.ready(self.workload.shape, -4.0..4.0)
     }
 
-    /// A factor for each element of the last axis.
+    /// Returns a factor for each element of the last axis.
     pub fn weight(&self) -> Result<Array> {
         self.ready(&[self.dim(-1)], 0.8..1.2)
     }
 
-    /// A term for each element of the last axis.
+    /// Returns a bias for each element of the last axis.
     pub fn bias(&self) -> Result<Array> {
         self.ready(&[self.dim(-1)], -0.2..0.2)
     }
 
-    /// An evaluated array of pseudorandom numbers in the range.
+    /// Returns an evaluated array of pseudorandom numbers in the range.
     pub fn ready(&self, shape: &[i32], range: Range<f32>) -> Result<Array> {
         let count: usize = shape.iter().map(|&dim| dim as usize).product();
         let mut state = 1u32;
@@ -198,7 +201,8 @@ impl Case<'_> {
             range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
         });
         let numbers: Vec<f32> = numbers.take(count).collect();
-        // Rust converts the numbers, because MLX's conversion would leave them in small pages.
+        // Rust converts the numbers, because MLX's conversion would put the result into small
+        // pages.
         let array = match self.dtype {
             Dtype::Float16 => Array::from_slice(&Vec::<f16>::from_f32_slice(&numbers), shape),
             Dtype::Bfloat16 => Array::from_slice(&Vec::<bf16>::from_f32_slice(&numbers), shape),
@@ -216,7 +220,7 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// The cases of these ops and types; an empty list stands for all. They are ordered by op, shape
+/// Returns the cases with these ops and types. An empty list selects all. The order is by op, shape
 /// and kind.
 pub fn select<'a>(
     workloads: &'a [Workload],
@@ -247,10 +251,10 @@ pub fn select<'a>(
     cases
 }
 
-/// Ops whose gradients are not compared: a result is packed, or is a gradient already.
+/// The ops without a comparison of gradients, because a result is packed or is already a gradient.
 const NO_GRADIENTS: [&str; 2] = ["quantize", "cross_entropy"];
 
-/// The cases of prompts, each followed by the case of its gradients.
+/// Returns the cases of prompts. After each comes the case with its gradients.
 pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
     let prompt = |case: &Case| {
         let Workload { op, size, .. } = case.workload;

@@ -1,4 +1,4 @@
-//! The inputs of the ops: the arrays, our call and MLX's call, and the numbers of bytes and
+//! The inputs of each op: the arrays, our call, MLX's call, and the numbers of bytes and
 //! operations.
 
 use std::cell::RefCell;
@@ -29,7 +29,8 @@ pub fn layer_norm(case: &Case) -> Result<Inputs> {
     Ok(inputs.against(|x, o| builtin::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS)))
 }
 
-/// Our op and the built-ins compute the sum, although the built-ins may overwrite it with the norm.
+/// Counts the sum as written, because our op and the built-ins compute it. But the built-ins may
+/// overwrite it with the norm.
 pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?]);
@@ -38,7 +39,8 @@ pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
 }
 
-/// Our op and the built-ins compute the sum, although the built-ins may overwrite it with the norm.
+/// Counts the sum as written, because our op and the built-ins compute it. But the built-ins may
+/// overwrite it with the norm.
 pub fn layer_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?, case.bias()?]);
@@ -97,7 +99,7 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
     targets.eval()?;
     let (x, others) = (case.x()?, [targets, case.ready(&[rows], 0.5..1.5)?]);
     let ours: Call = |x, o| ops::cross_entropy(x, &o[0], Default::default());
-    // The computation of `mlx.nn.losses.cross_entropy`.
+    // `mlx.nn.losses.cross_entropy` computes the losses in this way.
     let composed: Call = |x, o| {
         let x = x.subtract(x.max_keepdims(-1)?.stop_gradient()?)?;
         let score = x.take_along_axis(&o[0].expand_dims([-1])?, -1)?.squeeze([-1])?;
@@ -113,7 +115,8 @@ pub fn cross_entropy(case: &Case) -> Result<Inputs> {
         }
     };
     let inputs = Inputs::new(x, others, gradient(ours)).against(gradient(composed));
-    // The gradient needs the losses, whose computation reads `x` once more.
+    // To compute the gradient, an implementation first computes the losses, which reads `x` once
+    // more.
     Ok(Inputs { read: inputs.read + inputs.x.nbytes(), ..inputs })
 }
 
@@ -132,15 +135,15 @@ pub fn rope(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
-/// The area of the queries is as long as the keys of a head, so that MLX's ops can take the state
-/// as one array of heads.
+/// In this layout, the query area has as many rows as the keys of a head. So MLX's ops can take the
+/// state as one array of heads.
 const LAYOUT: KvLayout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
     Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
 }
 
-/// The shape belongs to the step, and `x` is the state.
+/// The workload's shape is the shape of the step, and `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
     let KvLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
     let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;
@@ -149,7 +152,8 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     let inputs = Inputs::new(x, [step], |state, o| {
         ops::rope_append(state, &o[0], LAYOUT, turning(POSITION))
     });
-    // One rope for queries and keys, then two writes. This takes fewer ops than a rope for each.
+    // Rotates queries and keys with one call of `rope`, and then writes twice. This takes fewer ops
+    // than separate calls of `rope`.
     let builtin = move |state: &Array, o: &[Array]| {
         let vectors = o[0].reshape([1, time, heads + 2 * kv_heads, head_dim])?;
         let vectors = vectors.transpose([0, 2, 1, 3])?;
@@ -167,8 +171,8 @@ pub fn rope_append(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read: bytes, written: bytes, ..inputs.against(builtin) })
 }
 
-/// Many sequences, each with a few positions. `x` is the step. Each call passes its state to the
-/// next call, as a decoder does, so that MLX writes the state in place.
+/// Appends to many sequences with a few positions each. `x` is the step. Each call passes its state
+/// to the next call, as a decoder does, so that MLX updates the state in place.
 pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     let layout = KvLayout { capacity: 16, ..LAYOUT };
     let zeros = layout.zeros(case.dim(0), case.dtype)?;
@@ -182,7 +186,7 @@ pub fn rope_append_batched(case: &Case) -> Result<Inputs> {
     Ok(Inputs { builtin: None, ..inputs })
 }
 
-/// Quantizes, or dequantizes if the variant ends with "back".
+/// Quantizes `x`, or dequantizes if the variant ends with "back".
 pub fn quantize(case: &Case) -> Result<Inputs> {
     let (x, variant) = (case.x()?, case.workload.variant);
     let bits = if variant.starts_with('4') { 4 } else { 8 };
@@ -203,7 +207,7 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         words.next()?.parse().ok()
     };
     let (keys, bits) = (number(" keys").unwrap_or(case.dim(2)), number(" bits"));
-    // A decoder's cache: eight key-value heads, and some free room after the keys.
+    // The cache of a decoder has eight key/value heads, and some free space after the keys.
     let cache = [case.dim(0), 8, keys + 64, case.dim(3)];
     let mut parts = Vec::new();
     for range in [-2.0..2.0, -1.0..1.0] {
@@ -235,11 +239,11 @@ pub fn attention(case: &Case) -> Result<Inputs> {
         }
     };
     let x = case.ready(case.workload.shape, -2.0..2.0)?;
-    // Two products; a causal mask skips half of their operations.
+    // Attention is two products, and a causal mask skips half of their operations.
     let flops = if causal { 2.0 } else { 4.0 } * x.size() as f64 * f64::from(keys);
     // The attention weights are float32, and so are dequantized keys and values.
     let products = Some((flops, Dtype::Float32));
-    // Packed keys and values are not trained.
+    // There are no gradients for packed keys and values.
     let frozen = if bits.is_some() { parts.len() } else { 0 };
     Ok(Inputs { products, frozen, ..Inputs::new(x, parts, ours) })
 }
@@ -247,14 +251,15 @@ pub fn attention(case: &Case) -> Result<Inputs> {
 /// The length of the axis over which the products below sum.
 const K: i32 = 2048;
 
-/// The inputs of `x` times a matrix of `n` columns.
+/// Fills in the bytes and operations for the product of `x` and a matrix with `n` columns.
 fn product(inputs: Inputs, n: i32) -> Inputs {
     let (x, n) = (&inputs.x, n as usize);
     let written = x.nbytes() / K as usize * n;
     Inputs { written, products: Some((2.0 * (x.size() * n) as f64, x.dtype())), ..inputs }
 }
 
-/// The number of columns of the result: [`K`], unless the variant ends with a number, or with "up".
+/// The number of columns of the result. A number or "up" at the end of the variant sets it;
+/// otherwise it is [`K`].
 fn columns(case: &Case) -> i32 {
     match case.workload.variant.rsplit(' ').next() {
         Some("up") => 8192,
@@ -264,7 +269,7 @@ fn columns(case: &Case) -> i32 {
 
 pub fn linear(case: &Case) -> Result<Inputs> {
     let n = columns(case);
-    // The weights are small enough that numbers keep their magnitude in a chain.
+    // The weights are so small that the numbers of a chain keep their magnitude.
     let w = case.ready(&[n, K], -0.035..0.035)?;
     let bias = case.ready(&[n], -0.1..0.1)?;
     let residual = case.ready(&[1, case.dim(1), n], -0.1..0.1)?;
@@ -313,7 +318,8 @@ pub const FORMATS: [(&str, i32, i32, QuantizedMode); 9] = [
     ("nvfp4", 16, 4, QuantizedMode::Nvfp4),
 ];
 
-/// A matrix in the format that the variant begins with, and the arrays that it consists of.
+/// Returns a matrix in the format that the variant begins with, and the arrays that the matrix
+/// consists of.
 fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> {
     let named = FORMATS.iter().find(|format| case.workload.variant.starts_with(format.0));
     let (_, group, bits, mode) = *named.unwrap_or(&FORMATS[0]);
@@ -369,7 +375,8 @@ pub fn lora_linear(case: &Case) -> Result<Inputs> {
     if !variant.ends_with("ops") {
         return Ok(inputs);
     }
-    // `x W^T + 2 (x A^T) B^T`: our op computes each product, and two of MLX's ops compute the rest.
+    // Computes `x W^T + 2 (x A^T) B^T`. Our ops compute the three products, and two of MLX's ops
+    // compute the rest.
     Ok(inputs.against(move |x, o| {
         let base = match &base {
             LinearWeight::Plain(w) => ops::linear(x, w, Linear::default())?,

@@ -1,4 +1,4 @@
-//! Runs the cases: our op, MLX's built-in and the roofline.
+//! Times our op, MLX's built-in, and the roofline of each case.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,12 +13,12 @@ use super::plan::Limits;
 use super::roofline;
 use super::timing::{Competitor, Timing, interleave};
 
-/// The measurement of MLX's built-in in a case.
+/// The measurement of MLX's built-in for a case.
 pub enum Builtin {
     Timed(Timing),
-    /// Not run, because it would take about this number of seconds.
+    /// The built-in did not run, because it would take about this number of seconds.
     LeftOut(f64),
-    /// The comparison has no built-in for a case of this size.
+    /// There is no built-in to compare with for a case of this size.
     None,
 }
 
@@ -38,13 +38,15 @@ pub struct Row<'a> {
     pub kind: Kind,
     pub device: Device,
     pub ours: Timing,
-    /// The implementation that this machine chose for the op, or `None` if the op has no choice.
+    /// The implementation that this machine chose for the op, or `None` if there is nothing to
+    /// choose.
     pub choice: Option<Choice>,
     pub builtin: Builtin,
     bytes: usize,
     /// The number of floating-point operations in matrix products.
     flops: f64,
-    /// The name of the limit that applies, and the least time in seconds that the machine needs.
+    /// The name of the resource that limits the op, and the shortest time in seconds that the
+    /// machine needs.
     pub limit: (&'static str, f64),
 }
 
@@ -53,33 +55,34 @@ impl Row<'_> {
         self.builtin.timing().map(|builtin| builtin.median / self.ours.median)
     }
 
-    /// The amount of work of a call, to which the times of an op's calls are proportional:
-    /// operations for products, bytes for other ops.
+    /// Returns the amount of work of a call: operations for products, bytes for other ops. The time
+    /// of an op is roughly proportional to it.
     fn work(&self) -> f64 {
         if self.flops > 0.0 { self.flops } else { self.bytes as f64 }
     }
 
-    /// Bandwidth: the bytes that the op must read and write, divided by our time.
+    /// Returns the bandwidth: the bytes that the op must read and write, divided by our time.
     pub fn gbps(&self) -> f64 {
         self.bytes as f64 / self.ours.median / 1e9
     }
 
-    /// GFLOP/s, if arithmetic is the limit.
+    /// Returns the GFLOP/s if arithmetic limits the op.
     pub fn gflops(&self) -> Option<f64> {
         (self.limit.0 == "compute").then(|| self.flops / self.ours.median / 1e9)
     }
 
-    /// The least time that the machine needs, divided by ours.
+    /// Returns the shortest time that the machine needs, divided by our time.
     pub fn limit_fraction(&self) -> f64 {
         self.limit.1 / self.ours.median
     }
 }
 
-/// Measures cases of a device, in the order of their sizes.
+/// Measures the cases of a device in the order of their sizes, so that small cases predict the time
+/// of large ones.
 pub struct Measuring<'a> {
     pub device: Device,
     pub stopped: &'a dyn Fn() -> bool,
-    /// The slowest built-in of each op and variant, in seconds for a unit of work.
+    /// For each op and variant, the seconds per unit of work of the slowest built-in.
     slowest: HashMap<(&'static str, &'static str), f64>,
 }
 
@@ -104,7 +107,8 @@ impl<'a> Measuring<'a> {
         let negative: Function = Rc::new(|x, _| x.negative());
         let (mover, moved) = match device {
             Device::Cpu => (roofline::bandwidth(inputs.read, inputs.written), bytes),
-            // Every GPU backend has `negative`, which reads and writes as many bytes as x has.
+            // On a GPU, use MLX's `negative`, which every backend has. It reads and writes as many
+            // bytes as x has.
             Device::Gpu => (competitor(calls, &inputs, &negative), 2 * inputs.x.nbytes()),
         };
         let mut competitors = vec![competitor(calls, &inputs, &inputs.ours), mover];
@@ -150,7 +154,7 @@ fn later(memory: f64, compute: f64) -> (&'static str, f64) {
     if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
 
-/// The number of calls in a run. A chain has fewer calls if the built-in takes long.
+/// Returns the number of calls in a run. A chain has fewer calls if the built-in takes long.
 pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     const CHAIN_SECONDS: f64 = 0.1;
     if kind != Kind::Chain {
@@ -165,8 +169,9 @@ pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     Ok(((CHAIN_SECONDS / seconds) as usize).clamp(4, kind as usize))
 }
 
-/// A chain of `calls` ops, each of which takes the previous result. The chain holds no intermediate
-/// array, so MLX can let an op write to the buffer of its input.
+/// Returns a competitor that runs a chain of `calls` ops. An op takes the result of the previous
+/// op. The chain holds no reference to intermediate arrays, so MLX can let an op overwrite its
+/// input.
 pub fn competitor<'a>(calls: usize, inputs: &'a Inputs, op: &'a Function) -> Competitor<'a> {
     Competitor::new(calls, move || {
         let mut y = op(&inputs.x, &inputs.others)?;
@@ -189,7 +194,7 @@ mod tests {
         assert_eq!((later(1.0, 0.0), later(1.0, 2.0)), (("memory", 1.0), ("compute", 2.0)));
     }
 
-    /// The op allocates only its output: no hidden copy and no temporary array.
+    /// Checks that an op allocates only its output: no hidden copy and no temporary array.
     #[test]
     fn ours_allocates_only_its_output() {
         device::with_device(Device::Cpu, || {
@@ -198,8 +203,8 @@ mod tests {
             for case in cases::select(&workloads, &[], &[], true, false) {
                 let op = case.workload.op;
                 let several_outputs = op.ends_with("_residual") || op == "quantize";
-                // These ops cannot write to their input's buffer, so a chain holds buffers that MLX
-                // has not freed.
+                // Chains of these ops are skipped. Such an op cannot overwrite its input, so a
+                // chain holds buffers that MLX has not freed yet.
                 let in_place = !["linear", "matmul", "attention"].iter().any(|&o| op.contains(o));
                 let alone = several_outputs || case.kind == Kind::Chain && !in_place;
                 if case.workload.size == Size::Large || alone {
@@ -211,7 +216,7 @@ mod tests {
                 let before = memory::active_memory();
                 memory::reset_peak_memory();
                 (competitor(case.kind as usize, &inputs, &inputs.ours).run)().unwrap();
-                // Some allocators round a size up to a page.
+                // Allow some extra bytes, because some allocators round a size up to a page.
                 let beyond = memory::peak_memory().saturating_sub(before + output);
                 if beyond >= 1 << 16 {
                     failures.push(format!("{case}: {beyond} bytes beside the output"));
