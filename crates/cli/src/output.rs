@@ -1,5 +1,6 @@
-//! The output of the command: the result on stdout, everything else on stderr. A failed write is an
-//! error, not a panic, so nothing here uses the macros of the standard library.
+//! Writes the command's result to stdout, and everything else to stderr. A failed write must be an
+//! error, but the standard library's macros such as `println!` would panic. So this module does not
+//! use them.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
@@ -14,7 +15,8 @@ use crate::joined;
 pub struct StdoutError(io::Error);
 
 impl StdoutError {
-    /// Whether the reader of stdout has closed it, as `head` does. The command has not failed then.
+    /// Returns whether the reader of stdout has closed it, as `head` does. In this case the command
+    /// has not failed.
     pub fn is_broken_pipe(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -41,7 +43,7 @@ pub fn print(part: impl Display) -> Result<(), StdoutError> {
     write!(stdout, "{part}").and_then(|()| stdout.flush()).map_err(StdoutError)
 }
 
-/// Calls `write`, which writes the result to stdout, and flushes stdout.
+/// Calls `write`, which must write the result to stdout, and then flushes stdout.
 pub fn printed(write: impl FnOnce() -> io::Result<()>) -> Result<(), StdoutError> {
     check_stdout()?;
     write().and_then(|()| io::stdout().flush()).map_err(StdoutError)
@@ -54,7 +56,7 @@ pub fn println(line: impl Display) -> Result<(), StdoutError> {
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Sets whether stderr gets errors only.
+/// Sets whether the command writes only errors to stderr.
 pub fn quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
@@ -63,7 +65,7 @@ pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Writes a note to stderr on rank 0 unless the command is quiet. A failed write is ignored, since
+/// Writes a note to stderr on rank 0 unless the command is quiet. Ignores a failed write, because
 /// there is no other place to report it.
 pub fn eprint(part: impl Display) {
     if !is_quiet() {
@@ -71,28 +73,28 @@ pub fn eprint(part: impl Display) {
     }
 }
 
-/// Writes a reply to a person, or an error, to stderr on rank 0, also if the command is quiet.
+/// Writes a reply to the user, or an error, to stderr on rank 0, even if the command is quiet.
 pub fn answer(part: impl Display) {
     if joined::is_first() {
         let _ = write!(io::stderr().lock(), "{part}");
     }
 }
 
-/// Writes an error to stderr, with the rank if there are several.
+/// Writes an error to stderr. Adds the rank's number if there are several ranks.
 pub fn error(reason: impl Display) {
     let rank = joined::group().map(|group| format!("[rank {}] ", group.rank())).unwrap_or_default();
-    // One write keeps the line in one piece, because MLX's threads write to stderr too.
+    // Write the line in a single call, because MLX's threads also write to stderr.
     let reason = printable::lines(&reason.to_string());
     let line = format!("{rank}error: {reason}\n");
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Writes a note and a line break, like [`eprint`].
+/// Writes a note like [`eprint`], and a line break.
 pub fn eprintln(line: impl Display) {
     eprint(format_args!("{line}\n"));
 }
 
-/// Returns an error if stdout was closed when the command started, as by `>&-`.
+/// Returns an error if stdout was closed when the command started, for example by `>&-` in a shell.
 pub fn check_stdout() -> Result<(), StdoutError> {
     match startup::stdout_is_closed() {
         true => Err(StdoutError(io::Error::other("it is closed"))),
@@ -116,11 +118,12 @@ mod startup {
     static LOOK: extern "C" fn() = look;
 
     extern "C" fn look() {
-        // SAFETY: the call returns the flags of a descriptor, or an error if it is not open.
+        // SAFETY: the call only reads the flags of a descriptor. It returns an error if the
+        // descriptor is not open.
         let closed = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } == -1;
         STDOUT_IS_CLOSED.store(closed, Ordering::Relaxed);
-        // SAFETY: the call installs no handler. When a file exceeds the limit of the process, the
-        // write then fails instead of ending the process.
+        // SAFETY: the call installs no handler. It makes a write fail, instead of ending the
+        // process, when a file exceeds the process's size limit.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
 

@@ -1,5 +1,5 @@
-//! `mlx-primitives completions` and `mlx-primitives man`: texts that are generated from the
-//! options.
+//! `mlx-primitives completions` and `mlx-primitives man`: generate shell completions and manual
+//! pages from the command-line options.
 
 use anyhow::{Context, Result};
 use clap::Command;

@@ -1,4 +1,4 @@
-//! `mlx-primitives perplexity`: how well a model predicts a text.
+//! `mlx-primitives perplexity`: measures how well a model predicts a text.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `mlx-primitives quantize`: a float checkpoint in MLX's packed layout.
+//! `mlx-primitives quantize`: converts a float checkpoint to MLX's packed layout.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! A command that several processes run together, each with a part of the model. Only rank 0 reads
-//! a person's input and prints the result.
+//! Lets several processes run a command together, each with a part of the model. Each process is a
+//! rank. Only rank 0 reads the user's input and prints the result.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -25,15 +25,15 @@ pub struct Ranks {
     peer_timeout: u64,
 }
 
-/// Makes a parser for the names of schemes.
+/// Returns a parser for the names of schemes.
 pub fn scheme() -> impl TypedValueParser<Value = Scheme> {
     PossibleValuesParser::new(Scheme::ALL.map(Scheme::name)).map(|name| {
         Scheme::ALL.into_iter().find(|scheme| scheme.name() == name).unwrap_or_default()
     })
 }
 
-/// The options that may differ between ranks: each machine has its files elsewhere, and a different
-/// number of cores.
+/// The options that may differ between ranks, because each machine has different paths and a
+/// different number of cores.
 const LOCAL: [&str; 8] = [
     "--threads",
     "--model",
@@ -46,7 +46,7 @@ const LOCAL: [&str; 8] = [
 ];
 
 impl Ranks {
-    /// Joins the other ranks, if MLX's variables name any.
+    /// Joins the group of ranks, if MLX's environment variables describe a group.
     pub fn join(&self) -> Result<()> {
         let timeout = Duration::from_secs(self.peer_timeout);
         let group = Group::join(Options { timeout, ..Options::default() })?;
@@ -68,12 +68,12 @@ impl Ranks {
     }
 }
 
-/// Joins the arguments that have to be the same on all ranks into a text.
+/// Joins the arguments that must be equal on all ranks into one text.
 fn common(arguments: impl Iterator<Item = OsString>) -> String {
     let mut kept = Vec::new();
     let mut skip = false;
     for argument in arguments {
-        // A path that is not valid text is compared as escaped bytes.
+        // If an argument is not valid UTF-8, compare its escaped bytes.
         let argument = argument.into_string().unwrap_or_else(|bytes| format!("{bytes:?}"));
         let name = argument.split_once('=').map_or(&*argument, |(name, _)| name);
         let local = LOCAL.contains(&name);

@@ -1,26 +1,25 @@
-//! The speeds and counts of a text, with the names that mlx-lm uses.
+//! Prints the speeds and token counts of a generation, with the names that mlx-lm uses.
 
 use mlx_primitives_llama::decode::Statistics;
 
 use crate::output;
 
-/// The fewest tokens from which a speed is computed. Fewer are not enough, since the first tokens
-/// arrive in pairs.
+/// The smallest number of tokens over which a speed is computed. Fewer tokens are not enough,
+/// because the first tokens arrive in pairs.
 const FEWEST: usize = 8;
 
-/// Tokens a second, or `None` over too few tokens.
+/// Returns the tokens per second, or `None` if there are too few tokens.
 fn speed(tokens: usize, tps: f64) -> Option<f64> {
     (tokens >= FEWEST).then_some(tps)
 }
 
-/// The speeds of the prompt and of the text.
+/// Returns the speeds of the prompt and of the generated text.
 pub fn speeds(s: &Statistics) -> [Option<f64>; 2] {
     let prompt = s.prompt_tokens.saturating_sub(s.cached_tokens);
     [speed(prompt, s.prompt_tps()), speed(s.generated_tokens, s.generation_tps())]
 }
 
-/// Prints the statistics of a text in the format of mlx-lm. Speeds are printed if there were enough
-/// tokens.
+/// Prints the statistics of a generation in mlx-lm's format. Leaves out speeds over too few tokens.
 pub fn report(s: &Statistics, reason: &str) {
     let cached = match s.cached_tokens {
         0 => String::new(),

@@ -1,5 +1,5 @@
-//! The common parts of `generate` and `chat`: their options, and the models and templates that they
-//! load.
+//! The parts that `generate` and `chat` share: their options, and the code that loads their models
+//! and templates.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -132,25 +132,25 @@ impl TextArgs {
     }
 }
 
-/// The loaded models, and the options of their texts.
+/// The loaded models, and the options for generating text with them.
 pub struct Session {
     pub checkpoint: Checkpoint,
     pub draft: Option<Checkpoint>,
-    /// `None` if the model has no template, or if an option turns it off.
+    /// The chat template. `None` if the model has no template, or if an option turns it off.
     pub template: Option<ChatTemplate>,
     pub chat: ChatOptions,
     pub options: Options,
     draft_tokens: usize,
     prompt_lookup: bool,
-    /// Ctrl-C sets this flag, and the text ends.
+    /// Ctrl-C sets this flag, which ends the generation.
     pub stop: Arc<AtomicBool>,
-    /// Keeps the memory of the models, and of the keys and values of the last text, resident.
+    /// Keeps the memory of the models resident, and of the keys and values of the last generation.
     resident: Resident,
 }
 
 impl TextArgs {
-    /// Sets the number of threads, which cannot change after ranks have exchanged arrays, and joins
-    /// the ranks.
+    /// Sets the number of threads and then joins the other ranks. The order matters, because the
+    /// number cannot change after ranks have exchanged arrays.
     pub fn start(&self) -> Result<()> {
         self.kernels.set()?;
         self.ranks.join()
@@ -189,8 +189,8 @@ impl Session {
                 other => bail!("expected an object for --chat-template-config, got {other}"),
             }
         }
-        // A template may read `enable_thinking`. As in mlx-lm, it is true if the vocabulary has the
-        // tokens.
+        // A template may read the variable `enable_thinking`. As in mlx-lm, its default is true if
+        // the vocabulary contains tokens that begin and end thoughts.
         let has = |token: &str| checkpoint.tokenizer.token_id(token).is_some();
         let thinks = THOUGHTS.iter().any(|[start, end]| has(start) && has(end));
         chat.variables.entry("enable_thinking").or_insert(Value::Bool(thinks));
@@ -214,7 +214,7 @@ impl Session {
         })
     }
 
-    /// The tokens of a conversation or, without a template, of the text to continue.
+    /// Returns the tokens of a conversation or, without a template, of the text to continue.
     pub fn encode(&self, messages: &[Value]) -> Result<Vec<u32>> {
         let tokenizer = &self.checkpoint.tokenizer;
         let texts = messages.iter().filter_map(|message| message["content"].as_str());
@@ -222,8 +222,8 @@ impl Session {
             Some(template) => template.render(messages, &self.chat)?,
             None => texts.collect(),
         };
-        // Encoding takes long, and a text has at most as many tokens as bytes, so only a long text
-        // is checked.
+        // Encoding takes long, so reject a text that is too long before encoding it. A text has at
+        // most as many tokens as bytes, so short texts need no check.
         let limit = self.longest();
         if text.len() > limit {
             let tokens = tokenizer.fewest_tokens(&text)?;
@@ -235,10 +235,10 @@ impl Session {
         })
     }
 
-    /// The largest number of tokens in a prompt.
+    /// Returns the largest allowed number of tokens in a prompt.
     pub fn longest(&self) -> usize {
         match self.checkpoint.llama.config().max_position_embeddings {
-            // A rotating cache drops positions, so a text may be longer than the model's limit.
+            // A rotating cache drops positions, so a prompt may be longer than the model's limit.
             Some(limit) if !matches!(self.options.cache, CacheKind::Rotating { .. }) => {
                 limit.unsigned_abs() as usize
             }
@@ -246,8 +246,8 @@ impl Session {
         }
     }
 
-    /// Starts a text, from the cache if there is one, and runs the prompt, with a progress bar on a
-    /// terminal if the prompt is long.
+    /// Starts a generation, from the cache if there is one, and runs the prompt. If the prompt is
+    /// long, shows a progress bar on a terminal.
     pub fn start(&self, prompt: &[u32], cache: Option<PromptCache>) -> Result<TextGeneration<'_>> {
         let positions = prompt.len().saturating_add(self.options.max_tokens);
         let models = [Some(&self.checkpoint), self.draft.as_ref()].into_iter().flatten();
@@ -266,7 +266,7 @@ impl Session {
         if self.options.max_tokens == 0 {
             return Ok(generation);
         }
-        // A prompt of a single step is finished before a person could read the bar.
+        // A prompt that takes a single step is finished before a person could read a progress bar.
         let long =
             prompt.len() > self.options.prefill_step && joined::is_first() && !output::is_quiet();
         let bar = if long { ProgressBar::new(prompt.len() as u64) } else { ProgressBar::hidden() };
@@ -288,17 +288,17 @@ impl Session {
     }
 }
 
-/// The error that a prompt is too long for the model.
+/// The prompt is too long for the model.
 #[derive(Debug, thiserror::Error)]
 #[error("expected a prompt of 1 to {limit} tokens, got {}{tokens}", if *least { "at least " } else { "" })]
 pub struct TooLong {
     pub tokens: usize,
-    /// Whether there may be more tokens.
+    /// Whether `tokens` is only a lower bound.
     pub least: bool,
     pub limit: usize,
 }
 
-/// The number of tokens, or no limit.
+/// Parses the maximum number of tokens; -1 means no limit.
 fn most_tokens(text: &str) -> Result<usize, String> {
     match text {
         "-1" => Ok(usize::MAX),
@@ -308,7 +308,7 @@ fn most_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The given seed, or one from the clock, which all ranks share.
+/// Returns the given seed. Without one, rank 0 draws a random seed for all ranks.
 fn seed(args: &SamplingArgs) -> Result<u64> {
     match args.seed {
         Some(seed) => Ok(seed),
@@ -320,7 +320,7 @@ fn seed(args: &SamplingArgs) -> Result<u64> {
     }
 }
 
-/// The pairs of tokens that begin and end a model's thoughts, as in mlx-lm.
+/// The pairs of tokens that begin and end a model's thoughts. mlx-lm has the same list.
 const THOUGHTS: [[&str; 2]; 4] = [
     ["<think>", "</think>"],
     ["<longcat_think>", "</longcat_think>"],
@@ -333,8 +333,8 @@ fn options(args: &TextArgs, checkpoint: &Checkpoint) -> Result<Options> {
     let tokenizer = &checkpoint.tokenizer;
     let mut eos = BTreeSet::new();
     for token in &args.extra_eos_token {
-        // As in mlx-lm, digits are the number of a token, even if the vocabulary has a token of
-        // these digits.
+        // As in mlx-lm, a number is the index of a token, even if the vocabulary has a token with
+        // these digits as text.
         let known = |id: &u32| tokenizer.token(*id).is_some();
         let id = match token.parse() {
             Ok(id) => Some(id).filter(known),

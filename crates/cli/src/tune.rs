@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     let path = tune::path(device)
         .context("neither XDG_CACHE_HOME nor HOME names a folder to keep the choices in")?;
     let folder = path.parent().context("the file has a folder")?;
-    // Reports a folder that cannot be written to before the measurement, which takes a minute.
+    // Check that the folder is writable before the measurement, which takes a minute.
     std::fs::create_dir_all(folder)
         .and_then(|()| tempfile::tempfile_in(folder))
         .with_context(|| format!("cannot write to {}", folder.display()))?;

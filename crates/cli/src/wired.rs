@@ -1,5 +1,5 @@
 //! Keeps the memory of a command's models resident for the GPU, if the system supports that.
-//! Otherwise macOS pages weights out between tokens when they take most of the memory.
+//! Without this, macOS pages weights out between tokens if they fill most of the memory.
 
 use std::cell::Cell;
 
@@ -9,27 +9,27 @@ use mlx_primitives_llama::{CacheKind, Llama, estimate};
 
 use crate::output;
 
-/// Memory that stays resident until this value is dropped. A command has one such value at a time.
+/// Keeps memory resident until this value is dropped. A command has only one such value at a time.
 pub struct Resident {
-    /// The bytes of the models, and of the arrays that a step computes.
+    /// The bytes of the models and of the arrays in a step.
     models: usize,
-    /// The limit before the first change; `None` before that.
+    /// MLX's limit before the first change; `None` until then.
     before: Cell<Option<usize>>,
 }
 
 impl Resident {
-    /// Keeps models of this many bytes resident, and the arrays of a step.
+    /// Keeps models with this many bytes in total resident, and the arrays of a step.
     pub fn new(models: usize) -> Self {
-        // A step of 512 prompt tokens allocates some hundred megabytes at a time, more for larger
-        // models. The number was chosen, not measured.
+        // A step with 512 prompt tokens allocates some hundred megabytes at a time, and more in
+        // larger models. This number is an estimate and was not measured.
         let step = (512 << 20) + models / 16;
         let resident = Self { models: models.saturating_add(step), before: Cell::default() };
         resident.with_caches(0);
         resident
     }
 
-    /// Also keeps caches of this many bytes resident, in place of the last ones. If the system
-    /// refuses, the command writes a note and continues more slowly.
+    /// Also keeps caches of this many bytes resident. They replace the caches of the last call. If
+    /// the system refuses, the command writes a note and continues more slowly.
     pub fn with_caches(&self, bytes: usize) {
         let wire = || -> Result<()> {
             let Some(most) = memory::recommended_working_set()? else { return Ok(()) };
@@ -47,17 +47,19 @@ impl Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        // The system never refuses a lower limit, and `drop` could not report an error.
+        // Ignore the result: the system never refuses a lower limit, and `drop` could not report an
+        // error.
         let _ = self.before.get().map(memory::set_wired_limit);
     }
 }
 
-/// The bytes of keys and values for this number of positions, but at most for the model's limit.
+/// Returns the bytes of the keys and values for this number of positions, but at most for the
+/// model's limit.
 pub fn cache(llama: &Llama, kind: CacheKind, positions: usize) -> usize {
     let config = llama.config();
     let most = config.max_position_embeddings.map_or(u32::MAX, i32::unsigned_abs);
     let positions = u32::try_from(positions).unwrap_or(u32::MAX).min(most);
-    // Buffers have room for a multiple of 256 positions.
+    // The size of a buffer is a multiple of 256 positions.
     let positions = positions.checked_next_multiple_of(256).unwrap_or(positions);
     let sizes = estimate(config, llama.dtype(), None, kind, 1, positions);
     sizes.map_or(usize::MAX, |sizes| usize::try_from(sizes.cache).unwrap_or(usize::MAX))
@@ -77,7 +79,8 @@ mod tests {
         for kind in [CacheKind::Plain, CacheKind::Quantized { group_size: 32, bits: 8 }] {
             let mut real = llama.new_cache_of(kind)?;
             let _ = llama.forward(&Array::from_slice(&[1u32, 2, 3], [1, 3])?, &mut real)?;
-            // The buffers of plain caches also have room for the queries of a step.
+            // The buffers of plain caches are larger, because they also have room for the queries
+            // of a step.
             let (real, asked) = (real.nbytes(), cache(&llama, kind, 3));
             assert!(asked <= real && real <= 2 * asked, "{kind:?}: {asked} of {real}");
         }

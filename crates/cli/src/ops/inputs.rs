@@ -330,7 +330,8 @@ fn packed(case: &Case, n: i32, k: i32) -> Result<(QuantizedWeight, Vec<Array>)> 
     Ok((w, parts))
 }
 
-/// `[rows, K]` times `[n, K]`. The shape leaves out `n` if it equals [`K`].
+/// Multiplies `[rows, K]` by the transpose of `[n, K]`. The workload's shape is `[rows, K, n]`, or
+/// `[rows, K]` if `n` equals [`K`].
 pub fn quantized_linear(case: &Case) -> Result<Inputs> {
     let (rows, n) = (case.dim(0), case.dim(-1));
     let x = case.ready(&[rows, K], -1.0..1.0)?;

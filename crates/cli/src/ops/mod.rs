@@ -1,4 +1,4 @@
-//! `mlx-primitives ops`: our primitives compared with MLX's built-ins, in one process.
+//! `mlx-primitives ops`: compares our primitives with MLX's built-ins in one process.
 
 mod cases;
 mod inputs;
@@ -35,7 +35,7 @@ use crate::kernels::Threads;
 use crate::model::{Float, progress};
 use crate::output;
 
-/// The bytes that MLX may keep for reuse: several times the largest array.
+/// The bytes that MLX may keep in its cache for reuse, which are several times the largest array.
 const CACHE_LIMIT: usize = 2 << 30;
 
 /// Shown below the options of `--help`.
@@ -97,8 +97,8 @@ pub fn run(args: &Args) -> Result<()> {
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     output::eprintln(machine(device)?);
 
-    // The op and the built-in write to recycled memory, as they do with the limit of MLX's GPU
-    // allocators.
+    // With this limit, the op and the built-in write to recycled memory. The default limit of MLX's
+    // GPU allocators has the same effect.
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
     let types: Vec<_> = args.dtype.iter().map(|&float| float.into()).collect();
@@ -160,14 +160,14 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a chart can be written to this file, and creates the file if it is missing.
+/// Checks that the command can write a chart to this file. Creates the file if it is missing.
 pub fn check_plot(path: &Path) -> Result<()> {
     files::check_replaceable(path)?;
     let opened = OpenOptions::new().create(true).append(true).open(path);
     opened.map(drop).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The device with this name, or the default one.
+/// Returns the device with this name, or the default device.
 pub fn device(name: Option<&str>) -> Result<Device> {
     let device = match name {
         Some("gpu") => Device::Gpu,
@@ -188,13 +188,14 @@ pub struct Latency {
     pub rows: Vec<Value>,
     /// A table.
     pub text: String,
-    /// The smallest speedup compared with MLX's built-in.
+    /// The smallest speedup over MLX's built-in.
     pub least: Option<f64>,
-    /// The errors of calls that could not be measured.
+    /// The errors of calls that the command could not measure.
     pub failures: Vec<String>,
 }
 
-/// The latencies of an op for the shapes of `--quick`, or for the first shape only.
+/// Measures the latencies of an op for the shapes of `--quick`, or only for the first of these
+/// shapes.
 pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
@@ -223,7 +224,7 @@ pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
     Ok(Latency { rows: rows.iter().map(report::object).collect(), text, least, failures })
 }
 
-/// The machine and the versions that the numbers depend on.
+/// Describes the machine and the versions that the numbers depend on.
 fn machine(device: Device) -> Result<String> {
     let (_, version) = device::mlx_versions();
     let cpu = Device::Cpu.name()?;

@@ -1,4 +1,4 @@
-//! The plan of `--quick`, which divides its time among the cases.
+//! Divides the time of `--quick` among the cases.
 
 use std::time::{Duration, Instant};
 
@@ -7,28 +7,29 @@ use mlx_primitives::Dtype;
 use super::cases::{Case, Size};
 use super::timing::Effort;
 
-/// The time of `--quick`. The last case may exceed it by a few seconds.
+/// The time that `--quick` may take. The last case may exceed it by a few seconds.
 const TIME: Duration = Duration::from_secs(80);
 
 pub struct Plan {
     start: Instant,
-    /// The time for all cases; `None` if it is not limited.
+    /// The time for all cases, or `None` without a limit.
     time: Option<Duration>,
     effort: Effort,
-    /// The total weight of the cases that have begun, and of all cases.
+    /// `begun` is the total weight of the cases that have begun, and `all` the total weight of all
+    /// cases.
     begun: f64,
     all: f64,
-    /// The first type of the comparison.
+    /// The element type of the first case.
     first: Option<Dtype>,
-    /// The number of cases that were left out for lack of time.
+    /// The number of cases that were left out because there was no time.
     pub left_out: usize,
 }
 
 /// The limits of a case.
 pub struct Limits {
     pub effort: Effort,
-    /// The most seconds that a built-in may take. Smaller cases of its op give an estimate of its
-    /// time.
+    /// The longest time in seconds that a built-in may take. The smaller cases of its op give an
+    /// estimate of its time.
     pub builtin: f64,
 }
 
@@ -40,7 +41,7 @@ impl Plan {
         Self { start: Instant::now(), time, effort, begun: 0.0, all, first, left_out: 0 }
     }
 
-    /// The limits of the next case, or `None` if no time is left for it.
+    /// Returns the limits of the next case, or `None` if there is no time for it.
     pub fn next(&mut self, case: &Case) -> Option<Limits> {
         let limits = self.limits(case, self.start.elapsed());
         self.begun += weight(case);
@@ -48,8 +49,9 @@ impl Plan {
         limits
     }
 
-    /// Returns `None` if all time has passed. If the earlier cases took longer than planned, large
-    /// cases and further types get no time and other cases get less, so that every op gets some.
+    /// Returns `None` if all time has passed. If the earlier cases took longer than planned, also
+    /// returns `None` for large cases and for all types except the first, and less time for other
+    /// cases. So every op gets some time.
     fn limits(&self, case: &Case, spent: Duration) -> Option<Limits> {
         let effort = self.effort;
         let Some(time) = self.time else {
@@ -61,15 +63,15 @@ impl Plan {
         if spent > time || late && spared {
             return None;
         }
-        // Takes a part of the remaining time, since making the inputs and the uncounted first runs
-        // take time too.
+        // Take only a part of the remaining time, because making the inputs and the uncounted first
+        // runs also take time.
         let share = (time - spent) / (self.all - self.begun);
         let budget = effort.budget.min(Duration::from_secs_f64(0.4 * share));
         Some(Limits { effort: Effort { budget, ..effort }, builtin: (10.0 * share).min(2.0) })
     }
 }
 
-/// An estimate of a case's time relative to others: large inputs take long to make.
+/// Estimates the time of a case relative to other cases. Making large inputs takes long.
 fn weight(case: &Case) -> f64 {
     if case.workload.size == Size::Large { 6.0 } else { 1.0 }
 }

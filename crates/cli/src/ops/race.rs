@@ -1,13 +1,13 @@
-//! Times two implementations in turn, and compares their results.
+//! Times two implementations alternately, and compares their results.
 
 use std::time::Duration;
 
 use mlx_primitives::tune::Measured;
 use mlx_primitives::{Array, Dtype};
 
-/// Times two functions in turn until the budget is spent or one returns an error. `clock` returns
-/// the time since a fixed moment. There are at least three rounds and at most a thousand, or only
-/// one if it takes five times the budget. The times are medians.
+/// Runs two functions alternately until the budget is spent, and returns their median times. Stops
+/// if a function returns an error. `clock` returns the time since a fixed moment. There are at
+/// least three and at most a thousand rounds, but fewer if they take five times the budget.
 pub fn race<E>(
     mut ours: impl FnMut() -> Result<(), E>,
     mut mlx: impl FnMut() -> Result<(), E>,
@@ -15,7 +15,7 @@ pub fn race<E>(
     budget: Duration,
 ) -> Result<Measured, E> {
     const MOST: usize = 1000;
-    // The first run of each function does not count, since it may do extra work.
+    // The first run of each function is not counted, because it may do extra work.
     ours()?;
     mlx()?;
     let (start, mut times) = (clock(), [Vec::new(), Vec::new()]);
@@ -38,9 +38,9 @@ pub fn race<E>(
     Ok(Measured { ours, mlx, agrees: true })
 }
 
-/// Whether two results have the same shape and type, and differ by no more than intermediate
-/// roundings can cause, which is a fraction of the largest finite element, 0.005 in float32, 0.02
-/// in float16 and 0.1 in bfloat16. Infinities and NaN must be the same.
+/// Returns whether two results have the same shape and type, and differ no more than intermediate
+/// rounding can explain. The allowed difference is a fraction of the largest finite element: 0.005
+/// in float32, 0.02 in float16 and 0.1 in bfloat16. Infinities and NaN must be equal.
 pub fn agree(ours: &Array, mlx: &Array) -> mlx_primitives::Result<bool> {
     if (ours.dtype(), ours.shape()) != (mlx.dtype(), mlx.shape()) {
         return Ok(false);
@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// Uses a clock that only the two functions advance.
+    /// In this test, only the two functions advance the clock.
     #[test]
     fn times_are_medians() -> anyhow::Result<()> {
         let timed =
@@ -94,7 +94,7 @@ mod tests {
         // Outliers and the first run do not affect the median.
         let (it, _) = timed(&[500, 40, 40, 900, 40, 40], &[1, 50, 50, 1, 50, 50])?;
         assert_eq!((micros(&it), it.choice()), ([40.0, 50.0], Choice::Ours));
-        // There are at least three rounds, unless one takes very long.
+        // There are at least three rounds, unless a round takes very long.
         assert_eq!((timed(&[500], &[500])?.1, timed(&[2500], &[2500])?.1), (8, 4));
         // A stopped clock also ends the race.
         let still = race(|| Ok::<_, ()>(()), || Ok(()), &Duration::default, Duration::MAX / 8);

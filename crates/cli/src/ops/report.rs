@@ -1,4 +1,4 @@
-//! Writes the rows as lines of tables or as JSON, one row at a time.
+//! Formats the rows as tables or as JSON, one row at a time.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,17 +10,17 @@ use super::cases::{Case, Size, Workload};
 use super::measure::{Builtin, Row};
 use super::timing::Timing;
 
-/// The form in which rows are written.
+/// The output format of the rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A table for each op.
     Tables,
-    /// An array with an object on each line. The text is valid JSON after the last row has been
+    /// A JSON array with one object per line. The text is valid JSON once the last row has been
     /// written.
     Json,
 }
 
-/// Makes the text of each row as soon as it is measured. The rows of an op follow one another.
+/// Formats each row as soon as it is measured. All rows of an op must come one after another.
 pub struct Writer {
     form: Form,
     /// The length of the longest shape of each op.
@@ -31,7 +31,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes a writer for the rows of these cases.
+    /// Returns a writer for the rows of these cases.
     pub fn new(form: Form, cases: &[Case]) -> Self {
         let mut widths = HashMap::new();
         for Case { workload, .. } in cases {
@@ -89,7 +89,7 @@ const HEADER: [&str; 11] = [
     "limit",
     "GFLOP/s",
 ];
-/// The widths of the columns after the first column, whose width is in [`Writer`].
+/// The widths of all columns except the first. [`Writer`] knows the width of the first column.
 const WIDTHS: [usize; 10] = [8, 6, 16, 16, 8, 6, 6, 10, 7, 7];
 
 fn line(cells: &[String; 11], width: usize) -> String {
@@ -163,14 +163,15 @@ pub fn object(row: &Row) -> Value {
     object
 }
 
-/// The reason why an op is slower than the limit, if it is much slower.
+/// Returns the reason why a large op is slower than the machine's limit, if it is much slower.
 fn why(row: &Row) -> Option<&'static str> {
     const FAR: f64 = 0.7;
     let Workload { why, size, .. } = row.workload;
     (*size == Size::Large && row.limit_fraction() < FAR && !why.is_empty()).then_some(*why)
 }
 
-/// The median and half the interquartile range; for a single run, the median and `once`.
+/// Formats the median and half the interquartile range. After a single run, formats the median and
+/// `once`.
 fn with_spread(timing: &Timing) -> String {
     let median = digits(micros(timing.median));
     match timing.samples {

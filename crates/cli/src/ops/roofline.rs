@@ -1,5 +1,5 @@
-//! The roofline: the least time that this machine needs to move an op's bytes and to do its
-//! multiplications. It is measured next to the op.
+//! Measures the roofline next to each op: the shortest time in which this machine can move the op's
+//! bytes and do its multiplications.
 
 use std::hint::black_box;
 
@@ -8,8 +8,8 @@ use mlx_primitives_kernels::roofline;
 
 use super::timing::Competitor;
 
-/// A buffer of this many bytes that has been written to, in 2 MB pages as far as the system grants
-/// them.
+/// Returns a buffer of this many bytes. All of it has been written to. It uses 2 MB pages if the
+/// system grants them.
 fn buffer(bytes: usize) -> Vec<u8> {
     let mut buffer: Vec<u8> = Vec::with_capacity(bytes);
     memory::advise_large_pages(buffer.as_ptr().expose_provenance(), bytes);
@@ -17,10 +17,10 @@ fn buffer(bytes: usize) -> Vec<u8> {
     buffer
 }
 
-/// Moves this many bytes between fixed buffers: copies the bytes that are both read and written,
-/// and reads or fills the rest.
+/// Returns a competitor that moves this many bytes between fixed buffers. It copies as many bytes
+/// as are both read and written, and only reads or fills the rest.
 pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
-    // Several calls are timed together, because a small buffer takes less time than the clock's
+    // Time several calls together, because moving a small buffer takes less time than the clock's
     // resolution on some machines.
     let calls = (1 << 22 >> read.max(written).max(1).ilog2()).clamp(1, 256);
     let (from, mut to) = (buffer(read), buffer(written));
@@ -36,8 +36,8 @@ pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
     })
 }
 
-/// Multiplies in registers for about a millisecond, at the type's best speed; also returns the
-/// number of operations.
+/// Returns a competitor that multiplies in registers at the type's best speed for about a
+/// millisecond, and the number of its operations.
 pub fn arithmetic(dtype: Dtype) -> (Competitor<'static>, f64) {
     let multiply = move || roofline::multiply(dtype == Dtype::Bfloat16, 100);
     let run = move || {

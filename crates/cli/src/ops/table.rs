@@ -1,5 +1,5 @@
-//! Writes the book's table of the ops in Markdown. Every number in it is measured, tried out or
-//! counted.
+//! Writes the table of the ops for the book, in Markdown. Every entry is measured, counted, or
+//! found by trying.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,8 +11,8 @@ use mlx_primitives::{Array, Dtype, files, transforms};
 use super::cases::{Case, Inputs, Kind, Size, TYPES, Workload};
 use super::measure::Row;
 
-/// One line for each op, in the order of the workloads, with the ratios that [`read_traffic`]
-/// returned.
+/// Returns a line for each op, in the order of the workloads. `traffic` contains the ratios that
+/// [`read_traffic`] returned.
 pub fn markdown(
     workloads: &[Workload],
     rows: &[Row],
@@ -43,8 +43,8 @@ pub fn markdown(
     Ok(text)
 }
 
-/// The speedups, by type, of the largest workload among the wanted rows that fits the caches. If
-/// several are equally large, the first counts.
+/// Returns the speedups of one workload for each type. It is the largest workload among the wanted
+/// rows that fits the caches, or the first of several with this size.
 fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     let rows = rows.iter().filter(|row| wanted(row) && row.workload.size != Size::Large);
     let elements = |row: &Row| row.workload.shape.iter().map(|&n| i64::from(n)).product::<i64>();
@@ -57,8 +57,8 @@ fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     format!("{}: {}", chosen.workload.shape_label(), numbers.collect::<Vec<_>>().join(" / "))
 }
 
-/// The smallest fraction of the limit among shapes larger than the caches, and the largest fraction
-/// if it differs.
+/// Returns the smallest fraction of the machine's limit among shapes larger than the caches, and
+/// the largest fraction if it differs.
 fn fractions(rows: &[&Row]) -> String {
     let large = rows.iter().filter(|row| row.workload.size == Size::Large);
     let mut percents: Vec<_> = large.map(|row| (100.0 * row.limit_fraction()).round()).collect();
@@ -70,7 +70,7 @@ fn fractions(rows: &[&Row]) -> String {
     }
 }
 
-/// The transforms that the op supports, found by trying them.
+/// Returns the transforms that the op supports. Tries each transform to find out.
 fn transforms_of(workload: &Workload) -> Result<String> {
     let case = Case { workload, dtype: Dtype::Float32, kind: Kind::Single };
     let Inputs { x, others, ours, .. } = case.inputs()?;
@@ -87,9 +87,9 @@ fn transforms_of(workload: &Workload) -> Result<String> {
     Ok(if names.is_empty() { "none".to_owned() } else { names.join(" ") })
 }
 
-/// For each op, the bytes that it moves on the device, divided by the least possible number. A line
-/// of the file has an op, the bytes that its kernels moved in the simulator, and the least possible
-/// number.
+/// Reads, for each op, the bytes that it moves on the device, divided by the smallest possible
+/// number. A line of the file contains an op, the bytes that its kernels moved in the simulator,
+/// and the smallest possible number.
 pub fn read_traffic(path: &Path) -> Result<HashMap<String, f64>> {
     let text = files::read_to_string(path)?;
     let mut ratios = HashMap::new();

@@ -1,5 +1,4 @@
-//! Interleaved timing: competitors take turns, so that a slowdown of the machine affects all of
-//! them.
+//! Times competitors in turns, so that a slowdown of the machine affects all of them.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +30,7 @@ impl Timing {
     }
 }
 
-/// A competitor to time; a run of it makes `calls` calls.
+/// A function to time. Each run makes `calls` calls of an op.
 pub struct Competitor<'a> {
     pub calls: usize,
     pub run: Box<dyn FnMut() -> Result<()> + 'a>,
@@ -55,8 +54,8 @@ pub struct Effort {
     pub budget: Duration,
     pub least_rounds: usize,
     /// The longest run, in seconds, of a competitor that takes turns. A slower competitor is
-    /// measured once: by its first run, or by a second one if the first took less than four times
-    /// this time.
+    /// measured only once: by its first run, or by its second run if the first took less than four
+    /// times this time.
     pub patience: f64,
 }
 
@@ -71,8 +70,8 @@ impl Effort {
 }
 
 const MOST_ROUNDS: usize = 200;
-/// Each turn takes samples for this number of seconds, or for this fraction of the slowest
-/// competitor's run, but at most [`TURN_SAMPLES`] samples.
+/// In each turn, a competitor runs for this number of seconds, or for this fraction of the slowest
+/// competitor's run if that is longer. A turn takes at most [`TURN_SAMPLES`] samples.
 const TURN: f64 = 1e-3;
 const TURN_PART: f64 = 0.25;
 const TURN_SAMPLES: f64 = 16.0;
@@ -83,15 +82,16 @@ pub fn interleave(
     effort: &Effort,
     stopped: &dyn Fn() -> bool,
 ) -> Result<Option<Vec<Timing>>> {
-    // The turn of a short run starts with an uncounted run, because the caches hold the data of the
-    // other competitor and the threads sleep.
+    // If a run is short, a turn begins with an uncounted run, because the caches hold the other
+    // competitor's data and the threads sleep.
     let warms_up = |estimate: f64| estimate < 2.0 * TURN;
     let mut times = vec![Vec::new(); competitors.len()];
     let mut estimates = Vec::new();
     for (competitor, times) in competitors.iter_mut().zip(&mut times) {
-        // The first run warms up. If it is short, a second run gives a better estimate, and counts
-        // unless it is so short that the end of the first run affects it. A first run that exceeds
-        // the patience may have waited for the system to clear memory, so it is repeated too.
+        // The first run warms up. If it is short, a second run gives a better estimate. The second
+        // run counts, unless it is so short that the end of the first run affects it. A first run
+        // that exceeds the patience may have waited for the system to clear memory, so it is
+        // repeated too.
         let first = competitor.time()?;
         let patience = effort.patience;
         let again = first < 0.05 || (patience..4.0 * patience).contains(&first);
@@ -163,7 +163,7 @@ mod tests {
         let timings = timings.unwrap();
         assert!(timings.iter().all(|timing| timing.samples == 2 && timing.median >= 0.06));
         assert_eq!(order, ['a', 'b', 'a', 'b', 'b', 'a']);
-        // A first run that is longer than the patience is the only one.
+        // If the first run takes longer than the patience, there is no other run.
         let (timings, order) = run(0.01, &|| false);
         assert!(timings.unwrap().iter().all(|it| it.samples == 1 && it.median >= 0.06));
         assert_eq!(order, ['a', 'b']);

@@ -1,4 +1,5 @@
-//! Chooses between our kernel and a composition of MLX's ops, for each op on this machine.
+//! Measures whether our kernel or a composition of MLX's ops is faster, for each op on this
+//! machine.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -17,8 +18,8 @@ use crate::kernels::simulates;
 use crate::model::progress;
 use crate::output;
 
-/// Measures these ops, or all if the list is empty. An op runs in chains if its result can be its
-/// next input. Wrong results are reported on stderr.
+/// Measures these ops, or all ops if the list is empty. If the result of an op can be its next
+/// input, the op runs in chains. Reports wrong results on stderr.
 pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();
@@ -26,7 +27,7 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     let effort = if quick { &Effort::QUICK } else { &Effort::FULL };
     cases.retain(|case| match case.workload.size {
         Size::Large => false,
-        // The simulator would take minutes for these cases.
+        // Skip these cases in the simulator, which would take minutes for them.
         Size::Wide | Size::Prefill if simulates() => false,
         Size::Wide => true,
         Size::Decode | Size::Prefill => case.kind == Kind::Chain,
@@ -46,8 +47,9 @@ pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     Ok(choices)
 }
 
-/// Measures a case if its call is a single op that has a choice. If our result differs from MLX's,
-/// our CPU kernels, which are tested on every machine, decide which one is right.
+/// Measures a case if its call is a single op with a choice of implementations. If our result
+/// differs from MLX's, the result of our CPU kernels decides which is right. These kernels are
+/// tested on every machine.
 fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<String>> {
     memory::clear_cache()?;
     let inputs = case.inputs()?;
@@ -65,7 +67,7 @@ fn add(case: &Case, effort: &Effort, choices: &mut Choices) -> Result<Option<Str
             ));
         }
     }
-    // Chooses our kernels while it measures, because the built-in of a case may run our op.
+    // Choose our kernels for this measurement, because the built-in of a case may also call our op.
     let calls = with_choices(sides[0].clone(), || calls(case.kind, &inputs))?;
     let [mut ours, mut mlx] = [0, 1].map(|_| competitor(calls, &inputs, &inputs.ours));
     let start = Instant::now();

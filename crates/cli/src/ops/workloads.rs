@@ -1,5 +1,5 @@
-//! The table of workloads. Each has an op, the reason why it is slower than the machine's limit,
-//! its shapes and its inputs.
+//! The table of workloads. A row has an op, the reason why the op is slower than the machine's
+//! limit, and the op's shapes and inputs.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use super::cases::Size::{self, Decode, Large, Prefill, Wide};
 use super::cases::{Case, Inputs, Workload};
 use super::inputs::{self, Call};
 
-/// The size and the shape of a workload, and the variants of the op that use it.
+/// The size and the shape of a workload, and the variants of the op with this shape.
 type Row<'a> = (Size, &'static [i32], &'a [&'static str]);
 const PLAIN: &[&str] = &[""];
 
@@ -33,7 +33,7 @@ impl Table {
 }
 
 const EXPONENTIALS: &str = "an exponential for each element takes longer than moving it";
-/// For ops that round each step, as MLX's composition does.
+/// The reason for ops that round the result of each step, as MLX's composition does.
 const ROUNDINGS: &str = "each step is rounded to the type, which takes longer than moving it";
 const GROUPS: &str =
     "each group takes two passes: for its extremes, and for a quotient of each element";
@@ -41,11 +41,11 @@ const SOFTMAX: &str = "a softmax stands between the products, of weights that st
 const CODES: &str = "codes become floats for no more than four rows of queries";
 const SUMS: &str = "the registers hold sums for four rows of x, so that eight rows take two passes";
 const COLUMNS: &str = "columns of w, in cache lines that lie far apart, are turned into rows first";
-/// For functions of which 16-bit types look up all values in a table.
+/// The reason for functions whose values 16-bit types look up in a table.
 const FUNCTIONS: &str =
     "an exponential or erf for each element, or its look-up, takes longer than moving it";
 
-/// Every workload, grouped by op and in the order of the reports.
+/// Returns all workloads, grouped by op, in the order of the reports.
 pub fn all() -> Vec<Workload> {
     let mut table = Table::default();
     rows(&mut table);
@@ -97,7 +97,7 @@ fn rows(table: &mut Table) {
             (Large, &[1, 256, 128_256], PLAIN),
         ]
     };
-    // The result of `logsumexp` cannot be its next input.
+    // The result of `logsumexp` cannot be its next input, so `Wide` replaces `Decode`.
     table.add("logsumexp", EXPONENTIALS, &shapes(Wide), inputs::logsumexp);
     table.add("log_softmax", EXPONENTIALS, &shapes(Decode), inputs::log_softmax);
     let shapes: [Row; 5] = [
@@ -121,8 +121,8 @@ fn positions(table: &mut Table) {
     table.add("rope_append", "", &shapes, inputs::rope_append);
     let many: Row = (Large, &[1024, KvLayout::QUERY_POSITIONS, 3072], &["a sequence each"]);
     table.add("rope_append", ROUNDINGS, &[many], inputs::rope_append_batched);
-    // The shapes of the keys and values of one decoded position, those of a prompt, and a weight
-    // matrix.
+    // The shapes belong to the keys or values of one decoded position, to the keys or values of a
+    // prompt, and to weight matrices.
     for (four, eight) in [("4 bits", "8 bits"), ("4 bits back", "8 bits back")] {
         let shapes: [Row; 4] = [
             (Wide, &[1, 16, 1, 64], &[eight]), // the result cannot be the next input
@@ -180,8 +180,8 @@ fn matrices(table: &mut Table) {
     for (variant, count) in [
         ("4-bit", 4),
         ("plain", 4),
-        // The peer runs our ops one after the other, so that the ratio shows the gain of fusion
-        // alone.
+        // In these variants, the peer runs our separate ops one after the other. So the ratio shows
+        // only the gain of fusion.
         ("4-bit, by our separate ops", 2),
         ("plain, by our separate ops", 2),
     ] {
@@ -201,8 +201,8 @@ fn elements(table: &mut Table) {
         (Prefill, &[1, 512, 2048], PLAIN),
         (Large, &[4, 2048, 4096], PLAIN),
     ];
-    // A name, a reason, the number of further inputs, whether these inputs have only the last axis,
-    // and the call.
+    // Each entry has a name, a reason, the number of further inputs, whether these inputs are
+    // vectors along the last axis, and the call.
     let activations: [(_, _, _, _, Call); 10] = [
         ("relu", "", 0, false, |x, _| ops::relu(x)),
         ("silu", FUNCTIONS, 0, false, |x, _| ops::silu(x)),

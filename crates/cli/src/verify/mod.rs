@@ -1,5 +1,5 @@
-//! `mlx-primitives verify`: checks and times this build on this machine, and writes a report that
-//! can be attached to a bug report.
+//! `mlx-primitives verify`: checks and times this build on this machine. Writes a report that the
+//! user can attach to a bug report.
 
 mod parts;
 mod random;
@@ -158,11 +158,11 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs a step. An error or a panic becomes a failure.
+/// Runs a step, and turns an error or a panic into a failure.
 fn run_step(step: &Step) -> Done {
     let start = Instant::now();
     let failed = |said: String| Found { failures: vec![said], ..Found::default() };
-    // The steps check our kernels, even if this machine has chosen MLX's ops.
+    // Choose our kernels, because the steps check them even if this machine has chosen MLX's ops.
     let run = || with_choices(Rc::new(Choices::ours()), || (step.run)());
     let found = match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(found)) => found,
@@ -177,7 +177,7 @@ fn run_step(step: &Step) -> Done {
     Done { part: step.part, name: step.name.clone(), seconds, found }
 }
 
-/// Moves the failures to the details of the result, so that the command does not fail.
+/// Moves the failures of a step to its details, so that the command does not fail.
 fn unjudged(mut found: Found) -> Found {
     let failures = std::mem::take(&mut found.failures);
     if let Some(first) = failures.first() {

@@ -1,4 +1,4 @@
-//! The steps of the command, and their expected results.
+//! The steps of `verify`, and their expected results.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ use super::step::{Found, Step};
 use crate::kernels::simulates;
 use crate::{info, ops};
 
-/// The tokens that mlx-lm decodes greedily with the demo model.
+/// The tokens that mlx-lm decodes with the demo model and greedy sampling.
 const GREEDY: &str = include_str!("../../assets/greedy.json");
-/// The largest number of failures of a step that the report lists.
+/// The largest number of failures that the report lists for a step.
 const MOST_FAILURES: usize = 20;
 
-/// The part of the comparisons that a process runs.
+/// Selects the comparisons that this process runs.
 #[derive(Clone, Copy)]
 pub struct Selected {
     pub quick: bool,
@@ -38,7 +38,7 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
         run,
     };
     let mut steps = Vec::new();
-    // This step is the first one, since no other step runs if a kernel has no pipeline.
+    // This step comes first, because other steps cannot run if a kernel has no pipeline.
     if device == Device::Gpu || simulates() {
         let all = pipelines::all();
         if !all.is_empty() {
@@ -53,7 +53,7 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
             Box::new(move || self_test(rows, device, selected)),
         ));
     }
-    // Times in the simulator are meaningless.
+    // Times in the simulator mean nothing, so do not measure them.
     if !simulates() {
         for op in ops::names() {
             steps.push(step("latency", op, Box::new(move || latency(op, device, quick))));
@@ -64,13 +64,14 @@ pub fn all(device: Device, selected: Selected) -> Vec<Step> {
     steps
 }
 
-/// Whether a failure on a device counts. The GPU of a virtual Mac, as in hosted runners, belongs to
-/// an older family than the GPU of any Mac, and MLX's own ops are wrong on it too.
+/// Returns whether failures on a device count. They do not count on the GPU of a virtual Mac, which
+/// hosted CI runners have. It belongs to an older family than the GPU of any real Mac, and MLX's
+/// own ops are wrong on it too.
 pub fn judges(device: Device) -> Result<bool> {
     Ok(device == Device::Cpu || !device.name()?.contains("Paravirtual"))
 }
 
-/// Makes the pipeline of every kernel, and lists the largest number of threads for each.
+/// Creates the pipeline of every kernel, and lists the largest number of threads for each kernel.
 fn pipelines(all: &[Pipeline]) -> Result<Found> {
     let (mut lines, mut limits, mut failures) = (String::new(), BTreeMap::new(), Vec::new());
     for pipeline in all {
@@ -103,9 +104,9 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-/// The rows that belong to a share, each with its share of the row's cases. If there are at least
-/// as many rows as shares, each row belongs to a single share, so that processes do not compile the
-/// same kernels.
+/// Returns the tests of the share with this number, each with its share of the test's cases. If
+/// there are at least as many tests as shares, each test belongs to a single share. So processes do
+/// not compile the same kernels.
 fn dealt(rows: Vec<Conformance>, share: Option<(usize, usize)>) -> Vec<(Conformance, Rc<Share>)> {
     let (number, of) = share.unwrap_or((1, 1));
     let (first, count) = (number - 1, rows.len().max(1));
@@ -170,7 +171,7 @@ fn latency(op: &str, device: Device, quick: bool) -> Result<Found> {
     Ok(Found { said, text, failures, json: rows.into() })
 }
 
-/// Compares the demo model's greedy tokens with those of mlx-lm.
+/// Compares the demo model's greedy tokens with mlx-lm's tokens.
 fn decode(short: bool) -> Result<Found> {
     let checkpoint = Checkpoint::demo()?;
     let greedy: Value = serde_json::from_str(GREEDY)?;

@@ -1,4 +1,4 @@
-//! Compares the greedy tokens of a model with random weights.
+//! Compares the greedy tokens of a model with random weights on two implementations.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::step::{Found, Step};
 
-/// The number of tokens in the prompt: enough for the kernels for many rows.
+/// The number of prompt tokens. It is large enough to use the kernels for many rows.
 const PROMPT: u32 = 20;
 
 /// The model to compare.
@@ -34,9 +34,10 @@ impl Random {
         }
     }
 
-    /// Compares the tokens with those of our kernels on the CPU. If our CPU kernels are checked,
-    /// compares them with MLX's ops on the CPU. All compute in float32, where roundings are far
-    /// smaller than the difference between the two likeliest tokens of nearly every step.
+    /// Compares a GPU's tokens with the tokens of our CPU kernels. Compares the tokens of our CPU
+    /// kernels with MLX's ops on the CPU. All compute in float32. There, rounding errors are far
+    /// smaller than the difference between the logits of the two most likely tokens in nearly every
+    /// step.
     fn compare(&self, device: Device, tokens: usize) -> Result<Found> {
         let llama = self.model().with_context(|| self.config.display().to_string())?;
         let (choices, whose) = match device {

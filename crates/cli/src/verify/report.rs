@@ -1,4 +1,4 @@
-//! The report: in Markdown, as a JSON object, and as a summary.
+//! Formats the report in Markdown, as a JSON object, and as a summary.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub struct Report {
     quick: bool,
     steps: usize,
     pub done: Vec<Done>,
-    /// The name of the running step; empty at the end.
+    /// The name of the step that is running; empty at the end.
     pub running: String,
 }
 
@@ -35,12 +35,12 @@ impl Report {
         }
     }
 
-    /// The steps that have run, grouped by part.
+    /// Returns the steps that have run, grouped by part.
     fn parts(&self) -> impl Iterator<Item = &[Done]> {
         self.done.chunk_by(|a, b| a.part == b.part)
     }
 
-    /// A table with a line for each part.
+    /// Returns a table with a line for each part.
     pub fn summary(&self) -> String {
         let mut text = format!("{:<11}{:>8}{:>8}{:>10}\n", "part", "passed", "failed", "seconds");
         for part in self.parts() {

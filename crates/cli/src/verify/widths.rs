@@ -1,4 +1,5 @@
-//! `mlx-primitives verify --widths`: whether rows have the same bits at any width.
+//! `mlx-primitives verify --widths`: checks that a row has the same bits for any number of rows in
+//! a call.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,12 +16,12 @@ use crate::output;
 
 const ORDERS: [RowOrder; 2] = [RowOrder::Tokens, RowOrder::Prompt];
 
-/// The comparisons of an op in one type. For each order: the number of comparisons, and the number
-/// of them that failed or found other bits.
+/// Counts the comparisons of an op in one type. Each `RowOrder` has two numbers: all comparisons,
+/// and the comparisons that failed or found different bits.
 type Counts = [[usize; 2]; 2];
 
-/// Compares our kernels of every op, also where the built-in rule prefers MLX's op. Prints a line
-/// for each op, with the numbers of cases in which all bits are equal.
+/// Compares our kernels of every op, even if the built-in rule prefers MLX's op. Prints a line for
+/// each op with the number of cases in which all bits are equal.
 pub fn run(
     device: Device,
     quick: bool,
