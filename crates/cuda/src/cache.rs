@@ -1,5 +1,6 @@
-//! Compiled kernels on disk. A file holds the name of the kernel, its resources, a zero byte and
-//! the machine code. If the cache cannot be read or written, kernels are compiled each time.
+//! Caches compiled kernels on disk. A file contains the name of the kernel, its resources, a zero
+//! byte, and the machine code. If the cache cannot be read or written, kernels are compiled each
+//! time.
 
 use std::env;
 use std::fs;
@@ -12,10 +13,10 @@ use mlx_primitives_build::cuda::{HEADERS, Kernel};
 use crate::report::Report;
 
 const VARIABLE: &str = "MLX_PRIMITIVES_CUDA_CACHE";
-/// The version of the file format. It changes when the content of the files changes.
+/// The version of the file format. It must change when the layout of the files changes.
 const FORMAT: &str = "1";
 
-/// The folder of compiled kernels; `None` if the system has no folder for caches.
+/// Returns the folder for compiled kernels, or `None` if the system has no folder for caches.
 pub fn folder() -> Option<PathBuf> {
     if let Some(named) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         return Some(PathBuf::from(named));
@@ -25,18 +26,19 @@ pub fn folder() -> Option<PathBuf> {
     Some(cache.join("mlx-primitives/cuda"))
 }
 
-/// A hash of everything that the machine code depends on, in hexadecimal digits.
+/// Returns a hash of everything that the machine code depends on, in hexadecimal.
 pub(crate) fn key(kernel: &Kernel, options: &[String], version: (i32, i32)) -> String {
     let version = format!("{FORMAT} {}.{}", version.0, version.1);
     let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     let parts = [version.as_str(), env!("CARGO_PKG_VERSION"), &kernel.expression, &kernel.text];
-    // The path of the headers does not affect the machine code, and it differs between machines.
+    // Leave out the path of the headers. It does not affect the machine code, and it differs
+    // between machines.
     let options = options.iter().map(String::as_str).filter(|option| !option.starts_with("-I"));
     let all: Vec<&str> = parts.into_iter().chain(options).chain(headers).collect();
     format!("{:016x}{:016x}", hash(&all, 0xcbf2_9ce4_8422_2325), hash(&all, 0x9e37_79b9_7f4a_7c15))
 }
 
-/// The FNV-1a hash of the parts and their lengths, with `start` as the initial value.
+/// Returns the FNV-1a hash of the parts and their lengths. `start` is the initial value.
 fn hash(parts: &[&str], start: u64) -> u64 {
     let mut hash = start;
     for part in parts {
@@ -47,7 +49,8 @@ fn hash(parts: &[&str], start: u64) -> u64 {
     hash
 }
 
-/// The kernel's symbol, its resources and its machine code, if the file is valid.
+/// Reads a kernel's symbol, resources and machine code. Returns `None` if the file is missing or
+/// damaged.
 pub(crate) fn find(path: &Path) -> Option<(String, Report, Vec<u8>)> {
     let bytes = fs::read(path).ok()?;
     let end = bytes.iter().position(|&byte| byte == 0)?;
@@ -59,7 +62,7 @@ pub(crate) fn find(path: &Path) -> Option<(String, Report, Vec<u8>)> {
         stack: stack.parse().ok()?,
         spilled: spilled.parse().ok()?,
     };
-    // Reject a file that another program truncated.
+    // Reject a file without machine code, which another program may have truncated.
     let code = &bytes[end + 1..];
     code.starts_with(b"\x7fELF").then(|| (symbol.to_owned(), report, code.to_owned()))
 }

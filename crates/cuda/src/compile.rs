@@ -11,7 +11,7 @@ use crate::{Error, Result, cache};
 /// A compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cubin {
-    /// The machine code, for `cuModuleLoadData`.
+    /// The machine code, which `cuModuleLoadData` can load.
     pub code: Vec<u8>,
     /// The name of the kernel in the machine code.
     pub symbol: String,
@@ -21,24 +21,26 @@ pub struct Cubin {
     pub arguments: Vec<Argument>,
 }
 
-/// Words that show that a source uses matrices, for which lanes have Metal's numbers.
+/// If a source contains one of these words, it uses matrices. Then the lanes need Metal's numbers.
 const MATRICES: [&str; 2] = ["simdgroup_matrix", "simdgroup_float8x8"];
 
-/// Compiles a kernel for an architecture, such as 90 for `sm_90`, or takes it from the cache.
+/// Compiles a kernel for an architecture, such as 90 for `sm_90`, or reads it from the cache.
 ///
 /// # Errors
 ///
-/// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
+/// Returns an error if the source does not compile, or if NVRTC or CUDA's headers are not
+/// installed.
 pub fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
     compile_in(cache::folder().as_deref(), request, architecture)
 }
 
-/// Compiles a kernel with a cache in `folder`, and not in the default [`folder`](crate::folder). If
-/// `folder` is `None`, nothing is cached.
+/// Compiles a kernel with a cache in `folder` instead of the default [`folder`](crate::folder). If
+/// `folder` is `None`, caches nothing.
 ///
 /// # Errors
 ///
-/// Returns an error if the source does not compile, or NVRTC or its headers are not installed.
+/// Returns an error if the source does not compile, or if NVRTC or CUDA's headers are not
+/// installed.
 pub fn compile_in(folder: Option<&Path>, request: &Request, architecture: u32) -> Result<Cubin> {
     let (nvrtc, kernel, options) = prepare(request, architecture)?;
     let key = cache::key(&kernel, &options, nvrtc.version);
@@ -69,7 +71,8 @@ fn prepare(request: &Request, architecture: u32) -> Result<(&'static Nvrtc, Kern
     .map(String::from)
     .into();
     options.push(format!("-arch=sm_{architecture}"));
-    // 550: a variable is set and not used. 177: a variable is declared and not used.
+    // Warning 550: a variable is set but never used. Warning 177: a variable is declared but never
+    // used.
     options.push("-diag-suppress=550,177".to_owned());
     options.push(format!("-I{}", nvrtc.include.display()));
     if MATRICES.iter().any(|word| kernel.text.contains(word)) {

@@ -1,4 +1,4 @@
-//! Loads NVRTC at run time and compiles with it.
+//! Loads NVRTC, NVIDIA's run-time compiler, while the program runs, and compiles kernels with it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -13,9 +13,10 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// NVRTC or CUDA's headers are not installed; the text says which names and folders were tried.
+    /// NVRTC or CUDA's headers are not installed. The text lists the names and folders that were
+    /// tried.
     Missing(String),
-    /// The rewriter or NVRTC refuses the source; the text names its files and lines.
+    /// The rewriter or NVRTC rejected the source. The text names the source's files and lines.
     Source(String),
     /// NVRTC failed for a reason other than the source.
     Nvrtc(String),
@@ -35,15 +36,15 @@ impl std::error::Error for Error {}
 /// The result of a compilation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The file names of NVRTC, the newest first. libmlx has already loaded the version that it is
-/// linked with.
+/// The file names of NVRTC, with the newest version first. libmlx has already loaded the version
+/// that it is linked with.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 type Program = *mut c_void;
 type Sized = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Filled = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// The functions of NVRTC. The library is never unloaded.
+/// NVRTC's functions. The library is never unloaded.
 pub struct Nvrtc {
     create: unsafe extern "C" fn(
         *mut Program,
@@ -76,18 +77,18 @@ pub(crate) struct Compiled {
 
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Adds a folder in which NVRTC is searched before the system's folders, if NVRTC is not loaded
-/// yet.
+/// Adds a folder that is searched for NVRTC after the system's folders. Has no effect if NVRTC is
+/// already loaded.
 pub fn search_in(folder: impl Into<PathBuf>) {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.into());
 }
 
 impl Nvrtc {
-    /// The library, which the first call loads.
+    /// Returns the functions of NVRTC. The first call loads the library.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no NVRTC of CUDA 12 or 13, or no CUDA headers beside it.
+    /// Returns an error if NVRTC of CUDA 12 or 13, or CUDA's headers, are not found.
     pub fn get() -> Result<&'static Self> {
         static LOADED: OnceLock<std::result::Result<Nvrtc, String>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| Self::load().map_err(|error| error.to_string()));
@@ -100,7 +101,7 @@ impl Nvrtc {
         let candidates: Vec<PathBuf> = NAMES.map(PathBuf::from).into_iter().chain(beside).collect();
         let mut tried = Vec::new();
         for path in &candidates {
-            // SAFETY: NVRTC's initialization may run at any time.
+            // SAFETY: the initializers of NVRTC may run at any time.
             match unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Self::from_library(library.into()),
                 Err(error) => tried.push(format!("{}: {error}", path.display())),
@@ -113,7 +114,7 @@ impl Nvrtc {
     }
 
     fn from_library(library: Library) -> Result<Self> {
-        // SAFETY: these are the types of the functions in nvrtc.h of CUDA 12 and 13.
+        // SAFETY: nvrtc.h declares the functions with these types, both in CUDA 12 and 13.
         let nvrtc = unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 symbol(&library, "nvrtcVersion")?;
@@ -159,8 +160,8 @@ impl Nvrtc {
         let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
         let option_pointers = pointers(&options);
         let mut program = Owned { nvrtc: self, program: ptr::null_mut() };
-        // SAFETY: all strings live until the program is destroyed, and the counts are the lengths
-        // of the arrays.
+        // SAFETY: all strings live until the program is destroyed, and each count is the length of
+        // its array.
         unsafe {
             let count = c_int::try_from(names.len()).unwrap_or(0);
             let made = (self.create)(
@@ -194,7 +195,7 @@ impl Nvrtc {
     }
 }
 
-/// A program of NVRTC, which is destroyed when this value is dropped.
+/// An NVRTC program. Dropping this value destroys the program.
 struct Owned<'a> {
     nvrtc: &'a Nvrtc,
     program: Program,
@@ -203,7 +204,7 @@ struct Owned<'a> {
 impl Owned<'_> {
     fn bytes(&self, size: Sized, fill: Filled) -> Result<Vec<u8>> {
         let mut count = 0;
-        // SAFETY: the program exists, and the buffer has the size that NVRTC asks for.
+        // SAFETY: the program exists, and the buffer has the size that NVRTC reports.
         unsafe {
             checked(size(self.program, &raw mut count), "the size of NVRTC's result")?;
             let mut bytes = vec![0u8; count];
@@ -216,7 +217,7 @@ impl Owned<'_> {
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: nothing uses the program after this.
+            // SAFETY: nothing uses the program after this call.
             unsafe { (self.nvrtc.destroy)(&raw mut self.program) };
         }
     }
@@ -234,17 +235,17 @@ fn c_string(text: &str) -> Result<CString> {
 }
 
 /// # Safety
-/// `T` must be the type of the function.
+/// `T` must be the type of the function `name`.
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: the caller promises that `T` is the type of the function.
+    // SAFETY: the caller guarantees that `T` is the type of the function.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map(|function| *function).map_err(|error| Error::Missing(error.to_string()))
 }
 
-/// The file of the library that holds the function.
+/// Returns the path of the library that contains the function.
 fn path_of(function: *const c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: a `Dl_info` may be all zeros, and dladdr fills it.
+    // SAFETY: a `Dl_info` of zeros is valid, and `dladdr` only fills it in.
     let name = unsafe {
         let known = libc::dladdr(function, info.as_mut_ptr()) != 0;
         let info = info.assume_init();
@@ -254,19 +255,20 @@ fn path_of(function: *const c_void) -> Option<PathBuf> {
     Path::new(&name?).canonicalize().ok()
 }
 
-/// Loads the library of NVRTC's builtins. NVRTC opens it by name, which works only if it is loaded
-/// already or on the system's search path. If it cannot be loaded, NVRTC reports the error.
+/// Loads the library with NVRTC's builtins. NVRTC opens this library by name, which works only if
+/// it is already loaded or on the system's search path. If loading fails here, NVRTC reports the
+/// error later.
 fn load_builtins(nvrtc: Option<&Path>, major: i32, minor: i32) {
     let name = format!("libnvrtc-builtins.so.{major}.{minor}");
     if let Some(path) = nvrtc.and_then(|path| Some(path.parent()?.join(name))) {
-        // SAFETY: loading the library needs no precondition, and the library is never unloaded.
+        // SAFETY: loading this library has no preconditions, and nothing unloads it.
         let loaded = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
         std::mem::forget(loaded);
     }
 }
 
-/// Finds CUDA's headers: beside the library in the layouts of pip and NVIDIA, in `CUDA_HOME`, in
-/// `CUDA_PATH`, or in `/usr/local/cuda`.
+/// Finds CUDA's headers: near NVRTC's library, in the folders that pip and NVIDIA's installer use,
+/// in `CUDA_HOME`, in `CUDA_PATH`, or in `/usr/local/cuda`.
 fn include(library: Option<&Path>) -> Result<PathBuf> {
     let mut folders = Vec::new();
     if let Some(library) = library {

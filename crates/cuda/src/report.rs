@@ -12,7 +12,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads `ptxas info : Used 40 registers` and `8 bytes stack frame, 0 bytes spill stores`.
+    /// Reads lines such as `ptxas info : Used 40 registers` and `8 bytes stack frame, 0 bytes spill
+    /// stores`.
     pub(crate) fn parse(log: &str) -> Option<Self> {
         let before = |line: &str, words: &str| -> Option<u32> {
             let text = line.split(words).next().filter(|text| text.len() < line.len())?;

@@ -25,7 +25,7 @@ fn is_installed() -> bool {
         Err(error) => {
             assert!(std::env::var_os(NEEDED).is_none(), "{error}");
             static SAID: Once = Once::new();
-            // `eprintln` would not do, because libtest hides its output if a test passes.
+            // Do not use `eprintln`, because libtest hides its output if a test passes.
             let said = "\nnot run: kernels for CUDA; scripts/build_metal.sh --cuda brings NVRTC\n";
             SAID.call_once(|| _ = std::io::stderr().write_all(said.as_bytes()));
             false
@@ -33,14 +33,14 @@ fn is_installed() -> bool {
     }
 }
 
-/// Compiles a kernel and caches it, so that the next run of the tests is short.
+/// Compiles a kernel and caches it, so that the next run of the tests takes less time.
 fn compile(request: &Request, architecture: u32) -> Result<Cubin> {
     let folder = std::env::var_os("MLX_PRIMITIVES_CUDA_CACHE").map(PathBuf::from);
     let folder = folder.unwrap_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubins"));
     compile_in(Some(&folder), request, architecture)
 }
 
-/// Name prefixes of kernels that read eight elements of 16 bits at a time.
+/// Name prefixes of kernels that can read eight 16-bit elements at a time.
 const EIGHT: [&str; 6] = [
     "mlxp_layer_norm_",
     "mlxp_linear_gated_",
@@ -50,7 +50,7 @@ const EIGHT: [&str; 6] = [
     "mlxp_softmax_",
 ];
 
-/// Each kernel of `metal/` with the source that contains it.
+/// Returns each kernel of `metal/` with the source that contains it.
 fn all() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let metal = root().join("metal");
@@ -111,23 +111,23 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
     reports.into_inner().expect("reports")
 }
 
-/// The bytes of stack that a thread may have. CUDA's sine and cosine keep a table on the stack for
-/// large angles.
+/// Returns the bytes of stack that a thread may use. CUDA's sine and cosine keep a table for large
+/// angles on the stack.
 fn allowed_stack(name: &str) -> u32 {
     if name.starts_with("mlxp_rope") { 32 } else { 0 }
 }
 
-/// The architectures that `scripts/verify.sh cuda` compiles every kernel for. Without it, each
-/// kernel is compiled for one architecture, in turn, and the kernels of `SLOW` are left out unless
-/// a variable selects them.
+/// The architectures for which `scripts/verify.sh cuda` compiles every kernel. Without that script,
+/// the test assigns the kernels to these architectures in turn, and compiles each for only one. It
+/// then leaves out the kernels in `SLOW`, unless a variable selects them.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
-/// Kernels that take up to minutes each to compile. On NVIDIA GPUs, MLX's own ops run attention
-/// unless this crate's kernels are chosen.
+/// Kernels that each take up to minutes to compile. On NVIDIA GPUs, attention uses MLX's own ops
+/// unless the user chooses these kernels.
 const SLOW: [&str; 2] = ["mlxp_attention_matrix", "mlxp_attention_grad"];
 
 /// Compiles the kernels that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, or all kernels if
-/// it is not set. If `MLX_PRIMITIVES_CUDA_ARCHITECTURES` is set, each kernel is compiled for all
-/// architectures in it.
+/// it is not set. If `MLX_PRIMITIVES_CUDA_ARCHITECTURES` is set, compiles each kernel for all
+/// architectures that this variable lists.
 #[test]
 fn every_kernel_compiles() {
     if !is_installed() {
@@ -162,8 +162,9 @@ fn every_kernel_compiles() {
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| {
-                // The plan for `mlxp_quantized_few_` has 512 threads on every GPU, and 256 for the
-                // formats below. For eight rows, the plan with 256 threads takes more turns.
+                // Kernels with the prefix `mlxp_quantized_few_` run with 512 threads on every GPU,
+                // but the formats and bands below run with 256 threads. For eight rows, 256 threads
+                // take more turns.
                 let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };
@@ -178,7 +179,7 @@ fn every_kernel_compiles() {
     }
 }
 
-/// Kernels in the forms that users write: instantiated by macros, with a reference to a number, or
+/// Compiles kernels as users write them: instantiated by macros, with a reference to a number, or
 /// with function constants.
 #[test]
 fn kernels_of_users_compile() {
@@ -210,7 +211,7 @@ fn kernels_of_users_compile() {
     }
 }
 
-/// Several elements of a vector, named by their letters.
+/// Compiles reads of several vector elements at once, such as `at.xy`.
 #[test]
 fn elements_by_letters_are_read() {
     if !is_installed() {
@@ -227,7 +228,8 @@ fn elements_by_letters_are_read() {
     assert!(made.is_ok(), "{}", made.expect_err("an error"));
 }
 
-/// The kernel with which ranks exchange arrays, taken from the C++ source that launches it.
+/// Compiles the kernel with which ranks exchange arrays. The C++ file that launches the kernel
+/// contains its source.
 #[test]
 fn the_exchange_between_ranks_compiles() {
     if !is_installed() {
@@ -263,7 +265,7 @@ fn an_error_names_the_file_and_the_line() {
     assert!(error.contains("mine.metal(7): error: identifier \"unknown\""), "{error}");
 }
 
-/// A compiled kernel is found in the cache, and a damaged file is compiled again.
+/// Checks that a compiled kernel is found in the cache, and that a damaged file is compiled again.
 #[test]
 fn the_cache_is_read_and_repaired() {
     if !is_installed() {

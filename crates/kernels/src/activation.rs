@@ -1,4 +1,5 @@
-//! Elementwise activations. Each step is rounded where MLX's composition of ops rounds.
+//! Elementwise activations. They round intermediate results in the same places as MLX's composition
+//! of ops.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,11 +20,11 @@ pub use gradient::{combination_grad, combination_grad_on};
 use slopes::{gelu_slope, gelu_tanh_slope, relu_slope, silu_slope};
 use table::{ALL, Table};
 
-/// The fewest elements for which a table of all values is worth computing.
+/// The number of elements from which a table of all 16-bit values is worth computing.
 const ENOUGH: usize = ALL;
 
-/// A function applied to each element. The numbers equal the constants in C++, where 0 is no
-/// function.
+/// A function that is applied to each element. C++ has constants with the same numbers; there, 0
+/// means no function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Activation {
@@ -33,7 +34,7 @@ pub enum Activation {
     Silu,
 }
 
-/// An operation on pairs of elements. The numbers continue after the last [`Activation`].
+/// A function of pairs of elements. The numbers continue after the last [`Activation`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Combination {
@@ -42,8 +43,8 @@ pub enum Combination {
     GegluTanh,
     AddRelu,
     MulRelu,
-    /// Each of the variants from here on is the derivative of an [`Activation`] at the first
-    /// element, times the second element.
+    /// This variant and the variants below multiply the derivative of an [`Activation`] at the
+    /// first element by the second element.
     ReluSlope,
     GeluSlope,
     GeluTanhSlope,
@@ -97,12 +98,13 @@ pub(super) fn gelu_tanh<V: F32x16, T: Float>(x: V) -> V {
 
 /// A function of one element.
 trait Function: Sync {
-    /// The index of the function's table for 16-bit types, or `None` if computing it is faster.
+    /// The index of the function's table for 16-bit types, or `None` if computing the function is
+    /// faster than looking it up.
     const TABLE: Option<usize>;
     fn of<V: F32x16, T: Float>(x: V) -> V;
 }
 
-/// A function of two elements. It may ignore the second one.
+/// A function of two elements, which may ignore the second element.
 trait Map: Sync {
     fn of<V: F32x16, T: Float>(a: V, b: V) -> V;
 }
@@ -139,9 +141,9 @@ functions! {
     SiluSlope, Some(5), x => T::round(silu_slope(x));
 }
 
-/// Applies the function to the first element and ignores the second.
+/// Applies the function to the first element and ignores the second element.
 struct Alone<F>(PhantomData<F>);
-/// Applies the function to the first element and multiplies by the second.
+/// Multiplies the function of the first element by the second element.
 struct Gated<F>(PhantomData<F>);
 struct AddRelu;
 struct MulRelu;
@@ -175,8 +177,8 @@ impl Map for MulRelu {
 }
 
 /// # Safety
-/// `x` and `out` hold `size` elements, aligned to the element. `out` is `x` itself or overlaps
-/// nothing.
+/// `x` and `out` must hold `size` elements each, and be aligned to the element type. `out` must be
+/// `x` or must not overlap `x`.
 pub unsafe fn activation(
     element: Element,
     kind: Activation,
@@ -185,15 +187,15 @@ pub unsafe fn activation(
     size: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller keeps the contract, and `machine` describes this machine.
     with_element!(element, T => unsafe {
         activation_on::<T>(machine, kind, x.cast(), out.cast(), size)
     })
 }
 
 /// # Safety
-/// `a`, `b` and `out` hold `size` elements, aligned to the element. `out` is `a` or `b`, or
-/// overlaps neither.
+/// `a`, `b` and `out` must hold `size` elements each, and be aligned to the element type. `out`
+/// must be `a` or `b`, or must not overlap them.
 pub unsafe fn combination(
     element: Element,
     kind: Combination,
@@ -203,7 +205,7 @@ pub unsafe fn combination(
     size: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller keeps the contract, and `machine` describes this machine.
     with_element!(element, T => unsafe {
         combination_on::<T>(machine, kind, a.cast(), b.cast(), out.cast(), size)
     })
@@ -251,7 +253,7 @@ pub unsafe fn combination_on<T: Float>(
     }
 }
 
-/// The table of `F` for `T`, if the type has sixteen bits and there are enough elements.
+/// Returns the table of `F` for `T`, if the type has 16 bits and there are enough elements.
 fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
     static TABLES: [[OnceLock<Box<Table>>; 2]; 6] = [const { [const { OnceLock::new() }; 2] }; 6];
     if size_of::<T>() != size_of::<u16>() || size < ENOUGH {
@@ -274,7 +276,7 @@ fn make<T: Float, F: Function>(machine: Machine) -> Box<Table> {
         range: 0..ALL,
         map: PhantomData::<Alone<F>>,
     };
-    // SAFETY: the table has as many elements as the range; `Mapped` may work in place.
+    // SAFETY: the table has as many elements as the range, and `Mapped` may work in place.
     unsafe { machine.level.run(kernel) };
     values
 }
@@ -294,7 +296,7 @@ unsafe fn alone<T: Float, F: Function>(
     let x = Shared(x.cast_mut());
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
-        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        // SAFETY: the caller keeps the contract, the ranges are disjoint, and T has 16 bits.
         unsafe { table::map::<T>(machine, table, x.get(), out, range) }
     });
 }
@@ -315,7 +317,7 @@ unsafe fn gated<T: Float, F: Function>(
     let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
-        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        // SAFETY: the caller keeps the contract, the ranges are disjoint, and T has 16 bits.
         unsafe { table::gated::<T>(machine, table, [a.get(), b.get()], out, range) }
     });
 }
@@ -323,7 +325,7 @@ unsafe fn gated<T: Float, F: Function>(
 /// Elements per item of a job.
 const BLOCK: usize = 1024;
 
-/// `work` is the time per element in tenths of a nanosecond.
+/// Applies a function to all elements. `work` is the time per element in tenths of a nanosecond.
 unsafe fn map<T: Float, M: Map>(
     machine: Machine,
     a: *const T,
@@ -337,7 +339,7 @@ unsafe fn map<T: Float, M: Map>(
     machine.pool.for_each(size.div_ceil(BLOCK), BLOCK * work, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
         let kernel = Mapped { a: a.get(), b: b.get(), out, range, map: PhantomData::<M> };
-        // SAFETY: the caller's contract; the ranges are disjoint.
+        // SAFETY: the caller keeps the contract, and the ranges are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
@@ -357,8 +359,8 @@ impl<T: Float, M: Map> Kernel for Mapped<T, M> {
     unsafe fn run<V: F32x16>(self) {
         let Self { a, b, out, range, map: PhantomData } = self;
         let mut at = range.start;
-        // SAFETY: every access is within the range, and elements are read before they are
-        // overwritten.
+        // SAFETY: every access is within the range, and the code reads elements before it
+        // overwrites them.
         unsafe {
             if V::SMALL {
                 for at in range.clone().step_by(LANES) {

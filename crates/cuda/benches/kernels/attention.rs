@@ -1,5 +1,5 @@
-//! Attention of one token to the keys of a cache, with eight key heads and four query heads for
-//! each key head.
+//! Times the attention of one token over the keys of a cache. There are eight key heads, and four
+//! query heads for each key head.
 
 use anyhow::{Result, ensure};
 use mlx_primitives_cuda::Cubin;
@@ -12,10 +12,10 @@ const GROUP: u32 = 4;
 const KV_HEADS: u32 = 8;
 const DIM: u32 = 128;
 const SIMD: u32 = 32;
-/// The number of caches in a step. Together they are larger than the GPU's caches.
+/// The number of caches that a step reads. Together they are larger than the GPU's caches.
 const LAYERS: usize = 32;
 
-/// A kernel and its number of threads.
+/// A kernel, its number of threads, and the length of its splits.
 pub struct Form {
     source: &'static str,
     pub kernel: &'static str,
@@ -54,7 +54,8 @@ impl Form {
     }
 }
 
-/// The bytes of the parameters. `capacity` is the number of keys that the cache has room for.
+/// Returns the bytes of the kernel's parameters. `capacity` is the number of keys that the cache
+/// has room for.
 fn parameters(keys: u32, capacity: u32, chunk: u32) -> Vec<u8> {
     let (row, heads) = (i64::from(DIM), i64::from(KV_HEADS));
     let head = row * i64::from(capacity);
@@ -138,7 +139,7 @@ pub fn times(driver: &Driver, keys: u32) -> Result<()> {
     [all_k, all_v, queries, partials, out].into_iter().try_for_each(|all| driver.free(all))
 }
 
-/// The results for the query heads of the first key head.
+/// Computes the expected results for the query heads of the first key head.
 fn reference(q: &[u8], k: &[u8], v: &[u8], keys: usize) -> Vec<f64> {
     let dim = DIM as usize;
     let [q, k, v] = [q, k, v].map(numbers::numbers);

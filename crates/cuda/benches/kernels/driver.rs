@@ -10,10 +10,10 @@ use mlx_primitives_cuda::{Argument, Cubin};
 type Code = c_int;
 type Handle = *mut c_void;
 
-/// CUDA's driver, with a context of the first device.
+/// CUDA's driver library, with a context on the first device.
 pub struct Driver {
     library: Library,
-    /// The GPU's architecture, such as 90 for `sm_90`.
+    /// The GPU's architecture as a number, such as 90 for `sm_90`.
     pub architecture: u32,
     /// The number of the GPU's multiprocessors.
     pub cores: u32,
@@ -34,7 +34,7 @@ pub struct Function {
     arguments: Vec<(Argument, usize)>,
 }
 
-/// The grid and the threads of a launch, and the contents of its buffers, by buffer index.
+/// The grid and threads of a launch, and the contents of its buffers by buffer index.
 pub struct Launch {
     pub grid: [u32; 3],
     pub threads: u32,
@@ -42,7 +42,7 @@ pub struct Launch {
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// A launch and the bytes of its arguments.
+/// A launch that is ready to run, with the bytes of its arguments.
 pub struct Prepared {
     handle: Handle,
     grid: [u32; 3],
@@ -56,10 +56,11 @@ fn check(code: Code, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Calls a function of the driver. The arguments have the types that cuda.h declares.
+/// Calls a function of the driver. The caller must write the argument types that cuda.h declares.
 macro_rules! call {
     ($driver:expr, $name:literal, $($argument:expr => $kind:ty),*) => {{
-        // SAFETY: the types are those of cuda.h, and the pointers are valid during the call.
+        // SAFETY: the types are the types that cuda.h declares, and the pointers are valid during
+        // the call.
         let code = unsafe {
             let function = $driver
                 .get::<unsafe extern "C" fn($($kind),*) -> Code>($name.as_bytes())
@@ -72,7 +73,7 @@ macro_rules! call {
 
 impl Driver {
     pub fn open() -> Result<Self> {
-        // SAFETY: the initializers of the library may run at any time.
+        // SAFETY: the initializers of CUDA's driver library may run at any time.
         let library =
             unsafe { Library::new("libcuda.so.1") }.context("there is no NVIDIA driver")?;
         call!(library, "cuInit", 0 => c_uint)?;
@@ -84,7 +85,7 @@ impl Driver {
                 &raw mut value => *mut c_int, which => c_int, device => c_int)?;
             Ok(value as u32)
         };
-        // The major and minor version of the GPU's architecture.
+        // Attributes 75 and 76 are the major and minor version of the GPU's architecture.
         let architecture = 10 * attribute(75)? + attribute(76)?;
         let cores = attribute(16)?;
         let mut stream: Handle = ptr::null_mut();
@@ -101,7 +102,7 @@ impl Driver {
         Ok(Self { library, architecture, cores, name, stream })
     }
 
-    /// Allocates memory and fills it with repeated copies of these contents.
+    /// Allocates memory and fills it with repeated copies of `contents`.
     pub fn filled(&self, bytes: usize, contents: &[u8]) -> Result<Memory> {
         let mut at = 0u64;
         call!(self.library, "cuMemAlloc_v2", &raw mut at => *mut u64, bytes => usize)?;
@@ -153,7 +154,7 @@ impl Driver {
         Ok(Function { handle, arguments })
     }
 
-    /// Lets launches of a kernel use this much shared memory.
+    /// Allows launches of a kernel to use this many bytes of shared memory.
     pub fn allow(&self, function: &Function, bytes: u32) -> Result<()> {
         const MOST_DYNAMIC_SHARED_BYTES: c_int = 8;
         call!(self.library, "cuFuncSetAttribute",
@@ -187,7 +188,8 @@ impl Driver {
             pointers.as_mut_ptr() => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
     }
 
-    /// The median time of a run in microseconds, measured with a graph of `calls` runs.
+    /// Returns the median time of a run in microseconds. The runs are `calls` launches in a CUDA
+    /// graph.
     pub fn time_graph(
         &self,
         calls: usize,
@@ -209,7 +211,7 @@ impl Driver {
         Ok(time / calls as f64)
     }
 
-    /// The median time of a run in microseconds, measured several times over `calls` runs.
+    /// Returns the median time of a run in microseconds. Each measurement covers `calls` runs.
     pub fn time(&self, calls: usize, run: &mut dyn FnMut(usize) -> Result<()>) -> Result<f64> {
         const ROUNDS: usize = 9;
         let mut events: [Handle; 2] = [ptr::null_mut(); 2];

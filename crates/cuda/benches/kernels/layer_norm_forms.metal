@@ -1,5 +1,5 @@
-// Variants of the kernel for long rows. The bench `kernels` times them beside the kernels of
-// metal/layer_norm.metal.
+// Variants of the layer_norm kernel for long rows. The benchmark `kernels` compares their times
+// with the kernels of metal/layer_norm.metal.
 #include "layer_norm.metal"
 
 /** Loads READS elements of a row. If WHOLE, their address is a multiple of 16 bytes. */

@@ -1,5 +1,5 @@
-//! Products of one and eight rows with matrices of 16 bits, and the gate and up products of a
-//! normalized row.
+//! Times products of one and eight rows with 16-bit matrices. Also times the gate and up products
+//! of a normalized row.
 
 use anyhow::{Result, ensure};
 use mlx_primitives_cuda::Cubin;
@@ -8,11 +8,11 @@ use crate::driver::{Driver, Function, Launch, Memory};
 use crate::numbers::{self, Random};
 use crate::{EPS, SIMD, bytes_of, compiled};
 
-/// The columns of x and the rows of weights, for the matrices of a layer and of the head of an 8B
-/// model.
+/// The columns of x and the rows of weights in an 8B model: for the matrices of a layer, and for
+/// the output head.
 const SHAPES: [[u32; 2]; 5] =
     [[4096, 6144], [4096, 4096], [4096, 28_672], [14_336, 4096], [4096, 128_256]];
-/// The size of all matrices of a graph together, which is larger than the GPU's caches.
+/// The total size of the matrices in a graph. It is larger than the GPU's caches.
 const BYTES: u64 = 1 << 30;
 
 /// A kernel and the number of SIMD groups in its threadgroups.
@@ -20,7 +20,7 @@ pub struct Form {
     source: &'static str,
     pub kernel: &'static str,
     simds: u32,
-    /// The number of rows of weights for each threadgroup.
+    /// The number of weight rows for each threadgroup.
     rows_of_weights: u32,
     /// The rows of x.
     rows: u32,
@@ -81,8 +81,8 @@ pub fn times(driver: &Driver) -> Result<()> {
                 driver.time_graph(layers as usize, &mut |call| driver.run(&mut launches[call]))?;
             let got = Memory { at: out.at, bytes: (rows * n) as usize * 2 };
             let got = numbers::numbers(&driver.read(got)?);
-            // All matrices together consist of the same 61 rows, repeated. The last matrix wrote
-            // the result.
+            // The memory of all matrices repeats the same 61 rows. The last matrix wrote the
+            // result, and `first` is the index of its first row.
             let first = ((layers - 1) * u64::from(n) % 61) as usize;
             let mut worst = 0f64;
             for (row, x) in numbers::numbers(&x).chunks(k as usize).take(rows as usize).enumerate()
@@ -108,8 +108,8 @@ pub fn times(driver: &Driver) -> Result<()> {
     Ok(())
 }
 
-/// The kernels of the separate ops and the joined kernel: source, name, number of arrays, and bytes
-/// of parameters.
+/// The kernels of the separate ops, and the joined kernel. Each has a source, a name, the number of
+/// arrays, and the bytes of parameters.
 const OF_GATED: [(&str, &str, u32, u32); 4] = [
     ("rms_norm.metal", "mlxp_rms_norm_row_weighted_bfloat16", 3, 12),
     ("nvidia/linear_tiles.metal", "mlxp_linear_tiles_bfloat16", 5, 28),
@@ -123,8 +123,9 @@ pub fn gated_cubins(architecture: u32) -> Result<Vec<Cubin>> {
     OF_GATED.into_iter().map(of).collect()
 }
 
-/// Times gate and up of one normalized row of an 8B model: with separate kernels one after the
-/// other, and with one joined kernel for several limits on the threadgroups per core.
+/// Times gate and up for one normalized row of an 8B model. The first measurement runs separate
+/// kernels one after the other. The others run the joined kernel, each with a different limit on
+/// the threadgroups per core.
 pub fn gated(driver: &Driver) -> Result<()> {
     let (k, n, layers) = (4096u32, 14_336u32, 8u64);
     let cubins = gated_cubins(driver.architecture)?;

@@ -1,12 +1,12 @@
 //! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows, for products of
-//! few rows and for the attention of one token, in several variants and with several numbers of
-//! threads. CUDA events around launches without MLX measure the time. The bench compares the
-//! results with references in double precision and prints Markdown. With `--compile`, it only
-//! compiles the kernels for sm_90, which needs no GPU. Other arguments select rows of the tables by
-//! parts of their names.
+//! few rows, and for the attention of one token. It tries several variants and numbers of threads.
+//! The benchmark launches kernels without MLX and measures the time with CUDA events. It compares
+//! the results with references in double precision, and prints Markdown. With `--compile`, it only
+//! compiles the kernels for sm_90, which needs no GPU. Any other argument selects the rows of the
+//! tables whose names contain it.
 //!
-//! `MLX_PRIMITIVES_SOURCES` names the checkout with `metal` and `crates`, if it is not the checkout
-//! in which the bench was built.
+//! `MLX_PRIMITIVES_SOURCES` can name another checkout whose `metal` and `crates` the benchmark
+//! uses. The default is the checkout in which the benchmark was built.
 
 mod attention;
 mod driver;
@@ -40,8 +40,8 @@ fn metal(source: &str, reads: u32) -> Result<String> {
     Ok(format!("#define MLXP_READS {reads}\n{text}"))
 }
 
-/// Compiles a kernel of a source. Its arrays have the first indices, and its parameters the last
-/// index.
+/// Compiles a kernel of a source file. The arrays are bound to the first indices, and the
+/// parameters to the next index.
 fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -> Result<Cubin> {
     let of_four = ["quantized", "attention", "linear_tiles", "linear.metal", "activation"];
     let four = of_four.iter().any(|part| source.contains(part));
@@ -64,7 +64,8 @@ struct Form {
     together: u32,
 }
 
-/// The variants and numbers of threads for rows of a number of elements.
+/// Returns the variants of the kernels, with their numbers of threads, for rows with this number of
+/// elements.
 fn forms(axis: u32) -> Vec<Form> {
     let mut all = Vec::new();
     let mut add = |op, source, name: String, threads: u32, together| {

@@ -18,7 +18,8 @@ impl Random {
         self.bits() as f32 / (1u64 << 30) as f32 - 1.0
     }
 
-    /// Random bfloat16 numbers that are roughly normally distributed, with a mean other than zero.
+    /// Returns random bfloat16 numbers that are roughly normally distributed, with a mean other
+    /// than zero.
     pub fn elements(&mut self, count: usize) -> Vec<u8> {
         (0..count)
             .flat_map(|_| {
@@ -61,7 +62,8 @@ pub fn softmax(x: &[f64]) -> Vec<f64> {
     all.iter().map(|x| x / sum).collect()
 }
 
-/// The root mean square of the errors, in units of 2^-8 of the largest reference value.
+/// Returns the root mean square of the errors, as a multiple of 2^-8 times the largest reference
+/// value.
 pub fn error(got: &[f64], want: &[f64]) -> f64 {
     let largest = want.iter().fold(0.0, |all: f64, x| all.max(x.abs()));
     let squares = got.iter().zip(want).map(|(got, want)| (got - want) * (got - want));

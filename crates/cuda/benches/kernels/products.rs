@@ -1,4 +1,4 @@
-//! Products of one, two and eight rows with packed weights in groups of 64.
+//! Times products of one, two and eight rows with packed weights in groups of 64.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use crate::driver::{Driver, Launch, Memory};
 use crate::numbers::{self, Random};
 use crate::{EPS, SIMD, bytes_of, compiled};
 
-/// The number of SIMD groups of a core that a walking kernel leaves room for.
+/// The number of SIMD groups of a walking kernel that fit on a core. In such a kernel, a
+/// threadgroup processes several tiles of weights.
 const WALKING: u32 = 24;
 
-/// The matrix of a product, and the ops that come before and after the product.
+/// The size of a product's matrix, and the ops before and after the product.
 struct Shape {
     k: u32,
     n: u32,
@@ -24,7 +25,7 @@ const fn shape(k: u32, n: u32) -> Shape {
     Shape { k, n, normed: false, swiglu: false }
 }
 
-/// The products of a layer and of the head of an 8B model, and of a layer of a 1B model.
+/// The products of a layer and of the output head of an 8B model, and of a layer of a 1B model.
 const SHAPES: [Shape; 8] = [
     Shape { normed: true, ..shape(4096, 6144) },
     shape(4096, 4096),
@@ -36,9 +37,9 @@ const SHAPES: [Shape; 8] = [
     Shape { normed: true, swiglu: true, ..shape(2048, 16_384) },
 ];
 
-/// The SIMD groups of a threadgroup. If `of` is not 0, each SIMD group multiplies `of` rows of
-/// weights. Otherwise the columns have `splits` parts, which a team of `splits / turns` SIMD groups
-/// shares, and each team multiplies sixteen rows of weights.
+/// A kernel, and how its SIMD groups share the work. If `of` is not 0, each SIMD group multiplies
+/// `of` rows of weights. Otherwise, the columns are split into `splits` parts. A team of `splits /
+/// turns` SIMD groups processes these parts for sixteen rows of weights.
 struct Form {
     kernel: &'static str,
     rows: u32,
@@ -100,7 +101,7 @@ fn forms() -> Vec<Form> {
     all
 }
 
-/// Compiles the kernels and prints their registers.
+/// Compiles the kernels and prints the number of their registers.
 pub fn reports(architecture: u32) -> Result<()> {
     for form in forms().iter().filter(|form| form.splits % 16 == 0) {
         for bits in [4, 8] {
@@ -120,8 +121,9 @@ pub fn times(driver: &Driver) -> Result<()> {
     Ok(())
 }
 
-/// Consecutive launches of a graph use different matrices, which together are larger than the
-/// caches. The first row has the same bits in all launches with the same number of splits.
+/// Times the kernels on one shape, and checks their results. Consecutive launches of a graph use
+/// different matrices, which together are larger than the caches. The first row must have the same
+/// bits for all kernels with the same number of splits.
 fn of_shape(driver: &Driver, shape: &Shape, bits: u32) -> Result<()> {
     let Shape { k, n, normed, swiglu } = *shape;
     let mut random = Random::new(u64::from(n));

@@ -1,4 +1,4 @@
-//! Scales and shifts each element.
+//! Multiplies each element by a scale and adds a shift.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
-/// The extents of [`affine`]. Each of `scale` and `shift` has one column or all columns.
+/// The sizes of the arrays of [`affine`]. `scale` and `shift` each have either one column or all
+/// columns.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AffineShape {
@@ -18,11 +19,12 @@ pub struct AffineShape {
     pub shift_columns: usize,
 }
 
-/// `x * scale + shift`. The product is rounded to the element type before the sum.
+/// Computes `x * scale + shift`. Rounds the product to the element type before adding.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * columns` elements, `scale` and `shift` have the columns of the shape,
-/// and all are aligned to the element. `out` is `x` itself or overlaps nothing.
+/// `x` and `out` must hold `rows * columns` elements. `scale` and `shift` must have the number of
+/// columns in the shape. All must be aligned to the element type. `out` must be `x` or must not
+/// overlap any input.
 pub unsafe fn affine(
     element: Element,
     x: *const u8,
@@ -32,7 +34,7 @@ pub unsafe fn affine(
     shape: &AffineShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller keeps the contract, and `machine` describes this machine.
     with_element!(element, T => unsafe {
         affine_on::<T>(machine, x.cast(), scale.cast(), shift.cast(), out.cast(), shape)
     })
@@ -48,8 +50,8 @@ pub unsafe fn affine_on<T: Float>(
 ) {
     let mut shape = *shape;
     if shape.scale_columns == 1 && shape.shift_columns == 1 {
-        // Row boundaries do not matter if both factors are scalars, so each block of `BLOCK`
-        // elements is an item.
+        // If scale and shift are scalars, row boundaries do not matter. So each item of the job is
+        // a block of `BLOCK` elements.
         let size = shape.rows * shape.columns;
         (shape.rows, shape.columns) = (size.div_ceil(BLOCK), BLOCK);
         let out = Output::new(out, &[x], size, BLOCK);
@@ -58,7 +60,8 @@ pub unsafe fn affine_on<T: Float>(
         machine.pool.for_each(shape.rows, BLOCK, &|rows| {
             let flat = rows.start * BLOCK..size.min(rows.end * BLOCK);
             let count = flat.len();
-            // SAFETY: the range lies within the buffers; the ranges are disjoint.
+            // SAFETY: the range is within the buffers, and the ranges of different items are
+            // disjoint.
             unsafe {
                 let (x, out) = (x.get().add(flat.start), out.add(flat.start));
                 let one = AffineShape { rows: 1, columns: count, ..shape };
@@ -74,7 +77,7 @@ pub unsafe fn affine_on<T: Float>(
     machine.pool.for_each(shape.rows, shape.columns, &|rows| {
         let kernel =
             Affine { x: x.get(), scale: scale.get(), shift: shift.get(), out, rows, shape };
-        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        // SAFETY: the caller keeps the contract, and the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
@@ -97,8 +100,8 @@ impl<T: Float> Kernel for Affine<T> {
         for row in self.rows.clone() {
             for at in (0..columns).step_by(LANES) {
                 let count = LANES.min(columns - at);
-                // SAFETY: every access is within the row, and elements are read before they are
-                // overwritten.
+                // SAFETY: every access is within the row, and the code reads elements before it
+                // overwrites them.
                 unsafe {
                     let x: V = T::load_mixed_block(self.x.add(row * columns + at), count);
                     let scale = self.factor::<V>(self.scale, self.shape.scale_columns, at, count);
@@ -119,7 +122,7 @@ impl<T: Float> Kernel for Affine<T> {
 impl<T: Float> Affine<T> {
     #[inline(always)]
     unsafe fn factor<V: F32x16>(&self, of: *const T, columns: usize, at: usize, count: usize) -> V {
-        // SAFETY: the factor has one element, or as many as the row.
+        // SAFETY: `of` points to one element, or to as many elements as a row has.
         unsafe {
             if columns == 1 {
                 let mut first = [0.0; LANES];

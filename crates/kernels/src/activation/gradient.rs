@@ -1,4 +1,4 @@
-//! The gradients of the functions of two elements, both in one pass.
+//! The gradients of functions of two elements. One pass over the arrays computes both gradients.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 use crate::{Machine, Shared};
 
-/// The two gradients at elements a and b, given the gradient g of the result.
+/// Computes the gradients with respect to elements a and b, given the gradient g of the result.
 trait Pair: Sync {
     fn of<V: F32x16, T: Float>(a: V, b: V, g: V) -> [V; 2];
 }
@@ -43,13 +43,14 @@ impl Pair for OfMulRelu {
     }
 }
 
-/// The gradients of a [`Combination`] of a and b: `outs` gets the gradient of a, then the gradient
-/// of b. The functions of slopes have no gradients here. Each result is computed in float32 and
-/// rounded once, except for factors of 16 bits.
+/// Computes the gradients of a [`Combination`] of a and b. `outs` receives the gradient of a, then
+/// the gradient of b. The variants for slopes have no gradients here. Each result is computed in
+/// float32 and rounded once, but 16-bit factors from tables are already rounded.
 ///
 /// # Safety
-/// `inputs` (a, b and the gradient of the result) and `outs` hold `size` elements, aligned to the
-/// element. An output is one of the inputs or overlaps nothing, and the outputs are different.
+/// `inputs` (a, b and the gradient of the result) and `outs` must hold `size` elements each, and be
+/// aligned to the element type. An output must be one of the inputs or must not overlap any input.
+/// The outputs must not overlap each other.
 pub unsafe fn combination_grad(
     element: Element,
     kind: Combination,
@@ -58,7 +59,7 @@ pub unsafe fn combination_grad(
     size: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller keeps the contract, and `machine` describes this machine.
     with_element!(element, T => unsafe {
         let (inputs, outs) = (inputs.map(|x| x.cast()), outs.map(|out| out.cast()));
         combination_grad_on::<T>(machine, kind, inputs, outs, size)
@@ -103,13 +104,13 @@ unsafe fn gated<T: Float, F: Function, S: Function>(
     machine.pool.for_each(size.div_ceil(BLOCK), 2 * BLOCK, &|blocks| {
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
         let inputs = [inputs[0].get(), inputs[1].get(), inputs[2].get()].map(|x| x.cast_const());
-        // SAFETY: the caller's contract; the ranges are disjoint, and T has sixteen bits.
+        // SAFETY: the caller keeps the contract, the ranges are disjoint, and T has 16 bits.
         unsafe { by_tables::<T>(machine, [slopes, values], inputs, outs, range) }
     });
 }
 
 /// # Safety
-/// The buffers hold the elements of the range, and T has sixteen bits.
+/// The buffers must hold the elements of the range, and T must have 16 bits.
 unsafe fn by_tables<T: Float>(
     machine: Machine,
     tables: [&Table; 2],
@@ -120,7 +121,7 @@ unsafe fn by_tables<T: Float>(
     let mut factors = [[0; BATCH]; 2];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: the elements are within the range, and are at most a batch.
+        // SAFETY: the elements are within the range, and there are at most `BATCH` of them.
         unsafe {
             let [a, b, g] = inputs.map(|x| x.add(start));
             for (table, factors) in tables.iter().zip(&mut factors) {
@@ -149,8 +150,8 @@ impl<T: Float> Kernel for Products<T> {
     unsafe fn run<V: F32x16>(self) {
         for at in (0..self.count).step_by(LANES) {
             let count = LANES.min(self.count - at);
-            // SAFETY: every access is within the elements, which are read before they are
-            // overwritten.
+            // SAFETY: every access is within the elements, and the code reads elements before it
+            // overwrites them.
             unsafe {
                 let sources = [self.factors[0], self.factors[1], self.b, self.g];
                 prefetch_block(self.b.wrapping_add(at + BATCH));
@@ -167,7 +168,8 @@ impl<T: Float> Kernel for Products<T> {
     }
 }
 
-/// `work` is the time per element in tenths of a nanosecond.
+/// Computes both gradients of all elements. `work` is the time per element in tenths of a
+/// nanosecond.
 unsafe fn map<T: Float, P: Pair>(
     machine: Machine,
     inputs: [*const T; 3],
@@ -181,7 +183,7 @@ unsafe fn map<T: Float, P: Pair>(
         let range = blocks.start * BLOCK..size.min(blocks.end * BLOCK);
         let inputs = [inputs[0].get(), inputs[1].get(), inputs[2].get()].map(|x| x.cast_const());
         let kernel = Mapped { inputs, outs, range, pair: std::marker::PhantomData::<P> };
-        // SAFETY: the caller's contract; the ranges are disjoint.
+        // SAFETY: the caller keeps the contract, and the ranges are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
@@ -201,8 +203,8 @@ impl<T: Float, P: Pair> Kernel for Mapped<T, P> {
         let end = self.range.end;
         for at in self.range.step_by(LANES) {
             let count = LANES.min(end - at);
-            // SAFETY: every access is within the range, and elements are read before they are
-            // overwritten.
+            // SAFETY: every access is within the range, and the code reads elements before it
+            // overwrites them.
             unsafe {
                 let mut lanes = [V::splat(0.0); 3];
                 for (lanes, from) in lanes.iter_mut().zip(self.inputs) {

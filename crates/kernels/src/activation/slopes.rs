@@ -3,16 +3,16 @@
 use crate::math::{erf_and_exp, exp_nonpositive, sigmoid};
 use crate::simd::F32x16;
 
-/// The derivative of relu: 1 if x is above 0, otherwise 0.
+/// The derivative of relu: 1 for x above 0, otherwise 0.
 #[inline(always)]
 pub fn relu_slope<V: F32x16>(x: V) -> V {
-    // The derivative at NaN is 0, since NaN is not above 0.
+    // The derivative at NaN is 0, because NaN is not above 0.
     let above = (V::splat(0.0) - x.max(V::splat(0.0))).to_bits();
     let above = V::and_int(above, V::splat_int(i32::MIN));
     V::select(above, V::splat(1.0), V::splat(0.0))
 }
 
-/// The derivative of silu: `s * (1 + x * (1 - s))` with the sigmoid s.
+/// The derivative of silu: `s * (1 + x * (1 - s))`, where `s` is the sigmoid of x.
 #[inline(always)]
 pub fn silu_slope<V: F32x16>(x: V) -> V {
     let one = V::splat(1.0);
@@ -29,8 +29,8 @@ pub fn gelu_slope<V: F32x16>(x: V) -> V {
     x.mul_add(density, half.mul_add(erf, half))
 }
 
-/// The derivative of gelu with tanh, which is `x * s(v)` with the logistic function s and
-/// `v = 2 sqrt(2 / pi) * (x + 0.044715 x³)`. The derivative is `s + x * s * (1 - s) * v'`.
+/// The derivative of gelu with tanh. This gelu equals `x * s(v)`, where `s` is the sigmoid and `v =
+/// 2 sqrt(2 / pi) * (x + 0.044715 x³)`. Its derivative is `s + x * s * (1 - s) * v'`.
 #[inline(always)]
 pub fn gelu_tanh_slope<V: F32x16>(x: V) -> V {
     let (one, factor) = (V::splat(1.0), V::splat(1.595_769_2));

@@ -1,4 +1,5 @@
-//! Functions of 16-bit elements as tables of all values. A lookup takes a tenth of the time.
+//! Computes functions of 16-bit elements with tables of all values. A lookup takes a tenth of the
+//! time of computing the function.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 
 /// The number of 16-bit patterns.
 pub const ALL: usize = 1 << 16;
-/// Elements that are looked up at a time.
+/// The number of elements that one call of `look_up` processes.
 pub const BATCH: usize = 512;
 
 pub type Table = [u16; ALL];
@@ -17,7 +18,7 @@ pub type Table = [u16; ALL];
 /// `out[i] = table[x[i]]`.
 ///
 /// # Safety
-/// `x` and `out` hold the elements of the range, and T has sixteen bits. `out` may be `x`.
+/// `x` and `out` must hold the elements of the range, and T must have 16 bits. `out` may be `x`.
 pub unsafe fn map<T: Float>(
     machine: Machine,
     table: &Table,
@@ -28,8 +29,8 @@ pub unsafe fn map<T: Float>(
     let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: the elements are within the range, and are at most a batch, which is read before
-        // it is overwritten.
+        // SAFETY: the elements are within the range, and there are at most `BATCH` of them. The
+        // code reads them before it overwrites them.
         unsafe {
             look_up(table, x.add(start).cast(), &mut values[..count]);
             machine.level.run(Stored { values: &values[..count], out: out.add(start) });
@@ -37,16 +38,16 @@ pub unsafe fn map<T: Float>(
     }
 }
 
-/// Looks up each element of `x`. This is not a kernel, since gather instructions are slower than
-/// plain loads. It packs four values into each store. It writes to a buffer that stays in the
-/// nearest cache, so that these narrow stores do not wait for memory.
+/// Looks up each element of `x`. This function uses no SIMD instructions, because gather
+/// instructions are slower than plain loads. It packs four values into each store. The stores are
+/// narrow, so they go to a buffer that stays in the L1 cache and do not wait for memory.
 ///
 /// # Safety
-/// `x` holds `values.len()` elements.
+/// `x` must hold `values.len()` elements.
 pub(super) unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     let mut blocks = values.chunks_exact_mut(LANES);
     let mut from = x;
-    // SAFETY: the caller's contract; a prefetch may have any address.
+    // SAFETY: the caller keeps the contract, and a prefetch may use any address.
     unsafe {
         for block in &mut blocks {
             prefetch_block(from.wrapping_add(BATCH));
@@ -63,7 +64,7 @@ pub(super) unsafe fn look_up(table: &Table, x: *const u16, values: &mut [u16]) {
     }
 }
 
-/// Stores 16-bit patterns to the output.
+/// Stores 16-bit patterns in the output.
 struct Stored<'a, T> {
     values: &'a [u16],
     out: Output<T>,
@@ -76,7 +77,7 @@ impl<T: Float> Kernel for Stored<'_, T> {
     unsafe fn run<V: F32x16>(self) {
         let blocks = self.values.chunks_exact(LANES);
         let (rest, whole) = (blocks.remainder(), self.values.len() / LANES * LANES);
-        // SAFETY: the output has room for all values, and its elements have sixteen bits.
+        // SAFETY: the output has room for all values, and its elements have 16 bits.
         unsafe {
             for (i, block) in blocks.enumerate() {
                 self.out.put_patterns::<V>(V::load_half(block.as_ptr()), i * LANES);
@@ -87,11 +88,11 @@ impl<T: Float> Kernel for Stored<'_, T> {
     }
 }
 
-/// `f(a) * b`, with f looked up in `table`.
+/// Computes `f(a) * b`, where `table` contains the values of f.
 ///
 /// # Safety
-/// `a`, `b` and `out` hold the elements of the range, and T has sixteen bits. `out` may be `a` or
-/// `b`.
+/// `a`, `b` and `out` must hold the elements of the range, and T must have 16 bits. `out` may be
+/// `a` or `b`.
 pub unsafe fn gated<T: Float>(
     machine: Machine,
     table: &Table,
@@ -102,7 +103,7 @@ pub unsafe fn gated<T: Float>(
     let mut values = [0; BATCH];
     for start in range.clone().step_by(BATCH) {
         let count = BATCH.min(range.end - start);
-        // SAFETY: the elements are within the range, and are at most a batch.
+        // SAFETY: the elements are within the range, and there are at most `BATCH` of them.
         unsafe {
             look_up(table, a.add(start).cast(), &mut values[..count]);
             let kernel =
@@ -126,8 +127,8 @@ impl<T: Float> Kernel for Product<T> {
     unsafe fn run<V: F32x16>(self) {
         for at in (0..self.count).step_by(LANES) {
             let count = LANES.min(self.count - at);
-            // SAFETY: every access is within the elements, which are read before they are
-            // overwritten.
+            // SAFETY: every access is within the elements, and the code reads elements before it
+            // overwrites them.
             unsafe {
                 let (a, b) = (self.a.add(at), self.b.add(at));
                 prefetch_block(b.wrapping_add(BATCH));

@@ -1,5 +1,5 @@
-//! The derivatives in an additive mask. They equal the derivatives in the scores, which a job
-//! stores tile by tile.
+//! The derivatives with respect to an additive mask. They equal the derivatives with respect to the
+//! scores. A job stores them tile by tile.
 
 use super::backward_plan::put;
 use super::backward_rows::{Jobs, Tile};
@@ -8,7 +8,7 @@ use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
 impl<T: Float> Jobs<'_, T> {
-    /// The address of the mask's derivatives for a row.
+    /// Returns the address of the mask's derivatives for a row.
     fn of_mask(&self, block: &Block, row: usize) -> *mut T {
         let call = &self.call.forward;
         let (batch, head, query) = block.place(call, row);
@@ -16,12 +16,12 @@ impl<T: Float> Jobs<'_, T> {
         self.call.dmask.cast::<T>().wrapping_add(at)
     }
 
-    /// Clears the derivatives in the mask for the keys outside the span.
+    /// Sets the mask's derivatives to zero for the keys outside the span.
     pub(super) unsafe fn clear_mask(&self, block: &Block, (first, end): (usize, usize)) {
         let rows = if self.call.dmask.is_null() { 0 } else { block.rows };
         for row in 0..rows {
             let to = self.of_mask(block, row);
-            // SAFETY: the caller's contract; the span is within the keys.
+            // SAFETY: the caller keeps the contract, and the span is within the keys.
             unsafe {
                 to.write_bytes(0, first);
                 to.add(end).write_bytes(0, self.call.forward.keys - end);
@@ -29,7 +29,7 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Stores the derivatives in the scores of a tile, which are also the derivatives in the mask.
+    /// Stores the derivatives with respect to the scores of a tile as derivatives of the mask.
     #[inline(always)]
     pub(super) unsafe fn store_mask<V: F32x16>(
         &self,
@@ -39,7 +39,8 @@ impl<T: Float> Jobs<'_, T> {
         for lane in (0..block.rows).step_by(LANES) {
             for key in (0..count).step_by(LANES) {
                 let keys = LANES.min(count - key);
-                // SAFETY: the caller's contract; every place is within the space.
+                // SAFETY: the caller keeps the contract, and every address is within the job's
+                // buffers.
                 unsafe {
                     let mut square = [V::splat(0.0); LANES];
                     for (i, lanes) in square.iter_mut().enumerate().take(keys) {

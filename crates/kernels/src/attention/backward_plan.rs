@@ -1,4 +1,4 @@
-//! The arguments of the backward pass, and how it is split into jobs.
+//! The arguments of the backward pass, and its division into jobs.
 
 use super::block::ROWS;
 use super::product::ADD_ROWS;
@@ -6,47 +6,52 @@ use super::{Attention, View};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// The fewest jobs of a call, if its heads have enough rows and the sums have enough memory.
+/// A call is split into at least this number of jobs, if its heads have enough rows and the jobs'
+/// sums fit in `SUMS`.
 const JOBS: usize = 32;
-/// The blocks of rows that a part needs, so that its work outweighs the time to add its sums.
+/// The smallest number of blocks of rows for a part. With fewer blocks, adding the part's sums
+/// would take too large a share of the time.
 const BLOCKS: usize = 8;
-/// The most floats of the sums of all jobs, unless one part for each head already needs more.
+/// The largest number of floats in the sums of all jobs together. Only a call with one part per
+/// head may need more.
 const SUMS: usize = 24 << 20;
 
 /// The arguments of [`attention_grad`](crate::attention_grad).
 #[derive(Clone, Copy)]
 pub struct Backward {
-    /// The call whose result is differentiated; its keys and values are plain.
+    /// The forward call to differentiate. Its keys and values must not be quantized.
     pub forward: Attention,
-    /// The gradient of the result, [batch, heads, queries, value_dim].
+    /// The gradient with respect to the result, [batch, heads, queries, value_dim].
     pub cotangent: View,
-    /// The derivatives in the queries, keys and values, [batch, position, head, feature]. `dk` and
-    /// `dv` are null if they are not wanted.
+    /// The derivatives with respect to queries, keys and values, [batch, position, head, feature].
+    /// `dk` and `dv` are null if the caller does not need them.
     pub dq: *mut u8,
     pub dk: *mut u8,
     pub dv: *mut u8,
-    /// The derivatives in an additive mask, one for every score, [batch, position, head, key]; null
-    /// if they are not wanted.
+    /// The derivatives with respect to an additive mask, one for every score, [batch, position,
+    /// head, key]. Null if the caller does not need them.
     pub dmask: *mut u8,
-    /// The derivatives in the sinks, one element for each head; null if there are no sinks.
+    /// The derivatives with respect to the sinks, one element for each head. Null if there are no
+    /// sinks.
     pub dsinks: *mut u8,
 }
 
-// SAFETY: the jobs write disjoint places, as the entry's contract lets them.
+// SAFETY: the jobs write to disjoint addresses, which the contract of `attention_grad` allows.
 unsafe impl Sync for Backward {}
 
-/// How a call is split into jobs, and the layout of a job's sums: first for the keys, then for the
-/// values, then for the sinks of a key-value head.
+/// The division of a call into jobs, and the layout of a job's sums: first for the keys, then for
+/// the values, and then for the sinks of a key/value head.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// The blocks of the rows of a key-value head. The parts of the head take the blocks in turn.
+    /// The number of blocks of rows in a key/value head. Part `i` of the head processes the blocks
+    /// `i`, `i + parts`, and so on.
     pub blocks: usize,
     pub parts: usize,
-    /// The floats of a key, and of a value.
+    /// The number of floats for a key, and for a value.
     pub key_pitch: usize,
     pub pitch: usize,
-    /// The offsets at which the sums of the values begin, the sums of the sinks begin, and the
-    /// job's sums end.
+    /// The offsets in a job's sums: `values` where the sums of the values begin, `sinks` where the
+    /// sums of the sinks begin, and `floats` where all sums end.
     pub values: usize,
     pub sinks: usize,
     pub floats: usize,
@@ -58,7 +63,7 @@ impl Plan {
         let heads = call.batch * call.kv_heads;
         let blocks = call.rows().div_ceil(ROWS);
         let (key_pitch, pitch) = (call.query_pitch(), call.value_pitch());
-        // The products also add zeros to a few keys after the last one.
+        // The products may also add zeros to the sums of a few keys after the last key.
         let keys = if backward.dk.is_null() { 0 } else { call.keys + ADD_ROWS };
         let (values, sinks) = (keys * key_pitch, keys * (key_pitch + pitch));
         let floats = (sinks + call.group()).next_multiple_of(LANES);
@@ -71,7 +76,7 @@ impl Plan {
 /// Stores the first `count` lanes.
 ///
 /// # Safety
-/// `to` has room for `count` elements.
+/// `to` must have room for `count` elements.
 #[inline(always)]
 pub unsafe fn put<V: F32x16, T: Float>(lanes: V, to: *mut T, count: usize) {
     // SAFETY: the caller's contract.

@@ -1,8 +1,9 @@
-//! The derivatives that one job adds up, block by block of its rows.
+//! Computes the derivatives of one job, block by block of its rows.
 //!
-//! For all keys that a block sees, it keeps its scores and the derivatives in its weights in
-//! memory, with a lane for each row, as `prefill` does for a tile. The weights are not divided by
-//! their sum. Instead the rows of the cotangent and the derivatives in the scores are divided.
+//! A block keeps its scores, and the derivatives with respect to its attention weights, in memory
+//! for all keys that it sees. As in a tile of `prefill`, each row has a lane. The weights are not
+//! divided by their sum. Instead, the job divides the rows of the cotangent and the derivatives
+//! with respect to the scores.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use super::{MASKED, Mask, Source};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch};
 
-/// Each item is a part of the rows of a key-value head.
+/// Runs jobs. Each item is one part of the rows of a key/value head.
 pub struct Jobs<'a, T> {
     pub call: &'a Backward,
     pub plan: Plan,
@@ -27,7 +28,7 @@ pub struct Jobs<'a, T> {
     pub element: PhantomData<T>,
 }
 
-/// The keys of a tile, and where their scores begin among the scores of a block.
+/// The keys of a tile, and the offset of their scores in the scores of a block.
 #[derive(Clone, Copy)]
 pub struct Tile {
     pub first: usize,
@@ -68,7 +69,8 @@ impl<T: Float> Kernel for Jobs<'_, T> {
                         if whole || !max.contains(&MASKED) {
                             break;
                         }
-                        // A row whose keys are all masked weighs all keys equally.
+                        // All keys are masked for some row, and such a row weighs all keys equally.
+                        // So compute the scores of all keys.
                         span = (0, call.keys);
                     }
                     self.divide::<V>(&block, sums.add(plan.sinks));
@@ -82,7 +84,8 @@ impl<T: Float> Kernel for Jobs<'_, T> {
 }
 
 impl<T: Float> Jobs<'_, T> {
-    /// Loads the queries and the cotangents, both by rows and transposed. Missing rows are zeros.
+    /// Loads the queries and the cotangents, both row by row and transposed. Fills missing rows
+    /// with zeros.
     #[inline(always)]
     unsafe fn load<V: F32x16>(&self, block: &Block) {
         let (call, space) = (&self.call.forward, &self.space);
@@ -90,7 +93,7 @@ impl<T: Float> Jobs<'_, T> {
             (&call.q, call.scale, call.dim, (space.q, space.turned_q), space.key_pitch),
             (&self.call.cotangent, 1.0, call.value_dim, (space.g, space.turned_g), space.pitch),
         ] {
-            // SAFETY: the caller's contract; the space holds `ROWS` rows.
+            // SAFETY: the caller keeps the contract, and the buffers have room for `ROWS` rows.
             unsafe {
                 for row in 0..block.rows {
                     let (to, place) = (to.add(row * pitch), block.place(call, row));
@@ -103,7 +106,7 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Loads the keys or values of a tile, and zeros for the other rows that a product reads.
+    /// Loads the keys or values of a tile. Fills the other rows that a product reads with zeros.
     #[inline(always)]
     unsafe fn load_tile<V: F32x16>(&self, block: &Block, tile: Tile, values: bool) {
         let (call, space) = (&self.call.forward, &self.space);
@@ -113,7 +116,7 @@ impl<T: Float> Jobs<'_, T> {
         };
         let Tile { first, count, .. } = tile;
         let (place, out) = ((block.batch, block.kv_head), space.tile);
-        // SAFETY: the caller's contract; the space holds `KEYS` rows.
+        // SAFETY: the caller keeps the contract, and the buffer has room for `KEYS` rows.
         unsafe {
             let element = PhantomData::<T>;
             V::part(Load { source, place, first, count, dim, out, pitch, element });
@@ -122,12 +125,12 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Computes the scores and the derivatives in the weights. Adds up the weights, and the
-    /// products of the weights and their derivatives, relative to the largest score so far.
+    /// Computes the scores, and the derivatives with respect to the weights. Adds up the weights,
+    /// and their products with their derivatives. A weight is relative to the largest score so far.
     #[inline(always)]
     unsafe fn score<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
         let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
-        // SAFETY: the caller's contract; every place is within the space.
+        // SAFETY: the caller keeps the contract, and every address is within the job's buffers.
         unsafe {
             for row in 0..lanes {
                 let (_, head, _) = block.place(call, row.min(block.rows - 1));
@@ -190,18 +193,18 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Divides the sums of `score`, and the cotangents, by the sums of the weights. Adds up the
-    /// derivatives in the sinks.
+    /// Divides the cotangents and the sums from `score` by the sums of the weights. Adds up the
+    /// derivatives with respect to the sinks.
     #[inline(always)]
     unsafe fn divide<V: F32x16>(&self, block: &Block, sinks: *mut f32) {
         let (call, space) = (&self.call.forward, &self.space);
-        // SAFETY: the caller's contract; every place is within the space.
+        // SAFETY: the caller keeps the contract, and every address is within the job's buffers.
         unsafe {
             for row in 0..block.rows {
                 let (_, head, _) = block.place(call, row);
                 let (max, weight) = call.start::<T>(head);
                 let sink = weight * factor::<V, T>(max - *space.max.add(row));
-                // A row whose scores are all -inf divides 0 by 0, as MLX does.
+                // If all scores of a row are -inf, this divides 0 by 0, as MLX does.
                 let inverse = 1.0 / (*space.sum.add(row) + sink);
                 *space.sum.add(row) = inverse;
                 *space.delta.add(row) *= inverse;
@@ -216,12 +219,14 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Turns derivatives in weights into derivatives in scores. Multiplies them by keys and
-    /// queries, and the weights by cotangents, and adds the products to the sums.
+    /// Computes the derivatives with respect to scores from the derivatives with respect to
+    /// weights. Adds their products with keys and queries, and the products of weights and
+    /// cotangents, to the sums.
     #[inline(always)]
     unsafe fn add<V: F32x16>(&self, block: &Block, span: (usize, usize), sums: *mut f32) {
         let (call, space, plan, lanes) = (&self.call.forward, &self.space, &self.plan, block.lanes);
-        // SAFETY: the caller's contract; every place is within the space or the job's sums.
+        // SAFETY: the caller keeps the contract, and every address is within the job's buffers or
+        // sums.
         unsafe {
             let max = std::slice::from_raw_parts(space.max, block.rows);
             let blind = max.contains(&MASKED);
@@ -232,8 +237,8 @@ impl<T: Float> Jobs<'_, T> {
                 let of_keys = sums.wrapping_add(first * plan.key_pitch);
                 let of_values = sums.wrapping_add(plan.values + first * plan.pitch);
                 if !self.call.dk.is_null() {
-                    // The products load a few rows of these sums at a time and have to wait for
-                    // them.
+                    // Prefetch these sums, because the products load only a few rows at a time and
+                    // would have to wait for them.
                     prefetch(of_keys.cast(), count * plan.key_pitch * size_of::<f32>());
                     prefetch(of_values.cast(), count * plan.pitch * size_of::<f32>());
                 }
@@ -262,8 +267,8 @@ impl<T: Float> Jobs<'_, T> {
                         (V::load(grads.add(i)) * slope).store(grads.add(i));
                     }
                 }
-                // The products below also add the keys after the last one, since their tiles have
-                // four rows or `ADD_ROWS`.
+                // Clear the rows after the last key. The products below also add these rows,
+                // because their tiles have four or `ADD_ROWS` rows.
                 let unused = (count.next_multiple_of(2 * ADD_ROWS) - count) * lanes;
                 weights.add(count * lanes).write_bytes(0, unused);
                 grads.add(count * lanes).write_bytes(0, unused);
@@ -295,13 +300,13 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Clears the derivatives in hidden scores of rows that see no key. Such a row weighs all keys
-    /// equally, so it does not depend on the scores.
+    /// Clears the derivatives with respect to masked scores in rows that see no key. Such a row
+    /// weighs all keys equally, so its result does not depend on the scores.
     #[inline(never)]
     unsafe fn skip_hidden(&self, block: &Block, Tile { first, count, .. }: Tile) {
         let (call, space) = (&self.call.forward, &self.space);
         for row in 0..block.rows {
-            // SAFETY: the caller's contract; every place is within the space.
+            // SAFETY: the caller keeps the contract, and every address is within the job's buffers.
             unsafe {
                 if *space.max.add(row) != MASKED {
                     continue;
@@ -324,7 +329,8 @@ impl<T: Float> Jobs<'_, T> {
             let at = ((batch * call.queries + query) * call.heads + head) * call.dim;
             let to = self.call.dq.cast::<T>().wrapping_add(at);
             for at in (0..call.dim).step_by(LANES) {
-                // SAFETY: the caller's contract; every place is within the space.
+                // SAFETY: the caller keeps the contract, and every address is within the job's
+                // buffers.
                 unsafe {
                     let lanes = V::load(space.dq.add(row * space.key_pitch + at));
                     let count = LANES.min(call.dim - at);
@@ -335,7 +341,7 @@ impl<T: Float> Jobs<'_, T> {
     }
 }
 
-/// Transposes `lanes` rows, a multiple of sixteen, of `blocks` blocks of features.
+/// Transposes `lanes` rows with `blocks` blocks of features each. `lanes` must be a multiple of 16.
 struct Turn {
     from: *const f32,
     pitch: usize,

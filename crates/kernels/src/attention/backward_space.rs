@@ -1,37 +1,38 @@
-//! The buffers of a job of the backward pass.
+//! The memory buffers that a job of the backward pass uses.
 
 use super::Attention;
 use super::block::ROWS;
 use super::product::{ADD_ROWS, SET_ROWS};
 use crate::simd::LANES;
 
-/// The keys of a tile, a multiple of the rows of all tiles of a product.
+/// The number of keys in a tile. It is a multiple of the number of rows in each kind of tile in a
+/// product.
 pub const KEYS: usize = 48;
 const _: () = assert!(KEYS.is_multiple_of(SET_ROWS) && KEYS.is_multiple_of(2 * ADD_ROWS));
 
 /// A job's buffers.
 #[derive(Clone, Copy)]
 pub struct Space {
-    /// The scaled queries, and the cotangents, stored by rows.
+    /// The scaled queries `q` and the cotangents `g`, stored row by row.
     pub q: *mut f32,
     pub g: *mut f32,
-    /// The scaled queries and the cotangents transposed: stored by features.
+    /// The transposed scaled queries and cotangents, stored feature by feature.
     pub turned_q: *mut f32,
     pub turned_g: *mut f32,
-    /// The derivatives in the queries, before they are multiplied by the scale.
+    /// The derivatives with respect to the queries, before the multiplication by the scale.
     pub dq: *mut f32,
     /// The keys or the values of a tile.
     pub tile: *mut f32,
-    /// Stored by keys: scores, derivatives in weights, and derivatives of the soft cap, if there is
-    /// one.
+    /// The scores, the derivatives with respect to weights, and the derivatives of the soft cap if
+    /// there is one. All are stored key by key.
     pub scores: *mut f32,
     pub grads: *mut f32,
     pub slopes: *mut f32,
-    /// Weights, and derivatives in scores, of one tile, stored by keys.
+    /// The weights of one tile, and the derivatives with respect to its scores, stored key by key.
     pub weights: *mut f32,
     pub of_scores: *mut f32,
-    /// For each row: the largest score; the sum of the weights, later its inverse; and the sum of
-    /// the products of weights and their derivatives.
+    /// One number per row: `max` is the largest score. `sum` is the sum of the weights, and later
+    /// its inverse. `delta` is the sum of the products of weights and their derivatives.
     pub max: *mut f32,
     pub sum: *mut f32,
     pub delta: *mut f32,
@@ -41,9 +42,9 @@ pub struct Space {
 }
 
 impl Space {
-    /// Places the buffers in the memory that begins at `base`.
+    /// Assigns parts of the memory that begins at `base` to the buffers.
     pub fn at(call: &Attention, base: *mut f32) -> Self {
-        // With an odd number of cache lines, the rows spread over all sets of a cache.
+        // With an odd number of cache lines per row, the rows spread over all sets of the cache.
         let (key_pitch, pitch) = (call.query_pitch() | LANES, call.value_pitch() | LANES);
         let mut end = base;
         let mut take = |floats: usize| {
@@ -52,7 +53,7 @@ impl Space {
             start
         };
         let strip = call.keys.next_multiple_of(KEYS) * ROWS;
-        // The products may read a few rows past the last row.
+        // Leave extra space, because the products may read a few rows past the last row.
         let of_tile = KEYS * ROWS + LANES;
         Self {
             q: take(ROWS * key_pitch),

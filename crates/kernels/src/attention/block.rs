@@ -1,26 +1,28 @@
-//! The blocks of rows that prompts and the backward pass process together, and the masks of their
-//! scores.
+//! Blocks of rows, and the masks of their scores. Prompts and the backward pass process a block of
+//! rows at a time.
 
 use super::{Attention, MASKED, Mask};
 use crate::element::Float;
 use crate::simd::LANES;
 
-/// The rows of a block: six vectors, and a multiple of the rows of [`product`](super::product)'s
-/// tiles.
+/// The number of rows in a block: six vectors, and a multiple of the number of rows in the tiles of
+/// [`product`](super::product).
 pub const ROWS: usize = 96;
 
-/// A block of rows of one key-value head.
+/// A block of rows of one key/value head. A row is a query of one of the heads that share the
+/// key/value head.
 pub struct Block {
     pub batch: usize,
     pub kv_head: usize,
     pub first: usize,
     pub rows: usize,
-    /// The number of rows, rounded up to whole vectors.
+    /// The number of rows, rounded up to a multiple of a vector.
     pub lanes: usize,
 }
 
 impl Block {
-    /// The block `index` of a key-value head. `head` counts the heads of all batches.
+    /// Returns block number `index` of a key/value head. `head` counts the key/value heads of all
+    /// batch entries.
     pub fn new(call: &Attention, head: usize, index: usize) -> Self {
         let first = index * ROWS;
         let rows = ROWS.min(call.rows() - first);
@@ -33,17 +35,19 @@ impl Block {
         }
     }
 
-    /// The position of a row. Rows past the last one have the last row's position.
+    /// Returns the query position of a row. A row past the last row has the position of the last
+    /// row.
     fn query(&self, call: &Attention, row: usize) -> usize {
         (self.first + row.min(self.rows - 1)) / call.group()
     }
 
-    /// The keys that the block's rows have to process, unless a mask hides all of them from a row.
+    /// Returns the range of keys that the block has to process. If a mask hides all these keys from
+    /// a row, the block has to process all keys instead.
     pub fn span(&self, call: &Attention) -> (usize, usize) {
         call.span(self.query(call, 0), self.query(call, self.rows - 1))
     }
 
-    /// The batch, head and position of a row.
+    /// Returns the batch entry, head and position of a row.
     pub fn place(&self, call: &Attention, row: usize) -> (usize, usize, usize) {
         let (head, query) = call.place(self.kv_head, self.first + row);
         (self.batch, head, query)
@@ -51,11 +55,12 @@ impl Block {
 }
 
 impl Attention {
-    /// Masks the scores of a block for the keys `first..first + count`. The scores are stored by
-    /// keys.
+    /// Masks the scores of a block for the keys `first..first + count`. The scores are stored key
+    /// by key.
     ///
     /// # Safety
-    /// `scores` holds `count * block.lanes` floats; the mask covers the call.
+    /// `scores` must hold `count * block.lanes` floats, and the mask must have the shape that the
+    /// call requires.
     #[inline(always)]
     pub(super) unsafe fn mask_block<T: Float>(
         &self,
@@ -72,8 +77,8 @@ impl Attention {
                     self.mask_row::<T>(scores.add(row), place, (first, count), lanes);
                 }
             }
-            // The keys that the first row sees end first; the keys that the last row sees begin
-            // last.
+            // The range of visible keys ends first for the first row, and begins last for the last
+            // row.
             let (_, end) = self.visible(block.query(self, 0));
             let (start, _) = self.visible(block.query(self, block.rows - 1));
             if start <= first && first + count <= end {
@@ -95,10 +100,10 @@ impl Attention {
         }
     }
 
-    /// Whether a row must not see a key by a boolean mask, the causal rule or the window.
+    /// Returns whether a boolean mask, the causal rule or the window hides a key from a row.
     ///
     /// # Safety
-    /// The mask covers the call.
+    /// The mask must have the shape that the call requires.
     pub(super) unsafe fn hides(
         &self,
         (batch, head, query): (usize, usize, usize),

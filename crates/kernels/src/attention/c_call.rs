@@ -1,5 +1,5 @@
-//! The arguments of attention and of its derivatives as C++ passes them. `c_api` declares the
-//! functions.
+//! The arguments of attention and of its derivatives, in the layout that C++ passes. `c_api`
+//! declares the functions that take them.
 
 use super::backward_plan::Backward;
 use super::{Attention, Mask, Source, View};
@@ -10,7 +10,7 @@ use crate::row_order::RowOrder;
 pub struct AttentionCall {
     pub element: Element,
     pub causal: bool,
-    /// Whether the mask holds bools. Otherwise it holds elements, which are added to the scores.
+    /// Whether the mask contains bools. If not, it contains elements to add to the scores.
     pub bool_mask: bool,
     pub order: RowOrder,
     pub scale: f32,
@@ -24,7 +24,8 @@ pub struct AttentionCall {
     pub dim: usize,
     pub value_dim: usize,
     pub window: usize,
-    /// 0 for plain keys and values, which have neither scales nor biases.
+    /// The bits of a quantized number. 0 means that keys and values are not quantized; then there
+    /// are neither scales nor biases.
     pub bits: usize,
     pub group: usize,
     pub q: View,
@@ -34,23 +35,24 @@ pub struct AttentionCall {
     pub v: View,
     pub v_scales: View,
     pub v_biases: View,
-    /// Its data is null if there is no mask.
+    /// The mask. Its data pointer is null if there is no mask.
     pub mask: View,
-    /// Null, or one element for each head.
+    /// One element for each head, or null.
     pub sinks: *const u8,
     pub out: *mut u8,
 }
 
-/// The derivatives of a call over plain keys and values. The field `out` of `forward` is not used.
+/// The derivatives of a call whose keys and values are not quantized. The field `out` of `forward`
+/// is not used.
 #[repr(C)]
 pub struct AttentionGradCall {
     pub forward: AttentionCall,
     pub cotangent: View,
     pub dq: *mut u8,
-    /// `dk` and `dv` are null if they are not wanted.
+    /// `dk` and `dv` are null if the caller does not need them.
     pub dk: *mut u8,
     pub dv: *mut u8,
-    /// Null if the derivatives in an additive mask are not wanted.
+    /// Null if the caller does not need the derivatives with respect to an additive mask.
     pub dmask: *mut u8,
     /// Null if there are no sinks.
     pub dsinks: *mut u8,

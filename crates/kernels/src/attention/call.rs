@@ -1,17 +1,17 @@
-//! The arguments of a call of attention, and temporary memory for it.
+//! The arguments of an attention call, and temporary memory for the call.
 
 use crate::element::Float;
 use crate::row_order::RowOrder;
 use crate::simd::LANES;
 
-/// The rows of a key-value head that `decode` processes together.
+/// The number of rows of a key/value head that `decode` processes together.
 pub(super) const DECODE_ROWS: usize = 16;
 /// The largest head dimension, rounded up to whole blocks.
 pub(super) const MAX_DIM: usize = 256;
-/// The number of keys whose scores are in memory at the same time.
+/// The number of keys in a tile. The scores of one tile are in memory at a time.
 pub(super) const TILE: usize = 64;
 
-/// An array of rank 4 in memory. The strides of [batch, head, row, feature] count elements.
+/// An array with four axes, [batch, head, row, feature]. The strides count elements.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct View {
@@ -20,7 +20,7 @@ pub struct View {
 }
 
 impl View {
-    /// The address of the first feature of a row, whose elements have type `T`.
+    /// Returns the address of the first feature of a row. The elements have type `T`.
     #[inline(always)]
     pub fn at<T>(&self, batch: usize, head: usize, row: usize) -> *const T {
         let [b, h, r, _] = self.strides;
@@ -29,26 +29,27 @@ impl View {
     }
 }
 
-/// Keys or values, plain or quantized.
+/// Keys or values, which may be quantized.
 #[derive(Clone, Copy)]
 pub enum Source {
     /// Elements of the call's type.
     Plain(View),
-    /// MLX's affine layout: words of 4-bit or 8-bit codes, with a scale and a bias for each
-    /// group of features.
+    /// MLX's affine layout: words that contain 4-bit or 8-bit codes, and a scale and a bias for
+    /// each group of features.
     Quantized { packed: View, scales: View, biases: View, bits: usize, group: usize },
 }
 
 #[derive(Clone, Copy)]
 pub enum Mask {
     None,
-    /// One byte for each key; a query attends to the keys whose byte is not zero.
+    /// One byte for each query and key. A query attends to the keys whose byte is not zero.
     Bool(View),
-    /// Elements of the call's type, added to the scores.
+    /// Elements of the call's type, which are added to the scores.
     Additive(View),
 }
 
-/// The arguments of one call. Extents are at least 1; `dim` and `value_dim` are at most 256.
+/// The arguments of one call. All extents must be at least 1. `dim` and `value_dim` must be at most
+/// 256.
 #[derive(Clone, Copy)]
 pub struct Attention {
     pub batch: usize,
@@ -58,55 +59,55 @@ pub struct Attention {
     pub keys: usize,
     /// Features of a query and a key.
     pub dim: usize,
-    /// Features of a value and a result.
+    /// The number of features of a value and of a result.
     pub value_dim: usize,
     pub scale: f32,
-    /// Limits scores to `soft_cap * tanh(score / soft_cap)`, unless it is 0.
+    /// If this is not 0, each score is limited to `soft_cap * tanh(score / soft_cap)`.
     pub soft_cap: f32,
     pub causal: bool,
-    /// The number of latest positions that a query sees, its position included; 0 sets no limit.
+    /// The number of latest positions that a query sees, including its own position. 0 means no
+    /// limit.
     pub window: usize,
     pub q: View,
     pub k: Source,
     pub v: Source,
     pub mask: Mask,
-    /// One logit for each head, of the call's type; null if there are no sinks.
+    /// One logit of the call's type for each head, or null if there are no sinks.
     pub sinks: *const u8,
     pub order: RowOrder,
-    /// The number of keys that the cache dropped before the first key. Tiles of prompts begin at
-    /// multiples of their length in the whole text.
+    /// The number of earlier keys that the cache has dropped. With them counted, the tiles of a
+    /// prompt begin at positions that are multiples of the tile length.
     pub dropped: usize,
 }
 
-// SAFETY: the pointers are addresses of buffers that are only read, as the entry's contract says.
+// SAFETY: `attention` only reads the buffers behind these pointers, as its contract says.
 unsafe impl Sync for Attention {}
 
-/// The score of a key that a row must not see. It is finite, so that a row that sees no key weighs
-/// all keys equally.
+/// The score of a masked key. It is finite, so that a row that sees no key weighs all keys equally.
 pub(super) const MASKED: f32 = f32::MIN;
 
 impl Attention {
-    /// Rows of a key-value head.
+    /// Returns the number of rows of a key/value head.
     pub(super) fn rows(&self) -> usize {
         self.group() * self.queries
     }
 
-    /// Heads that share a key-value head.
+    /// Returns the number of query heads that share a key/value head.
     pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// The floats of a query, padded to whole vectors.
+    /// Returns the number of floats of a query, padded to a multiple of a vector.
     pub(super) fn query_pitch(&self) -> usize {
         self.dim.next_multiple_of(LANES)
     }
 
-    /// The floats of a result, padded to whole vectors.
+    /// Returns the number of floats of a result, padded to a multiple of a vector.
     pub(super) fn value_pitch(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Where the result of a query begins among all results.
+    /// Returns the offset of a query's result in the array of all results.
     pub(super) fn result(&self, batch: usize, head: usize, query: usize) -> usize {
         ((batch * self.queries + query) * self.heads + head) * self.value_dim
     }
@@ -116,25 +117,27 @@ impl Attention {
         (kv_head * self.group() + row % self.group(), row / self.group())
     }
 
-    /// The keys that a query sees by the causal rule and the window. The range may be empty.
+    /// Returns the range of keys that a query sees under the causal rule and the window. The range
+    /// may be empty.
     pub(super) fn visible(&self, query: usize) -> (usize, usize) {
-        // One past the query's own position among the keys.
+        // The query's own position among the keys, plus one.
         let end = (self.keys + query + 1).saturating_sub(self.queries);
         let first = if self.window > 0 { end.saturating_sub(self.window) } else { 0 };
         (first.min(self.keys), if self.causal { end.min(self.keys) } else { self.keys })
     }
 
-    /// The range of keys that the rows of the queries `first..=last` have to process.
+    /// Returns the range of keys that the queries `first..=last` have to process.
     pub(super) fn span(&self, first: usize, last: usize) -> (usize, usize) {
         let ((start, first_end), (_, end)) = (self.visible(first), self.visible(last));
-        // A row that sees no key weighs all keys equally.
+        // A row that sees no key weighs all keys equally, so it needs all keys.
         if start >= first_end { (0, self.keys) } else { (start, end) }
     }
 
-    /// The initial maximum and sum of a row, which include the sink of its head, if it has one.
+    /// Returns the initial maximum and sum of a row. They include the sink of the row's head, if
+    /// there is one.
     ///
     /// # Safety
-    /// `sinks` is null or has an element of type `T` for each head.
+    /// `sinks` must be null or have an element of type `T` for each head.
     pub(super) unsafe fn start<T: Float>(&self, head: usize) -> (f32, f32) {
         if self.sinks.is_null() {
             return (MASKED, 0.0);
@@ -146,14 +149,14 @@ impl Attention {
     }
 }
 
-/// Calls `body` with room for `floats` floats, aligned to a cache line. The thread keeps the memory
-/// for its next call.
+/// Calls `body` with memory for `floats` floats, aligned to a cache line. The thread keeps this
+/// memory for its next call.
 pub(super) fn with_scratch(floats: usize, body: impl FnOnce(*mut f32)) {
     const LINE: usize = 64;
     thread_local! {
         static KEPT: std::cell::Cell<Vec<f32>> = const { std::cell::Cell::new(Vec::new()) };
     }
-    // A thread that is ending may have no kept memory.
+    // In a thread that is ending, the kept memory may already be destroyed.
     let mut kept = KEPT.try_with(std::cell::Cell::take).unwrap_or_default();
     if kept.len() < floats + LINE {
         kept = vec![0.0; floats + LINE];
