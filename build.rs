@@ -88,7 +88,8 @@ struct Mlx {
 }
 
 impl Mlx {
-    /// Looks in MLX_DIR, the script's folder, Homebrew and the Python package, in this order.
+    /// Looks for MLX in MLX_DIR, in the script's folder, in Homebrew, and in the Python package, in
+    /// this order.
     fn find(root: &Path) -> Result<Self> {
         let mlx = Self::find_supported(root)?;
         let newest = newest(root)?;
@@ -191,7 +192,7 @@ impl Mlx {
     }
 }
 
-/// The latest version of MLX that the crate was tested with, which the script installs.
+/// The latest version of MLX with which this crate was tested. `SCRIPT` installs this version.
 fn newest(root: &Path) -> Result<String> {
     Ok(fs::read_to_string(root.join("cmake/mlx_version.txt"))?.trim().to_owned())
 }
@@ -209,7 +210,8 @@ fn python_prefix() -> Option<PathBuf> {
     said.ancestors().take(4).find(|folder| Mlx::at(folder).is_some()).map(Path::to_owned)
 }
 
-/// The CMake that the variable CMAKE names, the script's CMake, or the one on the PATH.
+/// Returns the CMake that the variable CMAKE names, the CMake that `SCRIPT` installed, or the one
+/// on the PATH.
 fn find_cmake(root: &Path) -> Result<PathBuf> {
     if let Some(named) = env::var_os("CMAKE") {
         return Ok(PathBuf::from(named));

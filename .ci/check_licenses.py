@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the licenses and sources of all dependencies against deny.toml.
 
-Reads the output of `cargo metadata --format-version 1` on stdin. `cargo deny check` does the same and more,
-but takes minutes to build; the workflow on GitHub runs it, with the advisories.
+Reads the output of `cargo metadata --format-version 1` from stdin. `cargo deny check` checks this
+and more, such as security advisories, but takes minutes to build. The workflow on GitHub runs it.
 """
 
 import json
@@ -68,7 +68,7 @@ def accepted(expression, allowed):
 
 
 def complaints(packages, allowed):
-    """Returns a sentence for each package that must not be used, sorted."""
+    """Returns a sorted list with a sentence for each package that must not be used."""
     found = []
     for package in packages:
         name = f"{package['name']} {package['version']}"

@@ -3,10 +3,11 @@
 
     check_links.py BOOK
 
-BOOK is the folder of HTML that mdBook wrote. A relative link must lead to a file of the book, and its anchor to an
-element of that page. A link of a tracked Markdown file must lead to a tracked file, and its anchor to a heading. Links
-to this repository on GitHub count as relative ones. Every page of docs/ must be in SUMMARY.md, and every picture must
-be well-formed XML. The network is not used.
+BOOK is the folder with the HTML that mdBook wrote. A relative link in it must lead to a file of the
+book, and its anchor to an element of that page. A link in a tracked Markdown file must lead to a
+tracked file, and its anchor to a heading. Links to this repository on GitHub are treated like
+relative links. Every page of docs/ must be in SUMMARY.md, and every picture must be well-formed
+XML. This script does not use the network.
 """
 
 import html.parser
@@ -27,7 +28,7 @@ WITHOUT_CHAPTER = {"print.html", "404.html", "toc.html"}
 
 
 class Page(html.parser.HTMLParser):
-    """The ids of a page, and the targets of its links and pictures."""
+    """Collects the ids of a page, and the targets of its links and pictures."""
 
     def __init__(self, text):
         super().__init__()
@@ -57,7 +58,7 @@ def in_repository(link):
 
 
 def headings(text):
-    """The anchors that GitHub gives the headings of a Markdown text."""
+    """Returns the anchors that GitHub gives to the headings of a Markdown text."""
     anchors = set()
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     for title in re.findall(r"^#+ +(.*?) *#*$", text, flags=re.MULTILINE):
@@ -72,7 +73,7 @@ def headings(text):
 
 
 def of_markdown(file, link, tracked):
-    """The complaint about a link of a tracked Markdown file, or `None`."""
+    """Returns a message if a link of a tracked Markdown file is broken, or `None`."""
     inside = in_repository(link)
     folder = "" if inside is not None else os.path.dirname(file)
     parts = split(link if inside is None else inside)

@@ -3,8 +3,9 @@
 
     check_packages.py CRATES FOLDER
 
-CRATES contains the .crate files, FOLDER the unpacked packages. Each must have both licenses, a README without
-dead links and a manifest with the fields that crates.io shows; packages must be small.
+CRATES contains the .crate files, and FOLDER the unpacked packages. Each package must contain both
+licenses, a README without dead links, and a manifest with the fields that crates.io shows. A
+package must also be small.
 """
 
 import json
@@ -30,7 +31,8 @@ def links(text):
 def dead(text, folder, tracked):
     """Returns the relative links of a README in `folder` that lead to no tracked file or folder.
 
-    crates.io resolves a relative link in the manifest's repository, from the README's folder.
+    crates.io resolves a relative link from the README's folder in the repository that the manifest
+    names.
     """
     found = []
     for link in links(text):

@@ -1,6 +1,7 @@
-# Writes OUTPUT, a C++ source that defines the functions of runtime/metallib.h about the embedded
-# source. It contains each METAL_DIR/<stem>.metal with the headers that it includes, each once, so that
-# it compiles without an include path, and a table of the kernels that it instantiates.
+# Writes OUTPUT, a C++ file with the functions of runtime/metallib.h that return embedded source.
+# OUTPUT contains each METAL_DIR/<stem>.metal with the headers that it includes. Each header appears
+# once, so the source compiles without an include path. OUTPUT also contains a table of the kernels
+# that each source instantiates.
 #
 #   cmake -DMETAL_DIR=<dir> -DOUTPUT=<file.cpp> -P embed_metal.cmake
 

@@ -206,7 +206,10 @@ QuantizedFormat format_of(const QuantizedLayout& layout) {
   return {layout.group_size, layout.bits, layout.mode};
 }
 
-/** The arrays of each weight, in order: packed, scales and, if affine, biases. */
+/**
+ * Makes weights from a list of arrays. Each weight takes its packed array, its scales and, if
+ * affine, its biases.
+ */
 std::vector<QuantizedWeight> weights_of(const ArrayList& arrays, const QuantizedLayout& layout) {
   std::vector<QuantizedWeight> weights;
   bool affine = format_of(layout).affine();

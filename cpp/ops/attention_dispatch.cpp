@@ -40,7 +40,10 @@ bool plain(const AttentionParams& params, bool quantized) {
          params.v[0].strides[3] == 1;
 }
 
-/** Rows per threadgroup of the matrix kernel, within the largest threadgroup allowed. */
+/**
+ * The rows per threadgroup of the matrix kernel, if a threadgroup has at most `max_threads`
+ * threads.
+ */
 uint32_t block_rows(uint32_t features, uint32_t itemsize, uint32_t max_threads) {
   uint32_t simds = whole_simds(attention_op, max_threads) / SIMD_WIDTH;
   // With 256 floats per row, threadgroup memory has room for only 16 rows and a tile of keys.
@@ -89,7 +92,10 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
   params.splits = static_cast<uint32_t>(ceil_div(std::max(keys, 1u), params.chunk));
 }
 
-/** `suffix` names the storage format of keys and values, and the type. */
+/**
+ * Plans the kernel over the keys. `suffix` is the part of its name for the storage format of keys
+ * and values, and the type.
+ */
 Launch plan_keys(
     const AttentionParams& params,
     bool quantized,
@@ -144,7 +150,7 @@ Launch plan_keys(
       round_up(memory, 16)};
 }
 
-/** Combines the partial results of the splits. */
+/** Plans the kernel that combines the partial results of the splits. */
 Launch plan_combine(const AttentionParams& params, const std::string& type, uint32_t max_threads) {
   uint32_t together = std::min<uint32_t>(
       whole_simds(attention_op, max_threads) / SIMD_WIDTH, ATTENTION_COMBINED_ROWS);

@@ -89,7 +89,7 @@ bool lies_in_columns(const mx::array& x) {
   return turned;
 }
 
-/** x with its last two axes exchanged, if this needs no copy. */
+/** Returns x with its last two axes exchanged, if this needs no copy. */
 std::optional<mx::array> exchanged(const mx::array& x, mx::Stream s) {
   if (exchanges(x)) {
     return x.inputs()[0];

@@ -32,7 +32,7 @@ mx::array readable(const mx::array& mask, const mx::array& x, mx::Stream s) {
   return row_contiguous(mx::broadcast_to(mask, x.shape(), s), s);
 }
 
-/** A node of type `Type` with the shape and type of its first input. */
+/** Builds a node of type `Type` with the shape and type of its first input. */
 template <typename Type>
 mx::array node(Arrays inputs, const Masking& masking, mx::Stream s) {
   auto shape = inputs[0].shape();
@@ -244,7 +244,7 @@ bool MaskedSoftmaxGrad::is_equivalent(const mx::Primitive& other) const {
 
 namespace {
 
-/** The kernels' parameters for evaluated scores and for their mask, if present. */
+/** Returns the kernels' parameters for evaluated scores and their mask, if there is one. */
 MaskedSoftmaxParams params_of(const mx::array& x, const mx::array* mask, const Masking& masking) {
   MaskedSoftmaxParams params{};
   params.queries = x.shape(-2);

@@ -200,7 +200,7 @@ class RopeHeads : public ComposedPrimitive {
   Arrays node(Arrays inputs, bool forward);
 
  private:
-  /** The number of inputs in front of the offset. */
+  /** The number of inputs before the offset. */
   size_t arrays() const {
     return forward_ ? 1 : 3;
   }

@@ -154,8 +154,9 @@ impl Conformance {
         Self { extremes_as_peer: true, ..self }
     }
 
-    /// Sets how far a value may be from the reference: a multiple of the type's epsilon, times the
-    /// larger of 1 and the magnitude of the reference's value. 4 by default.
+    /// Sets how far a value may be from the reference's value. The number is a multiple of the
+    /// type's epsilon, times the larger of 1 and the magnitude of the reference's value. The
+    /// default is 4.
     pub fn tolerance(self, epsilons: f64) -> Self {
         Self { tolerance: Tolerance::Epsilons(epsilons), ..self }
     }
@@ -213,8 +214,9 @@ impl Conformance {
         Self { judges_peer: true, ..self }
     }
 
-    /// Sets how far a derivative may be from the reference's: a multiple of the type's epsilon,
-    /// times the larger of 1 and the magnitude of the reference's derivative. 16 by default.
+    /// Sets how far a derivative may be from the reference's derivative. The number is a multiple
+    /// of the type's epsilon, times the larger of 1 and the magnitude of the reference's
+    /// derivative. The default is 16.
     pub fn derivative_tolerance(self, epsilons: f64) -> Self {
         Self { derivative_tolerance: Tolerance::Epsilons(epsilons), ..self }
     }

@@ -1,4 +1,4 @@
-//! `mlx-primitives chat`: a conversation, line by line.
+//! `mlx-primitives chat`: holds a conversation with a model, line by line.
 
 use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;

@@ -108,9 +108,9 @@ mod startup {
 
     static STDOUT_IS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-    /// Runs before `main`, because the standard library opens /dev/null in place of a closed stdout
-    /// before it calls `main`. The result would be lost there without an error.
-    // SAFETY: the section holds pointers to functions of this type, which the system's loader calls
+    /// Makes the loader run `look` before `main`. The standard library opens /dev/null in place of
+    /// a closed stdout before it calls `main`, and the result would be lost there without an error.
+    // SAFETY: this section holds pointers to functions of this type. The system's loader calls them
     // once, before `main`, on the only thread.
     #[used]
     #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]

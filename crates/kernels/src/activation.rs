@@ -63,7 +63,7 @@ impl Activation {
     }
 }
 
-/// `max(x, 0)`. The result for -0 is 0, and for NaN it is NaN.
+/// Computes `max(x, 0)`. The result for -0 is 0, and the result for NaN is NaN.
 #[inline(always)]
 pub(super) fn relu<V: F32x16>(x: V) -> V {
     let zero = V::splat(0.0);

@@ -78,7 +78,7 @@ template <typename T>
 METAL_FUNC T simd_product(T x) {
   return ::msl::fold(x, [](T a, T b) { return T(a * b); });
 }
-/** The largest value. NaN is ignored, as in Metal's fmax. */
+/** The largest value of all lanes. NaN is ignored, as in Metal's fmax. */
 METAL_FUNC float simd_max(float x) {
   return ::msl::fold(x, [](float a, float b) { return ::fmaxf(a, b); });
 }

@@ -31,7 +31,7 @@ struct Two<__nv_bfloat16> {
   }
 };
 
-/** One of the two 16-bit numbers in a 32-bit word. */
+/** Refers to one of the two 16-bit numbers in a 32-bit word. */
 template <typename T>
 struct Number {
   unsigned word;

@@ -184,7 +184,7 @@ fn micros(seconds: f64) -> f64 {
     seconds * 1e6
 }
 
-/// Formats a number with at least three significant digits.
+/// Formats a number with at least three digits.
 fn digits(value: f64) -> String {
     match value {
         v if v < 9.995 => format!("{v:.2}"),

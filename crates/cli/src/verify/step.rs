@@ -1,4 +1,4 @@
-//! The steps of `verify`, and their results.
+//! The types of the steps of `verify` and of their results.
 
 use anyhow::Result;
 use serde_json::Value;

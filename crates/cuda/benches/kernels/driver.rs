@@ -1,4 +1,4 @@
-//! The functions of CUDA's driver that the bench needs, loaded at run time.
+//! Loads the functions of CUDA's driver that the benchmark needs, at run time.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
