@@ -1,6 +1,6 @@
-//! `cargo bench --features cuda --bench nvidia`: our kernels beside MLX's CUDA ops on shapes that
-//! fill an NVIDIA GPU, and decoding with a Llama of the 8B shape with 4-bit weights. Prints
-//! Markdown.
+//! `cargo bench --features cuda --bench nvidia`: times our kernels and MLX's CUDA ops on shapes
+//! that fill an NVIDIA GPU. Also times decoding with a Llama that has the 8B shape and 4-bit
+//! weights. Prints Markdown.
 //!
 //! All contestants take turns in this process. An op's time is the time of a graph of several
 //! calls, divided by the number of calls; each call takes the result of the previous call. A copy

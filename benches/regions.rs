@@ -1,4 +1,4 @@
-//! `cargo bench --bench regions [-- THREADS...]`: the cost of sharing a job among threads.
+//! `cargo bench --bench regions [-- THREADS...]`: measures the cost of sharing a job among threads.
 //!
 //! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
 //! Threads beyond the number of cores do not work, so these times should equal the times with one

@@ -87,9 +87,9 @@ pub fn stand_ins(missing: &[String]) -> Result<PathBuf> {
 }
 
 /// Creates a folder with the library of MLX for CPUs. cargo's `run` and `test` look for libraries
-/// in this folder. It is needed because MLX's CUDA library does not allocate memory without a GPU.
-/// The library for CPUs has the same version and types. It lacks the CUDA functions, but without a
-/// GPU no program calls them.
+/// in this folder. Without a GPU, they need it, because MLX's CUDA library would not allocate
+/// memory. The library for CPUs has the same version and types. It lacks the CUDA functions, but
+/// without a GPU no program calls them.
 pub fn without_gpu(cpu: &Path) -> Result<PathBuf> {
     let folder = empty_folder("without_gpu")?;
     let mut libraries = vec![cpu.join("lib/libmlx.so")];

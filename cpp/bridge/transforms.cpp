@@ -101,8 +101,8 @@ bool reduces_short_axes(const ArrayList& arrays) {
 
 /**
  * Returns a function that MLX can trace. The closure may capture arrays whose data is still in a
- * file. This function reads them during tracing: MLX would only turn the results of MLX's `Load`
- * into constants, and would read any other file again in each call.
+ * file, and this function reads them during tracing. Otherwise each call would read them again,
+ * because MLX makes constants only of results of its own `Load`.
  */
 Function traceable(rust::Box<Closure> f) {
   return [function = owned(std::move(f))](const ArrayList& inputs) {

@@ -99,7 +99,8 @@ Arrays LoraLinear::vjp(
     const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
-      // There is no faster form for gradients of the base weights, because they are usually frozen.
+      // Gradients of the base weights use the composition, because a faster form would rarely help:
+      // the base is usually frozen.
       return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
   }

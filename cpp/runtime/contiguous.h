@@ -17,9 +17,9 @@ namespace mx = mlx::core;
 mx::array contiguous(const mx::array& x, mx::Stream s);
 
 /**
- * The conditions under which an op of MLX only sets shape and strides, without a task. The op does
- * so `always`, if its input is row-contiguous (`of_rows`), or if the input is row-contiguous and
- * has little more memory than its elements need (`contiguous`).
+ * The condition under which an op of MLX only sets shape and strides, without a task. `always`: no
+ * condition. `of_rows`: the input is row-contiguous. `contiguous`: the input is row-contiguous, and
+ * has little more memory than its elements need. `none`: the op always needs a task.
  */
 enum class View { none, always, of_rows, contiguous };
 View view_kind(mx::Primitive& primitive);

@@ -10,7 +10,7 @@ namespace mx = mlx::core;
 
 /**
  * Converts x to another type, with the same bits as `mx::astype`. Returns x itself if it has that
- * type. On a GPU, calls `mx::astype`, which can report there that memory has run out.
+ * type. On a GPU, calls `mx::astype`, which reports there if memory has run out.
  */
 mx::array convert(const mx::array& x, mx::Dtype dtype, mx::Stream s);
 

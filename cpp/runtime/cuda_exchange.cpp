@@ -38,9 +38,9 @@ struct ExchangeParams {
  * The source of the kernel. A store writes eight bytes of the array: beside each half, the number
  * of the exchange. The hardware writes a half and its number together. So a rank that reads the
  * number also has the data, and no fence is needed. Exchanges alternate between two parts of
- * memory. A rank begins the exchange after next, which reuses this part, only after it has read all
- * parts of the next exchange. Every other rank begins the next exchange only after it has read this
- * part.
+ * memory, so the exchange after the next one overwrites a part. This is safe: a rank begins that
+ * exchange only after it has read all parts of the next one, and every other rank begins the next
+ * one only after it has read this part.
  */
 constexpr auto SOURCE = R"cuda(#include <metal_stdlib>
 using namespace metal;

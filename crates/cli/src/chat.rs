@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    // If a program writes the lines, the exit status tells it that some were not answered.
+    // If a program writes the lines, the exit status tells it that some lines had no answer.
     ensure!(left_out == 0 || interactive, "{left_out} of the lines had no answer");
     Ok(())
 }

@@ -163,8 +163,8 @@ fn every_kernel_compiles() {
             .iter()
             .filter(|(name, one)| {
                 // Kernels with the prefix `mlxp_quantized_few_` run with 512 threads on every GPU,
-                // but the formats and bands below run with 256 threads. For eight rows, 256 threads
-                // take more turns.
+                // which leaves 128 registers per thread. The formats and bands below run with 256
+                // threads. For eight rows, these take more turns.
                 let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };

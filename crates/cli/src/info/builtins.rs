@@ -17,7 +17,7 @@ const STEP: i32 = 256;
 /// Returns the graph nodes of a decoded token on a GPU with `context` positions in the cache. The
 /// first list is for `llama`. The second list is for MLX's built-ins, which run `affine`: the same
 /// model in formats that MLX supports. Evaluates only the caches. Leaves out nodes that read or
-/// pack weights.
+/// pack weights that are not in memory yet.
 pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[Vec<Node>; 2]> {
     let token = Array::from_slice(&[0u32], [1, 1])?;
     // Layers with a sliding window count as if they read the whole context.
@@ -39,8 +39,9 @@ pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[
 }
 
 /// Removes the nodes in `once` from `nodes`. A node with several results counts the bytes of the
-/// result that the walk over the graph reaches first. So the same node may have other bytes in
-/// `nodes`; if no node is equal, this function removes a node with the same name.
+/// result that the walk over the graph reaches first. So a node may have a different number of
+/// bytes in the two lists. If `nodes` has no equal node, this function removes a node with the same
+/// name.
 fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     let mut left = Vec::new();
     for node in once {

@@ -50,8 +50,8 @@ impl Plan {
     }
 
     /// Returns `None` if all time has passed. If the earlier cases took longer than planned, also
-    /// returns `None` for large cases and for all types except the first, and less time for other
-    /// cases. So every op gets some time.
+    /// returns `None` for large cases and for all types except the first, and gives other cases
+    /// less time. So every op gets some time.
     fn limits(&self, case: &Case, spent: Duration) -> Option<Limits> {
         let effort = self.effort;
         let Some(time) = self.time else {

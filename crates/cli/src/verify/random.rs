@@ -34,10 +34,10 @@ impl Random {
         }
     }
 
-    /// Compares a GPU's tokens with the tokens of our CPU kernels. Compares the tokens of our CPU
-    /// kernels with MLX's ops on the CPU. All compute in float32. There, rounding errors are far
-    /// smaller than the difference between the logits of the two most likely tokens in nearly every
-    /// step.
+    /// To check a GPU, compares its tokens with the tokens of our CPU kernels. To check the CPU,
+    /// compares the tokens of our CPU kernels with those of MLX's ops. All compute in float32.
+    /// There, rounding errors are far smaller than the difference between the logits of the two
+    /// most likely tokens in nearly every step.
     fn compare(&self, device: Device, tokens: usize) -> Result<Found> {
         let llama = self.model().with_context(|| self.config.display().to_string())?;
         let (choices, whose) = match device {
