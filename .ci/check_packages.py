@@ -76,7 +76,7 @@ def complaints(package, crate, unpacked, root, tracked):
     readme = (unpacked / "README.md").read_text()
     folder = pathlib.Path(package["manifest_path"]).parent.relative_to(root)
     found += [f"{name}: README links to {link}" for link in dead(readme, folder, tracked)]
-    library = unpacked / "src/lib.rs"  # a command has none
+    library = unpacked / "src/lib.rs"  # a package with only a command has no library
     if library.is_file() and "include_str!(\"../README.md\")" in library.read_text():
         # docs.rs shows this README, but cannot follow links into the repository.
         relative = [link for link in links(readme) if not re.match(r"[a-z]+:|#", link)]

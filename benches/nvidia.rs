@@ -25,7 +25,7 @@ const MATRICES: usize = 16;
 
 type Step = Rc<dyn Fn(&Array, usize) -> Result<Array>>;
 
-/// An op as a chain.
+/// A chain of calls of an op.
 struct Work {
     name: String,
     start: Array,
@@ -143,7 +143,7 @@ fn products() -> Result<Vec<Work>> {
             start: numbers(&[rows, k], Dtype::Bfloat16)?,
             step,
             calls: 4 * MATRICES,
-            bytes: weights * (2 * bits as usize + 1) / 16, // two 16-bit numbers for 64
+            bytes: weights * (2 * bits as usize + 1) / 16, // two 16-bit numbers per 64 weights
             copied: copied.clone(),
         });
         Ok::<_, Error>(())
@@ -228,7 +228,7 @@ fn main() -> Result<()> {
     }
     let wanted = |name: &str| parts.is_empty() || parts.iter().any(|part| name.contains(part));
     with_device(Device::Gpu, || {
-        memory::set_cache_limit(64 << 30)?; // several times the largest graph
+        memory::set_cache_limit(64 << 30)?; // several times the memory of the largest graph
         println!("{}\n", Device::Gpu.name()?);
         println!("| op | ours, µs | MLX, µs | ratio | of a copy |\n|---|---:|---:|---:|---:|");
         let shapes = [

@@ -11,7 +11,7 @@ use mlx_primitives_kernels::pool::{MAX_THREADS, Pool};
 
 const ROUNDS: usize = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Chunks of a job, for each thread.
+/// The number of items in a job for each thread.
 const ITEMS: usize = 8;
 /// After the pause `BRIEF`, the pool's helper threads still spin and watch for work. After the
 /// pause `LONG`, they sleep.

@@ -81,7 +81,7 @@ class Player:
         self.process.send_signal(signal.SIGCONT)
         time.sleep(seconds)
         self.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.02)  # for the lines that are under way
+        time.sleep(0.02)  # wait for lines that are still in the pipe
         self.turns.append(self.lines[before:])
 
     def end(self):

@@ -241,7 +241,7 @@ Handle quantized_matmul(
 
 ListHandle pack_matrix(const MlxArray& w, const QuantizedLayout& layout) {
   auto format = format_of(layout);
-  require_format("quantized_weight", format); // MLX divides by both before it checks them
+  require_format("quantized_weight", format); // MLX divides by its numbers before it checks them
   auto [group, bits, mode] = format;
   if (mode == QuantizedMode::KQuant) {
     refuse(

@@ -19,7 +19,7 @@ namespace {
 
 using Function = std::function<ArrayList(const ArrayList&)>;
 
-thread_local int traced = 0; // functions that this thread is in
+thread_local int traced = 0; // the depth of traced functions on this thread
 
 /** While this object exists, this thread builds a graph that MLX may fuse. */
 struct Tracing {
@@ -102,7 +102,7 @@ bool reduces_short_axes(const ArrayList& arrays) {
 /**
  * Returns a function that MLX can trace. The closure may capture arrays whose data is still in a
  * file, and this function reads them during tracing. Otherwise each call would read them again,
- * because MLX makes constants only of results of its own `Load`.
+ * because MLX turns only the results of its `Load` op into constants.
  */
 Function traceable(rust::Box<Closure> f) {
   return [function = owned(std::move(f))](const ArrayList& inputs) {

@@ -285,7 +285,7 @@ Arrays Affine::vjp(
 
 std::pair<Arrays, std::vector<int>> Affine::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
-  if (axes[1] >= 0 || axes[2] >= 0) { // each batch entry has its own scale or shift
+  if (axes[1] >= 0 || axes[2] >= 0) { // each batch entry has a separate scale or shift
     return ComposedPrimitive::vmap(inputs, axes);
   }
   auto x = batch_first(inputs[0], axes[0], batch_size(inputs, axes), stream());

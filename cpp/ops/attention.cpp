@@ -103,7 +103,7 @@ mx::array node(
   shape[3] = value_dim;
   push_mask_and_sinks(inputs, mask, sinks, scores, dtype, s);
   if (keys[2] == 0) {
-    return mx::zeros(shape, dtype, s); // a sum over no keys
+    return mx::zeros(shape, dtype, s); // the sum over no keys is 0
   }
   auto primitive =
       std::make_shared<Attention>(s, rules, mask.has_value(), sinks.has_value(), bits, group_size);
@@ -234,7 +234,7 @@ Arrays joined_to_batch(
 std::pair<Arrays, std::vector<int>> Attention::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   if (sinks_ && axes[sinks()] >= 0) {
-    return ComposedPrimitive::vmap(inputs, axes); // our kernel has one set of sinks for the batch
+    return ComposedPrimitive::vmap(inputs, axes); // our kernel takes one set of sinks
   }
   auto s = stream();
   int size = batch_size(inputs, axes);

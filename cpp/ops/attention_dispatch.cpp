@@ -9,11 +9,11 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint64_t ATTENTION_SPLIT_KEYS = 256;   // of a split of many; the fewest that are split
-constexpr uint64_t ATTENTION_SPLITS = 8;         // the fewest splits of a vector's keys
-constexpr uint32_t ATTENTION_PROMPT_KEYS = 2048; // of a split for queries in the order of prompts
-constexpr uint32_t ATTENTION_SHORT_KEYS = 1024;  // keys of a matrix that one dispatch takes
-constexpr uint64_t ATTENTION_GROUPS = 128;       // threadgroups wanted for a key head of a text
+constexpr uint64_t ATTENTION_SPLIT_KEYS = 256;   // keys per split; fewer are not split
+constexpr uint64_t ATTENTION_SPLITS = 8;         // fewest splits in the vector kernel
+constexpr uint32_t ATTENTION_PROMPT_KEYS = 2048; // keys per split in `RowOrder::prompt`
+constexpr uint32_t ATTENTION_SHORT_KEYS = 1024;  // most keys without splits (matrix kernel)
+constexpr uint64_t ATTENTION_GROUPS = 128;       // wanted threadgroups per key head
 constexpr uint32_t ATTENTION_SPLIT_THREADS = 256;
 constexpr uint32_t ATTENTION_WHOLE_THREADS = 512;
 
@@ -169,7 +169,7 @@ mx::array reached(const mx::array& x, AttentionView& view) {
   }
   view.start = -lowest;
   auto size = static_cast<size_t>(highest - lowest + 1);
-  mx::array flat({1}, x.dtype(), nullptr, {}); // the length may exceed the 32 bits of an extent
+  mx::array flat({1}, x.dtype(), nullptr, {}); // the length may exceed 32 bits
   flat.copy_shared_buffer(x, {1}, {true, true, true}, size, lowest);
   return flat;
 }
@@ -222,7 +222,7 @@ std::vector<Dispatch> Attention::dispatches(
   Arrays bound = {reached(inputs[0], all.q)};
   for (int first : {1, values()}) {
     auto* views = first == 1 ? all.k : all.v;
-    for (int i = 0; i < 3; ++i) { // a missing buffer is bound to another
+    for (int i = 0; i < 3; ++i) { // bind another buffer for a missing one
       bound.push_back(
           i < parts() ? reached(inputs[first + i], views[i]) : bound[first == 1 ? 1 : 4]);
     }

@@ -8,10 +8,10 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint32_t FEW_QUERY_ROWS = 8;  // of a block
-constexpr uint32_t FEW_QUERY_SIMDS = 4; // of a threadgroup
+constexpr uint32_t FEW_QUERY_ROWS = 8;  // rows in a block
+constexpr uint32_t FEW_QUERY_SIMDS = 4; // most SIMD groups per threadgroup
 constexpr uint32_t FEW_COMBINING_THREADS = 256;
-constexpr uint32_t FEW_COMBINED_PARTS = 16; // of the splits of a row, at most
+constexpr uint32_t FEW_COMBINED_PARTS = 16; // most parts of a row's splits
 
 bool rows_aligned(const mx::array& flat, const AttentionView& view) {
   auto size = static_cast<int64_t>(flat.itemsize());

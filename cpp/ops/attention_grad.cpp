@@ -31,7 +31,7 @@ Arrays Attention::vjp(
   for (int argnum : argnums) {
     of_keys = of_keys || (argnum > 0 && argnum < mask());
     of_mask = of_mask || (masked_ && argnum == mask() && primals[argnum].dtype() != mx::bool_);
-    refused = refused || (bits_ > 0 && (argnum == 1 || argnum == values())); // codes
+    refused = refused || (bits_ > 0 && (argnum == 1 || argnum == values())); // no gradient of codes
   }
   if (refused) {
     return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
@@ -55,7 +55,7 @@ Arrays Attention::vjp(
   auto all = node(grad, std::move(inputs));
   Arrays result;
   for (int argnum : argnums) {                    // a boolean mask has no derivatives
-    int first = argnum < values() ? 1 : values(); // of the keys, or of the values
+    int first = argnum < values() ? 1 : values(); // first array of keys or values
     if (bits_ > 0 && argnum > 0 && argnum < mask()) {
       auto& of_rows = all[first == 1 ? 1 : 2];
       result.push_back(codes.vjp(packing(first), {of_rows}, {argnum - first}, {})[0]);
@@ -103,7 +103,7 @@ std::vector<mx::Shape> AttentionGrad::output_shapes(const Arrays& inputs) {
 std::pair<Arrays, std::vector<int>> AttentionGrad::vmap(
     const Arrays& inputs, const std::vector<int>& axes) {
   if (attention_->sinks_) {
-    return ComposedPrimitive::vmap(inputs, axes); // our kernels add those in sinks over the batch
+    return ComposedPrimitive::vmap(inputs, axes); // our kernels sum sink gradients over the batch
   }
   auto s = stream();
   int size = batch_size(inputs, axes);

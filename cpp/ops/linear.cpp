@@ -123,7 +123,7 @@ mx::array matmul(const mx::array& a_, const mx::array& b_, bool transposed, mx::
     a = lying.value_or(a);
   }
   Arrays inputs = {a, b};
-  if (b.ndim() > 2) { // otherwise all rows of a use the same b
+  if (b.ndim() > 2) { // otherwise, all rows of a use one matrix b
     mx::Shape leading = mx::broadcast_shapes(
         mx::Shape(a.shape().begin(), a.shape().end() - 2),
         mx::Shape(b.shape().begin(), b.shape().end() - 2));

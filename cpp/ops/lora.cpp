@@ -9,7 +9,7 @@ namespace mlx_primitives {
 
 namespace {
 constexpr auto lora_op = "lora_linear";
-constexpr size_t BASE = 3; // the first input of the base
+constexpr size_t BASE = 3; // index of the base's first input
 
 QuantizedWeight packed(const Arrays& arrays, size_t at) {
   auto biases = arrays.size() > at + 2 ? std::optional(arrays[at + 2]) : std::nullopt;

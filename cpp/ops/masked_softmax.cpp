@@ -83,7 +83,7 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
 Arrays mapped(
     const Arrays& inputs,
     const std::vector<int>& axes,
-    size_t scores, // how many inputs precede the mask
+    size_t scores, // the number of inputs before the mask
     mx::Stream s) {
   int size = batch_size(inputs, axes);
   Arrays result;
@@ -128,7 +128,7 @@ mx::array masked_softmax(
           mask->dtype());
     }
   }
-  if (x.ndim() == 1) { // one query
+  if (x.ndim() == 1) { // a vector is one query
     auto row = mx::expand_dims(x, 0, s);
     return mx::squeeze(masked_softmax(row, scale, mask, causal, window, s), 0, s);
   }

@@ -23,7 +23,7 @@ mx::Dtype common_dtype(
     const QuantizedExtras& extras) {
   auto dtype = x.dtype();
   for (auto& weight : weights) {
-    if (weight.biases) { // scales in bytes do not take part in promotion
+    if (weight.biases) { // without biases, scales are bytes and do not promote
       dtype = mx::promote_types(dtype, mx::result_type(weight.scales, *weight.biases));
     }
   }
@@ -235,7 +235,7 @@ namespace {
 
 /** For fewer rows of weights, threadgroups have half the size, unless the rows of x are long. */
 constexpr uint64_t FEW_WEIGHTS = 8192;
-constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // that they stage at once
+constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // values that 128 threads stage at once
 
 /** Counts threadgroups with `per_block` columns each, and sets the first block of each part. */
 uint32_t place_parts(QuantizedMatmulParams& params, uint32_t per_block) {

@@ -9,9 +9,9 @@ namespace mlx_primitives {
 
 namespace {
 
-constexpr uint32_t TILE_ROWS = 16; // of weights for a SIMD group
+constexpr uint32_t TILE_ROWS = 16; // rows of weights for a SIMD group
 constexpr uint32_t LONG_AXIS = 8192;
-constexpr uint32_t WALKING = uint32_t{QUANTIZED_WALK_THREADS} / SIMD_WIDTH; // SIMD groups of a core
+constexpr uint32_t WALKING = uint32_t{QUANTIZED_WALK_THREADS} / SIMD_WIDTH; // per core
 
 } // namespace
 
@@ -20,7 +20,7 @@ bool takes_few(mx::Dtype dtype, mx::Stream stream) {
 }
 
 bool is_aligned(const mx::array& packed) {
-  return packed.offset() % 16 == 0; // A GPU's buffers begin at a page.
+  return packed.offset() % 16 == 0; // a GPU's buffers begin at a page boundary
 }
 
 Launch plan_few(
@@ -38,7 +38,7 @@ Launch plan_few(
   }
   // The number of splits along the axis decides the order of addition. A process may have only some
   // of the weight rows, so the number of splits must not depend on the number of weight rows.
-  bool half = format.bits == 5 || format.bits == 6; // whose registers leave room for 8 groups
+  bool half = format.bits == 5 || format.bits == 6; // registers allow 8 SIMD groups
   uint32_t splits = std::min(most, half || params.axis < LONG_AXIS ? 8u : 16u);
   bool one = params.rows <= 2;
   uint32_t band = one ? 2u : uint32_t{QUANTIZED_BAND};
@@ -52,7 +52,7 @@ Launch plan_few(
     bool lean = !format.affine() || format.bits == 2 || format.bits == 4; // at most 64 registers
     uint32_t of_core = (lean ? 32u : WALKING) / splits;
     bool whole = quantized_few_staged(params.rows, band, params.axis, splits) >= params.axis;
-    bool enough = format.bits != 5 && splits <= WALKING; // registers
+    bool enough = format.bits != 5 && splits <= WALKING; // 5 bits need too many registers
     walks = whole && enough && tiles > uint64_t{limits.cores} * of_core;
   } else {
     // With more rows of x, copying x to threadgroup memory takes longer. So more rows of weights

@@ -60,7 +60,7 @@ Arrays QuantizedMatmul::vjp(
       parts = mx::split(g, ends, -1, s);
     }
   }
-  Arrays of_inputs; // of x and of the norm's weight
+  Arrays of_inputs; // the gradients of x and of the norm's weight
   if (of_x) {
     std::optional<mx::array> sum;
     for (int part = 0; part < kind_.parts; ++part) {
@@ -85,7 +85,7 @@ Arrays QuantizedMatmul::vjp(
     } else if (kind_.biased && argnum == norm + (kind_.normed ? 1 : 0)) {
       gradients.push_back(sum_of_rows(g, s));
     } else {
-      gradients.push_back(g); // of the residual
+      gradients.push_back(g); // the gradient of the residual
     }
   }
   return gradients;

@@ -30,7 +30,7 @@ Arrays residual_norm(
   // A weight of a wider type makes the type of the norm wider, but not the type of the sum. In this
   // case, build two nodes.
   Arrays promoted = {x, residual};
-  if (affine.weight) { // without a weight, a bias does not promote either
+  if (affine.weight) { // without a weight, a bias does not promote
     promoted.push_back(*affine.weight);
     if (affine.bias) {
       promoted.push_back(*affine.bias);
@@ -102,7 +102,7 @@ std::pair<Arrays, std::vector<int>> ResidualNorm::vmap(
   auto affine = NormAffine::of(inputs, 2, weighted_, biased_);
   int weight_axis = weighted_ ? axes[2] : -1;
   int bias_axis = biased_ ? axes[2 + weighted_] : -1;
-  bool own = weight_axis >= 0 || bias_axis >= 0; // for each batch entry
+  bool own = weight_axis >= 0 || bias_axis >= 0; // a separate weight or bias per batch entry
   auto fused = own ? NormAffine{} : affine;
   auto outputs = residual_norm(name(), centered_, x, residual, fused, eps_, s);
   if (own) {

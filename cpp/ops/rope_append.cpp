@@ -23,7 +23,7 @@ int64_t rows(const KvLayout& layout) {
 
 void check_layout(const KvLayout& layout, const mx::array& state, const mx::array& qkv) {
   auto& [heads, kv_heads, head_dim, capacity] = layout;
-  constexpr int limit = 1 << 24; // far above any model, and no product below overflows
+  constexpr int limit = 1 << 24; // no model exceeds this, and products below do not overflow
   for (int extent : {heads, kv_heads, head_dim}) {
     if (extent < 1 || extent > limit) {
       refuse(kv_op, "expected heads, kv_heads and head_dim within 1 to ", limit, ", got ", extent);
@@ -325,7 +325,7 @@ std::vector<Dispatch> RopeAppend::launches(
   params.multiplier = rounded(multiplier_, state.dtype());
 
   uint64_t heads = uint64_t{params.heads} + 2 * uint64_t{params.kv_heads};
-  heads -= forward ? params.first_head : 0; // backward, those that were not stored become zeros
+  heads -= forward ? params.first_head : 0; // backward, heads that were not stored become 0
   uint64_t depth = params.batch * ceil_div(heads, APPEND_HEADS);
   std::string kernel = forward ? "mlxp_rope_append" : "mlxp_rope_append_grad";
   kernel += traditional_ ? "_interleaved" : "_half";
@@ -334,7 +334,7 @@ std::vector<Dispatch> RopeAppend::launches(
       kv_op, kernel + type_suffix(state), {params.columns, params.length, depth}, max_threads);
   Arrays bound = {out};
   bound.insert(bound.end(), step.begin(), step.end());
-  bound.insert(bound.end(), {offset, slots, places[explicit_freqs ? 2 : 0]}); // or any buffer
+  bound.insert(bound.end(), {offset, slots, places[explicit_freqs ? 2 : 0]}); // else any buffer
   all.emplace_back(kv_op, launch, bound, outputs, params);
   if (forward) {
     all.back().bind_known(offset);
@@ -377,7 +377,7 @@ cpu::RopeAppendCall RopeAppend::call(
       .slots = slots.data<int32_t>(),
       .slot_count = slots.size(),
       .state = bytes(state),
-      .qkv = const_cast<uint8_t*>(bytes(step)), // written only backward
+      .qkv = const_cast<uint8_t*>(bytes(step)), // written only in the backward direction
       .out = bytes(out),
       .heads = {}};
 }

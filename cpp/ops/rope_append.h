@@ -16,7 +16,7 @@ struct KvLayout {
   int heads;
   int kv_heads;
   int head_dim;
-  int capacity; // positions that keys and values have room for
+  int capacity; // the number of positions for keys and values
 
   bool operator==(const KvLayout&) const = default;
 };
@@ -27,7 +27,7 @@ struct Rotation {
   bool traditional;
   std::optional<float> base;
   float scale;
-  float multiplier; // scales the rotated features, before the rotation
+  float multiplier; // multiplies the features to rotate, before the rotation
   std::optional<mx::array> freqs;
 };
 
@@ -178,7 +178,7 @@ class RopeAppendGrad : public ComposedPrimitive {
 
  private:
   std::shared_ptr<RopeAppend> append_;
-  int time_; // positions of the step
+  int time_; // the number of positions of the step
 };
 
 /**

@@ -148,7 +148,7 @@ std::vector<Dispatch> RopeHeads::dispatches(
       max_threads);
   auto bound = inputs;
   if (!explicit_freqs) {
-    bound.push_back(offset); // or any buffer
+    bound.push_back(offset); // without freqs, bind any buffer
   }
   return {{heads_op, launch, bound, outputs, params}};
 }
@@ -160,7 +160,7 @@ CpuCall RopeHeads::cpu_call(const Arrays& inputs, Arrays& outputs) const {
   places.insert(places.begin() + 1, places[0]); // slots, which nothing reads
   auto call = append_->call(qkv, qkv, places, outputs[0], forward_);
   for (size_t i = 0; i < 3; ++i) {
-    call.heads[i] = const_cast<uint8_t*>(bytes(heads[i])); // written only forward
+    call.heads[i] = const_cast<uint8_t*>(bytes(heads[i])); // written only in the forward direction
   }
   return [call] { cpu::mlxp_cpu_rope_append(call); };
 }

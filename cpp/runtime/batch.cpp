@@ -79,7 +79,7 @@ bool Batch::takes_over(const mx::array& state) {
   bool once = memory.use_count() == 2 && is_owned(*memory);
   auto found = given_.uses.find(memory.get());
   auto use = once && found != given_.uses.end() ? found->second.lock() : nullptr;
-  if (!use || node_of(state).use_count() != 2) { // one is the temporary
+  if (!use || node_of(state).use_count() != 2) { // one holder is the temporary result
     return false;
   }
   if (is_cuda(stream_) && use->handed == given_.flushes) {

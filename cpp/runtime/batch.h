@@ -82,7 +82,7 @@ class Batch {
     std::shared_ptr<mx::array::Data> memory;
     uint64_t handed = 0; // the number of flushes before the last one that kept it
   };
-  using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // by memory
+  using Uses = std::unordered_map<const void*, std::weak_ptr<Use>>; // the key is the memory
 
   /** The memory that this thread's tasks use on a stream, and the number of those tasks. */
   struct Given {
@@ -90,13 +90,13 @@ class Batch {
     std::shared_ptr<std::atomic<int>> tasks = std::make_shared<std::atomic<int>>(0); // unfinished
     uint64_t flushes = 0;
   };
-  static std::unordered_map<int, Given>& all_given(); // by the index of the stream
+  static std::unordered_map<int, Given>& all_given(); // the key is a stream's index
   static Given& given_to(mx::Stream stream);
 
   mx::Stream stream_;
   Given& given_;
   std::vector<Item> items_;
-  size_t calls_ = 0; // among the items
+  size_t calls_ = 0; // the number of calls among the items
   size_t full_;
   Batch* outer_;
 };

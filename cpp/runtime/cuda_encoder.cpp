@@ -25,7 +25,7 @@ uint32_t architecture(mx::cu::Device& device) {
       10 * device.compute_capability_major() + device.compute_capability_minor());
 }
 
-constexpr size_t MOST_BUFFERS = 32; // of a kernel, as in Metal
+constexpr size_t MOST_BUFFERS = 32; // of a kernel; Metal has the same limit
 
 class CudaEncoder : public Encoder {
  public:
@@ -81,7 +81,7 @@ class CudaEncoder : public Encoder {
   }
 
   bool is_on_host(const mx::array& array) const override {
-    constexpr size_t page = 4096; // more may have moved to the GPU
+    constexpr size_t page = 4096; // larger arrays may have moved to the GPU
     auto* buffer = static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr());
     return buffer->device < 0 && buffer->size < page;
   }
@@ -184,7 +184,7 @@ class CudaEncoder : public Encoder {
     }
   }
 
-  mx::cu::CommandEncoder& to_; // of MLX
+  mx::cu::CommandEncoder& to_; // MLX's encoder
   CudaKernel* kernel_{nullptr};
   // `places_` are the bound values by index, and `memory_` the offsets of threadgroup memory by
   // index. The vectors keep their capacity from one dispatch to the next.
@@ -205,10 +205,10 @@ std::unique_ptr<Encoder> cuda_encoder(const mx::Stream& stream) {
 
 void construct_cuda_encoders() {
   if (!has_device_memory()) {
-    return; // MLX's library for CPUs, which lacks the function
+    return; // MLX's library for CPUs lacks this function
   }
   try {
-    mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
+    mx::cu::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // constructs the list
   } catch (const std::exception&) {
     // This error is expected, because MLX has no stream with index -1. MLX constructs the list
     // before it throws.

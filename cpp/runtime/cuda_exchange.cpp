@@ -19,18 +19,18 @@ namespace mlx_primitives {
 namespace {
 
 constexpr uint32_t MOST_RANKS = 8;
-constexpr size_t MOST_BYTES = 256 << 10; // of a rank's part
-constexpr size_t WORD = 8;               // bytes of an array that a store carries
-constexpr size_t SENT = 16;              // bytes of that store
+constexpr size_t MOST_BYTES = 256 << 10; // the largest array
+constexpr size_t WORD = 8;               // the bytes of the array in a store
+constexpr size_t SENT = 16;              // all bytes of that store
 constexpr size_t PART = MOST_BYTES / WORD * SENT;
 constexpr uint32_t THREADS = 256;
 constexpr uint64_t MOST_BLOCKS = 64;
 
 /** The last parameter of the kernel below. Its source declares the same fields. */
 struct ExchangeParams {
-  uint64_t to[MOST_RANKS]; // where the memory of a rank takes the part of this one
-  uint64_t from;           // where this rank's memory has the part of rank 0
-  uint64_t pitch;          // bytes from there to the next rank's part
+  uint64_t to[MOST_RANKS]; // each rank's address for this rank's part
+  uint64_t from;           // this rank's address for rank 0's part
+  uint64_t pitch;          // bytes from one rank's part to the next
   uint32_t rank, ranks, words, flag;
 };
 
@@ -127,8 +127,8 @@ struct PeerMemory {
   CUdeviceptr own{0};
   std::array<CUdeviceptr, MOST_RANKS> others{};
   CUfunction kernel{nullptr};
-  uint32_t exchanges{0}; // begun so far
-  mx::array order;       // stands for the memory where MLX finds the order of kernels
+  uint32_t exchanges{0}; // the number of exchanges so far
+  mx::array order;       // a stand-in by which MLX orders the kernels
 };
 
 namespace {

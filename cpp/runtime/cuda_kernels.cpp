@@ -94,7 +94,7 @@ std::unique_ptr<CudaKernel> load(const Dispatch& dispatch, uint32_t architecture
   auto most = CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
   CUDA_DRIVER(cuFuncGetAttribute, &threads, most, kernel->function);
   kernel->max_threads = static_cast<uint32_t>(threads);
-  kernel->shared_bytes = 48 << 10; // without asking for more
+  kernel->shared_bytes = 48 << 10; // the default limit
   for (size_t i = 0; i < made.arguments.size(); ++i) {
     const auto& argument = made.arguments[i];
     size_t offset, bytes;

@@ -25,7 +25,7 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
     return round_up(static_cast<uint32_t>(ceil_div(axis, reads * quads)), SIMD_WIDTH);
   };
   const bool few = plan.rows.count < FEW_ROWS;
-  const bool narrow = reads > READS; // 16 bits
+  const bool narrow = reads > READS; // 16-bit elements
   const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
   // With more quads per thread, threads wait less often for each other. But with too many quads,
@@ -50,7 +50,7 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   if (holds_most && threads(4) <= std::min(512u, most_threads)) {
     return {"row4", threads(4)};
   }
-  const bool in_cache = !few && axis <= 1024 * reads; // 16 KiB
+  const bool in_cache = !few && axis <= 1024 * reads; // at most 16 KiB per row
   return {"looped", std::min(in_cache ? 256u : 512u, most_threads)};
 }
 
@@ -64,7 +64,7 @@ void plan_cuda_rows(Launch& launch, uint32_t most_threads) {
   }
   const uint32_t axis = plan.rows.axis;
   const bool narrow = !plan.suffix.ends_with("float32");
-  const uint32_t reads = narrow && axis % 8 == 0 ? 8u : unsigned{READS}; // 16 bytes
+  const uint32_t reads = narrow && axis % 8 == 0 ? 8u : unsigned{READS}; // 8 elements are 16 bytes
   auto count = grid_count(plan.op, "rows", plan.rows.count);
   auto set = [&](std::string_view form, uint32_t groups, uint32_t threads, uint32_t bytes) {
     launch.kernel = "mlxp_" + plan.op + "_" + std::string(form) + plan.suffix;

@@ -30,7 +30,7 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype) {
 }
 
 std::string type_suffix(const mx::array& x) {
-  switch (x.dtype().val()) { // a stream would take longer than the rest of a plan
+  switch (x.dtype().val()) { // string streams would be slower than the rest
     case mx::Dtype::Val::float32:
       return "_float32";
     case mx::Dtype::Val::float16:

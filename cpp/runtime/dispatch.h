@@ -47,8 +47,8 @@ struct RowsPlan {
   std::string op;
   std::string suffix; // of the kernel's name
   Rows rows;
-  uint32_t slots; // floats of a SIMD group's scratch
-  uint32_t quads; // least ones of a thread, if a threadgroup takes a row
+  uint32_t slots; // floats of scratch memory per SIMD group
+  uint32_t quads; // fewest quads per thread, if a threadgroup processes a row
 };
 
 /** The kernel, the number of threadgroups and the threads of each threadgroup. */
@@ -56,8 +56,8 @@ struct Launch {
   std::string kernel;
   std::array<uint32_t, 3> grid;
   std::array<uint32_t, 3> group;
-  uint32_t threadgroup_bytes = 0; // at index 0
-  uint32_t reads = READS;         // of the kernel; only CUDA knows others
+  uint32_t threadgroup_bytes = 0; // threadgroup memory at index 0
+  uint32_t reads = READS;         // elements per load; only CUDA has other values
   std::optional<RowsPlan> rows{};
 
   uint32_t threads_per_group() const {
@@ -81,8 +81,8 @@ struct Binding {
   bool written = false;
   int64_t offset = 0; // in bytes, from the first element of the array
   std::vector<uint8_t> bytes;
-  bool unread = false; // takes the array of the dispatch's first binding
-  bool known = false;  // a KnownInteger, of the array's only element
+  bool unread = false; // binds the array of the first binding instead
+  bool known = false;  // binds the array's only element as a KnownInteger
 
   /** The number of bytes that are passed by value, or 0 for an array. */
   uint32_t value_bytes() const {
@@ -94,7 +94,7 @@ struct Binding {
 struct Constant {
   uint32_t index;
   uint32_t data_type; // an MTL::DataType
-  uint64_t bits;      // the value in its low bytes
+  uint64_t bits;      // the value, in the low bytes
 };
 
 /** Threadgroup memory at an index other than 0. `Launch` describes the memory at index 0. */
@@ -120,13 +120,13 @@ class KernelLibrary {
  * encoder allocates its memory and keeps it until the GPU is done.
  */
 struct Dispatch {
-  std::string stem; // of metal/<stem>.metal, if there is no library
+  std::string stem; // the kernel is in metal/<stem>.metal if there is no library
   Launch launch;
   std::vector<Binding> bindings;
 
   // Only dispatches of a user's kernel set these fields.
   std::shared_ptr<const KernelLibrary> library;
-  std::string pipeline; // the name that Metal's pipeline is cached under
+  std::string pipeline; // the key in Metal's cache of pipelines
   std::vector<Constant> constants;
   std::vector<ThreadgroupMemory> memory;
   bool grid_is_threads = false;

@@ -79,7 +79,7 @@ void encode_one(Encoder& encoder, Dispatch& dispatch, const Kernel& kernel) {
 
 struct Planned {
   std::vector<Dispatch> dispatches;
-  std::vector<Kernel> kernels; // of the dispatches
+  std::vector<Kernel> kernels; // the kernels of the dispatches
 };
 
 Planned planned(Encoder& encoder, const char* op, const Plan& plan) {
@@ -108,7 +108,7 @@ Planned planned(Encoder& encoder, const char* op, const Plan& plan) {
 
 std::unique_ptr<Encoder> encoder_of(const mx::Stream& stream, const char* op) {
   auto encoder = cuda_encoder(stream);
-  return encoder ? std::move(encoder) : metal_encoder(stream, op); // of metal_encoder.cpp
+  return encoder ? std::move(encoder) : metal_encoder(stream, op); // defined in metal_encoder.cpp
 }
 
 /** The properties of arrays that an op's plan may depend on. They are stored as a list of words. */
@@ -174,9 +174,9 @@ struct Step {
     uint32_t index;
     size_t array; // or NONE for bytes
     bool written;
-    int64_t start;  // in bytes, from the array's first element to that of the view that is bound
-    size_t span;    // elements of the view
-    mx::Dtype type; // of them: arrays of several types may share memory
+    int64_t start;  // bytes from the array's first element to the view's
+    size_t span;    // the view's number of elements
+    mx::Dtype type; // the view's type; arrays that share memory may differ
     int64_t offset;
     std::vector<uint8_t> bytes;
     bool known;
@@ -305,8 +305,8 @@ void encode(
     const Arrays& inputs,
     const Arrays& outputs,
     const Plan& plan) {
-  constexpr size_t most = 256; // keys of a thread
-  constexpr size_t alike = 4;  // recipes of a key: those of other primitives, the last one first
+  constexpr size_t most = 256; // the most keys that a thread keeps
+  constexpr size_t alike = 4;  // the most recipes of a key, newest first
   auto& kept = kept_plans();
   const auto& stream = primitive->stream();
   auto encoder = encoder_of(stream, primitive->name());

@@ -32,7 +32,7 @@ void compute(const std::vector<mx::array>& arrays) {
     return a.is_tracer() || (a.has_primitive() && a.primitive().device() != mx::Device::cpu);
   };
   if (std::any_of(arrays.begin(), arrays.end(), elsewhere)) {
-    queue_on_one_stream(arrays); // of an NVIDIA GPU
+    queue_on_one_stream(arrays); // has an effect only on an NVIDIA GPU
     return mx::eval(arrays);
   }
   start(arrays);
@@ -100,7 +100,7 @@ void evaluate(const std::vector<mx::array>& arrays) {
   if (refusal() && std::all_of(arrays.begin(), arrays.end(), [](const mx::array& array) {
         return array.status() == mx::array::Status::available;
       })) {
-    Tracked failed(arrays); // throws for those that are no results
+    Tracked failed(arrays); // throws if an array has failed
     return;
   }
   prepare();

@@ -25,7 +25,7 @@ bool ended_well(Record& record) {
 /** The arrays whose computation is unfinished or has failed, by `array::id`. */
 struct Known {
   std::mutex mutex;
-  std::unordered_map<uintptr_t, Tracked::Depending> entries; // weak, but keeps the id from reuse
+  std::unordered_map<uintptr_t, Tracked::Depending> entries; // weak pointers keep the id from reuse
   std::atomic<bool> any{false};
 
   void remember(const Tracked::Depending& array) {
@@ -246,7 +246,7 @@ Tracked::~Tracked() {
 }
 
 void Tracked::remember() {
-  reports_.clear(); // arrays without a task will get none
+  reports_.clear(); // arrays without a task need no report
   std::erase_if(depending_, [](const auto& array) { return ended_well(*array.record); });
   if (depending_.empty()) {
     return;

@@ -131,8 +131,8 @@ class Tracked {
 
  private:
   std::vector<Depending> depending_;               // arrays that depend on tasks that can fail
-  std::vector<std::shared_ptr<Record>> asked_for_; // of the arrays to evaluate
-  std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports_; // by `array::id` of outputs
+  std::vector<std::shared_ptr<Record>> asked_for_; // records of the arrays to evaluate
+  std::unordered_map<uintptr_t, std::shared_ptr<Report>> reports_; // by an output's `array::id`
   Tracked* outer_;
 
   friend std::shared_ptr<Report> report(uintptr_t output);

@@ -43,7 +43,7 @@ struct AttentionCall {
   size_t dim;
   size_t value_dim;
   size_t window;
-  size_t bits; // 0 for plain keys and values
+  size_t bits; // 0 if keys and values are not quantized
   size_t group;
   View q;
   View k;
@@ -58,10 +58,10 @@ struct AttentionCall {
 };
 
 struct AttentionGradCall {
-  AttentionCall forward; // without `out`
+  AttentionCall forward; // `out` is not used
   View cotangent;
   uint8_t* dq;
-  uint8_t* dk; // null, as dv, if they are not wanted
+  uint8_t* dk; // dk and dv are null if not needed
   uint8_t* dv;
   uint8_t* dmask;  // null unless there is an additive mask
   uint8_t* dsinks; // null if there are no sinks
@@ -69,7 +69,7 @@ struct AttentionGradCall {
 
 struct CrossEntropyCall {
   Element element;
-  bool ignores; // whether rows with the target `ignored` cost nothing
+  bool ignores; // whether rows with the target `ignored` have no loss
   int32_t ignored;
   float smoothing;
   size_t rows;
@@ -77,7 +77,7 @@ struct CrossEntropyCall {
   Bytes x;
   const int32_t* targets;
   float* stats;
-  Bytes g; // for the gradient
+  Bytes g; // only for the gradient
   uint8_t* out;
 };
 
@@ -136,12 +136,12 @@ struct MaskedSoftmaxShape {
   size_t queries;
   size_t keys;
   bool causal;
-  size_t window; // 0 for none
+  size_t window; // 0 for no window
 };
 
 struct MaskedSoftmaxCall {
   Element element;
-  bool additive; // a mask of elements; otherwise of bools
+  bool additive; // the mask has elements; otherwise bools
   float scale;
   MaskedSoftmaxShape shape;
   size_t mask_dims;
@@ -149,7 +149,7 @@ struct MaskedSoftmaxCall {
   int64_t mask_strides[8];
   uint32_t mask_shape[8];
   Bytes x;
-  Bytes g; // for the gradient
+  Bytes g; // only for the gradient
   Bytes mask;
   uint8_t* out;
 };
@@ -274,9 +274,9 @@ struct RopeAppendCall {
   const int32_t* slots;
   size_t slot_count;
   Bytes state;
-  uint8_t* qkv; // written only backward
+  uint8_t* qkv; // written only in the backward direction
   uint8_t* out;
-  uint8_t* heads[3]; // null, or queries, keys and values in the state's place
+  uint8_t* heads[3]; // queries, keys, values instead of the state, or null
 };
 
 // clang-format off

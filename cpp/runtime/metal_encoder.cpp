@@ -99,7 +99,7 @@ class MetalEncoder : public Encoder {
 
   mx::metal::Device& device_;
   mx::Stream stream_;
-  mx::metal::CommandEncoder* encoder_{nullptr}; // of MLX
+  mx::metal::CommandEncoder* encoder_{nullptr}; // MLX's encoder
 };
 
 } // namespace
@@ -110,7 +110,7 @@ std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char*) {
 
 void construct_metal_encoders() {
   try {
-    mx::metal::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // looks into the list
+    mx::metal::get_command_encoder(mx::Stream(-1, mx::Device::gpu)); // constructs the list
   } catch (const std::exception&) {
     // This error is expected, because MLX has no stream with index -1. MLX constructs the list
     // before it throws.

@@ -33,7 +33,7 @@ bool plans_for_nvidia(const mx::Stream&) {
 void plan_anew(Launch&, uint32_t, const mx::Stream&) {}
 
 NvidiaLimits nvidia_limits(const mx::Stream&) {
-  return {1, 32 << 10}; // so that small products take every kernel
+  return {1, 32 << 10}; // so that even small products use every kernel
 }
 
 bool has_device_memory() {

@@ -64,7 +64,7 @@ bool becomes_view(mx::array& array, std::vector<mx::array>& outputs) {
 size_t new_bytes(const mx::array& array) {
   auto& primitive = array.primitive();
   if (is_cuda(primitive.stream()) && updates_slice(primitive)) {
-    return array.inputs().at(1).nbytes(); // of a cache, whose memory is free once it was copied
+    return array.inputs().at(1).nbytes(); // only the slice; a copied cache is then freed
   }
   auto* ours = dynamic_cast<const FusedPrimitive*>(&primitive);
   if (array.siblings().empty()) {
@@ -85,7 +85,7 @@ class Tape {
   std::vector<mx::array> arrays;
 
   explicit Tape(mx::Stream stream) : stream_(stream) {
-    seen_.reserve(512); // about the arrays of a decoded token
+    seen_.reserve(512); // about the number of arrays in a decoded token
   }
 
   /**
@@ -237,16 +237,16 @@ class Queue : public mx::Primitive {
         refuse(name(), "expected MLX to attach an event, got none");
       }
       while (at < tape_.size()) {
-        auto array = std::move(tape_[at++]); // nothing else holds it once it has its memory
+        auto array = std::move(tape_[at++]); // so that only this variable holds it
         all(array, [&](const mx::array& output) { output.attach_event(event); });
         queue_one(array, batch);
         all(array,
             [](const mx::array& output) { output.set_status(mx::array::Status::evaluated); });
         array.detach();
-        if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than was foreseen
+        if (mx::get_active_memory() > before + 2 * MOST_BYTES) { // more than estimated
           batch.flush();
           Batch::wait_for_tasks(stream());
-          if (is_cuda(stream())) { // the tasks bound the memory, and a graph is of many ops
+          if (is_cuda(stream())) { // the limit on tasks bounds the memory
             before = mx::get_active_memory();
           }
         }

@@ -45,7 +45,7 @@ void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byt
  * Whether an evaluated input is held only by these outputs. Each output lists all inputs or none.
  */
 bool only_held_by(const Arrays& outputs, const mx::array& input) {
-  auto holders = node_of(input).use_count() - 1; // one is the temporary
+  auto holders = node_of(input).use_count() - 1; // one holder is the temporary result
   auto listing = std::count_if(
       outputs.begin(), outputs.end(), [](auto& out) { return !out.inputs().empty(); });
   return holders == listing && input.data_shared_ptr().use_count() == 1;

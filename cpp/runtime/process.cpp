@@ -43,13 +43,13 @@ constexpr int leases = 16;
 
 std::atomic<int> inside{0};
 std::atomic<bool> ending{false};
-std::atomic<bool> forked{false}; // this process is a fork of one that had begun
+std::atomic<bool> forked{false}; // this process is a fork of a prepared process
 std::atomic<bool> dropping{false};
 bool guest = false; // set before the first `prepare`
 thread_local int depth = 0;
 thread_local int user_tasks = 0;
 thread_local bool streams_ended = false;
-thread_local bool over = false; // what MLX keeps for this thread is being destroyed
+thread_local bool over = false; // MLX's thread-local data is being destroyed
 
 /**
  * Makes a parked thread MLX's main thread. MLX takes the first thread that uses MLX as its main
@@ -199,7 +199,7 @@ bool settle() {
     return false; // the streams have no threads
   }
   if (user_tasks > 0 || depth > 0) {
-    return false; // code that an evaluation waits for called exit
+    return false; // an evaluation waits for the code that called exit
   }
   if (!wait_until(deadline, [] { return inside == 0; })) {
     return false;

@@ -177,7 +177,7 @@ class Merge {
     // instead.
     if (outputs.size() == 1 && adds(primitive)) {
       if (auto inner = sum(part.inputs().back(), term)) {
-        auto inputs = part.inputs(); // of another node, since somebody may hold this one
+        auto inputs = part.inputs(); // for a new node, because others may hold this one
         inputs.back() = *inner;
         return placed(mx::array(part.shape(), part.dtype(), part.primitive_ptr(), inputs));
       }
@@ -210,14 +210,14 @@ class Merge {
     return std::string_view(primitive.name()) == "AddMM";
   }
 
-  std::unordered_set<Id> known_; // lazy arrays behind the values
-  Arrays nodes_;                 // an output of each other node, after its inputs
+  std::unordered_set<Id> known_; // lazy arrays that the values depend on
+  Arrays nodes_;                 // an output of each node of the gradients, after its inputs
   std::unordered_map<Id, size_t> places_;
-  std::unordered_map<Id, size_t> uses_; // by nodes and as a gradient
+  std::unordered_map<Id, size_t> uses_; // counts nodes that use an array, and gradients
   std::unordered_map<Id, mx::array> instead_;
   // Positions that belong to the sum that `merge` is working on.
   size_t place_ = 0;
-  size_t behind_ = 0; // the place after the term
+  size_t behind_ = 0; // the position after the term
   mx::Stream stream_;
 };
 

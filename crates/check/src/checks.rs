@@ -104,7 +104,7 @@ impl Conformance {
                     if *arrangement == Arrangement::RowContiguous && shapes.len() == 1
                         || arrangements.len() == 1
                     {
-                        continue; // these are no views
+                        continue; // these arrays are not views
                     }
                     // An op may handle evaluated views differently, so evaluate a separate view for
                     // each input.

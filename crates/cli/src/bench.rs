@@ -152,7 +152,7 @@ struct Figures {
     prompt_tps: Option<f64>,
     generation_tps: Option<f64>,
     peak_memory: u64,
-    /// A hash of the tokens of a text.
+    /// A hash of the decoded tokens.
     tokens: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The options of a text's cache.
+//! Command-line options of the key/value cache.
 
 use mlx_primitives_llama::CacheKind;
 

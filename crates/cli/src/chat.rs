@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
     interrupt::on_ctrl_c(move || {
         interrupt::end_with_ranks();
         if !busy.load(Ordering::Relaxed) {
-            std::process::exit(0); // the command was waiting for a line
+            std::process::exit(0); // the command is only waiting for a line
         }
         interrupt::interrupt(&flag);
     })?;

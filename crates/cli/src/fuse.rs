@@ -42,7 +42,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     ensure!(!args.save_path.exists(), "{} exists already", args.save_path.display());
     interrupt::end_at_once()?;
-    ModelFiles::check_path(&args.save_path)?; // fails now rather than after the work
+    ModelFiles::check_path(&args.save_path)?; // fail before the work, not after it
     let mut files = ModelFiles::open(&args.model)?;
     let (adapters, count, changed) = match files.tuned(&args.adapter_path)? {
         Some(weights) => (Adapters::default(), weights, "weights replaced"),

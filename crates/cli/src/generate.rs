@@ -59,7 +59,7 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.prompt_cache_file {
-        PromptCache::check_path(path)?; // fails now rather than after the text
+        PromptCache::check_path(path)?; // fail before the generation, not after it
     }
     args.text.start()?;
     let prompt_text = ranks::from_first(|| prompt_text(args))?;

@@ -25,7 +25,7 @@ use settings::Run;
 pub fn run(args: Args) -> Result<()> {
     let run = args.into_run()?;
     if let Some(path) = &run.plot {
-        crate::ops::check_plot(path)?; // fails now rather than after the work
+        crate::ops::check_plot(path)?; // fail before the work, not after it
     }
     if run.train {
         Trainer::check_path(&run.adapter_path)?;

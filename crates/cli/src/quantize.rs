@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<()> {
     let to = args.packing.quantization()?.unwrap_or(Quantization::affine(64, 4));
     anyhow::ensure!(!args.output.exists(), "{} exists already", args.output.display());
     interrupt::end_at_once()?;
-    ModelFiles::check_path(&args.output)?; // fails now rather than after the work
+    ModelFiles::check_path(&args.output)?; // fail before the work, not after it
     let files = ModelFiles::open(&args.model)?;
     let dtype = args.dtype.map(Into::into).or_else(|| files.dtype());
     let bar = progress(0)?.with_message("tensors");

@@ -87,7 +87,7 @@ fn compile_all(architecture: u32, kernels: &[(String, String)]) -> BTreeMap<Stri
                 while let Some((name, source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let newer = ["mlxp_quantized_few_", "mlxp_linear_tiles_", "mlxp_linear_gated_"];
                     if architecture < 80 && newer.iter().any(|op| name.starts_with(op)) {
-                        continue; // no plan uses them there
+                        continue; // no plan uses this kernel there
                     }
                     let request =
                         Request { source, kernel: name, bound: &bound, ..Request::default() };

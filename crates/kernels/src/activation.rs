@@ -322,7 +322,7 @@ unsafe fn gated<T: Float, F: Function>(
     });
 }
 
-/// Elements per item of a job.
+/// The number of elements in an item of a job.
 const BLOCK: usize = 1024;
 
 /// Applies a function to all elements. `work` is the time per element in tenths of a nanosecond.

@@ -9,7 +9,7 @@ namespace msl {
 
 template <unsigned BYTES>
 struct Word {
-  typedef void type; // no access has this size
+  typedef void type; // no access instruction has this size
 };
 template <>
 struct Word<2> {

@@ -19,7 +19,7 @@ pub(super) fn pragmas(source: &str) -> String {
                         out.push_str("#pragma unroll ");
                         out.push_str(count);
                     }
-                    _ => {} // a hint for another compiler
+                    _ => {} // other hints do not apply to NVRTC
                 }
             }
             _ => out.push_str(line),

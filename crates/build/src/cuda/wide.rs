@@ -9,7 +9,7 @@ use crate::front::Tokens;
 pub(super) fn pointers(tokens: &mut Tokens) {
     for open in 0..tokens.len() {
         if tokens.at(open) != "(" || tokens.is_word(open.wrapping_sub(1)) {
-            continue; // the parameters of a function
+            continue; // these are the parameters of a function
         }
         let close = tokens.close(open);
         let inside = open + 1..close;

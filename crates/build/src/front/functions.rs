@@ -1,4 +1,4 @@
-//! Function definitions.
+//! Finds function definitions.
 
 use std::ops::Range;
 

@@ -216,7 +216,7 @@ pub fn instance(tokens: &Tokens, template: usize) -> Option<Instance> {
     }
     let mut expression = tokens.join_without(first..at, &SPACES);
     if function.is_empty() {
-        function = tokens.before(at); // whose arguments follow from the parameters
+        function = tokens.before(at); // the parameters determine the template arguments
         let parameters = parameters(tokens, tokens.split(at));
         let types: Vec<String> = parameters.iter().map(Parameter::plain_type).collect();
         expression = format!("*static_cast<void (*)({})>({function})", types.join(", "));

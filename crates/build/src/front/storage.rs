@@ -35,7 +35,7 @@ fn declaration(tokens: &Tokens, start: usize) -> Option<ThreadgroupVariables> {
     let mut at = start + 1;
     while !matches!(tokens.at(at), ";" | "=" | "[" | "," | "(" | "{" | "") {
         match tokens.at(at) {
-            "*" | "&" => return None, // a pointer into threadgroup memory
+            "*" | "&" => return None, // this declares a pointer into threadgroup memory
             "<" => at = tokens.close(at),
             _ => {}
         }

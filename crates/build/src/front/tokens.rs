@@ -201,7 +201,7 @@ impl Tokens {
             } else if closing == ">" && matches!(self.at(i), "(" | "[" | "{") {
                 i = self.close(i);
             } else if closing == ">" && self.at(i) == ";" {
-                return i; // it was a comparison after all
+                return i; // `<` was a comparison, not a bracket
             }
             i += 1;
         }

@@ -163,7 +163,7 @@ impl Case<'_> {
         let data = inputs.x.is_scheduled() && inputs.x.primitive().is_none();
         ensure!(data && inputs.x.is_row_contiguous(), "the input is not evaluated and contiguous");
         if self.workload.size == Size::Large && inputs.products.is_some() {
-            inputs.builtin = None; // MLX's takes seconds
+            inputs.builtin = None; // MLX's built-in takes seconds
         }
         if self.kind == Kind::Backward {
             return Ok(inputs.backward()?);

@@ -149,7 +149,7 @@ impl<'a> Measuring<'a> {
     }
 }
 
-/// The limit that binds.
+/// Returns the limit that takes longer, and its name.
 fn later(memory: f64, compute: f64) -> (&'static str, f64) {
     if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }
@@ -164,7 +164,7 @@ pub fn calls(kind: Kind, inputs: &Inputs) -> Result<usize> {
     let mut once = competitor(1, inputs, slowest);
     let mut seconds = once.time()?;
     if seconds < CHAIN_SECONDS {
-        seconds = once.time()?; // the first run did extra work
+        seconds = once.time()?; // the first run may have done extra work
     }
     Ok(((CHAIN_SECONDS / seconds) as usize).clamp(4, kind as usize))
 }

@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.threads.set()?;
     let device = device(args.device.as_deref())?;
     if let Some(path) = &args.plot {
-        check_plot(path)?; // fails now rather than after a minute of measurements
+        check_plot(path)?; // fail before the measurements, which take a minute
     }
     let traffic = args.table.as_deref().map(table::read_traffic).transpose()?;
     output::eprintln(machine(device)?);
@@ -184,9 +184,9 @@ pub use workloads::names;
 
 /// The latencies of an op.
 pub struct Latency {
-    /// For programs.
+    /// The rows as JSON objects.
     pub rows: Vec<Value>,
-    /// A table.
+    /// The rows as a table.
     pub text: String,
     /// The smallest speedup over MLX's built-in.
     pub least: Option<f64>,

@@ -48,7 +48,7 @@ impl<'a> Competitor<'a> {
     }
 }
 
-/// How long to measure.
+/// The effort that a measurement may take.
 #[derive(Clone, Copy)]
 pub struct Effort {
     pub budget: Duration,
@@ -125,7 +125,7 @@ pub fn interleave(
         if stopped() {
             return Ok(None);
         }
-        order.reverse(); // no competitor always follows the same one
+        order.reverse(); // so that no competitor always follows the same competitor
     }
     Ok(Some(times.into_iter().map(Timing::of).collect()))
 }

@@ -18,7 +18,7 @@ pub struct Found {
     /// Details, as lines in columns.
     pub text: String,
     pub failures: Vec<String>,
-    /// The details for programs.
+    /// The details as JSON.
     pub json: Value,
 }
 

@@ -46,7 +46,7 @@ template <typename T, uint QUADS, bool WHOLE>
   const Affine<T> affine = {weight, bias, params.weighted, params.biased};
   packed4<T> values[QUADS];
   float sum = 0.0f;
-  uint count = 0; // of the SIMD group's elements
+  uint count = 0; // the number of the SIMD group's elements
   for (uint q = 0; q < QUADS; q++) {
     const uint at = (q * threads + thread_index) * READS;
     values[q] = load_form<T, WHOLE>(x, at, params.axis);

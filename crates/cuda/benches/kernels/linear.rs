@@ -171,7 +171,7 @@ pub fn gated(driver: &Driver) -> Result<()> {
             }
             all.push(launch(2, &[gate, up, out], &[n, 0], n.div_ceil(1024), 0));
         }
-        driver.copy(out, Memory { at: weights.at, bytes: of_row })?; // so that missing results show
+        driver.copy(out, Memory { at: weights.at, bytes: of_row })?; // shows missing results
         let time = driver.time_graph(all.len(), &mut |call| driver.run(&mut all[call]))?;
         let time = time * all.len() as f64 / layers as f64;
         let got = driver.read(out)?;

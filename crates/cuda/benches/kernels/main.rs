@@ -151,7 +151,7 @@ fn rows(driver: &Driver, rows: u32, axis: u32, wanted: &dyn Fn(&str) -> bool) ->
         let grid = [grid, 1, 1];
         let launch = Launch { grid, threads: form.threads, shared: SHARED, buffers };
         let mut launch = Driver::prepared(&function, &launch);
-        driver.copy(out, x)?; // so that rows that are not written show
+        driver.copy(out, x)?; // makes missing rows visible
         let time = driver.time(10, &mut |_| driver.run(&mut launch))?;
         let mut worst = 0f64;
         for row in [0, 1, rows / 2, rows - 1] {

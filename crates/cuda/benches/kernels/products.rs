@@ -147,7 +147,7 @@ fn of_shape(driver: &Driver, shape: &Shape, bits: u32) -> Result<()> {
         let (threads, shared) = (form.simds * SIMD, form.shared(k));
         let whole = form.rows * k.next_multiple_of(128 * form.splits.max(1)) <= 16_384;
         if cubin.report.registers * threads > 65_536 || form.walks() && !whole {
-            continue; // does not start, or expects all of x to be staged
+            continue; // too many registers, or x does not fit in shared memory
         }
         let function = driver.load(&cubin)?;
         driver.allow(&function, shared)?;

@@ -38,7 +38,7 @@ pub fn gelu_tanh_slope<V: F32x16>(x: V) -> V {
     let v = factor * x * square.mul_add(V::splat(0.044_715), one);
     let slope = factor * square.mul_add(V::splat(3.0 * 0.044_715), one);
     let e = exp_nonpositive(V::splat(0.0) - v.abs());
-    let larger = one / (one + e); // the larger one of s and 1 - s
+    let larger = one / (one + e); // the larger of s and 1 - s
     let smaller = e * larger;
     let below = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
     let s = V::select(below, smaller, larger);

@@ -47,7 +47,7 @@ fn tiles(block: &Block, (first, end): (usize, usize)) -> impl Iterator<Item = Ti
 }
 
 impl<T: Float> Kernel for Jobs<'_, T> {
-    const BF16: bool = false; // conversions are a small part of the time
+    const BF16: bool = false; // conversions take a small part of the time
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

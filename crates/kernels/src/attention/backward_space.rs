@@ -21,7 +21,7 @@ pub struct Space {
     pub turned_g: *mut f32,
     /// The derivatives with respect to the queries, before the multiplication by the scale.
     pub dq: *mut f32,
-    /// The keys or the values of a tile.
+    /// The keys of a tile, or its values.
     pub tile: *mut f32,
     /// The scores, the derivatives with respect to weights, and the derivatives of the soft cap if
     /// there is one. All are stored key by key.

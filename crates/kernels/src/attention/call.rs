@@ -112,7 +112,7 @@ impl Attention {
         ((batch * self.queries + query) * self.heads + head) * self.value_dim
     }
 
-    /// The head and position of a row.
+    /// Returns the head and query position of a row.
     pub(super) fn place(&self, kv_head: usize, row: usize) -> (usize, usize) {
         (kv_head * self.group() + row % self.group(), row / self.group())
     }
