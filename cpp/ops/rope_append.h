@@ -75,7 +75,7 @@ Arrays rope_heads(
     const mx::array& offset,
     mx::StreamOrDevice s = {});
 
-/** Throws unless `rope_append` accepts the rotation and the integers. */
+/** Throw if `rope_append` does not accept the rotation, or the positions in `offset` or `slots`. */
 void check_rotation(const Rotation& rotation, int head_dim);
 void check_positions(const char* what, const mx::array& positions, int batch);
 

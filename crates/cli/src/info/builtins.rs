@@ -38,10 +38,9 @@ pub fn nodes_of_a_token(llama: &Llama, affine: &Llama, context: i32) -> Result<[
     Ok([without(ours, &once?), theirs])
 }
 
-/// Removes the nodes in `once` from `nodes`. A node with several results counts the bytes of the
-/// result that the walk over the graph reaches first. So a node may have a different number of
-/// bytes in the two lists. If `nodes` has no equal node, this function removes a node with the same
-/// name.
+/// Removes the nodes in `once` from `nodes`. The two lists may give a node different numbers of
+/// bytes: a node with several results counts only the first result that the walk over the graph
+/// reaches. So if `nodes` has no equal node, this function removes a node with the same name.
 fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     let mut left = Vec::new();
     for node in once {
