@@ -1,10 +1,9 @@
-"""Times mlx-lm's generator on a Llama of the 8B shape with random 4-bit weights, alternately without
-and with `patch()`.
+"""Times mlx-lm's generator on a Llama 8B shape with random 4-bit weights, without and with `patch()`, in turns.
 
     python benches/python_decode.py [--prompt 512] [--tokens 100] [--rounds 3] [--layers 32] [--check] [--host]
 
-It runs on MLX's default device. `--check` first compares the logits without and with `patch()`.
-`--host` prints where the time goes if Python waits for each token.
+It runs on MLX's default device. `--check` compares the logits of both first. `--host` says what the time of a
+token goes into if each one is waited for.
 """
 
 import argparse

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Compares our decoding with llama.cpp's on a machine whose speed changes from second to second.
+"""Compares decoding with llama.cpp's on a machine whose speed changes from second to second.
 
-Three programs stay loaded: our model, llama.cpp's model, and a loop that reads memory. They take
-turns of a few seconds: signals stop two programs while the third runs. So other load on the machine
-affects all three alike. Prints a table of the tokens per second and of the shares of the read
-bandwidth. Has the requirements of run.py, and needs memory for both models.
+Our model, llama.cpp's and a loop that reads memory keep what they hold, and take turns of seconds:
+signals stop two while the third runs. So all three meet the same neighbors. Prints a table of tokens a
+second and of the shares of the read bandwidth. Needs what run.py needs, and memory for both models.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the CPU speed of our Llama with llama.cpp, ik_llama.cpp, candle and mlx-lm.
 
-Builds or installs all of them in target/peers/. Runs all of them in interleaved rounds, with a
-model of one shape, random weights and one number of threads. Prints a table. Needs Python 3.9,
-cargo and a C++ compiler. See README.md in this folder.
+Builds or installs all of them in target/peers/, runs the same shape with random weights on the same
+number of threads, interleaved, and prints a table. Needs Python 3.9, cargo and a C++ compiler.
+See README.md in this folder.
 """
 
 import argparse

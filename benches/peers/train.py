@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""Compares our LoRA training step with the steps of mlx-lm and PyTorch on the CPU, with one set of
-random weights.
+"""Compares a LoRA step with those of mlx-lm and PyTorch on the CPU, on the same random weights.
 
     benches/peers/train.py   # f32 and 4 bits, small
     benches/peers/train.py --config benches/peers/llama-1b.json --columns 512 # 4 bits, 1.1 B
 
-A round runs each program once, in a separate process: first a step that is not counted, then
---steps counted steps. PyTorch has no packed weights, so it only appears beside the unpacked
-weights. The table contains the medians of the rounds. The Python that runs this script needs
-mlx-lm, numpy and, for PyTorch's row, torch.
+A round runs each program once, in a process of its own: a step that does not count, then --steps
+others. PyTorch has no packed weights, and trains beside the plain ones. The table has the medians of
+the rounds. Needs mlx-lm, numpy and, for its row, torch in the Python that runs this.
 """
 
 import argparse
