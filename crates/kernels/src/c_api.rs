@@ -2,8 +2,9 @@
 //! `cpp/runtime/kernels.h` declares them. Both languages assert the sizes and offsets of the
 //! structs.
 //!
-//! The caller passes only defined values of enumerations, and null only for pointers whose field
-//! allows it. The buffers satisfy the contract of the Rust function of the same name.
+//! The caller passes only defined values of enumerations, and null only for pointers that may be
+//! null according to their field. The buffers satisfy the contract of the Rust function of the same
+//! name.
 
 mod linear;
 
@@ -31,7 +32,8 @@ macro_rules! layout {
     };
 }
 
-/// Declares C functions named `mlxp_cpu_…`. Each one evaluates the expression that follows it.
+/// Defines C functions named `mlxp_cpu_…`. Each function evaluates the block that follows its
+/// arguments.
 macro_rules! entries {
     ($($name:literal $function:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -51,7 +53,7 @@ layout!(AttentionGradCall, 512, cotangent 432, dq 472, dsinks 504);
 #[repr(C)]
 pub struct CrossEntropyCall {
     element: Element,
-    /// Whether rows whose target is `ignored` have no loss.
+    /// Whether the loss of rows with the target `ignored` is 0.
     ignores: bool,
     ignored: i32,
     smoothing: f32,
@@ -61,7 +63,7 @@ pub struct CrossEntropyCall {
     targets: *const i32,
     /// Two floats for each row: its maximum and its sum of exponentials.
     stats: *mut f32,
-    /// The gradient of each loss. The loss itself does not use it.
+    /// The gradient of each loss, which only the gradient function reads.
     g: *const u8,
     out: *mut u8,
 }
@@ -81,7 +83,7 @@ impl CrossEntropyCall {
 #[repr(C)]
 pub struct MaskedSoftmaxCall {
     element: Element,
-    /// Whether the mask holds elements, which are added. Otherwise it holds bools.
+    /// Whether the mask holds elements that are added to the scores. Otherwise it holds bools.
     additive: bool,
     scale: f32,
     shape: MaskedSoftmaxShape,
@@ -90,7 +92,7 @@ pub struct MaskedSoftmaxCall {
     mask_strides: [i64; 8],
     mask_shape: [u32; 8],
     x: *const u8,
-    /// The gradient of the result. The softmax itself does not use it.
+    /// The gradient of the result, which only the gradient function reads.
     g: *const u8,
     /// Null if there is no mask.
     mask: *const u8,
@@ -125,7 +127,7 @@ pub struct QuantizedMatmulCall {
     rows: usize,
     axis: usize,
     x: *const u8,
-    /// The weight of the norm of x, or null if x has no norm.
+    /// The weight of the RMS normalization of x, or null if x is not normalized.
     norm: *const u8,
     bias: *const u8,
     residual: *const u8,
@@ -167,7 +169,8 @@ pub struct RopeAppendCall {
     state: *const u8,
     qkv: *mut u8,
     out: *mut u8,
-    /// Null, or the separate results for queries, keys and values, which replace the state
+    /// Null, or separate buffers for queries, keys and values, which are written instead of the
+    /// state.
     heads: [*mut u8; 3],
 }
 layout!(AppendShape, 72, forward 57, multiplier 64);

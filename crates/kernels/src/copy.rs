@@ -2,8 +2,8 @@
 
 use crate::{Machine, Shared};
 
-/// The rows and the columns of the blocks in which a matrix is transposed. A row of floats is two
-/// cache lines.
+/// A matrix is transposed in blocks of this many rows and columns. A row of floats in a block is
+/// two cache lines.
 const BLOCK: usize = 32;
 
 /// The shape of the input, its strides in elements, and the bytes of an element: 1, 2, 4 or 8.
@@ -20,8 +20,8 @@ struct Axis {
     stride: isize,
 }
 
-/// The axes of more than one element. Two neighboring axes become one if a single stride covers
-/// them.
+/// Returns the axes that have more than one element. Merges two neighboring axes if a single stride
+/// covers both.
 fn collapsed(copy: &CopyCall<'_>) -> Vec<Axis> {
     let mut axes: Vec<Axis> = Vec::with_capacity(copy.shape.len());
     for (&size, &stride) in copy.shape.iter().zip(copy.strides) {
@@ -40,8 +40,8 @@ fn collapsed(copy: &CopyCall<'_>) -> Vec<Axis> {
 /// Copies `x` to `out`. `x` is the address of the shape's first element.
 ///
 /// # Safety
-/// Every element at the shape's indices, with the strides from `x`, is readable. `out` has room for
-/// the shape's elements, and does not overlap them.
+/// Every element of the shape, reached from `x` by the strides, is readable. `out` has room for the
+/// elements of the shape, and does not overlap the elements of `x`.
 pub unsafe fn copy(x: *const u8, out: *mut u8, copy: &CopyCall<'_>) {
     // SAFETY: the caller's contract; the byte arrays have the size of an element.
     unsafe {
@@ -54,7 +54,7 @@ pub unsafe fn copy(x: *const u8, out: *mut u8, copy: &CopyCall<'_>) {
     }
 }
 
-/// Steps through the rows of the input; `at` is the place of the current row.
+/// Steps through the rows of the input. `at` is the offset of the current row in elements.
 struct Rows<'a> {
     axes: &'a [Axis],
     index: Vec<usize>,
@@ -94,7 +94,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
     }
     let mut axes = collapsed(copy);
     let last = axes.pop().unwrap_or(Axis { size: 1, stride: 1 });
-    // A matrix is read along its columns, if the columns are contiguous and the rows are not.
+    // If the columns of a matrix are contiguous and its rows are not, read it along its columns.
     let column = axes.iter().rposition(|axis| axis.stride == 1).filter(|_| last.stride.abs() > 1);
     let (x, out) = (Shared(x.cast_mut()), Shared(out));
     let Some(column) = column else {
@@ -111,7 +111,8 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         });
         return;
     };
-    // Each index of the other axes, including the axes after the column's, selects a matrix.
+    // The axis `column` and the last axis form a matrix. Each index of all other axes selects a
+    // matrix.
     let pitch = axes[column + 1..].iter().map(|axis| axis.size).product::<usize>() * last.size;
     let columns = axes[column].size;
     let blocks = columns.div_ceil(BLOCK);
@@ -123,7 +124,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         for _ in range {
             let block = part.index[column];
             let count = BLOCK.min(columns - block * BLOCK);
-            // The place in the output of the part's first element, in row-major order.
+            // The number of the output row that holds the part's first element.
             let mut to = 0;
             for (i, axis) in axes.iter().enumerate() {
                 let (size, index) = match i {
@@ -141,7 +142,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
     });
 }
 
-/// The time to copy a row in tenths of a nanosecond, by its bytes and its stride.
+/// Estimates the time to copy a row, in tenths of a nanosecond, from its bytes and its stride.
 fn work(elements: usize, bytes: usize, stride: isize) -> usize {
     match stride {
         0 | 1 => (elements * bytes).div_ceil(2),

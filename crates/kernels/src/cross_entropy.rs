@@ -14,7 +14,8 @@ use super::{Machine, Shared};
 pub struct Targets<'a> {
     /// A class for each row. If the class does not exist, the row's loss and gradient are NaN.
     pub classes: &'a [i32],
-    /// The share of the target that is spread over all classes, in [0, 1).
+    /// Label smoothing: the share of the target's probability that is spread evenly over all
+    /// classes, in [0, 1).
     pub smoothing: f32,
     /// Rows with this class have a loss and a gradient of 0.
     pub ignored: Option<i32>,
@@ -241,13 +242,14 @@ impl<T: Float> Kernel for Grad<'_, T> {
     }
 }
 
-/// This is a function, because a closure that is not inlined is not compiled for the level.
+/// This is a function and not a closure, because a closure that is not inlined is not compiled for
+/// the instruction set of the level.
 #[inline(always)]
 fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
     exponential::<V, T>(x - V::splat(max)) * V::splat(factor)
 }
 
-/// `exp(x - max) * factor + shift`, or only `shift` if `counts` is false.
+/// Writes `exp(x - max) * factor + shift` to `out`, or only `shift` if `counts` is false.
 ///
 /// # Safety
 /// `x` and `out` hold `count` elements; `out` may be `x`.

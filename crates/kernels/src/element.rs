@@ -39,7 +39,7 @@ impl Element {
 }
 
 /// The order of the lanes that [`Float::load_mixed`] loads from a type. It is the order of memory,
-/// unless a level converts the type faster in another order.
+/// unless an instruction set converts the type faster in another order.
 pub trait Mixed {
     /// Puts the lanes of [`Float::load_mixed`] into the order of memory.
     #[inline(always)]
@@ -74,7 +74,8 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
     }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
-    /// Loads a whole block, or its first `count` elements and then zeros.
+    /// Loads a whole block of sixteen elements. If `count` is smaller, loads the first `count`
+    /// elements, followed by zeros.
     #[inline(always)]
     unsafe fn load_block<V: F32x16>(from: *const Self, count: usize) -> V {
         // SAFETY: the trait's contract.
@@ -82,19 +83,20 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
     }
     unsafe fn store<V: F32x16>(lanes: V, to: *mut Self);
     unsafe fn store_first<V: F32x16>(lanes: V, to: *mut Self, count: usize);
-    /// Stores past the caches; `to` is aligned to the block.
+    /// Stores with instructions that bypass the caches. `to` is aligned to a block of sixteen
+    /// elements.
     unsafe fn stream<V: F32x16>(lanes: V, to: *mut Self);
     /// Rounds the lanes to this type. The result equals a store followed by a load.
     fn round<V: F32x16>(lanes: V) -> V;
-    /// Loads like [`load`](Self::load), but in the order in which the level converts this type
-    /// fastest.
+    /// Loads like [`load`](Self::load), but in the order of lanes in which the instruction set
+    /// converts this type fastest.
     #[inline(always)]
     unsafe fn load_mixed<V: F32x16>(from: *const Self) -> V {
         // SAFETY: the trait's contract.
         unsafe { Self::load(from) }
     }
-    /// Loads a whole block by [`load_mixed`](Self::load_mixed), or else its first `count` elements
-    /// in the order of memory and then zeros.
+    /// Loads a whole block by [`load_mixed`](Self::load_mixed). If `count` is smaller, loads the
+    /// first `count` elements in the order of memory, followed by zeros.
     #[inline(always)]
     unsafe fn load_mixed_block<V: F32x16>(from: *const Self, count: usize) -> V {
         // SAFETY: the trait's contract.
@@ -103,21 +105,22 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
         }
     }
     /// Stores like [`store`](Self::store), but takes lanes in the order of
-    /// [`load_mixed`](Self::load_mixed). Their NaNs come from this type and arithmetic.
+    /// [`load_mixed`](Self::load_mixed). Every NaN in the lanes was loaded from this type or is a
+    /// result of arithmetic.
     #[inline(always)]
     unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut Self) {
         // SAFETY: the trait's contract.
         unsafe { Self::store(lanes, to) }
     }
-    /// Stores past the caches, as [`stream`](Self::stream) does, the lanes that
-    /// [`store_mixed`](Self::store_mixed) takes.
+    /// Stores like [`store_mixed`](Self::store_mixed), but bypasses the caches like
+    /// [`stream`](Self::stream).
     #[inline(always)]
     unsafe fn stream_mixed<V: F32x16>(lanes: V, to: *mut Self) {
         // SAFETY: the trait's contract.
         unsafe { Self::stream(lanes, to) }
     }
-    /// Rounds like [`round`](Self::round), but only lanes whose NaNs come from this type and
-    /// arithmetic.
+    /// Rounds like [`round`](Self::round), but every NaN in the lanes was loaded from this type or
+    /// is a result of arithmetic.
     #[inline(always)]
     fn round_number<V: F32x16>(lanes: V) -> V {
         Self::round(lanes)
@@ -167,7 +170,7 @@ impl Float for f32 {
     }
 }
 
-/// A 16-bit format: how its bit patterns are converted to lanes and back.
+/// A 16-bit format, with the conversions from its bit patterns to lanes and back.
 trait Sixteen: Mixed + Copy + Send + Sync + 'static {
     const LOWEST: f32;
     const IS_BF16: bool;

@@ -1,5 +1,6 @@
-//! Reduces a row to one number: blocks are added to four chains, and the chains are merged in a
-//! tree. The order of the additions is the same for every instruction set.
+//! Reduces a row to one number. The blocks of the row are added to four accumulators ("chains"),
+//! and the chains are merged in a tree. The order of the additions is the same for every
+//! instruction set.
 
 use super::element::Float;
 use super::simd::{F32x16, LANES, prefetch};

@@ -1,7 +1,8 @@
-//! Computes scores and weighted sums directly from the codes of quantized keys and values. In a
-//! score, a group's scale multiplies the dot product with its codes, and its bias multiplies the
-//! sum of the query's features. In a weighted sum, the scale multiplies the weight of the codes,
-//! and the weight times the bias is added.
+//! Computes scores and weighted sums directly from the codes of quantized keys and values. A group
+//! is a run of features that share a scale and a bias. In a score, the scale multiplies the dot
+//! product of the query and the group's codes, and the bias multiplies the sum of the query's
+//! features. In a weighted sum, the scale multiplies the weight of the codes, and the weight times
+//! the bias is added.
 
 use super::source::{Codes, QuantizedRows, codes, load_strided};
 use super::{MAX_DIM, TILE};
@@ -10,7 +11,7 @@ use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch};
 
 /// The smallest number of features that share a scale.
 const LEAST_GROUP: usize = 32;
-/// The most groups of a row.
+/// The largest number of groups in a row.
 pub const GROUPS: usize = MAX_DIM / LEAST_GROUP;
 
 /// Sums the features of each group of a query row, for [`scores`].
@@ -31,8 +32,8 @@ pub unsafe fn sums<V: F32x16>(q: *const f32, dim: usize, group: usize, sums: *mu
     }
 }
 
-/// The factors of a tile's rows as floats: [`TILE`] scales for each group of features, then
-/// [`TILE`] biases for each group.
+/// The scales and biases of a tile's rows as floats: [`TILE`] scales for each group of features,
+/// then [`TILE`] biases for each group.
 #[derive(Clone, Copy)]
 pub struct Factors(*const f32);
 
@@ -50,7 +51,7 @@ impl Factors {
         self.0.wrapping_add((GROUPS + group) * TILE)
     }
 
-    /// Converts the factors of `count` rows, which have `dim` features.
+    /// Converts the scales and biases of `count` rows with `dim` features each.
     ///
     /// # Safety
     /// The rows are readable.
@@ -68,7 +69,8 @@ impl Factors {
     }
 }
 
-/// Converts factors to floats, so that the code that uses them is compiled once for all types.
+/// Converts scales and biases to floats, so that the code that uses them is compiled only once for
+/// all element types.
 struct Convert<'a, T> {
     rows: &'a QuantizedRows<T>,
     count: usize,
@@ -90,8 +92,8 @@ impl<T: Float> Kernel for Convert<'_, T> {
                 for at in (0..self.count).step_by(LANES) {
                     let first = of.at(at).wrapping_offset(group as isize * step);
                     let left = LANES.min(self.count - at);
-                    // SAFETY: the caller's contract; a tile has whole blocks, so there is room for
-                    // all lanes.
+                    // SAFETY: the caller's contract; `TILE` is a multiple of `LANES`, so there is
+                    // room for all lanes.
                     unsafe {
                         let lanes: V = match of.stride {
                             1 => T::load_block(first, left),
@@ -105,9 +107,9 @@ impl<T: Float> Kernel for Convert<'_, T> {
     }
 }
 
-/// Computes the scores of `R` query rows, `pitch` apart, with `count` keys. It takes `K` keys at a
-/// time, so that `R * K` is sixteen sums, and returns `R`. It prefetches the values, which are read
-/// next.
+/// Computes the scores of `R` query rows with `count` keys, and returns `R`. The query rows are
+/// `pitch` floats apart. Each step takes `K` keys, so that it has `R * K` = 16 sums. The function
+/// also prefetches the values, which the caller reads next.
 ///
 /// # Safety
 /// The keys, values and query rows are readable, and the words of a row are contiguous; `scores`
@@ -173,8 +175,8 @@ pub unsafe fn scores<V: F32x16, const BITS: usize, const R: usize, const K: usiz
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Prefetches as many
-/// keys of `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Also prefetches
+/// `count` keys of `next`, which the caller reads next.
 ///
 /// # Safety
 /// The contract of [`scores`] holds; `p` has [`TILE`] weights per row, and `out` has rows of

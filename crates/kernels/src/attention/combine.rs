@@ -1,4 +1,5 @@
-//! The chunks of a head's keys, and the combination of their partial results into its output.
+//! Splits the keys of a head into chunks, and combines the partial results of the chunks into the
+//! output of the head.
 
 use std::ops::Range;
 
@@ -7,20 +8,20 @@ use super::{Attention, MAX_DIM, Mask, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The keys of a chunk. A chunk is long enough to outweigh its overhead, and short enough to divide
-/// a long cache evenly among the threads.
+/// The number of keys in a chunk. A chunk is long enough that its work outweighs its overhead, and
+/// short enough that a long cache is divided evenly among the threads.
 pub const CHUNK: usize = 256;
 
 /// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
-    /// The keys to process: from the first tile that a row sees to the last key.
+    /// The first key to process, rounded down to the start of a tile. `end` is one past the last.
     first: usize,
     end: usize,
     pub chunks: usize,
-    /// The floats of a row's output.
+    /// The number of floats in a row's output, with padding.
     pub pitch: usize,
-    /// Floats of a query.
+    /// The number of floats in a query row, with padding.
     pub q_pitch: usize,
 }
 
@@ -28,7 +29,8 @@ impl Split {
     pub fn of(call: &Attention) -> Self {
         let (first, end) = match call.mask {
             Mask::None => call.span(0, call.queries - 1),
-            // A row whose keys are all masked weighs all keys equally.
+            // If all keys of a row are masked, the row weighs all keys equally, so it needs all of
+            // them.
             _ => (0, call.keys),
         };
         let (pitch, q_pitch) = (call.value_pitch(), call.query_pitch());
@@ -36,13 +38,13 @@ impl Split {
         Self { first, end, chunks: end.div_ceil(CHUNK) - first / CHUNK, pitch, q_pitch }
     }
 
-    /// The keys of a chunk. All chunks except the first begin at multiples of [`CHUNK`].
+    /// The range of keys in a chunk. All chunks except the first begin at multiples of [`CHUNK`].
     pub fn keys(&self, chunk: usize) -> Range<usize> {
         let start = (self.first / CHUNK + chunk) * CHUNK;
         self.first.max(start)..self.end.min(start + CHUNK)
     }
 
-    /// The floats of a chunk's results: outputs, then maxima, then sums.
+    /// The number of floats in a chunk's results: outputs, then maxima, then sums.
     pub fn floats(&self, rows: usize) -> usize {
         (rows * (self.pitch + 2)).next_multiple_of(LANES)
     }
@@ -68,7 +70,7 @@ impl<T: Float> Kernel for Combine<'_, T> {
             for row in 0..rows {
                 let (head, query) = call.place(item % call.kv_heads, row);
                 let at = call.result(item / call.kv_heads, head, query);
-                // SAFETY: the caller's contract; the chunks wrote these places.
+                // SAFETY: the caller's contract; the chunks have written the partial results.
                 unsafe {
                     let chunk = |i: usize| {
                         self.partials.add((item * split.chunks + i) * split.floats(rows))

@@ -1,5 +1,6 @@
-//! Attention of tokens. The keys are split into chunks of a fixed length, so that the result does
-//! not depend on the number of threads. Each chunk writes the outputs, maxima and sums of its rows.
+//! Attention for a few query rows, such as the new tokens of a decoding step. The keys are split
+//! into chunks of a fixed length, so that the result does not depend on the number of threads. Each
+//! chunk writes the outputs, maxima and sums of its rows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -16,13 +17,13 @@ use crate::element::Float;
 use crate::simd::{F32x16, Kernel};
 use crate::{Machine, Shared};
 
-/// The time to read the first key and value of a chunk, in tenths of a nanosecond. They usually
-/// come from memory, from pages whose addresses no core has looked up recently. Between products
-/// that fill the caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on
-/// one core of a Xeon.
+/// The time to read the first key and value of a chunk, in tenths of a nanosecond. These reads
+/// usually go to memory, and to pages that no core has accessed recently. Between products that
+/// fill the caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on one
+/// core of a Xeon.
 const FIRST: usize = 10_000;
 
-/// The batch and key-value head, and the first key.
+/// The start of a tile of keys: the batch index and the key-value head, and the first key.
 type Start = ((usize, usize), usize);
 
 /// # Safety
@@ -34,8 +35,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // A feature costs a read of a key or a value, usually from memory, and a multiplication for
-        // each row.
+        // For each feature of a key or value, a chunk reads one number, usually from memory, and
+        // multiplies it once for each row.
         let work = FIRST + CHUNK.min(call.keys) * (call.dim + call.value_dim) * (12 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {
             let (partials, out) = (partials.get(), out.get());
@@ -116,7 +117,8 @@ impl<T: Float> Chunks<'_, T> {
             let out = self.partials.add(item * split.floats(all));
             let max = out.add(all * split.pitch);
             std::ptr::write_bytes(out, 0, all * (split.pitch + 2));
-            // The chunk stays in a cache while the blocks of rows are computed one after another.
+            // Compute one block of rows after another, while the keys and values of the chunk stay
+            // in a cache.
             for top in (0..all).step_by(DECODE_ROWS) {
                 let rows = top..all.min(top + DECODE_ROWS);
                 let max = max.add(top);
@@ -188,7 +190,7 @@ impl<'a, T: Float> Tiles<'a, T> {
         if end < self.keys.end { (tile.place, end) } else { self.next }
     }
 
-    /// Adds keys and values that are stored as rows of elements.
+    /// Processes keys and values that are stored as rows of elements.
     #[inline(always)]
     unsafe fn plain<V: F32x16>(&self) {
         let Attention { k, v, .. } = self.tile.call;
@@ -210,7 +212,7 @@ impl<'a, T: Float> Tiles<'a, T> {
         }
     }
 
-    /// Adds keys and values that are `BITS`-bit codes.
+    /// Processes keys and values that are `BITS`-bit codes.
     #[inline(always)]
     unsafe fn coded<V: F32x16, const BITS: usize>(&self) {
         let (call, place) = (self.tile.call, self.tile.place);
@@ -251,7 +253,7 @@ impl<'a, T: Float> Tiles<'a, T> {
         }
     }
 
-    /// Adds keys and values of any layout, which are first converted to floats.
+    /// Processes keys and values of any layout, after converting them to floats.
     #[inline(always)]
     unsafe fn loaded<V: F32x16>(&self) {
         let mut loaded = [const { std::mem::MaybeUninit::<Loaded>::uninit() }; 2];

@@ -2,13 +2,14 @@
 //! values of any strides.
 //!
 //! A row is one query of one head. The rows of a key-value head are processed together, ordered by
-//! position and then by head, so that its keys and values are read once for all rows. `decode`
-//! takes tokens and splits the keys; `prefill` takes prompts and splits the rows. Each holds the
-//! scores of only one tile of keys at a time.
+//! position and then by head, so that the keys and values of the head are read once for all rows.
+//! `decode` handles a few queries and splits the keys among the threads. `prefill` handles prompts
+//! and splits the rows. At any time, a thread keeps the scores of only one tile of keys.
 //!
-//! A row adds up its keys in an order that depends only on their positions, since tiles and chunks
-//! begin at multiples of their length. Once a row has seen a key, the keys that it does not see
-//! change none of its bits: their weights, and the factors of their sums, are exactly 0.
+//! The order in which a row adds up its keys depends only on the positions of the keys, since tiles
+//! and chunks begin at multiples of their length. If a row has at least one visible key, its masked
+//! keys do not change any bit of its result: their weights, or the factors of the sums of these
+//! weights, are exactly 0.
 
 mod backward;
 mod backward_mask;

@@ -1,5 +1,6 @@
-//! Scores of bf16 queries with 4-bit keys. Products of pairs of bf16 are exact for them. Each lane
-//! has one of thirty-two keys, so that no sum goes across lanes.
+//! Scores of bf16 queries with 4-bit keys, by an instruction that multiplies pairs of bf16. The
+//! products are exact, because bf16 represents the codes exactly. Each lane of two vectors holds
+//! one of thirty-two keys, so no sum crosses lanes.
 
 use super::coded::{Factors, GROUPS};
 use super::source::Codes;
@@ -7,23 +8,24 @@ use super::{MAX_DIM, TILE};
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch};
 
-/// The keys that are processed at a time.
+/// The number of keys that are processed at a time.
 const KEYS: usize = 2 * LANES;
-/// The words of a key that fill half of a register. Each word has eight features.
+/// The number of 32-bit words of a key that fill half of a vector. Each word has eight features.
 const WORDS: usize = LANES / 2;
-/// Features in [`WORDS`] words.
+/// The number of features in [`WORDS`] words.
 const BLOCK: usize = 8 * WORDS;
-/// The most pairs of a query row.
+/// The largest number of pairs in a query row.
 pub const PAIRS: usize = MAX_DIM / 2;
 
-/// Whether [`scores`] can be used: one instruction multiplies pairs, and the queries are bf16, for
-/// which the products are exact.
+/// Whether [`scores`] can be used: the level has an instruction that multiplies pairs of bf16, and
+/// the queries are bf16, so that the products are exact.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
 }
 
-/// Packs a query row into bf16 pairs: of every eight features, the first with the fifth, the second
-/// with the sixth, and so on, as [`F32x16::nibble_pairs`] orders keys.
+/// Packs a query row into pairs of bf16. Of every eight features, the first is paired with the
+/// fifth, the second with the sixth, and so on, because [`F32x16::nibble_pairs`] returns the codes
+/// of keys in this order.
 ///
 /// # Safety
 /// `q` holds `dim` elements, `step` apart; `pairs` has room for half as many pairs.
@@ -60,8 +62,8 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
         for at in (0..count).step_by(KEYS) {
             let mut sums = [[V::splat(0.0); R]; 2];
             for first in (0..dim).step_by(BLOCK) {
-                // The registers first have the words of sixteen keys, then the words of the next
-                // sixteen keys.
+                // The first eight vectors have the words of the first sixteen keys, and the last
+                // eight vectors have the words of the other sixteen keys.
                 let words = V::transpose(words::<V>(k, at, count, first));
                 for row in at..count.min(at + KEYS) {
                     let value = v.packed.at(row).cast::<u8>();
@@ -111,8 +113,8 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
     R
 }
 
-/// Loads a block's words of the keys from `at` on. Register `i` holds the words of keys `i` and
-/// `i + 16`.
+/// Loads a block of words of the thirty-two keys from `at` on. Vector `i` holds the words of the
+/// keys `i` and `i + 16`.
 ///
 /// # Safety
 /// The contract of [`scores`].

@@ -5,8 +5,9 @@ use super::source::Rows;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
-/// Computes the scores of `R` rows with `count` keys. It takes `K` keys at a time, so that `R * K`
-/// is sixteen sums, and returns `R`. It prefetches the values, which are read next.
+/// Computes the scores of `R` rows with `count` keys, and returns `R`. Each step takes `K` keys, so
+/// that it has `R * K` = 16 sums. The function also prefetches the values, which the caller reads
+/// next.
 #[inline(always)]
 pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     k: &Rows<E>,
@@ -65,8 +66,8 @@ pub unsafe fn scores<V: F32x16, E: Float, const R: usize, const K: usize>(
     R
 }
 
-/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Prefetches as many
-/// keys of `next`, which are read next.
+/// Adds `count` weighted values to the outputs of `R` rows, and returns `R`. Also prefetches
+/// `count` keys of `next`, which the caller reads next.
 #[inline(always)]
 pub unsafe fn add_values<V: F32x16, E: Float, const R: usize>(
     next: &Rows<E>,

@@ -95,8 +95,9 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     }
 }
 
-/// Runs [`product`] as a separate function, with tiles that fit the level, so that its sums stay in
-/// registers. `rows` is rounded up to a multiple of four, or of [`SET_ROWS`] or [`ADD_ROWS`].
+/// Runs [`product`] as a separate function, with a tile size that suits the instruction set, so
+/// that the sums stay in registers. It rounds the number of rows up to a multiple of four,
+/// [`SET_ROWS`] or [`ADD_ROWS`].
 pub struct Product<const ADD: bool> {
     pub left: Left,
     pub right: Right,
@@ -105,9 +106,9 @@ pub struct Product<const ADD: bool> {
     pub extents: (usize, usize, usize),
 }
 
-/// The most rows of a tile of a [`Product`] without `ADD`.
+/// The largest number of rows in a tile of a [`Product`] without `ADD`.
 pub const SET_ROWS: usize = 8;
-/// The most rows of a tile of a [`Product`] with `ADD`.
+/// The largest number of rows in a tile of a [`Product`] with `ADD`.
 pub const ADD_ROWS: usize = 6;
 
 impl<const ADD: bool> Kernel for Product<ADD> {

@@ -5,20 +5,20 @@ use crate::element::Float;
 use crate::math::{exp_nonpositive, exp_nonpositive_short};
 use crate::simd::{F32x16, LANES};
 
-/// e^x to the precision of the element type.
+/// Computes e^x, for x <= 0, to the precision of the element type.
 #[inline(always)]
 pub fn exponential<V: F32x16, T: Float>(x: V) -> V {
     exponential_of(size_of::<T>() < size_of::<f32>(), x)
 }
 
-/// e^x to the precision of f32, or with `short` to the precision of a type with at most eleven
-/// bits.
+/// Computes e^x, for x <= 0, to the precision of f32. With `short`, the precision is enough for a
+/// type with a significand of at most eleven bits.
 #[inline(always)]
 pub fn exponential_of<V: F32x16>(short: bool, x: V) -> V {
     if short { exp_nonpositive_short(x) } else { exp_nonpositive(x) }
 }
 
-/// e^x of a single number.
+/// Computes [`exponential`] of a single number.
 #[inline(always)]
 pub fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -38,7 +38,8 @@ pub unsafe fn cap<V: F32x16>(scores: *mut f32, count: usize, cap: f32) {
         // SAFETY: the caller's contract.
         unsafe {
             let y = V::load(scores.add(at)) * inverse;
-            // tanh|y| = (1 - e) / (1 + e). Cancellation costs one ulp of 1, times the cap.
+            // tanh|y| = (1 - e) / (1 + e) with e = exp(-2|y|). The cancellation in 1 - e costs one
+            // ulp of 1, times the cap.
             let e = exp_nonpositive(y.abs() * V::splat(-2.0));
             let (mut parts, mut signs) = ([0.0f32; LANES], [0.0f32; LANES]);
             e.store(parts.as_mut_ptr());
@@ -74,7 +75,7 @@ impl Attention {
         if start > first || end < first + count {
             for i in 0..count {
                 if first + i < start || first + i >= end {
-                    // SAFETY: the place is within the row.
+                    // SAFETY: the index is within the row.
                     unsafe { *scores.add(i) = MASKED };
                 }
             }

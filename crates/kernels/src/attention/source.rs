@@ -6,7 +6,8 @@ use super::{Source, View};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES, prefetch};
 
-/// Rows of elements in memory: the first address, and the elements from one row to the next.
+/// Rows of elements in memory: the address of the first row, and the number of elements from one
+/// row to the next.
 pub struct Rows<T> {
     pub data: *const T,
     pub stride: isize,
@@ -21,7 +22,7 @@ impl<T> Clone for Rows<T> {
 impl<T> Copy for Rows<T> {}
 
 impl<T> Rows<T> {
-    /// The rows of a head, beginning at row `first`.
+    /// The rows of a head from row `first` on.
     #[inline(always)]
     fn of(view: &View, batch: usize, head: usize, first: usize) -> Self {
         Self { data: view.at(batch, head, first), stride: view.strides[2] }
@@ -32,7 +33,7 @@ impl<T> Rows<T> {
         self.data.wrapping_offset(row as isize * self.stride)
     }
 
-    /// The rows that begin at `row`.
+    /// The rows from `row` on.
     #[inline(always)]
     pub fn from(&self, row: usize) -> Self {
         Self { data: self.at(row), ..*self }
@@ -40,7 +41,7 @@ impl<T> Rows<T> {
 }
 
 impl Source {
-    /// The rows of a head, if they are plain and their features are contiguous.
+    /// The rows of a head, if they are not quantized and the features of a row are contiguous.
     #[inline(always)]
     pub fn rows<T>(&self, batch: usize, head: usize) -> Option<Rows<T>> {
         match self {
@@ -49,8 +50,9 @@ impl Source {
         }
     }
 
-    /// The rows of a head, beginning at row `first`, and the bits of a code, if the rows are codes
-    /// in contiguous words. `T` is the type of scales and biases.
+    /// Returns the rows of a head from row `first` on, and the number of bits of a code, if the
+    /// source is quantized and the words of a row are contiguous. `T` is the type of scales and
+    /// biases.
     #[inline(always)]
     pub fn coded<T: Float>(
         &self,
@@ -67,8 +69,8 @@ impl Source {
 }
 
 /// Loads the rows `first..first + count` as floats, `pitch` apart: `dim` features each, then zeros.
-/// The rows are readable. `out` has room for `count * pitch` floats, and `pitch` is a multiple of a
-/// block.
+/// The rows are readable. `out` has room for `count * pitch` floats, and `pitch` is a multiple of
+/// [`LANES`].
 pub struct Load<'a, T> {
     pub source: &'a Source,
     /// The batch and head.
@@ -111,7 +113,7 @@ impl<T: Float> Kernel for Load<'_, T> {
 }
 
 /// Loads `dim` elements that are `step` apart, multiplies them by `scale`, and pads them with zeros
-/// to whole blocks.
+/// to a multiple of [`LANES`].
 ///
 /// # Safety
 /// The elements are readable, and `out` has room for the blocks.
@@ -163,8 +165,8 @@ pub struct QuantizedRows<T> {
     pub codes: Codes,
     pub scales: Rows<T>,
     pub biases: Rows<T>,
-    /// The elements from a word to the next one of its row, from a scale to the next, and from a
-    /// bias to the next.
+    /// The number of elements within a row from one word to the next, from one scale to the next,
+    /// and from one bias to the next.
     pub steps: [isize; 3],
 }
 

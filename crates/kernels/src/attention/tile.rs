@@ -1,6 +1,5 @@
-//! The work on one tile of keys in `decode`: scores, weights and weighted values of its rows. Each
-//! of the three is a separate function, and the weights are shared by all layouts of keys and
-//! values.
+//! The three steps of `decode` for one tile of keys: scores, weights and weighted values. Each step
+//! is a separate function. All layouts of keys and values share the step that computes the weights.
 
 use std::marker::PhantomData;
 
@@ -11,7 +10,7 @@ use super::{Attention, DECODE_ROWS, TILE, coded, pairs, plain};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The rows of a key-value head, and the keys that are added to the state of the rows.
+/// A tile of keys, and the rows of a key-value head to whose state the keys are added.
 #[derive(Clone, Copy)]
 pub struct Tile<'a> {
     pub call: &'a Attention,
@@ -125,7 +124,7 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
     }
 }
 
-/// The query rows in the forms that the scores of coded keys use.
+/// The query rows in the two forms from which the scores of coded keys are computed.
 #[derive(Clone, Copy)]
 pub struct CodedQueries {
     /// The sums of features, [`coded::GROUPS`] for each row.
@@ -238,7 +237,8 @@ impl<T: Float> Kernel for Weigh<'_, T> {
         let mut maxima = [0.0f32; DECODE_ROWS];
         // SAFETY: the caller's contract; a row has `TILE` scores.
         unsafe {
-            // Compute all maxima first, since the exponentials of a row wait for its maximum.
+            // Compute all maxima first, because the exponentials of a row have to wait for its
+            // maximum.
             for (row, largest) in maxima.iter_mut().enumerate().take(rows) {
                 let scores = self.tile.scores(row);
                 let (head, query) = self.tile.place_of(row);

@@ -1,4 +1,4 @@
-//! The products of a batch, as C++ passes them.
+//! The arguments of a batch of products, in the layout that C++ passes.
 
 use crate::{Activation, Element, RowOrder};
 
@@ -25,7 +25,7 @@ pub struct LinearCall {
 }
 
 impl LinearCall {
-    /// The product at an index of the batch.
+    /// Returns the call for one product, the entry `entry` of the batch.
     pub fn at(&self, entry: usize) -> crate::LinearCall {
         let Self { m, n, k, columns, turned, bias, residual, order, .. } = *self;
         let start = |elements: usize| entry * elements * self.element.bytes();
