@@ -57,7 +57,7 @@ pub unsafe fn cross_entropy(
     axis: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         if targets.smoothing > 0.0 {
             loss_on::<T, true>(machine, x.cast(), targets, out.cast(), stats, axis)
@@ -83,7 +83,7 @@ pub unsafe fn cross_entropy_grad(
     axis: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         grad_on::<T>(machine, [x.cast(), g.cast()], targets, stats, out.cast(), axis)
     })

@@ -1,11 +1,13 @@
 //! Unpacks the blocks of quantized weights in GGUF files into MLX's affine layout, which has groups
 //! of 32 codes, each with a scale and a bias.
 //!
-//! A weight of a block is `step * q - low`. One step and one low cover 32 weights, or 16 in
-//! [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they cover 32, the group
-//! represents exactly the same numbers. It also does if the numbers of both halves are multiples of
-//! one step and the codes cover their range, which is always true for [`BlockType::Q3K`]. Otherwise
-//! the half with the larger step keeps its numbers, and the numbers of the other half are rounded.
+//! A weight in a block is `step * q - low`, where `q` is its code. A step and a low apply to 32
+//! weights, or to 16 in [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they
+//! apply to 32 weights, a group represents exactly the same numbers. If they apply to 16, a group
+//! has two halves with different steps. It still represents the same numbers if all of them are
+//! multiples of one step and the codes cover their range, which is always true for
+//! [`BlockType::Q3K`]. Otherwise the half with the larger step keeps its numbers, and the numbers
+//! of the other half are rounded.
 
 mod layouts;
 
@@ -32,13 +34,13 @@ pub enum BlockType {
     Iq4Xs,
 }
 
-/// An array of MLX's affine layout, or of the layout of K-quants.
+/// An array of MLX's affine layout, or of this crate's layout for K-quants, [`k_quant`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Codes,
     Scales,
     Biases,
-    /// The codes as the file has them, with [`BlockType::own_bits`] bits.
+    /// The codes with the number of bits that they have in the file, [`BlockType::own_bits`].
     OwnCodes,
     /// The scales of [`k_quant`].
     OwnScales,
@@ -78,7 +80,7 @@ impl BlockType {
         }
     }
 
-    /// The number of weights of a block.
+    /// The number of weights in a block.
     pub fn weights(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
@@ -86,7 +88,7 @@ impl BlockType {
         }
     }
 
-    /// The bytes of a block.
+    /// The size of a block in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::Iq4Nl => 18,
@@ -103,7 +105,7 @@ impl BlockType {
         }
     }
 
-    /// The bits of a code in MLX's layout.
+    /// The number of bits of a code in MLX's layout.
     pub fn bits(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => 4,
@@ -113,7 +115,7 @@ impl BlockType {
         }
     }
 
-    /// The bits of a code in the layout of K-quants; `None` for a type without such a layout.
+    /// The number of bits of a code in the layout of K-quants, or `None` for other types.
     pub fn own_bits(self) -> Option<usize> {
         match self {
             Self::Q4K => Some(4),
@@ -128,14 +130,14 @@ impl BlockType {
         !matches!(self, Self::Q2K | Self::Q6K)
     }
 
-    /// Whether scales and biases are float16, as in MLX for the types that MLX reads. Otherwise
-    /// they are float32, which represents the products of a block's scale and its groups' scales
-    /// exactly.
+    /// Whether scales and biases are float16, as MLX stores them for the types that it can read.
+    /// Otherwise they are float32, which represents the products of a block's scale and its groups'
+    /// scales exactly.
     pub fn has_f16_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }
 
-    /// The bytes of one part for all groups of a block.
+    /// The size in bytes of one part for all groups of a block.
     pub fn part_bytes(self, part: Part) -> usize {
         match part {
             Part::OwnScales => k_quant::SCALE_BYTES,
@@ -152,8 +154,8 @@ impl BlockType {
         }
     }
 
-    /// Fills `out` with one part of the groups of `blocks`. Blocks that are incomplete in one of
-    /// the slices are skipped.
+    /// Writes one part of every group in `blocks` to `out`. Skips blocks that are incomplete in
+    /// either slice.
     pub fn fill(self, part: Part, blocks: &[u8], out: &mut [u8]) {
         let (bytes, bits) = (self.group_bytes(part), self.bits());
         match part {
@@ -284,7 +286,7 @@ fn pack(codes: &[u8; GROUP], bits: usize, out: &mut [u8]) {
 struct Halves {
     steps: [f32; 2],
     lows: [f32; 2],
-    /// If this is not 0, all numbers are multiples of it, and the lows are 0.
+    /// If this is not 0, all weights are multiples of it, and the lows are 0.
     unit: f32,
     q: [i8; GROUP],
 }
@@ -292,9 +294,9 @@ struct Halves {
 impl Halves {
     /// Returns the nearest group whose codes are at most `most`.
     ///
-    /// The unit of the codes is 1/n of the larger step, and they are aligned with the numbers of
-    /// the half that has this step, so that this half keeps its numbers. n is as large as the codes
-    /// allow. The numbers of the other half are off by at most half a unit.
+    /// The scale of the group is 1/n of the larger step, where n is as large as the codes allow.
+    /// The codes are aligned with the half that has this step, so that this half keeps its numbers.
+    /// The numbers of the other half are off by at most half of the scale.
     #[inline]
     fn fitted(&self, most: i32) -> Group {
         let Self { steps, lows, unit, q } = self;
@@ -323,7 +325,7 @@ impl Halves {
     }
 }
 
-/// How much smaller than an integer a quotient may be and still count as that integer.
+/// A quotient that is less than an integer by no more than this is rounded up to that integer.
 const ROUNDING: f32 = 1e-3;
 
 /// Reads a group whose halves have separate steps.
@@ -350,7 +352,7 @@ fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
                 let high = bytes[8 + i % 4] >> (2 * (i / 4)) & 3;
                 (low | high << 4) as i8 - 32
             };
-            // A weight is four smaller, unless its third bit is set.
+            // If its third bit is not set, 4 is subtracted from the code.
             let third = |i: usize| ((block[i] >> group & 1) << 2) as i8 - 4;
             let q = std::array::from_fn(|i| two_bits(&block[32..96], i) + third(i));
             symmetric(at(108), [2 * group, 2 * group + 1].map(scale), q)
@@ -369,8 +371,8 @@ fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
     }
 }
 
-/// Makes halves with weights `step * scale * q`. All are multiples of `step` times the greatest
-/// common divisor of the scales.
+/// Makes halves with weights `step * scale * q`. All weights are multiples of `step` times the
+/// greatest common divisor of the scales.
 fn symmetric(step: f32, scales: [i8; 2], q: [i8; GROUP]) -> Halves {
     let [mut a, mut b] = scales.map(i8::unsigned_abs);
     while b != 0 {

@@ -8,9 +8,9 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds where MLX's composition of ops rounds. All steps up to the normalized value are in f32.
-/// The normalized value is rounded to the element type before it is multiplied by the weight, and
-/// the product is rounded before the bias is added.
+/// Normalizes each row, and rounds where MLX's composition of ops rounds. All steps up to the
+/// normalized value are in f32. The normalized value is rounded to the element type before it is
+/// multiplied by the weight, and the product is rounded before the bias is added.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `weight` and `bias` each hold `axis` or are null,
@@ -27,7 +27,7 @@ pub unsafe fn layer_norm(
     eps: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         let affine = Affine::<T> { weight: weight.cast(), bias: bias.cast() };
         layer_norm_on(machine, x.cast(), affine, out.cast(), rows, axis, eps)
@@ -99,7 +99,7 @@ impl<T: Float> Kernel for LayerNorm<T> {
 }
 
 /// Normalizes one row of `axis >= 1` elements; `out` may be `x`. Prefetches the rows `next`, which
-/// are read next.
+/// the caller reads next.
 #[inline(always)]
 pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,
@@ -116,7 +116,7 @@ pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
         let mean = V::splat(fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal);
         let variance = squares_about::<V, T>(mean, x, axis) * reciprocal;
         let inverse = 1.0 / (variance + eps).sqrt();
-        // `round_number` needs the default NaN, and `eps` may be another NaN.
+        // `round_number` takes only NaNs that come from arithmetic, and `eps` may be another NaN.
         let inverse = V::splat(if inverse.is_nan() { f32::NAN } else { inverse });
         let scale = (mean, inverse);
         match (affine.weight.is_null(), affine.bias.is_null()) {

@@ -3,7 +3,7 @@
 //! # How it is built
 //!
 //! A kernel has one body, generic over the element type (`element::Float`) and the vector
-//! (`simd::F32x16`). `simd::Level` runs it with the instruction set of the process, and
+//! (`simd::F32x16`). `simd::Level` names an instruction set and runs the body with it, and
 //! `pool::Pool` splits the work. These modules are public only for this crate's tests.
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
@@ -191,7 +191,7 @@ pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u
     });
 }
 
-/// The address of a buffer that several threads use at disjoint places.
+/// The address of a buffer that is passed to several threads, which access disjoint parts of it.
 struct Shared<T>(*mut T);
 
 impl<T> Shared<T> {

@@ -222,7 +222,7 @@ pub(super) unsafe fn stats_of_few<T: Float, const TOTAL: bool>(
 /// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element.
 pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         on::<T, false>(machine, x.cast(), out.cast(), rows, axis)
     })
@@ -236,7 +236,7 @@ pub unsafe fn logsumexp(element: Element, x: *const u8, out: *mut u8, rows: usiz
 /// overlaps nothing.
 pub unsafe fn log_softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         on::<T, true>(machine, x.cast(), out.cast(), rows, axis)
     })

@@ -31,7 +31,7 @@ pub unsafe fn masked_softmax(
     scale: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         masked_softmax_on::<T>(machine, x.cast(), mask, out.cast(), shape, scale)
     })
@@ -50,7 +50,7 @@ pub unsafe fn masked_softmax_grad(
     scale: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         grad_on::<T>(machine, [y.cast(), g.cast()], mask, out.cast(), shape, scale)
     })

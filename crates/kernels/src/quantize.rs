@@ -60,7 +60,7 @@ pub unsafe fn quantize(
     shape: &QuantizeShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         quantize_on::<T>(machine, x.cast(), packed, scales.cast(), biases.cast(), shape)
     })
@@ -80,7 +80,7 @@ pub unsafe fn dequantize(
     shape: &QuantizeShape,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), None, out.cast(), shape)
     })
@@ -130,7 +130,7 @@ pub unsafe fn dequantize_rows(
     shape: &QuantizeShape,
 ) {
     let (machine, taken) = (Machine::current(), Some(&taken));
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         dequantize_on::<T>(machine, packed, scales.cast(), biases.cast(), taken, out.cast(), shape)
     })

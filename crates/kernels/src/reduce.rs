@@ -43,7 +43,7 @@ pub unsafe fn reduce(
     axis: usize,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         reduce_on::<T>(machine, reduction, x.cast(), out.cast(), rows, axis)
     })
@@ -172,7 +172,7 @@ pub unsafe fn reduce_grad(
     [rows, axis]: [usize; 2],
 ) {
     let (machine, of) = (Machine::current(), [x, y, g]);
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         reduce_grad_on::<T>(machine, reduction, of.map(<*const u8>::cast), out.cast(), [rows, axis])
     })

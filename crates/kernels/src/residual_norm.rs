@@ -36,7 +36,7 @@ pub struct ResidualNorm {
 /// not overlap any other buffer.
 pub unsafe fn residual_norm(element: Element, call: ResidualNorm) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe { residual_norm_on::<T>(machine, call) })
 }
 

@@ -22,22 +22,22 @@ pub(super) fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     })
 }
 
-/// Reads 5-bit codes: the low four bits by [`nibbles`] of `bytes`, and the fifth bits packed in
-/// `high`.
+/// Reads 5-bit codes. [`nibbles`] of `bytes` are their low four bits, and `high` packs their fifth
+/// bits.
 pub(super) fn fifth_bits(high: &[u8], bytes: &[u8]) -> [u8; GROUP] {
     let low = nibbles(bytes);
     std::array::from_fn(|i| low[i] | (high[i / 8] >> (i % 8) & 1) << 4)
 }
 
-/// Reads 4-bit codes: of 32 bytes, the low halves belong to one group, and the high halves to the
-/// next group.
+/// Reads the 4-bit codes of a group. Two groups share 32 bytes: the low halves of the bytes belong
+/// to the first group, and the high halves to the second.
 pub(super) fn half_bytes(bytes: &[u8], group: usize) -> [u8; GROUP] {
     let shift = 4 * (group % 2);
     std::array::from_fn(|i| bytes[group / 2 * GROUP + i] >> shift & 15)
 }
 
-/// Reads 5-bit codes: the low four bits by [`half_bytes`] of `bytes`. Bit `group` of each byte of
-/// `high` is the fifth bit.
+/// Reads 5-bit codes. [`half_bytes`] of `bytes` are their low four bits, and bit `group` of each
+/// byte of `high` is their fifth bit.
 pub(super) fn five_bits(high: &[u8], bytes: &[u8], group: usize) -> [u8; GROUP] {
     let low = half_bytes(bytes, group);
     std::array::from_fn(|i| low[i] | (high[i] >> group & 1) << 4)
@@ -55,8 +55,8 @@ pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (u8, u8) {
     }
 }
 
-/// Reads the scale of a group from eight 6-bit scales with an offset of 32: two bytes have the high
-/// bits, then four bytes have the low bits.
+/// Reads the scale of a group from eight 6-bit scales with an offset of 32. The first two bytes
+/// have the high bits of all scales, and four more bytes have the low bits.
 pub(super) fn signed_scale(bytes: &[u8], group: usize) -> f32 {
     let low = bytes[2 + group / 2] >> (4 * (group % 2)) & 15;
     let high = u16::from_le_bytes([bytes[0], bytes[1]]) >> (2 * group) & 3;

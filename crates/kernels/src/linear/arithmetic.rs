@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use super::super::element::Float;
 use super::super::simd::{F32x16, LANES, Register};
 
-/// The factors in a 32-bit word of a packed matrix: one factor, or two that are adjacent in k.
+/// The format of the 32-bit words of a packed matrix. A word holds one factor, or two factors that
+/// are adjacent along k.
 pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// The type to which rows of weights are unpacked.
     type Factor: Copy + Default + Send + Sync;
@@ -15,13 +16,13 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// Whether a word holds two factors, for the instruction that
     /// [`Level::dots_bf16`](crate::simd::Level::dots_bf16) reports.
     const PAIRS: bool = Self::PER_WORD == 2;
-    /// The type of [`add_product`](Self::add_product)'s arguments: a part of a block, or a whole
-    /// block.
+    /// The type of the arguments of [`add_product`](Self::add_product): one register of a block of
+    /// sixteen words, or the whole block.
     type Register<V: F32x16>: Register;
 
     /// Adds the product of two words to the sum in each lane.
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
-    /// Register `P` of a block.
+    /// Returns register `P` of a block.
     fn register<V: F32x16, const P: usize>(block: V) -> Self::Register<V>;
     /// Does [`step`](Self::step) for a register.
     fn add_product<V: F32x16>(
@@ -29,19 +30,20 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
         x: Self::Register<V>,
         w: Self::Register<V>,
     ) -> Self::Register<V>;
-    /// Loads sixteen whole words.
+    /// Loads sixteen words from elements that are all present.
     ///
     /// # Safety
     /// `from` is readable for `16 * PER_WORD` elements. If factors are bf16, the elements are bf16
     /// too.
     unsafe fn whole<V: F32x16, T: Float>(from: *const T) -> V;
-    /// Makes sixteen words of the first `count` elements, and of zeros after them.
+    /// Makes sixteen words from the first `count` elements, followed by zeros.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16 * PER_WORD` elements.
     unsafe fn words<V: F32x16, T: Float>(from: *const T, count: usize) -> V;
-    /// Makes sixteen words of the first `count` elements of a row. If words are pairs, each word
-    /// also has the element of `next`, the row that is next in k, or zero if there is no such row.
+    /// Makes sixteen words from the first `count` elements of a row of a matrix that is stored as
+    /// `[k, n]`. If a word is a pair, its second factor comes from `next`, the following row along
+    /// k, or is zero if there is no such row.
     ///
     /// # Safety
     /// Each row is readable for `count <= 16` elements. If factors are bf16, the elements are bf16
@@ -157,7 +159,8 @@ pub unsafe fn patterns<V: F32x16>(from: *const u16, count: usize) -> V::Half {
     unsafe { if count == LANES { V::load_half(from) } else { V::load_half_first(from, count) } }
 }
 
-/// Makes words of sixteen factors and of the factors `next` that follow them in k.
+/// Makes sixteen words, each from one of `factors` and from the factor in `next` that follows it
+/// along k.
 #[inline(always)]
 pub fn paired<V: F32x16>(factors: V::Half, next: V::Half) -> V {
     let high = V::shift_left::<16>(V::widen(next));

@@ -1,5 +1,5 @@
-//! Products of a few rows of x with w, stored as `[k, n]`. Rows of w are added up for a strip of
-//! columns at a time.
+//! Products of a few rows of x with w, which is stored as `[k, n]`. For a strip of columns at a
+//! time, the kernel goes through the rows of w and adds their products to the sums of the columns.
 //!
 //! Every output is one chain of fused multiply-adds in the order of k, as in `gemm`.
 
@@ -13,10 +13,10 @@ use super::epilogue::{self, Epilogue, OnLevel, Steps};
 use super::gemm::Extents;
 use super::gemv::with_floats;
 
-/// The most columns of a strip. The sums of a strip stay in the nearest cache.
+/// The largest number of columns in a strip. The sums of a strip stay in the nearest cache.
 const STRIP: usize = 1024;
-/// The number of rows of w that are added while sums are in registers. The rows are read as
-/// parallel streams.
+/// The number of rows of w whose products are added while a block of sums is in registers. These
+/// rows are read as parallel streams.
 const DEPTH: usize = 8;
 /// The number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
@@ -93,8 +93,8 @@ impl<T: Float> Kernel for Columns<'_, T> {
 }
 
 impl<T: Float> Columns<'_, T> {
-    /// Adds the products of `DEPTH` rows of w, from row `at` on. The last block of sums may extend
-    /// beyond the columns.
+    /// Adds the products of `DEPTH` rows of w, from row `at` on, to the sums. The last block of
+    /// sums may extend beyond the columns.
     #[inline(always)]
     unsafe fn add<V: F32x16, const DEPTH: usize>(
         &self,

@@ -22,7 +22,7 @@ pub struct Dense<T> {
 unsafe impl<T> Sync for Dense<T> {}
 
 impl<T: Float> Dense<T> {
-    /// Implements [`Weights::unpack_across`] for columns.
+    /// Implements [`Weights::unpack_across`] for weights that are stored as `[k, n]`.
     ///
     /// # Safety
     /// The contract of [`Weights::unpack_across`] holds.
@@ -57,7 +57,7 @@ impl<T: Float> Dense<T> {
     }
 }
 
-/// How many rows ahead the weights are prefetched.
+/// The kernel prefetches weights this many rows ahead of its loads.
 const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {
@@ -128,7 +128,7 @@ impl Weights<InBf16> for Dense<Bf16> {
         // them.
         unsafe {
             if self.columns {
-                // Each pair of rows of w makes a row of words, and then words are transposed.
+                // Each pair of rows of w makes a row of words, and then the words are transposed.
                 let wide = if row + LANES <= n { LANES } else { rows };
                 for at in (0..len).step_by(2 * LANES) {
                     let count = (2 * LANES).min(len - at);

@@ -1,11 +1,11 @@
-//! The steps after a product. They are compiled separately from the products, since there are few
-//! products and few epilogues, but many combinations.
+//! The steps after a product, such as the bias and the activation. They are compiled separately
+//! from the products, since there are few products and few epilogues, but many combinations.
 
 use super::super::simd::{F32x16, Kernel, LANES, Level};
 
 /// Finishes the sums of a product and writes the outputs.
 pub trait Epilogue: Sync {
-    /// Whether the steps gain from `avx512bf16`, as [`Kernel::BF16`] says.
+    /// Whether the steps are faster with `avx512bf16`, as [`Kernel::BF16`] is for a kernel.
     const BF16: bool;
 
     /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output
@@ -16,8 +16,9 @@ pub trait Epilogue: Sync {
     unsafe fn finish<V: F32x16>(&self, sums: V, row: usize, column: usize, count: usize);
 }
 
-/// The sums of `columns` columns, from `column` on, for `rows` rows, from `row` on. The sums of a
-/// row are contiguous and padded to whole blocks of sixteen; rows are `pitch` floats apart.
+/// The sums of a block of outputs: `rows` rows from `row` on, and `columns` columns from `column`
+/// on. The sums of a row are contiguous and padded to whole blocks of sixteen. Rows are `pitch`
+/// floats apart.
 #[derive(Clone, Copy)]
 pub struct Sums {
     pub sums: *const f32,
@@ -28,7 +29,8 @@ pub struct Sums {
     pub columns: usize,
 }
 
-/// The sums of a block of rows and columns, stored by columns, which are `pitch` floats apart.
+/// Like [`Sums`], but stored by columns: the sums of a column are contiguous, and columns are
+/// `pitch` floats apart.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub sums: *const f32,
@@ -39,7 +41,7 @@ pub struct Block {
     pub columns: usize,
 }
 
-/// An [`Epilogue`] together with the machine that runs it.
+/// An [`Epilogue`] without its type, so that code that uses it is not compiled for each epilogue.
 pub trait Steps: Sync {
     /// # Safety
     /// The sums of each row are padded to whole blocks of sixteen, and the outputs are writable.
@@ -49,7 +51,7 @@ pub trait Steps: Sync {
     unsafe fn finish_block(&self, block: Block);
 }
 
-/// An epilogue, and the level that runs it.
+/// An epilogue, and the instruction set that runs it.
 pub struct OnLevel<'a, E> {
     pub level: Level,
     pub epilogue: &'a E,

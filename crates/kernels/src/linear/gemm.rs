@@ -1,11 +1,12 @@
 //! Computes `out[m, n] = sum over k of x[m, k] * w[n, k]` for many rows, in blocks that fit the
 //! caches.
 //!
-//! Lanes run along the rows of x, which are packed once, interleaved by sixteen. Weights are taken
-//! by rows: a tile of rows is unpacked to f32 or bf16 near the level-one cache, and then each word
-//! is broadcast. So any weights that can write out their rows (dense, converted, dequantized) can
-//! be multiplied. Every output is one chain of fused multiply-adds in the order of k, for any tile.
-//! On a level that multiplies tiles, the sums of whole tiles are added in the order of k.
+//! x is packed once, in panels of sixteen interleaved rows, with a lane for each row. Weights are
+//! taken row by row: a tile of rows is unpacked to f32 or bf16 in a buffer near the level-one
+//! cache, and then each word of the tile is broadcast to all lanes. So any format of weights whose
+//! rows can be written out (dense, converted, dequantized) can be multiplied. Every output is one
+//! chain of fused multiply-adds in the order of k, for any size of tile. With tile instructions,
+//! such as AMX, the sums of whole tiles are added in the order of k.
 
 use std::ops::Range;
 
@@ -20,22 +21,22 @@ pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
 use super::sums::{BLOCK_ROWS, MOST_ROWS, SHORT};
 pub use super::weights::{Extents, Places, Weights};
 
-/// The rows of weights in a block.
+/// The number of rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The most rows of weights in a block, for tiles and dense weights. Each block reads x from beyond
-/// the second-level cache, so large blocks read it fewer times. A thread of macOS has a stack of
-/// only 512 KB, so only x86-64 uses more than [`BLOCK_COLUMNS`].
+/// The largest number of rows of weights in a block, used with tile instructions and for dense
+/// weights. Each block reads x from beyond the second-level cache, and large blocks read it fewer
+/// times. Outside x86-64 the number is smaller, because a thread on macOS has a stack of only 512 KB.
 const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
     true => 8 * TILE_ROWS,
     false => BLOCK_COLUMNS,
 };
-/// The number of tiles that are unpacked together if weights lie across, stored as `[k, n]`, so
-/// that more of each row of memory is read at a time.
+/// The number of tiles that are unpacked together if the weights are stored as `[k, n]` (they "lie
+/// across"), so that more of each row of memory is read at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
-/// The words that a product of tiles takes at a time, so that its weights stay in the level-one
-/// cache.
+/// The number of words that a product with tile instructions takes at a time, so that its weights
+/// stay in the level-one cache.
 const TILE_WORDS: usize = 128;
 
 /// Multiplies an interleaved x, which several products may share, with weights.
@@ -63,8 +64,8 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
     let in_tiles = in_tiles(machine, weights);
-    // With `TILES`, factors are split into parts of bf16. They take one and a half times the room
-    // of floats, so fewer rows stay in the second-level cache.
+    // With `TILES`, factors are split into parts of bf16. These parts take one and a half times the
+    // room of floats, so fewer rows stay in the second-level cache.
     let (tile, mut rows, columns) = match in_tiles {
         true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
@@ -94,7 +95,8 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
         rows /= 2;
     }
     let columns = tiles * tile;
-    // With 128 rows, products in tiles were measured to be five to eight times as fast.
+    // With 128 rows, products with tile instructions were measured to be five to eight times as
+    // fast as products without them.
     let work = rows.min(x.m) * columns.min(n) * x.k / if in_tiles { 50 } else { 10 };
     machine.pool.for_each(count(rows, tiles), work, &|items| {
         let blocks = Blocks { x, extents, rows, columns, in_tiles, weights };
@@ -104,7 +106,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     });
 }
 
-/// Computes the blocks of outputs whose numbers are in `items`.
+/// Computes the blocks of outputs whose indices are in `items`.
 struct Multiply<'a, A, W> {
     blocks: Blocks<'a, A, W>,
     items: Range<usize>,
@@ -144,8 +146,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
         let Extents { m, n, .. } = blocks.extents;
         let [down, across] =
             [(m, blocks.rows), (n, blocks.columns)].map(|(all, block)| all.div_ceil(block));
-        // SAFETY: the tile has room for its rows, all of which are multiplied. `in_tiles` is true
-        // only if the level multiplies tiles.
+        // SAFETY: the tile has room for its rows, and all of them are zeroed because all are
+        // multiplied. `in_tiles` is true only if the level multiplies tiles.
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
             if blocks.in_tiles() {
@@ -153,7 +155,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
             }
         }
         for item in items {
-            // Successive blocks share weights in products of tiles, and otherwise rows of x.
+            // With tile instructions, successive blocks share weights. Otherwise they share rows of
+            // x.
             let (row, column) = match blocks.in_tiles() {
                 true => (item % down, item / down),
                 false => (item / across, item % across),
@@ -174,12 +177,12 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
     }
 }
 
-/// Whether this machine multiplies these factors and weights in tiles.
+/// Whether this machine multiplies these factors and weights with tile instructions.
 pub(super) fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) -> bool {
     machine.level.multiplies_tiles() && tiled::<A, W>()
 }
 
-/// Whether there is a level that multiplies these factors and weights in tiles.
+/// Whether any instruction set multiplies these factors and weights with tile instructions.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
     A::PAIRS || W::BYTES || W::TILES
 }
@@ -190,7 +193,7 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         (const { tiled::<A, W>() }) && self.in_tiles
     }
 
-    /// The rows of weights in a tile.
+    /// The number of rows of weights in a tile.
     #[inline(always)]
     fn tile(&self) -> usize {
         if self.in_tiles() { TILE_ROWS } else { TILE }
@@ -318,7 +321,8 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     }
 
     /// Adds the products of a tile with all panels of a block of rows, for the words of one block
-    /// of k. Meanwhile prefetches the `next` tile, given by its first row and its block of k.
+    /// of k. Also prefetches the next tile, whose first row and block of k are `next_row` and
+    /// `next_block`.
     ///
     /// # Safety
     /// The contract of [`Weights::add_in_tiles`] holds, with the words of the tile.

@@ -1,5 +1,6 @@
-//! Products with rows of x that are tokens. Each row of w is read once, in order, and its dot
-//! products with up to four rows of x are computed. For more rows of x, `several.rs` unpacks w.
+//! Products with a few rows of x, in the row order of tokens. The kernel reads each row of w once,
+//! in order, and computes its dot products with up to four rows of x. For more rows of x,
+//! `several.rs` unpacks w.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
@@ -18,12 +19,13 @@ use super::workspace;
 /// How many bytes ahead of the loads the kernel prefetches, because one sequential stream alone
 /// does not use the full bandwidth.
 const AHEAD: usize = 4096;
-/// The most rows of x that share a load of w in registers.
+/// The largest number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
-/// The rows of w that are read at a time on levels where this is faster. On a Xeon with AMX it
-/// raised the speed of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to 14 %.
+/// The number of rows of w that are read at a time on levels where this is faster. On a Xeon with
+/// AMX it raised the speed of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to
+/// 14 %.
 const STREAMS: usize = 4;
-/// The most columns whose sums are finished at a time.
+/// The largest number of columns whose sums are finished at a time.
 const WIDE: usize = 8 * LANES;
 
 /// # Safety
@@ -132,7 +134,7 @@ impl<T: Float> Kernel for Convert<T> {
     unsafe fn run<V: F32x16>(self) {
         for at in (0..self.count).step_by(LANES) {
             let count = LANES.min(self.count - at);
-            // SAFETY: both buffers hold `count` elements from here on.
+            // SAFETY: both buffers hold `count` more elements at `at`.
             unsafe {
                 T::load_block::<V>(self.from.add(at), count).store_first(self.to.add(at), count);
             }
@@ -177,7 +179,7 @@ impl<X: Float, T: Float, A: Arithmetic> Kernel for Gemv<'_, X, T, A> {
 }
 
 impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
-    /// Computes at most sixteen columns, whose numbers count from the column `from`.
+    /// Computes at most sixteen columns. Their indices count from the column `from`.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(
         &self,
@@ -215,8 +217,8 @@ impl<X: Float, T: Float, A: Arithmetic> Gemv<'_, X, T, A> {
     }
 }
 
-/// Computes the dot products of `W_ROWS` rows of w with `ROWS` rows of x. For each row of x, they
-/// are written to its row in `to`, from index `i` on.
+/// Computes the dot products of `W_ROWS` rows of w with `ROWS` rows of x. Writes the results for
+/// each row of x to the corresponding row of `to`, from index `i` on.
 #[inline(always)]
 unsafe fn dots<
     V: F32x16,

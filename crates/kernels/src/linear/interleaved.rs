@@ -21,7 +21,8 @@ pub struct Interleaved<A> {
     arithmetic: PhantomData<A>,
 }
 
-// SAFETY: only `interleaved` writes, each panel by one thread, before any thread reads.
+// SAFETY: only `interleaved` and `interleaved_across` write. One thread writes each panel, before
+// any thread reads.
 unsafe impl<A> Sync for Interleaved<A> {}
 
 impl<A: Arithmetic> Interleaved<A> {
@@ -34,7 +35,7 @@ impl<A: Arithmetic> Interleaved<A> {
         self.packed.wrapping_add(at)
     }
 
-    /// An x without data, `[m, k]`, for weights that read their x from elsewhere.
+    /// Returns an x of shape `[m, k]` without data, for weights that read x from elsewhere.
     pub fn elsewhere([m, k]: [usize; 2]) -> Self {
         Self { packed: std::ptr::null_mut(), m, k, arithmetic: PhantomData }
     }
@@ -68,8 +69,8 @@ pub unsafe fn interleaved<A: Arithmetic, T: Float>(
     });
 }
 
-/// Does the work of [`interleaved`] for `m` rows, from row `first` on, of a matrix that lies
-/// across, stored as `[k, m]`, such as a transposed x. `first` is a multiple of sixteen.
+/// Does the work of [`interleaved`] for a matrix whose rows lie across: it is stored as `[k,
+/// rows]`, like a transposed x. Takes `m` rows from row `first` on, which is a multiple of sixteen.
 ///
 /// # Safety
 /// The rows are readable and have `k` elements each.
@@ -105,8 +106,8 @@ fn fill<A: Arithmetic>(
 /// cache line of each row of memory.
 pub const TOGETHER: usize = 4;
 
-/// Does the work of [`Interleave`] for rows that lie across. Each item is a block of words of
-/// [`TOGETHER`] panels.
+/// Does the work of [`Interleave`] for a matrix whose rows lie across. Each item is a block of
+/// words of [`TOGETHER`] panels.
 struct Across<'a, A, W> {
     rows: &'a W,
     first: usize,
@@ -135,7 +136,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Across<'_, A, W> {
     }
 }
 
-/// Each item is a block of words of a panel.
+/// Interleaves rows of x. Each item is a block of words of a panel.
 struct Interleave<'a, A, T> {
     x: *const T,
     to: &'a Interleaved<A>,
@@ -165,8 +166,8 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
                     let x = self.x.add(panel * LANES * k + at);
-                    // This loop is written out, since a closure would be compiled without the
-                    // level's features.
+                    // This loop is not a closure, since a closure would be compiled without the
+                    // instruction set of the level.
                     let mut square = [V::splat(0.0); LANES];
                     if !V::SMALL && rows == LANES && count == chunk {
                         for (i, words) in square.iter_mut().enumerate() {

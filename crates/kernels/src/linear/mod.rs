@@ -1,5 +1,5 @@
-//! Computes `act(x · wᵀ + bias) + residual`: with dot products in the row order of tokens, and with
-//! tiles in the row order of prompts.
+//! Computes `act(x · wᵀ + bias) + residual`. In the row order of tokens it uses dot products, and
+//! in the row order of prompts it uses tiles ([`RowOrder`]).
 
 pub mod arithmetic;
 mod columns;
@@ -46,14 +46,15 @@ pub struct LinearCall {
     pub out: *mut u8,
 }
 
-/// Computes sums in f32, then rounds once after each step: product, bias, activation, residual.
+/// Computes a product with sums in f32, and rounds once after each step: product, bias, activation,
+/// residual.
 ///
 /// # Safety
 /// The buffers have the shapes of the fields of [`LinearCall`] and are aligned to the element.
 /// `out` may be `residual`; it overlaps no other buffer.
 pub unsafe fn linear(element: Element, call: &LinearCall) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe { linear_on::<T>(machine, call) })
 }
 
@@ -103,7 +104,7 @@ impl Level {
         return false;
     }
 
-    /// Whether this level multiplies many rows of bf16 by [`InBf16`].
+    /// Whether this level multiplies many rows of bf16 in the format [`InBf16`].
     pub fn packs_bf16(self) -> bool {
         self.dots_bf16() || self.multiplies_tiles()
     }
@@ -126,10 +127,10 @@ impl Level {
         return false;
     }
 
-    /// Whether this level multiplies a few rows of 16-bit x with packed weights in integers. The
-    /// x86 processors with tiles add up products of bytes six times as fast as products of bf16
-    /// pairs. On ARM one instruction multiplies sixteen bytes or four f32 numbers; no ARM processor
-    /// was measured.
+    /// Whether this level multiplies a few rows of 16-bit x with packed weights by integer
+    /// arithmetic. The x86 processors with tiles add up products of bytes six times as fast as
+    /// products of bf16 pairs. On ARM one instruction multiplies sixteen bytes or four f32 numbers;
+    /// no ARM processor was measured.
     pub fn adds_digits(self) -> bool {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }

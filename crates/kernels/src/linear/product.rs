@@ -12,13 +12,14 @@ use super::interleaved::{Factor, Interleaved};
 use super::sums::BLOCK_ROWS;
 use super::weights::Weights;
 
-/// The most words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows have more.
+/// The largest number of words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows
+/// have more.
 const WORDS: usize = 8 << 20;
 
 /// Multiplies x, `[m, k]`, with weights, `[n, k]`.
 ///
 /// # Safety
-/// x and the weights have these rows, and the epilogue takes `[m, n]`.
+/// x and the weights have these shapes, and the epilogue takes `[m, n]`.
 pub unsafe fn product<A: Arithmetic, T: Float>(
     machine: Machine,
     x: &Dense<T>,
@@ -41,10 +42,11 @@ pub unsafe fn product<A: Arithmetic, T: Float>(
 }
 
 /// Whether to interleave the weights and unpack x, instead of the other way round. Words are
-/// interleaved once, so a factor that is much smaller than the other one should be interleaved.
-/// With tiles, a factor that lies across can be interleaved directly, but its rows would have to be
-/// transposed to be unpacked. Without tiles, weights that lie across are better interleaved than
-/// unpacked again for each block of x, and the sums then need no transpose.
+/// interleaved only once, so a factor that is much smaller than the other one should be
+/// interleaved. With tiles, a factor that is stored with k as its first axis (it "lies across") can
+/// be interleaved directly, but to unpack its rows they would have to be transposed. Without tiles,
+/// weights that lie across are interleaved too: to unpack them again for each block of x takes
+/// longer, and the sums would need a transpose.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
     match in_tiles {
         true if x_across || w_across => !x_across,
@@ -53,7 +55,7 @@ fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize
     }
 }
 
-/// Multiplies rows of x with `n` rows of weights, which are interleaved.
+/// Multiplies the rows of x with `n` rows of weights. The weights are interleaved in place of x.
 ///
 /// # Safety
 /// The contract of [`product`] holds.
@@ -79,8 +81,8 @@ unsafe fn exchanged<A: Arithmetic, T: Float>(
     }
 }
 
-/// The steps after a product whose rows and columns are exchanged. Its rows are the columns of the
-/// output, from column `first` on.
+/// The steps after a product whose rows and columns are exchanged. The rows of the product are the
+/// columns of the output, from column `first` on.
 struct Exchanged<'a> {
     steps: &'a dyn Steps,
     first: usize,

@@ -1,5 +1,6 @@
-//! Products with several rows of x that are tokens. Weights are read once and unpacked for all rows
-//! of a band, and each output is summed in the same order as for a single row.
+//! Products with several rows of x, in the row order of tokens. Up to [`BAND`] rows of x form a
+//! band. Weights are read once and unpacked for all rows of a band, and each output is summed in
+//! the same order as for a single row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,12 +14,13 @@ use super::gemm::Extents;
 use super::together::{BAND, COLUMNS, PITCH, Together};
 use super::workspace;
 
-/// The independent sums of each dot product, which hide the latency of a multiply-add.
+/// The number of independent sums of each dot product, which hide the latency of a multiply-add.
 pub(super) const SUMS: usize = 4;
-/// The blocks of a row of weights that are unpacked at a time.
+/// The number of blocks of a row of weights that are unpacked at a time.
 const BLOCKS: usize = 64;
 const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
-/// The floats from the first of the [`SUMS`] sums of all outputs to the second, and so on.
+/// The distance in floats from one to the next of the [`SUMS`] sums of an output. The first sums of
+/// all outputs are stored first, then all second sums, and so on.
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety
@@ -37,7 +39,7 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
         let banded = Shared(banded);
         machine.pool.for_each(m, 2 * k, &|rows| {
             let (x, to) = (x.get().cast_const(), banded.get());
-            // SAFETY: the caller's contract; there is room for whole blocks of each row.
+            // SAFETY: the caller's contract; `to` has room for each row, padded to whole blocks.
             unsafe { machine.level.run(Lay::<A, T> { x, extents, rows, to, factors: PhantomData }) }
         });
         // At best, memory delivers a byte to a core in a tenth of a nanosecond.
@@ -51,13 +53,13 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
     });
 }
 
-/// The blocks of a row, rounded up so that each sum has the same number of blocks.
+/// The number of blocks in a row, rounded up so that each sum has the same number of blocks.
 fn padded<A: Arithmetic>(k: usize) -> usize {
     k.div_ceil(LANES * A::PER_WORD).next_multiple_of(SUMS)
 }
 
-/// The place of a block of a row. Within each group of [`BLOCKS`] blocks, the blocks of the first
-/// of the [`SUMS`] sums come first, then the blocks of the second sum, and so on.
+/// The position of a block within its row. Within each group of [`BLOCKS`] blocks, the blocks of
+/// the first of the [`SUMS`] sums come first, then the blocks of the second sum, and so on.
 #[inline(always)]
 fn place(block: usize, blocks: usize) -> usize {
     let (first, within) = (block / BLOCKS * BLOCKS, block % BLOCKS);
@@ -138,7 +140,7 @@ impl<A: Arithmetic, T: Float> Kernel for Several<'_, A, T> {
 }
 
 impl<A: Arithmetic, T: Float> Several<'_, A, T> {
-    /// Writes the sums of [`COLUMNS`] columns. Past the last column, they repeat the last column.
+    /// Writes the sums of [`COLUMNS`] columns. If fewer are left, repeats the last column.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(&self, column: usize, (top, rows): (usize, usize), to: *mut f32) {
         let k = self.extents.k;
@@ -188,8 +190,8 @@ impl<A: Arithmetic, T: Float> Several<'_, A, T> {
         let chunk = LANES * A::PER_WORD;
         let (left, steps) = (k - at * chunk, here.div_ceil(SUMS));
         let (whole, apart) = (here.min(left / chunk) / SUMS, COLUMNS * LANES);
-        // Prefetch the next elements of this row, or else the elements of a row that is unpacked
-        // later.
+        // Prefetch the next elements of this row. At the end of the row, prefetch the elements of a
+        // row that is unpacked soon.
         let ahead = if here * chunk < left { here * chunk } else { left + (COLUMNS - 1) * k };
         // SAFETY: the caller's contract.
         unsafe {
@@ -210,7 +212,7 @@ impl<A: Arithmetic, T: Float> Several<'_, A, T> {
     }
 }
 
-/// Finishes a block of columns.
+/// Adds up the lanes of the sums of a block of columns, and passes the results to the steps.
 struct Finish<'a> {
     sums: *const f32,
     /// The first row.

@@ -6,33 +6,34 @@ use super::super::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
 use super::super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::arithmetic::Arithmetic;
 
-/// The words of a row in a tile of weights. `k` is split into blocks of this many words.
+/// The number of words of a row in a tile of weights. `k` is split into blocks of this many words.
 pub const WORDS: usize = 512;
-/// The words of a block of dense weights that lanes multiply. These blocks are shorter than
-/// [`WORDS`], so that twice as many rows of x stay in the second-level cache.
+/// The number of words in a block of dense weights without tile instructions. These blocks are
+/// shorter than [`WORDS`], so that twice as many rows of x stay in the second-level cache.
 pub(super) const SHORT: usize = WORDS / 2;
-/// The number of words ahead for which x is prefetched.
+/// How many words ahead the products prefetch x.
 const AHEAD: usize = 16;
-/// The rows of weights whose sums fit in registers. Products of AMX tiles have [`TILE_ROWS`] rows.
+/// The number of rows in a tile of weights. The sums of the tile fit in registers. A tile for AMX
+/// has [`TILE_ROWS`] rows instead.
 pub const TILE: usize = 12;
-/// The floats from one tile to the next if weights lie across, stored as `[k, n]`. The last words
-/// are written as whole blocks, which need more room.
+/// The distance in floats from one tile to the next if the weights are stored as `[k, n]` (they
+/// "lie across"). The last words are written as whole blocks, which need more room.
 pub const ACROSS: usize = WORDS * TILE + LANES;
-/// The words after a row of a tile, for the scales and biases of its weights.
+/// The number of words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
-/// The words from one row of a tile to the next. They are an odd number of cache lines, which
-/// spreads the rows over the cache sets.
+/// The distance in words from one row of a tile to the next. It is an odd number of cache lines,
+/// which spreads the rows over the cache sets.
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
-/// The rows of x in a block.
+/// The number of rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
-/// The most rows of x in a block, for tiles and dense weights. A thread of macOS has a stack of only
-/// 512 KB, so only x86-64 uses more than [`BLOCK_ROWS`].
+/// The largest number of rows of x in a block, used with tile instructions and for dense weights.
+/// Outside x86-64 the number is smaller, because a thread on macOS has a stack of only 512 KB.
 pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
-/// The words from the sums of one column of a block to the next column, also an odd number of cache
-/// lines.
+/// The distance in words from the sums of one column of a block to the sums of the next column,
+/// which is also an odd number of cache lines.
 pub const SUMS: usize = MOST_ROWS + LANES;
 
-/// Panels of x, and the range of their words that is multiplied with a tile.
+/// Panels of x, and the range of words that is multiplied with a tile of weights.
 #[derive(Clone, Copy)]
 pub struct Pass<const PANELS: usize> {
     pub x: [*const f32; PANELS],
@@ -68,8 +69,8 @@ impl<A: Arithmetic, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bo
 
 /// Computes `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 ///
-/// Weights are stored by rows, [`STRIDE`] apart. With `LIE_ACROSS` they are stored by words, and
-/// each word has [`TILE`] rows.
+/// The rows of weights are [`STRIDE`] words apart. With `LIE_ACROSS`, the weights are transposed:
+/// for each word along k, the words of [`TILE`] rows are contiguous.
 ///
 /// # Safety
 /// The contract of [`Weights::add`](super::weights::Weights::add) holds.
@@ -86,8 +87,8 @@ pub(super) unsafe fn tile_sums<
     sums: *mut f32,
 ) {
     let mut total = [[V::splat(0.0); PANELS]; ROWS];
-    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has a row for
-    // each.
+    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has room for the
+    // sums of each row.
     unsafe {
         if start > 0 {
             for (r, total) in total.iter_mut().enumerate() {
@@ -118,8 +119,8 @@ pub(super) unsafe fn tile_sums<
     }
 }
 
-/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Whole blocks of words are
-/// multiplied as tiles, and the last words in lanes.
+/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Multiplies whole blocks of
+/// words by tile instructions, and the remaining words in lanes.
 ///
 /// # Safety
 /// The contract of [`Weights::add_in_tiles`](super::weights::Weights::add_in_tiles) holds.
@@ -132,8 +133,8 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     let Pass { x, panel, at, words } = pass;
     let w = w.wrapping_add(at % WORDS);
     let whole = words / LANES * LANES;
-    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has a row for
-    // each.
+    // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has room for the
+    // sums of each row.
     unsafe {
         if at == 0 {
             for r in 0..TILE_ROWS {

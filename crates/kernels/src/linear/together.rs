@@ -1,16 +1,17 @@
-//! Products of several rows of w with several rows of x, which share loads. Every output has a
-//! separate sum, whose lanes run along the rows, so the order of its terms does not change.
+//! Products of several rows of w with several rows of x, so that the products share loads. Every
+//! output has a separate vector of sums, whose lanes run along k. So the order of the terms of an
+//! output is the same for any number of rows.
 
 use std::marker::PhantomData;
 
 use super::super::simd::{F32x16, Kernel, LANES, Register};
 use super::arithmetic::Arithmetic;
 
-/// The rows of w that are multiplied together.
+/// The number of rows of w that are multiplied together.
 pub const COLUMNS: usize = 4;
-/// The most rows of x that are multiplied together.
+/// The largest number of rows of x that are multiplied together.
 pub const BAND: usize = 16;
-/// The floats from the sums of one row of w to the sums of the next row.
+/// The distance in floats from the sums of one row of w to the sums of the next row.
 pub const PITCH: usize = BAND * LANES;
 
 /// Adds products to the sums of [`COLUMNS`] rows of w and `rows` rows of x, one block of words

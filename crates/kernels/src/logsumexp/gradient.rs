@@ -26,7 +26,7 @@ pub unsafe fn logsumexp_grad(
     subtracted: bool,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     with_element!(element, T => unsafe {
         let inputs = [x.cast(), g.cast()];
         match subtracted {
