@@ -46,8 +46,8 @@ impl Stats {
             total: self.total + next.total,
         };
         let part = |part: Stats| {
-            // Equal bases have the factor exp(0) = 1. Infinite bases would give inf - inf, which is
-            // NaN.
+            // The factor of equal bases is exp(0) = 1. It is not computed, because infinite bases
+            // would give inf - inf, which is NaN.
             let fall = part.base() - all.base();
             if part.base() == all.base() { part.sum } else { part.sum * fall.exp() }
         };
@@ -142,7 +142,7 @@ pub(super) unsafe fn row_stats<V: F32x16, T: Float, const TOTAL: bool>(
     stats
 }
 
-/// Numbers the chunks of all rows one after another.
+/// Numbers the chunks of all rows consecutively.
 pub(super) struct Chunks {
     pub axis: usize,
     pub each: usize,
@@ -184,7 +184,7 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
     }
 }
 
-/// The time for an element of a chunk, in tenths of a nanosecond.
+/// The time to process an element of a chunk, in tenths of a nanosecond.
 const WORK: usize = 2;
 
 /// Computes the stats of a few long rows by chunks on all threads, if there are too few rows to

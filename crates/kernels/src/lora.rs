@@ -10,7 +10,7 @@ pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,
     pub order: RowOrder,
-    /// The bits of a packed weight.
+    /// The number of bits of a packed weight.
     pub bits: u32,
     pub group: usize,
     /// `[rows, axis]`
@@ -24,9 +24,9 @@ pub struct LoraCall {
     pub out: *mut u8,
 }
 
-/// Multiplies with the base weights and adds the low-rank correction. The products with the base,
-/// with A and with B, the scaling and the sum are each rounded to the element type, as separate ops
-/// round them.
+/// Multiplies x with the base weights W and adds the low-rank correction. The products with W, A
+/// and B, the scaling and the sum are each rounded to the element type, as separate ops would round
+/// them.
 ///
 /// # Safety
 /// The buffers have the shapes of the fields, and `out` overlaps no other buffer.

@@ -1,6 +1,7 @@
 //! Softmax of scaled and masked scores over the last axis, accumulated in f32, and its gradient.
 //!
-//! With a causal or sliding mask each query sees one range of keys, and only these keys are read.
+//! With a causal or sliding-window mask, each query sees one range of keys, and the kernel reads
+//! only these keys.
 
 use std::ops::Range;
 
@@ -64,9 +65,10 @@ pub unsafe fn masked_softmax_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    // Use the default NaN, which `round_number` requires.
+    // Replace any NaN by the default NaN, which `round_number` requires.
     let scale = if scale.is_nan() { f32::NAN } else { scale };
-    // For f32 the output holds the exponentials until their sum is known.
+    // For f32 the output holds the exponentials until their sum is known, so it should stay in the
+    // caches.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
         None => Output::new(out, &[x], shape.rows * shape.keys, shape.keys),
@@ -87,7 +89,7 @@ pub unsafe fn grad_on<T: Float>(
     shape: &MaskedSoftmaxShape,
     scale: f32,
 ) {
-    // Use the default NaN, which `put_mixed` requires.
+    // Replace any NaN by the default NaN, which `put_mixed` requires.
     let scale = if scale.is_nan() { f32::NAN } else { scale };
     let out = Output::new(out, &[y, g], shape.rows * shape.keys, shape.keys);
     let (y, g) = (Shared(y.cast_mut()), Shared(g.cast_mut()));
@@ -209,8 +211,7 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         }
     }
 
-    /// Writes sixteen scores to `kept`, and returns the larger one of each lane of the scores and
-    /// of `max`.
+    /// Writes sixteen scores to `kept`, and returns the lane-wise maximum of the scores and `max`.
     ///
     /// # Safety
     /// The scores are within the row.
@@ -235,7 +236,7 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         // overwritten.
         unsafe {
             while i + 4 * LANES <= self.count {
-                // This is not a loop, since a loop would keep the maxima in memory.
+                // This code is not a loop, since a loop would keep the maxima in memory.
                 max[0] = self.keep_block(i, kept, max[0]);
                 max[1] = self.keep_block(i + LANES, kept, max[1]);
                 max[2] = self.keep_block(i + 2 * LANES, kept, max[2]);

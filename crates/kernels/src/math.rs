@@ -14,7 +14,7 @@ struct ExpNonpositive;
 impl Function for ExpNonpositive {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        // The clamp, where e^x is 2^-190, keeps -inf out of the reduction.
+        // The clamp keeps -inf out of the range reduction. At the clamp, e^x is 2^-190.
         let x = if V::SCALES { x } else { V::splat(-131.697_97).max(x) };
         // x = n ln 2 + r with |r| <= ln 2 / 2. Adding `INTEGERS` rounds to an integer. The high
         // part of ln 2 is short enough that its product with n is exact.
@@ -126,8 +126,8 @@ fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
     }
 }
 
-/// e^x as MLX's CPU backend computes it. The frequencies of rope need it, since for them equality
-/// with MLX matters more than the last bits.
+/// Computes e^x as MLX's CPU backend does. RoPE computes its frequencies with this function, since
+/// for frequencies equality with MLX matters more than the last bits.
 #[inline(always)]
 pub fn exp_like_mlx(x: f32) -> f32 {
     if x.is_nan() {
@@ -165,8 +165,8 @@ impl Function for ExpOfMlxUp {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
         let y = V::splat(89.0).min(x) * V::splat(std::f32::consts::LOG2_E);
-        // Compute floor(y + 1/2) without rounding the sum: 2 y is exact, and its truncation equals
-        // its floor.
+        // Compute floor(y + 1/2) without rounding the sum: 2 y is exact and not negative, so its
+        // truncation equals its floor.
         let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
         let result = exp_of_parts(whole, y - V::from_int(whole));
         let over = V::splat(88.0) - x;
@@ -186,8 +186,8 @@ impl Function for ExpOfMlxDown {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
         let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
-        // Compute floor(y + 1/2) without rounding the sum. Values halfway between integers go up,
-        // but `round` may round them down.
+        // Compute floor(y + 1/2) without rounding the sum. Values halfway between integers must go
+        // up, but `round` may round them down.
         let nearest = y.round();
         let below = (V::splat(0.5) - (y - nearest)).to_bits();
         let whole = V::select(below, nearest, nearest + V::splat(1.0));
@@ -211,7 +211,7 @@ fn exp_of_parts<V: F32x16>(whole: V::Int, part: V) -> V {
     V::from_bits(V::shift_left::<23>(V::add_int(whole, V::splat_int(127)))) * p
 }
 
-/// An integer that is not zero in the lanes whose sign bit is set.
+/// Returns an integer that is not zero in the lanes of `x` whose sign bit is set.
 #[inline(always)]
 fn negative<V: F32x16>(x: V) -> V::Int {
     V::and_int(x.to_bits(), V::splat_int(i32::MIN))
@@ -232,7 +232,7 @@ pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
     erf_and_exp(x).0
 }
 
-/// [`erf_of_mlx`] and `exp(-x²)`.
+/// Computes [`erf_of_mlx`] and `exp(-x²)`.
 #[inline(always)]
 pub fn erf_and_exp<V: F32x16>(x: V) -> (V, V) {
     let (zero, one) = (V::splat(0.0), V::splat(1.0));

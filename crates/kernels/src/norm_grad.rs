@@ -1,10 +1,11 @@
-//! The gradients of RMS and layer normalization, of the sum before it and of the vectors after it.
+//! The gradients of RMS and layer normalization for the input x, the weight and the bias.
 //!
 //! Let `n = (x - m) * r`, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
 //! of the root mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
 //! `h = g * weight`; RMS normalization leaves out `mean(h)`. The gradient of the weight is the sum
-//! of `g * n` over the rows, and the gradient of the bias is the sum of g. For an affine map, h is
-//! the gradient of x, and the sums of `g * x` and of g are the gradients of its vectors.
+//! of `g * n` over the rows, and the gradient of the bias is the sum of g. An affine map,
+//! `x * weight + bias`, has the gradient h for x. For its weight and its bias, it has the sums of
+//! `g * x` and of g over the rows.
 
 use std::ops::Range;
 
@@ -42,22 +43,22 @@ pub struct NormGrad {
     pub affine: bool,
 }
 
-/// The most parts of the rows. Each part is summed, then the parts are added, so that the sums do
-/// not depend on the number of threads.
+/// The largest number of parts into which the rows are split. Each part is summed, then the parts
+/// are added, so that the sums do not depend on the number of threads.
 const PARTS: usize = 64;
-/// The fewest rows of a part, and the most rows that are computed together.
+/// The fewest rows in a part, and the largest number of rows that are computed together.
 const PART_ROWS: usize = 8;
 
-/// The bytes of rows that the nearest cache keeps, and of all arrays that the next caches keep.
+/// The bytes of rows that the nearest cache keeps, and of all arrays that the larger caches keep.
 const NEAREST: usize = 32 << 10;
 const KEPT: usize = 16 << 20;
 
-/// Computes the gradients in f32, and rounds each once.
+/// Computes the gradients in f32, and rounds each gradient once.
 ///
 /// # Safety
 /// The buffers have the shapes at the fields. No two overlap, except that `of_x` may be an input.
 pub unsafe fn norm_grad(element: Element, call: NormGrad) {
-    // SAFETY: as the caller promises; the kernel runs on this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of the current machine.
     with_element!(element, T => unsafe { norm_grad_on::<T>(Machine::current(), call) })
 }
 
@@ -75,8 +76,8 @@ pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
     workspace::with(vectors * parts * width, &|sums| {
         let inputs = [call.x, call.g].map(<*const u8>::cast::<T>);
         let out = Output::new(call.of_x.cast::<T>(), &inputs, rows * axis, axis);
-        // Rows in the nearest cache are read from it again. If the next caches do not keep all
-        // rows, it is faster to take more rows at a time.
+        // The kernel reads each row twice, the second time from the nearest cache if the rows fit.
+        // If the larger caches do not keep all rows, it is faster to take more rows at a time.
         let bytes = size_of::<T>() * axis;
         let together = match 3 * rows * bytes <= KEPT {
             true => (NEAREST / (2 * bytes)).clamp(2, PART_ROWS),
@@ -98,12 +99,12 @@ pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
 struct Job<T> {
     call: NormGrad,
     out: Output<T>,
-    /// For each part, sums of `width` columns for the weight and for the bias, if they are wanted.
+    /// For each part, `width` sums for each vector (weight, bias) whose gradient is wanted.
     sums: Shared<f32>,
     width: usize,
     each: usize,
     parts: usize,
-    /// The rows that are computed together on levels where their sums stay in registers.
+    /// The number of rows that are computed together on levels where their sums stay in registers.
     together: usize,
 }
 
@@ -111,7 +112,7 @@ struct Job<T> {
 unsafe impl<T> Sync for Job<T> {}
 
 impl<T: Float> Job<T> {
-    /// The sums of a part for the weight and for the bias, if they are wanted.
+    /// The sums of a part for the weight and for the bias, if their gradients are wanted.
     fn sums(&self, part: usize) -> [Option<*mut f32>; 2] {
         let wanted = [!self.call.of_weight.is_null(), !self.call.of_bias.is_null()];
         let first = part * (usize::from(wanted[0]) + usize::from(wanted[1]));
@@ -173,14 +174,13 @@ const CENTERED: Form = Form { centered: true, ..PLAIN };
 const BOTH: Form = Form { weighted: true, ..CENTERED };
 const AFFINE: Form = Form { affine: true, ..WEIGHTED };
 
-/// The columns of a few rows that are written together, so that their weights and sums stay in the
-/// nearest cache.
+/// The columns that are written together, so that their weights and sums stay in the nearest cache.
 const COLUMNS: usize = 16 * LANES;
-/// The blocks of columns whose weights and sums stay in registers at the same time.
+/// The number of blocks of columns whose weights and sums stay in registers at the same time.
 const BLOCKS: usize = 4;
 
-/// The sums over a row that its gradients need. `(x - middle) * scale` is the normalized x.
-/// `height` is the mean of h, and `slope` is the mean of h times the normalized x.
+/// Sums over a row, for its gradients. `(x - middle) * scale` is the normalized x, `height` is the
+/// mean of h, and `slope` is the mean of h times the normalized x.
 #[derive(Clone, Copy, Default)]
 struct Stats {
     middle: f32,
@@ -261,7 +261,7 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Adds up squares of `x - middle`, h, and their products, of `count` elements from `at` on.
+    /// Adds `(x - middle)^2`, h and their product for `count` elements from `at` on to the sums.
     #[inline(always)]
     unsafe fn sum<V: F32x16>(
         &self,
@@ -296,7 +296,7 @@ impl<T: Float> Job<T> {
     }
 
     /// Writes the gradients of x for N blocks of `count` elements from `at` on. The rows begin at
-    /// `first`, and their stats are `all`. Adds to the sums of the vectors.
+    /// `first`, and their stats are `all`. Adds to the sums for the weight and the bias.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     unsafe fn blocks<V: F32x16, const N: usize>(
@@ -346,7 +346,7 @@ impl<T: Float> Job<T> {
                     if !call.added.is_null() {
                         y = y + T::load_mixed_block(call.added.cast::<T>().add(place), count);
                     }
-                    // Add even if the sums are not wanted, since branches here take longer.
+                    // Add even if the sums are not wanted, since a branch here takes longer.
                     of_weight[block] = gradient.mul_add(n, of_weight[block]);
                     if form.centered || sums[1].is_some() {
                         of_bias[block] = of_bias[block] + gradient;

@@ -1,4 +1,5 @@
-//! Stores results into the caches, or past the caches if they cannot keep all results.
+//! Stores results into the caches. If the caches cannot keep all results, uses stores that bypass
+//! the caches.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -6,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// The fewest bytes of results that the caches cannot keep until the results are read. Tests set a
-/// smaller number, since they have too little memory for such results.
+/// The smallest number of bytes of results that the caches cannot keep until the results are read.
+/// Tests set a smaller number, since they have too little memory for such results.
 pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
 /// A buffer of results, or a position in it. The threads of a job use disjoint positions, and the
@@ -24,8 +25,8 @@ unsafe impl<T> Send for Output<T> {}
 unsafe impl<T> Sync for Output<T> {}
 
 impl<T: Float> Output<T> {
-    /// The place of `count` results that are computed from `inputs`. A row has `row` results, and
-    /// blocks of sixteen are counted from the start of a row.
+    /// The buffer for `count` results that are computed from `inputs`. A row has `row` results.
+    /// Callers count blocks of sixteen from the start of a row.
     ///
     /// Results that overwrite an input go to the caches, which already hold the input.
     pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
@@ -36,25 +37,26 @@ impl<T: Float> Output<T> {
         Self { to, past: aligned && apart && count >= beyond / bytes }
     }
 
-    /// The place of results that the kernel itself reads again, which go to the caches.
+    /// The buffer for results that the kernel itself reads again. They are stored into the caches.
     pub fn near(to: *mut T) -> Self {
         Self { to, past: false }
     }
 
-    /// The place that is `count` elements further.
+    /// The position that is `count` elements further.
     ///
     /// # Safety
-    /// The place is within the buffer; a row or a block of sixteen begins there.
+    /// The position is within the buffer, and a row or a block of sixteen begins there.
     #[inline(always)]
     pub unsafe fn add(self, count: usize) -> Self {
         // SAFETY: the caller's contract.
         Self { to: unsafe { self.to.add(count) }, ..self }
     }
 
-    /// The place that is `at` elements further, from which blocks of sixteen are counted again.
+    /// The position that is `at` elements further, from which the caller counts blocks of sixteen
+    /// again.
     ///
     /// # Safety
-    /// The place is within the buffer.
+    /// The position is within the buffer.
     #[inline(always)]
     pub unsafe fn from(self, at: usize) -> Self {
         // SAFETY: the caller's contract.
@@ -87,7 +89,8 @@ impl<T: Float> Output<T> {
     }
 
     /// Stores a block like [`put`](Self::put), but with lanes in the order of
-    /// [`Float::load_mixed`]. Their NaNs come from the type and arithmetic.
+    /// [`Float::load_mixed`]. Every NaN in the lanes was loaded from this type or is a result of
+    /// arithmetic.
     ///
     /// # Safety
     /// The contract of [`put`](Self::put).
@@ -103,8 +106,9 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// Stores a whole block by [`put_mixed`](Self::put_mixed), or else the first `count` lanes, in
-    /// the order of memory. [`Float::load_mixed_block`] loads lanes in these orders.
+    /// Stores a whole block by [`put_mixed`](Self::put_mixed). If `count` is smaller, stores the
+    /// first `count` lanes in the order of memory. [`Float::load_mixed_block`] loads lanes in these
+    /// orders.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.
@@ -146,8 +150,8 @@ impl<T: Float> Output<T> {
         unsafe { T::store_first(lanes, self.to.add(at), count) };
     }
 
-    /// Stores a whole block, or its first `count` lanes, at element `at`. A whole block begins at a
-    /// multiple of sixteen.
+    /// Stores a whole block, or its first `count` lanes if `count` is smaller, at element `at`. A
+    /// whole block begins at a multiple of sixteen.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.
@@ -173,7 +177,8 @@ impl<T: Float> Output<T> {
         let mut at = range.start;
         while at < range.end {
             let count = (LANES - at % LANES).min(range.end - at);
-            // SAFETY: the caller's contract; only whole blocks are put.
+            // SAFETY: the caller's contract; `count` is sixteen only if `at` is a multiple of
+            // sixteen.
             unsafe { self.put_block(lanes, at, count) };
             at += count;
         }

@@ -6,9 +6,9 @@
 //! has not scheduled never delays a job: the caller waits only for helpers that run a part. The
 //! module `shares` explains why a helper never runs a part of a finished job.
 //!
-//! A second caller finds the pool taken and runs its job alone: without a queue there is no
-//! deadlock. Helpers watch for the next job for a while, prefetch what it will read, and then park.
-//! They hold no resources, so the process may exit at any time.
+//! A second caller finds the pool taken and runs its job alone. There is no queue, so there is no
+//! deadlock. Helpers watch for the next job for a while, prefetch memory that it will read, and
+//! then park. They hold no resources, so the process may exit at any time.
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,17 +28,17 @@ use coming::{Ahead, Coming};
 use shares::{AbortOnUnwind, Body, Call, Job, Line, MAX_UNITS, Share};
 pub use worth::{Choice, Worth};
 
-/// The least work of a job that is shared with a watching helper, and of a job for which parked
-/// helpers are woken, in tenths of a nanosecond of one core. Sharing with a watching helper takes
-/// 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
+/// A job of `SHARED_WORK` or more is shared with watching helpers, and a job of `WAKING_WORK` or
+/// more wakes parked helpers. Work is in tenths of a nanosecond of one core. Sharing with a
+/// watching helper takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
 const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
-/// The least work for each thread, for each helper that is woken, and for each unit.
+/// The least work for each thread, for each woken helper, and for each unit, the smallest part.
 const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
 /// From this many threads on, shares have up to [`MAX_UNITS`] units instead of `FEW_UNITS`, since
-/// one of many threads is often slow. With two, small units cost up to 6 % (Zen 5, a Xeon).
+/// one of many threads is often slow. With two threads, small units cost up to 6 % (Zen 5, a Xeon).
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
 /// How long a helper watches for the next job before it parks, at first and while jobs keep coming.
@@ -46,16 +46,16 @@ const FEW_UNITS: usize = 8;
 const SPIN: Duration = Duration::from_micros(30);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);
-/// How often a thread looks for a job before it yields the core to another thread, and how often a
-/// helper looks if there are cores for all threads.
+/// How often a thread looks for a job before it yields the core to another thread. `MORE_LOOKS` is
+/// for helpers, if there are cores for all threads.
 const LOOKS: u32 = 32;
 const MORE_LOOKS: u32 = 128;
-/// The number of helpers that the caller wakes at once, and that each woken helper wakes.
+/// The number of helpers that the caller wakes at once. Each woken helper wakes as many.
 const WOKEN: usize = 3;
 /// The number of ranges for each thread in the result of [`Pool::ranges`].
 const RANGES_PER_THREAD: usize = 4;
 
-/// The most threads of a pool, more than any machine has cores.
+/// The largest number of threads in a pool, more than the cores of any machine.
 pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();
@@ -64,7 +64,7 @@ static CURRENT: OnceLock<&Pool> = OnceLock::new();
 struct Board {
     call: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    /// Helpers from this number on are not woken for the job.
+    /// Only helpers whose index is less than this number are woken for the job.
     waking: AtomicUsize,
 }
 
@@ -109,7 +109,7 @@ impl Pool {
         let threads = threads.clamp(1, MAX_THREADS);
         let team = threads.min(available).max(1);
         let helper = |_| Line(Helper { parked: AtomicBool::new(false), thread: OnceLock::new() });
-        // With more threads than cores, a watching thread may keep a working one off its core.
+        // With more threads than cores, a watching thread may keep a working thread off its core.
         let spare = team.max(2) <= cores();
         let (longest, looks) = if spare { (LONG_SPIN, MORE_LOOKS) } else { (SPIN, LOOKS) };
         let pool: &'static Pool = Box::leak(Box::new(Pool {
@@ -183,7 +183,7 @@ impl Pool {
         &self.coming.0
     }
 
-    /// The number of threads that a job with this much work is worth.
+    /// The number of threads that should run a job with this much work.
     pub fn team(&self, work: usize) -> usize {
         let watched = || {
             self.guests.load(Ordering::Relaxed) > 0
@@ -199,7 +199,7 @@ impl Pool {
 
     /// Runs `body` over disjoint ranges that cover `0..items`. An item takes about `work` tenths of
     /// a nanosecond. Small jobs, and jobs that find the pool taken, run on the calling thread.
-    /// Short jobs also do, while that is faster than sharing them ([`Worth`]).
+    /// Short jobs also run there, as long as sharing them would be slower ([`Worth`]).
     pub fn for_each(&self, items: usize, work: usize, body: &Body) {
         if items == 0 {
             return;
@@ -253,7 +253,7 @@ impl Pool {
         // SAFETY: we hold `taken`, and the last job is done.
         unsafe { *board.job.get() = Some(job) };
         board.waking.store(waking, Ordering::Relaxed);
-        // SeqCst, as in a helper's last look before parking, so that one sees the other's store.
+        // SeqCst, like a helper's last look before parking, so that one sees the other's store.
         board.call.store(call.word(), Ordering::SeqCst);
         call
     }
@@ -344,14 +344,14 @@ impl Pool {
         }
     }
 
-    /// Helps until `done` returns true, or until no job has come for a while. If the pool has one
-    /// thread, this thread only spins, since waking it later would take long.
+    /// The calling thread helps until `done` returns true, or until no job has come for a while. In
+    /// a pool of one thread, the thread only spins, since waking it takes long.
     pub fn lend(&self, done: &dyn Fn() -> bool) {
         if self.helpers.is_empty() {
             self.watch(&|_| false, self.longest, LOOKS, done, &mut Ahead::after(0));
             return;
         }
-        // Begin with the share of the helper that rests meanwhile.
+        // Begin with the share of the helper that rests while this thread helps.
         let home = 1 + self.guests.fetch_add(1, Ordering::Relaxed) % self.helpers.len();
         let (mut last, mut ahead) = (Call::NONE, Ahead::after(self.coming.0.number()));
         loop {

@@ -69,8 +69,9 @@ pub unsafe fn interleaved<A: Arithmetic, T: Float>(
     });
 }
 
-/// Does the work of [`interleaved`] for a matrix whose rows lie across: it is stored as `[k,
-/// rows]`, like a transposed x. Takes `m` rows from row `first` on, which is a multiple of sixteen.
+/// Does the work of [`interleaved`] for a matrix whose rows lie across: it is stored as
+/// `[k, rows]`, like a transposed x. Takes `m` rows from row `first` on, which is a multiple of
+/// sixteen.
 ///
 /// # Safety
 /// The rows are readable and have `k` elements each.

@@ -15,9 +15,10 @@ pub struct Extents {
     pub k: usize,
 }
 
-/// Where [`Weights::unpack_across`] writes. Rows are written in groups of `step` rows: the first
-/// word of each row, then the second word of each row, and so on. Groups are `pitch` floats apart.
-/// Sixteen floats may be written for a word; the next word overwrites the floats after `step`.
+/// Where [`Weights::unpack_across`] writes. Rows are split into groups of `step` rows, and groups
+/// are `pitch` floats apart. A group has the first word of each of its rows, then the second word
+/// of each row, and so on. Sixteen floats may be written for a word; the next word overwrites the
+/// floats after `step`.
 #[derive(Clone, Copy)]
 pub struct Places {
     pub out: *mut f32,
@@ -26,7 +27,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The place of a word in the group of rows that begins at `first`, a multiple of `step`.
+    /// The address of a word in the group of rows that begins at `first`, a multiple of `step`.
     #[inline(always)]
     pub fn of(self, first: usize, word: usize) -> *mut f32 {
         self.out.wrapping_add(first / self.step * self.pitch + word * self.step)
@@ -39,7 +40,7 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
     const BYTES: bool = false;
 
-    /// Whether these weights are words of two bf16 that only levels with tiles can multiply.
+    /// Whether these weights are words of two bf16 that only tile instructions can multiply.
     const TILES: bool = false;
 
     /// Whether these weights are not packed, so that [`unpack`](Self::unpack) takes any `k` that is a
@@ -67,7 +68,8 @@ pub trait Weights<A: Arithmetic>: Sync {
         false
     }
 
-    /// Writes words of the elements `k..k + len` of the rows `row..row + rows`, at most 64 rows.
+    /// Writes the words of the elements `k..k + len` of the rows `row..row + rows`, at most 64
+    /// rows, to their places.
     ///
     /// # Safety
     /// The contract of `unpack` holds, with room for sixteen floats from each place on.
@@ -85,7 +87,7 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// The elements need not exist.
     fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
-    /// Adds the products of an unpacked tile with panels of x to sums. The rows of sums are
+    /// Adds the products of an unpacked tile with panels of x to `sums`, whose rows are
     /// [`SUMS`](super::sums::SUMS) apart.
     ///
     /// # Safety
@@ -108,14 +110,14 @@ pub trait Weights<A: Arithmetic>: Sync {
         }
     }
 
-    /// The words of a row that [`add_in_tiles`](Self::add_in_tiles) multiplies at once.
+    /// The number of words of a row that [`add_in_tiles`](Self::add_in_tiles) multiplies at once.
     fn step(&self) -> usize {
         LANES
     }
 
     /// Does the work of [`add`](Self::add) for two panels and
-    /// [`TILE_ROWS`](crate::simd::tiles::TILE_ROWS) rows, in tiles. The words of the tile's rows
-    /// begin at `pass.at % WORDS`.
+    /// [`TILE_ROWS`](crate::simd::tiles::TILE_ROWS) rows, by tile instructions. The words of the
+    /// tile's rows begin at `pass.at % WORDS`.
     ///
     /// # Safety
     /// The contract of `add` holds. The level multiplies tiles, and is set up for tiles of

@@ -1,11 +1,11 @@
-//! Memory for packed matrices. It is kept between calls, since the allocation of new pages takes a
-//! large part of a product's time.
+//! Memory for packed matrices. Buffers are kept between calls, since the allocation of new pages
+//! takes a large part of a product's time.
 
 use std::sync::Mutex;
 
-/// The most floats that all kept buffers have together.
+/// The largest number of floats in all kept buffers together.
 const KEPT: usize = 32 << 20;
-/// The most buffers that are kept.
+/// The largest number of buffers that are kept.
 const BUFFERS: usize = 4;
 
 static SPARE: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());

@@ -16,7 +16,7 @@ use crate::{Machine, Shared};
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements. `g` holds `rows` elements, or `rows * axis` if
-/// `subtracted`. All are aligned to the element. `out` is `x` itself, or `g` if it is as long, or
+/// `subtracted`. All are aligned to the element. `out` is `x` itself, or `g` if `subtracted`, or
 /// overlaps nothing.
 pub unsafe fn logsumexp_grad(
     element: Element,

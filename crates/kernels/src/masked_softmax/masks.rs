@@ -5,14 +5,15 @@ use std::ops::Range;
 use crate::element::Float;
 use crate::simd::{F32x16, LANES};
 
-/// The extents of the scores. They include the causal mask, which needs no memory.
+/// The shape of the scores, and the causal mask, which needs no memory.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct MaskedSoftmaxShape {
     pub rows: usize,
     pub queries: usize,
     pub keys: usize,
-    /// Whether a query sees no key after its position. The queries belong to the last keys.
+    /// Whether a query sees no key after its position. The queries have the positions of the last
+    /// keys.
     pub causal: bool,
     /// With `causal`, the number of keys that a query sees, up to and including its position; 0
     /// sets no limit.
@@ -39,14 +40,14 @@ pub struct Mask<'a> {
     /// Whether the mask has elements of the scores' type, which are added. Otherwise it has bools,
     /// which are true for visible scores.
     pub additive: bool,
-    /// The extents of the axes that row numbers count, the last one fastest. `strides` has the
-    /// stride of each axis.
+    /// The extents of all axes except the axis of keys. The number of a row is its row-major index
+    /// along these axes. `strides` has the stride of each axis.
     pub shape: &'a [u32],
     pub strides: &'a [i64],
     pub key_stride: isize,
 }
 
-// SAFETY: this is an address from which threads only read.
+// SAFETY: `data` is an address from which threads only read.
 unsafe impl Send for Mask<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Mask<'_> {}
@@ -64,7 +65,8 @@ impl Mask<'_> {
     }
 }
 
-/// Rows of a mask as contiguous elements. Strided rows are gathered, others are read in place.
+/// Rows of a mask as contiguous elements. Strided rows are gathered into a buffer, and other rows
+/// are read in place.
 pub(super) struct Staged<'a, E> {
     mask: Mask<'a>,
     gathered: Vec<E>,

@@ -1,4 +1,4 @@
-//! The softmax of the scores that one row sees.
+//! The softmax of the scores of one row.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub struct Normalize<T> {
     /// [`Float::load_mixed`], and the largest score.
     pub kept: *mut f32,
     pub max: f32,
-    /// The elements that are read next.
+    /// The elements that the caller reads next, which are prefetched.
     pub next: *const T,
 }
 
@@ -46,8 +46,8 @@ impl<T: Float> Kernel for Normalize<T> {
             let (tail, mut end) = (seen.len() % LANES, seen.end);
             let whole = seen.len() - tail;
             if tail > 0 && seen.start.is_multiple_of(LANES) && end - tail + LANES <= keys {
-                // Write a whole block, since a partial write of a cache line past the caches is
-                // slow.
+                // Write a whole block. Stores that bypass the caches are slow if they write only a
+                // part of a cache line.
                 scale_kept::<V, T>(kept, visible, whole, V::splat(inverse));
                 let lanes = V::load_first(kept.add(whole), tail) * V::splat(inverse);
                 visible.put(lanes.keep_first(tail, value), whole);

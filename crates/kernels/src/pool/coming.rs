@@ -1,8 +1,8 @@
 //! The memory that the next job will read, so that helpers can prefetch some of it while they wait.
 //!
 //! A description of this memory is only a hint. While the caller writes a description, a helper may
-//! see a mixture of it and the last description. The memory may already have been returned to the
-//! system. Neither does harm, because a prefetch of any address is allowed.
+//! see a mixture of the new description and the last one. The memory may already have been returned
+//! to the system. Neither case does harm, because a prefetch of any address is allowed.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::super::simd::prefetch_far;
 
-/// The most pieces of memory that a description names.
+/// The largest number of pieces of memory in a description.
 const MOST: usize = 4;
-/// The bytes that a helper prefetches. They fill a part of its second-level cache, which has 1 MB
-/// or more.
+/// The number of bytes that a helper prefetches. They fill a part of its second-level cache, which
+/// has 1 MB or more.
 pub const BYTES: usize = 256 << 10;
-/// The bytes that one step prefetches.
+/// The number of bytes that one step prefetches.
 pub const STEP: usize = 256;
 
 /// Memory that some items of a job read. Each item reads `bytes_of_item` bytes.
@@ -30,11 +30,12 @@ pub struct Read {
 pub struct Coming {
     /// The number of descriptions so far.
     number: AtomicUsize,
-    /// The number of the last description of which the caller has taken its part.
+    /// The number of the last description for which [`of_caller`](Self::of_caller) returned memory.
     of_caller: AtomicUsize,
     items: AtomicUsize,
     threads: AtomicUsize,
-    /// For each read: the address, the bytes of an item, the first item, and the end of the items.
+    /// For each read: the address, the number of bytes of an item, the first item, and the end of
+    /// the items.
     reads: [[AtomicUsize; 4]; MOST],
 }
 
@@ -77,9 +78,9 @@ impl Coming {
         self.number.load(Acquire)
     }
 
-    /// Replaces `ahead`, the memory that a thread will prefetch, if another description was copied.
-    /// So the memory of a description is prefetched once, however many jobs run before the next
-    /// one.
+    /// Replaces `ahead`, the memory that a thread will prefetch, if there is another description.
+    /// So the memory of a description is prefetched only once, however many jobs run before the
+    /// next description.
     pub fn update(&self, share: usize, ahead: &mut Ahead) {
         let number = self.number();
         if ahead.number != number {
@@ -87,8 +88,8 @@ impl Coming {
         }
     }
 
-    /// The memory that the caller of the job will read first. It is returned once for each
-    /// description.
+    /// The memory that the caller of the job will read first. The function returns this memory only
+    /// once for each description.
     pub fn of_caller(&self) -> Ahead {
         let number = self.number();
         if self.of_caller.load(Relaxed) == number {
@@ -121,14 +122,14 @@ impl Coming {
     }
 }
 
-/// Stores a value only if it changes, since other threads otherwise lose the cache line.
+/// Stores a value only if it changes, because a store takes the cache line away from other threads.
 fn store(to: &AtomicUsize, value: usize) {
     if to.load(Relaxed) != value {
         to.store(value, Relaxed);
     }
 }
 
-/// The addresses that are still to be prefetched, with [`STEP`] bytes at each.
+/// The addresses that a thread has not yet prefetched, with [`STEP`] bytes at each.
 pub struct Ahead {
     ranges: [Range<usize>; 2],
     turn: usize,
@@ -150,7 +151,8 @@ impl Iterator for Ahead {
 }
 
 impl Ahead {
-    /// Has nothing to prefetch until there is a description with another number than `number`.
+    /// Returns an `Ahead` without addresses. [`Coming::update`] replaces it as soon as a
+    /// description has another number than `number`.
     pub fn after(number: usize) -> Self {
         Self { ranges: [0..0, 0..0], turn: 0, number }
     }
