@@ -178,7 +178,7 @@ impl Pool {
         }
     }
 
-    /// The memory that will probably be read after the next job.
+    /// The memory that the job after the next one will probably read.
     pub fn coming(&self) -> &Coming {
         &self.coming.0
     }

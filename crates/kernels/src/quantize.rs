@@ -14,9 +14,9 @@ use super::{Machine, Shared};
 #[repr(C)]
 pub struct QuantizeShape {
     pub groups: usize,
-    /// The elements of a group, a multiple of 32.
+    /// The number of elements in a group, a multiple of 32.
     pub group_size: usize,
-    /// The bits of a code: 2, 3, 4, 5, 6 or 8.
+    /// The number of bits of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: usize,
 }
 
@@ -26,10 +26,10 @@ impl QuantizeShape {
     }
 }
 
-/// The number of codes that fill whole words.
+/// This number of codes fills whole words, for any number of bits.
 const UNIT: usize = 32;
 
-/// Runs `$run` with the bits of a code as a constant; does nothing for an unknown width.
+/// Runs `$run` with the number of bits of a code as a constant. Does nothing for an unknown number.
 macro_rules! with_bits {
     ($bits:expr, $name:ident => $run:expr) => {
         with_bits!(@ $bits, $name => $run, 2 3 4 5 6 8)
@@ -93,9 +93,9 @@ pub struct TakenRows {
     /// For each row of the result, the number of a row of the matrix. Numbers beyond the matrix
     /// select its last row.
     pub ids: *const u32,
-    /// The rows of the matrix, at least one.
+    /// The number of rows of the matrix, at least one.
     pub rows: usize,
-    /// The groups of a row, at least one.
+    /// The number of groups in a row, at least one.
     pub columns: usize,
 }
 
@@ -327,7 +327,8 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     (least, most)
 }
 
-/// The bias is the extreme with the larger magnitude; the scale is chosen so that zero has a code.
+/// Computes the scale and the bias of a group. The bias is the extreme with the larger magnitude.
+/// The scale is chosen so that zero has a code.
 #[inline(always)]
 pub fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-7;

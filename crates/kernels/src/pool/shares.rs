@@ -17,15 +17,16 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The most units of a share.
+/// The largest number of units in a share.
 pub const MAX_UNITS: usize = 127;
 
 /// A value that shares no cache line with other values. Some processors fetch lines in pairs.
 #[repr(align(128))]
 pub struct Line<T>(pub T);
 
-/// The data of a job that a thread needs to take units from its shares, in one word: the job's
-/// number, which does not overflow for many years, the units of a share, and the number of shares.
+/// The data of a job that a thread needs to take units from its shares, in one word: the number of
+/// the job, which does not overflow for many years, the number of units in a share, and the number
+/// of shares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call(u64);
 
@@ -85,8 +86,8 @@ impl Job {
     }
 }
 
-/// Aborts the process if a panic unwinds, since helpers would be left with a dangling body, and the
-/// job half done.
+/// Aborts the process if a panic unwinds. Otherwise helpers would be left with a dangling body, and
+/// the job would be half done.
 pub struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
@@ -111,10 +112,10 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes some of the units that are left in a share. From its `own` share, a thread takes half
-    /// of them if the share has few units, otherwise a quarter. From another share, it takes half
-    /// of that number. From then on the thread counts as running, until it calls
-    /// [`leave`](Self::leave). `inside` means that it already counts as running.
+    /// Takes some of the units that are left in a share. From its `own` share, a thread takes a
+    /// half of them, or a quarter if the share has at least `MANY_UNITS` units. From another share,
+    /// it takes half as many. Afterwards the thread counts as running, until it calls
+    /// [`leave`](Self::leave). `inside` means that the thread already counts as running.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {

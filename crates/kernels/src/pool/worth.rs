@@ -19,7 +19,8 @@ const COVERED: u32 = 8;
 /// interrupted, and counts with this ratio.
 const LONGEST: u32 = 3;
 
-/// The measured times of jobs, by their estimated work. The choices follow from them.
+/// The measured times of jobs, by their estimated work. [`choose`](Self::choose) compares these
+/// times.
 pub struct Worth {
     least: usize,
     classes: [Class; CLASSES],
@@ -59,7 +60,7 @@ impl Worth {
         };
         let job = class.jobs.fetch_add(1, Relaxed);
         if job % TIMED == 0 {
-            // These bits have a long period, unlike the ops of a token, which repeat.
+            // Choose by bits with a long period, since the ops of a token repeat.
             let shared = (job / TIMED).wrapping_mul(0x9e37_79b9) >> 31 == 1;
             return Choice { shared, timed: true };
         }

@@ -25,7 +25,8 @@ pub(super) unsafe fn run<F: Format>(columns: Columns) {
 
 pub(super) struct Lookup<F>(PhantomData<F>);
 
-/// The bf16 patterns of 64 numbers. Only the low `bits` bits of the index select a number.
+/// A lookup table with the bf16 patterns of 64 numbers. Only the low `bits` bits of the index
+/// select a number.
 const fn table(bits: u32, fp4: bool, unit: f32) -> [u16; 64] {
     const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let mut table = [0; 64];
@@ -79,14 +80,15 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
 }
 
 impl<F: Format> Lookup<F> {
-    /// The numbers of the codes. Codes of eight bits are looked up as two halves; this table has
-    /// the lower halves.
+    /// The numbers of all codes. A code of eight bits is looked up as two halves of four bits: this
+    /// table has the numbers of the lower halves, and `UPPER` has the numbers of the upper halves.
     pub const TABLE: [u16; 64] = table(if F::BITS == 8 { 4 } else { F::BITS }, !F::AFFINE, 1.0);
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// Loads `count` lanes of a chunk, or all lanes if `WHOLE`, as 32 lanes of sixteen bits. Each lane
-/// of the chunk becomes two such lanes, which hold whole weights.
+/// Loads `count` lanes of a chunk of weights, which has sixteen lanes, or all lanes if `WHOLE`. The
+/// result has 32 lanes of sixteen bits: each lane of the chunk becomes two lanes, which hold whole
+/// weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
     // SAFETY: the caller ensures that `count` lanes are readable; masks limit the loads to them.
@@ -113,8 +115,9 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
     }
 }
 
-/// The positions of half lanes that straddle words: the words of each quarter, and within a quarter
-/// the bytes of each of the eight half lanes and the number of bits before it.
+/// Where [`load`] finds half lanes that straddle words: the words of each quarter of a register,
+/// and within a quarter the two bytes that contain each of the eight half lanes and the number of
+/// bits before the half lane.
 struct Spread {
     words: [u16; 32],
     bytes: [u8; 16],
@@ -195,13 +198,14 @@ impl<F: Format> Chunks for Lookup<F> {
 
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int {
-        // SAFETY: the caller's contract; this machine has the instructions, and V is a register.
+        // SAFETY: the caller's contract; this machine has the instructions, and `V` is one
+        // register.
         unsafe { transmute_copy(&load::<F, false>(from, lanes)) }
     }
 
     #[inline(always)]
     fn weights<V: F32x16>(lanes: V::Int, step: usize) -> V {
-        // SAFETY: this machine has the instructions, and V is a register.
+        // SAFETY: this machine has the instructions, and `V` is one 512-bit register.
         unsafe {
             let weights: __m512i = transmute_copy(&lanes);
             let lower = _mm512_loadu_si512(Self::TABLE.as_ptr().cast());
@@ -220,7 +224,7 @@ impl<F: Format> Chunks for Lookup<F> {
 
     #[inline(always)]
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int {
-        // SAFETY: this machine has the instructions, and V is a register.
+        // SAFETY: this machine has the instructions, and `V` is one 512-bit register.
         unsafe {
             let weights: __m512i = transmute_copy(&lanes);
             transmute_copy(&match F::BITS {
@@ -275,7 +279,7 @@ impl<F: Format> Dots for Lookup<F> {
     }
 }
 
-/// The sums of a row of weights with `M` rows of x.
+/// The running sums of the products of a row of weights with `M` rows of x.
 #[derive(Clone, Copy)]
 struct Sums<const M: usize> {
     /// A group has `2^shift` lanes.
@@ -285,7 +289,7 @@ struct Sums<const M: usize> {
 }
 
 impl<const M: usize> Sums<M> {
-    /// Adds the products of `count` groups, from group `at` on. With `WHOLE` there are sixteen.
+    /// Adds the products of `count` groups, from group `at` on. With `WHOLE`, `count` is sixteen.
     #[inline(always)]
     unsafe fn add<V: F32x16, F: Format, const WHOLE: bool>(
         mut self,

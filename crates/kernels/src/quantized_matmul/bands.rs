@@ -1,6 +1,7 @@
-//! Products of several rows of x. The weights of a chunk are decoded in registers, once for a few
-//! rows of a band, while the band's part of x is in the level-one cache. Every product is added up
-//! in the order of [`Dots::dot`].
+//! Products of packed weights with several rows of x. A band is a few rows of x that are multiplied
+//! together, and a chunk is sixteen lanes of packed weights. The kernel decodes the weights of a
+//! chunk in registers, once for a few rows of a band, while the part of x for this chunk is in the
+//! level-one cache. Every product is added up in the order of [`Dots::dot`].
 
 mod chunk;
 mod decoded;
@@ -15,8 +16,8 @@ use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far
 pub(super) use chunk::Chunks;
 use chunk::{Chunk, Part, most};
 
-/// The group of each of the sixteen lanes of a chunk, counted from the chunk's first group. A group
-/// has `2^shift` lanes.
+/// Returns the group of each of the sixteen lanes of a chunk, counted from the first group of the
+/// chunk. A group has `2^shift` lanes.
 #[inline(always)]
 pub(super) fn lane_groups<V: F32x16>(shift: u32) -> V::Int {
     let groups: [u32; LANES] = std::array::from_fn(|lane| lane as u32 >> shift);

@@ -1,4 +1,4 @@
-//! The arguments of a call, and the order of the inputs that are prepared for it.
+//! The arguments of a call, and the order in which the inputs of the call are prepared.
 
 use crate::element::Element;
 use crate::row_order::RowOrder;
@@ -15,9 +15,9 @@ pub enum Mode {
     Mxfp8,
     /// `s * q` with a 4-bit float q and an 8-bit float s.
     Nvfp4,
-    /// `scale * q + bias`, with the codes of [`Affine`](Self::Affine), and with scales in blocks.
-    /// Codes have 4 or 5 bits and groups of 32, or 6 bits, groups of 16 and a bias of
-    /// `-32 * scale`.
+    /// `scale * q + bias`, with codes like [`Affine`](Self::Affine), but with the scales and biases
+    /// of several groups in one block. Codes have 4 or 5 bits in groups of 32, or 6 bits in groups
+    /// of 16 with a bias of `-32 * scale`.
     KQuant,
     /// Weights that are not packed: `packed` is `[columns, axis]` of the element type. This mode is
     /// for a low-rank correction of plain weights, with one matrix and no norm.
@@ -97,12 +97,12 @@ pub struct Call<'a> {
 unsafe impl Sync for Call<'_> {}
 
 impl Call<'_> {
-    /// Whether the rows of x have the order of tokens.
+    /// Whether sums have the row order of tokens.
     pub(super) fn of_tokens(&self) -> bool {
         self.order.is_of_tokens(self.rows)
     }
 
-    /// The call for a single row, as a token.
+    /// Returns the call for a single row of x, in the row order of tokens.
     pub(super) fn token(&self, row: usize) -> Self {
         let bytes = self.element.bytes();
         let (x, out) = (row * self.axis * bytes, row * self.columns() * bytes);
@@ -112,7 +112,7 @@ impl Call<'_> {
         Self { x, rows: 1, residual, order: RowOrder::Tokens, out, ..*self }
     }
 
-    /// The columns of the result.
+    /// The number of columns of the result.
     pub fn columns(&self) -> usize {
         match self.join {
             Join::Concatenate => self.weights.iter().map(|weights| weights.columns).sum(),
@@ -121,17 +121,17 @@ impl Call<'_> {
     }
 }
 
-/// The order of prepared inputs. It is the order in which a chunk's weights are decoded: the first
-/// weight of every lane, then the second weight of every lane, and so on.
+/// The order of prepared inputs. It is the order in which the weights of a chunk of lanes are
+/// decoded: the first weight of every lane, then the second weight of every lane, and so on.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     pub lanes: usize,
-    /// The inputs for a lane: 4, 8 or 16, or half of this number if `half`.
+    /// The number of inputs for a lane: 4, 8 or 16, or half as many if `half`.
     pub per_lane: usize,
     /// Whether inputs are bf16 patterns instead of f32.
     pub half: bool,
-    /// The bits of a number of an affine format, else zero. They matter on levels that convert
-    /// numbers in place.
+    /// The number of bits of a code in an affine format, or zero for other formats. It matters on
+    /// levels that convert codes in place.
     pub bits: u32,
     /// The number of rows whose cache lines alternate in memory.
     pub band: usize,

@@ -14,7 +14,7 @@ use crate::element::{Element, Float, with_element};
 use crate::linear::together::BAND;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
-/// How a row of weights is multiplied.
+/// A way to multiply rows of packed weights with prepared rows of x.
 pub(super) trait Dots: Sized {
     const BITS: usize;
     /// Whether the scale and bias of each group have the model's type. Otherwise a group has a
@@ -96,7 +96,8 @@ impl Columns<'_> {
     }
 }
 
-/// Computes the columns band by band. All types of [`Dots`] share this function.
+/// Computes the columns for one band of rows of x after another. All types of [`Dots`] share this
+/// function.
 struct Bands<'a> {
     columns: &'a Columns<'a>,
     kind: Kind,
@@ -118,7 +119,7 @@ impl Kernel for Bands<'_> {
 }
 
 impl Bands<'_> {
-    /// Computes the range's columns for the rows of a band.
+    /// Computes the columns of the range for the rows of a band.
     #[inline(always)]
     unsafe fn band<V: F32x16>(&self, band: Range<usize>) {
         let Columns { call, prepared, finish, ref range } = *self.columns;
@@ -229,8 +230,9 @@ impl<T: Float> Kernel for Write<'_, T> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. In one
-/// function with the products of bands, the compiler would load constants again for each chunk.
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. This is
+/// separate from [`Band`], because in one function for both the compiler would load constants again
+/// for each chunk of weights.
 struct Row<'a, D> {
     operands: Operands<'a>,
     count: usize,
@@ -296,7 +298,7 @@ impl<D: Dots> Kernel for Band<'_, D> {
     }
 }
 
-/// The rows of x that share the decoded weights.
+/// The number of rows of x that share the decoded weights.
 const TOGETHER: usize = 4;
 
 /// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x. Fewer

@@ -1,14 +1,15 @@
-//! Products of tokens of 16-bit x with weights of two, four or eight bits, computed in integers.
+//! Products of 16-bit x, in the row order of tokens, with weights of two, four or eight bits,
+//! computed in integers.
 //!
 //! Within a group of weights, x is represented as `unit * (65536 a + 256 b + c)`, with signed bytes
-//! a, b and c. The unit is a power of two that fits the group's largest element. bf16 elements are
-//! exact down to 2^-14 of the largest element, and f16 elements down to 2^-11. Smaller elements
-//! have an error of at most 2^-22 of the largest element. The products of bytes are added up
-//! exactly, as integers over the whole group, and then a conversion to f32 rounds the sum. So the
-//! order of these additions does not matter, and tiles and vectors give equal bits.
+//! a, b and c, the digits. The unit is a power of two that fits the group's largest element. bf16
+//! elements are exact down to 2^-14 of the largest element, and f16 elements down to 2^-11. Smaller
+//! elements have an error of at most 2^-22 of the largest element. The products of bytes are added
+//! up exactly, as integers over the whole group, and then a conversion to f32 rounds the sum. So
+//! the order of these additions does not matter, and tiles and vectors give equal bits.
 //!
-//! The sums of groups whose numbers are equal modulo four are added up in f32, one after another.
-//! [`row`] multiplies one row of x, and [`tiles`] several rows.
+//! Groups whose indices are equal modulo four share one f32 accumulator, which adds up the sums of
+//! these groups one after another. [`row`] multiplies one row of x, and [`tiles`] several rows.
 
 mod layout;
 mod row;
@@ -28,8 +29,8 @@ use crate::simd::{F32x16, LANES};
 use layout::{TOKENS, WORD};
 pub(super) use split::prepare;
 
-/// The most rows of x in a band. They fill whole tiles, so that the last tile of each band has rows
-/// of x too.
+/// The largest number of rows of x in a band, which are multiplied together. It is a multiple of
+/// the rows of a tile, so that no tile has rows of two bands.
 const BAND: usize = MOST_ROWS / TOKENS * TOKENS;
 
 /// Whether these products support a call on this machine.
@@ -42,12 +43,12 @@ pub(super) const fn support<T: Float, F: Format>() -> bool {
     F::AFFINE && F::BITS.is_power_of_two() && size_of::<T>() == 2
 }
 
-/// The rows and the words of a call's tiles of x.
+/// The number of rows and the number of words in a tile of x.
 pub(super) fn tile(call: &Call) -> [usize; 2] {
     [DIGITS * call.rows.min(TOKENS), LANES.min(call.group / WORD)]
 }
 
-/// The products of digits, in the form that the loop over columns calls.
+/// Returns the products of digits in the form that the loop over columns calls.
 pub(super) fn kind<V: F32x16, T: Float, F: Format>() -> Kind {
     Kind {
         bits: F::BITS as usize,

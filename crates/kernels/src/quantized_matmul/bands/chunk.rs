@@ -1,4 +1,5 @@
-//! Products of a chunk. Its weights are decoded in registers for a few rows of x at a time.
+//! Products of a chunk, which is sixteen lanes of packed weights. The weights are decoded in
+//! registers for a few rows of x at a time.
 
 use std::marker::PhantomData;
 
@@ -8,16 +9,17 @@ use crate::linear::arithmetic::Arithmetic;
 use crate::linear::together::PITCH;
 use crate::simd::{F32x16, Kernel, LANES, Register};
 
-/// The rows of weights that share the loads of x.
+/// The number of rows of weights that share the loads of x.
 const TOGETHER: usize = 2;
 
 /// Weights that are decoded one chunk at a time.
 pub trait Chunks: Dots {
     type Format: Format;
     type Arithmetic: Arithmetic;
-    /// The vectors of a decoded chunk.
+    /// The number of vectors in a decoded chunk.
     const STEPS: usize;
-    /// The vectors of x for a chunk. Each is multiplied with one vector of weights, or with two.
+    /// The number of vectors of x for a chunk. Each of them is multiplied with one or two vectors
+    /// of weights.
     const VECTORS: usize;
 
     /// Loads `lanes` lanes of a chunk, and zeros for the other lanes.
@@ -37,7 +39,7 @@ pub trait Chunks: Dots {
 pub struct Chunk<D> {
     pub packed: *const u8,
     pub row_bytes: usize,
-    /// The lanes of the chunk that have weights.
+    /// The number of lanes of the chunk that have weights.
     pub lanes: usize,
     pub count: usize,
     /// Vectors of x: the first ones of all rows, then, `apart` floats later, the second ones, and
@@ -52,7 +54,7 @@ pub struct Chunk<D> {
     pub dots: PhantomData<D>,
 }
 
-/// The most rows of x in a tile.
+/// The largest number of rows of x in a tile.
 pub const fn most<V: F32x16, D: Chunks>() -> usize {
     Part::<V, D>::DECODED_ROWS
 }
@@ -103,7 +105,8 @@ impl<D: Chunks> Chunk<D> {
         R
     }
 
-    /// Computes register `P` of a tile. The compiler removes the decoding of the other registers.
+    /// Computes the products of register `P` of each vector. The compiler removes the decoding of
+    /// the other registers.
     #[inline(always)]
     unsafe fn part<V: F32x16, const R: usize, const P: usize>(&self, column: usize, row: usize) {
         let part = P * Part::<V, D>::LANES;
@@ -138,8 +141,8 @@ impl<D: Chunks> Chunk<D> {
         }
     }
 
-    /// Multiplies products of a chunk by the scales, and adds them to the sums. The products are of
-    /// one row of weights with `R` rows of x.
+    /// Multiplies products of a chunk by the scales, and adds the results to the sums. The products
+    /// are products of one row of weights with `R` rows of x.
     ///
     /// # Safety
     /// The row of weights and the rows of x have scales and sums.

@@ -1,13 +1,13 @@
-//! Products of a chunk with more rows of x than two tiles have. The chunk's weights are decoded
-//! once for all rows, into the level-one cache.
+//! Products of a chunk with many rows of x, more than two tiles of [`Chunk`] have. The weights of
+//! the chunk are decoded once for all rows, into a buffer in the level-one cache.
 
 use super::chunk::{Chunk, Chunks, Part};
 use crate::linear::arithmetic::Arithmetic;
 use crate::simd::{F32x16, Kernel, LANES, Lines, Register};
 
-/// The rows of weights that are decoded together.
+/// The number of rows of weights that are decoded together.
 pub const COLUMNS: usize = 4;
-/// The most vectors of a decoded chunk.
+/// The largest number of vectors in a decoded chunk.
 const MOST_STEPS: usize = 16;
 
 /// Does the work of [`Chunk`], with the same sums.

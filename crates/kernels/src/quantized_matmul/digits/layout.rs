@@ -4,22 +4,22 @@ use crate::quantized_matmul::format::Format;
 use crate::simd::tiles::DIGITS;
 use crate::simd::{F32x16, LANES};
 
-/// The rows of x whose digits fill a tile.
+/// The number of rows of x whose digits fill a tile.
 pub(super) const TOKENS: usize = LANES / DIGITS;
-/// The weights that are multiplied with one word of x, which has four bytes.
+/// The number of weights that are multiplied with one word of x. A word has four bytes.
 pub(super) const WORD: usize = 4;
-/// The bytes of a vector.
+/// The number of bytes in a vector.
 pub(super) const BYTES: usize = WORD * LANES;
 /// The number of sums of an output. Each one adds up every fourth group.
 pub(super) const APART: usize = 4;
 
-/// The elements of two chunks.
+/// The number of elements in two chunks. A chunk is sixteen lanes of packed weights.
 pub(super) const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// Whether two chunks consist of whole groups, and both words of eight bytes, which are added up in
-/// the same lane, belong to one group.
+/// Whether two chunks consist of whole groups, and the two words of eight bytes that are added up
+/// in one lane belong to the same group.
 pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }

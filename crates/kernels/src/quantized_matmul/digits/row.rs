@@ -1,5 +1,6 @@
-//! Products of one row of x. Lanes run along four rows of weights. The integers in a group's lanes
-//! are added up before they are scaled, so that the sums equal the sums of tiles.
+//! Products of one row of x. Each vector has a quarter for each of four rows of weights. The
+//! integers in the lanes of a group are added up before they are scaled, so that the sums equal the
+//! sums of tiles.
 
 use std::marker::PhantomData;
 
@@ -11,8 +12,8 @@ use crate::simd::tiles::DIGITS;
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_far};
 
-/// The rows of weights that share the loads of x and are read as parallel streams. A stream has
-/// four rows.
+/// The number of rows of weights that share the loads of x and are read as parallel streams. Each
+/// stream reads four rows, one after another.
 const STREAMS: usize = 4;
 /// If a row has fewer bytes than this, the next block's weights are prefetched instead of the next
 /// row's weights.
@@ -41,8 +42,8 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     }
 }
 
-/// Multiplies rows of weights whose groups have `L` lanes each, of the sixteen lanes that add up
-/// two chunks.
+/// Multiplies rows of weights. Of the sixteen lanes that add up two chunks, each group has `L`
+/// lanes.
 struct Row<'a, T, F, const L: usize> {
     first: Operands<'a>,
     count: usize,
@@ -72,7 +73,7 @@ impl<T: Float, F: Format, const L: usize> Kernel for Row<'_, T, F, L> {
     }
 }
 
-/// In each quarter of the result, the sums of neighboring lanes of `a`, then of `b`.
+/// Returns, in each quarter of the result, the sums of neighboring lanes of `a`, then of `b`.
 #[inline(always)]
 fn add_neighbors<V: F32x16>(a: V, b: V) -> V {
     let [even, odd] = V::unzip_lanes(a.to_bits(), b.to_bits());
@@ -92,14 +93,14 @@ fn add_quarters<V: F32x16>(a: V::Int, b: V::Int) -> V::Int {
 }
 
 impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
-    /// The pairs of chunks that hold four groups.
+    /// The number of pairs of chunks that hold four groups.
     const PAIRS: usize = if L < 4 { 1 } else { L / 4 };
-    /// The vectors of four groups that `PAIRS` pairs of chunks hold.
+    /// How many times four groups `PAIRS` pairs of chunks hold.
     const QUADS: usize = if L < 4 { 2 } else { 1 };
 
-    /// The sums of the row of weights `row` and of three more rows, each four rows after the one
-    /// before. Each row has a quarter of the result, with [`APART`] sums. With `last`, the rows are
-    /// the last ones of their streams, so the weights of the next block follow them.
+    /// Computes the sums of four rows of weights: `row`, and the rows 4, 8 and 12 after it. Each
+    /// row has a quarter of the result, with [`APART`] sums. With `last`, the rows are the last
+    /// ones of their streams, so the weights of the next block follow them.
     #[inline(always)]
     unsafe fn streams<V: F32x16>(&self, row: usize, last: bool) -> V {
         let first = self.first;
@@ -160,8 +161,9 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         total
     }
 
-    /// The scales of sixteen groups of four rows, multiplied by the units of x, and the biases.
-    /// Both have four vectors, with a quarter for each row. Values beyond the last group are zeros.
+    /// The scales of sixteen groups of four rows, multiplied by the units of x, and the biases. The
+    /// scales and the biases have four vectors each, with a quarter for each row. Values beyond the
+    /// last group are zeros.
     #[inline(always)]
     unsafe fn scales<V: F32x16>(&self, rows: [usize; 4], at: usize, units: V) -> [[V; 4]; 2] {
         let count = LANES.min(self.first.axis / self.first.group - at);
@@ -240,14 +242,14 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
 /// How far apart the digits are, and how far ahead weights are prefetched.
 #[derive(Clone, Copy)]
 struct Read {
-    /// The bytes from one digit to the next.
+    /// The number of bytes from one digit to the next.
     padded: usize,
-    /// The bytes from a row of weights to the weights that are prefetched meanwhile.
+    /// The number of bytes from a row of weights to the weights that are prefetched meanwhile.
     ahead: usize,
 }
 
-/// The sums of four groups for four rows of weights, in [`order`]. If a group has two lanes, `part`
-/// selects the first or the second four groups.
+/// Returns the sums of four groups for four rows of weights, in [`order`]. If a group has two
+/// lanes, `part` selects the first or the second four groups.
 #[inline(always)]
 fn of_groups<V: F32x16, const L: usize>(pairs: &[[V::Int; 2]; 4], part: usize) -> V::Int {
     let &[[first, second], ..] = pairs;
@@ -268,7 +270,8 @@ fn of_pair<V: F32x16>([first, second]: [V::Int; 2]) -> V::Int {
     add_quarters::<V>(first, second)
 }
 
-/// The lane in which [`of_groups`] has the sum, for each row of weights and each of four groups.
+/// Returns the lane in which [`of_groups`] has the sum, for each row of weights and each of four
+/// groups.
 #[inline(always)]
 fn order<V: F32x16, const L: usize>() -> V::Int {
     numbers::<V>(|to| {
@@ -283,7 +286,7 @@ fn order<V: F32x16, const L: usize>() -> V::Int {
     })
 }
 
-/// Vector i of the result has quarter i of each row.
+/// Transposes quarters: vector i of the result has quarter i of each row.
 #[inline(always)]
 fn by_quarters<V: F32x16>([a, b, c, d]: [V; 4]) -> [V; 4] {
     let [even, odd] = V::unzip_quarters(a.to_bits(), b.to_bits());

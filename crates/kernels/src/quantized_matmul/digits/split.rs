@@ -1,4 +1,4 @@
-//! Splits rows of x into bytes.
+//! Splits rows of x into bytes, the digits.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -36,7 +36,8 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     };
     let prepared = Prepared::new(DIGITS * tiles, row_bytes, 2 * groups, 1);
     let misfits = AtomicBool::new(false);
-    // A norm needs its whole row. Without a norm, vectors of groups are independent.
+    // RMS normalization needs a whole row. Without it, vectors of sixteen groups can be split
+    // separately.
     let whole = if single { row_bytes } else { call.axis };
     let part = if call.norm.is_some() { whole } else { LANES * call.group };
     let parts = whole.div_ceil(part);
@@ -74,11 +75,11 @@ struct Split<'a, T> {
     /// end of the row. If x has only one row, the row is padded to pairs of chunks.
     elements: Range<usize>,
     single: bool,
-    /// Weights in a byte.
+    /// The number of weights in a byte.
     positions: usize,
     /// Room for the elements.
     plain: *mut f32,
-    /// The bytes from one digit of the row to the next.
+    /// The number of bytes from one digit of the row to the next.
     row_bytes: usize,
     /// The number of groups, rounded up to whole vectors.
     groups: usize,
@@ -120,7 +121,7 @@ impl<T: Float> Kernel for Split<'_, T> {
                     return self.misfits.store(true, Relaxed);
                 }
                 // Without the factor 1.01, the largest numbers below a power of two would round to
-                // 128 * 65536.
+                // 128 * 65536, and 128 is too large for a signed byte.
                 let power = V::shift_right::<23>((most * V::splat(1.01)).to_bits());
                 let unit = V::shift_left::<23>(V::add_int(power, V::splat_int(-22)));
                 let unit = V::select(most.to_bits(), V::from_bits(unit), V::splat(1.0));
@@ -167,11 +168,12 @@ fn place(at: usize, positions: usize) -> usize {
     let of_weights = at >> shift;
     let (word, within) = (of_weights / 8 % 8, of_weights % 8);
     let (pair, second) = (at & !(((2 * BYTES) << shift) - 1), of_weights / BYTES % 2);
-    // One vector has the even words of the two chunks in turn, another has the odd words.
+    // One vector alternates between the even words of the two chunks, and the next vector between
+    // the odd words.
     pair + ((word % 2 * BYTES) << shift) + ((word & 6) + second) * 8 + within
 }
 
-/// The sums and the largest magnitudes of `count` groups. The other lanes are zero.
+/// Returns the sums and the largest magnitudes of `count` groups. The other lanes are zero.
 ///
 /// # Safety
 /// The number of elements in a group is a multiple of sixteen.
@@ -191,7 +193,8 @@ unsafe fn sums_and_largest<V: F32x16>(x: *const f32, group: usize, count: usize)
 }
 
 /// Rounds sixteen numbers and splits each into bytes, the most significant byte first. A byte is in
-/// the low bits of its lane. Each byte is rounded, so that the bytes below it may be negative.
+/// the low bits of its lane. Each byte is rounded to the nearest integer, because the bytes below
+/// it are signed.
 #[inline(always)]
 fn split<V: F32x16>(x: V) -> [V::Int; DIGITS] {
     let c = x.round().to_int();

@@ -11,20 +11,21 @@ use crate::quantized_matmul::operands::{BLOCKS, MOST_ROWS, Operands};
 use crate::simd::tiles::{DIGITS, DigitTiles};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
-/// Weights of a row that are transposed at a time. Their products stay in the first-level cache.
+/// The number of weights of a row that are transposed at a time. Their products stay in the
+/// first-level cache.
 const PART: usize = 512;
-/// The most tiles that are multiplied together.
+/// The largest number of tiles that are multiplied together.
 const TOGETHER: usize = 4;
 /// How many bytes ahead weights are prefetched.
 const AHEAD: usize = 1024;
-/// Floats of a tile of sums.
+/// The number of floats in a tile of sums.
 const SUMS: usize = LANES * LANES;
 
 /// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x.
 ///
-/// In each of several passes, each lane takes one row; a lane's rows follow each other. The reason
-/// is that processors prefetch data of a page that is read in ascending order. If lanes took
-/// neighboring rows instead, one row of x would take 1.4 times as long.
+/// Each lane takes one row of weights in each of several passes, and the rows of a lane are
+/// consecutive. The reason is that processors prefetch data of a page that is read in ascending
+/// order. If the lanes took neighboring rows instead, one row of x would take 1.4 times as long.
 pub(super) struct Rows<'a, T, F> {
     pub first: Operands<'a>,
     pub count: usize,
@@ -75,8 +76,8 @@ impl<T: Float, F: Format> Kernel for Rows<'_, T, F> {
 }
 
 /// Multiplies a row of weights for each of `count` lanes, `passes` rows apart, with a band of rows
-/// of x. While some tiles are multiplied, the sums of the tiles before them are scaled and added
-/// up.
+/// of x. While some tiles are multiplied, the kernel scales and adds up the sums of the tiles
+/// before them.
 struct Block<'a, F> {
     first: Operands<'a>,
     pass: usize,
@@ -174,8 +175,9 @@ impl<F: Format> Kernel for Block<'_, F> {
     }
 }
 
-/// Products of tiles that are not yet added up. If all rows of x are one tile, they are the
-/// products of the groups from `group` on; otherwise of the tiles from `tile` on.
+/// Products of tiles that are not yet added up. If all rows of x are one tile, these are the
+/// products of this tile for the groups from `group` on. Otherwise they are the products of one
+/// group for the tiles from `tile` on.
 struct Waiting {
     sums: *const f32,
     scales: *const f32,
@@ -190,7 +192,7 @@ struct Waiting {
 
 /// Adds a group's product to the sums of sixteen outputs. `[a, b, c]` are the sums of weights times
 /// digits of x, the highest digit first. `scales` has the scales and, [`LANES`] groups later, the
-/// biases. `[unit, sum]` belong to the group of x.
+/// biases. `[unit, sum]` are the unit of x in this group and the sum of x in this group.
 #[inline(always)]
 unsafe fn add<V: F32x16>(
     total: V,
@@ -309,7 +311,7 @@ impl<F: Format> Block<'_, F> {
 struct OfGroups {
     scales: *const u8,
     biases: *const u8,
-    /// The bytes from a row's scales to the scales of the next row.
+    /// The number of bytes from the scales of a row to the scales of the next row.
     next: usize,
     count: usize,
     groups: usize,
@@ -360,7 +362,7 @@ impl Kernel for OfGroups {
     }
 }
 
-/// The 16-bit elements in the lower halves of words, and in the upper halves.
+/// Converts the 16-bit elements in the lower halves of words, and in the upper halves, to floats.
 #[inline(always)]
 fn halves<V: F32x16>(words: V::Int, bf16: bool) -> [V; 2] {
     let (even, odd) = (V::and_int(words, V::splat_int(0xffff)), V::shift_right::<16>(words));
