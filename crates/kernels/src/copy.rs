@@ -124,7 +124,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         for _ in range {
             let block = part.index[column];
             let count = BLOCK.min(columns - block * BLOCK);
-            // The number of the output row that holds the part's first element.
+            // The index of the output row that holds the part's first element.
             let mut to = 0;
             for (i, axis) in axes.iter().enumerate() {
                 let (size, index) = match i {

@@ -243,7 +243,7 @@ impl<T: Float> Kernel for Grad<'_, T> {
 }
 
 /// This is a function and not a closure, because a closure that is not inlined is not compiled for
-/// the instruction set of the level.
+/// the instruction set.
 #[inline(always)]
 fn share<V: F32x16, T: Float>(x: V, max: f32, factor: f32) -> V {
     exponential::<V, T>(x - V::splat(max)) * V::splat(factor)

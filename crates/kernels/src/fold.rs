@@ -5,7 +5,7 @@
 use super::element::Float;
 use super::simd::{F32x16, LANES, prefetch};
 
-/// How many bytes ahead of the loads the kernel prefetches.
+/// The kernel prefetches this many bytes ahead of its loads.
 const AHEAD: usize = 4096;
 
 /// A reduction of the blocks of a row. The methods are inlined into the kernel's loop.

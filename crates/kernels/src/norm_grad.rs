@@ -49,7 +49,8 @@ const PARTS: usize = 64;
 /// The fewest rows in a part, and the largest number of rows that are computed together.
 const PART_ROWS: usize = 8;
 
-/// The bytes of rows that the nearest cache keeps, and of all arrays that the larger caches keep.
+/// How many bytes of rows the nearest cache keeps (`NEAREST`), and how many bytes of all arrays the
+/// larger caches keep (`KEPT`).
 const NEAREST: usize = 32 << 10;
 const KEPT: usize = 16 << 20;
 
@@ -261,7 +262,8 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Adds `(x - middle)^2`, h and their product for `count` elements from `at` on to the sums.
+    /// Adds `(x - middle)^2`, h and `(x - middle) * h` of `count` elements from `at` on to the
+    /// sums.
     #[inline(always)]
     unsafe fn sum<V: F32x16>(
         &self,
@@ -296,7 +298,7 @@ impl<T: Float> Job<T> {
     }
 
     /// Writes the gradients of x for N blocks of `count` elements from `at` on. The rows begin at
-    /// `first`, and their stats are `all`. Adds to the sums for the weight and the bias.
+    /// `first`, and their stats are `all`. Also adds to the sums for the weight and the bias.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     unsafe fn blocks<V: F32x16, const N: usize>(

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// The smallest number of bytes of results that the caches cannot keep until the results are read.
-/// Tests set a smaller number, since they have too little memory for such results.
+/// From this number of bytes on, the caches cannot keep results until they are read. Tests set a
+/// smaller number, since they have too little memory for such results.
 pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
 /// A buffer of results, or a position in it. The threads of a job use disjoint positions, and the

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::simd::fence;
 
-// The paths are relative to this folder, also if a test includes this file by its path.
+// The paths are relative to this folder, even if a test includes this file by its path.
 #[path = "pool/coming.rs"]
 pub mod coming;
 #[path = "pool/shares.rs"]
@@ -33,7 +33,7 @@ pub use worth::{Choice, Worth};
 /// watching helper takes 0.4 µs (Zen 5) or 1.3 µs (a Xeon), and at times more ([`Worth`]).
 const SHARED_WORK: usize = 25_000;
 const WAKING_WORK: usize = 400_000;
-/// The least work for each thread, for each woken helper, and for each unit, the smallest part.
+/// The least work for each thread, each woken helper, and each unit (the smallest part of a job).
 const WORK_OF_THREAD: usize = 12_000;
 const WORK_OF_WOKEN: usize = 100_000;
 const WORK_OF_UNIT: usize = 5_000;
@@ -90,9 +90,9 @@ pub struct Pool {
     looks: u32,
 }
 
-// SAFETY: the holder of `taken` writes `job`, after the last job is done; others read it between a
-// `take` and its `leave`, while their job is not done. A reader acquires a store that follows the
-// write, and the caller acquires the release by `leave`, which follows the reads, before it writes.
+// SAFETY: the holder of `taken` writes `job` only after the last job is done. Other threads read it
+// between `take` and `leave`, while their job is not done. A reader acquires a store that follows
+// the write. Before it writes, the caller acquires the release by `leave`, which follows the reads.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
@@ -137,8 +137,8 @@ impl Pool {
         pool
     }
 
-    /// The process's pool, with the number of threads that [`start`](Self::start) was given, or
-    /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or one for each core.
+    /// The pool of the process. Its number of threads comes from [`start`](Self::start) or from
+    /// `MLX_PRIMITIVES_THREADS` (1 to [`MAX_THREADS`]), or is the number of cores.
     pub fn current() -> &'static Pool {
         CURRENT.get_or_init(|| {
             let wanted = Self::wanted().ok().flatten();
@@ -178,7 +178,7 @@ impl Pool {
         }
     }
 
-    /// The memory that the job after the next one will probably read.
+    /// The memory that a later job will probably read, as the caller last described it.
     pub fn coming(&self) -> &Coming {
         &self.coming.0
     }

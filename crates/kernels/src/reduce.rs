@@ -18,9 +18,10 @@ pub enum Reduction {
     Norm,
 }
 
-/// Elements of a piece of a long row. Neither the pieces nor the result depend on the threads.
+/// The number of elements in a piece of a long row. Neither the pieces nor the result depend on the
+/// number of threads.
 pub const PIECE: usize = 16_384;
-/// From this number of rows on, rows are not split, since every thread has some.
+/// If there are at least this many rows, rows are not split, since every thread has some.
 const MANY_ROWS: usize = 64;
 
 /// Whether the rows are long and few, so that several threads share each row.
@@ -28,8 +29,8 @@ fn is_split(rows: usize, axis: usize) -> bool {
     axis > 2 * PIECE && rows < MANY_ROWS
 }
 
-/// Accumulates in f32 and rounds once. An empty row gives 0, or NaN for the mean and -inf for the
-/// maximum.
+/// Reduces each row to one number. Accumulates in f32 and rounds once. An empty row gives 0, or NaN
+/// for the mean and -inf for the maximum.
 ///
 /// # Safety
 /// `x` holds `rows * axis` elements and `out` holds `rows`, aligned to the element. They do not
@@ -156,10 +157,10 @@ impl<T: Float, U: Float, F: Fold> Kernel for Pieces<T, U, F> {
     }
 }
 
-/// The gradient `[rows, axis]` of a reduction to `y`, given the gradient g of each of its numbers.
-/// It is `x * g / y` for L2 norms. It is `x * 2 g` for sums of squares, where `y` may be null. For
-/// maxima, each element that equals the maximum receives g divided by the number of such elements.
-/// The gradient is computed in f32 and rounded once.
+/// Computes the gradient `[rows, axis]` of x from g, the gradient of the results `y` of a
+/// reduction. It is `x * g / y` for L2 norms. It is `x * 2 g` for sums of squares, where `y` may be
+/// null. For maxima, each element that equals the maximum receives g divided by the number of such
+/// elements. The gradient is computed in f32 and rounded once.
 ///
 /// # Safety
 /// `x` and `out` hold `rows * axis` elements, `g` and `y` hold `rows`, aligned to the element. They
@@ -215,7 +216,7 @@ pub unsafe fn reduce_grad_on<T: Float>(
     });
 }
 
-/// The number of elements that equal their row's maximum, in each piece of a row.
+/// Counts the elements that equal the maximum of their row, in each piece of a row.
 struct Maxima<T> {
     x: *const T,
     y: *const T,
@@ -243,13 +244,13 @@ impl<T: Float> Kernel for Maxima<T> {
     }
 }
 
-/// The gradient of each piece of a row.
+/// Computes the gradient of each piece of a row.
 struct Slopes<'a, T> {
     reduction: Reduction,
     x: *const T,
     y: *const T,
     g: *const T,
-    /// The number of maxima of each row, if they are counted by pieces.
+    /// The number of maxima in each row, if [`Maxima`] has counted them.
     counts: &'a [f32],
     out: Output<T>,
     pieces: Range<usize>,
@@ -325,8 +326,8 @@ unsafe fn count_equal<V: F32x16, T: Float>(x: *const T, y: f32, elements: Range<
     count.reduce_add()
 }
 
-/// 1 where an element equals `y`, and 0 elsewhere. NaN equals nothing, and zeros of both signs are
-/// equal.
+/// Returns 1 in the lanes where an element equals `y`, and 0 elsewhere. NaN equals nothing, and
+/// zeros of both signs are equal.
 ///
 /// # Safety
 /// `count` elements are readable.

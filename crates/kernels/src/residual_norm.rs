@@ -66,7 +66,8 @@ pub unsafe fn residual_norm_on<T: Float>(machine: Machine, call: ResidualNorm) {
     });
 }
 
-/// The longest row that is kept on the stack for its norm while the sum bypasses the caches.
+/// The length of the longest row that is kept on the stack for its norm while the sum bypasses the
+/// caches.
 const KEPT: usize = 8192;
 
 struct Rows<T> {
@@ -114,8 +115,8 @@ impl<T: Float> Kernel for Rows<T> {
     }
 }
 
-/// Writes `x + residual` to `sum`. With `KEEP` it also writes it to `kept` for the norm, and the
-/// row consists of whole blocks.
+/// Writes `x + residual` to `sum`. With `KEEP`, the row consists of whole blocks, and the sum is
+/// also written to `kept`, from which the norm reads it.
 #[inline(always)]
 unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,

@@ -231,7 +231,7 @@ pub unsafe fn add_values<V: F32x16, const BITS: usize, const R: usize>(
     R
 }
 
-/// Does the work of `add_values` for `N` blocks of features that share a scale.
+/// Does the work of `add_values` for `N` blocks of sixteen features in one group.
 #[inline(always)]
 unsafe fn add_columns<V: F32x16, const BITS: usize, const R: usize, const N: usize>(
     [next, v]: [&Codes; 2],

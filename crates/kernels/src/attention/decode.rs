@@ -18,9 +18,9 @@ use crate::simd::{F32x16, Kernel};
 use crate::{Machine, Shared};
 
 /// The time to read the first key and value of a chunk, in tenths of a nanosecond. These reads
-/// usually go to memory, and to pages that no core has accessed recently. Between products that
-/// fill the caches, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on one
-/// core of a Xeon.
+/// usually go to memory, and to pages that no core has accessed recently. If products fill the
+/// caches between calls, eight chunks of a few keys take 4 µs on one core of Zen 4, and 20 µs on
+/// one core of a Xeon.
 const FIRST: usize = 10_000;
 
 /// The start of a tile of keys: the batch index and the key-value head, and the first key.

@@ -8,8 +8,8 @@
 //!
 //! The order in which a row adds up its keys depends only on the positions of the keys, since tiles
 //! and chunks begin at multiples of their length. If a row has at least one visible key, its masked
-//! keys do not change any bit of its result: their weights, or the factors of the sums of these
-//! weights, are exactly 0.
+//! keys do not change any bit of its result. Either the weight of a masked key is exactly 0, or the
+//! sum that contains the weight is multiplied by exactly 0.
 
 mod backward;
 mod backward_mask;

@@ -43,7 +43,8 @@ pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: 
 }
 
 /// Computes the scores of `R` query rows, [`PAIRS`] apart, with `count` keys, and returns `R`.
-/// `q_sums` are the sums of the rows times `scale`. Prefetches the values, which are read next.
+/// `q_sums` are the sums of the rows times `scale`. Also prefetches the values, which the caller
+/// reads next.
 ///
 /// # Safety
 /// The keys, values and query rows are readable, `dim` is a multiple of [`BLOCK`], and the words of

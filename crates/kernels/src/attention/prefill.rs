@@ -19,8 +19,8 @@ use crate::{Machine, Shared};
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;
-    // A row, a key and a feature together take 1/80 ns, or half as long under the causal rule,
-    // which hides about half of the keys.
+    // The work for one feature of one row and one key takes 1/80 ns, or half as long under the
+    // causal rule, which hides about half of the keys.
     let work = ROWS * call.keys * (call.dim + call.value_dim) / 4 / if call.causal { 4 } else { 2 };
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);
@@ -65,7 +65,7 @@ impl Space<usize> {
         };
         Space {
             q: take(key_pitch * ROWS),
-            // The product may read a few rows past the last row.
+            // The product may read the scores of a few rows past the last row.
             scores: take(TILE * ROWS + LANES),
             out: take(ROWS * pitch),
             keys: take(TILE * key_pitch),
@@ -162,7 +162,7 @@ impl Blocks<'_> {
         let (call, space) = (self.call, &self.space);
         let mut row_floats = [0.0f32; super::MAX_DIM];
         for row in 0..block.lanes {
-            // SAFETY: the caller's contract; the space holds `ROWS` rows.
+            // SAFETY: the caller's contract; `space.q` holds `ROWS` rows.
             unsafe {
                 if row < block.rows {
                     let (to, place) = (row_floats.as_mut_ptr(), block.place(call, row));

@@ -10,7 +10,8 @@ use super::{Attention, DECODE_ROWS, TILE, coded, pairs, plain};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// A tile of keys, and the rows of a key-value head to whose state the keys are added.
+/// A tile of keys, and some rows of a key-value head. The steps add the keys to the state of these
+/// rows.
 #[derive(Clone, Copy)]
 pub struct Tile<'a> {
     pub call: &'a Attention,

@@ -2,7 +2,8 @@
 
 use crate::{Activation, Element, RowOrder};
 
-/// `batch` products of the same shape. Their arrays are contiguous in each buffer.
+/// `batch` products of the same shape. Each buffer has the arrays of all products, one after
+/// another.
 #[repr(C)]
 pub struct LinearCall {
     pub element: Element,

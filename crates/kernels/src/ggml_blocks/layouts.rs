@@ -22,8 +22,8 @@ pub(super) fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     })
 }
 
-/// Reads 5-bit codes. [`nibbles`] of `bytes` are their low four bits, and `high` packs their fifth
-/// bits.
+/// Reads 5-bit codes. [`nibbles`] reads their low four bits from `bytes`, and `high` packs their
+/// fifth bits.
 pub(super) fn fifth_bits(high: &[u8], bytes: &[u8]) -> [u8; GROUP] {
     let low = nibbles(bytes);
     std::array::from_fn(|i| low[i] | (high[i / 8] >> (i % 8) & 1) << 4)
@@ -36,15 +36,15 @@ pub(super) fn half_bytes(bytes: &[u8], group: usize) -> [u8; GROUP] {
     std::array::from_fn(|i| bytes[group / 2 * GROUP + i] >> shift & 15)
 }
 
-/// Reads 5-bit codes. [`half_bytes`] of `bytes` are their low four bits, and bit `group` of each
-/// byte of `high` is their fifth bit.
+/// Reads 5-bit codes. [`half_bytes`] reads their low four bits from `bytes`. Their fifth bit is bit
+/// `group` of each byte of `high`.
 pub(super) fn five_bits(high: &[u8], bytes: &[u8], group: usize) -> [u8; GROUP] {
     let low = half_bytes(bytes, group);
     std::array::from_fn(|i| low[i] | (high[i] >> group & 1) << 4)
 }
 
-/// Reads the scale and the low of a group from 12 bytes, which hold eight 6-bit scales and eight
-/// 6-bit lows.
+/// Reads the scale and the low (the offset that is subtracted) of a group from 12 bytes, which hold
+/// eight 6-bit scales and eight 6-bit lows.
 pub(super) fn scale_and_low(bytes: &[u8], group: usize) -> (u8, u8) {
     match group {
         0..4 => (bytes[group] & 63, bytes[group + 4] & 63),

@@ -24,13 +24,13 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     fn step<V: F32x16>(sum: V, x: V, w: V) -> V;
     /// Returns register `P` of a block.
     fn register<V: F32x16, const P: usize>(block: V) -> Self::Register<V>;
-    /// Does [`step`](Self::step) for a register.
+    /// Does the work of [`step`](Self::step) for a register.
     fn add_product<V: F32x16>(
         sum: Self::Register<V>,
         x: Self::Register<V>,
         w: Self::Register<V>,
     ) -> Self::Register<V>;
-    /// Loads sixteen words from elements that are all present.
+    /// Loads sixteen words of consecutive elements.
     ///
     /// # Safety
     /// `from` is readable for `16 * PER_WORD` elements. If factors are bf16, the elements are bf16

@@ -1,6 +1,6 @@
-//! Products with a few rows of x, in the row order of tokens. The kernel reads each row of w once,
-//! in order, and computes its dot products with up to four rows of x. For more rows of x,
-//! `several.rs` unpacks w.
+//! Products with a few rows of x in the order `RowOrder::Tokens`: lanes run along a row. The kernel
+//! reads each row of w once, in order, and computes its dot products with up to four rows of x. For
+//! more rows of x, `several.rs` unpacks w.
 //!
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
@@ -16,7 +16,7 @@ use super::gemm::Extents;
 use super::several::{SUMS, several};
 use super::workspace;
 
-/// How many bytes ahead of the loads the kernel prefetches, because one sequential stream alone
+/// The kernel prefetches this many bytes ahead of its loads, because one sequential stream alone
 /// does not use the full bandwidth.
 const AHEAD: usize = 4096;
 /// The largest number of rows of x that share a load of w in registers.

@@ -1,5 +1,5 @@
-//! Computes `act(x · wᵀ + bias) + residual`. In the row order of tokens it uses dot products, and
-//! in the row order of prompts it uses tiles ([`RowOrder`]).
+//! Computes `act(x · wᵀ + bias) + residual`. With [`RowOrder::Tokens`] it uses dot products, and
+//! with [`RowOrder::Prompt`] it uses tiles.
 
 pub mod arithmetic;
 mod columns;

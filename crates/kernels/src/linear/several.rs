@@ -1,6 +1,6 @@
-//! Products with several rows of x, in the row order of tokens. Up to [`BAND`] rows of x form a
-//! band. Weights are read once and unpacked for all rows of a band, and each output is summed in
-//! the same order as for a single row.
+//! Products with several rows of x in the order `RowOrder::Tokens`: lanes run along a row. Up to
+//! [`BAND`] rows of x form a band. Weights are read once and unpacked for all rows of a band, and
+//! each output is summed in the same order as for a single row.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,8 +19,8 @@ pub(super) const SUMS: usize = 4;
 /// The number of blocks of a row of weights that are unpacked at a time.
 const BLOCKS: usize = 64;
 const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
-/// The distance in floats from one to the next of the [`SUMS`] sums of an output. The first sums of
-/// all outputs are stored first, then all second sums, and so on.
+/// An output has [`SUMS`] sums, which are this many floats apart. The first sums of all outputs are
+/// stored first, then all second sums, and so on.
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety

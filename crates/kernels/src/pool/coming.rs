@@ -30,7 +30,7 @@ pub struct Read {
 pub struct Coming {
     /// The number of descriptions so far.
     number: AtomicUsize,
-    /// The number of the last description for which [`of_caller`](Self::of_caller) returned memory.
+    /// The number of the last description whose memory [`of_caller`](Coming::of_caller) returned.
     of_caller: AtomicUsize,
     items: AtomicUsize,
     threads: AtomicUsize,

@@ -86,8 +86,8 @@ impl<F: Format> Lookup<F> {
     const UPPER: [u16; 64] = table(4, false, 16.0);
 }
 
-/// Loads `count` lanes of a chunk of weights, which has sixteen lanes, or all lanes if `WHOLE`. The
-/// result has 32 lanes of sixteen bits: each lane of the chunk becomes two lanes, which hold whole
+/// Loads `count` of the sixteen lanes of a chunk of weights, or all of them if `WHOLE`. The result
+/// has 32 lanes of sixteen bits: each lane of the chunk becomes two lanes, which hold whole
 /// weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {

@@ -97,12 +97,12 @@ pub struct Call<'a> {
 unsafe impl Sync for Call<'_> {}
 
 impl Call<'_> {
-    /// Whether sums have the row order of tokens.
+    /// Whether sums have the order [`RowOrder::Tokens`].
     pub(super) fn of_tokens(&self) -> bool {
         self.order.is_of_tokens(self.rows)
     }
 
-    /// Returns the call for a single row of x, in the row order of tokens.
+    /// Returns the call for a single row of x, in the order [`RowOrder::Tokens`].
     pub(super) fn token(&self, row: usize) -> Self {
         let bytes = self.element.bytes();
         let (x, out) = (row * self.axis * bytes, row * self.columns() * bytes);
@@ -130,8 +130,8 @@ pub(super) struct Order {
     pub per_lane: usize,
     /// Whether inputs are bf16 patterns instead of f32.
     pub half: bool,
-    /// The number of bits of a code in an affine format, or zero for other formats. It matters on
-    /// levels that convert codes in place.
+    /// The number of bits of a code in an affine format, or zero for other formats. Only levels
+    /// with `F32x16::IN_PLACE` use it.
     pub bits: u32,
     /// The number of rows whose cache lines alternate in memory.
     pub band: usize,

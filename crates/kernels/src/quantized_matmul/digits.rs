@@ -1,5 +1,5 @@
-//! Products of 16-bit x, in the row order of tokens, with weights of two, four or eight bits,
-//! computed in integers.
+//! Products of 16-bit x with weights of two, four or eight bits, computed in integers. The order of
+//! the sums is `RowOrder::Tokens`.
 //!
 //! Within a group of weights, x is represented as `unit * (65536 a + 256 b + c)`, with signed bytes
 //! a, b and c, the digits. The unit is a power of two that fits the group's largest element. bf16

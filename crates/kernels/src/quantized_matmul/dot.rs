@@ -61,7 +61,8 @@ impl<F: Format> Dots for Decode<F> {
         let lane_groups = lane_groups::<V>(shift);
         let mut packed = row.packed;
         prefetch_far(row.next.0, row.next.1);
-        // Computed once here, since the compiler does not move the computation across a prefetch.
+        // Compute these addresses once here, since the compiler does not move the computation
+        // across a prefetch.
         let (mut x, mut of_x) = ([std::ptr::null(); M], [std::ptr::null(); M]);
         for m in 0..M {
             (x[m], of_x[m]) = (prepared.row::<f32>(rows[m]), prepared.sums(rows[m]));

@@ -38,7 +38,7 @@ impl<'a> Finish<'a> {
         }
     }
 
-    /// Prepares the steps for the rows of a prompt, which are interleaved.
+    /// Prepares the steps for the rows of a prompt, whose x is interleaved.
     ///
     /// # Safety
     /// The contract of [`new`](Self::new); `x` is the input of the call.
@@ -110,12 +110,12 @@ pub(super) fn swiglu<V: F32x16, T: Float>(gate: V, up: V) -> V {
     T::round(T::round(gate * sigmoid::<V, T>(gate)) * up)
 }
 
-/// A low-rank correction whose first product is computed.
+/// A low-rank correction whose first product, `x · Aᵀ`, has been computed.
 struct Correction {
     low: LowRank,
-    /// `x · Aᵀ` rounded to the element type, each row padded with zeros to whole vectors.
+    /// `x · Aᵀ`, rounded to the element type. Each row is padded with zeros to whole vectors.
     projected: Vec<f32>,
-    /// Bᵀ, each row padded to whole vectors, or empty if the rows of x are tokens.
+    /// Bᵀ, with each row padded to whole vectors. Empty in the order `RowOrder::Tokens`.
     transposed: Vec<f32>,
 }
 

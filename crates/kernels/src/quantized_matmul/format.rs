@@ -1,9 +1,9 @@
 //! Decodes packed weights.
 //!
-//! A row is a little-endian stream of `BITS`-bit numbers. A chunk is sixteen lanes of whole
-//! weights. A lane has 32 bits, or if numbers would straddle words, the whole numbers that fit in
-//! 24 bits (20 bits for 5-bit numbers). Lane l of a chunk holds weights `l * PER_LANE ..`, lowest
-//! bits first.
+//! A row is a little-endian stream of `BITS`-bit codes. A chunk is sixteen lanes of whole weights.
+//! A lane has 32 bits. If codes would straddle 32-bit words, a lane has as many codes as fit in 24
+//! bits (for 5-bit codes, these take 20 bits). Lane l of a chunk holds weights `l * PER_LANE ..`,
+//! lowest bits first.
 
 use crate::element::{Element, F16, Float, with_element};
 use crate::simd::{F32x16, LANES};
@@ -44,10 +44,10 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
     /// Whether a group also has a bias, and its scale is of the model's type.
     const AFFINE: bool;
-    /// The fewest weights of a group.
+    /// The smallest number of weights in a group.
     #[cfg(target_arch = "x86_64")]
     const LEAST_GROUP: usize = 32;
-    /// Weights in a lane.
+    /// The number of weights in a lane.
     const PER_LANE: usize = (if Self::STRADDLES { 24 } else { 32 }) / Self::BITS as usize;
     /// Whether K-quants have weights of this format.
     const IN_BLOCKS: bool = Self::AFFINE && matches!(Self::BITS, 4..=6);
@@ -56,11 +56,12 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const CHUNK_BYTES: usize = LANES / 8 * Self::LANE_BITS;
     const CHUNK: usize = LANES * Self::PER_LANE;
 
-    /// The weight at a position of each lane, without the scale of its group. The caller has
-    /// shifted out all lower weights by [`rest`](Self::rest). With [`F32x16::IN_PLACE`] the numbers
-    /// of an affine format are not shifted, and are multiples of a power of two ([`one_of_place`]).
+    /// Decodes the weight at a position of each lane, without the scale of its group. The caller
+    /// has shifted out all lower weights by [`rest`](Self::rest). With [`F32x16::IN_PLACE`] the
+    /// numbers of an affine format are not shifted, and are multiples of a power of two
+    /// ([`one_of_place`]).
     fn at<V: F32x16>(lanes: V::Int, position: usize) -> V;
-    /// Sixteen weights of a row in order, without the scale of their group.
+    /// Decodes sixteen weights of a row in order, without the scale of their group.
     ///
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
@@ -68,13 +69,14 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// Shifts the lowest weight out of each lane, except where [`at`](Self::at) needs no shift.
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 
-    /// Loads `count` scales and as many biases, then zeros. A missing bias is zero.
+    /// Loads `count` scales and as many biases, followed by zeros. If the format has no biases,
+    /// they are zeros.
     ///
     /// # Safety
     /// `scales` and, if the format is affine, `biases` are readable from `at` on for `count <= 16`.
     unsafe fn scales<V: F32x16>(of: &Scales, at: usize, count: usize) -> [V; 2];
 
-    /// Loads `count` lanes of a chunk, then zeros.
+    /// Loads `count` lanes of a chunk, followed by zeros.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16` lanes, which fill whole bytes.
@@ -107,11 +109,11 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     }
 }
 
-/// One divided by a power of two. With [`F32x16::IN_PLACE`] the numbers at a position of lanes are
-/// multiples of this power, where a lane has `per_lane` numbers of `bits` bits. If the numbers fill
-/// all 32 bits, the last one is shifted down, since it would be converted as a signed number. An
-/// element of x times the result is exact unless it is smaller than 2^-98, where the product would
-/// need more bits than the smallest floats have.
+/// Returns the inverse of a power of two. With [`F32x16::IN_PLACE`] all numbers at this position of
+/// a lane are multiples of this power. A lane has `per_lane` numbers of `bits` bits. If the numbers
+/// fill all 32 bits, the last one is shifted down, since it would be converted as a signed number.
+/// An element of x times the inverse is exact unless the element is smaller than 2^-98. Then the
+/// product would need more bits than the smallest floats have.
 #[inline(always)]
 pub(super) fn one_of_place(bits: usize, per_lane: usize, position: usize) -> f32 {
     let last = bits * per_lane == 32 && position + 1 == per_lane;
@@ -214,8 +216,8 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
         if FP8 {
             return [V::low_fp8(bytes).keep_first(count, 0.0), zeros];
         }
-        // Zero encodes 2^-127, half of the smallest normal number; 255 gives infinity. As in MLX,
-        // scales are rounded to the model's type, which changes them only if it is f16.
+        // A zero byte encodes 2^-127, half of the smallest normal number; 255 gives infinity. As in
+        // MLX, scales are rounded to the model's type, which changes them only if it is f16.
         let scale = V::from_bits(V::shift_left::<23>(bytes));
         let least = V::from_bits(V::splat_int(0x0040_0000));
         let mut scale = V::select(bytes, scale, least);

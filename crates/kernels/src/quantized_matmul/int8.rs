@@ -1,6 +1,6 @@
-//! Multiplies many rows of x, rounded to eight bits in the groups of the weights. Products of bytes
-//! are added up as integers within a group, and the sum is scaled. The GEMM of `linear` moves words
-//! of four bytes as if they were floats.
+//! Multiplies many rows of x that are rounded to eight bits. x has the same groups as the weights,
+//! and each group of x has a scale. Products of bytes are added up as integers within a group, and
+//! the sum is scaled. The GEMM of `linear` moves words of four bytes as if they were floats.
 //!
 //! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a
 //! weight is `scale * p + bias` with p of at most eight bits. So a group adds
@@ -26,12 +26,12 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 use crate::{Machine, Shared};
 use rounded::{BYTES, GROUPS, Rounded, scaled};
 
-/// Whether a call can use products of bytes and saves time with them. 8-bit floats are not
-/// integers. A tile has room for the scales of groups of 16, but not for biases too. Sums of
-/// sixteen bits hold products with weights of at most six bits. Where bf16 is multiplied in tiles,
-/// bytes are not faster: their sums are stored and scaled at the end of each group. In groups of
-/// 128 this took as long as exact products with 128 rows, and longer with 512. Shorter groups end
-/// more often.
+/// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
+/// floats are not integers. `Nvfp4` cannot, since a tile has room for the scales of groups of 16,
+/// but not for biases too. Sums of sixteen bits hold products with weights of at most six bits.
+/// Where tile instructions multiply bf16, bytes are not faster, because their sums are stored and
+/// scaled at the end of each group. In groups of 128 this took as long as exact products with 128
+/// rows, and longer with 512. Shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     let bytes = machine.level.dots_bytes();
@@ -42,8 +42,8 @@ pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or K-quant, and the
-/// call has no product of low rank.
+/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or K-quant, and the call
+/// has no low-rank correction.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (m, k) = (call.rows, call.axis);
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);
@@ -137,7 +137,7 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
     }
 }
 
-/// One matrix of a call, with the call's x.
+/// One matrix of weights of a call, with the x of the call.
 struct Bytes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -186,7 +186,7 @@ impl Bytes<'_> {
                 let count = LANES.min(groups - at);
                 let [mut scale, mut bias] = F::scales::<V>(&scales, at, count);
                 if !F::AFFINE {
-                    // The code of a 4-bit float is twice its number plus twelve.
+                    // The code of a 4-bit float is twice its value, plus twelve.
                     scale = scale * V::splat(0.5);
                     bias = scale * V::splat(-12.0);
                 }

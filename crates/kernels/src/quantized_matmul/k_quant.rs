@@ -1,6 +1,6 @@
-//! The scales of K-quants: blocks of 256 weights with two floats of 16 bits, and small integers for
-//! the block's groups. The scales and biases of a few rows at a time are written out in f32, which
-//! holds them exactly. Kernels then decode the weights like affine ones.
+//! The scales of K-quants. A block of 256 weights has two floats of 16 bits, and small integers for
+//! the groups of the block. The scales and biases of a few rows at a time are written out in f32,
+//! which represents them exactly. Kernels then decode the weights like weights of an affine format.
 
 use std::cell::Cell;
 
@@ -10,23 +10,23 @@ use crate::element::{Element, F16, Float};
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
-/// Weights of a block.
+/// The number of weights in a block.
 pub const BLOCK: usize = 256;
-/// Bytes of a block's scales: two floats of 16 bits, then sixteen integers.
+/// The number of bytes of a block's scales: two floats of 16 bits, then sixteen integers.
 pub const SCALE_BYTES: usize = 20;
 
-/// The most weights that [`Part`] has room for.
+/// The largest number of weights for which [`Part`] has room.
 const PART: usize = 1024;
-/// The most groups of [`PART`] weights.
+/// The largest number of groups in [`PART`] weights.
 const GROUPS: usize = PART / 16;
-/// The most floats of scales and biases that are written out at once, unless sixteen rows have
+/// The largest number of scales and biases that are written out at once, unless sixteen rows have
 /// more. They stay in the first-level cache.
 const FEW: usize = 4096;
 
-/// A call's layout of scales.
+/// The layout of the scales of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
-    /// Weights of a group.
+    /// The number of weights in a group.
     group: usize,
     /// Whether a group has one signed integer, and a weight is `scale * (code - 32)`. Otherwise a
     /// group has two integers, one for its scale and one for its bias.
@@ -34,7 +34,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The layout of a format; `None` if its scales are not in blocks.
+    /// The layout of a format, or `None` if its scales are not in blocks.
     #[inline(always)]
     pub fn of(mode: Mode, bits: u32, group: usize) -> Option<Self> {
         (mode == Mode::KQuant).then_some(Self { group, centered: bits == 6 })
@@ -45,7 +45,7 @@ impl Blocks {
         Self::of(call.mode, call.bits, call.group)
     }
 
-    /// The bytes of the scales of a number of weights.
+    /// The size in bytes of the scales of `weights` weights.
     #[inline(always)]
     pub fn bytes(weights: usize) -> usize {
         weights / BLOCK * SCALE_BYTES
@@ -56,7 +56,7 @@ impl Blocks {
         (FEW / (2 * axis / self.group) / LANES).clamp(1, 8) * LANES
     }
 
-    /// Writes a scale and, unless `biases` is null, a bias for each group of a number of weights.
+    /// Writes a scale and, unless `biases` is null, a bias for each group of `weights` weights.
     ///
     /// # Safety
     /// `from` has the blocks of the weights, and there is room for the scales and biases.
@@ -72,8 +72,8 @@ impl Blocks {
         unsafe {
             for block in 0..weights / BLOCK {
                 let from = from.add(block * SCALE_BYTES);
-                // A vector is longer than a block's scales, so its load also reads from the next
-                // block.
+                // A vector is longer than a block's scales, so a load of a whole vector also reads
+                // from the next block.
                 let steps = match block + 1 < weights / BLOCK {
                     true => F16::load::<V>(from.cast()),
                     false => F16::load_first(from.cast(), 2),
@@ -100,7 +100,7 @@ impl Blocks {
         }
     }
 
-    /// Writes like `spread`, in a function that all kernels of a level share.
+    /// Does the work of `spread` in a function that all kernels of a level share.
     ///
     /// # Safety
     /// The contract of `spread`; the machine has the features of the vectors.
@@ -135,7 +135,7 @@ impl Blocks {
     }
 }
 
-/// Writes out the scales and biases of rows that follow each other.
+/// Writes out the scales and biases of consecutive rows.
 struct Spread {
     blocks: Blocks,
     from: *const u8,

@@ -36,14 +36,14 @@ use finish::Finish;
 use format::{Affine, Floats, Format, with_format};
 pub use transposed::{QuantizedTransposedCall, quantized_transposed, quantized_transposed_on};
 
-/// Products accumulate in f32. Results are rounded to the element type where MLX's composition
-/// rounds: the normalized x, the product, and each step after it.
+/// Multiplies x with packed weights. Products accumulate in f32. Results are rounded to the element
+/// type where MLX's composition rounds: the normalized x, the product, and each step after it.
 ///
 /// # Safety
 /// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no
 /// other buffer; MLX supports `bits` and `group`.
 pub unsafe fn quantized_matmul(call: &Call) {
-    // SAFETY: as the caller promises; the kernel runs on this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of the current machine.
     unsafe { quantized_matmul_on(Machine::current(), call) }
 }
 
@@ -74,7 +74,8 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     let finish = &with_element!(call.element, T => unsafe { Finish::new::<T>(machine, call) });
-    // The scales of K-quants are written out in f32, and would lose bits in 16 bits.
+    // Products in integers (`digits`) read 16-bit scales. The scales of K-quants are written out in
+    // f32, and would lose bits in 16 bits.
     let blocks = call.mode == Mode::KQuant;
     if !blocks && digits::takes(machine, call) {
         // SAFETY: the caller's contract.
@@ -99,9 +100,10 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
         }
     }
     let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
-    // The portable level multiplies one row of x at a time. Up to four rows of bf16 share decoded
-    // weights in registers for whole rows of weights. More rows do the same if four of them fit in
-    // the first-level cache.
+    // A band is a group of rows of x whose cache lines alternate in memory. The portable level
+    // multiplies one row at a time, so it uses no bands. bf16 uses no bands if there are at most
+    // four rows, which share each row of weights while it is decoded in registers, or if four rows
+    // fit in the first-level cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
     let near = call.rows <= 4 || call.axis <= 2048;
     let band = if small || half && near { 1 } else { BAND };
@@ -129,8 +131,8 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     });
 }
 
-/// Multiplies in integers, unless integers cannot express an element of x. The result says whether
-/// it multiplied.
+/// Multiplies in integers and returns `Some(true)`. Returns `Some(false)` without a result if
+/// integers cannot express an element of x.
 ///
 /// # Safety
 /// The contract of [`quantized_matmul`]; [`digits::takes`] and [`digits::support`] hold.

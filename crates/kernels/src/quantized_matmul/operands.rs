@@ -8,9 +8,10 @@ use super::{Call, Mode, Weights};
 use crate::element::Element;
 use crate::simd::{LANES, prefetch_far};
 
-/// Blocks of sixteen columns that one call computes, since a call takes about 60 ns (Zen 4).
+/// The number of blocks of sixteen columns that one call of `Kind::multiply` computes. It is more
+/// than one, since a call takes about 60 ns (Zen 4).
 pub(super) const BLOCKS: usize = 7;
-/// The most rows of x of any band.
+/// The largest number of rows of x in any band. The rows of a band are multiplied together.
 pub(super) const MOST_ROWS: usize = 64;
 
 /// One row of weights, and the prepared rows of x.
@@ -19,26 +20,27 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
-    /// Bytes of a row of weights (`bytes`), of a row of scales (`scale_bytes`) and of sixteen
-    /// scales (`step`).
+    /// The number of bytes of a row of weights (`bytes`), of a row of scales (`scale_bytes`) and of
+    /// sixteen scales (`step`).
     pub bytes: usize,
     pub scale_bytes: usize,
     pub step: usize,
-    /// How far ahead of the loads scales are prefetched, in bytes.
+    /// Scales are prefetched this many bytes ahead of their loads.
     ahead: usize,
-    /// The blocks of scales that are prefetched with each row, and their bytes.
+    /// The blocks of K-quants' scales that are prefetched with each row, and their size in bytes.
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
     pub prepared: &'a Prepared,
 }
 
-/// How many bytes ahead of the loads weights are prefetched; scales are prefetched equally far.
+/// Weights are prefetched this many bytes ahead of their loads. Scales are prefetched for the
+/// weights at this distance.
 const AHEAD: usize = 8192;
 
 impl<'a> Operands<'a> {
-    /// The operands of the first row. The divisions are done once here, since they take as long as
-    /// the work on a short row.
+    /// The operands of the first row of weights. The divisions are done once here, since they take
+    /// as long as the work on a short row.
     pub fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
@@ -59,7 +61,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The row that is `rows` rows below.
+    /// The operands of the row that is `rows` rows below.
     #[inline(always)]
     pub fn below(mut self, rows: usize) -> Self {
         self.packed = self.packed.wrapping_add(rows * self.bytes);
@@ -75,7 +77,7 @@ impl<'a> Operands<'a> {
     }
 
     /// Prefetches the scales and biases of the weights that are `AHEAD` bytes after the weights of
-    /// `here`. Hardware prefetchers do not follow two more streams that are this slow.
+    /// `here`. Hardware prefetchers do not follow two more streams that advance this slowly.
     #[inline(always)]
     pub fn prefetch_scales(&self, here: &Scales) {
         let ahead = here.after(self.ahead);
@@ -90,13 +92,13 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);
 }
 
-/// The properties of a kind of products that the loop over bands of rows of x needs.
+/// The properties of a kind of products, for the loop over bands of rows of x.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub bits: usize,
     pub affine: bool,
     pub element: Option<Element>,
-    /// The most rows of x of a band.
+    /// The largest number of rows of x in a band.
     pub band: usize,
     /// Multiplies rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x. It writes
     /// block after block, sixteen columns for each row of the band.

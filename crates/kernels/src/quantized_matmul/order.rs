@@ -12,11 +12,12 @@ use crate::simd::LANES;
 
 /// The number of products that are remembered: more than a large model has.
 const SLOTS: usize = 1024;
-/// The least work of a product that is remembered, in tenths of a nanosecond. The small weights of
-/// other products stay in caches.
+/// The least work of a product that is remembered, in tenths of a nanosecond. The weights of
+/// smaller products are small enough to stay in caches.
 const LEAST_WORK: usize = 200_000;
 
-/// A product: the addresses of its first weights, and of the first weights of the product after it.
+/// A product: the address of its first weights, and the address of the first weights of the product
+/// after it.
 struct Slot {
     weights: AtomicUsize,
     next: AtomicUsize,

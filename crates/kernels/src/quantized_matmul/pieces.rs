@@ -1,14 +1,14 @@
-//! Products with the rows of a prompt in float32, by tiles of bf16.
+//! Products of the float32 rows of a prompt with packed weights, by tile instructions for bf16.
 //!
-//! A float32 is the sum of three bf16 numbers. A code of at most eight bits, less half of the
-//! codes' range, is a bf16 number. So a group's sum of products of codes is added up from
-//! three products of tiles, beginning with the smallest parts of x. The sum is multiplied by the
-//! scale of the weights, and the bias times the sum of x is added. No factor is rounded, so the
+//! A float32 is the sum of three bf16 numbers. A code of at most eight bits, minus half of the
+//! range of the codes, is a bf16 number. So the sum of the products of codes in a group is added up
+//! from three products of tiles, beginning with the smallest parts of x. The sum is multiplied by
+//! the scale of the weights, and the bias times the sum of x is added. No factor is rounded, so the
 //! only error is from sums in float32.
 //!
 //! Tiles take subnormal numbers as zero. So each row is divided by a power of two, and its sums are
 //! multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is multiplied
-//! without tiles. A row's bits do not depend on other rows.
+//! without tiles. The result of a row does not depend on other rows.
 
 mod split;
 
@@ -31,15 +31,16 @@ use crate::simd::{F32x16, LANES, Lines};
 use crate::{Machine, Shared};
 use split::{Fill, PAIR, Split};
 
-/// The most groups of a row in a tile. The tile has their scales, then their biases.
+/// The largest number of groups of a row in a tile. The tile has their scales, then their biases.
 const GROUPS: usize = WORDS * PAIR / 16;
 const _: () = assert!(2 * GROUPS <= EXTRA);
-/// Groups whose products are scaled together, so that their sums are loaded and stored once.
+/// The number of groups whose products are scaled together, so that their sums are loaded and
+/// stored once.
 const TOGETHER: usize = 4;
-/// The lanes of a row of a product of tiles.
+/// The number of lanes in a row of a product of tiles.
 const WIDTH: usize = TILE_PANELS * LANES;
 
-/// Whether this module computes a call's products.
+/// Whether this module computes the products of a call.
 pub(super) fn takes(machine: Machine, call: &Call) -> bool {
     machine.level.multiplies_tiles()
         && call.element == Element::F32
@@ -61,7 +62,8 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
                     let x = from.get().cast_const();
                     machine.level.run(Fill { x, m, group: call.group, to: &split, panels });
                 });
-                // These rows come first, since the results may overwrite the residual.
+                // Compute the rows without tiles first, since the results may overwrite the
+                // residual.
                 let (others, results) = without_tiles(machine, call, x, &split);
                 let finish = Finish::new::<f32>(machine, call);
                 prefill::each_product::<f32>(call, &finish, |weights, epilogue| {
@@ -79,7 +81,8 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
     }
 }
 
-/// Returns the rows of x that have an infinity or a NaN, and their results by multiply-adds.
+/// Returns the rows of x that have an infinity or a NaN, and their results, which are computed by
+/// multiply-adds instead of tiles.
 ///
 /// # Safety
 /// The contract of [`run`]; `x` is normalized, and `split` has its parts.
@@ -114,12 +117,12 @@ unsafe fn without_tiles(
     }
 }
 
-/// The words of a row in one tile.
+/// The number of words of a row in one tile.
 fn step(call: &Call) -> usize {
     LANES.min(call.group / PAIR)
 }
 
-/// One matrix of a call, with the call's x.
+/// One matrix of weights of a call, with the x of the call.
 struct Codes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -173,7 +176,7 @@ impl Codes<'_> {
         }
     }
 
-    /// Adds the products of the `G` groups from the pass's group `first` on.
+    /// Adds the products of `G` groups, from group `first` of the pass on.
     ///
     /// # Safety
     /// The contract of [`Weights::add_in_tiles`]; `totals` has room for `G` products of tiles.
@@ -240,8 +243,8 @@ impl Codes<'_> {
     }
 }
 
-/// Writes the codes of `count` weights as bf16, each less half of the codes' range. `count` is a
-/// multiple of 32.
+/// Writes the codes of `count` weights as bf16, each minus half of the range of the codes. `count`
+/// is a multiple of 32.
 ///
 /// # Safety
 /// The weights exist, and there is room for the codes.
@@ -283,7 +286,7 @@ impl Weights<InF32> for Codes<'_> {
         })
     }
 
-    /// Does nothing, since all products are computed in tiles.
+    /// Does nothing, since all products use tile instructions.
     #[inline(always)]
     unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,

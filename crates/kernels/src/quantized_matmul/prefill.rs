@@ -40,7 +40,7 @@ where
     for<'a> Packed<'a>: Weights<A>,
     Dense<T>: Weights<A>,
 {
-    // SAFETY: the caller's contract; the products are this call's.
+    // SAFETY: the caller's contract; the products belong to this call.
     unsafe {
         normalized::<T>(machine, call, &|x| {
             interleaved::<A, T>(machine, [call.rows, call.axis], x, &|x| {
@@ -60,7 +60,7 @@ where
     }
 }
 
-/// Calls `body` with x, normalized if the call says so.
+/// Calls `body` with x, which is normalized first if the call has a norm.
 ///
 /// # Safety
 /// The contract of [`run`].
@@ -95,7 +95,7 @@ pub(super) fn each_product<T: Float>(
     }
 }
 
-/// Multiplies tokens with one plain matrix.
+/// Multiplies x with one matrix that is not packed, in the order `RowOrder::Tokens`.
 ///
 /// # Safety
 /// The contract of [`run`]; the mode is plain.
@@ -151,7 +151,7 @@ impl<T: Float> Epilogue for Columns<'_, T> {
     }
 }
 
-/// One matrix of a call.
+/// One packed matrix of a call.
 struct Packed<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -162,8 +162,8 @@ unsafe impl Sync for Packed<'_> {}
 
 impl Packed<'_> {
     /// The addresses of the weights of a row from `k` on, where a group begins, and of their
-    /// scales. The factors are bf16 (`HALF`) or f32. For K-quants, the second address is that of a
-    /// block.
+    /// scales. The factors are bf16 (`HALF`) or f32. For K-quants, the second address is the
+    /// address of a block.
     #[inline(always)]
     fn at<F: Format, const HALF: bool>(&self, row: usize, k: usize) -> (*const u8, Scales) {
         let Call { axis, group, .. } = *self.call;
@@ -210,7 +210,7 @@ impl Packed<'_> {
         let (packed, scales) = self.at::<F, HALF>(row, k);
         match Blocks::of_call(self.call) {
             Some(blocks) if F::IN_BLOCKS => {
-                // SAFETY: the caller's contract; a tile has at most as many weights as a part.
+                // SAFETY: the caller's contract; `part` has room for the weights of a tile.
                 (packed, unsafe { part.of::<V>(blocks, scales.scales, len) })
             }
             _ => (packed, scales),

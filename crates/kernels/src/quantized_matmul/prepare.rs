@@ -1,5 +1,5 @@
-//! Lays out the input once for all rows of weights: normalized, in the order in which the lanes of
-//! a chunk yield their weights, with the sum of each group.
+//! Prepares x once for all rows of weights. Prepared rows are normalized, and their elements are in
+//! the order in which the weights in the lanes of a chunk are decoded. Each group has its sum.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -47,12 +47,12 @@ fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
 pub(super) struct Prepared {
     lines: Vec<Line>,
     rows: usize,
-    /// Bytes of a row's factors.
+    /// The number of bytes of the elements of a row.
     row_bytes: usize,
     /// The number of rows whose lines alternate: a line of each row, then the next line of each
     /// row.
     band: usize,
-    /// The byte at which the sums begin, and the number of sums of a row, padded to whole vectors.
+    /// The offset of the sums in bytes, and the number of sums of a row, padded to whole vectors.
     sums_at: usize,
     sums: usize,
 }
@@ -62,8 +62,8 @@ impl Prepared {
         self.rows
     }
 
-    /// The factors of row `m` in the order of the chunks. Its next line is [`apart`](Self::apart)
-    /// lines further on.
+    /// The elements of row `m` in the order of the chunks. The next line of the row is
+    /// [`apart`](Self::apart) lines further on.
     #[inline(always)]
     pub fn row<E>(&self, m: usize) -> *const E {
         let within = m % self.band;
@@ -92,7 +92,7 @@ impl Drop for Prepared {
 }
 
 impl Prepared {
-    /// Takes the scratch for `rows` rows of `row_bytes` bytes and `sums` sums each. The lines of
+    /// Takes scratch memory for `rows` rows of `row_bytes` bytes and `sums` sums each. The lines of
     /// each `band` rows alternate.
     pub fn new(rows: usize, row_bytes: usize, sums: usize, band: usize) -> Self {
         let sums_at = (rows * row_bytes).next_multiple_of(LINE);
@@ -151,7 +151,7 @@ struct Fill<'a, T> {
     group: usize,
     order: Order,
     row: *mut u8,
-    /// Bytes from one line of the row to the next.
+    /// The number of bytes from one line of the row to the next.
     apart: usize,
     sums: *mut f32,
     sum_count: usize,
@@ -193,7 +193,8 @@ impl<T: Float> Fill<'_, T> {
             let line = (at - within) / lanes;
             let to = self.row.wrapping_add(line * self.apart + bytes * (within / per_lane));
             let mut all = [0u32; LANES];
-            // SAFETY: the caller's contract; each position of these lanes has its own part.
+            // SAFETY: the caller's contract; each position of these lanes has a separate part of
+            // the row.
             unsafe {
                 let mut x = V::load(self.plain.as_ptr().add(at)).permute(by_position);
                 if V::IN_PLACE {
@@ -268,8 +269,8 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // Not `map`: a closure would lack the level's features, and its instructions would stay
-        // calls.
+        // `map` would need a closure, which would be compiled without the level's CPU features, so
+        // that its intrinsics would remain calls.
         let mut inverse = None;
         if let Some((weight, eps)) = norm {
             inverse = Some((weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))));

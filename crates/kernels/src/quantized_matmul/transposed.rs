@@ -1,5 +1,5 @@
-//! `x · W + residual` with W in MLX's packed layouts, as derivatives of `x · Wᵀ` need it: tiles of
-//! W are decoded, with rows and columns exchanged, for the GEMM of `linear`.
+//! Computes `x · W + residual` with W in MLX's packed layouts, for the gradients of `x · Wᵀ`. Tiles
+//! of W are decoded and transposed for the GEMM of `linear`.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub struct QuantizedTransposedCall {
     /// `[rows, columns of the weights]`
     pub x: *const u8,
     pub rows: usize,
-    /// Elements of a row of weights.
+    /// The number of elements in a row of weights.
     pub axis: usize,
     pub weights: Weights,
     /// `[rows, axis]`, or null; may be `out`.
@@ -34,13 +34,14 @@ pub struct QuantizedTransposedCall {
     pub out: *mut u8,
 }
 
-/// Sums are f32. They are rounded to the element type before the residual is added and after it.
+/// Computes the sums in f32. They are rounded to the element type before the residual is added and
+/// after it.
 ///
 /// # Safety
 /// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no
 /// other buffer; MLX supports the format.
 pub unsafe fn quantized_transposed(call: &QuantizedTransposedCall) {
-    // SAFETY: as the caller promises; the kernel runs on this machine.
+    // SAFETY: the caller's contract; this CPU has the instruction set of the current machine.
     unsafe { quantized_transposed_on(Machine::current(), call) }
 }
 
@@ -77,7 +78,7 @@ where
     unsafe { product::<A, T>(machine, &x, call.axis, &Turned { call }, &finish) }
 }
 
-/// The weights as `[axis, columns]`.
+/// The weights, read as the transposed matrix `[axis, columns]`.
 struct Turned<'a> {
     call: &'a QuantizedTransposedCall,
 }
@@ -85,7 +86,8 @@ struct Turned<'a> {
 // SAFETY: only read.
 unsafe impl Sync for Turned<'_> {}
 
-/// The number of weights in the blocks that contain sixteen elements, wherever the first one is.
+/// The number of weights in the blocks that contain sixteen consecutive elements. The first element
+/// may be anywhere in its block.
 const BLOCKS: usize = 2 * LANES;
 /// The number of weights that `decode` may write for rows that are unpacked together. It writes
 /// whole blocks.
@@ -130,7 +132,7 @@ impl Turned<'_> {
         }
     }
 
-    /// The elements of the exchanged weights in column `k` of sixteen rows from `row` on. `rows` of
+    /// Returns column `k` of sixteen rows of the transposed weights, from `row` on. Only `rows` of
     /// these rows exist.
     ///
     /// # Safety

@@ -44,8 +44,8 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     }
 }
 
-/// Writes the codes of `count` weights as bf16, each less half of the codes' range. `count` is a
-/// multiple of 32.
+/// Writes the codes of `count` weights as bf16, each minus half of the range of the codes. `count`
+/// is a multiple of 32.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`. The weights exist, and there is room.
@@ -80,7 +80,7 @@ pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize
     }
 }
 
-/// Rounds two vectors to bf16.
+/// Rounds two vectors to bf16 and stores them.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and there is room.
@@ -95,8 +95,8 @@ unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
     }
 }
 
-/// For each of 32 numbers of `bits` bits, the 16-bit word that contains it, and its place
-/// there.
+/// Returns, for each of 32 numbers of `bits` bits, the index of the 16-bit word that contains it,
+/// and the position of its lowest bit in this word.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`.
@@ -113,7 +113,7 @@ unsafe fn places(bits: u16) -> [__m512i; 2] {
     }
 }
 
-/// 32 numbers of two or four bits, each in the lowest bits of a 16-bit word.
+/// Loads 32 numbers of two or four bits, each into the lowest bits of a 16-bit word.
 ///
 /// # Safety
 /// The machine's level is `Avx512Bf16`, and the 32 numbers are readable.
@@ -129,8 +129,8 @@ unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> _
     }
 }
 
-/// [`unpack`] for two or four bits. A group has at most sixteen distinct weights, which are
-/// computed and rounded once and then looked up.
+/// Does the work of [`unpack`] for codes of two or four bits. A group has at most sixteen distinct
+/// weights, which are computed and rounded once and then looked up.
 ///
 /// # Safety
 /// The contract of [`unpack`].

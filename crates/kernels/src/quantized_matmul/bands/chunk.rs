@@ -42,8 +42,8 @@ pub struct Chunk<D> {
     /// The number of lanes of the chunk that have weights.
     pub lanes: usize,
     pub count: usize,
-    /// Vectors of x: the first ones of all rows, then, `apart` floats later, the second ones, and
-    /// so on.
+    /// Vectors of x: the first vector of every row, then, `apart` floats after it, the second
+    /// vector of every row, and so on.
     pub x: *const f32,
     pub apart: usize,
     pub rows: usize,

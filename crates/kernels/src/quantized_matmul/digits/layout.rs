@@ -24,7 +24,7 @@ pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }
 
-/// The weights at one position of every byte of the words.
+/// Returns the weights at one position of every byte of the words.
 #[inline(always)]
 pub(super) fn weights<V: F32x16, F: Format>(words: V::Int, position: usize) -> V::Int {
     match F::BITS {

@@ -95,7 +95,7 @@ fn add_quarters<V: F32x16>(a: V::Int, b: V::Int) -> V::Int {
 impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     /// The number of pairs of chunks that hold four groups.
     const PAIRS: usize = if L < 4 { 1 } else { L / 4 };
-    /// How many times four groups `PAIRS` pairs of chunks hold.
+    /// The number of sets of four groups that `PAIRS` pairs of chunks hold.
     const QUADS: usize = if L < 4 { 2 } else { 1 };
 
     /// Computes the sums of four rows of weights: `row`, and the rows 4, 8 and 12 after it. Each
@@ -184,8 +184,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     }
 
     /// Multiplies two chunks of each row with the highest digits of x, then with the other digits.
-    /// A row has `left` words in the chunks. Each result has the sums of neighboring lanes of the
-    /// first two rows in one vector, and of the last two rows in another.
+    /// A row has `left` words in the chunks. Each of the two results has the sums of neighboring
+    /// lanes of the first two rows in one vector, and of the last two rows in another.
     #[inline(always)]
     unsafe fn products<V: F32x16>(
         &self,

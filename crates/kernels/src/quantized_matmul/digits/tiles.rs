@@ -16,7 +16,7 @@ use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 const PART: usize = 512;
 /// The largest number of tiles that are multiplied together.
 const TOGETHER: usize = 4;
-/// How many bytes ahead weights are prefetched.
+/// The kernel prefetches weights this many bytes ahead of its loads.
 const AHEAD: usize = 1024;
 /// The number of floats in a tile of sums.
 const SUMS: usize = LANES * LANES;
@@ -181,8 +181,8 @@ impl<F: Format> Kernel for Block<'_, F> {
 struct Waiting {
     sums: *const f32,
     scales: *const f32,
-    /// Sums of sixteen outputs for each row of x, in [`APART`] sets: group `g` is added to set `g %
-    /// APART`.
+    /// Sums of sixteen outputs for each row of x, in [`APART`] sets. Group `g` is added to set
+    /// `g % APART`.
     totals: *mut f32,
     group: usize,
     tile: usize,
@@ -307,7 +307,7 @@ impl<F: Format> Block<'_, F> {
     }
 }
 
-/// Scales of up to sixteen groups of rows of weights.
+/// Writes the scales and biases of up to sixteen groups of rows of weights.
 struct OfGroups {
     scales: *const u8,
     biases: *const u8,

@@ -17,11 +17,11 @@ pub(super) fn most_words(call: &Call) -> usize {
     }
 }
 
-/// [`Weights::add`](crate::linear::gemm::Weights::add) in sums of sixteen bits. It is a separate
-/// function, so that the sums stay in registers.
+/// Does the work of [`Weights::add`](crate::linear::gemm::Weights::add) with sums of sixteen bits.
+/// It is a separate function, so that the sums stay in registers.
 pub(super) struct Pairs<'a, const ROWS: usize, const PANELS: usize> {
     pub x: &'a Rounded,
-    /// Words of a group.
+    /// The number of words in a group.
     pub per_group: usize,
     pub pass: Pass<PANELS>,
     pub tile: *const f32,

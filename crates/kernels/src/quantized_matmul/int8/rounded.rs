@@ -1,11 +1,12 @@
-//! x in bytes, with the scales and sums of its groups, and the addition of a group's products.
+//! x in bytes, with the scale and the sum of each group. Also scales the products of a group and
+//! adds them up.
 
 use crate::linear::gemm::{EXTRA, STRIDE, SUMS, WORDS};
 use crate::simd::{F32x16, LANES};
 
-/// Bytes in a word.
+/// The number of bytes in a word.
 pub const BYTES: usize = 4;
-/// The most groups of a row in a tile, if the groups have scales and biases.
+/// The largest number of groups of a row in a tile, if the groups have scales and biases.
 pub const GROUPS: usize = WORDS * BYTES / 32;
 /// Groups of 16 have no biases: they are centered, as `Rounded::centered` describes.
 const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
@@ -15,10 +16,10 @@ const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 pub struct Rounded {
     pub words: *mut f32,
     pub scales: *mut f32,
-    /// Scales in all.
+    /// The total number of scales.
     pub count: usize,
     pub panels: usize,
-    /// Groups in a row.
+    /// The number of groups in a row.
     pub groups: usize,
     /// Whether the groups of the weights have no biases. A weight is then `scale * (code - 32)`.
     pub centered: bool,
@@ -78,8 +79,8 @@ impl Rounded {
     }
 }
 
-/// Adds the scaled total of a group, for a row of weights whose scale is at `scale`, to `before`.
-/// `x` is what [`Rounded::group`] returns.
+/// Scales the total of a group, for a row of weights whose scale is at `scale`, and adds it to
+/// `before`. `x` is the result of [`Rounded::group`].
 ///
 /// # Safety
 /// The scale exists. Unless the codes are `centered`, the bias is [`GROUPS`] floats after the

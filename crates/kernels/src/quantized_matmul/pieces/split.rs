@@ -1,8 +1,9 @@
-//! x in parts of bf16, divided by a power of two for each row.
+//! Divides each row of x by a power of two, and splits it into parts of bf16.
 //!
-//! The largest element of a row becomes at least 2^24. Elements that are less than 2^-127 of the
-//! largest lose bits, whose value is less than 2^-150 of the largest. A smaller exponent than 24
-//! would lose more bits, and a larger one would leave less room for sums with large weights.
+//! The largest element of a row becomes at least 2^24. Elements that are smaller than 2^-127 times
+//! the largest element lose bits. The lost bits are worth less than 2^-150 times the largest
+//! element. A smaller exponent than 24 would lose more bits, and a larger one would leave less room
+//! for sums with large weights.
 
 use std::ops::Range;
 
@@ -10,15 +11,16 @@ use super::super::Call;
 use crate::simd::tiles::PIECES;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// Weights in a word.
+/// The number of weights in a word.
 pub(super) const PAIR: usize = 2;
 
 /// The exponent of a row's largest element after the division.
 const LARGEST: u32 = 24;
 
-/// x in parts. For each panel of sixteen rows and each `step` words, it has the interleaved words
-/// of the small parts, then of the other parts. For each panel and group, the sums of each row's
-/// elements, divided by the row's power, follow. The last are the powers of each panel.
+/// x in parts, in three arrays. The first has, for each panel of sixteen rows and each `step`
+/// words, the interleaved words of the small parts, then of the other parts. The second has, for
+/// each panel and group, the sum of the elements of each row, divided by the power of the row. The
+/// third has the powers of the rows of each panel.
 pub struct Split {
     words: *mut f32,
     sums: *mut f32,
@@ -32,20 +34,20 @@ pub struct Split {
 unsafe impl Sync for Split {}
 
 impl Split {
-    /// The floats that a call's parts take.
+    /// The number of floats that the parts of a call take.
     pub fn floats(call: &Call) -> usize {
         let panels = call.rows.div_ceil(LANES);
         panels * LANES * (call.axis / PAIR * PIECES + call.axis / call.group + 1)
     }
 
-    /// The parts of a call's x in `room`, with tiles of `step` words.
+    /// Lays out the parts of a call's x in `room`, with tiles of `step` words.
     pub fn new(call: &Call, room: *mut f32, step: usize) -> Self {
         let (k, panels) = (call.axis, call.rows.div_ceil(LANES));
         let sums = room.wrapping_add(panels * LANES * (k / PAIR * PIECES));
         Self { words: room, sums, k, step, groups: k / call.group, panels }
     }
 
-    /// The parts of a panel from word `at` on, which begins a tile.
+    /// The address of the parts of a panel from word `at` on. A tile begins at this word.
     #[inline(always)]
     pub fn panel(&self, panel: usize, at: usize) -> *mut f32 {
         self.words.wrapping_add((panel * (self.k / PAIR) + at) * PIECES * LANES)
@@ -146,8 +148,8 @@ impl Kernel for Fill<'_> {
     }
 }
 
-/// The power of two that a row is divided by, and its inverse. If an element is not finite, the
-/// power is NaN and the inverse is zero.
+/// Returns the power of two by which a row is divided, and its inverse. If an element is not
+/// finite, the power is NaN and the inverse is zero.
 #[inline(always)]
 unsafe fn powers<V: F32x16>(x: *const f32, count: usize) -> (f32, f32) {
     let (mut most, mut zeros) = (V::splat(0.0), V::splat(0.0));
