@@ -74,7 +74,7 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
     }
     unsafe fn load<V: F32x16>(from: *const Self) -> V;
     unsafe fn load_first<V: F32x16>(from: *const Self, count: usize) -> V;
-    /// Loads a whole block of sixteen elements. If `count` is smaller, loads the first `count`
+    /// Loads a full block of sixteen elements. If `count` is smaller, loads the first `count`
     /// elements, followed by zeros.
     #[inline(always)]
     unsafe fn load_block<V: F32x16>(from: *const Self, count: usize) -> V {
@@ -95,7 +95,7 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
         // SAFETY: the trait's contract.
         unsafe { Self::load(from) }
     }
-    /// Loads a whole block by [`load_mixed`](Self::load_mixed). If `count` is smaller, loads the
+    /// Loads a full block by [`load_mixed`](Self::load_mixed). If `count` is smaller, loads the
     /// first `count` elements in the order of memory, followed by zeros.
     #[inline(always)]
     unsafe fn load_mixed_block<V: F32x16>(from: *const Self, count: usize) -> V {

@@ -223,7 +223,7 @@ impl BlockType {
         }
     }
 
-    /// Unpacks the group `index` of a whole block.
+    /// Unpacks the group `index` of a full block.
     #[inline]
     pub fn group(self, block: &[u8], index: usize) -> Group {
         let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();

@@ -313,7 +313,7 @@ impl<T: Float> Job<T> {
         let call = &self.call;
         let zero = V::splat(0.0);
         let (mut weights, mut of_vectors) = ([zero; N], [[zero; N]; 2]);
-        // SAFETY: the elements lie within all buffers, the sums have whole blocks, and elements are
+        // SAFETY: the elements lie within all buffers, the sums have full blocks, and elements are
         // read before they are overwritten.
         unsafe {
             for block in 0..N {
@@ -386,7 +386,7 @@ impl<T: Float> Kernel for Sums<'_, T> {
                 let mut sum = V::splat(0.0);
                 for part in 0..self.job.parts {
                     if let Some(sums) = self.job.sums(part)[vector] {
-                        // SAFETY: the sums have whole blocks.
+                        // SAFETY: the sums have full blocks.
                         sum = sum + unsafe { V::load(sums.add(at)) };
                     }
                 }

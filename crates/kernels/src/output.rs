@@ -106,7 +106,7 @@ impl<T: Float> Output<T> {
         }
     }
 
-    /// Stores a whole block by [`put_mixed`](Self::put_mixed). If `count` is smaller, stores the
+    /// Stores a full block by [`put_mixed`](Self::put_mixed). If `count` is smaller, stores the
     /// first `count` lanes in the order of memory. [`Float::load_mixed_block`] loads lanes in these
     /// orders.
     ///
@@ -150,8 +150,8 @@ impl<T: Float> Output<T> {
         unsafe { T::store_first(lanes, self.to.add(at), count) };
     }
 
-    /// Stores a whole block, or its first `count` lanes if `count` is smaller, at element `at`. A
-    /// whole block begins at a multiple of sixteen.
+    /// Stores a full block, or its first `count` lanes if `count` is smaller, at element `at`. A
+    /// full block begins at a multiple of sixteen.
     ///
     /// # Safety
     /// `count <= 16` elements are writable there.

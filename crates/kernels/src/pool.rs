@@ -46,8 +46,8 @@ const FEW_UNITS: usize = 8;
 const SPIN: Duration = Duration::from_micros(30);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);
-/// How often a thread looks for a job before it yields the core to another thread. `MORE_LOOKS` is
-/// for helpers, if there are cores for all threads.
+/// How many times a thread looks for a job before it yields the core to another thread.
+/// `MORE_LOOKS` is for helpers, if there are cores for all threads.
 const LOOKS: u32 = 32;
 const MORE_LOOKS: u32 = 128;
 /// The number of helpers that the caller wakes at once. Each woken helper wakes as many.
@@ -86,7 +86,7 @@ pub struct Pool {
     pub guests: AtomicUsize,
     /// The longest time that helpers watch for a job.
     longest: Duration,
-    /// How often a helper looks for a job before it yields the core to another thread.
+    /// How many times a helper looks for a job before it yields the core to another thread.
     looks: u32,
 }
 

@@ -26,7 +26,7 @@ impl QuantizeShape {
     }
 }
 
-/// This number of codes fills whole words, for any number of bits.
+/// This number of codes fills a whole number of 32-bit words, for any number of bits.
 const UNIT: usize = 32;
 
 /// Runs `$run` with the number of bits of a code as a constant. Does nothing for an unknown number.
@@ -119,7 +119,7 @@ impl TakenRows {
 ///
 /// # Safety
 /// `packed`, `scales` and `biases` hold the rows of the matrix, as [`dequantize`] requires. `out`
-/// holds the groups of the shape, which are whole rows, one for each number in `taken`.
+/// has room for one row for each number in `taken`; the shape counts the groups of these rows.
 pub unsafe fn dequantize_rows(
     element: Element,
     packed: *const u32,
@@ -214,7 +214,7 @@ impl<T: Float, const BITS: usize> Kernel for Quantize<'_, T, BITS> {
         for first in groups.clone().step_by(LANES) {
             let count = LANES.min(groups.end - first);
             let mut found = Found::default();
-            // SAFETY: the groups lie within each buffer, in whole units of 32.
+            // SAFETY: the groups lie within each buffer, and consist of units of 32 elements.
             unsafe {
                 V::part(Scales { call: &self.0, first, count, top, found: &mut found });
                 for i in 0..count {
@@ -319,7 +319,7 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     let none = V::splat(f32::NEG_INFINITY);
     let (mut least, mut most) = (none, none);
     for at in (0..count).step_by(LANES) {
-        // SAFETY: a group consists of whole blocks.
+        // SAFETY: a group consists of full blocks.
         let v: V = unsafe { T::load(x.add(at)) };
         most = v.max_or(most);
         least = v.xor_bits(V::splat_int(i32::MIN)).max_or(least);

@@ -115,7 +115,7 @@ impl<T: Float> Kernel for Rows<T> {
     }
 }
 
-/// Writes `x + residual` to `sum`. With `KEEP`, the row consists of whole blocks, and the sum is
+/// Writes `x + residual` to `sum`. With `KEEP`, the row consists of full blocks, and the sum is
 /// also written to `kept`, from which the norm reads it.
 #[inline(always)]
 unsafe fn add<V: F32x16, T: Float, const KEEP: bool>(

@@ -35,7 +35,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
     let items = heads * split.chunks;
     with_scratch(items * split.floats(rows), |partials| {
         let partials = Shared(partials);
-        // For each feature of a key or value, a chunk reads one number, usually from memory, and
+        // For each feature of a key or value, the kernel reads one number, usually from memory, and
         // multiplies it once for each row.
         let work = FIRST + CHUNK.min(call.keys) * (call.dim + call.value_dim) * (12 + rows) / 8;
         machine.pool.for_each(items, work, &|items| {

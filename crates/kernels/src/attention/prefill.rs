@@ -224,7 +224,7 @@ impl Blocks<'_> {
         let to = (self.space.scores, block.lanes);
         let (blocks, depth) = (block.lanes / LANES, self.call.dim);
         let extents = (TILE, blocks, depth);
-        // SAFETY: the caller's contract; the keys have room for a whole tile.
+        // SAFETY: the caller's contract; the keys have room for a full tile.
         unsafe { Product::<false> { left, right, to, extents }.run::<V>() }
     }
 

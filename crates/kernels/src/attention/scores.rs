@@ -27,7 +27,7 @@ pub fn factor<V: F32x16, T: Float>(x: f32) -> f32 {
     lanes[0]
 }
 
-/// Computes `cap * tanh(score / cap)` of whole blocks in place.
+/// Computes `cap * tanh(score / cap)` of full blocks in place.
 ///
 /// # Safety
 /// `scores` holds `count` floats, a multiple of sixteen.
@@ -56,7 +56,7 @@ impl Attention {
     /// Caps and masks the scores of one row with keys `first..first + count`.
     ///
     /// # Safety
-    /// `scores` holds `count` floats rounded up to whole blocks; the mask covers the call.
+    /// `scores` holds `count` floats rounded up to full blocks; the mask covers the call.
     #[inline(always)]
     pub(super) unsafe fn finish<V: F32x16, T: Float>(
         &self,

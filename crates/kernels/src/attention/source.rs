@@ -208,7 +208,7 @@ impl<T: Float> QuantizedRows<T> {
             prefetch(self.scales.at(row + count).cast(), 1);
             prefetch(self.biases.at(row + count).cast(), 1);
             for first in (0..dim).step_by(group) {
-                // SAFETY: the caller's contract; a group consists of whole blocks of sixteen.
+                // SAFETY: the caller's contract; a group consists of full blocks of sixteen.
                 unsafe {
                     let scale = V::splat(T::to_float(*scales));
                     let bias = V::splat(T::to_float(*biases));

@@ -1,5 +1,4 @@
-//! How the factors of a product are stored: as f32, or as pairs of bf16 for the dot-product
-//! instruction.
+//! Formats for the factors of a product: f32, or pairs of bf16 for the dot-product instruction.
 
 use std::mem::MaybeUninit;
 
@@ -17,7 +16,7 @@ pub trait Arithmetic: Copy + Send + Sync + 'static {
     /// [`Level::dots_bf16`](crate::simd::Level::dots_bf16) reports.
     const PAIRS: bool = Self::PER_WORD == 2;
     /// The type of the arguments of [`add_product`](Self::add_product): one register of a block of
-    /// sixteen words, or the whole block.
+    /// sixteen words, or the full block.
     type Register<V: F32x16>: Register;
 
     /// Adds the product of two words to the sum in each lane.

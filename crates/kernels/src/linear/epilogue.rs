@@ -17,7 +17,7 @@ pub trait Epilogue: Sync {
 }
 
 /// The sums of a block of outputs: `rows` rows from `row` on, and `columns` columns from `column`
-/// on. The sums of a row are contiguous and padded to whole blocks of sixteen. Rows are `pitch`
+/// on. The sums of a row are contiguous and padded to full blocks of sixteen. Rows are `pitch`
 /// floats apart.
 #[derive(Clone, Copy)]
 pub struct Sums {
@@ -44,10 +44,10 @@ pub struct Block {
 /// An [`Epilogue`] without its type, so that code that uses it is not compiled for each epilogue.
 pub trait Steps: Sync {
     /// # Safety
-    /// The sums of each row are padded to whole blocks of sixteen, and the outputs are writable.
+    /// The sums of each row are padded to full blocks of sixteen, and the outputs are writable.
     unsafe fn finish(&self, sums: Sums);
     /// # Safety
-    /// The sums of each column are padded to whole blocks of sixteen, and the outputs are writable.
+    /// The sums of each column are padded to full blocks of sixteen, and the outputs are writable.
     unsafe fn finish_block(&self, block: Block);
 }
 

@@ -6,7 +6,7 @@
 //! cache, and then each word of the tile is broadcast to all lanes. So any format of weights whose
 //! rows can be written out (dense, converted, dequantized) can be multiplied. Every output is one
 //! chain of fused multiply-adds in the order of k, for any size of tile. With tile instructions,
-//! such as AMX, the sums of whole tiles are added in the order of k.
+//! such as AMX, the sums of full tiles are added in the order of k.
 
 use std::ops::Range;
 

@@ -39,7 +39,7 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
         let banded = Shared(banded);
         machine.pool.for_each(m, 2 * k, &|rows| {
             let (x, to) = (x.get().cast_const(), banded.get());
-            // SAFETY: the caller's contract; `to` has room for each row, padded to whole blocks.
+            // SAFETY: the caller's contract; `to` has room for each row, padded to full blocks.
             unsafe { machine.level.run(Lay::<A, T> { x, extents, rows, to, factors: PhantomData }) }
         });
         // At best, memory delivers a byte to a core in a tenth of a nanosecond.

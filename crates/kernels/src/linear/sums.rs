@@ -17,7 +17,7 @@ const AHEAD: usize = 16;
 /// has [`TILE_ROWS`] rows instead.
 pub const TILE: usize = 12;
 /// The distance in floats from one tile to the next if the weights are stored as `[k, n]` (they
-/// "lie across"). The last words are written as whole blocks, which need more room.
+/// "lie across"). The last words are written as full blocks, which need more room.
 pub const ACROSS: usize = WORDS * TILE + LANES;
 /// The number of words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
@@ -119,7 +119,7 @@ pub(super) unsafe fn tile_sums<
     }
 }
 
-/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Multiplies whole blocks of
+/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Multiplies full blocks of
 /// words by tile instructions, and the remaining words in lanes.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ pub struct Normalize<T> {
     /// The range of keys that the row sees, and the number of all keys.
     pub seen: Range<usize>,
     pub keys: usize,
-    /// The scores of the keys that the row sees, in whole blocks in the order of
+    /// The scores of the keys that the row sees, in full blocks in the order of
     /// [`Float::load_mixed`], and the largest score.
     pub kept: *mut f32,
     pub max: f32,
@@ -46,7 +46,7 @@ impl<T: Float> Kernel for Normalize<T> {
             let (tail, mut end) = (seen.len() % LANES, seen.end);
             let whole = seen.len() - tail;
             if tail > 0 && seen.start.is_multiple_of(LANES) && end - tail + LANES <= keys {
-                // Write a whole block. Stores that bypass the caches are slow if they write only a
+                // Write a full block. Stores that bypass the caches are slow if they write only a
                 // part of a cache line.
                 scale_kept::<V, T>(kept, visible, whole, V::splat(inverse));
                 let lanes = V::load_first(kept.add(whole), tail) * V::splat(inverse);

@@ -179,7 +179,7 @@ unsafe fn add<const M: usize>(
     position: usize,
 ) -> [__m512; M] {
     for (sum, x) in sums.iter_mut().zip(x) {
-        // SAFETY: prepared rows cover whole chunks; this machine has the instructions.
+        // SAFETY: prepared rows cover full chunks; this machine has the instructions.
         unsafe {
             let of_x = _mm512_loadu_si512(x.add(position * 2 * LANES).cast());
             let (weight, of_x) =
@@ -307,7 +307,7 @@ impl<const M: usize> Sums<M> {
             x[m] = prepared.row::<u16>(rows[m]).wrapping_add(at * row.group);
         }
         // SAFETY: this machine has the instructions; the weights and scales of these groups belong
-        // to this row; prepared rows cover whole chunks, and their sums cover whole vectors.
+        // to this row; prepared rows cover full chunks, and their sums cover full vectors.
         unsafe {
             let lower = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().cast());
             let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());

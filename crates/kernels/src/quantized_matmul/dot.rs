@@ -75,7 +75,7 @@ impl<F: Format> Dots for Decode<F> {
             let count = LANES.min(groups - at);
             row.prefetch_scales(&of_groups);
             // SAFETY: the groups from `at` on and their weights belong to this row; prepared rows
-            // cover whole chunks, and their sums cover whole vectors.
+            // cover full chunks, and their sums cover full vectors.
             unsafe {
                 let [scales, bias] = F::scales::<V>(&of_groups, 0, count);
                 if V::IN_PLACE {

@@ -113,9 +113,9 @@ pub(super) fn swiglu<V: F32x16, T: Float>(gate: V, up: V) -> V {
 /// A low-rank correction whose first product, `x · Aᵀ`, has been computed.
 struct Correction {
     low: LowRank,
-    /// `x · Aᵀ`, rounded to the element type. Each row is padded with zeros to whole vectors.
+    /// `x · Aᵀ`, rounded to the element type. Each row is padded with zeros to full vectors.
     projected: Vec<f32>,
-    /// Bᵀ, with each row padded to whole vectors. Empty in the order `RowOrder::Tokens`.
+    /// Bᵀ, with each row padded to full vectors. Empty in the order `RowOrder::Tokens`.
     transposed: Vec<f32>,
 }
 

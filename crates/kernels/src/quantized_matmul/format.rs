@@ -1,9 +1,9 @@
 //! Decodes packed weights.
 //!
-//! A row is a little-endian stream of `BITS`-bit codes. A chunk is sixteen lanes of whole weights.
-//! A lane has 32 bits. If codes would straddle 32-bit words, a lane has as many codes as fit in 24
-//! bits (for 5-bit codes, these take 20 bits). Lane l of a chunk holds weights `l * PER_LANE ..`,
-//! lowest bits first.
+//! A row is a little-endian stream of `BITS`-bit codes. A chunk is sixteen lanes of complete
+//! weights. A lane has 32 bits. If codes would straddle 32-bit words, a lane has as many codes as
+//! fit in 24 bits (for 5-bit codes, these take 20 bits). Lane l of a chunk holds weights
+//! `l * PER_LANE ..`, lowest bits first.
 
 use crate::element::{Element, F16, Float, with_element};
 use crate::simd::{F32x16, LANES};
@@ -83,7 +83,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn load<V: F32x16>(from: *const u8, count: usize) -> V::Int {
         let load = |from: *const u8| {
-            // SAFETY: `from` covers a whole chunk; `load` takes any bits as they are.
+            // SAFETY: `from` covers a full chunk; `load` takes any bits as they are.
             unsafe {
                 match Self::LANE_BITS {
                     20 => V::load_lanes::<20>(from),

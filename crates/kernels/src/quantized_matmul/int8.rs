@@ -49,7 +49,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     let (panels, groups) = (m.div_ceil(LANES), k / call.group);
     let scales = panels * groups * LANES;
     // SAFETY: the caller's contract; the workspace holds x in bytes, and a scale and a sum for each
-    // of its groups, in whole panels.
+    // of its groups, in full panels.
     unsafe {
         prefill::normalized::<T>(machine, call, &|x| {
             workspace::with(m * k / BYTES + 2 * scales, &|room| {
@@ -137,7 +137,7 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
     }
 }
 
-/// One matrix of weights of a call, with the x of the call.
+/// One of the weight matrices of a call, and the x of the call.
 struct Bytes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,
@@ -197,7 +197,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Writes the codes of `count` weights as bytes. The weights are whole groups. Codes of 4-bit
+/// Writes the codes of `count` weights as bytes. The weights are complete groups. Codes of 4-bit
 /// floats become nonnegative integers.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {

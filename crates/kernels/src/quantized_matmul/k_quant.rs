@@ -72,7 +72,7 @@ impl Blocks {
         unsafe {
             for block in 0..weights / BLOCK {
                 let from = from.add(block * SCALE_BYTES);
-                // A vector is longer than a block's scales, so a load of a whole vector also reads
+                // A vector is longer than a block's scales, so a load of a full vector also reads
                 // from the next block.
                 let steps = match block + 1 < weights / BLOCK {
                     true => F16::load::<V>(from.cast()),
@@ -223,7 +223,7 @@ impl Part {
     /// the next call.
     ///
     /// # Safety
-    /// `from` has the blocks of `weights` weights, which are whole blocks and at most [`PART`].
+    /// `from` has the blocks of `weights` weights, which are full blocks and at most [`PART`].
     #[inline(always)]
     pub unsafe fn of<V: F32x16>(
         &mut self,

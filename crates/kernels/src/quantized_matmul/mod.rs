@@ -196,7 +196,7 @@ impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // SAFETY: the caller's contract; this level multiplies digits.
+        // SAFETY: the caller's contract; the level supports products of digits.
         unsafe {
             let several = self.columns.call.rows > 1;
             if several {

@@ -122,7 +122,7 @@ fn step(call: &Call) -> usize {
     LANES.min(call.group / PAIR)
 }
 
-/// One matrix of weights of a call, with the x of the call.
+/// One of the weight matrices of a call, and the x of the call.
 struct Codes<'a> {
     call: &'a Call<'a>,
     weights: &'a super::Weights,

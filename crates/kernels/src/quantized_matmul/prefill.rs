@@ -194,8 +194,8 @@ impl Packed<'_> {
         })
     }
 
-    /// The weights `k..k + len` of a row, which are whole groups, and their scales. The scales of
-    /// K-quants are written out in `part`.
+    /// Returns the weights `k..k + len` of a row, which form complete groups, and their scales. The
+    /// scales of K-quants are written out in `part`.
     ///
     /// # Safety
     /// The weights exist.
@@ -235,7 +235,7 @@ impl Packed<'_> {
         let (packed, scales) = unsafe { self.part::<V, F, HALF>(row, k, len, &mut part) };
         for start in (0..len).step_by(group) {
             // SAFETY: the group and its weights belong to this row. A group begins at `k`, and
-            // `len` covers whole groups.
+            // `len` covers complete groups.
             unsafe {
                 let [scale, bias] = scales.of_group::<V, F>(start / group);
                 for at in (start..start + group).step_by(LANES) {

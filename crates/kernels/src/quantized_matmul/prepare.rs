@@ -22,7 +22,7 @@ thread_local! {
     /// Memory that is kept between calls, since a decoded token makes a hundred calls with the same
     /// few sizes.
     static SCRATCH: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
-    /// A row before it is laid out.
+    /// A row before its elements are reordered.
     static PLAIN: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Prepared {
     /// The number of rows whose lines alternate: a line of each row, then the next line of each
     /// row.
     band: usize,
-    /// The offset of the sums in bytes, and the number of sums of a row, padded to whole vectors.
+    /// The offset of the sums in bytes, and the number of sums of a row, padded to full vectors.
     sums_at: usize,
     sums: usize,
 }
@@ -176,7 +176,7 @@ impl<T: Float> Fill<'_, T> {
     /// Writes the row in the order of the chunks, sixteen elements at a time.
     ///
     /// # Safety
-    /// The row has room for the elements, which are whole chunks.
+    /// The row has room for the elements, which are full chunks.
     #[inline(always)]
     unsafe fn lay_out<V: F32x16>(&self) {
         let (order, bytes) = (self.order, self.order.element_bytes());

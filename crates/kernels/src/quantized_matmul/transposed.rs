@@ -90,7 +90,7 @@ unsafe impl Sync for Turned<'_> {}
 /// may be anywhere in its block.
 const BLOCKS: usize = 2 * LANES;
 /// The number of weights that `decode` may write for rows that are unpacked together. It writes
-/// whole blocks.
+/// full blocks.
 const ROOM: usize = interleaved::TOGETHER * LANES + 2 * LANES;
 const _: () = assert!(TOGETHER * TILE <= interleaved::TOGETHER * LANES);
 
@@ -200,7 +200,7 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
             let words = (len - at).div_ceil(A::PER_WORD).min(LANES);
             let mut square = [V::splat(0.0); LANES];
             // SAFETY: the caller ensures that the rows and elements exist and that `out` has room;
-            // a tile has room for whole words.
+            // a tile has room for complete words.
             unsafe {
                 for (i, word) in square.iter_mut().enumerate().take(words) {
                     let first = at + A::PER_WORD * i;

@@ -7,12 +7,12 @@ use super::avx512bf16::Lookup;
 use super::format::{Format, Scales};
 use crate::simd::{F32x16, LANES};
 
-/// Whether [`unpack`] supports the format: groups are whole vectors of bf16.
+/// Whether [`unpack`] supports the format: groups are full vectors of bf16.
 pub(super) const fn unpacks<F: Format>() -> bool {
     F::LEAST_GROUP == 2 * LANES
 }
 
-/// Writes the weights of whole groups as scaled bf16. Subnormal weights may become zeros: the
+/// Writes the weights of complete groups as scaled bf16. Subnormal weights may become zeros: the
 /// instructions that multiply bf16 treat them as zeros anyway.
 ///
 /// # Safety
@@ -107,7 +107,7 @@ unsafe fn places(bits: u16) -> [__m512i; 2] {
         words[lane as usize] = lane * bits / 16;
         shifts[lane as usize] = lane * bits % 16;
     }
-    // SAFETY: each array is a whole vector.
+    // SAFETY: each array is a full vector.
     unsafe {
         [_mm512_loadu_si512(words.as_ptr().cast()), _mm512_loadu_si512(shifts.as_ptr().cast())]
     }

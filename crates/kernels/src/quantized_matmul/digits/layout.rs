@@ -18,8 +18,8 @@ pub(super) const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// Whether two chunks consist of whole groups, and the two words of eight bytes that are added up
-/// in one lane belong to the same group.
+/// Whether two chunks consist of complete groups, and the two words of eight bytes that are added
+/// up in one lane belong to the same group.
 pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }

@@ -126,7 +126,7 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
         let (mut total, mut done) = (V::splat(0.0), 0);
         for at in (0..groups).step_by(LANES) {
             let count = LANES.min(groups - at);
-            // SAFETY: the caller's contract; sums and units cover whole vectors of groups.
+            // SAFETY: the caller's contract; sums and units cover full vectors of groups.
             unsafe {
                 let [scales, biases] = self.scales::<V>(rows, at, V::load(units.add(at)));
                 let sums = V::load(of_x.add(at));
@@ -239,12 +239,12 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     }
 }
 
-/// How far apart the digits are, and how far ahead weights are prefetched.
+/// The distances between digits of x, and between weights and the weights to prefetch.
 #[derive(Clone, Copy)]
 struct Read {
     /// The number of bytes from one digit to the next.
     padded: usize,
-    /// The number of bytes from a row of weights to the weights that are prefetched meanwhile.
+    /// The number of bytes from a row of weights to the weights that are prefetched.
     ahead: usize,
 }
 

@@ -27,7 +27,7 @@ const RANGE: Range<f32> = 1e-24..1e36;
 /// [`support`](super::support) hold.
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    // Rows fill whole tiles and begin in different sets of the first-level cache.
+    // Rows fill full tiles and begin in different sets of the first-level cache.
     let tiles = call.rows.next_multiple_of(call.rows.min(TOKENS));
     let single = call.rows == 1;
     let row_bytes = match single {
@@ -67,7 +67,7 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     (!misfits.into_inner()).then_some(prepared)
 }
 
-/// Splits a row of x into bytes, or a part of a row. A part consists of whole vectors of groups.
+/// Splits a row of x into bytes, or a part of a row. A part consists of full vectors of groups.
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
@@ -81,7 +81,7 @@ struct Split<'a, T> {
     plain: *mut f32,
     /// The number of bytes from one digit of the row to the next.
     row_bytes: usize,
-    /// The number of groups, rounded up to whole vectors.
+    /// The number of groups, rounded up to full vectors.
     groups: usize,
     prepared: &'a Prepared,
     misfits: &'a AtomicBool,
@@ -161,8 +161,8 @@ fn in_words<V: F32x16>(positions: usize) -> V::Int {
     })
 }
 
-/// The offset of the bytes of the sixteen elements from `at` on, in the order in which pairs of
-/// chunks yield their weights.
+/// The offset of the bytes of the sixteen elements from `at` on. The offsets have the order in
+/// which the weights of pairs of chunks are decoded.
 fn place(at: usize, positions: usize) -> usize {
     let shift = positions.trailing_zeros();
     let of_weights = at >> shift;

@@ -1,9 +1,9 @@
 //! Divides each row of x by a power of two, and splits it into parts of bf16.
 //!
-//! The largest element of a row becomes at least 2^24. Elements that are smaller than 2^-127 times
-//! the largest element lose bits. The lost bits are worth less than 2^-150 times the largest
-//! element. A smaller exponent than 24 would lose more bits, and a larger one would leave less room
-//! for sums with large weights.
+//! The largest element of a row becomes at least 2^24, unless it was smaller than 2^-102. Elements
+//! that are smaller than 2^-127 times the largest element lose bits. The lost bits are worth less
+//! than 2^-150 times the largest element. A smaller exponent than 24 would lose more bits, and a
+//! larger one would leave less room for sums with large weights.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::simd::{F32x16, Kernel, LANES};
 /// The number of weights in a word.
 pub(super) const PAIR: usize = 2;
 
-/// The exponent of a row's largest element after the division.
+/// The exponent of the largest element of a row after the division, in most rows.
 const LARGEST: u32 = 24;
 
 /// x in parts, in three arrays. The first has, for each panel of sixteen rows and each `step`
