@@ -64,7 +64,7 @@ pub unsafe fn norm_grad(element: Element, call: NormGrad) {
 }
 
 /// # Safety
-/// The contract of [`norm_grad`].
+/// The contract of [`norm_grad`] holds.
 pub unsafe fn norm_grad_on<T: Float>(machine: Machine, call: NormGrad) {
     let NormGrad { rows, axis, .. } = call;
     if axis == 0 {
@@ -105,7 +105,7 @@ struct Job<T> {
     width: usize,
     each: usize,
     parts: usize,
-    /// The number of rows that are computed together on levels where their sums stay in registers.
+    /// The number of rows that are computed together if their sums stay in registers.
     together: usize,
 }
 

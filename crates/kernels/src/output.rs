@@ -93,7 +93,7 @@ impl<T: Float> Output<T> {
     /// arithmetic.
     ///
     /// # Safety
-    /// The contract of [`put`](Self::put).
+    /// The contract of [`put`](Self::put) holds.
     #[inline(always)]
     pub unsafe fn put_mixed<V: F32x16>(self, lanes: V, at: usize) {
         // SAFETY: as in `put`.

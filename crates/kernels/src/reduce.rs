@@ -180,7 +180,7 @@ pub unsafe fn reduce_grad(
 }
 
 /// # Safety
-/// The contract of [`reduce_grad`].
+/// The contract of [`reduce_grad`] holds.
 pub unsafe fn reduce_grad_on<T: Float>(
     machine: Machine,
     reduction: Reduction,

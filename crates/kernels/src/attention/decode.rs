@@ -27,7 +27,7 @@ const FIRST: usize = 10_000;
 type Start = ((usize, usize), usize);
 
 /// # Safety
-/// The contract of [`super::attention`].
+/// The contract of [`super::attention`] holds.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let split = Split::of(call);
     let rows = call.rows();

@@ -17,7 +17,7 @@ const BLOCK: usize = 8 * WORDS;
 /// The largest number of pairs in a query row.
 pub const PAIRS: usize = MAX_DIM / 2;
 
-/// Whether [`scores`] can be used: the level has an instruction that multiplies pairs of bf16, and
+/// Whether [`scores`] can be used: the CPU has an instruction that multiplies pairs of bf16, and
 /// the queries are bf16, so that the products are exact.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
@@ -118,7 +118,7 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
 /// keys `i` and `i + 16`.
 ///
 /// # Safety
-/// The contract of [`scores`].
+/// The contract of [`scores`] holds.
 #[inline(always)]
 unsafe fn words<V: F32x16>(k: &Codes, at: usize, count: usize, first: usize) -> [V; LANES] {
     let mut words = [V::splat(0.0); LANES];

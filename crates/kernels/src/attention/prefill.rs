@@ -15,7 +15,7 @@ use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
 /// # Safety
-/// The contract of [`super::attention`].
+/// The contract of [`super::attention`] holds.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;

@@ -85,7 +85,7 @@ impl Attention {
     /// Applies only the mask to the scores of one row, which are `pitch` apart.
     ///
     /// # Safety
-    /// The contract of [`Attention::finish`].
+    /// The contract of [`Attention::finish`] holds.
     #[inline(always)]
     pub(super) unsafe fn mask_row<T: Float>(
         &self,

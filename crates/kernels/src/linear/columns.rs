@@ -23,7 +23,7 @@ const DEPTH: usize = 8;
 const TOGETHER: usize = 4;
 
 /// # Safety
-/// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[k, n]`; the epilogue takes `[m, n]`.
+/// `x` is `[m, k]` with `m <= FEW_ROWS`, `w` is `[k, n]`; the epilogue writes `[m, n]`.
 pub unsafe fn columns<T: Float>(
     machine: Machine,
     extents: Extents,

@@ -42,7 +42,7 @@ const TILE_WORDS: usize = 128;
 /// Multiplies an interleaved x, which several products may share, with weights.
 ///
 /// # Safety
-/// The weights are `[n, k]` and the epilogue takes `[m, n]`, with the m and k of `x`.
+/// The weights are `[n, k]` and the epilogue writes `[m, n]`, with the m and k of `x`.
 pub unsafe fn multiply<A: Arithmetic, W: Weights<A>>(
     machine: Machine,
     x: &Interleaved<A>,
@@ -147,7 +147,7 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
         let [down, across] =
             [(m, blocks.rows), (n, blocks.columns)].map(|(all, block)| all.div_ceil(block));
         // SAFETY: the tile has room for its rows, and all of them are zeroed because all are
-        // multiplied. `in_tiles` is true only if the level multiplies tiles.
+        // multiplied. `in_tiles` is true only if the CPU has tile instructions.
         unsafe {
             tile.write_bytes(0, blocks.tile() * STRIDE);
             if blocks.in_tiles() {

@@ -21,15 +21,15 @@ use super::workspace;
 const AHEAD: usize = 4096;
 /// The largest number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
-/// The number of rows of w that are read at a time on levels where this is faster. On a Xeon with
-/// AMX it raised the speed of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4 lost 8 to
-/// 14 %.
+/// The number of rows of w that are read at a time on instruction sets where this is faster. On a
+/// Xeon with AMX it raised the speed of decoding in bf16 by 6 % (median of 13 pairs of runs); Zen 4
+/// lost 8 to 14 %.
 const STREAMS: usize = 4;
 /// The largest number of columns whose sums are finished at a time.
 const WIDE: usize = 8 * LANES;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue takes `[m, n]`.
+/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue writes `[m, n]`.
 pub unsafe fn gemv<T: Float>(
     machine: Machine,
     extents: Extents,

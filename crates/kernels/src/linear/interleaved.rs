@@ -167,8 +167,8 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
                     let at = (block * WORDS + done) * A::PER_WORD;
                     let count = chunk.min(k - at);
                     let x = self.x.add(panel * LANES * k + at);
-                    // This loop is not a closure, since a closure would be compiled without the
-                    // instruction set of the level.
+                    // This loop is not a closure, since a closure would be compiled without the CPU
+                    // features of the kernel.
                     let mut square = [V::splat(0.0); LANES];
                     if !V::SMALL && rows == LANES && count == chunk {
                         for (i, words) in square.iter_mut().enumerate() {

@@ -19,7 +19,7 @@ const WORDS: usize = 8 << 20;
 /// Multiplies x, `[m, k]`, with weights, `[n, k]`.
 ///
 /// # Safety
-/// x and the weights have these shapes, and the epilogue takes `[m, n]`.
+/// x and the weights have these shapes, and the epilogue writes `[m, n]`.
 pub unsafe fn product<A: Arithmetic, T: Float>(
     machine: Machine,
     x: &Dense<T>,

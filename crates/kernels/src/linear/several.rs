@@ -24,7 +24,8 @@ const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the steps take `[m, n]`. If factors are bf16, `T` is bf16 too.
+/// `x` is `[m, k]`, `w` is `[n, k]`; the steps write `[m, n]`. If factors are bf16, `T` is bf16
+/// too.
 pub unsafe fn several<A: Arithmetic, T: Float>(
     machine: Machine,
     extents: Extents,

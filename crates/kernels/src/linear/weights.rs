@@ -120,7 +120,7 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// tile's rows begin at `pass.at % WORDS`.
     ///
     /// # Safety
-    /// The contract of `add` holds. The level multiplies tiles, and is set up for tiles of
+    /// The contract of `add` holds. The CPU has tile instructions, which are set up for tiles of
     /// [`step`](Self::step) words.
     #[inline(always)]
     unsafe fn add_in_tiles<V: F32x16>(

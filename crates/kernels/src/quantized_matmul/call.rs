@@ -130,8 +130,8 @@ pub(super) struct Order {
     pub per_lane: usize,
     /// Whether inputs are bf16 patterns instead of f32.
     pub half: bool,
-    /// The number of bits of a code in an affine format, or zero for other formats. Only levels
-    /// with `F32x16::IN_PLACE` use it.
+    /// The number of bits of a code in an affine format, or zero for other formats. Only code for
+    /// `F32x16::IN_PLACE` uses it.
     pub bits: u32,
     /// The number of rows whose cache lines alternate in memory.
     pub band: usize,

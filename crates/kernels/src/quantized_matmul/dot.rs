@@ -1,4 +1,4 @@
-//! Dot products of one row of weights with a few rows of x, in f32 lanes on every level.
+//! Dot products of one row of weights with a few rows of x, in f32 lanes on every instruction set.
 
 use std::marker::PhantomData;
 use std::ops::Range;

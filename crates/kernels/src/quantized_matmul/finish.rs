@@ -27,7 +27,7 @@ unsafe impl Sync for Finish<'_> {}
 
 impl<'a> Finish<'a> {
     /// # Safety
-    /// The contract of [`super::quantized_matmul`].
+    /// The contract of [`super::quantized_matmul`] holds.
     pub unsafe fn new<T: Float>(machine: Machine, call: &'a Call) -> Self {
         // SAFETY: the caller's contract; x is `[m, k]`, and a row of A has `k` elements.
         unsafe {
@@ -121,7 +121,7 @@ struct Correction {
 
 impl Correction {
     /// # Safety
-    /// The contract of [`super::quantized_matmul`].
+    /// The contract of [`super::quantized_matmul`] holds.
     unsafe fn new<T: Float>(
         machine: Machine,
         call: &Call,

@@ -100,7 +100,8 @@ impl Blocks {
         }
     }
 
-    /// Does the work of `spread` in a function that all kernels of a level share.
+    /// Does the work of `spread` in a separate function, which all kernels with one instruction set
+    /// share.
     ///
     /// # Safety
     /// The contract of `spread`; the machine has the features of the vectors.

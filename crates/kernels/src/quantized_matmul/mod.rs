@@ -100,10 +100,10 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
         }
     }
     let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
-    // A band is a group of rows of x whose cache lines alternate in memory. The portable level
-    // multiplies one row at a time, so it uses no bands. bf16 uses no bands if there are at most
-    // four rows, which share each row of weights while it is decoded in registers, or if four rows
-    // fit in the first-level cache.
+    // A band is a group of rows of x whose cache lines alternate in memory. Portable code
+    // (`Level::Scalar`) multiplies one row at a time, so it uses no bands. bf16 uses no bands if
+    // there are at most four rows, which share each row of weights while it is decoded in
+    // registers, or if four rows fit in the first-level cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
     let near = call.rows <= 4 || call.axis <= 2048;
     let band = if small || half && near { 1 } else { BAND };
@@ -167,7 +167,7 @@ fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usiz
     });
 }
 
-/// Computes the columns with the body that all levels share.
+/// Computes the columns with the code for all instruction sets.
 struct Decoded<'a, F> {
     columns: Columns<'a>,
     format: PhantomData<F>,
@@ -196,7 +196,7 @@ impl<T: Float, F: Format> Kernel for InDigits<'_, T, F> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // SAFETY: the caller's contract; the level supports products of digits.
+        // SAFETY: the caller's contract; the CPU supports products of digits.
         unsafe {
             let several = self.columns.call.rows > 1;
             if several {

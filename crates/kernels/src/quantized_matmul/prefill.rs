@@ -21,7 +21,7 @@ use crate::rms_norm::rms_norm_on;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`].
+/// The contract of [`super::quantized_matmul`] holds.
 pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract; if the element is bf16, `Bf16` is T.
     unsafe {
@@ -34,7 +34,7 @@ pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
 }
 
 /// # Safety
-/// The contract of [`run`].
+/// The contract of [`run`] holds.
 unsafe fn products<A: Arithmetic, T: Float>(machine: Machine, call: &Call)
 where
     for<'a> Packed<'a>: Weights<A>,
@@ -63,7 +63,7 @@ where
 /// Calls `body` with x, which is normalized first if the call has a norm.
 ///
 /// # Safety
-/// The contract of [`run`].
+/// The contract of [`run`] holds.
 pub(super) unsafe fn normalized<T: Float>(machine: Machine, call: &Call, body: &dyn Fn(*const T)) {
     let (x, rows, axis) = (call.x.cast::<T>(), call.rows, call.axis);
     let Some(norm) = call.norm else { return body(x) };
@@ -181,8 +181,8 @@ impl Packed<'_> {
         (packed, Scales { element, scales, biases })
     }
 
-    /// Prefetches the elements `k..k + len` of rows, which need not exist. All levels share this
-    /// function.
+    /// Prefetches the elements `k..k + len` of rows, which need not exist. The code for all
+    /// instruction sets shares this function.
     #[inline(never)]
     fn ask_for<const HALF: bool>(&self, rows: Range<usize>, k: usize, len: usize) {
         let len = len.min(self.call.axis.saturating_sub(k));

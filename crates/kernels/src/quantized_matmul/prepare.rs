@@ -106,7 +106,7 @@ impl Prepared {
 /// Prepares all rows of x, in the element type that `order` specifies.
 ///
 /// # Safety
-/// The contract of [`super::quantized_matmul`].
+/// The contract of [`super::quantized_matmul`] holds.
 pub(super) unsafe fn prepare<T: Float>(machine: Machine, call: &Call, order: Order) -> Prepared {
     let chunk = order.lanes * order.per_lane;
     let padded = call.axis.div_ceil(chunk) * chunk;
@@ -269,8 +269,8 @@ pub(super) unsafe fn normalize<V: F32x16, T: Float>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // `map` would need a closure, which would be compiled without the level's CPU features, so
-        // that its intrinsics would remain calls.
+        // `map` would need a closure, which would be compiled without the CPU features of the
+        // kernel, so that its intrinsics would remain calls.
         let mut inverse = None;
         if let Some((weight, eps)) = norm {
             inverse = Some((weight, V::splat(rms_norm::inverse_rms::<V, T>(x, axis, eps))));

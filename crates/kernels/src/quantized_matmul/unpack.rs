@@ -48,7 +48,7 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
 /// is a multiple of 32.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`. The weights exist, and there is room.
+/// The machine's level is `Avx512Bf16`. The weights exist, and `out` has room for the codes.
 #[inline(always)]
 pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u16) {
     let half = (1 << (F::BITS - 1)) as f32;
@@ -83,7 +83,7 @@ pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize
 /// Rounds two vectors to bf16 and stores them.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and there is room.
+/// The machine's level is `Avx512Bf16`, and `out` has room for 32 numbers.
 #[inline(always)]
 unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
     // SAFETY: the caller's contract; a vector is sixteen floats.
@@ -133,7 +133,7 @@ unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> _
 /// weights, which are computed and rounded once and then looked up.
 ///
 /// # Safety
-/// The contract of [`unpack`].
+/// The contract of [`unpack`] holds.
 #[inline(always)]
 unsafe fn look_up<V: F32x16, F: Format>(
     packed: *const u8,

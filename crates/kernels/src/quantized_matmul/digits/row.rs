@@ -22,7 +22,7 @@ const SHORT: usize = 1024;
 /// Multiplies `count` rows of weights with the only row of x.
 ///
 /// # Safety
-/// The contract of [`super::multiply`].
+/// The contract of [`super::multiply`] holds.
 pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     first: Operands,
     count: usize,
@@ -105,7 +105,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     unsafe fn streams<V: F32x16>(&self, row: usize, last: bool) -> V {
         let first = self.first;
         let groups = first.axis / first.group;
-        // Closures would lack the level's features.
+        // These loops are not closures, because closures would be compiled without the CPU
+        // features.
         let (mut rows, mut packed) = ([row; STREAMS], [first.packed; STREAMS]);
         for (stream, (row, packed)) in rows.iter_mut().zip(&mut packed).enumerate() {
             *row = (*row + stream * STREAMS).min(self.count - 1);

@@ -1,4 +1,4 @@
-//! Adds up products of bytes in sums of sixteen bits, for levels that have no instruction to add
+//! Adds up products of bytes in sums of sixteen bits, for CPUs without an instruction that adds
 //! them up in lanes of 32 bits.
 
 use super::super::{Call, Mode};
