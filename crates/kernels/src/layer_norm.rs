@@ -116,7 +116,7 @@ pub(super) unsafe fn layer_norm_row<V: F32x16, T: Float, const NEXT: usize>(
         let mean = V::splat(fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal);
         let variance = squares_about::<V, T>(mean, x, axis) * reciprocal;
         let inverse = 1.0 / (variance + eps).sqrt();
-        // `round_number` takes only NaNs that come from arithmetic, and `eps` may be another NaN.
+        // Replace any NaN by the default NaN: `eps` may be a NaN that `round_number` does not take.
         let inverse = V::splat(if inverse.is_nan() { f32::NAN } else { inverse });
         let scale = (mean, inverse);
         match (affine.weight.is_null(), affine.bias.is_null()) {

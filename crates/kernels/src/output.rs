@@ -52,8 +52,7 @@ impl<T: Float> Output<T> {
         Self { to: unsafe { self.to.add(count) }, ..self }
     }
 
-    /// The position that is `at` elements further, from which the caller counts blocks of sixteen
-    /// again.
+    /// The position that is `at` elements further. The caller counts blocks of sixteen from there.
     ///
     /// # Safety
     /// The position is within the buffer.

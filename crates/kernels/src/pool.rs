@@ -129,7 +129,7 @@ impl Pool {
             looks,
         }));
         for index in 0..pool.helpers.len() {
-            // If the system refuses a thread, the pool merely has one helper less.
+            // If the system refuses a thread, the pool merely has one helper fewer.
             let _ = std::thread::Builder::new()
                 .name(format!("mlx-primitives-{index}"))
                 .spawn(move || pool.help(index));

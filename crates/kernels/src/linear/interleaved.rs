@@ -198,8 +198,8 @@ impl<A: Arithmetic, T: Float> Kernel for Interleave<'_, A, T> {
 
 /// [`Weights`] that a product can interleave in place of x.
 pub trait Factor<A: Arithmetic>: Weights<A> {
-    /// Calls `body` with the given rows of the weights, interleaved. The first row is a multiple of
-    /// sixteen.
+    /// Calls `body` with the given rows of the weights in interleaved form. The first row is a
+    /// multiple of sixteen.
     ///
     /// # Safety
     /// The rows are readable.

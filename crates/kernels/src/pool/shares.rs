@@ -24,9 +24,9 @@ pub const MAX_UNITS: usize = 127;
 #[repr(align(128))]
 pub struct Line<T>(pub T);
 
-/// The data of a job that a thread needs to take units from its shares, in one word: the number of
-/// the job, which does not overflow for many years, the number of units in a share, and the number
-/// of shares.
+/// The data of a job that a thread needs to take units from its shares, packed in one word. It has
+/// the number of the job, which does not overflow for many years, the number of units in a share,
+/// and the number of shares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Call(u64);
 

@@ -201,7 +201,7 @@ impl<T: Float> Fill<'_, T> {
                     x = x * places;
                 }
                 if half {
-                    // The numbers are bf16, so the upper half has the whole number.
+                    // The numbers are bf16, so the upper half of each f32 has all bits.
                     let upper = V::narrow(V::shift_right::<16>(x.to_bits()));
                     V::store_half(upper, all.as_mut_ptr().cast());
                 } else {

@@ -42,8 +42,7 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     }
 }
 
-/// Multiplies rows of weights. Of the sixteen lanes that add up two chunks, each group has `L`
-/// lanes.
+/// Multiplies rows of weights. Each group uses `L` of the sixteen lanes that add up two chunks.
 struct Row<'a, T, F, const L: usize> {
     first: Operands<'a>,
     count: usize,
