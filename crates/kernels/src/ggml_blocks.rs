@@ -325,7 +325,7 @@ impl Halves {
     }
 }
 
-/// A quotient that is less than an integer by no more than this is rounded up to that integer.
+/// If a quotient is less than an integer by at most this much, it is rounded up to the integer.
 const ROUNDING: f32 = 1e-3;
 
 /// Reads a group whose halves have separate steps.

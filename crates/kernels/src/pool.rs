@@ -1,10 +1,10 @@
 //! Fork-join over index ranges: the calling thread and a few helpers share one job.
 //!
 //! The caller publishes a job by one store. Each thread has a share of the items, which is the same
-//! for all jobs of the same size. It first takes parts of its share, which costs other threads no
-//! time, and then parts of shares that other threads have not finished. So a helper that the system
-//! has not scheduled never delays a job: the caller waits only for helpers that run a part. The
-//! module `shares` explains why a helper never runs a part of a finished job.
+//! for all jobs of the same size. A thread first takes parts of its share, which costs other
+//! threads no time, and then parts of shares that other threads have not finished. So a helper that
+//! the system has not scheduled never delays a job: the caller waits only for helpers that run a
+//! part. The module `shares` explains why a helper never runs a part of a finished job.
 //!
 //! A second caller finds the pool taken and runs its job alone. There is no queue, so there is no
 //! deadlock. Helpers watch for the next job for a while, prefetch memory that it will read, and

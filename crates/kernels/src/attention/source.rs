@@ -165,8 +165,7 @@ pub struct QuantizedRows<T> {
     pub codes: Codes,
     pub scales: Rows<T>,
     pub biases: Rows<T>,
-    /// The number of elements within a row from one word to the next, from one scale to the next,
-    /// and from one bias to the next.
+    /// The strides of words, scales and biases within a row, in elements.
     pub steps: [isize; 3],
 }
 

@@ -5,9 +5,9 @@
 //! is one compare-and-exchange or subtraction of a whole word, so that:
 //!
 //! 1. The numbers of jobs only grow. The first `take` for a job moves a share to this job.
-//! 2. A job is done when all units of all its shares are taken and no thread runs one. Afterwards
-//!    no unit can be taken for it: each of its shares either has the job's number and no unit left,
-//!    or it has the number of a later job, and then `take` refuses too.
+//! 2. A job is done when all units of all its shares are taken and no thread runs a unit.
+//!    Afterwards no unit of the job can be taken. Each of its shares either has the number of the
+//!    job and no unit left, or has the number of a later job, and then `take` refuses too.
 //! 3. A successful `take` therefore proves that the job is not done, and that it cannot become
 //!    done before the thread has called `leave`. Only between these two calls may a thread use the
 //!    memory of the job's caller.

@@ -1,4 +1,4 @@
-//! Whether a short job is worth sharing, by measurement.
+//! Decides by measurement whether a short job should be shared.
 //!
 //! On one virtual machine (Zen 4) a cache line went to the other core and back in 50 ns in some
 //! runs and in 330 ns in others, so the cost of sharing is not known beforehand. Therefore a few

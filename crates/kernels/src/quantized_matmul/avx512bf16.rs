@@ -115,9 +115,9 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
     }
 }
 
-/// Where [`load`] finds half lanes that straddle words: the words of each quarter of a register,
-/// and within a quarter the two bytes that contain each of the eight half lanes and the number of
-/// bits before the half lane.
+/// Where [`load`] finds half lanes that straddle words. Each quarter of a register takes the words
+/// that contain its half lanes. Within a quarter, each of the eight half lanes takes two bytes, and
+/// is shifted down by the number of bits before it.
 struct Spread {
     words: [u16; 32],
     bytes: [u8; 16],

@@ -2,7 +2,7 @@
 //!
 //! A row is a little-endian stream of `BITS`-bit codes. A chunk is sixteen lanes of complete
 //! weights. A lane has 32 bits. If codes would straddle 32-bit words, a lane has as many codes as
-//! fit in 24 bits (for 5-bit codes, these take 20 bits). Lane l of a chunk holds weights
+//! fit in 24 bits (four 5-bit codes take only 20 bits). Lane l of a chunk holds weights
 //! `l * PER_LANE ..`, lowest bits first.
 
 use crate::element::{Element, F16, Float, with_element};

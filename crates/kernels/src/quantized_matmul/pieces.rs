@@ -6,9 +6,9 @@
 //! the scale of the weights, and the bias times the sum of x is added. No factor is rounded, so the
 //! only error is from sums in float32.
 //!
-//! Tiles take subnormal numbers as zero. So each row is divided by a power of two, and its sums are
-//! multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is multiplied
-//! without tiles. The result of a row does not depend on other rows.
+//! Tile instructions treat subnormal numbers as zero. So each row is divided by a power of two, and
+//! its sums are multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is
+//! multiplied without tiles. The result of a row does not depend on other rows.
 
 mod split;
 
@@ -81,8 +81,8 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
     }
 }
 
-/// Returns the rows of x that have an infinity or a NaN, and their results, which are computed by
-/// multiply-adds instead of tiles.
+/// Computes the rows of x that have an infinity or a NaN, by multiply-adds instead of tiles.
+/// Returns the indices of these rows, and their results.
 ///
 /// # Safety
 /// The contract of [`run`]; `x` is normalized, and `split` has its parts.
