@@ -352,7 +352,7 @@ fn halves_of(kind: BlockType, block: &[u8], group: usize) -> Halves {
                 let high = bytes[8 + i % 4] >> (2 * (i / 4)) & 3;
                 (low | high << 4) as i8 - 32
             };
-            // If its third bit is not set, 4 is subtracted from the code.
+            // If the third bit of a weight is not set, 4 is subtracted from its code.
             let third = |i: usize| ((block[i] >> group & 1) << 2) as i8 - 4;
             let q = std::array::from_fn(|i| two_bits(&block[32..96], i) + third(i));
             symmetric(at(108), [2 * group, 2 * group + 1].map(scale), q)

@@ -17,7 +17,7 @@ pub struct Normalize<T> {
     /// [`Float::load_mixed`], and the largest score.
     pub kept: *mut f32,
     pub max: f32,
-    /// The elements that the caller reads next, which are prefetched.
+    /// The elements that the caller reads next. The kernel prefetches them.
     pub next: *const T,
 }
 

@@ -89,8 +89,8 @@ unsafe impl Sync for Turned<'_> {}
 /// The number of weights in the blocks that contain sixteen consecutive elements. The first element
 /// may be anywhere in its block.
 const BLOCKS: usize = 2 * LANES;
-/// The number of weights that `decode` may write for rows that are unpacked together. It writes
-/// full blocks.
+/// The number of weights that `decode` may write for rows that are unpacked together, since
+/// `decode` writes full blocks.
 const ROOM: usize = interleaved::TOGETHER * LANES + 2 * LANES;
 const _: () = assert!(TOGETHER * TILE <= interleaved::TOGETHER * LANES);
 

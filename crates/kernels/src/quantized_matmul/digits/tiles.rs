@@ -238,7 +238,7 @@ impl<F: Format> Block<'_, F> {
                 let next = self.first.prepared.sums(1).offset_from(self.first.prepared.sums(0));
                 let mut to = totals.add((group % APART * self.band.len() + top) * LANES);
                 for _ in top..end {
-                    // A loop, since a closure would be compiled without the CPU features.
+                    // This is a loop, since a closure would be compiled without the CPU features.
                     let mut all = [V::splat_int(0); DIGITS];
                     for (digit, all) in all.iter_mut().enumerate() {
                         *all = V::load(digits.add(digit * LANES)).to_bits();
