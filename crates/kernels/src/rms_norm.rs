@@ -8,12 +8,13 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// Rounds where MLX's composition does. The normalized value is computed in f32 and rounded to the
-/// element type, before the weight multiplies it.
+/// Computes `x / sqrt(mean(x²) + eps) * weight` for each row, and rounds at the points where MLX's
+/// composed ops round. The kernel computes the normalized value in f32, rounds it to the element
+/// type, and then multiplies it by the weight.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * axis` elements, `weight` holds `axis` or is null, all aligned to
-/// the element. `out` is `x` itself or overlaps nothing.
+/// `x` and `out` hold `rows * axis` elements. `weight` holds `axis` elements or is null. All are
+/// aligned for the element type. `out` is `x` itself or overlaps nothing.
 pub unsafe fn rms_norm(
     element: Element,
     x: *const u8,
@@ -24,14 +25,14 @@ pub unsafe fn rms_norm(
     eps: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
     with_element!(element, T => unsafe {
         rms_norm_on::<T>(machine, x.cast(), weight.cast(), out.cast(), rows, axis, eps)
     })
 }
 
 /// # Safety
-/// The contract of [`rms_norm`].
+/// The contract of [`rms_norm`] applies.
 pub unsafe fn rms_norm_on<T: Float>(
     machine: Machine,
     x: *const T,
@@ -48,7 +49,7 @@ pub unsafe fn rms_norm_on<T: Float>(
     let (x, weight) = (Shared(x.cast_mut()), Shared(weight.cast_mut()));
     machine.pool.for_each(rows, axis, &|rows| {
         let kernel = RmsNorm { x: x.get(), weight: weight.get(), out, rows, axis, eps };
-        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        // SAFETY: the caller upholds the contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
@@ -79,7 +80,7 @@ impl<T: Float> Kernel for RmsNorm<T> {
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)`, for every kernel that normalizes.
+/// Returns `1 / sqrt(mean(x²) + eps)`. All kernels that normalize by the root mean square call it.
 ///
 /// # Safety
 /// `x` is readable for `axis` elements.
@@ -87,15 +88,15 @@ impl<T: Float> Kernel for RmsNorm<T> {
 pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, eps: f32) -> f32 {
     // MLX multiplies the sum by this rounded reciprocal.
     let reciprocal = (1.0 / axis as f64) as f32;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
     let inverse = 1.0 / (mean + eps).sqrt();
-    // Any NaN becomes the standard one, which `round_number` requires, also if `eps` is a NaN.
+    // `round_number` accepts only the standard NaN. `eps` may be another NaN.
     if inverse.is_nan() { f32::NAN } else { inverse }
 }
 
-/// Normalizes one row of `axis >= 1` elements; `weight` may be null, and `out` may be `x`.
-/// Prefetches the rows that are read next.
+/// Normalizes one row of `axis >= 1` elements. `weight` may be null, and `out` may be `x`.
+/// Prefetches the rows in `next`, which the caller reads afterwards.
 #[inline(always)]
 pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     x: *const T,
@@ -105,7 +106,7 @@ pub(super) unsafe fn rms_norm_row<V: F32x16, T: Float, const NEXT: usize>(
     eps: f32,
     next: [*const T; NEXT],
 ) {
-    // SAFETY: the caller's row and weight exist.
+    // SAFETY: the caller passes a valid row, and a valid weight or null.
     unsafe {
         let inverse = V::splat(inverse_rms::<V, T>(x, axis, eps));
         if weight.is_null() {
@@ -126,7 +127,7 @@ unsafe fn normalize<V: F32x16, T: Float, const NEXT: usize, const WEIGHTED: bool
     next: [*const T; NEXT],
 ) {
     let mut i = 0;
-    // SAFETY: every access is within the row, and reads come before the write to their place.
+    // SAFETY: every access is within the row, and each block is read before it is overwritten.
     unsafe {
         while i + LANES <= axis {
             for row in next {

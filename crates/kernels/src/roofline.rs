@@ -1,5 +1,5 @@
-//! The operations that measure the machine's roofline, for benchmarks. They copy, read and fill
-//! memory, and multiply registers, with the threads and vectors of the kernels. The caller measures
+//! Operations that measure the machine's roofline, for benchmarks. They copy, read and fill memory
+//! and multiply in registers, with the same threads and vectors as the kernels. The caller measures
 //! the time.
 
 use std::hint::black_box;
@@ -9,26 +9,28 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::simd::{F32x16, Kernel, LANES, fence, prefetch};
 use super::{Machine, Shared, parallel_copy};
 
-/// Bytes of an item of a job.
+/// Bytes that one item of a thread-pool job processes.
 const BLOCK: usize = 4096;
-/// How far ahead of the loads memory is prefetched, in bytes.
+/// How many bytes ahead of the loads the prefetches are.
 const AHEAD: usize = 4096;
-/// Multiply-adds of each sum in an item of a job.
+/// The number of multiply-adds that each accumulator performs in one item of a job.
 const STEPS: usize = 1024;
 
-/// Copies the bytes that fit both slices, past the caches if there are more than the caches hold.
-/// This bounds kernels that read their input once and write their output once.
+/// Copies as many bytes as both slices have. Copies that are larger than the caches use streaming
+/// stores. The speed is a bound for kernels that read their input once and write their output once.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     const CACHES: usize = 32 << 20;
     let bytes = from.len().min(to.len());
     let (from, start) = (Shared(from.as_ptr().cast_mut()), Shared(to.as_mut_ptr()));
     if bytes < CACHES {
-        // SAFETY: both slices hold `bytes` bytes, and a unique borrow overlaps no other.
+        // SAFETY: both slices hold `bytes` bytes. They do not overlap, because `to` is a unique
+        // borrow.
         unsafe { parallel_copy(from.get(), start.get(), bytes) };
     } else {
         let level = Machine::current().level;
         for_blocks(bytes, &|part| {
-            // SAFETY: the parts are disjoint and within both slices; the level is this machine's.
+            // SAFETY: the parts are disjoint and within both slices; this machine supports the
+            // level.
             unsafe {
                 let (from, to) = (from.get().add(part.start), start.get().add(part.start));
                 level.run(Stream { from, to, bytes: part.len() });
@@ -52,8 +54,8 @@ impl Kernel for Stream {
         const WIDTH: usize = LANES * size_of::<f32>();
         let head = self.to.align_offset(WIDTH).min(self.bytes);
         let body = (self.bytes - head) / WIDTH * WIDTH;
-        // SAFETY: the caller's bytes are copied in three runs, the middle one as whole, aligned
-        // vectors.
+        // SAFETY: the kernel copies the caller's bytes in three ranges. The middle one consists of
+        // aligned, full vectors.
         unsafe {
             std::ptr::copy_nonoverlapping(self.from, self.to, head);
             for at in (head..head + body).step_by(WIDTH) {
@@ -66,7 +68,7 @@ impl Kernel for Stream {
     }
 }
 
-/// Fills the slice with ones. This bounds kernels that read almost nothing.
+/// Fills the slice with ones. The speed is a bound for kernels that read almost nothing.
 pub fn fill(to: &mut [u8]) {
     let start = Shared(to.as_mut_ptr());
     for_blocks(to.len(), &|part| {
@@ -76,10 +78,11 @@ pub fn fill(to: &mut [u8]) {
     black_box(to);
 }
 
-/// Loads the slice into registers as whole vectors. This bounds kernels that write almost nothing.
+/// Loads the slice into vector registers. The speed is a bound for kernels that write almost
+/// nothing.
 pub fn read(from: &[u8]) {
     let level = Machine::current().level;
-    // SAFETY: the level is this machine's, and the kernel reads a slice.
+    // SAFETY: this machine supports the level, and the kernel reads only a slice.
     for_blocks(from.len(), &|part| unsafe { level.run(Read(&from[part])) });
 }
 
@@ -104,7 +107,8 @@ impl Kernel for Read<'_> {
             let from = from.as_ptr();
             prefetch(from.wrapping_add(AHEAD), step);
             for (i, seen) in seen.iter_mut().enumerate() {
-                // SAFETY: the chunk is a whole step; `load` needs no alignment and takes any bits.
+                // SAFETY: the chunk has `step` bytes. `load` needs no alignment and accepts any bit
+                // pattern.
                 *seen = seen.xor_bits(unsafe { V::load(from.add(i * WIDTH).cast()) }.to_bits());
             }
         }
@@ -116,16 +120,16 @@ impl Kernel for Read<'_> {
 }
 
 /// Multiplies and adds in registers, for about ten microseconds on every thread in each of `rounds`
-/// rounds. Returns the number of floating-point operations; divided by the time, it bounds matrix
-/// products. With `pairs`, pairs of bf16 are multiplied by the level's dot instruction, if it has
-/// one.
+/// rounds. Returns the number of floating-point operations. The caller divides it by the time to
+/// get a bound for matrix products. With `pairs`, the level's dot instruction for bf16 pairs is
+/// used, if the level has one.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();
     let done = AtomicU32::new(0);
     let items = rounds * machine.pool.threads();
     machine.pool.for_each(items, 10 * STEPS, &|items| {
-        // SAFETY: the level is this machine's, and the kernel needs nothing else.
+        // SAFETY: this machine supports the level, and the kernel has no other requirement.
         unsafe { machine.level.run(Multiply { pairs, items: items.len(), done: &done }) };
     });
     let per_sum = LANES * 2 * if pairs { 2 } else { 1 };
@@ -135,7 +139,7 @@ pub fn multiply(pairs: bool, rounds: usize) -> f64 {
 struct Multiply<'a> {
     pairs: bool,
     items: usize,
-    /// The number of sums times the number of items.
+    /// The number of accumulators times the number of items, summed over all threads.
     done: &'a AtomicU32,
 }
 
@@ -144,7 +148,8 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // Enough sums to hide the latency of an instruction, and few enough for the registers.
+        // Enough accumulators to hide the latency of an instruction, but not more than the
+        // registers hold.
         let sums = match (V::ONE_REGISTER, self.pairs) {
             (true, true) => spin::<V, 16, true>(self.items),
             (true, false) => spin::<V, 16, false>(self.items),

@@ -16,30 +16,31 @@ pub struct RopeShape {
     pub heads: usize,
     pub seq: usize,
     pub head_dim: usize,
-    /// Features that are rotated: even, at most `head_dim`; the rest are copied.
+    /// The number of features to rotate: even, at most `head_dim`. The other features are copied.
     pub dims: usize,
-    /// Whether pairs are adjacent rather than half of `dims` apart.
+    /// Whether a pair consists of adjacent features; otherwise the two are `dims / 2` apart.
     pub traditional: bool,
     /// Whether to rotate forward; false rotates by the negated angle.
     pub forward: bool,
-    /// Multiplies the positions.
+    /// A factor for the positions.
     pub scale: f32,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Frequencies<'a> {
-    /// `base^(-i / (dims / 2))`.
+    /// The frequency of pair i is `base^(-i / (dims / 2))`.
     Base(f32),
-    /// `dims / 2` periods divided by 2 pi: angles are `position * scale / freqs[i]`.
+    /// `dims / 2` divisors; the angle of pair i is `position * scale / freqs[i]`.
     Explicit(&'a [f32]),
 }
 
-/// Equals `mx.fast.rope` on MLX's Linux CPU backend bit for bit: each product and each sum is
-/// rounded to the element type, as are sine and cosine.
+/// Equals `mx.fast.rope` on MLX's Linux CPU backend bit for bit. Sines, cosines, products and sums
+/// are all rounded to the element type.
 ///
 /// # Safety
-/// `x` and `out` hold the shape's elements, aligned to the element; `out` is `x` itself or
-/// overlaps nothing. `offsets` holds 1 or `batch` numbers, explicit frequencies `dims / 2`.
+/// `x` and `out` hold the shape's elements, aligned for the element type. `out` is `x` itself or
+/// overlaps nothing. `offsets` holds 1 or `batch` numbers, and explicit frequencies are `dims / 2`
+/// numbers.
 pub unsafe fn rope(
     element: Element,
     x: *const u8,
@@ -49,17 +50,18 @@ pub unsafe fn rope(
     offsets: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
     with_element!(element, T => unsafe {
         rope_on::<T>(machine, x.cast(), out.cast(), shape, frequencies, offsets)
     })
 }
 
-/// Columns of the sine and cosine tables that are computed at a time.
+/// The number of columns of the sine and cosine tables that are computed at a time.
 pub(super) const COLUMNS: usize = 256;
-/// Floats of a table. Sines and cosines together take half of a first-level cache of 32 KB.
+/// The number of floats in a table. Sines and cosines together take half of a first-level cache of
+/// 32 KB.
 pub const TABLE: usize = 2048;
-/// How far ahead input is prefetched, in bytes. A tile's rows are too short for hardware
+/// How many bytes ahead the input is prefetched. A tile's rows are too short for hardware
 /// prefetchers.
 const AHEAD: usize = 2048;
 
@@ -75,8 +77,8 @@ pub unsafe fn rope_on<T: Float>(
     if rows * shape.seq * shape.head_dim == 0 {
         return;
     }
-    // A tile is a run of positions in a group of rows, which share a table of sines and cosines. So
-    // the tables stay on the stack and in L2 for any length of the sequence.
+    // A tile is a range of positions in a group of rows. The rows share a table of sines and
+    // cosines. With tiles, the tables stay on the stack and in L2 for any length of the sequence.
     let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
     let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
     let ranges = machine.pool.ranges(rows * shape.seq * shape.head_dim);
@@ -86,8 +88,8 @@ pub unsafe fn rope_on<T: Float>(
     let group = if per_batch { shape.heads } else { rows.div_ceil(ranges.div_ceil(runs)) };
     let groups = rows.div_ceil(group);
     let tile = run * shape.head_dim * group;
-    // Unless `traditional`, separate blocks store the two halves of a row. If a half does not have
-    // whole blocks, a row of 1 turns off the stores that bypass the caches.
+    // Unless `traditional`, the two halves of a row are stored separately. If a half is not a
+    // multiple of the vector width, a row length of 1 turns off streaming stores.
     let whole = shape.traditional || columns.is_multiple_of(LANES);
     let row = if whole { shape.head_dim } else { 1 };
     let out = Output::new(out, &[x], rows * shape.seq * shape.head_dim, row);
@@ -105,7 +107,7 @@ pub unsafe fn rope_on<T: Float>(
                 positions: start..shape.seq.min(start + run),
                 columns,
             };
-            // SAFETY: the caller's contract; the tiles are disjoint.
+            // SAFETY: the caller upholds the contract; the tiles are disjoint.
             unsafe { machine.level.run(kernel) }
         }
     });
@@ -122,8 +124,8 @@ pub(super) struct Tile<'a, T> {
     pub columns: usize,
 }
 
-/// Cosines and sines. Each position of a tile has a row of `stride` numbers, in whole blocks in the
-/// order of [`Float::load_mixed`].
+/// Cosines and sines. Each position of a tile has a row of `stride` numbers. In full vectors, the
+/// lanes are in the order of [`Float::load_mixed`].
 pub(super) struct Table {
     pub cos: [MaybeUninit<f32>; TABLE],
     pub sin: [MaybeUninit<f32>; TABLE],
@@ -147,8 +149,8 @@ impl<T: Float> Kernel for Tile<'_, T> {
         while start < self.columns {
             let columns = start..self.columns.min(start + COLUMNS);
             let stride = columns.len().next_multiple_of(LANES);
-            // SAFETY: the table has room for the tile's positions at this stride, is filled
-            // before it is read, and the rotations stay within the tile's features.
+            // SAFETY: the table has room for the tile's positions at this stride and is filled
+            // before it is read. The rotations stay within the tile's features.
             unsafe {
                 self.fill::<V>(&mut table, columns.clone(), stride);
                 let cos = table.cos.as_ptr().cast::<f32>();
@@ -179,7 +181,7 @@ impl<T: Float> Kernel for Tile<'_, T> {
             }
             start += COLUMNS;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.copy_rest() };
     }
 }
@@ -212,15 +214,15 @@ impl<T: Float> Tile<'_, T> {
     ) {
         let mut inverse = [0.0f32; COLUMNS];
         self.inverse_frequencies(&mut inverse[..columns.len()], columns.start);
-        // In adjacent pairs, the sine of the first element is negated. Backward, all sines are
-        // negated.
+        // In adjacent pairs, the sine for the first element is negated. The backward pass negates
+        // all signs.
         let turn = if self.shape.forward { 1.0f32 } else { -1.0 };
         let mut signs = [turn; LANES];
         if self.shape.traditional {
             signs.iter_mut().step_by(2).for_each(|sign| *sign = -turn);
         }
-        // SAFETY: `stride` is a multiple of sixteen within `inverse`, and a tile's positions
-        // times `stride` are within the table.
+        // SAFETY: `stride` is a multiple of sixteen and at most the length of `inverse`. The number
+        // of positions in a tile times `stride` is at most the size of the table.
         unsafe {
             let signs = V::load(signs.as_ptr());
             for (index, position) in self.positions.clone().enumerate() {
@@ -240,8 +242,8 @@ impl<T: Float> Tile<'_, T> {
         }
     }
 
-    /// Computes the inverse of each frequency from column `first` on. With `traditional`, the two
-    /// columns of a pair have the same frequency.
+    /// Computes the inverses of the frequencies, starting at column `first`. With `traditional`,
+    /// the two columns of a pair have the same frequency.
     #[inline(always)]
     fn inverse_frequencies(&self, inverse: &mut [f32], first: usize) {
         let shift = usize::from(self.shape.traditional);
@@ -261,7 +263,7 @@ impl<T: Float> Tile<'_, T> {
     }
 }
 
-/// Rotates the features `columns` together with the features that are `half` further on.
+/// Rotates each feature in `columns` together with the feature `half` places after it.
 #[inline(always)]
 pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     from: *const T,
@@ -271,8 +273,8 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     cos: *const f32,
     sin: *const f32,
 ) {
-    // SAFETY: the columns and their partners lie within the vector, the table has whole blocks,
-    // and both partners are read before either is written.
+    // SAFETY: both features of a pair lie within the vector, the table has full vectors, and both
+    // features are read before either is written.
     unsafe {
         let (from, to) = (from.add(columns.start), to.add(columns.start));
         let count = columns.len();
@@ -296,7 +298,8 @@ pub(super) unsafe fn rotate_halves<V: F32x16, T: Float>(
     }
 }
 
-/// Rotates the features `columns` in adjacent pairs. The table's sines include the signs.
+/// Rotates the features `columns` in adjacent pairs. The sines in the table already have the signs
+/// of the rotation.
 #[inline(always)]
 pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     from: *const T,
@@ -305,7 +308,7 @@ pub(super) unsafe fn rotate_pairs<V: F32x16, T: Float>(
     cos: *const f32,
     sin: *const f32,
 ) {
-    // SAFETY: as in `rotate_halves`; columns come in whole pairs, and so do blocks.
+    // SAFETY: as in `rotate_halves`. The number of columns is even, so no vector splits a pair.
     unsafe {
         let (from, to) = (from.add(columns.start), to.add(columns.start));
         let count = columns.len();

@@ -1,5 +1,6 @@
-//! Rotates the queries and keys of a step, and writes them into a state together with the step's
-//! values. Backward, it computes the derivatives, from the state to the step.
+//! Rotates the queries and keys of a step (the positions of one call), and writes them into the
+//! state (the key/value cache with an area for queries), together with the step's values. The
+//! backward pass computes the derivatives.
 
 use std::ops::Range;
 
@@ -11,17 +12,18 @@ use super::rope::{
 use super::simd::{F32x16, Kernel, LANES, prefetch};
 use super::{Machine, Shared, parallel_copy};
 
-/// The number of positions for which the query area of a state has room.
+/// The number of positions for which the state stores queries.
 pub const QUERY_POSITIONS: usize = 8;
 
-/// The number of positions of one head whose vectors are written one after another, in their order
-/// in the state.
+/// The number of positions of one head that are written before the next head's. The state stores
+/// the positions of a head contiguously.
 const RUN: usize = 8;
-/// Vectors are prefetched this many heads before they are rotated.
+/// How many heads ahead vectors are prefetched.
 const AHEAD: usize = 4;
 
-/// A state is `[batch, rows, head_dim]`: rows for the queries of 8 positions, then the keys and
-/// then the values of `capacity` positions for each head.
+/// The shape of a step and of a state. A state is `[batch, rows, head_dim]`. Its rows are the
+/// queries of 8 positions, then the keys of `capacity` positions for each head, and then the
+/// values.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AppendShape {
@@ -31,15 +33,15 @@ pub struct AppendShape {
     pub time: usize,
     pub head_dim: usize,
     pub capacity: usize,
-    /// Features that are rotated: even, at most `head_dim`; the rest are copied.
+    /// The number of features to rotate: even, at most `head_dim`. The other features are copied.
     pub dims: usize,
     pub traditional: bool,
-    /// Whether to write a step into a state; false computes the derivatives in the step and the
-    /// state.
+    /// Whether to write a step into a state. If false, the kernel computes the derivatives of the
+    /// step and of the state.
     pub forward: bool,
-    /// Multiplies the positions.
+    /// A factor for the positions.
     pub scale: f32,
-    /// Multiplies the rotated features, before the rotation.
+    /// A factor for the rotated features, which is applied before the rotation.
     pub multiplier: f32,
 }
 
@@ -52,24 +54,24 @@ impl AppendShape {
         self.area() + 2 * self.kv_heads * self.capacity
     }
 
-    /// Heads of `qkv`: queries, keys, values.
+    /// The number of heads in `qkv`: queries, keys and values together.
     pub fn all_heads(&self) -> usize {
         self.heads + 2 * self.kv_heads
     }
 }
 
 /// Writes the queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of
-/// `out`, and rotates queries and keys as [`rope`](super::rope) does. Positions outside the
-/// capacity are skipped.
+/// `out`, and rotates queries and keys as [`rope`](super::rope) does. Skips positions outside the
+/// capacity.
 ///
-/// Backward, `state` is the cotangent of the new state. `qkv` receives the derivatives in the step.
-/// `out` receives the derivatives in the state: the cotangent, with zeros in the rows that the step
-/// wrote.
+/// In the backward pass, `state` is the cotangent of the new state. `qkv` receives the derivatives
+/// of the step. `out` receives the derivatives of the old state: the cotangent, with zeros in the
+/// rows that the step wrote.
 ///
 /// # Safety
-/// `state`, `out` and `qkv` hold the shape's elements, aligned to the element; `out` is `state`
-/// or overlaps nothing. `qkv` is written only backward. `offsets` and `slots` hold 1 or `batch`
-/// numbers, explicit frequencies `dims / 2`.
+/// `state`, `out` and `qkv` hold the shape's elements, aligned for the element type. `out` is
+/// `state` or overlaps nothing. Only the backward pass writes to `qkv`. `offsets` and `slots` hold
+/// 1 or `batch` numbers, and explicit frequencies are `dims / 2` numbers.
 #[allow(clippy::too_many_arguments)]
 pub unsafe fn rope_append(
     element: Element,
@@ -82,7 +84,7 @@ pub unsafe fn rope_append(
     slots: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
     with_element!(element, T => unsafe {
         if !std::ptr::eq(state, out) {
             let bytes = shape.batch * shape.rows() * shape.head_dim * size_of::<T>();
@@ -93,7 +95,7 @@ pub unsafe fn rope_append(
 }
 
 /// # Safety
-/// The contract of [`rope_append`]; `out` is also the state.
+/// The contract of [`rope_append`] applies; `out` is also the state.
 pub unsafe fn append_on<T: Float>(
     machine: Machine,
     out: *mut T,
@@ -103,24 +105,24 @@ pub unsafe fn append_on<T: Float>(
     offsets: &[i32],
     slots: &[i32],
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     unsafe { move_on(machine, Place::State(out), qkv, shape, frequencies, offsets, slots) }
 }
 
-/// The vectors of all heads outside the step.
+/// The other side of the move: where the vectors of all heads are, apart from `qkv`.
 #[derive(Clone, Copy)]
 pub enum Place<T> {
-    /// The rows of a state.
+    /// The rows of a state, laid out as [`AppendShape`] says.
     State(*mut T),
-    /// Queries, keys and values, `[batch, heads, time, head_dim]` each.
+    /// Queries, keys and values in separate buffers, `[batch, heads, time, head_dim]` each.
     Heads([*mut T; 3]),
 }
 
-// SAFETY: each vector is written by one thread.
+// SAFETY: only one thread writes each vector.
 unsafe impl<T> Sync for Place<T> {}
 
 impl<T> Place<T> {
-    /// The vectors of one batch entry.
+    /// The part of the buffers that belongs to one batch entry.
     fn entry(self, batch: usize, shape: &AppendShape) -> Self {
         let each = batch * shape.head_dim;
         match self {
@@ -134,7 +136,7 @@ impl<T> Place<T> {
 }
 
 /// # Safety
-/// The contract of [`rope_append`], with `place` instead of the state.
+/// The contract of [`rope_append`] applies, with `place` instead of the state.
 pub unsafe fn move_on<T: Float>(
     machine: Machine,
     place: Place<T>,
@@ -186,7 +188,7 @@ pub unsafe fn move_on<T: Float>(
                 },
                 slot: i64::from(of_batch(slots)),
             };
-            // SAFETY: the caller's contract; tiles write rows of different positions.
+            // SAFETY: the caller upholds the contract; tiles write rows of different positions.
             unsafe { machine.level.run(kernel) }
         }
     });
@@ -196,7 +198,7 @@ struct Append<'a, T> {
     qkv: *mut T,
     place: Place<T>,
     shape: &'a AppendShape,
-    /// Only its sines and cosines are used.
+    /// Computes the table of sines and cosines; its other fields are unused.
     turns: Tile<'a, T>,
     slot: i64,
 }
@@ -210,7 +212,7 @@ impl<T: Float> Kernel for Append<'_, T> {
         let shape = self.shape;
         let last_turned = shape.heads + shape.kv_heads;
         let columns = self.turns.columns;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             self.copy(self.first_head()..last_turned, shape.dims);
             self.copy(last_turned..shape.all_heads(), 0);
@@ -222,8 +224,8 @@ impl<T: Float> Kernel for Append<'_, T> {
         while start < columns {
             let block = start..columns.min(start + COLUMNS);
             let stride = block.len().next_multiple_of(LANES);
-            // SAFETY: the table has room for the tile's positions at this stride, is filled
-            // before it is read, and every row lies within its buffer.
+            // SAFETY: the table has room for the tile's positions at this stride and is filled
+            // before it is read. Every row lies within its buffer.
             unsafe {
                 self.turns.fill::<V>(&mut table, block.clone(), stride);
                 let first = self.turns.positions.start;
@@ -262,15 +264,16 @@ impl<T: Float> Kernel for Append<'_, T> {
 }
 
 impl<T: Float> Append<'_, T> {
-    /// The first head that is moved. Steps of more than [`QUERY_POSITIONS`] positions do not store
-    /// queries in a state.
+    /// The first head to move. The state does not store queries of steps that have more than
+    /// [`QUERY_POSITIONS`] positions.
     #[inline(always)]
     fn first_head(&self) -> usize {
         let stored = self.shape.time <= QUERY_POSITIONS || matches!(self.place, Place::Heads(_));
         if stored { 0 } else { self.shape.heads }
     }
 
-    /// The source and destination of a head's vector at a position, if there is a row for it.
+    /// Returns the source and the destination of a head's vector at a position, or `None` if the
+    /// state has no row for it.
     #[inline(always)]
     unsafe fn vectors(&self, head: usize, time: usize) -> Option<(*const T, *mut T)> {
         let shape = self.shape;
@@ -306,12 +309,12 @@ impl<T: Float> Append<'_, T> {
     #[inline(always)]
     unsafe fn clear(&self, from: *const T, count: usize) {
         if matches!(self.place, Place::State(_)) {
-            // SAFETY: the elements are within the vector, which the caller may write.
+            // SAFETY: the elements are within the vector, which the caller is allowed to write.
             unsafe { from.cast_mut().write_bytes(0, count) }
         }
     }
 
-    /// A head's vector of the step at a position.
+    /// Returns the address of a head's vector at a position of the step.
     #[inline(always)]
     unsafe fn of_step(&self, head: usize, time: usize) -> *mut T {
         let at = (time * self.shape.all_heads() + head) * self.shape.head_dim;
@@ -319,7 +322,7 @@ impl<T: Float> Append<'_, T> {
         unsafe { self.qkv.add(at) }
     }
 
-    /// Clears the derivatives in vectors of the step that have no row in the state.
+    /// Clears the derivatives of step vectors that have no row in the state.
     unsafe fn clear_skipped(&self) {
         for time in self.turns.positions.clone() {
             for head in 0..self.shape.all_heads() {
@@ -333,14 +336,14 @@ impl<T: Float> Append<'_, T> {
         }
     }
 
-    /// Prefetches the vector of a later head.
+    /// Prefetches the vector `AHEAD` heads later.
     #[inline(always)]
     fn ask(&self, from: *const T) {
         let later = from.wrapping_add(AHEAD * self.shape.head_dim);
         prefetch(later.cast(), self.shape.head_dim * size_of::<T>());
     }
 
-    /// Writes the multiplied features to `to`, unless the multiplier is 1.
+    /// Multiplies the first `dims` features and writes them to `to`, unless the multiplier is 1.
     #[inline(always)]
     unsafe fn multiply<V: F32x16>(&self, from: *const T, to: *mut T) {
         if self.shape.multiplier == 1.0 {
@@ -357,7 +360,8 @@ impl<T: Float> Append<'_, T> {
         }
     }
 
-    /// Copies the features from `first` on unchanged. Backward, also clears them in the state.
+    /// Copies the features that start at `first` unchanged. The backward pass then clears them in
+    /// the state.
     unsafe fn copy(&self, heads: Range<usize>, first: usize) {
         let count = self.shape.head_dim - first;
         if count == 0 {

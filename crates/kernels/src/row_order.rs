@@ -1,24 +1,24 @@
-//! The orders in which products and attention add up the terms of a row.
+//! The orders in which matrix products and attention add up the terms of a row.
 
-/// The most rows that count as tokens by default.
+/// By default, calls with at most this many rows use the order [`Tokens`](RowOrder::Tokens).
 pub const FEW_ROWS: usize = 8;
 
-/// The order in which a call adds up the terms of a row. A row's result depends only on the row and
-/// on its factors, and not on the other rows of the call.
+/// The order in which a call adds up the terms of a row. Because the order is fixed, a row's result
+/// depends only on that row and its factors, and not on the other rows of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOrder {
     /// [`Tokens`](Self::Tokens) for up to [`FEW_ROWS`] rows, and [`Prompt`](Self::Prompt) for more.
     #[default]
     ByCount,
-    /// The order of one row: lanes run along the row.
+    /// The order of one row, for decoding: the vector lanes hold consecutive elements of the row.
     Tokens,
-    /// The order of tiles: lanes run across rows.
+    /// The order of tiles, for prompts: each vector lane holds another row.
     Prompt,
 }
 
 impl RowOrder {
-    /// Whether `rows` rows have the order of tokens.
+    /// Whether a call with `rows` rows uses the order [`Tokens`](Self::Tokens).
     pub fn is_of_tokens(self, rows: usize) -> bool {
         match self {
             Self::ByCount => rows <= FEW_ROWS,

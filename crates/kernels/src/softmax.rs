@@ -1,4 +1,4 @@
-//! Softmax over the last axis, accumulated in f32 for every element type.
+//! Softmax over the last axis. Every element type is accumulated in f32.
 
 use std::ops::Range;
 
@@ -8,14 +8,15 @@ use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
 
-/// MLX's `precise` softmax. A row that contains a NaN or +inf, or only -inf, becomes all NaN.
+/// Computes MLX's `precise` softmax. A row that contains a NaN or +inf, or only -inf, becomes all
+/// NaN.
 ///
 /// # Safety
-/// `x` and `out` hold `rows * axis` elements, aligned to the element. `out` is `x` itself or
+/// `x` and `out` hold `rows * axis` elements, aligned for the element type. `out` is `x` itself or
 /// overlaps nothing.
 pub unsafe fn softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
     with_element!(element, T => unsafe {
         softmax_on::<T>(machine, x.cast(), out.cast(), rows, axis)
     })
@@ -31,7 +32,8 @@ pub unsafe fn softmax_on<T: Float>(
     if axis == 0 {
         return;
     }
-    // Exponentials of f32 are kept in the output until their sum is known.
+    // With f32, the kernel stores the exponentials in the output until it knows their sum. So the
+    // output must stay in the caches.
     let out = match T::as_f32(x) {
         Some(_) => Output::near(out),
         None => Output::new(out, &[x], rows * axis, axis),
@@ -39,7 +41,7 @@ pub unsafe fn softmax_on<T: Float>(
     let x = Shared(x.cast_mut());
     machine.pool.for_each(rows, 2 * axis, &|rows| {
         let kernel = Softmax { x: x.get(), out, rows, axis };
-        // SAFETY: the caller's contract; the ranges of rows are disjoint.
+        // SAFETY: the caller upholds the contract; the ranges of rows are disjoint.
         unsafe { machine.level.run(kernel) }
     });
 }
@@ -51,8 +53,8 @@ struct Softmax<T> {
     axis: usize,
 }
 
-/// The longest row whose f32 exponentials are kept on the stack. For longer rows they are computed
-/// twice.
+/// The longest row whose f32 exponentials are stored on the stack. In longer rows of 16-bit types,
+/// the kernel computes the exponentials twice.
 const KEPT: usize = 4096;
 
 impl<T: Float> Kernel for Softmax<T> {
@@ -62,12 +64,13 @@ impl<T: Float> Kernel for Softmax<T> {
     unsafe fn run<V: F32x16>(self) {
         let mut kept = [const { std::mem::MaybeUninit::<f32>::uninit() }; KEPT];
         for row in self.rows {
-            // SAFETY: the row lies within both buffers; see each pass.
+            // SAFETY: the row lies within both buffers, and each function called here stays within
+            // the row.
             unsafe {
                 let x = self.x.add(row * self.axis);
                 let out = self.out.add(row * self.axis);
                 let max = V::splat(row_max::<V, T>(x, self.axis));
-                // An output of f32 can hold the exponentials.
+                // An output of f32 has room for the exponentials.
                 let keep = if size_of::<T>() == size_of::<f32>() {
                     out.to().cast()
                 } else {
@@ -85,7 +88,8 @@ impl<T: Float> Kernel for Softmax<T> {
     }
 }
 
-/// The largest element. It may miss a NaN, whose exponential makes the sum NaN instead.
+/// Returns the largest element. It may miss a NaN, but then the exponential of the NaN makes the
+/// sum NaN.
 #[inline(always)]
 unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     let mut max = [V::splat(f32::NEG_INFINITY); 4];
@@ -113,14 +117,14 @@ unsafe fn row_max<V: F32x16, T: Float>(x: *const T, axis: usize) -> f32 {
     max[0].max(max[1]).max(max[2].max(max[3])).reduce_max()
 }
 
-/// e^x to the precision of the element type.
+/// Returns e^x for x <= 0, to the precision of the element type.
 #[inline(always)]
 pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
-/// The sum of `exp(x - max)`. With `KEEP` the terms are written to `keep`, which may be `x`, in
-/// whole blocks in the order of [`Float::load_mixed`].
+/// Returns the sum of `exp(x - max)`. With `KEEP`, also writes the terms to `keep`, which may be
+/// `x`. In full blocks, the terms have the order of [`Float::load_mixed`].
 #[inline(always)]
 unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,
@@ -130,7 +134,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
 ) -> f32 {
     let mut sum = V::splat(0.0);
     let mut i = 0;
-    // SAFETY: every access is within the row, and reads come before the write to their place.
+    // SAFETY: every access is within the row, and each block is read before it is overwritten.
     unsafe {
         while i + LANES <= axis {
             prefetch_block(x.wrapping_add(axis + i)); // the next row
@@ -154,8 +158,8 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     sum.reduce_add()
 }
 
-/// Writes `kept * scale` to `out`, which may be `kept`. The terms have the order of
-/// [`exponentials`].
+/// Writes `kept * scale` to `out`, which may be `kept`. `kept` holds the terms in the order in
+/// which [`exponentials`] wrote them.
 #[inline(always)]
 pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     kept: *const f32,
@@ -164,7 +168,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     scale: V,
 ) {
     let mut i = 0;
-    // SAFETY: every access is within the row, and reads come before the write to their place.
+    // SAFETY: every access is within the row, and each block is read before it is overwritten.
     unsafe {
         while i + LANES <= axis {
             out.put_mixed(V::load(kept.add(i)) * scale, i);
@@ -176,7 +180,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     }
 }
 
-/// Writes `exp(x - max) * scale` to `out`, which may be `x`.
+/// Computes `exp(x - max) * scale` again and writes it to `out`, which may be `x`.
 #[inline(always)]
 unsafe fn scale_again<V: F32x16, T: Float>(
     x: *const T,
@@ -186,7 +190,7 @@ unsafe fn scale_again<V: F32x16, T: Float>(
     scale: V,
 ) {
     let mut i = 0;
-    // SAFETY: every access is within the row, and reads come before the write to their place.
+    // SAFETY: every access is within the row, and each block is read before it is overwritten.
     unsafe {
         while i + LANES <= axis {
             let lanes = exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);

@@ -1,5 +1,5 @@
-//! The gradient of a matrix from which rows were taken, such as an embedding. Each row of the
-//! matrix gets the sum of the gradients of its copies, in their order.
+//! The gradient of taking rows from a matrix, such as an embedding. Each row of the matrix gets the
+//! sum of the gradients of its copies, in the order of the copies.
 
 use std::ops::Range;
 
@@ -8,11 +8,12 @@ use super::element::{Element, Float, with_element};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 
-/// The matrix `out` is `[rows, axis]`. `g` is `[ids.len(), axis]`: for each of `ids`, the gradient
-/// of the copy of that row. Ids beyond the matrix are ignored. Sums are f32 and are rounded once.
+/// Computes the gradient `out`, `[rows, axis]`, of a matrix. `g` is `[ids.len(), axis]`: for each
+/// id, the gradient of the copy of that row. Ids beyond the matrix are ignored. Sums are f32 and
+/// are rounded once.
 ///
 /// # Safety
-/// The buffers hold these elements, are aligned to them and do not overlap.
+/// The buffers hold these elements, are aligned for their types and do not overlap.
 pub unsafe fn take_grad(
     element: Element,
     g: *const u8,
@@ -21,14 +22,14 @@ pub unsafe fn take_grad(
     [rows, axis]: [usize; 2],
 ) {
     let machine = Machine::current();
-    // SAFETY: as the caller promises; `machine` is this machine.
+    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
     with_element!(element, T => unsafe {
         take_grad_on::<T>(machine, g.cast(), ids, out.cast(), [rows, axis])
     })
 }
 
 /// # Safety
-/// The contract of [`take_grad`].
+/// The contract of [`take_grad`] applies.
 pub unsafe fn take_grad_on<T: Float>(
     machine: Machine,
     g: *const T,
@@ -41,20 +42,20 @@ pub unsafe fn take_grad_on<T: Float>(
     let out = Output::new(out, &[g], rows * axis, axis);
     let job = Job { g, order: &order, out, axis };
     machine.pool.for_each(rows, axis, &|rows| {
-        // SAFETY: the caller's contract; the threads have different rows.
+        // SAFETY: the caller upholds the contract; the threads write different rows.
         unsafe { machine.level.run(Rows { job: &job, rows }) }
     });
 }
 
 struct Job<'a, T> {
     g: *const T,
-    /// The row and the place of each copy, sorted by row and then by place.
+    /// For each copy, the row and the index in `ids`, sorted by row and then by index.
     order: &'a [(u32, usize)],
     out: Output<T>,
     axis: usize,
 }
 
-// SAFETY: inputs are only read; the threads divide the output among themselves.
+// SAFETY: inputs are only read; each thread writes only its own rows of the output.
 unsafe impl<T> Sync for Job<'_, T> {}
 
 struct Rows<'a, T> {
@@ -78,10 +79,10 @@ impl<T: Float> Kernel for Rows<'_, T> {
                 let count = LANES.min(axis - at);
                 let mut sum = V::splat(0.0);
                 for &(_, place) in copies {
-                    // SAFETY: the place is the index of one of the ids.
+                    // SAFETY: `place` is an index into the ids.
                     sum = sum + unsafe { T::load_block::<V>(g.add(place * axis + at), count) };
                 }
-                // SAFETY: the row exists.
+                // SAFETY: `row` is a row of the matrix.
                 unsafe { out.add(row * axis).put_block(sum, at, count) };
             }
         }

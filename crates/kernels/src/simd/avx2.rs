@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: a block is two registers, low lanes first.
+//! AVX2 with FMA and F16C. A block of sixteen lanes is two registers; the first has the low lanes.
 
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -12,15 +12,15 @@ mod square;
 mod tails;
 mod tree;
 
-/// Intrinsic calls without memory access.
+/// Wraps intrinsics that do not access memory.
 macro_rules! lanes {
     ($call:expr) => {
-        // SAFETY: this type is used only inside `Level::run` on a machine with AVX2, FMA, F16C.
+        // SAFETY: only `Level::run` uses this type, on a machine with AVX2, FMA and F16C.
         unsafe { $call }
     };
 }
 
-/// Applies an intrinsic to both halves.
+/// Applies an intrinsic to both registers of a block.
 macro_rules! both {
     ($name:ident($a:expr)) => {
         lanes!(($name($a.0), $name($a.1)))
@@ -94,7 +94,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn stream(self, to: *mut f32) {
-        // SAFETY: sixteen floats are writable, and aligned.
+        // SAFETY: sixteen floats are writable, and `to` is aligned.
         unsafe {
             _mm256_stream_ps(to, self.0);
             _mm256_stream_ps(to.add(8), self.1);
@@ -110,17 +110,17 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_half_first(from: *const u16, count: usize) -> Self::Half {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { tails::halves(from, count) }
     }
     #[inline(always)]
     unsafe fn load_half(from: *const u16) -> Self::Half {
-        // SAFETY: sixteen patterns are readable; no alignment is needed.
+        // SAFETY: sixteen 16-bit values are readable; no alignment is needed.
         unsafe { (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(8).cast())) }
     }
     #[inline(always)]
     unsafe fn stream_half(half: Self::Half, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable, and aligned.
+        // SAFETY: sixteen 16-bit values are writable, and `to` is aligned.
         unsafe {
             _mm_stream_si128(to.cast(), half.0);
             _mm_stream_si128(to.add(8).cast(), half.1);
@@ -128,17 +128,17 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_joined(half: Self::Half, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        // SAFETY: sixteen 16-bit values are writable; no alignment is needed.
         unsafe { _mm256_storeu_si256(to.cast(), _mm256_set_m128i(half.1, half.0)) }
     }
     #[inline(always)]
     unsafe fn stream_joined(half: Self::Half, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable, and aligned.
+        // SAFETY: sixteen 16-bit values are writable, and `to` is aligned.
         unsafe { _mm256_stream_si256(to.cast(), _mm256_set_m128i(half.1, half.0)) }
     }
     #[inline(always)]
     unsafe fn store_half(half: Self::Half, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        // SAFETY: sixteen 16-bit values are writable; no alignment is needed.
         unsafe {
             _mm_storeu_si128(to.cast(), half.0);
             _mm_storeu_si128(to.add(8).cast(), half.1);
@@ -324,7 +324,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn narrow(a: Self::Int) -> Self::Half {
         lanes!({
-            // The pack works within 128-bit lanes; the permute puts its quarters in order.
+            // The pack works within 128-bit halves; the permute then orders the quarters.
             let packed = _mm256_packus_epi32(a.0, a.1);
             let ordered = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
             (_mm256_castsi256_si128(ordered), _mm256_extracti128_si256::<1>(ordered))
@@ -344,17 +344,17 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { numbers::load_lanes::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { numbers::load_stream::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { numbers::spread_nibbles(from, to) }
     }
     const ADDS_PAIRS: bool = true;
@@ -370,7 +370,7 @@ impl F32x16 for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_each(from: *const f32, shift: u32) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { tails::each(from, shift) }
     }
     #[inline(always)]

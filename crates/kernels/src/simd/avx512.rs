@@ -1,4 +1,4 @@
-//! AVX-512 (F, BW, VL, DQ; perhaps BF16, VNNI and GFNI): a block is one register, tails are masked.
+//! AVX-512 (F, BW, VL, DQ; optional BF16, VNNI, GFNI). A block is one register; tails are masked.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -14,18 +14,18 @@ pub(super) mod amx;
 mod pairs;
 mod whole;
 
-/// An intrinsic call without memory access.
+/// Wraps intrinsics that do not access memory.
 macro_rules! lanes {
     ($call:expr) => {
-        // SAFETY: this type is used only inside `Level::run` on a machine with AVX-512.
+        // SAFETY: only `Level::run` uses this type, on a machine with AVX-512.
         unsafe { $call }
     };
 }
 
-/// Avoids `map`, whose closure would be compiled without the level's features and not inlined.
+/// Not `map`: its closure would be compiled without the AVX-512 features and not be inlined.
 #[inline(always)]
 fn registers<const BF16: bool>(blocks: [Avx512<BF16>; LANES]) -> [__m512; LANES] {
-    // SAFETY: a block is transparent over its register.
+    // SAFETY: `Avx512` is a transparent wrapper of its register.
     unsafe { transmute::<[Avx512<BF16>; LANES], [__m512; LANES]>(blocks) }
 }
 
@@ -89,22 +89,22 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn stream(self, to: *mut f32) {
-        // SAFETY: sixteen floats are writable, and aligned.
+        // SAFETY: sixteen floats are writable, and `to` is aligned.
         unsafe { _mm512_stream_ps(to, self.0) }
     }
     #[inline(always)]
     unsafe fn load_half(from: *const u16) -> __m256i {
-        // SAFETY: sixteen patterns are readable; no alignment is needed.
+        // SAFETY: sixteen 16-bit values are readable; no alignment is needed.
         unsafe { _mm256_loadu_si256(from.cast()) }
     }
     #[inline(always)]
     unsafe fn store_half(half: __m256i, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable; no alignment is needed.
+        // SAFETY: sixteen 16-bit values are writable; no alignment is needed.
         unsafe { _mm256_storeu_si256(to.cast(), half) }
     }
     #[inline(always)]
     unsafe fn stream_half(half: __m256i, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable, and aligned.
+        // SAFETY: sixteen 16-bit values are writable, and `to` is aligned.
         unsafe { _mm256_stream_si256(to.cast(), half) }
     }
     #[inline(always)]
@@ -172,7 +172,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
         Self(lanes!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))))
     }
-    /// The permutation reads only the low four bits of each lane.
+    /// The permutation reads only the low four bits of each lane, so no mask is needed.
     #[inline(always)]
     unsafe fn from_nibbles(from: *const u8) -> Self {
         // SAFETY: eight bytes are readable; no alignment is needed.
@@ -181,7 +181,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_halves(low: *const f32, high: *const f32) -> Self {
-        // SAFETY: eight floats are readable at each; no alignment is needed.
+        // SAFETY: eight floats are readable at each address; no alignment is needed.
         unsafe {
             let low = _mm512_castps256_ps512(_mm256_loadu_ps(low));
             Self(_mm512_insertf32x8::<1>(low, _mm256_loadu_ps(high)))
@@ -255,10 +255,10 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
     #[inline(always)]
     fn to_bf16(self) -> __m256i {
-        // The instruction treats subnormal numbers as zero.
+        // The instruction would treat subnormal numbers as zero.
         const SUBNORMAL: i32 = 0x20;
         if BF16 && lanes!(_mm512_fpclass_ps_mask::<SUBNORMAL>(self.0)) == 0 {
-            // SAFETY: only named for machines with AVX512_BF16; both types are 256 plain bits.
+            // SAFETY: `BF16` implies AVX512_BF16; both types are 256 plain bits.
             unsafe { transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(self.0)) }
         } else {
             Self::narrow(Self::shift_right::<16>(self.bf16_bits()))
@@ -282,7 +282,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         // SAFETY: sixteen bytes are readable; no alignment is needed.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
     }
-    /// Up to four bits index a table of sixteen floats, which takes one instruction.
+    /// For up to four bits, one permutation looks the number up in a table of sixteen floats.
     #[inline(always)]
     fn low_bits<const BITS: u32>(a: __m512i) -> Self {
         if BITS > 4 {
@@ -306,7 +306,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
 
 impl<const BF16: bool> F32x16 for Avx512<BF16> {
     const DOTS_BF16: bool = BF16;
-    /// If this is one instruction, subnormal numbers count as zero.
+    /// With `BF16`, one instruction computes this and treats subnormal numbers as zero.
     #[inline(always)]
     fn dot_bf16(self, a: __m512i, b: __m512i) -> Self {
         match BF16 {
@@ -328,7 +328,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn tiles_of_digits(product: &DigitTiles) {
-        // SAFETY: the caller's contract; only `Amx` multiplies digits.
+        // SAFETY: the caller upholds the contract; only the level `Amx` calls this method.
         unsafe { amx::tiles_of_digits(product) }
     }
     #[inline(always)]
@@ -348,7 +348,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
+        // SAFETY: sixteen bytes are readable and thirty-two are writable; no alignment is needed.
         unsafe { pairs::spread_nibbles(from, to) }
     }
     #[inline(always)]
@@ -369,15 +369,15 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { whole::load_lanes::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
-        // Each lane takes the two bytes around its number.
+        // Each lane gets the two bytes that contain its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mask = ((1u32 << (2 * BITS)) - 1) as u16;
-        // SAFETY: the mask confines the access to the numbers; both arrays are 64 bytes.
+        // SAFETY: the mask confines the access to the packed numbers; both arrays have 64 bytes.
         unsafe {
             let stream = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast()));
             let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
@@ -386,7 +386,7 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { whole::store_stream::<BITS>(a, to) }
     }
     #[inline(always)]

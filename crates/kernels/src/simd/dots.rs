@@ -1,8 +1,9 @@
-//! Dot products within a lane and their operands, for levels without instructions for them.
+//! Dot products within lanes and the preparation of their operands, for levels without instructions
+//! for them.
 
 use super::lanes::{LANES, Lanes};
 
-/// [`F32x16::dot_bf16`](super::F32x16::dot_bf16) without an instruction for it.
+/// Computes [`F32x16::dot_bf16`](super::F32x16::dot_bf16) with two multiply-adds of floats.
 #[inline(always)]
 pub fn dot_bf16_by_halves<V: Lanes>(sum: V, a: V::Int, b: V::Int) -> V {
     lower::<V>(a).mul_add(lower(b), upper::<V>(a).mul_add(upper(b), sum))
@@ -18,7 +19,7 @@ fn lower<V: Lanes>(pair: V::Int) -> V {
     V::from_bits(V::shift_left::<16>(pair))
 }
 
-/// [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs) without a lookup instruction.
+/// Computes [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs) with shifts and conversions.
 #[inline(always)]
 pub fn nibble_pairs<V: Lanes>(words: V::Int) -> [V::Int; 4] {
     [
@@ -29,19 +30,19 @@ pub fn nibble_pairs<V: Lanes>(words: V::Int) -> [V::Int; 4] {
     ]
 }
 
-/// The low four bits of `low` and `high` as numbers in a bf16 pair. The bf16 of a small number is
-/// the upper half of its float.
+/// Converts the low four bits of `low` and of `high` to a pair of bf16. The bf16 of a number below
+/// sixteen is the upper half of its float.
 #[inline(always)]
 fn pair<V: Lanes>(low: V::Int, high: V::Int) -> V::Int {
     let low = V::shift_right::<16>(V::low_bits::<4>(low).to_bits());
     V::low_bits::<4>(high).xor_bits(low).to_bits()
 }
 
-/// [`F32x16::dot_bytes`](super::F32x16::dot_bytes) without an instruction for it.
+/// Computes [`F32x16::dot_bytes`](super::F32x16::dot_bytes) lane by lane.
 #[inline(always)]
 pub fn dot_bytes_in_turn<V: Lanes>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int {
     let mut words = [[0.0f32; LANES]; 3];
-    // SAFETY: each array holds sixteen words; `load` takes any bits as they are.
+    // SAFETY: each array holds sixteen words; `load` accepts any bit pattern.
     unsafe {
         for (words, lanes) in words.iter_mut().zip([sum, a, b]) {
             V::from_bits(lanes).store(words.as_mut_ptr());
@@ -56,7 +57,7 @@ pub fn dot_bytes_in_turn<V: Lanes>(sum: V::Int, a: V::Int, b: V::Int) -> V::Int 
     }
 }
 
-/// [`F32x16::byte_fields`](super::F32x16::byte_fields) without an instruction for it.
+/// Computes [`F32x16::byte_fields`](super::F32x16::byte_fields) with a shift and a mask.
 #[inline(always)]
 pub fn byte_fields_by_shifts<V: Lanes>(a: V::Int, at: u32, bits: u32) -> V::Int {
     let mask = V::splat_int(((1 << bits) - 1) * 0x0101_0101);

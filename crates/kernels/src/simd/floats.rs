@@ -2,19 +2,19 @@
 
 use super::lanes::Lanes;
 
-/// The bits that a mask selects.
+/// The bits of each lane that `mask` selects.
 #[inline(always)]
 fn bits<V: Lanes>(a: V::Int, mask: i32) -> V::Int {
     V::and_int(a, V::splat_int(mask))
 }
 
-/// The low `BITS` bits of each lane as a float: a sign, two or four bits of exponent, and one or
-/// three bits of mantissa. There are no infinities. With eight bits, all ones below the sign are
-/// NaN.
+/// Converts the low `BITS` bits of each lane, 4 or 8, to a float. The format has a sign, two or
+/// four bits of exponent, and one or three bits of mantissa. It has no infinities. With eight bits,
+/// an exponent and mantissa of all ones are NaN.
 #[inline(always)]
 pub fn low<V: Lanes, const BITS: u32>(a: V::Int) -> V {
-    // `magnitude` has exponent and mantissa in place, with an exponent that is too small by the
-    // difference of the biases. If the exponent is zero, the mantissa alone is the number.
+    // `magnitude` has the exponent and mantissa in the positions of f32. Its exponent is too small
+    // by the difference of the biases. If the exponent is zero, the number is `mantissa * step`.
     let (sign, magnitude, exponent, mantissa, bias, step) = match BITS {
         4 => (
             V::shift_left::<28>(bits::<V>(a, 0x8)),

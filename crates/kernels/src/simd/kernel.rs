@@ -1,5 +1,5 @@
-//! Kernels, the vectors that their bodies are generic over, and the functions that compile the
-//! bodies for the instruction sets.
+//! Kernels, the vector trait that their bodies are generic over, and functions that compile the
+//! bodies for each instruction set.
 
 use super::dots::{self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::lanes::{LANES, Lanes};
@@ -10,25 +10,25 @@ use super::registers::{Avx2, Avx512};
 use super::registers::{DOTPROD, I8MM, NO_DOTS, Neon};
 use super::{floats, shuffles, stream, tiles, transpose};
 
-/// [`Lanes`] with further operations. The default code of an operation is for levels that have no
+/// [`Lanes`] with more operations. The default code of an operation serves levels that have no
 /// instruction for it.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
-    /// Whether the numbers of a lane are converted to floats without a shift, as multiples of
-    /// powers of two. Shifts would take an instruction for each number.
+    /// Whether packed numbers are masked and converted to floats without a shift, which makes them
+    /// multiples of powers of two. Otherwise each number takes a shift.
     const IN_PLACE: bool = false;
     /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
     const DOTS_BF16: bool = false;
-    /// Adds to each lane the products of two bf16 pairs: first the product of their upper halves.
+    /// Adds to each lane the products of two bf16 pairs, first the product of the upper halves.
     #[inline(always)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
     }
-    /// Applies a function of lanes. The function is inlined, except on the portable level.
+    /// Applies a function to a block. The function is inlined, except on the portable level.
     #[inline(always)]
     fn call<F: Function>(x: Self) -> Self {
         F::of(x)
     }
-    /// Transposes a square of sixteen rows.
+    /// Transposes sixteen blocks: block i of the result has lane i of every block.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         transpose::by_memory(rows)
@@ -43,52 +43,54 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn reduce_max_each(blocks: [Self; LANES]) -> Self {
         transpose::reduce_each::<Self, true>(blocks)
     }
-    /// [`load_stream`](Self::load_stream) for numbers of 20 or 24 bits.
+    /// Like [`load_stream`](Self::load_stream), for numbers of 20 or 24 bits.
     /// # Safety
     /// `from` is readable for `2 * BITS` bytes.
     #[inline(always)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::lanes::<Self, BITS>(from) }
     }
-    /// Loads sixteen `BITS`-bit numbers of a little-endian stream, one into the low bits of each
-    /// lane. The bits above a number are unspecified.
+    /// Loads sixteen `BITS`-bit numbers from a little-endian bit stream into the low bits of the
+    /// lanes. The bits above a number are unspecified.
     /// # Safety
     /// `from` is readable for `2 * BITS <= 16` bytes.
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::load::<Self, BITS>(from) }
     }
-    /// Spreads thirty-two 4-bit numbers to bytes. The low number of each byte comes first.
+    /// Unpacks thirty-two 4-bit numbers to bytes. The low number of each byte comes first.
     /// # Safety
-    /// `from` is readable for sixteen bytes, `to` writable for thirty-two.
+    /// `from` is readable for sixteen bytes, `to` is writable for thirty-two.
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::spread_nibbles(from, to) }
     }
-    /// The even words of eight bytes of `a` and `b` in turn, and their odd words in turn.
+    /// Interleaves 64-bit words of `a` and `b`: the first result alternates their even words, and
+    /// the second their odd words.
     #[inline(always)]
     fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::zip_words::<Self>(a, b)
     }
-    /// In each quarter, the first vector has the even lanes of that quarter of `a`, then the even
-    /// lanes of that quarter of `b`. The second vector has the odd lanes.
+    /// Within each 128-bit quarter, the first result has the even lanes of `a` and then of `b`. The
+    /// second result has the odd lanes.
     #[inline(always)]
     fn unzip_lanes(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::unzip_lanes::<Self>(a, b)
     }
-    /// The first vector has the even quarters of `a`, then the even quarters of `b`. The second
-    /// vector has the odd quarters.
+    /// The first result has the even 128-bit quarters of `a`, then of `b`. The second result has
+    /// the odd quarters.
     #[inline(always)]
     fn unzip_quarters(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         shuffles::unzip_quarters::<Self>(a, b)
     }
-    /// Computes products of digits, in tiles if the level has tiles.
+    /// Computes the products that `product` describes, with tile instructions if the level has
+    /// them.
     /// # Safety
-    /// The pointers are valid for the data that the fields describe. A level with tiles was set up
-    /// for these tiles by [`begin_tiles`](tiles::Tiles::begin_tiles).
+    /// The pointers are valid for the data that the fields describe. On a level with tiles, the
+    /// caller has called [`begin_tiles`](tiles::Tiles::begin_tiles) for tiles of this shape.
     #[inline(always)]
     unsafe fn tiles_of_digits(product: &tiles::DigitTiles) {
         let &tiles::DigitTiles { x_stride, rows, words, narrow, .. } = product;
@@ -98,7 +100,7 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
             for row in (0..rows).step_by(tiles::DIGITS) {
                 let x = product.x.wrapping_add(index * product.x_next + row * x_stride);
                 let mut totals = [Self::splat_int(0); tiles::DIGITS];
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller upholds the contract.
                 unsafe {
                     for word in 0..words {
                         let w = Self::load(w.add(word * LANES)).to_bits();
@@ -118,176 +120,181 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
             }
         }
     }
-    /// Moves `bits` bits of each byte, from bit `at` on, to the byte's low bits. `at` is even.
+    /// Extracts `bits` bits of each byte, starting at bit `at`, which is even.
     #[inline(always)]
     fn byte_fields(a: Self::Int, at: u32, bits: u32) -> Self::Int {
         byte_fields_by_shifts::<Self>(a, at, bits)
     }
-    /// Adds to each lane the products of its four bytes, unsigned in `a` and signed in `b`.
+    /// Adds to each lane the four products of its bytes, which are unsigned in `a` and signed in
+    /// `b`.
     #[inline(always)]
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         dot_bytes_in_turn::<Self>(sum, a, b)
     }
-    /// [`dot_bytes`](Self::dot_bytes) where the bytes of `a` are below 128.
+    /// Like [`dot_bytes`](Self::dot_bytes), for bytes of `a` below 128.
     #[inline(always)]
     fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         Self::dot_bytes(sum, a, b)
     }
-    /// Whether [`add_pairs`](Self::add_pairs) adds in sixteen bits, as the instructions do.
+    /// Whether [`add_pairs`](Self::add_pairs) uses instructions with 16-bit sums.
     const ADDS_PAIRS: bool = false;
-    /// Adds products of bytes, unsigned in `a` and signed in `b`, to sums. With
-    /// [`ADDS_PAIRS`](Self::ADDS_PAIRS) the sums have sixteen bits, and each pair of bytes has a
-    /// sum; the caller ensures that no sum overflows. [`sums_of_pairs`](Self::sums_of_pairs) adds
-    /// up the sums of each lane.
+    /// Adds products of bytes, unsigned in `a` and signed in `b`, to integer sums. With
+    /// [`ADDS_PAIRS`](Self::ADDS_PAIRS), each pair of bytes has a 16-bit sum, and the caller
+    /// ensures that no sum overflows. [`sums_of_pairs`](Self::sums_of_pairs) later adds up the sums
+    /// of each lane.
     #[inline(always)]
     fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         Self::dot_bytes(sums, a, b)
     }
-    /// The sum of the sums that [`add_pairs`](Self::add_pairs) computed in each lane.
+    /// Adds up the sums that [`add_pairs`](Self::add_pairs) computed within each lane.
     #[inline(always)]
     fn sums_of_pairs(a: Self::Int) -> Self::Int {
         a
     }
-    /// Stores lanes below `2^BITS` as the stream that [`load_stream`](Self::load_stream) reads.
+    /// Packs lanes below `2^BITS` into the bit stream that [`load_stream`](Self::load_stream)
+    /// reads.
     /// # Safety
     /// `to` is writable for `2 * BITS <= 16` bytes.
     #[inline(always)]
     unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::store::<Self, BITS>(a, to) }
     }
-    /// The n-th and the (n + 4)-th of the eight 4-bit numbers in each lane, as bf16 pairs.
+    /// Converts the eight 4-bit numbers of each lane to bf16. Result n has numbers n and n + 4.
     #[inline(always)]
     fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
         dots::nibble_pairs::<Self>(words)
     }
     /// Lane i is `from[i >> shift]`.
     /// # Safety
-    /// `from` is readable for the floats, and for eight if `shift` is one.
+    /// `from[0]` to `from[15 >> shift]` are readable.
     #[inline(always)]
     unsafe fn load_each(from: *const f32, shift: u32) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         transpose::from_lanes(|i| unsafe { *from.add(i >> shift) })
     }
-    /// Lane i of the result is lane `index[i]`, which is below sixteen.
+    /// Lane i of the result is lane `index[i]` of `self`. Indices are below sixteen.
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
         let (lanes, index) = (transpose::lanes(self), transpose::lanes(Self::from_bits(index)));
         transpose::from_lanes(|i| lanes[index[i].to_bits() as usize % LANES])
     }
-    /// The low four bits of each lane as a float: sign, two bits of exponent, one of mantissa.
+    /// Converts the low four bits of each lane to a float: sign, two bits of exponent, one of
+    /// mantissa.
     #[inline(always)]
     fn low_fp4(a: Self::Int) -> Self {
         floats::low::<Self, 4>(a)
     }
-    /// The low eight bits of each lane as a float: sign, four bits of exponent, three of mantissa.
+    /// Converts the low eight bits of each lane to a float: sign, four bits of exponent, three of
+    /// mantissa.
     #[inline(always)]
     fn low_fp8(a: Self::Int) -> Self {
         floats::low::<Self, 8>(a)
     }
 }
 
-/// A function of each lane.
+/// A function that is applied to each lane.
 pub trait Function {
     fn of<V: F32x16>(x: V) -> V;
 }
 
-/// A kernel whose body is written once, generic over the vector type.
+/// A kernel, whose body is written once and is generic over the vector type.
 ///
-/// The functions `on_…` are methods, so that the compiler puts each into the module of its kernel.
-/// If all were in one module, it would take minutes to compile.
+/// The functions `on_…` are methods, so that the compiler compiles each one in the module of its
+/// kernel. In one module for all kernels they would take minutes to compile.
 pub trait Kernel: Sized {
-    /// Whether the kernel is faster with `avx512bf16`: it converts to bf16, or multiplies bf16
-    /// pairs or bytes.
+    /// Whether the kernel is faster with `avx512bf16`, because it converts to bf16 or multiplies
+    /// bf16 pairs or bytes.
     const BF16: bool;
-    /// Whether only `avx512bf16` and `amx` run the kernel, and in tests the portable level.
+    /// Whether only `avx512bf16` and `amx` run the kernel. In tests, the portable level runs it
+    /// too.
     const ONLY_BF16: bool = false;
-    /// Whether the kernel multiplies bytes, so that `dotprod` and `i8mm` run it despite
-    /// `ONLY_BF16`.
+    /// Whether the kernel multiplies bytes. If so, `dotprod` and `i8mm` run it despite `ONLY_BF16`.
     const BYTES: bool = false;
-    /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels without another
-    /// instruction, so that `avx2` runs it despite `ONLY_BF16`.
+    /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels that have no dot
+    /// product of bytes. If so, `avx2` runs it despite `ONLY_BF16`.
     const PAIRS: bool = false;
 
     /// # Safety
-    /// The pointers the kernel holds must be valid for the work it describes. Implementations
-    /// are `#[inline(always)]`, so that they compile with the features of the function below that
+    /// The kernel's pointers are valid for the work that it describes. Implementations are
+    /// `#[inline(always)]`, so that the compiler uses the target features of the method below that
     /// calls them.
     unsafe fn run<V: F32x16>(self);
 
     /// # Safety
-    /// The machine has the features, and the kernel's own contract holds.
+    /// The machine has the features, and the caller upholds the kernel's contract.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,gfni")]
     #[inline(never)]
     unsafe fn on_avx512_bf16(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Avx512<true>>() }
     }
 
     /// # Safety
-    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16).
+    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16) applies.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     #[inline(never)]
     unsafe fn on_avx512(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Avx512<false>>() }
     }
 
     /// # Safety
-    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16).
+    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16) applies.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline(never)]
     unsafe fn on_avx2(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Avx2>() }
     }
 
     /// # Safety
-    /// The contract of [`on_neon`](Self::on_neon).
+    /// The contract of [`on_neon`](Self::on_neon) applies.
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon,dotprod,i8mm")]
     #[inline(never)]
     unsafe fn on_i8mm(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Neon<I8MM>>() }
     }
 
     /// # Safety
-    /// The contract of [`on_neon`](Self::on_neon).
+    /// The contract of [`on_neon`](Self::on_neon) applies.
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon,dotprod")]
     #[inline(never)]
     unsafe fn on_dotprod(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Neon<DOTPROD>>() }
     }
 
     /// # Safety
-    /// The machine has the features, and the kernel's own contract holds.
+    /// The machine has the features, and the caller upholds the kernel's contract.
     #[cfg(target_arch = "aarch64")]
     #[target_feature(enable = "neon")]
     #[inline(never)]
     unsafe fn on_neon(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Neon<NO_DOTS>>() }
     }
 
     /// # Safety
-    /// The kernel's own contract holds.
+    /// The caller upholds the kernel's contract.
     #[inline(never)]
     unsafe fn on_scalar(self) {
-        // SAFETY: the kernel's contract is the caller's.
+        // SAFETY: the caller upholds the kernel's contract.
         unsafe { self.run::<Scalar>() }
     }
 }
 
-/// Runs parts of a kernel as functions, so that all callers in the kernel share one copy.
+/// Compiles parts of a kernel as separate functions, so that all their callers share one copy.
 pub trait Parts {
     /// # Safety
-    /// The machine has the features of the vectors, and the part's own contract holds.
+    /// The machine has the features of the vectors, and the caller upholds the contract of the
+    /// part.
     unsafe fn part<K: Kernel>(part: K);
 }
 
@@ -295,7 +302,7 @@ pub trait Parts {
 impl<const BF16: bool> Parts for Avx512<BF16> {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { if BF16 { part.on_avx512_bf16() } else { part.on_avx512() } }
     }
 }
@@ -304,7 +311,7 @@ impl<const BF16: bool> Parts for Avx512<BF16> {
 impl Parts for Avx2 {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { part.on_avx2() }
     }
 }
@@ -313,7 +320,7 @@ impl Parts for Avx2 {
 impl<const DOTS: u8> Parts for Neon<DOTS> {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             match DOTS {
                 I8MM if K::BYTES => part.on_i8mm(),
@@ -327,7 +334,7 @@ impl<const DOTS: u8> Parts for Neon<DOTS> {
 impl Parts for Scalar {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { part.on_scalar() }
     }
 }

@@ -1,4 +1,5 @@
-//! The instruction set that runs the kernels, detected once; an environment variable overrides it.
+//! The instruction set that runs the kernels. It is detected once, and an environment variable can
+//! override it.
 
 use std::sync::OnceLock;
 
@@ -9,7 +10,7 @@ use super::avx512::amx;
 /// An instruction set that this build supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// `Avx512Bf16` and instructions for products of tiles.
+    /// `Avx512Bf16` and AMX instructions for products of tiles.
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "x86_64")]
@@ -18,7 +19,7 @@ pub enum Level {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// `Neon` and instructions for products of unsigned and signed bytes.
+    /// `Neon` and instructions for products of unsigned with signed bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
     /// `Neon` and instructions for products of signed bytes.
@@ -27,8 +28,8 @@ pub enum Level {
     #[cfg(target_arch = "aarch64")]
     Neon,
     Scalar,
-    /// `Scalar` with products of tiles as loops. Tests with the feature `reference-tiles` use it to
-    /// check the code that multiplies tiles.
+    /// `Scalar`, with loops that stand in for tile instructions. Tests with the feature
+    /// `reference-tiles` use it to check the code that multiplies tiles.
     ScalarTiles,
 }
 
@@ -111,12 +112,13 @@ impl Level {
         }
     }
 
-    /// The levels that this machine can run, best first.
+    /// The levels that this machine can run, the best first.
     pub fn available() -> impl Iterator<Item = Level> {
         Self::ALL.iter().copied().filter(|level| level.supported())
     }
 
-    /// `wanted` if this machine can run it; otherwise the best level that it can run.
+    /// Returns the level named `wanted` if this machine can run it, or else the best level that it
+    /// can run.
     pub fn choose(wanted: Option<&str>) -> Level {
         Self::available()
             .find(|level| wanted.is_some_and(|name| name.eq_ignore_ascii_case(level.name())))
@@ -124,29 +126,29 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// The process's level: `MLX_PRIMITIVES_SIMD` (amx, avx512bf16, avx512, avx2, i8mm,
-    /// dotprod, neon, scalar) or the best.
+    /// Returns the level of this process: the one that `MLX_PRIMITIVES_SIMD` names (amx,
+    /// avx512bf16, avx512, avx2, i8mm, dotprod, neon, scalar), or else the best.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
     }
 
-    /// The value of `MLX_PRIMITIVES_SIMD`; empty if it is not set.
+    /// The value of `MLX_PRIMITIVES_SIMD`, or an empty string if the variable is not set.
     pub fn wanted() -> String {
         let text = std::env::var_os("MLX_PRIMITIVES_SIMD").unwrap_or_default();
         text.to_string_lossy().into_owned()
     }
 
-    /// Runs a kernel with this level's vectors and compiler features. A kernel is compiled only for
-    /// the levels that its constants name.
+    /// Runs a kernel with this level's vectors, compiled for its instructions. The kernel's
+    /// constants name the levels that it is compiled for.
     ///
     /// # Safety
-    /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar level, and the
-    /// kernel's own contract holds.
+    /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar level. The
+    /// caller upholds the kernel's contract.
     #[inline]
     pub unsafe fn run<K: Kernel>(self, kernel: K) {
-        // SAFETY: the caller's contract; both functions return only levels that the machine
-        // supports.
+        // SAFETY: the caller upholds the contract; `current` and `available` return only levels
+        // that this machine supports.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]

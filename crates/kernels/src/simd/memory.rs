@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use super::LANES;
 
-/// Room for `N` floats that begins at a cache line. Loads of tiles and vectors that straddle two
+/// Memory for `N` floats, aligned to a cache line. Loads of tiles and vectors that straddle two
 /// lines take longer: with them, products of tiles take 1.3 times as long.
 #[repr(align(64))]
 pub struct Lines<const N: usize>([MaybeUninit<f32>; N]);
@@ -21,7 +21,7 @@ impl<const N: usize> Lines<N> {
     }
 }
 
-/// Prefetches the cache lines of `bytes` bytes from `from` on; any address is allowed.
+/// Prefetches the cache lines of the `bytes` bytes that start at `from`. Any address is allowed.
 #[inline(always)]
 pub fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -36,8 +36,8 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// Prefetches into the second-level cache, so that data for later does not evict data in use from
-/// the first.
+/// Prefetches into the second-level cache, so that data that is needed later does not evict data in
+/// use from the first-level cache.
 #[inline(always)]
 pub fn prefetch_far(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -52,13 +52,13 @@ pub fn prefetch_far(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// Prefetches a block of elements.
+/// Prefetches sixteen elements.
 #[inline(always)]
 pub fn prefetch_block<T>(from: *const T) {
     prefetch(from.cast(), LANES * size_of::<T>());
 }
 
-/// Ends a run of [`Lanes::stream`](super::Lanes::stream) stores. They become visible before any
+/// Ends a series of [`Lanes::stream`](super::Lanes::stream) stores: they become visible before any
 /// later store.
 #[inline(always)]
 pub fn fence() {

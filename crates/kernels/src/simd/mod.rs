@@ -1,7 +1,7 @@
-//! Sixteen-lane vectors, one implementation per instruction set.
+//! Sixteen-lane vectors, with one implementation for each instruction set (a "level").
 //!
-//! Every level works on blocks of sixteen floats and adds lanes up in the same tree, so a
-//! kernel's result does not depend on the level that ran it.
+//! Every level processes blocks of sixteen floats and adds up the lanes of a block in the same
+//! order. So a kernel's result does not depend on the level that ran it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -1,4 +1,5 @@
-//! NEON, the aarch64 baseline: a block is four registers, low lanes first.
+//! NEON, the aarch64 baseline. A block of sixteen lanes is four registers; the first has the low
+//! lanes.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -10,10 +11,10 @@ use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
 
 const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// Intrinsic calls without memory access.
+/// Wraps intrinsics that do not access memory.
 macro_rules! lanes {
     ($call:expr) => {
-        // SAFETY: NEON is part of every aarch64 target this crate builds for.
+        // SAFETY: NEON is part of every aarch64 target that this crate builds for.
         unsafe { $call }
     };
 }
@@ -42,11 +43,12 @@ macro_rules! each {
     };
 }
 
-/// Converts in assembly: the instruction is baseline, but its intrinsic needs a stable `f16`.
+/// In assembly: the instruction is in the baseline, but its intrinsic needs `f16`, which is
+/// unstable.
 #[inline(always)]
 fn widen_f16(half: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
-    // SAFETY: the instruction converts from one register to another, exactly.
+    // SAFETY: the instruction only converts one register to another.
     unsafe {
         asm!("fcvtl {0:v}.4s, {1:v}.4h", lateout(vreg) wide, in(vreg) half,
             options(pure, nomem, nostack, preserves_flags));
@@ -57,8 +59,8 @@ fn widen_f16(half: uint16x4_t) -> float32x4_t {
 #[inline(always)]
 fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     let half: uint16x4_t;
-    // SAFETY: the instruction converts from one register to another, and rounds to nearest even by
-    // default.
+    // SAFETY: the instruction only converts one register to another. It rounds to the nearest, ties
+    // to even, by default.
     unsafe {
         asm!("fcvtn {0:v}.4h, {1:v}.4s", lateout(vreg) half, in(vreg) wide,
             options(pure, nomem, nostack, preserves_flags));
@@ -66,8 +68,8 @@ fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
     half
 }
 
-/// Adds to each lane the products of its four bytes, signed in `a` and `b`. In assembly, because
-/// the intrinsic is not stable.
+/// Adds to each lane the four products of its bytes, which are signed in `a` and `b`. In assembly,
+/// because the intrinsic is not stable.
 ///
 /// # Safety
 /// The processor has FEAT_DotProd, and the caller is compiled for it.
@@ -84,7 +86,7 @@ unsafe fn dot_signed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint3
 /// Like [`dot_signed`], but the bytes of `a` are unsigned.
 ///
 /// # Safety
-/// The contract of [`dot_signed`], with FEAT_I8MM.
+/// The contract of [`dot_signed`] applies, with FEAT_I8MM instead.
 #[inline(always)]
 unsafe fn dot_mixed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
     // SAFETY: as in `dot_signed`.
@@ -140,8 +142,8 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // The caller ensures that sixteen floats are readable; `vld1q` needs the element's
-        // alignment.
+        // The caller vouches for sixteen readable floats. `vld1q` needs only the alignment of a
+        // float.
         Self(each!(I => vld1q_f32(from.add(4 * I))))
     }
     #[inline(always)]
@@ -219,7 +221,7 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     fn shift_right<const N: u32>(a: Self::Int) -> Self::Int {
-        // A negative count shifts right.
+        // `vshlq` shifts right by a negative count.
         each!(I => vshlq_u32(a[I], vdupq_n_s32(-(N as i32))))
     }
     #[inline(always)]
@@ -269,7 +271,7 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::Int {
-        // The caller ensures that sixteen bytes are readable.
+        // The caller vouches for sixteen readable bytes.
         lanes!({
             let bytes = vld1q_u8(from);
             let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
@@ -283,7 +285,7 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
-        // The caller ensures that sixteen bytes are writable.
+        // The caller vouches for sixteen writable bytes.
         lanes!({
             let low = vmovn_high_u32(vmovn_u32(a[0]), a[1]);
             let high = vmovn_high_u32(vmovn_u32(a[2]), a[3]);
@@ -295,10 +297,10 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
 impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // Each lane takes the two bytes around its number.
+        // Each lane gets the two bytes that contain its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mut stream = [0u8; 16];
-        // SAFETY: the caller vouches for the numbers' bytes, and they are at most sixteen.
+        // SAFETY: the caller vouches for `2 * BITS` bytes, which are at most sixteen.
         unsafe { std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS) };
         each!(I => {
             let order = vld1q_u8(bytes.as_ptr().add(16 * I));
@@ -308,7 +310,7 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     }
     #[inline(always)]
     unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // The caller ensures that sixteen bytes are readable and thirty-two writable.
+        // The caller vouches for sixteen readable and thirty-two writable bytes.
         lanes!({
             let bytes = vld1q_u8(from);
             let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
@@ -354,7 +356,7 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     }
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
-        // Looks up the four bytes of each lane by their places among all sixty-four bytes.
+        // Looks up the four bytes of each lane in the table of all sixty-four bytes.
         let [a, b, c, d] = each!(I => vreinterpretq_u8_f32(self.0[I]));
         Self(each!(I => {
             let first = vmulq_n_u32(index[I], 0x0404_0404);
@@ -365,11 +367,12 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     #[inline(always)]
     fn dot_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         match DOTS {
-            // SAFETY: this type is for processors with the instructions.
+            // SAFETY: with this `DOTS`, the type is used only on processors that have the
+            // instruction.
             I8MM => each!(I => dot_mixed(sum[I], a[I], b[I])),
             DOTPROD => each!(I => {
-                // A byte of a is 128 more than a signed byte. The products with 128 are added
-                // separately.
+                // Flipping the top bit of a byte of `a` subtracts 128 and makes the byte signed.
+                // The code adds the products with 128 separately.
                 let (top, ones) = (vdupq_n_u32(0x8080_8080), vdupq_n_u32(0x0101_0101));
                 let of_b = vshlq_n_u32::<7>(dot_signed(vdupq_n_u32(0), ones, b[I]));
                 dot_signed(vaddq_u32(sum[I], of_b), veorq_u32(a[I], top), b[I])
@@ -380,7 +383,8 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
     #[inline(always)]
     fn dot_low_bytes(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
         match DOTS {
-            // SAFETY: this type is for processors with the instructions.
+            // SAFETY: with this `DOTS`, the type is used only on processors that have the
+            // instruction.
             DOTPROD | I8MM => each!(I => dot_signed(sum[I], a[I], b[I])),
             _ => Self::dot_bytes(sum, a, b),
         }

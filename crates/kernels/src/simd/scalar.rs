@@ -1,8 +1,7 @@
-//! Portable lanes: plain arrays. They are the reference for the tests of every other level.
+//! Portable lanes, as plain arrays. The tests compare every other level with them.
 //!
-//! Arithmetic is compiled once, as functions that kernels call. Inlined at each use, sixteen lanes
-//! would be most of the crate's machine code, although few processors run it. Only copies are
-//! inlined.
+//! The arithmetic is compiled once, as functions that kernels call. Inlined at each use, it would
+//! be most of the crate's machine code, although few processors run it. Only copies are inlined.
 
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
@@ -12,8 +11,8 @@ use super::registers::Scalar;
 use super::tiles::Tiles;
 use super::{F32x16, Function, LANES, Lanes, stream};
 
-/// An array with an element for each lane. A closure would take the arguments by their addresses,
-/// and callers would copy the arguments.
+/// Builds an array with one element for each lane. A macro avoids a closure, which would take its
+/// arguments by address and make callers copy them.
 macro_rules! lanes {
     ($i:ident => $value:expr) => {{
         let (mut lanes, mut $i) = ([Default::default(); LANES], 0);
@@ -25,7 +24,7 @@ macro_rules! lanes {
     }};
 }
 
-/// Halves an array by `combine(i, i + half)` until one value is left.
+/// Halves an array by `combine(i, i + half)` until one value is left, and returns this value.
 #[inline(always)]
 fn reduce(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut half = LANES / 2;
@@ -43,21 +42,21 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// IEEE binary16 to binary32, exactly.
+/// Converts IEEE binary16 to binary32, exactly.
 fn f16_to_f32(half: u16) -> f32 {
     let sign = u32::from(half & 0x8000) << 16;
     let magnitude = u32::from(half & 0x7fff);
     let bits = if magnitude >= 0x7c00 {
         (magnitude << 13) | 0x7f80_0000
     } else {
-        // As a binary32 the pattern is too small by the factor 2^112. Subnormal numbers come out
-        // right as well.
+        // Read as binary32, the shifted bits are too small by the factor 2^112. The product also
+        // converts subnormal numbers correctly.
         (f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000)).to_bits()
     };
     f32::from_bits(bits | sign)
 }
 
-/// IEEE binary32 to binary16, to nearest even.
+/// Converts IEEE binary32 to binary16. Rounds to the nearest, ties to even.
 fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
@@ -67,7 +66,8 @@ fn f32_to_f16(value: f32) -> u16 {
     } else if magnitude >= 0x4780_0000 {
         0x7c00
     } else if magnitude < 0x3880_0000 {
-        // Subnormal: adding one half leaves the rounded units of 2^-24 in the low bits.
+        // Subnormal results: after adding 0.5, the low bits are the number in units of 2^-24,
+        // rounded.
         (f32::from_bits(magnitude) + 0.5).to_bits() - 0.5f32.to_bits()
     } else {
         let odd = (magnitude >> 13) & 1;
@@ -76,7 +76,7 @@ fn f32_to_f16(value: f32) -> u16 {
     sign | half as u16
 }
 
-/// The bits with the upper half rounded to nearest even.
+/// Rounds the upper half of the bits to the nearest, ties to even. The lower half is unspecified.
 fn rounded(lane: f32) -> u32 {
     let bits = lane.to_bits();
     if lane.is_nan() { 0x7fc0_0000 } else { bits + 0x7fff + (bits >> 16 & 1) }
@@ -139,12 +139,12 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn load_half(from: *const u16) -> Self::Half {
-        // SAFETY: sixteen patterns are readable.
+        // SAFETY: sixteen 16-bit values are readable.
         unsafe { from.cast::<[u16; LANES]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store_half(half: Self::Half, to: *mut u16) {
-        // SAFETY: sixteen patterns are writable.
+        // SAFETY: sixteen 16-bit values are writable.
         unsafe { to.cast::<[u16; LANES]>().write_unaligned(half) }
     }
 
@@ -176,7 +176,7 @@ impl Lanes for Scalar {
     fn any_above(self, limit: f32) -> bool {
         let mut above = 0;
         for lane in self.0 {
-            // Not `any`: for aarch64, rustc 1.95 compiles it to code that misses lanes beside a
+            // Not `any`: for aarch64, rustc 1.95 compiles it to code that misses lanes next to a
             // NaN.
             above += u32::from(lane > limit);
         }
@@ -217,12 +217,12 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     fn to_bits(self) -> Self::Int {
-        // SAFETY: both are sixteen patterns of 32 bits.
+        // SAFETY: both arrays have sixteen elements of 32 bits.
         unsafe { std::mem::transmute::<[f32; LANES], [u32; LANES]>(self.0) }
     }
     #[inline(always)]
     fn from_bits(a: Self::Int) -> Self {
-        // SAFETY: both are sixteen patterns of 32 bits.
+        // SAFETY: both arrays have sixteen elements of 32 bits.
         Self(unsafe { std::mem::transmute::<[u32; LANES], [f32; LANES]>(a) })
     }
     #[inline(never)]
@@ -323,17 +323,17 @@ impl F32x16 for Scalar {
     }
     #[inline(never)]
     unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::lanes::<Self, BITS>(from) }
     }
     #[inline(never)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::load::<Self, BITS>(from) }
     }
     #[inline(never)]
     unsafe fn store_stream<const BITS: usize>(a: Self::Int, to: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { stream::store::<Self, BITS>(a, to) }
     }
     #[inline(never)]

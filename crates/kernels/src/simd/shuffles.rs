@@ -1,4 +1,4 @@
-//! Exchanges of lanes between two vectors, for levels without instructions for them.
+//! Shuffles of lanes between two vectors, for levels without instructions for them.
 
 use super::lanes::{LANES, Lanes};
 use super::transpose::{from_lanes, lanes};
@@ -21,8 +21,8 @@ pub fn unzip_quarters<V: Lanes>(a: V::Int, b: V::Int) -> [V::Int; 2] {
     pick::<V>(a, b, |half, to| (to / 8, to / 4 % 2 * 8 + 4 * half + to % 4))
 }
 
-/// Two vectors of lanes of `a` and `b`. For a result and a lane, `place` returns the source, 0 for
-/// `a` or 1 for `b`, and its lane.
+/// Builds two vectors from lanes of `a` and `b`. For each result (0 or 1) and lane, `place` returns
+/// the source (0 for `a`, 1 for `b`) and the lane of the source.
 #[inline(always)]
 fn pick<V: Lanes>(
     a: V::Int,

@@ -1,15 +1,15 @@
-//! Loads and stores contiguous numbers of a few bits or bytes, for levels without an instruction
-//! that spreads or joins them.
+//! Loads and stores of packed numbers of a few bits or bytes, for levels that have no instructions
+//! to unpack or pack them.
 
 use super::lanes::{LANES, Lanes};
 
-/// The places of sixteen numbers of `BITS` bits in a stream. They are constants, since computing
-/// them at run time takes longer than the code that uses them.
+/// The positions of sixteen numbers of `BITS` bits in a bit stream. They are constants, because
+/// computing them at run time takes longer than the code that uses them.
 pub struct Places<const BITS: usize>;
 
 impl<const BITS: usize> Places<BITS> {
-    /// For each number, the two bytes around it, then two zeros. A byte after the last one counts
-    /// as zero.
+    /// For each number, the indices of the two bytes that contain it, then two indices that yield
+    /// zero. An index past the last byte also yields zero.
     pub const PAIRS: [u8; 64] = {
         let mut places = [0x80; 64];
         let mut i = 0;
@@ -23,7 +23,7 @@ impl<const BITS: usize> Places<BITS> {
         }
         places
     };
-    /// The bits before each number in its first byte.
+    /// For each number, the number of bits in its first byte before it.
     pub const SHIFTS: [u32; LANES] = {
         let mut shifts = [0; LANES];
         let mut i = 0;
@@ -38,11 +38,11 @@ impl<const BITS: usize> Places<BITS> {
 /// Implements [`F32x16::load_stream`](super::F32x16::load_stream).
 ///
 /// # Safety
-/// The contract of that method.
+/// The contract of that method applies.
 #[inline(always)]
 pub unsafe fn load<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
-    // SAFETY: the array is sixteen words long, and `load` takes any bits as they are; the second
-    // byte of a number is read only if the number has one.
+    // SAFETY: the array has sixteen words, and `load` accepts any bit pattern. The code reads the
+    // second byte of a number only if the number extends into it.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
             let (byte, shift) = (i * BITS / 8, i * BITS % 8);
@@ -58,11 +58,11 @@ pub unsafe fn load<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
 /// Implements [`F32x16::load_lanes`](super::F32x16::load_lanes).
 ///
 /// # Safety
-/// The contract of that method.
+/// The contract of that method applies.
 #[inline(always)]
 pub unsafe fn lanes<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
-    // SAFETY: a number is within three bytes; the array is sixteen words long; `load` takes any
-    // bits as they are.
+    // SAFETY: a number is within three bytes; the array has sixteen words; `load` accepts any bit
+    // pattern.
     unsafe {
         let words: [u32; LANES] = std::array::from_fn(|i| {
             let byte = |at: usize| u32::from(*from.add(i * BITS / 8 + at));
@@ -75,11 +75,11 @@ pub unsafe fn lanes<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
 /// Implements [`F32x16::store_stream`](super::F32x16::store_stream).
 ///
 /// # Safety
-/// The contract of that method.
+/// The contract of that method applies.
 #[inline(always)]
 pub unsafe fn store<V: Lanes, const BITS: usize>(a: V::Int, to: *mut u8) {
     let mut lanes = [0.0f32; LANES];
-    // SAFETY: the array holds sixteen floats, and a half of them fills `BITS` bytes.
+    // SAFETY: the array holds sixteen floats, and eight packed numbers fill `BITS` bytes.
     unsafe {
         V::from_bits(a).store(lanes.as_mut_ptr());
         for (half, lanes) in lanes.chunks_exact(LANES / 2).enumerate() {
@@ -93,11 +93,11 @@ pub unsafe fn store<V: Lanes, const BITS: usize>(a: V::Int, to: *mut u8) {
 /// Implements [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
 ///
 /// # Safety
-/// The contract of that method.
+/// The contract of that method applies.
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
     for i in 0..LANES {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let byte = *from.add(i);
             (*to.add(2 * i), *to.add(2 * i + 1)) = (byte & 15, byte >> 4);

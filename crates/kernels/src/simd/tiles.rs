@@ -1,87 +1,90 @@
-//! Products of tiles, for which AMX has instructions, and loops that compute the same results.
+//! Products of tiles. AMX has instructions for them; loops compute identical results on other
+//! levels.
 //!
-//! A tile is sixteen rows of at most sixteen words. A word has four bytes: two bf16 numbers or four
-//! 8-bit numbers.
+//! A tile has sixteen rows of at most sixteen words. A word has four bytes: two bf16 numbers or
+//! four 8-bit numbers. The matrix x is the input, which is stored in panels of sixteen rows.
 
 use super::LANES;
 
-/// Rows of weights and panels of x in a product of tiles.
+/// The numbers of rows of weights and of panels of x in a product of tiles.
 pub const TILE_ROWS: usize = 2 * LANES;
 pub const TILE_PANELS: usize = 2;
-/// Parts of a float32, each a bf16.
+/// The number of bf16 parts that represent a float32.
 pub const PIECES: usize = 3;
-/// Bytes of an element of x in products of digits.
+/// The number of digits (signed bytes) that represent an element of x in products of digits.
 pub const DIGITS: usize = 3;
 
 /// Products of tiles, by instructions of the level or by loops.
 pub trait Tiles: Copy + 'static {
-    /// Sets up this thread for products of tiles of this many rows and words.
+    /// Sets up this thread for products of tiles. The shape is the number of rows and of words of a
+    /// tile.
     ///
     /// # Safety
-    /// The level multiplies tiles.
+    /// The level has instructions that multiply tiles.
     #[inline(always)]
     unsafe fn begin_tiles(_shape: [usize; 2]) {}
 
     /// Undoes the setup by [`begin_tiles`](Self::begin_tiles).
     ///
     /// # Safety
-    /// The level multiplies tiles.
+    /// The level has instructions that multiply tiles.
     #[inline(always)]
     unsafe fn end_tiles() {}
 
     /// Computes [`TileProduct::add_bf16`].
     ///
     /// # Safety
-    /// The contract of [`TileProduct::add_bf16`], with at least one word.
-    /// [`begin_tiles`](Self::begin_tiles) was called with the product's `step`.
+    /// The contract of [`TileProduct::add_bf16`] applies, with at least one word. The caller has
+    /// called [`begin_tiles`](Self::begin_tiles) with the product's `step`.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { product.add_bf16() }
     }
 
     /// Computes [`TileProduct::of_pieces`].
     ///
     /// # Safety
-    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16).
+    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16) applies.
     #[inline(always)]
     unsafe fn tiles_of_pieces(product: &TileProduct) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { product.of_pieces() }
     }
 
     /// Computes [`TileProduct::add_bytes`].
     ///
     /// # Safety
-    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16).
+    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16) applies.
     #[inline(always)]
     unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { product.add_bytes() }
     }
 }
 
-/// The products of [`TILE_ROWS`] rows of weights with [`TILE_PANELS`] panels of sixteen rows of x,
-/// all as interleaved words.
+/// The operands of the products of [`TILE_ROWS`] rows of weights with [`TILE_PANELS`] panels of
+/// sixteen rows of x. The words of the rows of a panel are interleaved.
 #[derive(Clone, Copy)]
 pub struct TileProduct {
-    /// The first row of weights, and the words from one row to the next.
+    /// The address of the first row of weights, and the number of words from one row to the next.
     pub w: *const f32,
     pub w_stride: usize,
-    /// Sixteen words for each word of a row of weights.
+    /// The panels of x. For each word of a row of weights, a panel has one word for each of its
+    /// sixteen rows.
     pub x: [*const f32; TILE_PANELS],
-    /// Words of a row, a multiple of `step`.
+    /// The number of words in a row, a multiple of `step`.
     pub words: usize,
-    /// Words of a row that are one tile, at most sixteen.
+    /// The number of words of a row that belong to one tile, at most sixteen.
     pub step: usize,
-    /// For each row of weights, the sums of the first panel's lanes, then of the second panel's
-    /// lanes.
+    /// For each row of weights, the sums of the first panel's rows, then of the second panel's
+    /// rows.
     pub sums: *mut f32,
     pub sums_stride: usize,
 }
 
 impl TileProduct {
-    /// Calls `add` with each sum and the words to multiply for it, one tile after the other.
+    /// Calls `add` for each tile and sum, with the pairs of words to multiply for this sum.
     #[inline(always)]
     fn each(&self, mut add: impl FnMut(*mut f32, &mut dyn Iterator<Item = (u32, u32)>)) {
         for start in (0..self.words).step_by(self.step) {
@@ -89,7 +92,7 @@ impl TileProduct {
                 for lane in 0..TILE_PANELS * LANES {
                     let w = self.w.wrapping_add(row * self.w_stride + start);
                     let x = self.x[lane / LANES].wrapping_add(start * LANES + lane % LANES);
-                    // SAFETY: the caller of the functions below vouches for words and sums.
+                    // SAFETY: the callers of the functions below vouch for the words and sums.
                     let word = |at| unsafe {
                         let x: *const f32 = x.wrapping_add(at * LANES);
                         ((*w.wrapping_add(at)).to_bits(), (*x).to_bits())
@@ -101,8 +104,8 @@ impl TileProduct {
         }
     }
 
-    /// Adds products of bf16 to sums in f32, in the order of AMX: within a tile, one chain adds the
-    /// products of the lower halves, and another the products of the upper halves.
+    /// Adds products of bf16 to sums in f32, in the order of AMX. Within a tile, one accumulator
+    /// adds the products of the lower halves, and another adds the products of the upper halves.
     ///
     /// # Safety
     /// The pointers are valid for the data that the fields describe.
@@ -115,18 +118,18 @@ impl TileProduct {
                 halves[0] = lower(w).mul_add(lower(x), halves[0]);
                 halves[1] = upper(w).mul_add(upper(x), halves[1]);
             }
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract.
             unsafe { *sum += halves[0] + halves[1] };
         });
     }
 
-    /// Writes products of bf16. For each tile of weights, x has [`PIECES`] tiles, one after the
-    /// other, and the products of all of them are added up.
+    /// Overwrites the sums with sums of products of bf16. For each tile of weights, x has
+    /// [`PIECES`] consecutive tiles, and the sum includes the products with all of them.
     ///
     /// # Safety
-    /// The contract of [`add_bf16`](Self::add_bf16).
+    /// The contract of [`add_bf16`](Self::add_bf16) applies.
     pub unsafe fn of_pieces(&self) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             for row in 0..TILE_ROWS {
                 self.sums.add(row * self.sums_stride).write_bytes(0, TILE_PANELS * LANES);
@@ -139,10 +142,11 @@ impl TileProduct {
         }
     }
 
-    /// Adds products of bytes, unsigned in the weights and signed in x, to sums of 32-bit integers.
+    /// Adds products of bytes to sums of 32-bit integers. Bytes of weights are unsigned, and bytes
+    /// of x are signed.
     ///
     /// # Safety
-    /// The contract of [`add_bf16`](Self::add_bf16).
+    /// The contract of [`add_bf16`](Self::add_bf16) applies.
     pub unsafe fn add_bytes(&self) {
         self.each(|sum, words| {
             let mut total = 0;
@@ -151,7 +155,7 @@ impl TileProduct {
                     total += i32::from(w) * i32::from(x as i8);
                 }
             }
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 let before = (*sum).to_bits() as i32;
                 *sum = f32::from_bits(before.wrapping_add(total) as u32);
@@ -160,27 +164,27 @@ impl TileProduct {
     }
 }
 
-/// Products of tiles of x with tiles of weights. Tiles of x have digits, which are signed bytes.
-/// Tiles of weights have unsigned bytes.
+/// The operands of a series of products of tiles. Tiles of x contain digits, which are signed
+/// bytes. Tiles of weights contain unsigned bytes.
 #[derive(Clone, Copy)]
 pub struct DigitTiles {
-    /// `rows` rows of digits, `x_stride` bytes apart. After `x_next` bytes come the digits of the
-    /// next product.
+    /// `rows` rows of digits, `x_stride` bytes apart. The digits of the next product start `x_next`
+    /// bytes later.
     pub x: *const u8,
     pub x_stride: usize,
     pub x_next: usize,
     /// The number of rows of digits: three for each row of x.
     pub rows: usize,
-    /// Sixteen words for each word of digits. After `w_next` floats come the words of the next
-    /// product.
+    /// The weights: sixteen words, one for each row of weights, for each word of a row of digits.
+    /// The words of the next product start `w_next` floats later.
     pub w: *const f32,
     pub w_next: usize,
-    /// Words of a product: one tile of `step` words, or two tiles.
+    /// The number of words in a row of a product: one tile of `step` words, or two tiles.
     pub words: usize,
     pub step: usize,
-    /// Whether weights are below 128.
+    /// Whether all bytes of weights are below 128.
     pub narrow: bool,
     pub count: usize,
-    /// For each product sixteen rows of sixteen sums, of which the first `rows` are written.
+    /// For each product, sixteen rows of sixteen sums. The first `rows` rows are written.
     pub sums: *mut f32,
 }

@@ -1,12 +1,11 @@
-//! Access to the lanes of registers through memory, and the transpose of a square of sixteen
-//! registers.
+//! Access to lanes through memory, and the transpose of sixteen blocks.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
 use super::lanes::{LANES, Lanes};
 
-/// The lanes of a block.
+/// Returns the lanes of a block as an array.
 #[inline(always)]
 pub fn lanes<V: Lanes>(block: V) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
@@ -15,7 +14,7 @@ pub fn lanes<V: Lanes>(block: V) -> [f32; LANES] {
     lanes
 }
 
-/// The block with these lanes.
+/// Builds a block from its lanes.
 #[inline(always)]
 pub fn from_lanes<V: Lanes>(lane: impl FnMut(usize) -> f32) -> V {
     let lanes: [f32; LANES] = std::array::from_fn(lane);
@@ -23,13 +22,13 @@ pub fn from_lanes<V: Lanes>(lane: impl FnMut(usize) -> f32) -> V {
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-/// A small number for each lane.
+/// Builds a vector of small integers, one for each lane.
 #[inline(always)]
 pub fn numbers<V: Lanes>(of_lane: impl Fn(usize) -> usize) -> V::Int {
     from_lanes::<V>(|lane| f32::from_bits(of_lane(lane) as u32)).to_bits()
 }
 
-/// Lane i is the sum of `blocks[i]`, or its largest lane with `MAX`.
+/// Lane i is the sum of the lanes of `blocks[i]`, or with `MAX` the largest lane.
 #[inline(always)]
 pub fn reduce_each<V: Lanes, const MAX: bool>(blocks: [V; LANES]) -> V {
     let mut lanes = [0.0; LANES];
@@ -40,13 +39,13 @@ pub fn reduce_each<V: Lanes, const MAX: bool>(blocks: [V; LANES]) -> V {
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-/// [`F32x16::transpose`](super::F32x16::transpose) through memory, for levels without shuffles for
-/// it.
+/// [`F32x16::transpose`](super::F32x16::transpose) through memory, for levels without shuffles that
+/// do it.
 #[inline(always)]
 pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
     let mut square = [0.0f32; LANES * LANES];
     let mut column = [0.0f32; LANES];
-    // SAFETY: every row and column is sixteen floats of these arrays.
+    // SAFETY: every row and every column has sixteen floats within these arrays.
     unsafe {
         for (i, row) in rows.into_iter().enumerate() {
             row.store(square.as_mut_ptr().add(i * LANES));
@@ -62,17 +61,17 @@ pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
     }
 }
 
-/// Row i of the result has element i of every row.
+/// Block i of the result has lane i of every block.
 ///
 /// # Safety
-/// The machine has AVX-512 F and DQ, and this is inlined where they are enabled.
+/// The machine has AVX-512 F and DQ, and this is inlined into a function that enables them.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
-    // SAFETY: the caller vouches for the instructions; memory is not accessed.
+    // SAFETY: the caller promises the instructions, which access only registers.
     unsafe {
-        // Transposes pairs of rows, then groups of four, within 128-bit quarters; then exchanges
-        // quarters.
+        // Transposes pairs of rows, then groups of four rows, within 128-bit quarters. The last
+        // loops exchange quarters.
         let mut t = rows;
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

@@ -1,14 +1,14 @@
-//! Conversions between floats and bf16, for which AVX2 has no instruction.
+//! Conversions between floats and bf16. AVX2 has no instructions for them.
 //!
-//! These are functions because closures would be compiled without the level's features. All are
-//! called only on machines with AVX2, from functions that enable it.
+//! The conversions are functions, because the compiler would compile closures without the AVX2
+//! features. They are called only on machines with AVX2, from functions that enable it.
 
 use std::arch::x86_64::*;
 
 use super::super::registers::Avx2;
 
-/// The patterns with even indices as floats, and the patterns with odd indices as floats. Each
-/// pattern stays in its lane.
+/// Converts the bf16 values with even indices to the floats of the first register, and the values
+/// with odd indices to the second. No value crosses a lane.
 #[inline(always)]
 pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
     // SAFETY: the caller promises AVX2.
@@ -20,7 +20,8 @@ pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
     }
 }
 
-/// The inverse of [`decode_mixed`]; rounds to nearest even. The lower half of a NaN must be zero.
+/// The inverse of [`decode_mixed`]. Rounds to the nearest, ties to even. The lower half of a NaN
+/// must be zero.
 #[inline(always)]
 pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
     // SAFETY: the caller promises AVX2.
@@ -28,7 +29,8 @@ pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
         let (even, odd) = (_mm256_castps_si256(even), _mm256_castps_si256(odd));
         let high = _mm256_blend_epi16::<0xaa>(_mm256_srli_epi32::<16>(even), odd);
         let low = _mm256_blend_epi16::<0xaa>(even, _mm256_slli_epi32::<16>(odd));
-        // Less 0x8000, the lower half is positive if it is more than half of the last place.
+        // Round up if the lower half exceeds 0x8000, or equals it and the upper half is odd.
+        // Flipping the top bit subtracts 0x8000, so that a signed comparison with zero decides.
         let low = _mm256_xor_si256(low, _mm256_set1_epi16(i16::MIN));
         let low = _mm256_adds_epi16(low, _mm256_and_si256(high, _mm256_set1_epi16(1)));
         let up = _mm256_cmpgt_epi16(low, _mm256_setzero_si256());
@@ -37,7 +39,7 @@ pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
     }
 }
 
-/// The lanes of [`decode_mixed`] in the order of the patterns.
+/// Puts the lanes of [`decode_mixed`] into the order of memory.
 #[inline(always)]
 pub unsafe fn ordered(Avx2(even, odd): Avx2) -> Avx2 {
     // SAFETY: the caller promises AVX2.
@@ -61,7 +63,7 @@ pub unsafe fn mixed(Avx2(low, high): Avx2) -> Avx2 {
     }
 }
 
-/// The nearest bf16 of a float, ties to even. The lower half of a NaN must be zero.
+/// Rounds to the nearest bf16, ties to even. The lower half of a NaN must be zero.
 #[inline(always)]
 pub unsafe fn round(x: __m256) -> __m256 {
     // SAFETY: the caller promises AVX2.

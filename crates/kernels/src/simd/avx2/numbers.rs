@@ -1,7 +1,7 @@
-//! Numbers of a few bits, spread to lanes or bytes.
+//! Unpacks numbers of a few bits into lanes or bytes.
 //!
-//! All functions are called only on machines with AVX2, from functions that enable it. They have
-//! the contracts of the methods that they implement.
+//! The functions are called only on machines with AVX2, from functions that enable it. The contract
+//! of each is in the documentation of the trait method that it implements.
 
 use std::arch::x86_64::*;
 
@@ -10,8 +10,8 @@ use super::super::stream::Places;
 /// Implements [`F32x16::load_lanes`](super::super::F32x16::load_lanes).
 #[inline(always)]
 pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> (__m256i, __m256i) {
-    // SAFETY: the four loads of sixteen bytes lie within the numbers, since the last one begins
-    // early.
+    // SAFETY: the four loads of sixteen bytes lie within the packed numbers. The last load begins
+    // earlier than its numbers, so that it does not read past their end.
     unsafe {
         let early = 16 - BITS / 2;
         let order = |first: usize| -> [u8; 16] {
@@ -38,10 +38,10 @@ pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> (__m256i, __m256
 /// Implements [`F32x16::load_stream`](super::super::F32x16::load_stream).
 #[inline(always)]
 pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> (__m256i, __m256i) {
-    // Each lane takes the two bytes around its number.
+    // Each lane gets the two bytes that contain its number.
     let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
     let mut stream = [0u8; 16];
-    // SAFETY: the caller vouches for the numbers' bytes, and they are at most sixteen.
+    // SAFETY: the caller vouches for `2 * BITS` bytes, which are at most sixteen.
     unsafe {
         std::ptr::copy_nonoverlapping(from, stream.as_mut_ptr(), 2 * BITS);
         let stream = _mm256_broadcastsi128_si256(_mm_loadu_si128(stream.as_ptr().cast()));
@@ -57,7 +57,7 @@ pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> (__m256i, __m25
 /// Implements [`F32x16::spread_nibbles`](super::super::F32x16::spread_nibbles).
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-    // SAFETY: sixteen bytes are readable, twice as many writable; no alignment is needed.
+    // SAFETY: sixteen bytes are readable and thirty-two are writable; no alignment is needed.
     unsafe {
         let bytes = _mm_loadu_si128(from.cast());
         let mask = _mm_set1_epi8(15);

@@ -1,11 +1,11 @@
-//! The transpose of a square of sixteen blocks, as four squares of eight registers.
+//! Transposes sixteen blocks of sixteen lanes, as four squares of eight registers each.
 
 use std::arch::x86_64::*;
 
 use super::super::LANES;
 use super::super::registers::Avx2;
 
-/// Block i of the result has lane i of every block. Not inlined, since it is long.
+/// Block i of the result has lane i of every block. The function is too long to be inlined.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -13,7 +13,7 @@ use super::super::registers::Avx2;
 #[target_feature(enable = "avx2")]
 pub unsafe fn transpose(rows: &[Avx2; LANES]) -> [Avx2; LANES] {
     let mut out = *rows;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for i in [0, 8] {
             let mut square = [rows[i].0; 8];
@@ -36,14 +36,14 @@ pub unsafe fn transpose(rows: &[Avx2; LANES]) -> [Avx2; LANES] {
     out
 }
 
-/// The transpose of eight registers.
+/// Transposes a square of eight registers with eight lanes each.
 #[inline(always)]
 unsafe fn eight(rows: [__m256; 8]) -> [__m256; 8] {
     let mut out = rows;
     // SAFETY: the caller promises AVX2.
     unsafe {
-        // Transposes pairs of rows, then groups of four, within 128-bit halves; then exchanges
-        // halves.
+        // Transposes pairs of rows, then groups of four rows, within 128-bit halves. The last loop
+        // exchanges halves.
         let mut t = rows;
         for i in 0..4 {
             t[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

@@ -1,4 +1,4 @@
-//! Masks for blocks that are not whole, and blocks of few numbers.
+//! Masks for blocks with fewer than sixteen elements, and loads of small blocks.
 
 use std::arch::x86_64::*;
 
@@ -6,7 +6,7 @@ use super::super::registers::Avx2;
 
 const INDEX: [i32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// All ones in the first `count` lanes. Called only on machines with AVX2, from functions that
+/// Sets all bits of the first `count` lanes. Called only on machines with AVX2, from functions that
 /// enable it.
 #[inline(always)]
 pub unsafe fn first(count: usize) -> (__m256i, __m256i) {
@@ -19,8 +19,8 @@ pub unsafe fn first(count: usize) -> (__m256i, __m256i) {
     }
 }
 
-/// Orders for a shuffle of bytes. The sixteen entries from `n` on shift a vector down by `n` bytes
-/// and append zeros.
+/// Indices for a byte shuffle. The sixteen entries that start at `n` shift a vector down by `n`
+/// bytes and fill the top with zeros.
 const SHIFTED: [u8; 32] = {
     let mut bytes = [0x80; 32];
     let mut at = 0;
@@ -31,18 +31,19 @@ const SHIFTED: [u8; 32] = {
     bytes
 };
 
-/// The first `count <= 16` patterns, then zeros. Calling a function that copies them would take
-/// longer than the work on a short row. Called only on machines with AVX2, from functions that
-/// enable it.
+/// Loads the first `count <= 16` 16-bit values and fills up with zeros. On a short row, a call of a
+/// copy function would take longer than the work. Called only on machines with AVX2, from functions
+/// that enable it.
 ///
 /// # Safety
-/// The patterns are readable.
+/// `from` is readable for `count` values.
 #[inline(always)]
 pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
-    // SAFETY: only the patterns and a part of the table are read.
+    // SAFETY: the loads read only the `count` values and a part of the table.
     unsafe {
         if count >= 8 {
-            // The last eight patterns, shifted to their places.
+            // The second register: loads the last eight values and shifts out those that the first
+            // register has.
             let last = _mm_loadu_si128(from.add(count - 8).cast());
             let order = _mm_loadu_si128(SHIFTED.as_ptr().add(2 * (16 - count)).cast());
             return (_mm_loadu_si128(from.cast()), _mm_shuffle_epi8(last, order));
@@ -51,7 +52,7 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
         if count >= 4 {
             let last = from.add(count - 4).cast::<u64>().read_unaligned();
             first[0] = from.cast::<u64>().read_unaligned();
-            // Two shifts, since one shift by all 64 bits would not shift at all.
+            // Two shifts of half the size, because a single shift by 64 bits would overflow.
             first[1] = last >> (8 * (8 - count)) >> (8 * (8 - count));
         } else {
             for at in 0..count {
@@ -65,10 +66,10 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
 /// Lane i is `from[i >> shift]`. Called only on machines with AVX2, from functions that enable it.
 ///
 /// # Safety
-/// `from` is readable for the floats, and for eight if `shift` is one.
+/// `from[0]` to `from[15 >> shift]` are readable.
 #[inline(always)]
 pub unsafe fn each(from: *const f32, shift: u32) -> Avx2 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match shift {
             0 => Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))),
@@ -91,12 +92,12 @@ pub unsafe fn each(from: *const f32, shift: u32) -> Avx2 {
     }
 }
 
-/// Four lanes of each float.
+/// Repeats `low` in the four low lanes and `high` in the four high lanes.
 ///
 /// # Safety
 /// Both floats are readable.
 #[inline(always)]
 unsafe fn two(low: *const f32, high: *const f32) -> __m256 {
-    // SAFETY: the caller's contract, and it promises AVX2.
+    // SAFETY: the caller upholds the contract and promises AVX2.
     unsafe { _mm256_set_m128(_mm_broadcast_ss(&*high), _mm_broadcast_ss(&*low)) }
 }

@@ -1,14 +1,15 @@
-//! The tree of `reduce_add` for eight blocks at a time: each node combines two blocks.
+//! Reduces eight blocks at a time, in the order of `reduce_add`. Each node of the tree combines two
+//! blocks.
 //!
-//! These are functions because closures would be compiled without the level's features. All are
-//! called only on machines with AVX2, from functions that enable it.
+//! The steps are functions, because the compiler would compile closures without the AVX2 features.
+//! They are called only on machines with AVX2, from functions that enable it.
 
 use std::arch::x86_64::*;
 
 use super::super::LANES;
 use super::super::registers::Avx2;
 
-/// Lane i is the sum of block `from + i`.
+/// Lane i is the sum of the lanes of block `from + i`.
 #[inline(always)]
 pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
     // SAFETY: the caller promises AVX2.

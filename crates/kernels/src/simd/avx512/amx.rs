@@ -1,4 +1,5 @@
-//! Tile registers of AMX, by inline assembly: Rust has no stable intrinsics for them.
+//! Operations on AMX's tile registers, in inline assembly, because Rust has no stable intrinsics
+//! for them.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -9,7 +10,7 @@ use super::super::registers::Avx512;
 use super::super::tiles::{DigitTiles, PIECES, TILE_PANELS, TILE_ROWS, TileProduct, Tiles};
 
 /// Whether this processor multiplies tiles of bf16 and of bytes, and the operating system lets this
-/// process use them. The system is queried once.
+/// process use them. The first call asks the system; later calls return the stored answer.
 pub fn is_permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| has_tiles() && ask_kernel())
@@ -20,22 +21,23 @@ fn has_tiles() -> bool {
     const TILE: u32 = 1 << 24;
     const INT8: u32 = 1 << 25;
     let wanted = BF16 | TILE | INT8;
-    // SAFETY: every x86-64 processor has the instruction, and leaf 7 is read only where it exists.
+    // SAFETY: every x86-64 processor has `cpuid`, and leaf 7 is read only if leaf 0 reports it.
     #[allow(unused_unsafe, reason = "Rust 1.89 marks the intrinsic unsafe")]
     unsafe {
         __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
     }
 }
 
-/// Linux saves the tile registers of a process's threads only after the process has asked for it.
+/// Requests permission to use the tile registers. Linux saves and restores them only for processes
+/// that did this.
 #[cfg(target_os = "linux")]
 fn ask_kernel() -> bool {
     const ARCH_PRCTL: u64 = 158;
     const REQUEST_PERMISSION: u64 = 0x1023; // ARCH_REQ_XCOMP_PERM
     const TILE_DATA: u64 = 18; // XFEATURE_XTILEDATA
     let result: i64;
-    // SAFETY: the call takes two numbers and touches no memory of the process; a kernel that does
-    // not know it returns an error.
+    // SAFETY: the system call takes two numbers and does not touch the memory of the process. A
+    // kernel that does not know the request returns an error.
     unsafe {
         asm!(
             "syscall",
@@ -55,8 +57,8 @@ fn ask_kernel() -> bool {
     false
 }
 
-/// The shapes of the tile registers: 0 to 3 have sums, 4 and 5 have rows of words, and 6 and 7 have
-/// the factors of these words.
+/// The configuration of the tile registers. Registers 0 to 3 hold sums, 4 and 5 hold tiles of one
+/// factor, and 6 and 7 hold tiles of the other factor.
 #[repr(C, align(64))]
 struct Layout {
     palette: u8,
@@ -66,8 +68,9 @@ struct Layout {
     rows: [u8; 16],
 }
 
-/// The four products of two tiles of weights and two panels, added up in registers. Prefetches
-/// the lines of the panels' next tiles that begin at bytes `$line`.
+/// Multiplies two tiles of weights by the tiles of two panels of x, and adds the four products to
+/// sums in tile registers. `$line` are the byte offsets of the cache lines to prefetch in each
+/// panel's next tile.
 macro_rules! add {
     ($dot:literal, [$($line:literal)*], $product:expr) => {{
         const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
@@ -117,7 +120,7 @@ macro_rules! add {
     }};
 }
 
-/// The products of both loaded tiles of weights with the next tile of each panel.
+/// Multiplies the two loaded tiles of weights by the next tile of each panel.
 macro_rules! piece {
     () => {
         concat!(
@@ -133,7 +136,8 @@ macro_rules! piece {
     };
 }
 
-/// A product of digits in the register `$sums`, of one tile or `two`. Advances to the next product.
+/// Multiplies one tile of digits (signed bytes of x) by a tile of weights, or `two` tiles by two,
+/// and leaves the sums in the register `$sums`. Then advances to the next product.
 macro_rules! digits {
     ($two:tt, $sums:literal, $x:literal, $w:literal) => {
         concat!(
@@ -158,10 +162,11 @@ macro_rules! digits {
     };
 }
 
-/// Computes [`DigitTiles`], four products at a time, so that they overlap.
+/// Computes the products that [`DigitTiles`] describes. Four products run at a time, so that their
+/// latencies overlap.
 ///
 /// # Safety
-/// The contract of [`F32x16::tiles_of_digits`](super::super::F32x16::tiles_of_digits).
+/// The contract of [`F32x16::tiles_of_digits`](super::super::F32x16::tiles_of_digits) applies.
 #[inline(always)]
 pub unsafe fn tiles_of_digits(product: &DigitTiles) {
     let DigitTiles { x, x_stride, x_next, w, w_next, words, step, count, sums, .. } = *product;
@@ -208,7 +213,8 @@ pub unsafe fn tiles_of_digits(product: &DigitTiles) {
             )
         };
     }
-    // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.
+    // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the tile
+    // registers in between.
     unsafe { if words == step { run!(one) } else { run!(two) } }
 }
 
@@ -227,23 +233,25 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         layout.rows[..6].fill(rows as u8);
         layout.row_bytes[4..6].fill(4 * step as u16);
         layout.rows[6..8].fill(step as u8);
-        // SAFETY: the level is `Amx`; the instruction takes this layout, which outlives it.
+        // SAFETY: the level is `Amx`; `ldtilecfg` reads this layout, which lives until after the
+        // instruction.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const layout, options(nostack, readonly)) };
     }
 
-    /// Clears the tile registers, so that the system need not save them.
+    /// Clears the tile registers, so that the operating system need not save them.
     #[inline(always)]
     unsafe fn end_tiles() {
         // SAFETY: the level is `Amx`.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Subnormal numbers count as zero. Panels come from the second-level cache and are prefetched.
-    /// This makes products 2 % slower if one thread has a core, and 10 to 20 % faster if two share
-    /// it.
+    /// Treats subnormal numbers as zero. Panels come from the second-level cache and are
+    /// prefetched. The prefetches make products 2 % slower if one thread has a core, and 10 to 20 %
+    /// faster if two threads share it.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
-        // SAFETY: the caller's contract, and the level is `Amx`; nothing else uses tile registers.
+        // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the
+        // tile registers in between.
         unsafe {
             add!(
                 "tdpbf16ps",
@@ -257,7 +265,7 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
     unsafe fn tiles_of_pieces(product: &TileProduct) {
         const _: () = assert!(PIECES == 3);
         let TileProduct { w, w_stride, x, words, step, sums, sums_stride } = *product;
-        // SAFETY: as above.
+        // SAFETY: as in `add_tiles_bf16`.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -297,7 +305,7 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
 
     #[inline(always)]
     unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: as above.
+        // SAFETY: as in `add_tiles_bf16`.
         unsafe { add!("tdpbusd", [], product) }
     }
 }

@@ -1,9 +1,9 @@
-//! Numbers of a few bits as pairs of bf16 and as bytes.
+//! Unpacks numbers of a few bits into pairs of bf16 or into bytes.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// The 4-bit numbers as bf16. The table has them twice, since an index has five bits.
+/// The numbers 0 to 15 as bf16. The table repeats them, because an index has five bits.
 const NUMBERS: [u16; 32] = {
     let mut numbers = [0; 32];
     let mut i = 0;
@@ -17,10 +17,10 @@ const NUMBERS: [u16; 32] = {
 /// Implements [`F32x16::nibble_pairs`](super::F32x16::nibble_pairs).
 ///
 /// # Safety
-/// The machine has AVX-512 F and BW, and this is inlined where they are enabled.
+/// The machine has AVX-512 F and BW, and this is inlined into a function that enables them.
 #[inline(always)]
 pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
-    // SAFETY: the caller vouches for the instructions; the table is 32 halves.
+    // SAFETY: the caller promises the instructions; the table has 32 values of 16 bits.
     unsafe {
         let table = _mm512_loadu_si512(NUMBERS.as_ptr().cast());
         [
@@ -36,10 +36,10 @@ pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
 ///
 /// # Safety
 /// Sixteen bytes at `from` are readable, 32 at `to` are writable. The machine has AVX-512 F and BW,
-/// and this is inlined where they are enabled.
+/// and this is inlined into a function that enables them.
 #[inline(always)]
 pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's contract; no alignment is needed.
+    // SAFETY: the caller upholds the contract; no alignment is needed.
     unsafe {
         let pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
         let apart = _mm256_or_si256(pairs, _mm256_slli_epi16::<4>(pairs));
@@ -50,27 +50,27 @@ pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
 /// Implements [`F32x16::byte_fields`](super::F32x16::byte_fields).
 ///
 /// # Safety
-/// The machine has AVX-512 F and GFNI, and this is inlined where they are enabled.
+/// The machine has AVX-512 F and GFNI, and this is inlined into a function that enables them.
 #[inline(always)]
 pub unsafe fn fields_of_bytes(a: __m512i, at: u32, bits: u32) -> __m512i {
-    // The instruction multiplies bits with a matrix, whose last row selects the lowest bit of the
-    // result.
+    // `gf2p8affineqb` multiplies the bits of each byte by a matrix of 8 x 8 bits. The last row of
+    // the matrix selects the lowest bit of the result.
     let mut rows = [0u8; 8];
     for bit in 0..bits {
         rows[7 - bit as usize] = 1 << (at + bit);
     }
     let matrix = i64::from_le_bytes(rows);
-    // SAFETY: the caller vouches for the instructions, which work on registers.
+    // SAFETY: the caller promises the instructions, which access only registers.
     unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(a, _mm512_set1_epi64(matrix)) }
 }
 
 /// Implements [`F32x16::dot_bf16`](super::F32x16::dot_bf16).
 ///
 /// # Safety
-/// The machine has AVX512_BF16, and this is inlined where it is enabled.
+/// The machine has AVX512_BF16, and this is inlined into a function that enables it.
 #[inline(always)]
 pub unsafe fn dot_bf16(sums: __m512, a: __m512i, b: __m512i) -> __m512 {
-    // SAFETY: the caller vouches for the instruction; both types are 512 plain bits.
+    // SAFETY: the caller promises the instruction; both types are 512 plain bits.
     unsafe {
         let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
         _mm512_dpbf16_ps(sums, a, b)

@@ -1,12 +1,12 @@
-//! Operations on sixteen registers together, or across the lanes of one register.
+//! Operations that combine sixteen registers, or the lanes of one register.
 //!
-//! All functions are called only on machines with AVX-512, from functions that enable its features.
+//! The functions are called only on machines with AVX-512, from functions that enable its features.
 
 use std::arch::x86_64::*;
 
 use super::LANES;
 
-/// The sum of all lanes, by halves.
+/// The sum of all lanes. Each step adds the upper half to the lower half.
 #[inline(always)]
 pub unsafe fn sum(a: __m512) -> f32 {
     // SAFETY: the caller promises AVX-512.
@@ -18,8 +18,8 @@ pub unsafe fn sum(a: __m512) -> f32 {
     }
 }
 
-/// Implements [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). Lanes whose results
-/// round to zero are masked; NaN lanes are not.
+/// Implements [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). A mask sets lanes
+/// whose results round to zero to zero, but keeps NaN.
 #[inline(always)]
 pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     // SAFETY: the caller promises AVX-512.
@@ -66,8 +66,8 @@ unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 
     unsafe { ends::<MAX>(pairs::<MAX>(a, b), pairs::<MAX>(c, d)) }
 }
 
-/// Lane i is the sum of block i, or its largest lane with `MAX`. Uses the tree of `reduce_add`,
-/// with two blocks at each node.
+/// Lane i is the sum of the lanes of block i, or with `MAX` the largest lane. The lanes are
+/// combined in the order of `reduce_add`, two blocks at each node of the tree.
 #[inline(always)]
 pub unsafe fn tree<const MAX: bool>(b: [__m512; LANES]) -> __m512 {
     // SAFETY: the caller promises AVX-512.
@@ -109,16 +109,16 @@ unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
     unsafe { join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b)) }
 }
 
-/// Stores lanes below `2^BITS` as a little-endian stream of bits.
+/// Packs lanes below `2^BITS` into a little-endian bit stream.
 ///
 /// # Safety
 /// `to` is writable for `2 * BITS <= 16` bytes.
 #[inline(always)]
 pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
-    // SAFETY: the caller's contract, and its promise of AVX-512.
+    // SAFETY: the caller upholds the contract and promises AVX-512.
     unsafe {
-        // Join adjacent lanes, then pairs of lanes, then groups of four. The second part
-        // fills the free bits above the first part.
+        // Joins adjacent lanes, then pairs of lanes, then groups of four. Each step moves the upper
+        // part into the free bits above the lower part.
         let down = _mm_cvtsi32_si128(32 - BITS as i32);
         let two = _mm512_or_si512(a, _mm512_srl_epi64(a, down));
         match BITS {
@@ -139,21 +139,21 @@ pub unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {
     }
 }
 
-/// Loads sixteen numbers of `BITS` bits, 20 or 24, of a stream. The bits above a number are
+/// Loads sixteen numbers of `BITS` bits, 20 or 24, from a bit stream. The bits above a number are
 /// unspecified.
 ///
 /// # Safety
 /// `2 * BITS` bytes are readable.
 #[inline(always)]
 pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
-    // Each quarter gets the words of its four numbers, and each lane the three bytes around its
-    // number.
+    // Each 128-bit quarter gets the 16-bit words of its four numbers. Then each lane gets the three
+    // bytes that contain its number.
     let words: [u16; 32] = std::array::from_fn(|i| (i / 8 * BITS / 4 + i % 8) as u16);
     let bytes: [u8; 16] = std::array::from_fn(|i| match i % 4 {
         3 => 0x80,
         byte => (i / 4 * BITS / 8 + byte) as u8,
     });
-    // SAFETY: the mask confines the access to the numbers; the arrays are 64 and 16 bytes.
+    // SAFETY: the mask confines the access to the packed numbers; the arrays have 64 and 16 bytes.
     unsafe {
         let stream = _mm512_maskz_loadu_epi32((1 << (BITS / 2)) - 1, from.cast());
         let words = _mm512_loadu_si512(words.as_ptr().cast());
@@ -166,18 +166,18 @@ pub unsafe fn load_lanes<const BITS: usize>(from: *const u8) -> __m512i {
     }
 }
 
-/// Rounds to the nearest bf16, ties to even. The instruction that does this treats subnormal
-/// numbers as zero, and a check for subnormal numbers would take longer than this function.
+/// Rounds to the nearest bf16, ties to even. The AVX512_BF16 instruction treats subnormal numbers
+/// as zero, and a check for subnormal numbers would take longer than this function.
 #[inline(always)]
 pub unsafe fn round_bf16(x: __m512) -> __m512 {
-    // SAFETY: the caller promises AVX-512; memory is not accessed.
+    // SAFETY: the caller promises AVX-512, and the instructions access only registers.
     unsafe {
         let bits = _mm512_castps_si512(x);
         let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
         let up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
         let up = _mm512_mask_sub_epi32(up, odd, up, _mm512_set1_epi32(-1));
         let kept = _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(!0xffff)));
-        // Quiet and signaling NaN stay NaN.
+        // Restores NaN lanes, quiet or signaling, as quiet NaN.
         _mm512_fixupimm_ps::<0>(kept, x, _mm512_set1_epi32(0x22))
     }
 }
