@@ -24,7 +24,7 @@ const COMBINATIONS: [Combination; 5] = [
 
 fn one<T: Sample>(kind: Activation, x: &[T]) -> Vec<T> {
     in_place(x, |on, from, to| {
-        // SAFETY: both buffers are equally long.
+        // SAFETY: both buffers have the same length.
         unsafe { activation_on(on, kind, from, to, x.len()) };
     })
 }
@@ -32,7 +32,7 @@ fn one<T: Sample>(kind: Activation, x: &[T]) -> Vec<T> {
 fn two<T: Sample>(kind: Combination, a: &[T], b: &[T]) -> Vec<T> {
     same(|on| {
         let mut out = b.to_vec();
-        // SAFETY: all buffers are equally long; the second is the output.
+        // SAFETY: all buffers have the same length; the second input is also the output.
         unsafe { combination_on(on, kind, a.as_ptr(), out.as_ptr(), out.as_mut_ptr(), a.len()) };
         out
     })
@@ -44,7 +44,7 @@ fn sizes<T: Sample>() {
         for (kind, exact) in KINDS {
             for (y, x) in one(kind, &a).iter().zip(&a) {
                 let x = f64::from(x.to_f32());
-                // The factor of x is rounded five times, and erf has its error in f32.
+                // The kernel rounds the factor of x five times, and erf has an f32 error.
                 let allowed = 5.0 * f64::from(T::EPSILON) * x.abs();
                 let error = (f64::from(y.to_f32()) - exact(x)).abs();
                 assert!(error <= allowed, "{kind:?} of {x}: {}", y.to_f32());
@@ -75,8 +75,8 @@ fn sizes<T: Sample>() {
 
 each_type!(sizes);
 
-/// Long arrays of sixteen-bit types use tables. Each pattern has the same result as in a short
-/// array.
+/// Long arrays of 16-bit types use lookup tables. Each bit pattern has the same result as in a
+/// short array.
 fn tables<T: Sample>(of: fn(u16) -> T) {
     const SHORT: usize = 4096;
     let a: Vec<T> = (0..=u16::MAX).chain(0..17).map(of).collect();
@@ -116,7 +116,7 @@ fn affine_of_numbers_and_vectors() {
                 let got = same(|on| {
                     let mut out = x.clone();
                     let (scale, shift, to) = (scale.as_ptr(), shift.as_ptr(), out.as_mut_ptr());
-                    // SAFETY: the buffers are as long as the shape says; the output is the input.
+                    // SAFETY: the buffers have the shape's length; the kernel runs in place.
                     unsafe { affine_on(on, to.cast_const(), scale, shift, to, &shape) };
                     out
                 });

@@ -7,10 +7,10 @@ use mlx_primitives_kernels::RowOrder;
 use mlx_primitives_kernels::attention::*;
 use mlx_primitives_kernels::simd::Level;
 
-/// Batch, heads, key-value heads; or queries, keys, features.
+/// Batch, heads and key/value heads; or queries, keys and features.
 type Three = (usize, usize, usize);
 
-/// A call and its data. The arrays are row-contiguous, optionally padded.
+/// A call and the arrays that it reads. The arrays are row-contiguous, with optional padding.
 struct Case<T> {
     call: Attention,
     q: Vec<T>,
@@ -21,8 +21,8 @@ struct Case<T> {
     sinks: Vec<T>,
 }
 
-/// The strides of [batch, heads, rows, dim], with `gap` elements after each row, and elements
-/// `step` apart.
+/// The strides of an array [batch, heads, rows, dim]. Adjacent features are `step` elements apart,
+/// and `gap` unused elements follow each row.
 fn strides(heads: usize, rows: usize, dim: usize, step: usize, gap: usize) -> [isize; 4] {
     let row = dim * step + gap;
     [heads * rows * row, rows * row, row, step].map(|stride| stride as isize)
@@ -67,12 +67,13 @@ enum Masked {
     No,
     Bool,
     Additive,
-    /// Hides all keys from the second query.
+    /// A mask that hides all keys from the second query.
     Nothing,
 }
 
 impl<T: Sample> Case<T> {
-    /// Replaces the values by values with another number of features, each padded by one element.
+    /// Replaces the values by random values with `dim` features. One unused element follows each
+    /// row.
     fn with_values(mut self, dim: usize) -> Self {
         let Attention { batch, kv_heads, keys, .. } = self.call;
         let at = strides(kv_heads, keys, dim, 1, 1);
@@ -103,7 +104,7 @@ impl<T: Sample> Case<T> {
         self
     }
 
-    /// The call with the addresses of this case's data.
+    /// Returns the call with the addresses of this case's arrays.
     fn ready(&self) -> Attention {
         let mut call = self.call;
         call.q.data = self.q.as_ptr().cast();
@@ -126,7 +127,7 @@ impl<T: Sample> Case<T> {
         self.reference_of(&self.ready())
     }
 
-    /// The features of a key or a value.
+    /// The features of a key or a value. `Three` is the batch entry, the head and the row.
     fn row(source: &Source, dim: usize, (b, h, r): Three) -> Vec<f64> {
         match source {
             Source::Plain(view) => element_row::<T>(view, b, h, r, dim),
@@ -135,7 +136,7 @@ impl<T: Sample> Case<T> {
                 let each = 32 / bits;
                 let scale = element_row::<T>(scales, b, h, r, dim / group);
                 let bias = element_row::<T>(biases, b, h, r, dim / group);
-                // SAFETY: the vectors are the test's, and have whole rows.
+                // SAFETY: the test's vectors hold all packed words of the row.
                 let word = |i: usize| unsafe { *packed.at::<u32>(b, h, r).add(i) };
                 assert!(packed.strides[3] == 1 && words * each == dim);
                 (0..dim)
@@ -148,8 +149,8 @@ impl<T: Sample> Case<T> {
         }
     }
 
-    /// For each key, its weight in a row, and the growth of its score with the scaled dot product.
-    /// Then the weight of the sink, if there is one.
+    /// For each key, returns its weight in the row, and the derivative of its score in the scaled
+    /// dot product. The weight of the sink follows, if there is a sink.
     fn weights(&self, call: &Attention, (b, h, t): Three) -> Vec<(f64, f64)> {
         let kv = h / (call.heads / call.kv_heads);
         let q = element_row::<T>(&call.q, b, h, t, call.dim);
@@ -187,7 +188,7 @@ impl<T: Sample> Case<T> {
         scores
     }
 
-    /// The reference of a call whose views have addresses.
+    /// Computes the reference result in f64. The call's views must have addresses.
     fn reference_of(&self, call: &Attention) -> Vec<f64> {
         let mut out = Vec::new();
         for b in 0..call.batch {
@@ -207,12 +208,12 @@ impl<T: Sample> Case<T> {
         out
     }
 
-    /// Checks every level and number of threads. Results are close to f64, and do not depend on the
-    /// number of threads.
+    /// Checks every level with several numbers of threads. Results are close to the reference in
+    /// f64, and on a level they are the same for every number of threads.
     fn check(&self, what: &str) {
         let expected = self.reference();
-        // The errors of dots of `dim` products of up to 4 in f32, of a hundred keys' weights, and
-        // of rounding.
+        // The bounds cover f32 errors in dot products with factors up to 2, errors in the weights
+        // of a hundred keys, and rounding.
         let relative = f64::from(T::EPSILON) / 2.0 + 1e-5;
         let mut of_level: Option<(Level, Vec<T>)> = None;
         for machine in machines() {
@@ -232,13 +233,14 @@ impl<T: Sample> Case<T> {
 fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize) -> Vec<f64> {
     let row = view.at::<T>(b, h, r);
     let element = |i: usize| {
-        // SAFETY: the vectors are the test's, and have whole rows.
+        // SAFETY: the test's vectors hold all elements of the row.
         unsafe { *row.offset(i as isize * view.strides[3]) }
     };
     (0..dim).map(|i| f64::from(element(i).to_f32())).collect()
 }
 
-/// Shapes for both kernels: one row and several, whole blocks and longer rows, chunks, odd sizes.
+/// Shapes for both kernels: one query and several; dimensions that are multiples of a block or not;
+/// enough keys for several chunks.
 const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
@@ -312,7 +314,7 @@ fn quantized<T: Sample>() {
             let words: Vec<u32> = (0..2 * keys * dim * bits / 32)
                 .map(|i| (i as u32).wrapping_mul(2_654_435_761) ^ 0x5bd1_e995)
                 .collect();
-            // Numbers of about 1, so that scores stay small.
+            // Elements of about 1, so that scores stay small.
             let scales = values::<T>(2 * keys * dim / group, 1.6 / (1 << bits) as f32);
             let biases = values::<T>(2 * keys * dim / group + 1, 0.5);
             let at = |row| strides(2, keys, row, 1, 0);

@@ -1,13 +1,13 @@
-//! Compares operations on the bytes of vectors with loops, at every level.
+//! Compares vector operations on bytes with loops, at every level.
 
 use mlx_primitives_kernels::simd::{F32x16, Kernel, LANES, Level};
 
 const BYTES: usize = 4 * LANES;
-/// The fields of a byte: the bit at which a field begins, and its number of bits.
+/// The fields of a byte: the first bit of a field, and its number of bits.
 const FIELDS: [(u32, u32); 7] = [(0, 2), (2, 2), (4, 2), (6, 2), (0, 4), (4, 4), (2, 4)];
 
-/// The fields of the first vector, and its products with the second vector. For `low_dots`, the
-/// highest bit of each byte of the first vector is cleared.
+/// Computes the byte fields of the first vector, and its dot products with the second vector. For
+/// `low_dots`, the highest bit of each byte of the first vector is cleared.
 struct Bytes<'a> {
     vectors: &'a [[u8; BYTES]; 2],
     fields: &'a mut [[u8; BYTES]; FIELDS.len()],
@@ -21,7 +21,8 @@ impl Kernel for Bytes<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        // SAFETY: every array is as long as a vector; `load` and `store` take any bits as they are.
+        // SAFETY: every array has the length of a vector; `load` and `store` accept any bit
+        // pattern.
         unsafe {
             let a = V::load(self.vectors[0].as_ptr().cast()).to_bits();
             let b = V::load(self.vectors[1].as_ptr().cast()).to_bits();
@@ -59,7 +60,7 @@ fn fields_and_products_of_bytes() {
                 dots: &mut dots,
                 low_dots: &mut low_dots,
             };
-            // SAFETY: the arrays are as long as the vectors.
+            // SAFETY: the arrays have the length of a vector.
             unsafe { level.run(kernel) };
 
             let [a, b] = vectors;
@@ -79,7 +80,7 @@ fn fields_and_products_of_bytes() {
     }
 }
 
-/// Transposes the square.
+/// A kernel that transposes a square of sixteen by sixteen floats in place.
 struct Transpose<'a>(&'a mut [[f32; LANES]; LANES]);
 
 impl Kernel for Transpose<'_> {
@@ -88,7 +89,7 @@ impl Kernel for Transpose<'_> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let mut rows = [V::splat(0.0); LANES];
-        // SAFETY: every row is as long as a vector.
+        // SAFETY: every row has the length of a vector.
         unsafe {
             for (row, from) in rows.iter_mut().zip(self.0.iter()) {
                 *row = V::load(from.as_ptr());
@@ -107,7 +108,7 @@ fn squares_are_transposed() {
         for (i, at) in square.as_flattened_mut().iter_mut().enumerate() {
             *at = i as f32;
         }
-        // SAFETY: the square has sixteen vectors.
+        // SAFETY: the square has sixteen rows of the length of a vector.
         unsafe { level.run(Transpose(&mut square)) };
         for (i, got) in square.as_flattened().iter().enumerate() {
             let want = (i % LANES * LANES + i / LANES) as f32;

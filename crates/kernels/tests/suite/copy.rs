@@ -1,8 +1,8 @@
-//! Compares the copy with a loop over every index.
+//! Compares the copy kernel with a loop over every index.
 
 use mlx_primitives_kernels::{CopyCall, copy};
 
-/// The elements by their indices, in the order of the output.
+/// The elements that the shape and strides select, in the order of the output.
 fn walked<T: Copy>(x: &[T], first: usize, shape: &[i32], strides: &[i64]) -> Vec<T> {
     let count: usize = shape.iter().map(|&size| size as usize).product();
     let of = |mut number: usize| {
@@ -44,8 +44,8 @@ fn agrees<T: Copy + Default + PartialEq + std::fmt::Debug>(of: impl Fn(usize) ->
         let want = walked(&x, first, shape, strides);
         let mut got = vec![T::default(); want.len()];
         let call = CopyCall { shape, strides, bytes: size_of::<T>() };
-        // SAFETY: the loop read the same elements of `x`, and `got` has room for the shape's
-        // elements.
+        // SAFETY: the loop in `walked` read the same elements of `x`, and `got` has room for all of
+        // them.
         unsafe { copy(x[first..].as_ptr().cast(), got.as_mut_ptr().cast(), &call) };
         assert_eq!(got, want, "{shape:?} {strides:?}");
     }

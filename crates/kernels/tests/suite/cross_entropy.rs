@@ -1,15 +1,15 @@
-//! `cross_entropy` on every level and on several threads, against f64.
+//! Compares `cross_entropy` with f64, on every level and with several numbers of threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::cross_entropy::*;
 
-/// The losses and the gradients.
+/// Computes the losses and the gradients.
 fn run<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<T>, Vec<T>) {
     let rows = targets.classes.len();
     let losses = |on, kept: &mut Vec<f32>| {
         let mut loss = vec![T::default(); rows];
         let (out, kept) = (loss.as_mut_ptr(), kept.as_mut_ptr());
-        // SAFETY: the buffers have the sizes that the row count and the axis require.
+        // SAFETY: the buffers have the sizes that the number of rows and the axis require.
         unsafe {
             if targets.smoothing > 0.0 {
                 loss_on::<T, true>(on, x.as_ptr(), targets, out, kept, axis);
@@ -26,13 +26,13 @@ fn run<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<T>, V
     };
     let (loss, kept) = (same(|on| losses(on, &mut vec![0.0; 2 * rows])), same(kept_by));
     let grad = in_place(x, |on, from, to| {
-        // SAFETY: as above.
+        // SAFETY: as in `losses`.
         unsafe { grad_on(on, [from, g.as_ptr()], targets, kept.as_ptr(), to, axis) };
     });
     (loss, grad)
 }
 
-/// Losses and gradients in f64.
+/// Computes losses and gradients in f64.
 fn reference<T: Sample>(x: &[T], g: &[T], targets: Targets, axis: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut losses, mut grads) = (Vec::new(), Vec::new());
     let smoothing = f64::from(targets.smoothing);
@@ -72,7 +72,7 @@ fn shapes<T: Sample>() {
             let (loss, grad) = reference(&x, &g, targets, axis);
             let got = run(&x, &g, targets, axis);
             let epsilon = f64::from(T::EPSILON);
-            // The errors of differences of numbers up to 24 in f32, and of one rounding.
+            // The bounds cover f32 errors in differences of numbers up to 24, and one rounding.
             assert_close(&got.0, &loss, epsilon / 2.0 + 4e-6, 2e-5, "loss");
             assert_close(&got.1, &grad, epsilon / 2.0 + 8e-6, 1e-6, "gradient");
         }

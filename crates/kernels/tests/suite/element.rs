@@ -2,12 +2,13 @@ use crate::testing::*;
 use half::{bf16, f16};
 use mlx_primitives_kernels::simd::{Kernel, LANES, Level};
 
-/// Converts patterns to floats, or floats to patterns and to rounded floats, a block at a time.
+/// Converts 16-bit values to floats, or floats to 16-bit values and to rounded floats. Processes
+/// one block at a time.
 struct Convert<'a, T> {
     patterns: &'a mut [T],
     floats: &'a mut [f32],
     encode: bool,
-    /// Whether the lanes that are converted have the order of `load_mixed`.
+    /// Whether the lanes are in the order of `load_mixed` during the conversion.
     mixed: bool,
 }
 
@@ -17,7 +18,7 @@ impl<T: Float> Kernel for Convert<'_, T> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for i in (0..self.patterns.len()).step_by(LANES) {
-            // SAFETY: both slices are equally long, in whole blocks.
+            // SAFETY: both slices have the same length, a multiple of sixteen.
             unsafe {
                 let (pattern, float) =
                     (self.patterns.as_mut_ptr().add(i), self.floats.as_mut_ptr().add(i));
@@ -54,12 +55,13 @@ fn check<T: Float>(
         let mut patterns: Vec<T> = (0..=u16::MAX).map(make).collect();
         let mut floats = vec![0.0f32; 1 << 16];
         let (p, f) = (&mut patterns[..], &mut floats[..]);
-        // SAFETY: both slices are equally long, in whole blocks.
+        // SAFETY: both slices have the same length, a multiple of sixteen.
         unsafe { level.run(Convert { patterns: p, floats: f, encode: false, mixed }) };
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
         }
-        // The values themselves, then floats between two values: ties and the floats next to ties.
+        // Inputs are the 16-bit values themselves, the midpoints between two values (ties), and the
+        // floats next to midpoints.
         for nudge in [0, 1, 2, 3] {
             let inputs: Vec<f32> = (0..=u16::MAX)
                 .map(|bits| {
@@ -75,13 +77,14 @@ fn check<T: Float>(
                 .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
                 .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
                 .chain([0.0; 8])
-                // If lanes are mixed, every NaN must come from the type or from arithmetic.
+                // Conversion of mixed lanes requires that every NaN comes from the type or from
+                // arithmetic.
                 .map(|x| if mixed && x.is_nan() { f32::NAN } else { x })
                 .collect();
             let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();
             let mut floats = inputs.clone();
             let (p, f) = (&mut patterns[..], &mut floats[..]);
-            // SAFETY: both slices are equally long, in whole blocks.
+            // SAFETY: both slices have the same length, a multiple of sixteen.
             unsafe { level.run(Convert { patterns: p, floats: f, encode: true, mixed }) };
             for (i, &input) in inputs.iter().enumerate() {
                 let expected = to(from(input));

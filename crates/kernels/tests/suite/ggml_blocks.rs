@@ -1,5 +1,5 @@
-//! Compares every type of block with ggml's dequantize_row functions, which are repeated here line
-//! by line.
+//! Compares every block type with ggml's `dequantize_row` functions. This file repeats them line by
+//! line.
 
 use half::f16;
 use mlx_primitives_kernels::ggml_blocks::{BlockType, GROUP, Part};
@@ -10,7 +10,7 @@ fn float(bytes: &[u8]) -> f64 {
     f64::from(f16::from_le_bytes([bytes[0], bytes[1]]))
 }
 
-/// `dequantize_row_*`. Every product and sum is exact here.
+/// ggml's `dequantize_row_*` function of the block type. In f64, every product and sum is exact.
 fn dequantized(kind: BlockType, x: &[u8]) -> Vec<f64> {
     let mut y = vec![0.0; kind.weights()];
     match kind {
@@ -150,7 +150,7 @@ fn dequantized(kind: BlockType, x: &[u8]) -> Vec<f64> {
     y
 }
 
-/// A block of random bits, whose scales are finite.
+/// Builds a block of random bits with finite scales.
 fn block(kind: BlockType, seed: u64) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1).wrapping_mul(0xd134_2543_de82_ef95);
     let mut next = || {
@@ -173,7 +173,7 @@ fn block(kind: BlockType, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The weights that the filled parts describe.
+/// Computes the weights from the parts that `fill` unpacks.
 fn unpacked(kind: BlockType, bytes: &[u8]) -> Vec<f64> {
     let blocks = bytes.len() / kind.bytes();
     let part = |part: Part| {
@@ -225,7 +225,7 @@ fn exact_types_keep_every_number() {
     assert_eq!(exact, 10);
 }
 
-/// The weights of a K-quant in the layout that keeps its scales in blocks.
+/// Checks a K-quant in the layout that keeps the scales in ggml's blocks.
 #[test]
 fn k_quants_keep_every_number_at_their_own_size() {
     let kinds = [(BlockType::Q4K, 4), (BlockType::Q5K, 5), (BlockType::Q6K, 6)];
@@ -252,8 +252,8 @@ fn k_quants_keep_every_number_at_their_own_size() {
     assert!(BlockType::ALL.iter().filter(|kind| kind.own_bits().is_some()).count() == 3);
 }
 
-/// The greatest number of which all differences of 16 weights are multiples. It is the step of the
-/// weights, or in about one of ten thousand cases twice the step. It is 0 if all weights are equal.
+/// Returns the greatest common divisor of the differences of 16 weights. It is the quantization
+/// step, or in about one of ten thousand cases twice the step. It is 0 if all weights are equal.
 fn step(weights: &[f64]) -> f64 {
     weights.iter().fold(0.0, |step: f64, weight| {
         let (mut a, mut b) = (step, (weight - weights[0]).abs());
@@ -287,7 +287,7 @@ fn types_with_a_step_for_16_weights_are_off_by_what_is_stated() {
     });
 }
 
-/// Checks that arbitrary bytes cause no panic, and that codes fit in their bits.
+/// Checks that arbitrary bytes do not cause a panic, and that codes fit in their bits.
 #[test]
 fn any_bytes_are_unpacked() {
     for kind in BlockType::ALL {
@@ -304,7 +304,7 @@ fn any_bytes_are_unpacked() {
 
 #[test]
 fn halves_of_equal_scales_are_exact() {
-    // All scales are 3, and codes have any bits. So all weights are multiples of one step.
+    // All scales are 3 and the codes are random. So all weights are multiples of one step.
     for seed in 0..20 {
         let mut bytes = block(BlockType::Q6K, seed);
         bytes[192..208].fill(3);

@@ -1,5 +1,5 @@
-//! Compares the kernels of gradients with derivatives in f64, on every level and on several
-//! threads.
+//! Compares the gradient kernels with derivatives in f64, on every level and with several numbers
+//! of threads.
 
 use crate::reference;
 use crate::testing::*;
@@ -7,7 +7,7 @@ use mlx_primitives_kernels::activation::*;
 use mlx_primitives_kernels::logsumexp::grad_on;
 use mlx_primitives_kernels::norm_grad::{NormGrad, norm_grad_on};
 
-/// The derivative of a smooth function, with an error of about 1e-10.
+/// Computes the derivative of a smooth function, with an error of about 1e-10.
 fn derivative(f: fn(f64) -> f64, x: f64) -> f64 {
     const H: f64 = 1e-3;
     let central = |h: f64| (f(x + h) - f(x - h)) / (2.0 * h);
@@ -22,12 +22,13 @@ const GATES: [(Combination, Combination, Exact); 3] = [
     (Combination::GegluTanh, Combination::GeluTanhSlope, reference::gelu_tanh),
 ];
 
-/// The gradients of a and b, which lie in one buffer.
+/// Computes the gradients of a and b into one buffer. Also checks that the kernel computes them in
+/// place.
 fn both<T: Sample>(kind: Combination, inputs: [&[T]; 3]) -> Vec<T> {
     let size = inputs[0].len();
     let run = |on, inputs: [*const T; 3], out: &mut Vec<T>| {
         let outs = [out.as_mut_ptr(), out.as_mut_ptr().wrapping_add(size)];
-        // SAFETY: all buffers are equally long.
+        // SAFETY: all buffers have at least `size` elements.
         unsafe { combination_grad_on(on, kind, inputs, outs, size) };
     };
     let apart = same(|on| {
@@ -47,15 +48,16 @@ fn both<T: Sample>(kind: Combination, inputs: [&[T]; 3]) -> Vec<T> {
 
 fn slope<T: Sample>(kind: Combination, x: &[T], g: &[T]) -> Vec<T> {
     in_place(x, |on, from, to| {
-        // SAFETY: all buffers are equally long.
+        // SAFETY: all buffers have the same length.
         unsafe { combination_on(on, kind, from, g.as_ptr(), to, x.len()) };
     })
 }
 
-/// A slope is rounded to the type, and so is its product. The slope's error in f32 is below 1e-6.
-/// A value's factor of a is rounded five times, as in the op itself.
+/// The bounds: the kernel rounds a slope and then its product, and the f32 error of a slope is
+/// below 1e-6. In the gradient of b, the kernel rounds the factor of a five times, as the op itself
+/// does.
 fn activations<T: Sample>() {
-    // The last size is long enough for tables.
+    // The last size is long enough for lookup tables.
     for size in [0, 1, 17, 1000, 70_000] {
         let a = values::<T>(size, 9.0);
         let (b, g) = (values::<T>(size + 1, 3.0)[1..].to_vec(), values::<T>(size + 2, 2.0));
@@ -95,7 +97,7 @@ fn activations<T: Sample>() {
     }
 }
 
-/// The slope at NaN is NaN, except that relu's slope is 0. The product of 0 and infinity is NaN.
+/// The slope at NaN is NaN, but relu's slope there is 0. The product of 0 and infinity is NaN.
 #[test]
 fn activations_of_extremes() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30, -1e-30, 100.0, -100.0];
@@ -124,7 +126,8 @@ struct Norm<'a, T> {
 const EPS: f32 = 1e-3;
 
 impl<T: Sample> Norm<'_, T> {
-    /// The gradients of x, of the weight and of the bias, one after the other.
+    /// Computes the gradients of x, the weight and the bias, and concatenates them. With `within`,
+    /// the gradient of x overwrites g.
     fn gradients(&self, on: Machine, within: bool) -> Vec<T> {
         let (size, axis) = (self.x.len(), self.axis);
         let mut out = vec![T::default(); size + 2 * axis];
@@ -145,7 +148,7 @@ impl<T: Sample> Norm<'_, T> {
             centered: self.centered,
             affine: self.affine,
         };
-        // SAFETY: the call's buffers are the vectors above.
+        // SAFETY: the call's buffers are the vectors of this function and of `self`.
         unsafe { norm_grad_on::<T>(on, call) };
         if within {
             out[..size].copy_from_slice(&g);
@@ -180,8 +183,8 @@ impl<T: Sample> Norm<'_, T> {
     }
 }
 
-/// The errors come from sums of terms below 6 in f32. The gradient of a vector adds at most `rows /
-/// 8 + 64` terms one after the other, and the gradient of a row adds `axis / 32`. The reciprocal
+/// The bounds are for f32 sums of terms below 6. The gradient of a weight or bias adds at most
+/// `rows / 8 + 64` terms in sequence, and the gradient of a row adds `axis / 32`. The reciprocal
 /// root is at most 32.
 fn norms<T: Sample>() {
     for (rows, axis) in rows_and_axes(200_000).filter(|&(_, axis)| axis > 0).chain([(700, 50)]) {
@@ -237,8 +240,8 @@ fn logarithms<T: Sample>() {
                 }
             })
         };
-        // The short exponential has an error of |x| ulps. The sum over a row of g has axis / 64
-        // terms in each lane.
+        // The short exponential has an error of |x| ulps. For the sum over a row of g, each lane
+        // adds axis / 64 terms.
         let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 1e-5;
         assert_close(&run(false), &of_log, relative, 1e-7, "the gradient of logsumexp");
         let absolute = 1e-5 + 1e-7 * axis as f64 / 64.0;

@@ -5,7 +5,7 @@ fn run<T: Sample>(x: &[T], (w, b): (&[T], &[T]), axis: usize, eps: f32) -> Vec<T
     let rows = x.len().checked_div(axis).unwrap_or(3);
     let affine = Affine { weight: pointer(w), bias: pointer(b) };
     in_place(x, |on, from, to| {
-        // SAFETY: the buffers hold rows * axis and axis elements.
+        // SAFETY: the row buffers hold rows * axis elements, and the vectors hold axis elements.
         unsafe { layer_norm_on(on, from, affine, to, rows, axis, eps) };
     })
 }
@@ -24,7 +24,7 @@ fn reference<T: Sample>(x: &[T], (w, b): (&[T], &[T]), axis: usize) -> Vec<f64> 
     out
 }
 
-/// Values around a mean that is not zero.
+/// Random values with a mean of 1.
 fn shifted<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     values::<f32>(count, scale).into_iter().map(|v| T::from_f32(v + 1.0)).collect()
 }
@@ -36,8 +36,8 @@ fn shapes<T: Sample>() {
         let (w, b) = (&w[..], &b[..axis]);
         for affine in [(&[][..], &[][..]), (w, &[]), (&[], b), (w, b)] {
             let expected = reference(&x, affine, axis);
-            // The errors of up to three roundings of values below 4 * 2 + 2, and in f32 the error
-            // of the mean, which short rows divide by a small deviation.
+            // The bounds cover three roundings of values below 4 * 2 + 2. In f32 they also cover
+            // the error of the mean, which is divided by a small deviation in short rows.
             let relative = f64::from(T::EPSILON) * 1.01 + 2e-6;
             let absolute = 4.0 * f64::from(T::EPSILON) + 2e-5;
             let got = run(&x, affine, axis, 1e-5);
@@ -67,7 +67,7 @@ fn extremes() {
     assert!(norm(&[5.0; 40]).iter().all(|&v| v == 0.0));
     assert!(norm(&[f32::NAN, 1.0, 2.0]).iter().all(|v| v.is_nan()));
     assert!(norm(&[f32::INFINITY, 1.0, -2.0]).iter().all(|v| v.is_nan()));
-    // The mean is subtracted before anything is squared.
+    // The kernel must subtract the mean before it squares anything.
     let offset: Vec<f32> = (0..64).map(|i| 1e6 + (i % 2) as f32).collect();
     assert_close(&norm(&offset), &reference(&offset, (&[], &[]), 64), 1e-5, 0.0, "offset");
     let large = vec![F16::from_f32(65504.0); 33];

@@ -10,7 +10,7 @@ struct Case {
     columns: bool,
     turned: bool,
     activation: Option<Activation>,
-    /// Whether to add a bias and a residual.
+    /// Whether to add a bias and a residual to the product.
     added: bool,
     order: RowOrder,
 }
@@ -32,7 +32,7 @@ fn transposed<T: Copy>(rows: &[T], n: usize, k: usize) -> Vec<T> {
 
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
     let &Case { m, n, k, columns, turned, activation, added, order } = case;
-    // A guard behind the output shows writes beyond its end.
+    // The extra elements after the output detect writes beyond its end.
     let mut out = vec![T::from_f32(7.0); m * n + 32];
     let null = std::ptr::null();
     let call = LinearCall {
@@ -49,15 +49,15 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         order,
         out: out.as_mut_ptr().cast(),
     };
-    // SAFETY: all buffers are as long as the call says.
+    // SAFETY: all buffers have the lengths that the call requires.
     unsafe { linear_on::<T>(on, &call) };
     assert!(out[m * n..].iter().all(|v| v.to_f32() == 7.0), "stray write");
     if added {
-        // The output is the buffer of the residual.
+        // The output overwrites the residual.
         let mut place = extra.to_vec();
         let call =
             LinearCall { residual: place.as_ptr().cast(), out: place.as_mut_ptr().cast(), ..call };
-        // SAFETY: as above; the residual may be the output.
+        // SAFETY: as above; the output may overwrite the residual.
         unsafe { linear_on::<T>(on, &call) };
         assert_same(&place[..m * n], &out[..m * n], "in place");
     }
@@ -65,8 +65,8 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
     out
 }
 
-/// Products in f64, then the steps after the product, each rounded. Returns the results and the
-/// bounds of their errors.
+/// Computes the products in f64, and then the bias, activation and residual. Returns the results
+/// and bounds of their errors.
 fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>, Vec<f64>) {
     let &Case { m, n, k, added, activation, .. } = case;
     let (x, w, extra) = (wide(x), wide(w), wide(extra));
@@ -74,7 +74,8 @@ fn reference<T: Sample>(case: &Case, x: &[T], w: &[T], extra: &[T]) -> (Vec<f64>
     for i in 0..m {
         for j in 0..n {
             let (mut y, reach) = dot(&x[i * k..][..k], &w[j * k..][..k]);
-            // Each of the k roundings of a chain is at most half an ulp of the sum of magnitudes.
+            // Each of the k roundings is at most half an ulp of the sum of magnitudes. Their sum
+            // grows about as sqrt(k).
             let slack = reach * 6e-8 * (4.0 + (k as f64).sqrt());
             if added {
                 y += extra[j];
@@ -138,7 +139,7 @@ fn shapes<T: Sample>() {
                     let error = (f64::from(got.to_f32()) - expected[i]).abs();
                     assert!(error <= bound[i], "{what} {:?}: {error} at {i}", machine.level);
                 }
-                // The dot instruction adds in a different order.
+                // The bf16 dot instruction adds in a different order, so its results may differ.
                 if !(T::IS_BF16 && machine.level.packs_bf16()) {
                     let plain = plain.get_or_insert_with(|| got.clone());
                     assert_same(&got, plain, &what);
@@ -150,7 +151,8 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
-/// The exact products are zero. So the results are rounding errors, which show the order of sums.
+/// The exact products are zero, so the results are rounding errors. A different order of additions
+/// would change them.
 fn rows_have_one_order_at_any_width<T: Sample>() {
     let (m, n, k) = (40, 21, 1030);
     let x = with_opposite_halves(values::<T>(m * k, 2.0), m);
@@ -178,7 +180,7 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 
 each_type!(rows_have_one_order_at_any_width);
 
-/// Checks that sums do not change if the factors are exchanged or have another layout.
+/// Checks that the results do not change if x or the weights are stored transposed.
 fn sums_are_the_same_in_each_place<T: Sample>() {
     let (m, n, k) = (140, 150, 70);
     let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
@@ -217,7 +219,7 @@ fn weights_that_are_interleaved_in_parts() {
 
 #[test]
 fn blocks_of_an_x_beyond_the_second_cache() {
-    // x has more than 1 MB, and the output has more columns than the largest block.
+    // x takes more than 1 MB, and the output has more columns than the largest block.
     let (m, n, k) = (260, 300, 2060);
     let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
     let case = |m| Case { m, n, k, ..PLAIN };

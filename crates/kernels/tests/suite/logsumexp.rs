@@ -1,4 +1,4 @@
-//! `logsumexp` on every level and on several threads, against f64.
+//! Compares `logsumexp` with f64, on every level and with several numbers of threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::logsumexp::*;
@@ -8,7 +8,7 @@ const LONG: [usize; 3] = [40_000, 65_536, 128_257];
 fn run<T: Sample, const SUBTRACT: bool>(x: &[T], axis: usize) -> Vec<T> {
     let rows = x.len().checked_div(axis).unwrap_or(3);
     let run = |machine, from, to| {
-        // SAFETY: the buffers hold rows * axis elements, or one result for each row.
+        // SAFETY: the input holds rows * axis elements, and the output has room for the results.
         unsafe { on::<T, SUBTRACT>(machine, from, to, rows, axis) };
     };
     if SUBTRACT {
@@ -30,7 +30,8 @@ fn shapes<T: Sample>() {
             row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max
         };
         let expected: Vec<f64> = wide(&x).chunks_exact(axis.max(1)).map(of).collect();
-        // The sum's logarithm is near log(axis). The short exponential has an error of |x| ulps.
+        // The logarithm of the sum is near log(axis). The short exponential has an error of |x|
+        // ulps.
         let relative = f64::from(T::EPSILON) / 2.0 + 4e-6;
         let got = run::<T, false>(&x, axis);
         assert_close(&got, &expected, relative, 4e-6, "logsumexp");

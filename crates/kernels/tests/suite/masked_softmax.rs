@@ -1,9 +1,10 @@
-//! `masked_softmax` and its gradient on every level and on several threads, against f64.
+//! Compares `masked_softmax` and its gradient with f64, on every level and with several numbers of
+//! threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::masked_softmax::*;
 
-/// One call: the extents, the mask and its type, and the layout of the mask.
+/// One call: the extents, the type of the mask, and its strides.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     batch: usize,
@@ -13,7 +14,7 @@ struct Case {
     window: usize,
     scale: f32,
     mask: Kind,
-    /// The mask's strides of batch entry, query and key.
+    /// The strides of the mask over batch entries, queries and keys.
     strides: [i64; 3],
 }
 
@@ -49,7 +50,8 @@ impl Case {
     }
 }
 
-/// The mask's elements, as bytes and as numbers. Every seventh hides its key or is minus infinity.
+/// Returns the elements of a mask as bytes and as numbers. Every seventh element hides its key or
+/// is minus infinity.
 fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
     let numbers = values::<T>(count, 2.0);
     let far = |i: usize| i % 7 == 3;
@@ -59,7 +61,7 @@ fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
     (bools, added.collect())
 }
 
-/// The softmax and the gradient for `g`.
+/// Computes the softmax, and the gradient for the cotangent `g`.
 fn run<T: Sample>(case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     let (bools, added) = mask_values::<T>(case.mask_length());
     let extents = [case.batch as u32, case.queries as u32];
@@ -72,18 +74,18 @@ fn run<T: Sample>(case: &Case, x: &[T], g: &[T]) -> (Vec<T>, Vec<T>) {
     });
     let (shape, bools_only) = (case.shape(), mask.filter(|mask| !mask.additive));
     let y = in_place(x, |on, from, to| {
-        // SAFETY: the buffers hold rows * keys elements, and the mask has the elements that its
+        // SAFETY: the buffers hold rows * keys elements, and the mask has all elements that its
         // strides reach.
         unsafe { masked_softmax_on(on, from, mask, to, &shape, case.scale) };
     });
     let grad = in_place(g, |on, from, to| {
-        // SAFETY: as above.
+        // SAFETY: as for the softmax.
         unsafe { grad_on(on, [y.as_ptr(), from], bools_only, to, &shape, case.scale) };
     });
     (y, grad)
 }
 
-/// The composition in f64, except that scores are rounded as in the kernel.
+/// Computes the masked softmax in f64, except that it rounds scores as the kernel does.
 fn reference<T: Sample>(case: &Case, x: &[T]) -> Vec<f64> {
     let (bools, added) = mask_values::<T>(case.mask_length());
     let mut out = Vec::with_capacity(x.len());
@@ -132,10 +134,11 @@ fn check<T: Sample>(case: &Case) {
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
     let (y, grad) = run(case, &x, &g);
-    // The bound of softmax, but scores have a range of up to 20, so x - max is rounded to 1e-6.
+    // The bound is that of the softmax test, but scores have a range of up to 20, so x - max has an
+    // error of 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
     assert_close(&y, &reference(case, &x), relative, 3.1e-8, &what);
-    // The sum over a row of y * g has an error of about 1e-7 of |g|.
+    // The sum of y * g over a row has an error of about 1e-7 of |g|.
     let expected = gradient(case, &y, &g);
     assert_close(&grad, &expected, f64::from(T::EPSILON) / 2.0 + 1e-6, 3e-7, &what);
 }

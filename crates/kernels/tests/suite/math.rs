@@ -2,7 +2,7 @@ use crate::testing::*;
 use mlx_primitives_kernels::math::*;
 use mlx_primitives_kernels::simd::{Kernel, Level};
 
-/// All functions over whole slices.
+/// A kernel that applies all math functions to a slice.
 struct Apply<'a> {
     x: &'a [f32],
     exp: &'a mut [f32],
@@ -17,7 +17,7 @@ impl Kernel for Apply<'_> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for i in (0..self.x.len()).step_by(LANES) {
-            // SAFETY: the slices are equally long, in whole blocks.
+            // SAFETY: the slices have the same length, a multiple of sixteen.
             unsafe {
                 let x = V::load(self.x.as_ptr().add(i));
                 exp_nonpositive(x).store(self.exp.as_mut_ptr().add(i));
@@ -33,7 +33,7 @@ impl Kernel for Apply<'_> {
 fn apply(level: Level, x: &[f32]) -> [Vec<f32>; 4] {
     let mut out = [(); 4].map(|()| vec![0.0; x.len()]);
     let [exp, sin, cos, short] = &mut out;
-    // SAFETY: the slices are equally long, in whole blocks.
+    // SAFETY: the slices have the same length, a multiple of sixteen.
     unsafe { level.run(Apply { x, exp, short, sin, cos }) };
     out
 }
@@ -42,7 +42,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() }).collect()
 }
 
-/// The error in units of the last place of the f32 result.
+/// Returns the error in units of the last place of the f32 result.
 fn ulps(got: f32, exact: f64) -> f64 {
     let exponent = (exact.abs().max(1e-300).log2().floor() as i32).max(-126);
     (f64::from(got) - exact).abs() / f64::from(exponent - 23).exp2()
@@ -109,7 +109,7 @@ fn angles_beyond_the_polynomials_are_libms() {
     }
 }
 
-/// One function of lanes over a whole slice.
+/// A kernel that applies one function to a slice.
 struct Each<'a, F> {
     x: &'a [f32],
     out: &'a mut [f32],
@@ -151,7 +151,7 @@ impl<F: Function> Kernel for Each<'_, F> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         for i in (0..self.x.len()).step_by(LANES) {
-            // SAFETY: the slices are equally long, in whole blocks.
+            // SAFETY: the slices have the same length, a multiple of sixteen.
             unsafe {
                 let x = V::load(self.x.as_ptr().add(i));
                 self.function.of(x).store(self.out.as_mut_ptr().add(i));
@@ -162,15 +162,15 @@ impl<F: Function> Kernel for Each<'_, F> {
 
 fn each(level: Level, x: &[f32], function: impl Function) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
-    // SAFETY: the slices are equally long, in whole blocks.
+    // SAFETY: the slices have the same length, a multiple of sixteen.
     unsafe { level.run(Each { x, out: &mut out, function }) };
     out
 }
 
 #[test]
 fn exp_on_lanes_is_that_of_one() {
-    // Patterns with every exponent, numbers from 0 to 90, and multiples of half of ln 2, where
-    // floor decides.
+    // Bit patterns with every exponent, numbers from 0 to 90, and multiples of ln(2) / 2, where the
+    // floor in the range reduction changes.
     let up: Vec<f32> = (0..1 << 16)
         .map(|i| f32::from_bits(i * 65_521).abs())
         .chain((0..1 << 16).map(|i| i as f32 * (90.0 / 65_536.0)))

@@ -6,8 +6,8 @@ use mlx_primitives_kernels::{
     Activation, AffineShape, Combination, Frequencies, ResidualNorm, RopeShape,
 };
 
-/// Memory for `count` elements that begins one block after the start of a page. With `beside` it
-/// begins one element later.
+/// Allocates `count` elements that begin one block after the start of a page. With `beside`, they
+/// begin one element later and are not aligned.
 fn place<T: Sample>(memory: &mut Vec<T>, count: usize, beside: bool) -> &mut [T] {
     const PAGE: usize = 4096;
     go_past_the_caches();
@@ -49,8 +49,8 @@ fn stores_the_same<T: Sample>() {
                 let to = place(&mut memory, count, beside);
                 let output = Output::new(to.as_mut_ptr(), &[from.as_ptr()], count, LANES);
                 assert_eq!(output.is_past_caches(), count == 5000 && !beside);
-                // SAFETY: both buffers have the same number of elements, and the level is
-                // available.
+                // SAFETY: both buffers have the same number of elements, and this machine supports
+                // the level.
                 unsafe { level.run(Copy { from: &from, to: output }) };
                 kernels::simd::fence();
                 assert_same(to, &from, "copied");
@@ -81,11 +81,11 @@ fn what_cannot_go_past_the_caches_does_not() {
 
 const ROWS: usize = 67;
 
-/// A call of a kernel that writes to an address.
+/// A function that calls a kernel with an output address.
 type Run<'a> = &'a dyn Fn(*mut u8);
 
-/// Checks that every kernel that may store past the caches has the same results if it does so and
-/// if it does not.
+/// Checks that every kernel that can bypass the caches has the same results with and without
+/// streaming stores.
 fn every_kernel<T: Sample>(element: Element, axis: usize) {
     let count = ROWS * axis;
     let (a, b) = (values::<T>(count, 3.0), values::<T>(count + 1, 2.0).split_off(1));
@@ -100,7 +100,7 @@ fn every_kernel<T: Sample>(element: Element, axis: usize) {
         assert_same(past, near, what);
         assert!(near.iter().any(|v| v.to_f32() != 0.0), "{what}");
     };
-    // SAFETY: every buffer has the elements that the kernel's contract requires.
+    // SAFETY: every buffer has the number of elements that the kernel's contract requires.
     unsafe {
         same("rms_norm", &|to| kernels::rms_norm(element, x, w, to, ROWS, axis, 1e-5));
         same("layer_norm", &|to| kernels::layer_norm(element, x, w, c, to, ROWS, axis, 1e-5));
@@ -155,7 +155,8 @@ fn every_kernel<T: Sample>(element: Element, axis: usize) {
     masked::<T>(element, axis, [x, y], &same);
 }
 
-/// Kernels with masks that begin and end within blocks, kernels of gradients, and `dequantize`.
+/// Does the same check for masked kernels, whose masks begin and end within blocks, for gradients,
+/// and for `dequantize`.
 fn masked<T: Sample>(
     element: Element,
     axis: usize,
@@ -166,7 +167,7 @@ fn masked<T: Sample>(
     for (causal, window) in [(false, 0), (true, 0), (true, 21)] {
         let (rows, queries, keys) = (ROWS, ROWS, axis);
         let shape = MaskedSoftmaxShape { rows, queries, keys, causal, window };
-        // SAFETY: the buffers hold rows of `axis`.
+        // SAFETY: the buffers hold rows of `axis` elements.
         unsafe {
             same("masked_softmax", &|to| {
                 kernels::masked_softmax(element, x, None, to, &shape, 0.7);
@@ -180,7 +181,7 @@ fn masked<T: Sample>(
     let targets = Targets { classes: &classes, smoothing: 0.1, ignored: Some(3) };
     let mut stats = vec![0.0f32; 2 * ROWS];
     let mut losses = vec![T::default(); ROWS];
-    // SAFETY: the buffers hold rows of `axis`, and an element or two for each row.
+    // SAFETY: the buffers hold rows of `axis` elements, and one or two elements for each row.
     unsafe {
         let out = losses.as_mut_ptr().cast();
         kernels::cross_entropy(element, x, targets, out, stats.as_mut_ptr(), axis);
@@ -190,7 +191,7 @@ fn masked<T: Sample>(
     }
     if axis.is_multiple_of(32) {
         let shape = QuantizeShape { groups: ROWS * axis / 32, group_size: 32, bits: 4 };
-        // SAFETY: any words are codes of four bits; x and y have an element for each group.
+        // SAFETY: any word is valid as 4-bit codes; x and y have one element for each group.
         unsafe {
             same("dequantize", &|to| kernels::dequantize(element, x.cast(), x, y, to, &shape));
         }

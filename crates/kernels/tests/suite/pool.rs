@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 use mlx_primitives_kernels::pool::coming::{Ahead, BYTES, Coming, Read, STEP};
 use mlx_primitives_kernels::pool::{Pool, Worth};
 
-/// Enough work for any job to be shared.
+/// So much estimated work that the pool always shares the job among its threads.
 const HEAVY: usize = 1 << 40;
 
-/// A pool whose threads all take part, on any machine.
+/// A pool that uses all its threads on any machine.
 fn team(threads: usize) -> &'static Pool {
     Pool::leak_on(threads, threads)
 }
 
-/// Joins the threads of a scope. ThreadSanitizer sees that a thread is joined, but does not see the
-/// end of a scope.
+/// Joins the threads of a scope explicitly. ThreadSanitizer recognizes a join, but not the end of a
+/// scope.
 fn join(threads: Vec<ScopedJoinHandle<()>>) {
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
-/// Numbers that are the same in each run.
+/// A random number generator with the same sequence in each run.
 struct Random(u64);
 
 impl Random {
@@ -29,7 +29,8 @@ impl Random {
     }
 }
 
-/// Checks that a job runs each of its items once; `during` is called for each range.
+/// Checks that a job runs each item exactly once. The job calls `during` with the first item of
+/// each range.
 fn check(pool: &Pool, items: usize, work: usize, during: &(dyn Fn(usize) + Sync)) {
     let counts: Vec<_> = (0..items).map(|_| AtomicUsize::new(0)).collect();
     pool.for_each(items, work, &|range| {
@@ -45,7 +46,7 @@ fn every_item_runs_once() {
     for threads in [1, 2, 3, 5, 16, 64] {
         let pool = team(threads);
         for items in [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 1001] {
-            // From jobs with a unit of work for each of two threads, to jobs with work for all
+            // From jobs with a unit of work for each of two threads, up to jobs with work for all
             // threads.
             for total in [25_000, 50_000, 100_000, 200_000, 400_000, 2_000_000, HEAVY] {
                 for _ in 0..if threads > 8 { 3 } else { 20 } {
@@ -177,7 +178,7 @@ fn parked_helpers_wake_and_nested_calls_run() {
     }
 }
 
-/// All helpers run a part at once, including helpers that other helpers have to wake.
+/// Checks that all helper threads take part, including helpers that other helpers have to wake.
 #[test]
 fn every_helper_wakes() {
     let threads = 12;
@@ -187,7 +188,7 @@ fn every_helper_wakes() {
         let (inside, start) = (AtomicUsize::new(0), Instant::now());
         pool.for_each(threads, HEAVY, &|range| {
             inside.fetch_add(range.len(), Relaxed);
-            // A thread does not leave its item before all items have begun, so each item needs a
+            // A thread stays in its item until all items have begun, so each item needs another
             // thread.
             while inside.load(Relaxed) < threads && start.elapsed() < Duration::from_secs(60) {
                 std::thread::yield_now();
@@ -203,7 +204,7 @@ fn jobs_of_any_size_survive_sleepers() {
         let (pool, mut random) = (team(threads), Random(seed as u64));
         for _ in 0..300 {
             let (items, work) = (1 + random.below(300), 1 << random.below(24));
-            // One range is slow, or sleeps, so that its thread comes late to the next job.
+            // One range sleeps or is slow, so that its thread arrives late at the next job.
             let (slow, pause) = (random.below(items), random.below(100));
             check(pool, items, work, &|start| {
                 if start == slow && pause < 5 {
@@ -219,9 +220,9 @@ fn jobs_of_any_size_survive_sleepers() {
     }
 }
 
-/// Runs `jobs` jobs of `work` in a model where a job takes `alone` nanoseconds on one thread, or
-/// `shared` nanoseconds if it is shared. Returns how many jobs were shared, how many were timed,
-/// and how many of the timed jobs were shared.
+/// Runs `jobs` jobs of `work` in a simulation: a job takes `alone` nanoseconds on one thread, or
+/// `shared` nanoseconds on several. Returns the number of shared jobs, of timed jobs, and of timed
+/// jobs that were shared.
 fn simulate(worth: &Worth, work: usize, jobs: usize, alone: u128, shared: u128) -> [usize; 3] {
     let mut counts = [0; 3];
     for _ in 0..jobs {
@@ -276,7 +277,7 @@ fn long_jobs_are_shared_and_never_timed() {
 fn one_slow_job_does_not_decide() {
     let worth = Worth::new(1000);
     simulate(&worth, 1000, 2000, 100, 60);
-    // As if the system had run something else meanwhile.
+    // A measurement that the operating system interrupted.
     worth.record(1000, true, u128::from(u64::MAX));
     let [all, _, timed_shared] = simulate(&worth, 1000, 13, 100, 60);
     assert_eq!(all - timed_shared, 12);
@@ -288,10 +289,11 @@ fn a_pool_times_its_short_jobs() {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_micros(micros) {}
     };
-    // The microseconds of a job that runs alone, and of each range of a job that is shared.
+    // The microseconds of an unshared job, and of each range of a shared job.
     for (alone, range) in [(2, 40), (200, 1)] {
         let pool = team(2);
-        // With a guest, the pool shares jobs whether or not its helper watches.
+        // If a guest (a thread lent to the pool) helps, the pool does not check whether its own
+        // helper is awake before it shares a job.
         pool.guests.store(1, Relaxed);
         let run = || {
             let ranges = AtomicUsize::new(0);
@@ -311,7 +313,7 @@ fn a_pool_times_its_short_jobs() {
 fn long_jobs_end_in_short_parts() {
     let largest = AtomicUsize::new(0);
     team(4).for_each(4 * 127, HEAVY, &|items| _ = largest.fetch_max(items.len(), Relaxed));
-    // The largest range is a quarter of a share.
+    // The largest range is a quarter of a thread's share, which is 127 items.
     assert!((1..=32).contains(&largest.into_inner()));
 }
 
@@ -330,12 +332,12 @@ fn a_share_of_the_coming_job_is_read_from_its_first_item_on() {
         assert_eq!(coming.of_share(share).collect::<Vec<_>>(), want);
     }
     assert_eq!(coming.of_share(4).count(), 0, "no thread has this share");
-    // The second share begins in the first matrix and ends in the second one.
+    // The second thread's share begins in the first matrix and ends in the second.
     coming.set(8, 2, [read(4096, STEP, 0..5), read(65536, STEP, 5..8)].into_iter());
     let mut both: Vec<_> = coming.of_share(1).collect();
     both.sort_unstable();
     assert_eq!(both, [4096 + 4 * STEP, 65536, 65536 + STEP, 65536 + 2 * STEP]);
-    // Both matrices are read at once.
+    // If items read both matrices, prefetches alternate between them.
     coming.set(8, 2, [read(4096, STEP, 0..8), read(65536, STEP, 0..8)].into_iter());
     let first: Vec<_> = coming.of_share(0).take(2).collect();
     assert_eq!(first, [65536, 4096]);
@@ -367,7 +369,7 @@ fn a_description_is_prefetched_once() {
         assert_eq!([coming.of_caller().count(), coming.of_caller().count()], [4, 0]);
         coming.update(1, &mut ahead);
         assert_eq!(ahead.by_ref().take(2).count(), 2);
-        // Another job began and ended.
+        // The pool has run and finished another job.
         coming.update(1, &mut ahead);
         assert_eq!(ahead.by_ref().collect::<Vec<_>>(), [4096 + 6 * STEP, 4096 + 7 * STEP]);
         coming.update(1, &mut ahead);

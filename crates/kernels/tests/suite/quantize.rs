@@ -18,7 +18,7 @@ fn run<T: Sample>(on: Machine, x: &[T], shape: &QuantizeShape) -> Quantized<T> {
     };
     let Quantized { packed, scales, biases } = &mut out;
     let (packed, scales, biases) = (packed.as_mut_ptr(), scales.as_mut_ptr(), biases.as_mut_ptr());
-    // SAFETY: the buffers hold the shape's groups.
+    // SAFETY: the buffers hold all groups of the shape.
     unsafe { quantize_on(on, x.as_ptr(), packed, scales, biases, shape) };
     out
 }
@@ -26,12 +26,12 @@ fn run<T: Sample>(on: Machine, x: &[T], shape: &QuantizeShape) -> Quantized<T> {
 fn back<T: Sample>(on: Machine, q: &Quantized<T>, shape: &QuantizeShape) -> Vec<T> {
     let mut out = vec![T::default(); shape.groups * shape.group_size];
     let (scales, biases) = (q.scales.as_ptr(), q.biases.as_ptr());
-    // SAFETY: the buffers hold the shape's groups.
+    // SAFETY: the buffers hold all groups of the shape.
     unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, None, out.as_mut_ptr(), shape) };
     out
 }
 
-/// Computes each code by a separate division, and sets its bits one by one.
+/// Quantizes with one division per code, and sets the bits of the codes one by one.
 fn reference<T: Sample>(x: &[T], shape: &QuantizeShape) -> (Quantized<T>, Vec<T>) {
     let mut out = Quantized {
         packed: vec![0; shape.groups * shape.words()],
@@ -75,7 +75,8 @@ fn check<T: Sample>(x: &[T], shape: &QuantizeShape) {
     }
 }
 
-/// Takes rows of a matrix that has `shape.groups` groups, `columns` in each row.
+/// Dequantizes the rows `ids` of a matrix with `shape.groups` groups. Each row has `columns`
+/// groups.
 fn taken<T: Sample>(
     on: Machine,
     q: &Quantized<T>,
@@ -87,7 +88,7 @@ fn taken<T: Sample>(
     let shape = &QuantizeShape { groups: ids.len() * columns, ..*shape };
     let mut out = vec![T::default(); shape.groups * shape.group_size];
     let (scales, biases, to) = (q.scales.as_ptr(), q.biases.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the buffers hold the matrix, and there are a number and a place for each row.
+    // SAFETY: the buffers hold the matrix, and the output has room for one row per id.
     unsafe { dequantize_on(on, q.packed.as_ptr(), scales, biases, Some(&rows), to, shape) };
     out
 }
@@ -154,7 +155,7 @@ fn check_extremes<T: Sample>() {
 
 #[test]
 fn quotients_are_those_of_a_division() {
-    // Quotients next to halves, for scales across the range of the floats that scales can be.
+    // Quotients next to halves, for scales across the whole range of possible scales.
     for exponent in (-23..120).step_by(7) {
         let scale = 2f32.powi(exponent) * 1.37;
         let near = |code: f32| [code.next_down(), code, code.next_up()];

@@ -24,10 +24,10 @@ const FORMATS: [(Mode, u32); 9] = [
     (Mode::Nvfp4, 4),
 ];
 
-/// Products, and the sums of their terms' magnitudes.
+/// Products, and for each product the sum of the magnitudes of its terms.
 type Sums = (Vec<f64>, Vec<f64>);
 
-/// A packed matrix of random bits, and its weights as numbers.
+/// A packed matrix of random bits, and its weights as numbers in `dense`.
 struct Matrix<T> {
     packed: Vec<u8>,
     scales: Vec<u8>,
@@ -55,7 +55,7 @@ impl<T: Sample> Matrix<T> {
     fn random((mode, bits): (Mode, u32), columns: usize, axis: usize, group: usize) -> Self {
         let mut packed = random_bytes(columns * axis * bits as usize / 8, columns as u64);
         if mode == Mode::Mxfp8 {
-            // Removes the codes of NaN.
+            // Clears the lowest bit, so that no code is NaN.
             packed.iter_mut().for_each(|byte| *byte &= 0xfe);
         }
         let groups = columns * axis / group;
@@ -75,7 +75,7 @@ impl<T: Sample> Matrix<T> {
             biases.truncate(groups);
             of_group.extend(values.iter().map(|scale| f64::from(scale.to_f32())));
             for scale in &values {
-                // SAFETY: an element is plain bytes.
+                // SAFETY: an element consists of plain bytes.
                 let bytes = unsafe {
                     std::slice::from_raw_parts(
                         std::ptr::from_ref(scale).cast::<u8>(),
@@ -85,11 +85,11 @@ impl<T: Sample> Matrix<T> {
                 scales.extend_from_slice(bytes);
             }
         } else if mode == Mode::Nvfp4 {
-            // Scales of either sign and below 2, including subnormal ones.
+            // Scales of either sign and of magnitude below 2, including subnormal ones.
             scales = random_bytes(groups, 77).iter().map(|byte| byte & 0xbf).collect();
             of_group.extend(scales.iter().map(|&scale| fp8(u32::from(scale))));
         } else {
-            // The largest weights are a few hundred, with 8 bits and with 4 bits.
+            // The exponents limit weights to a few hundred, with 8 bits and with 4 bits.
             let least = if bits == 8 { 115 } else { 121 };
             scales = random_bytes(groups, 77).iter().map(|byte| least + byte % 12).collect();
             of_group.extend(scales.iter().map(|&e| 2f64.powi(i32::from(e) - 127)));
@@ -134,7 +134,7 @@ fn element<T: Sample>() -> Element {
     }
 }
 
-/// A call that computes only a product.
+/// A call that computes a product without any further step.
 fn plain<'a, T: Sample>(
     format: (Mode, u32),
     group: usize,
@@ -163,7 +163,7 @@ fn plain<'a, T: Sample>(
     }
 }
 
-/// The product of rows of x and the matrices.
+/// Multiplies the rows of x by the matrices.
 fn multiplied<T: Sample>(
     on: Machine,
     format: (Mode, u32),
@@ -175,15 +175,15 @@ fn multiplied<T: Sample>(
     let columns: usize = weights.iter().map(|weights| weights.columns).sum();
     let mut out = vec![T::default(); x.len() / axis * columns];
     let call = plain(format, group, x, axis, weights, &mut out);
-    // SAFETY: the call's buffers are the vectors above.
+    // SAFETY: the call's buffers are the vectors of this function and its arguments.
     unsafe { quantized_matmul_on(on, &call) };
     out
 }
 
-/// Checks results against the error of f32 sums. A lane adds at most axis / 16 terms. Sums of codes
-/// and sums of biases are separate, and together are at most a few times the terms' magnitudes. The
-/// result is rounded once to the element type. With many rows of bf16, the weights were rounded
-/// too.
+/// Checks results against the error of f32 sums. A lane adds at most axis / 16 terms. The kernel
+/// adds codes and biases in separate sums, whose magnitudes together are at most a few times the
+/// sum of the terms' magnitudes. It rounds the result once to the element type. With many rows of
+/// bf16, it also rounds the weights.
 fn check<T: Sample>(got: &[T], (want, reach): (&[f64], &[f64]), rows: usize, what: &str) {
     let decoded = rows > FEW_ROWS && T::EPSILON == Bf16::EPSILON;
     let relative = if decoded { f64::from(T::EPSILON) / 2.0 } else { 0.0 } + 4e-6;
@@ -230,7 +230,7 @@ fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
 
 each_type!(products);
 
-/// Rows of the identity times each of the 256 floats of eight bits.
+/// Multiplies rows of the identity by all 256 values of 8-bit floats.
 fn floats_of_eight_bits<T: Sample>() {
     const K: usize = 32;
     let packed: Vec<u8> = (0..=255).collect();
@@ -248,7 +248,8 @@ fn floats_of_eight_bits<T: Sample>() {
                 let out = multiplied(machine, (Mode::Mxfp8, 8), K, x, K, &weights);
                 for (i, got) in out.iter().enumerate() {
                     let (row, column) = (top + i / 8, i % 8);
-                    // The last weight of two columns is NaN, and so are all their products.
+                    // In two of the columns, the last weight is NaN, so all products of these
+                    // columns are NaN.
                     let row = if column % 4 == 3 { K - 1 } else { row };
                     let want = fp8((column * K + row) as u32) as f32;
                     let got = got.to_f32();
@@ -262,7 +263,8 @@ fn floats_of_eight_bits<T: Sample>() {
 
 each_type!(floats_of_eight_bits);
 
-/// x rounded to eight bits in the weights' groups, step by step as the kernel documents it.
+/// Rounds x to eight bits in groups of the weights' size, by the formulas in the kernel's
+/// documentation.
 fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     let rounded = |x: &[T]| -> Vec<f64> {
         let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));
@@ -272,7 +274,7 @@ fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     x.chunks_exact(group).flat_map(rounded).collect()
 }
 
-/// The machines that products of bytes are compiled for.
+/// The machines for whose levels the products of bytes are compiled.
 fn byte_machines() -> impl Iterator<Item = Machine> {
     use Level::{Scalar, ScalarTiles};
     let bytes = |machine: &Machine| {
@@ -282,7 +284,8 @@ fn byte_machines() -> impl Iterator<Item = Machine> {
     machines_and_tiles().into_iter().filter(bytes)
 }
 
-/// The products are those of the rounded x, so that the rounding of x is the only loss.
+/// Compares with the products of the rounded x, so the test also shows that the kernel loses
+/// nothing else.
 fn products_of_bytes<T: Sample>() {
     for format in
         FORMATS.into_iter().filter(|format| ![Mode::Mxfp8, Mode::Nvfp4].contains(&format.0))
@@ -308,7 +311,7 @@ fn products_of_bytes_of<T: Sample>(format: (Mode, u32), group: usize, axis: usiz
             }
             let mut out = vec![T::default(); rows * 32];
             let call = plain(format, group, &x, axis, &weights, &mut out);
-            // SAFETY: the call's buffers are the vectors above.
+            // SAFETY: the call's buffers are the vectors of this function.
             unsafe { int8::run::<T>(machine, &call) };
             let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
             for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
@@ -338,7 +341,7 @@ fn a_product_foresees_the_one_that_followed_it() {
         let (packed, scales) = (packed[which].as_ptr(), scales.as_ptr().cast());
         let weights = [Weights { packed, scales, biases: scales, columns: COLUMNS }];
         let call = plain(format, 64, &x, AXIS, &weights, &mut out);
-        // SAFETY: the call's buffers are the vectors above.
+        // SAFETY: the call's buffers are the vectors of this function.
         unsafe { quantized_matmul_on(Machine { pool, ..Machine::current() }, &call) };
         pool.coming().of_share(0).next()
     };

@@ -15,7 +15,8 @@ fn run<T: Sample>(kind: Reduction, x: &[T], rows: usize) -> Vec<T> {
     })
 }
 
-/// The exact result of a row and, for its error, the sum of the terms' magnitudes.
+/// The exact result of a row, and the sum of the magnitudes of its terms, which the error bound
+/// uses.
 fn exact(kind: Reduction, row: &[f64]) -> (f64, f64) {
     let (all, axis) = (sums(row), row.len() as f64);
     match kind {
@@ -37,8 +38,9 @@ fn shapes<T: Sample>() {
         for kind in ALL {
             for (i, got) in run(kind, &x, rows).into_iter().enumerate() {
                 let (exact, magnitude) = exact(kind, &numbers[i * axis..][..axis]);
-                // The rounding of the result, at least half of f16's smallest number, and a part of
-                // the roundings of a lane's additions, most of which cancel.
+                // The bound covers the rounding of the result, which is at least half of f16's
+                // smallest number. It also covers a part of the roundings of a lane's additions,
+                // most of which cancel.
                 let bound = (f64::from(T::EPSILON) / 2.0 * exact.abs()).max(3.1e-8)
                     + 1e-6 * (magnitude + exact.abs());
                 let got = f64::from(got.to_f32());
@@ -66,7 +68,7 @@ fn gradient<T: Sample>(kind: Reduction, x: &[T], y: &[T], g: &[T]) -> Vec<T> {
     })
 }
 
-/// The errors of two operations in f32, and of one rounding.
+/// The bounds cover two f32 operations and one rounding.
 fn gradients<T: Sample>() {
     go_past_the_caches();
     for (rows, axis) in
@@ -109,7 +111,7 @@ fn gradients_at_the_ends() {
     assert!(got[0].is_nan() && got[1].is_nan(), "{got:?}");
 }
 
-/// Several threads share a long row, whose pieces all have maxima.
+/// Several threads share one long row, and every thread's piece contains maxima.
 #[test]
 fn maxima_of_one_long_row() {
     for axis in [2 * PIECE, 2 * PIECE + 1, 5 * PIECE + 77] {
@@ -164,7 +166,7 @@ fn infinities_and_overflow() {
     assert_eq!(of(Reduction::Max, &[1.0, INF, 2.0]), INF);
     assert!(of(Reduction::Sum, &[INF, 1.0, -INF]).is_nan());
     assert_eq!(of(Reduction::Norm, &[-INF, 1.0]), INF);
-    // Only the result has to fit into sixteen bits.
+    // Only the result has to fit in f16.
     let mut large = vec![F16::from_f32(60000.0); 40];
     large.extend(vec![F16::from_f32(-60000.0); 39]);
     assert_eq!(run(Reduction::Sum, &large, 1)[0].to_f32(), 60000.0);

@@ -3,7 +3,7 @@ use mlx_primitives_kernels::layer_norm::{Affine, layer_norm_on};
 use mlx_primitives_kernels::residual_norm::*;
 use mlx_primitives_kernels::rms_norm::rms_norm_on;
 
-/// The sums, then their norms.
+/// Computes the sums and then their norms.
 fn run<T: Sample>(
     x: &[T],
     residual: &[T],
@@ -26,13 +26,14 @@ fn run<T: Sample>(
             eps: 1e-5,
             centered,
         };
-        // SAFETY: the buffers hold rows * axis and axis elements.
+        // SAFETY: the row buffers hold rows * axis elements, and the vectors hold axis elements.
         unsafe { residual_norm_on::<T>(on, call) };
         outputs
     })
 }
 
-/// The sum is rounded once, and the norm equals the separate norm of that sum, bit by bit.
+/// The kernel rounds the sum once. Its norm equals the norm that the separate kernel computes from
+/// this sum, bit by bit.
 fn shapes<T: Sample>() {
     for (rows, axis) in rows_and_axes(300_000) {
         let x = values::<T>(rows * axis, 3.0);
@@ -46,7 +47,8 @@ fn shapes<T: Sample>() {
         {
             let norms = in_place(&sums, |on, from, to| {
                 let affine = Affine { weight: pointer(w), bias: pointer(b) };
-                // SAFETY: the buffers hold rows * axis and axis elements.
+                // SAFETY: the row buffers hold rows * axis elements, and the vectors hold axis
+                // elements.
                 unsafe {
                     if centered {
                         layer_norm_on(on, from, affine, to, rows, axis, 1e-5);

@@ -5,7 +5,8 @@ use mlx_primitives_kernels::rms_norm::*;
 fn run<T: Sample>(x: &[T], w: &[T], axis: usize, eps: f32) -> Vec<T> {
     let rows = x.len().checked_div(axis).unwrap_or(3);
     in_place(x, |on, from, to| {
-        // SAFETY: the buffers hold rows * axis and axis elements.
+        // SAFETY: the row buffers hold rows * axis elements, and the weight holds axis elements or
+        // is null.
         unsafe { rms_norm_on(on, from, pointer(w), to, rows, axis, eps) };
     })
 }

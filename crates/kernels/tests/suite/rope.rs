@@ -21,7 +21,7 @@ fn run<T: Sample>(x: &[T], shape: &RopeShape, frequencies: Frequencies, offsets:
     })
 }
 
-/// Sine and cosine of one angle by the portable lanes.
+/// Computes the sine and cosine of one angle with the portable vectors.
 struct One<'a>(f32, &'a mut (f32, f32));
 
 impl Kernel for One<'_> {
@@ -34,7 +34,8 @@ impl Kernel for One<'_> {
     }
 }
 
-/// MLX's composition, one element at a time. Every operation is rounded to the type.
+/// Computes MLX's composition one element at a time, and rounds every operation to the element
+/// type.
 fn reference<T: Sample>(
     x: &[T],
     shape: &RopeShape,
@@ -54,7 +55,7 @@ fn reference<T: Sample>(
                 Frequencies::Explicit(periods) => 1.0 / periods[i],
             };
             let mut turn = (0.0, 0.0);
-            // SAFETY: the scalar level runs anywhere.
+            // SAFETY: every machine supports the scalar level.
             unsafe { Level::Scalar.run(One(position * inverse, &mut turn)) };
             let (sin, cos) = (round(turn.0), round(turn.1));
             let (first, second) =
@@ -120,7 +121,7 @@ fn explicit_frequencies_and_scale() {
     let periods: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 * i as f32).collect();
     let shape = RopeShape { scale: 0.25, ..SHAPE };
     check_all(&shape, Frequencies::Explicit(&periods), &[100]);
-    // Zero periods give infinite angles and NaN, as in MLX.
+    // If all periods are zero, angles are infinite and results are NaN, as in MLX.
     check_all(&shape, Frequencies::Explicit(&[0.0; 32]), &[0]);
 }
 

@@ -18,7 +18,8 @@ const SHAPE: AppendShape = AppendShape {
     multiplier: 1.0,
 };
 
-/// Multiplies and rotates one vector. Backward, it is rotated back and then multiplied.
+/// Multiplies one vector by the factor and rotates it. In the backward pass, rotates it back and
+/// then multiplies it.
 fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequencies, position: i32) {
     let AppendShape { head_dim, dims, traditional, forward, scale, .. } = *shape;
     let factor = rounded::<T>(shape.multiplier);
@@ -32,15 +33,16 @@ fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequenci
     }
     let one = RopeShape { batch: 1, heads: 1, seq: 1, head_dim, dims, traditional, forward, scale };
     let place = vector.as_mut_ptr();
-    // SAFETY: the input and the output are the same vector.
+    // SAFETY: the buffer holds one vector, which is both input and output.
     unsafe { rope_on(machines()[0], place, place, &one, frequencies, &[position]) };
     if !forward {
         multiply(vector);
     }
 }
 
-/// Computes the state by one rope for each head of each position, and a copy for each row.
-/// Backward, it computes the derivatives in the state and in the step, in the opposite order.
+/// Computes the state with one rotation for each head of each position, and one copy for each row.
+/// In the backward pass, it reverses the steps to compute the derivatives of the state and of the
+/// step.
 fn reference<T: Sample>(
     state: &[T],
     qkv: &[T],
@@ -102,7 +104,7 @@ fn check<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i3
     }
 }
 
-/// Checks each vector of a step that is divided into heads, and the derivatives.
+/// Checks each vector of a step after it was split into heads, and the derivatives.
 fn check_heads<T: Sample>(shape: &AppendShape, frequencies: Frequencies, offsets: &[i32]) {
     let AppendShape { batch, heads, kv_heads, time, head_dim, .. } = *shape;
     let counts = [heads, kv_heads, kv_heads];

@@ -1,7 +1,7 @@
 use crate::testing::*;
 use mlx_primitives_kernels::take_grad::take_grad_on;
 
-/// The sum of the gradients of each row's copies, in f32 and in their order.
+/// Adds up the gradients of each row's copies, in f32 and in the order of the copies.
 fn reference<T: Sample>(g: &[T], ids: &[u32], [rows, axis]: [usize; 2]) -> Vec<T> {
     let mut sums = vec![0.0f32; rows * axis];
     for (id, g) in ids.iter().zip(g.chunks_exact(axis)) {
@@ -15,7 +15,7 @@ fn reference<T: Sample>(g: &[T], ids: &[u32], [rows, axis]: [usize; 2]) -> Vec<T
 
 fn sums<T: Sample>() {
     go_past_the_caches();
-    // Some rows are not taken, some are taken twice, one most of the time, and some ids are beyond
+    // The ids leave out some rows, take some rows twice and one row most often. Some ids are beyond
     // the matrix.
     let ids = |count: usize, rows: u32| -> Vec<u32> {
         let of =

@@ -1,4 +1,4 @@
-//! Helpers of the kernels' tests: element buffers, inputs, comparisons.
+//! Helpers of the kernels' tests: element types, inputs, machines, comparisons.
 
 use half::{bf16, f16};
 
@@ -12,19 +12,19 @@ pub use mlx_primitives_kernels::Machine;
 pub use mlx_primitives_kernels::element::{Bf16, Element, F16, Float};
 pub use mlx_primitives_kernels::simd::{F32x16, LANES};
 
-/// The size in bytes from which on results bypass the caches in these tests.
+/// In these tests, results of at least this many bytes bypass the caches.
 pub const FEW_BYTES: usize = 1 << 12;
 pub const AXES: [usize; 17] =
     [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];
 pub const ROWS: [usize; 4] = [0, 1, 3, 67];
 
-/// The rows and axes of [`ROWS`] and [`AXES`], except shapes with more than `most` elements.
+/// All combinations of [`ROWS`] and [`AXES`], except shapes with more than `most` elements.
 pub fn rows_and_axes(most: usize) -> impl Iterator<Item = (usize, usize)> {
     let all = AXES.into_iter().flat_map(|axis| ROWS.map(|rows| (rows, axis)));
     all.filter(move |(rows, axis)| rows * axis <= most)
 }
 
-/// A test of each element type for functions that have one as a parameter.
+/// Defines a test for each element type, from functions that have the type as a parameter.
 macro_rules! each_type {
     ($($test:ident)+) => {$(
         mod $test {
@@ -44,9 +44,9 @@ macro_rules! each_type {
     )+};
 }
 
-/// An element type whose values are converted to and from f32 by the `half` crate.
+/// An element type that the `half` crate converts to and from f32.
 pub trait Sample: Float + Default {
-    /// Largest relative error of one rounding.
+    /// The largest relative difference between neighboring values of the type.
     const EPSILON: f32;
     fn from_f32(value: f32) -> Self;
     fn to_f32(self) -> f32;
@@ -86,7 +86,7 @@ pub fn rounded<T: Sample>(value: f32) -> f32 {
     T::from_f32(value).to_f32()
 }
 
-/// Values spread over [-scale, scale), the same on every run.
+/// Random values in [-scale, scale), which are the same in every run.
 pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ count as u64;
     let mut next = || {
@@ -97,7 +97,7 @@ pub fn values<T: Sample>(count: usize, scale: f32) -> Vec<T> {
     (0..count).map(|_| T::from_f32(next() * scale)).collect()
 }
 
-/// Replaces the second half of each of `rows` rows by the first half.
+/// Overwrites the second half of each row by the first half.
 pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
     let axis = elements.len() / rows;
     if axis > 0 {
@@ -105,9 +105,9 @@ pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
     }
 }
 
-/// Replaces the second half of each row by the first half with the opposite sign. So the exact
-/// products with rows of equal halves are zero, and products in floats show the order of their
-/// sums.
+/// Overwrites the second half of each row by the negated first half. Then the exact products with
+/// rows of equal halves are zero, and the computed products are rounding errors. They show whether
+/// the order of additions changes.
 pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
     let axis = x.len() / rows;
     repeat_halves(&mut x, rows);
@@ -118,12 +118,12 @@ pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
     x
 }
 
-/// Lets small results bypass the caches.
+/// Makes kernels bypass the caches even for small results.
 pub fn go_past_the_caches() {
     BEYOND_CACHES.store(FEW_BYTES, Relaxed);
 }
 
-/// Every level of this machine with one thread and with eight, and the process's level with two.
+/// Every level of this machine with one and with eight threads, and the default level with two.
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 3]> = std::sync::OnceLock::new();
@@ -133,12 +133,12 @@ pub fn machines() -> Vec<Machine> {
     Level::available().flat_map(with).chain([two]).collect()
 }
 
-/// A machine of the same level with one thread.
+/// The machine with one thread instead of its pool.
 pub fn with_one_thread(machine: Machine) -> Machine {
     Machine { pool: machines()[0].pool, ..machine }
 }
 
-/// The machines of [`machines`], and the scalar machines with products of tiles as loops.
+/// The machines of [`machines`], and scalar machines that compute products of tiles by loops.
 pub fn machines_and_tiles() -> Vec<Machine> {
     let mut machines = machines();
     let scalar = machines.iter().filter(|machine| machine.level == Level::Scalar);
@@ -152,7 +152,7 @@ pub fn wide<T: Sample>(values: &[T]) -> Vec<f64> {
     values.iter().map(|v| f64::from(v.to_f32())).collect()
 }
 
-/// A result that is the same on every machine.
+/// Runs a function on every machine, checks that the results are the same, and returns the result.
 pub fn same<T: Sample>(run: impl Fn(Machine) -> Vec<T>) -> Vec<T> {
     let mut all = machines().into_iter().map(|machine| (machine, run(machine)));
     let (_, first) = all.next().expect("a machine");
@@ -162,8 +162,8 @@ pub fn same<T: Sample>(run: impl Fn(Machine) -> Vec<T>) -> Vec<T> {
     first
 }
 
-/// The result of a kernel that writes an element for each of `x`. It must be the same in place and
-/// on every machine.
+/// Runs a kernel that writes one element for each element of `x`. Checks that the results are the
+/// same in place and on every machine.
 pub fn in_place<T: Sample>(x: &[T], run: impl Fn(Machine, *const T, *mut T)) -> Vec<T> {
     same(|machine| {
         let (mut out, mut place) = (vec![T::default(); x.len()], x.to_vec());
@@ -175,7 +175,7 @@ pub fn in_place<T: Sample>(x: &[T], run: impl Fn(Machine, *const T, *mut T)) -> 
     })
 }
 
-/// The address of the elements, or null if there are none.
+/// The address of the elements, or null if the slice is empty.
 pub fn pointer<T>(values: &[T]) -> *const T {
     if values.is_empty() { std::ptr::null() } else { values.as_ptr() }
 }
@@ -190,7 +190,8 @@ pub fn assert_same<T: Sample>(got: &[T], expected: &[T], what: &str) {
     }
 }
 
-/// Checks that errors are within `relative`, or within `absolute` where it is larger.
+/// Checks that errors are within `relative` of the expected value or within `absolute`, whichever
+/// is larger.
 pub fn assert_close<T: Sample>(
     got: &[T],
     expected: &[f64],

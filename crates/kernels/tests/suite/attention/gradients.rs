@@ -1,12 +1,12 @@
-//! Compares the derivatives of attention with derivatives in f64.
+//! Compares the derivatives of attention with derivatives that are computed in f64.
 
 use super::*;
 
-/// The derivatives in queries, keys, values and the mask, [batch, position, head, feature or key]
-/// each, then the derivatives in sinks.
+/// The derivatives with respect to queries, keys, values, mask and sinks. The first four are
+/// [batch, position, head, feature or key].
 type Gradients<T> = [Vec<T>; 5];
 
-/// A cotangent, [batch, heads, queries, value_dim], whose rows are padded by one element.
+/// A random cotangent, [batch, heads, queries, value_dim]. One unused element follows each row.
 fn cotangent<T: Sample>(call: &Attention) -> (Vec<T>, [isize; 4]) {
     let at = strides(call.heads, call.queries, call.value_dim, 1, 1);
     (values::<T>(call.batch * at[0] as usize + 2, 1.0), at)
@@ -17,7 +17,7 @@ impl<T: Sample> Case<T> {
         self.some_gradients(machine, true)
     }
 
-    /// The derivatives. Derivatives in keys and values are computed only if `of_keys`.
+    /// Computes the derivatives, with respect to keys and values only if `of_keys`.
     fn some_gradients(&self, machine: Machine, of_keys: bool) -> Gradients<T> {
         let forward = self.ready();
         let (g, at) = cotangent::<T>(&forward);
@@ -38,7 +38,7 @@ impl<T: Sample> Case<T> {
         });
         let cotangent = View { data: g.as_ptr().cast(), strides: at };
         let call = Backward { forward, cotangent, dq, dk, dv, dmask, dsinks };
-        // SAFETY: the views cover their vectors, and the derivatives have room.
+        // SAFETY: the views stay within their vectors, and each derivative has enough room.
         unsafe { attention_grad_on::<T>(machine, &call) };
         all
     }
@@ -91,12 +91,12 @@ impl<T: Sample> Case<T> {
         [dq, dk, dv, dmask, dsinks]
     }
 
-    /// Checks every level and number of threads. Derivatives are close to f64, and do not depend on
-    /// the number of threads.
+    /// Checks every level with several numbers of threads. Derivatives are close to f64, and on a
+    /// level they are the same for every number of threads.
     fn check_gradients(&self, what: &str) {
         let expected = self.exact_gradients();
-        // The errors of sums of products of up to 4 in f32, each with a weight's error, and of
-        // rounding.
+        // The bounds cover f32 errors in sums of products of up to 4, the error of the weight in
+        // each product, and rounding.
         let relative = f64::from(T::EPSILON) / 2.0 + 1e-4;
         let absolute = 1e-5 * (self.call.queries as f64).sqrt() + f64::from(T::EPSILON) / 64.0;
         let mut of_level: Option<(Level, Gradients<T>)> = None;
@@ -120,7 +120,7 @@ impl<T: Sample> Case<T> {
 }
 
 /// Extents with more and fewer rows than a block, more and fewer keys than a tile, unusual numbers
-/// of features, queries that see no key, and parts of several blocks.
+/// of features, and queries that see no key. In some, a thread computes several blocks.
 const EXTENTS: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
@@ -161,7 +161,7 @@ fn of_values_of_other_sizes() {
     }
 }
 
-/// Also with strides between features.
+/// The sizes include strides between features.
 #[test]
 fn of_rules_masks_and_sinks() {
     for (extents, step) in [((2, 100, 32), 1), ((30, 110, 24), 2), ((50, 20, 16), 3)] {

@@ -1,5 +1,5 @@
-//! Checks that the bits of a row depend neither on the other rows of a call nor on the keys that
-//! the row does not see.
+//! Checks that the bits of a row depend neither on the other rows of a call nor on keys that the
+//! row's window hides.
 
 use super::*;
 
@@ -7,8 +7,8 @@ const KEYS: usize = 530;
 const QUERIES: usize = 50;
 
 impl<T: Sample> Case<T> {
-    /// The results of some queries, which are the last queries of a call without the first
-    /// `dropped` keys.
+    /// Computes the queries in a range, as the last queries of a shorter call. The call leaves out
+    /// the first `dropped` keys.
     fn part(&self, machine: Machine, queries: std::ops::Range<usize>, dropped: usize) -> Vec<T> {
         let mut call = self.ready();
         call.q.data = call.q.at::<T>(0, 0, queries.start).cast();
@@ -21,7 +21,7 @@ impl<T: Sample> Case<T> {
         call.keys = KEYS - (QUERIES - queries.end) - dropped;
         call.dropped = dropped;
         let mut out = vec![T::default(); call.heads * call.queries * call.value_dim];
-        // SAFETY: the views cover parts of their vectors, and the output has room for all results.
+        // SAFETY: the views stay within their vectors, and the output has room for all results.
         unsafe { attention_on(machine, &call, out.as_mut_ptr()) };
         out
     }
@@ -38,8 +38,9 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
                 let all = case.run(with_one_thread(machine));
                 for queries in [0..1, 3..12, 40..50, 0..50] {
                     for dropped in [0, 100] {
-                        // Without a window, all keys are visible. Chunks of tokens begin at
-                        // multiples in the memory of the keys, so dropped keys would move them.
+                        // Without a window, all keys are visible, so none can be dropped. With
+                        // `RowOrder::Tokens`, chunks begin at fixed multiples of the key index, so
+                        // dropping keys would move them.
                         if dropped > 0 && (window == 0 || order == RowOrder::Tokens) {
                             continue;
                         }

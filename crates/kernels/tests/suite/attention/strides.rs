@@ -1,4 +1,4 @@
-//! Queries, keys and values of any layout.
+//! Tests attention on queries, keys and values with unusual strides.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn strides_of_any_kind() {
             case::<f32>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
             case::<Bf16>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
         }
-        // All arrays are read backwards, and all batch entries have the values of one entry.
+        // The views read all arrays backward, and all batch entries share the data of one entry.
         let case = case::<f32>((2, 4, 2), extents, (1, 0));
         let backwards = |view: &mut View, floats: usize| {
             view.data = view.data.cast::<f32>().wrapping_add(floats - 1).cast();
@@ -24,7 +24,7 @@ fn strides_of_any_kind() {
         let expected = case.reference_of(&call);
         for machine in machines() {
             let mut out = vec![0.0f32; expected.len()];
-            // SAFETY: the views cover their vectors.
+            // SAFETY: the views stay within their vectors.
             unsafe { attention_on(machine, &call, out.as_mut_ptr()) };
             assert_close(&out, &expected, 1e-5, 4e-6, &format!("{extents:?} backwards"));
         }

@@ -20,13 +20,13 @@ fn bytes_of_extreme_groups() {
             x[axis + group + 5] = value;
             let mut out = vec![1.0f32; rows * 16];
             let call = plain((Mode::Affine, 4), group, &x, axis, &weights, &mut out);
-            // SAFETY: the call's buffers are the vectors above.
+            // SAFETY: the call's buffers are the vectors of this function.
             unsafe { int8::run::<f32>(machine, &call) };
             let what = format!("{value} {:?}", machine.level);
             let (want, reach) = matrix.times(&wide(&x), axis);
             for (i, &got) in out.iter().enumerate() {
                 if i / 16 != 1 || finite {
-                    // The nonzero element is the largest of its group, so it is exactly 127 steps.
+                    // The nonzero element is the largest of its group, so its byte is exactly 127.
                     let bound = reach[i] * 1e-6 + 1e-37;
                     assert!((f64::from(got) - want[i]).abs() <= bound, "{what}: {got} at {i}");
                 } else {
@@ -37,8 +37,8 @@ fn bytes_of_extreme_groups() {
     }
 }
 
-/// Rows of a prompt with extreme elements, which do not change other rows. The results replace the
-/// residual.
+/// Some rows of a prompt have extreme elements, which must not change other rows. The results
+/// overwrite the residual.
 #[test]
 fn prompts_of_extreme_rows() {
     let (group, axis, rows, columns) = (32, 128, FEW_ROWS + 20, 19);
@@ -57,14 +57,14 @@ fn prompts_of_extreme_rows() {
             let mut out = residual.clone();
             let mut call = plain(format, group, &x, axis, &weights, &mut out);
             call.residual = call.out.cast_const();
-            // SAFETY: the call's buffers are the vectors above.
+            // SAFETY: the call's buffers are the vectors of this function.
             unsafe { quantized_matmul_on(machine, &call) };
             let (want, reach) = matrix.times(&wide(&x), axis);
             for (i, &got) in out.iter().enumerate() {
                 let what = format!("{value} {:?}: {got} at {i}", machine.level);
                 let want = want[i] + f64::from(residual[i]);
                 if extreme.contains(&(i / columns)) && !value.is_finite() {
-                    // An infinity has the sign of its product.
+                    // The result is an infinity with the sign of the product.
                     assert_eq!(got.is_nan(), value.is_nan(), "{what}");
                     assert!(value.is_nan() || f64::from(got) == want, "{what}");
                 } else {
@@ -76,9 +76,10 @@ fn prompts_of_extreme_rows() {
     }
 }
 
-/// One row of x with elements that bytes only just express, cannot express, or have to round.
+/// Multiplies one row of x. Some of its elements barely fit in the bytes ("digits"), do not fit, or
+/// have to be rounded.
 fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
-    // There is a special loop for rows of four groups.
+    // Rows of four groups (axis 256) use a special loop.
     let (group, axes) = (64, [192, 256]);
     for (bits, axis) in [2, 4, 8].into_iter().flat_map(|bits| axes.map(|axis| (bits, axis))) {
         let matrix = Matrix::<T>::random((Mode::Affine, bits), 21, axis, group);
@@ -99,7 +100,7 @@ fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
                             assert!(!got.is_finite(), "{what}: {got} at {i}");
                             continue;
                         }
-                        // Half a step of the smallest numbers, which bf16 instructions treat as
+                        // `least` allows for the smallest numbers, which bf16 instructions treat as
                         // zero.
                         let bound = want[i].abs() * f64::from(T::EPSILON) / 2.0 * 1.01
                             + reach[i] * 4e-6
@@ -129,7 +130,8 @@ fn digits_of_extreme_rows_in_f16() {
     digits_of_extreme_rows::<F16>(&values, 3.1e-8);
 }
 
-/// The largest weights times elements just below the elements for which the unit doubles.
+/// Multiplies the largest weights by elements just below a power of two, where the rounding unit of
+/// the digits would double.
 fn largest_sums_of_digits<T: Sample>() {
     for (bits, group) in [2, 4, 8].into_iter().flat_map(|bits| [(bits, 64), (bits, 128)]) {
         let axis = if group == 64 { 5 * group } else { 4 * group };
@@ -137,7 +139,7 @@ fn largest_sums_of_digits<T: Sample>() {
         matrix.packed.fill(0xff);
         for (i, weight) in matrix.dense.iter_mut().enumerate() {
             let scale = matrix.scales.as_ptr().cast::<T>().wrapping_add(i / group);
-            // SAFETY: the scales are elements, one for each group, in a buffer of bytes.
+            // SAFETY: the buffer of bytes contains one scale of type T for each group.
             let scale = f64::from(unsafe { scale.read_unaligned() }.to_f32());
             let bias = f64::from(matrix.biases[i / group].to_f32());
             *weight = scale * f64::from((1 << bits) - 1) + bias;
@@ -167,8 +169,8 @@ fn the_largest_sums_of_digits_fit() {
     largest_sums_of_digits::<F16>();
 }
 
-/// One row so long that several threads split it into bytes. Any of the threads may find an element
-/// that bytes cannot express.
+/// One row that is so long that several threads convert parts of it to bytes. Each of the threads
+/// may find an element that does not fit in bytes.
 #[test]
 fn long_rows_of_digits() {
     let (group, axis) = (64, 44_864);
@@ -192,8 +194,8 @@ fn long_rows_of_digits() {
     }
 }
 
-/// A row has the same bits alone and together with others, so that a token does not depend on the
-/// tokens that are decoded with it.
+/// A row has the same bits alone and together with other rows. So a token does not depend on the
+/// tokens that are decoded in the same batch.
 fn rows_alone_and_together<T: Sample>() {
     let (group, axis, rows) = (64, 1088, FEW_ROWS);
     for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
@@ -214,8 +216,8 @@ fn rows_alone_and_together<T: Sample>() {
 
 each_type!(rows_alone_and_together);
 
-/// Prompts in float32 that are split into parts of bf16. Elements have any magnitude, alone in
-/// their group or among others. An infinity or a NaN changes only its row.
+/// Prompts in float32, whose elements are split into bf16 parts. Elements have any magnitude, alone
+/// in their group or together with others. An infinity or a NaN changes only its row.
 #[test]
 fn prompts_of_extreme_groups() {
     let (axis, rows) = (256, 19);
@@ -262,7 +264,8 @@ fn prompts_of_extreme_groups() {
     }
 }
 
-/// Tiles have the same bits as the loops that replace them: the sums of digits are exact in both.
+/// Tile instructions give the same bits as the loops that replace them, because the sums of digits
+/// are exact.
 #[test]
 fn tiles_of_digits_have_the_bits_of_loops() {
     let tiles = machines_and_tiles();
@@ -280,7 +283,7 @@ fn tiles_of_digits_have_the_bits_of_loops() {
                     let mut out = vec![Bf16::default(); rows * 37];
                     let call = plain(format, group, &x, axis, &weights, &mut out);
                     let call = Call { order: RowOrder::Tokens, ..call };
-                    // SAFETY: the call's buffers are the vectors above.
+                    // SAFETY: the call's buffers are the vectors of this function.
                     unsafe { quantized_matmul_on(**machine, &call) };
                     let what = format!("{format:?} {group} {groups} {rows} {:?}", machine.level);
                     assert_same(&out, first.get_or_insert_with(|| out.clone()), &what);
@@ -290,8 +293,8 @@ fn tiles_of_digits_have_the_bits_of_loops() {
     }
 }
 
-/// A row that bytes cannot express does not change the bits of other rows of the call. The exact
-/// products are zero, so the results show the order of sums.
+/// A row that does not fit in bytes must not change the bits of other rows. The exact products are
+/// zero, so the results are rounding errors. A different order of additions would change them.
 #[test]
 fn rows_beside_extreme_ones_keep_their_bits() {
     let (format, group, axis, rows) = ((Mode::Affine, 4), 64, 1024, 7);

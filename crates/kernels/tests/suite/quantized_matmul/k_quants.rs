@@ -1,4 +1,4 @@
-//! Weights whose scales are blocks of K-quants.
+//! Tests weights whose scales stay in the blocks of ggml's K-quants.
 
 use super::*;
 use half::f16;
@@ -6,7 +6,7 @@ use half::f16;
 /// The number of bits of a code, and the number of weights in a group.
 const LAYOUTS: [(u32, usize); 3] = [(4, 32), (5, 32), (6, 16)];
 
-/// The scales of a block of random weights, of both signs.
+/// Builds the scales of a block for random weights of both signs.
 pub fn block(bits: u32, seed: u64) -> Vec<u8> {
     let mut bytes = random_bytes(k_quant::SCALE_BYTES, seed);
     let number = |byte: u8| (f32::from(byte) - 128.0) * 3e-4 / (1 << bits) as f32;
@@ -16,7 +16,7 @@ pub fn block(bits: u32, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The scales and the biases of a block's groups.
+/// Decodes the scales and the biases of a block's groups.
 pub fn numbers(bits: u32, block: &[u8]) -> (Vec<f64>, Vec<f64>) {
     let float = |at: usize| f64::from(f16::from_le_bytes([block[at], block[at + 1]]));
     if bits == 6 {
@@ -73,7 +73,7 @@ fn transposed_products<T: Sample>() {
 
 each_type!(transposed_products);
 
-/// The scales are written out for some rows at a time, fewer of them in long rows.
+/// The kernel decodes scales for some rows at a time, and for fewer rows if rows are long.
 #[test]
 fn many_columns_are_those_of_single_ones() {
     for (format, group) in formats() {
@@ -98,7 +98,7 @@ fn many_columns_are_those_of_single_ones() {
     }
 }
 
-/// Each thread writes out the scales of the rows that it multiplies.
+/// Each thread decodes the scales of the rows that it multiplies.
 #[test]
 fn threads_change_nothing() {
     for (format, group) in formats() {

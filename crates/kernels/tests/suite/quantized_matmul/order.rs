@@ -1,4 +1,4 @@
-//! Checks that the bits of a row do not depend on the other rows.
+//! Checks that the bits of a row do not depend on the other rows of the call.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
     for format in FORMATS {
         let group = if format.0 == Mode::Nvfp4 { 16 } else { 32 };
         one_order_of::<T>(format, group, 1152);
-        // Four groups, whose scales are one vector for four rows of weights.
+        // With four groups per row, one vector has the scales of four rows of weights.
         one_order_of::<T>(format, group, 4 * group);
     }
 }
@@ -23,7 +23,8 @@ impl<T: Sample> Matrix<T> {
     }
 }
 
-/// The exact products are zero. So the results are rounding errors, which show the order of sums.
+/// The exact products are zero, so the results are rounding errors. A different order of additions
+/// would change them.
 pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     let (m, rank) = (40, 9);
     let x = with_opposite_halves(values::<T>(m * axis, 2.0), m);
@@ -41,7 +42,7 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
                 let x = &x[rows.start * axis..rows.end * axis];
                 let call = plain(format, group, x, axis, &weights, &mut out);
                 let call = Call { order, low_rank, int8, ..call };
-                // SAFETY: the call's buffers are the vectors above.
+                // SAFETY: the call's buffers are the vectors of this function.
                 unsafe { quantized_matmul_on(machine, &call) };
                 out
             };
@@ -61,8 +62,8 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     }
 }
 
-/// Joins two matrices. Each thread begins at a multiple of sixteen columns, which may be any column
-/// of the second matrix.
+/// Multiplies two matrices in one call. A thread's part begins at a multiple of sixteen columns of
+/// the call, which can be any column of the second matrix.
 #[test]
 fn joined_columns_are_those_of_each_matrix() {
     let (format, group, axis) = ((Mode::Affine, 4), 64, 1024);

@@ -1,9 +1,9 @@
-//! Products with the weights as they are, not transposed.
+//! Tests products with weights that are not transposed.
 
 use super::*;
 
-/// Multiplies rows of x by the matrix, and adds the residual. Each row of x has as many elements as
-/// a column of the matrix.
+/// Multiplies rows of x by the matrix and adds the residual. A row of x has one element for each
+/// row of the matrix.
 fn run<T: Sample>(
     on: Machine,
     (mode, bits): (Mode, u32),
@@ -28,7 +28,8 @@ fn run<T: Sample>(
         residual: if residual.is_some() { place } else { std::ptr::null_mut() },
         out: place,
     };
-    // SAFETY: the call's buffers are the vectors above; the residual may be the output.
+    // SAFETY: the call's buffers are the vectors of this function; the output may overwrite the
+    // residual.
     unsafe { quantized_transposed_on(on, &call) };
     out
 }
@@ -62,7 +63,7 @@ pub fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize, co
         for on in machines_and_tiles() {
             let got = run(on, format, group, &x, axis, matrix.weights(), None);
             let what = format!("{format:?} {rows} x {columns} x {axis} {:?}", on.level);
-            // Weights are decoded for any number of rows.
+            // The kernel decodes weights for any number of rows, so the bound is that of many rows.
             check(&got, (&want, &reach), FEW_ROWS + 1, &what);
             let sum = run(on, format, group, &x, axis, matrix.weights(), Some(&residual));
             for i in 0..got.len() {
