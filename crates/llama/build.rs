@@ -1,4 +1,5 @@
-//! Lets the programs and tests of this package find MLX where the build of `mlx-primitives` did.
+//! Links the programs and tests of this package to the MLX that the build of `mlx-primitives`
+//! found.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

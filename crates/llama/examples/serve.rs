@@ -1,13 +1,13 @@
-//! A server with OpenAI's chat completions, streamed or whole, as a starting point for another
-//! server. An engine continues the texts of all clients together.
+//! A small server for OpenAI's chat completions, with or without streaming, as a starting point for
+//! a real one. One engine decodes the sequences of all clients in a batch.
 //!
 //! ```sh
 //! cargo run --release -p mlx-primitives-llama --example serve -- [ADDRESS [MODEL]]
 //! curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
 //! ```
 //!
-//! An unknown field of a request is an error that names the field. A client that closes its
-//! connection ends its text.
+//! If a request has an unknown field, the server returns an error that names it. If a client closes
+//! its connection, its generation stops.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// The messages with which a text is sent while it is written.
+/// A message from the generating thread to the HTTP handler.
 enum Part {
     Text(String),
     End(&'static str), // OpenAI's name of the reason
@@ -79,7 +79,7 @@ fn main() -> anyhow::Result<()> {
     let models = json!({"object": "list", "data": [{"id": server.model, "object": "model"}]});
     let routes = Router::new().route("/v1/models", get(|| async { Json(models) }));
     let routes = routes.route("/v1/chat/completions", post(complete)).with_state(server);
-    // Each text that waits or runs takes a thread.
+    // Each request takes a blocking thread while it waits or runs.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(1).max_blocking_threads(1024).enable_all();
     runtime.build()?.block_on(async {
@@ -111,7 +111,8 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
             let _ = parts.blocking_send(Part::Failed(error.to_string()));
         }
     });
-    // If an error occurs before the first token, the answer is the error alone, streamed or not.
+    // If an error occurs before the first token, the response is an HTTP error, with or without
+    // streaming.
     let first = match received.recv().await {
         Some(Part::Failed(reason)) => return refused(&reason),
         first => first,
@@ -152,7 +153,8 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, Json(error("the text has no end"))).into_response()
 }
 
-/// Writes the text that a request wants, until the text ends or nobody receives it.
+/// Generates the text for a request and sends it in parts, until the text ends or the client has
+/// gone.
 fn write(server: &Server, seed: u64, request: Request, parts: &Parts) -> anyhow::Result<()> {
     let (tokenizer, messages) = (server.engine.tokenizer(), &request.messages);
     let prompt = if let Some(template) = &server.template {

@@ -1,8 +1,8 @@
-//! The activation of the feed-forward layer's gate.
+//! The activation of the gate in the feed-forward layer.
 
 use mlx_primitives::{Array, Error, Result, ops};
 
-/// The activation of the gate, as `hidden_act` of a `config.json` names it.
+/// The activation of the gate. `hidden_act` in a `config.json` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     Silu,
@@ -13,14 +13,14 @@ pub(crate) enum Activation {
     Relu,
     /// The square of `Relu`.
     Relu2,
-    /// `Relu`, at most 6.
+    /// `Relu`, limited to at most 6.
     Relu6,
     Sigmoid,
     Tanh,
     Linear,
 }
 
-/// The names in transformers. Names of the same activation may differ there by rounding.
+/// The names that transformers uses. Two names for one activation may differ by rounding there.
 const NAMES: [(&str, Activation); 16] = [
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
@@ -41,7 +41,7 @@ const NAMES: [(&str, Activation); 16] = [
 ];
 
 impl Activation {
-    /// The activation with the name `name`.
+    /// Returns the activation with this name.
     pub fn parse(name: &str) -> Result<Self> {
         NAMES
             .iter()
@@ -53,7 +53,7 @@ impl Activation {
             })
     }
 
-    /// `act(gate) * up`, computed by a fused op of this crate if it has one for the activation.
+    /// Computes `act(gate) * up`, with a fused op of this crate if there is one for the activation.
     pub fn gated(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Silu => ops::swiglu(gate, up),
@@ -63,7 +63,7 @@ impl Activation {
         }
     }
 
-    /// `act(x)`, computed by built-in ops of MLX alone.
+    /// Computes `act(x)` with built-in ops of MLX only.
     pub fn built_of_mlx(self, x: &Array) -> Result<Array> {
         let relu = || x.maximum(0.0);
         match self {

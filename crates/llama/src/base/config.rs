@@ -13,7 +13,7 @@ use super::rope_scaling::RopeScaling;
 /// The `config.json` of a model, as Hugging Face and mlx-lm write it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// The name of the architecture, which [`ModelType::parse`] reads.
+    /// The name of the architecture, in the form that [`ModelType::parse`] reads.
     pub model_type: String,
     /// The width of the residual stream.
     pub hidden_size: i32,
@@ -23,62 +23,66 @@ pub struct Config {
     pub intermediate_size: i32,
     /// The number of query heads.
     pub num_attention_heads: i32,
-    /// The number of key heads, also of value heads; `None` is the number of query heads.
+    /// The number of key heads, which is also the number of value heads. `None` means that it
+    /// equals the number of query heads.
     pub num_key_value_heads: Option<i32>,
-    /// The width of a head; `None` is `hidden_size / num_attention_heads`.
+    /// The number of features of a head; `None` means `hidden_size / num_attention_heads`.
     pub head_dim: Option<i32>,
-    /// The epsilon of the norms.
+    /// The epsilon in the norms.
     pub rms_norm_eps: f32,
-    /// The number of tokens that the embedding has.
+    /// The number of tokens in the embedding.
     pub vocab_size: i32,
-    /// The greatest number of positions that the model was made for.
+    /// The greatest number of positions that the model supports.
     pub max_position_embeddings: Option<i32>,
     /// The base of the rotary frequencies.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f32,
-    /// Whether the rotary embedding pairs neighboring features rather than halves.
+    /// Whether the rotary embedding pairs adjacent features. Otherwise it pairs features of the two
+    /// halves.
     #[serde(default)]
     pub rope_traditional: bool,
-    /// How the rotary embedding is stretched, as [`RopeScaling::parse`] reads it.
+    /// The scaling of the rotary embedding for long sequences, in the form that
+    /// [`RopeScaling::parse`] reads.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is also the output projection; `None` means that it is if the file has
+    /// Whether the embedding is also the output projection. `None` means that it is if the file has
     /// no tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
     pub tie_word_embeddings: Option<bool>,
-    /// How projections and embedding are packed: `group_size`, `bits` and `mode`. Under the path of
-    /// a module it has the same fields for that module alone, or false if the module is not packed.
+    /// The quantization of projections and embedding: `group_size`, `bits` and `mode`. An entry
+    /// under the path of a module has these fields for that module only, or is false if the module
+    /// is not quantized.
     pub quantization: Option<serde_json::Value>,
-    /// Whether the attention projections have biases, except in qwen2, where queries, keys and
-    /// values always have biases. [`has_bias`](Self::has_bias) handles every architecture.
+    /// Whether the attention projections have biases. In qwen2, queries, keys and values always
+    /// have biases. [`has_bias`](Self::has_bias) covers every architecture.
     #[serde(default)]
     pub attention_bias: bool,
-    /// Whether the feed-forward projections of a Llama have biases.
+    /// Whether the feed-forward projections have biases, in the architecture `llama`.
     #[serde(default)]
     pub mlp_bias: bool,
-    /// The attention of each layer, `full_attention` or `sliding_attention`; `None` is full
-    /// attention everywhere.
+    /// The attention of each layer: `full_attention` or `sliding_attention`. `None` means full
+    /// attention in every layer.
     pub layer_types: Option<Vec<String>>,
-    /// The number of positions that a query of a sliding layer sees, including its position.
+    /// The number of positions that a query of a sliding-window layer sees, including its own.
     pub sliding_window: Option<i32>,
-    /// The first layer of sliding attention, if `layer_types` is `None`. All later layers slide
-    /// too.
+    /// The first layer of sliding-window attention, if `layer_types` is `None`. All later layers
+    /// use it too.
     #[serde(skip)]
     pub(crate) slides_from: Option<i32>,
-    /// The activation of the feed-forward layer's gate, by its name in transformers; `None` is
-    /// `gelu_pytorch_tanh` for gemma and `silu` for others.
+    /// The activation of the gate in the feed-forward layer, by its name in transformers. `None`
+    /// means `gelu_pytorch_tanh` for gemma and `silu` for the other architectures.
     pub hidden_act: Option<String>,
-    /// The tokens that end a text, unless `generation_config.json` has others.
+    /// The tokens that end a sequence, unless `generation_config.json` lists others.
     #[serde(default)]
     pub eos_token_id: TokenIds,
 }
 
-/// A list of tokens, in the file a list, one token or nothing. Negative numbers, by which some
-/// files mean no token, are left out.
+/// A list of tokens. The file may have a list, a single token or nothing. Negative numbers, which
+/// mean "no token" in some files, are dropped.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(try_from = "serde_json::Value")]
 pub struct TokenIds(Vec<u32>);
 
 impl TokenIds {
-    /// The tokens as a list.
+    /// Returns the tokens as a list.
     pub fn to_vec(&self) -> Vec<u32> {
         self.0.clone()
     }
@@ -110,14 +114,14 @@ impl TryFrom<serde_json::Value> for TokenIds {
     }
 }
 
-/// How the numbers of a matrix are packed.
+/// The quantization format of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// The number of weights that share a scale.
     pub group_size: i32,
-    /// The bits of a packed weight.
+    /// The number of bits of a quantized weight.
     pub bits: i32,
-    /// How a group of codes is converted to numbers.
+    /// The way in which codes become numbers.
     pub mode: QuantizedMode,
 }
 
@@ -127,20 +131,20 @@ impl Quantization {
         Self { group_size, bits, mode: QuantizedMode::Affine }
     }
 
-    /// Whether rows of this number of elements can be packed: they must be whole groups, and a
-    /// multiple of 32, or of 256 in K-quants.
+    /// Whether rows with this number of elements can be quantized. The number must be a multiple of
+    /// the group size and of 32, or of 256 for K-quants.
     pub(crate) fn divides(self, inputs: i32) -> bool {
         let least = if self.mode == QuantizedMode::KQuant { 256 } else { 32 };
         self.group_size > 0 && inputs % self.group_size.max(least) == 0
     }
 
-    /// The format as an object for the key `quantization` of a `config.json`.
+    /// Returns the format as a JSON object for the key `quantization` of a `config.json`.
     pub fn to_json(self) -> serde_json::Value {
         let Self { group_size, bits, mode } = self;
         serde_json::json!({"group_size": group_size, "bits": bits, "mode": mode.name()})
     }
 
-    /// Returns an error for a format that MLX does not have.
+    /// Returns an error if MLX does not have this format.
     pub(crate) fn check(self) -> Result<()> {
         Self::parse(&self.to_json()).map(drop)
     }
@@ -188,18 +192,20 @@ fn default_rope_theta() -> f32 {
     10_000.0
 }
 
-/// The greatest extent of an axis. No model comes near it, and products of extents do not overflow.
+/// The greatest extent of an axis. Real models stay far below it, and products of two extents fit
+/// in 64 bits.
 const MAX_EXTENT: i32 = 1 << 24;
-/// The greatest number of features of a head. There is a frequency for each pair of features.
+/// The greatest number of features of a head. It limits the list of frequencies, one for each pair
+/// of features.
 const MAX_HEAD_DIM: i32 = 1 << 13;
 
 impl Config {
-    /// Parses and checks `config.json`.
+    /// Parses and checks a `config.json`.
     ///
     /// # Errors
     ///
     /// Returns an error if the text is not a JSON object, lacks a field that the model needs, or
-    /// has a value that this crate does not run. The error names the field.
+    /// has a value that this crate does not support. The error names the field.
     ///
     /// ```
     /// use mlx_primitives_llama::Config;
@@ -220,7 +226,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The architecture that `model_type` names.
+    /// Returns the architecture that `model_type` names.
     ///
     /// # Errors
     ///
@@ -233,8 +239,8 @@ impl Config {
         self.kind()?.activation(self.hidden_act.as_deref())
     }
 
-    /// `act(gate) * up`, where `act` is the feed-forward activation and both arrays have the same
-    /// shape.
+    /// Computes `act(gate) * up`. `act` is the activation of the feed-forward layer, and both
+    /// arrays have the same shape.
     ///
     /// # Errors
     ///
@@ -310,7 +316,7 @@ impl Config {
         }
     }
 
-    /// The number of positions that a query of a sliding layer sees, including its position; `None`
+    /// The number of positions that a query of this layer sees, including its own. Returns `None`
     /// for a layer of full attention.
     pub fn window_of(&self, layer: usize) -> Option<i32> {
         let slides = match &self.layer_types {
@@ -320,7 +326,7 @@ impl Config {
         self.sliding_window.filter(|_| slides)
     }
 
-    /// Whether a projection has a bias; `name` is the last part of its path, such as `q_proj`.
+    /// Whether a projection has a bias. `name` is the last part of its path, such as `q_proj`.
     pub fn has_bias(&self, name: &str) -> bool {
         match self.kind() {
             Ok(ModelType::Llama | ModelType::Mistral) => match name {
@@ -336,7 +342,7 @@ impl Config {
         }
     }
 
-    /// The frequencies of the rotary embedding.
+    /// Computes the frequencies of the rotary embedding.
     ///
     /// # Errors
     ///
@@ -356,8 +362,8 @@ impl Config {
         )
     }
 
-    /// The entry for the module at `path` in `quantization`: `None` if there is no entry, and
-    /// `Some(None)` if it says that the module is not packed.
+    /// The entry for the module at `path` in `quantization`. Returns `None` if there is no entry,
+    /// and `Some(None)` if the entry says that the module is not quantized.
     pub(crate) fn quantization_by_name(&self, path: &str) -> Result<Option<Option<Quantization>>> {
         match self.quantization.as_ref().and_then(|all| Some((all, all.get(path)?))) {
             None => Ok(None),
@@ -367,12 +373,12 @@ impl Config {
         }
     }
 
-    /// The format that this configuration gives for the module at `path`, or `None` if the module
-    /// is not packed. A module without an entry may have weights of another format.
+    /// The format that this configuration states for the module at `path`, or `None` if the module
+    /// is not quantized. If the module has no entry, its weights may have another format.
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration gives the module a format that MLX does not have.
+    /// Returns an error if the configuration states a format that MLX does not have.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {
@@ -382,7 +388,7 @@ impl Config {
         }
     }
 
-    /// The number of key heads, also of value heads.
+    /// The number of key heads, which is also the number of value heads.
     pub fn kv_heads(&self) -> i32 {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }

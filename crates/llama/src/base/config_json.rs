@@ -1,12 +1,12 @@
-//! The JSON of configurations, as Python writes it.
+//! Parses the JSON of configurations, as Python writes it.
 
 use serde_json::{Map, Value};
 
 use mlx_primitives::{Error, Result};
 
-/// Parses an object. The literals `NaN`, `Infinity` and `-Infinity`, which Python writes and JSON
-/// does not have, are read as strings. So they are accepted in keys that nobody reads, and refused
-/// as numbers.
+/// Parses a JSON object. Python also writes the literals `NaN`, `Infinity` and `-Infinity`, which
+/// are not JSON. This function reads them as strings. So they are accepted in keys that nobody
+/// reads, and rejected where a number is expected.
 pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     let refuse = |e: serde_json::Error| {
         Error::argument("config", format_args!("a JSON object, got {}", cut(&e.to_string())))
@@ -20,8 +20,8 @@ pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     }
 }
 
-/// The text with quotes around `NaN`, `Infinity` and `-Infinity`, or `None` if it has none of them
-/// outside of strings.
+/// Returns the text with quotes around `NaN`, `Infinity` and `-Infinity`, or `None` if these
+/// literals do not occur outside strings.
 fn without_literals(json: &str) -> Option<String> {
     let (mut out, mut rest) = (String::with_capacity(json.len()), json);
     let mut found = false;
@@ -46,8 +46,8 @@ fn without_literals(json: &str) -> Option<String> {
     found.then_some(out)
 }
 
-/// The length in bytes of the string at the beginning of the text, or of the whole text if the
-/// string does not end.
+/// Returns the length in bytes of the string literal at the start of the text. If the literal does
+/// not end, this is the length of the text.
 fn string_length(text: &str) -> usize {
     let mut escaped = true; // the opening quote
     for (at, byte) in text.bytes().enumerate() {
@@ -61,7 +61,7 @@ fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// The beginning of a text, to quote in errors.
+/// Returns the start of a text, for error messages.
 pub(crate) fn cut(text: &str) -> String {
     match text.char_indices().nth(120) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -69,7 +69,7 @@ pub(crate) fn cut(text: &str) -> String {
     }
 }
 
-/// The beginning of a value's JSON, to quote in errors.
+/// Returns the start of a value's JSON, for error messages.
 pub(crate) fn short(value: &Value) -> String {
     cut(&value.to_string())
 }

@@ -1,5 +1,5 @@
-//! Keys of a `config.json` that change the results of other programs. This crate does not implement
-//! them, so it accepts only values without effect.
+//! Keys of a `config.json` that change the results in other programs but that this crate does not
+//! implement. It accepts only the values that have no effect.
 
 use serde_json::{Map, Value};
 
@@ -8,26 +8,26 @@ use mlx_primitives::{Error, Result};
 use super::config_json::short;
 use super::model_type::ModelType;
 
-/// The values of a key that have no effect. A null never has one.
+/// The values of a key that have no effect. A null value never has an effect.
 #[derive(Clone, Copy)]
 enum Neutral {
-    /// false, 0 or an empty list.
+    /// The value is false, 0 or an empty list.
     Off,
-    /// true.
+    /// The value is true.
     On,
-    /// This number.
+    /// The value is this number.
     Number(f64),
-    /// A number that is at most this, or nothing.
+    /// The value is at most this number.
     AtMost(f64),
-    /// Only ones.
+    /// The value is a list of ones.
     Ones,
-    /// One of these texts.
+    /// The value is one of these strings.
     Text(&'static [&'static str]),
 }
 
 /// The keys, grouped by the part of the model that they change.
 const KEYS: [(&str, Neutral); 49] = [
-    // The rotary embedding.
+    // Keys of the rotary embedding.
     ("partial_rotary_factor", Neutral::Number(1.0)),
     ("rotary_pct", Neutral::Number(1.0)),
     ("rope_pct", Neutral::Number(1.0)),
@@ -38,7 +38,7 @@ const KEYS: [(&str, Neutral); 49] = [
     ("rope_local_base_freq", Neutral::Off),
     ("position_embedding_type", Neutral::Text(&["rope", "rotary", "absolute"])),
     ("alibi", Neutral::Off),
-    // Attention.
+    // Keys of attention.
     ("attn_logit_softcapping", Neutral::Off),
     ("attn_logit_soft_cap", Neutral::Off),
     ("clip_qkv", Neutral::Off),
@@ -54,7 +54,7 @@ const KEYS: [(&str, Neutral); 49] = [
     ("attention_sink", Neutral::Off),
     ("num_kv_shared_layers", Neutral::Off),
     ("cross_layer_attention", Neutral::Off),
-    // Factors.
+    // Keys for multipliers.
     ("residual_multiplier", Neutral::Number(1.0)),
     ("embedding_multiplier", Neutral::Number(1.0)),
     ("lm_head_multiplier", Neutral::Number(1.0)),
@@ -62,12 +62,12 @@ const KEYS: [(&str, Neutral); 49] = [
     ("logits_scaling", Neutral::Number(1.0)),
     ("logit_scale", Neutral::Number(1.0)),
     ("scale_emb", Neutral::Number(1.0)),
-    // The logits.
+    // Keys of the logits.
     ("logits_soft_cap", Neutral::Off),
     ("logit_soft_cap", Neutral::Off),
     ("final_logit_softcapping", Neutral::Off),
     ("final_logit_soft_cap", Neutral::Off),
-    // The layers.
+    // Keys that change the structure of layers.
     ("num_experts", Neutral::AtMost(1.0)),
     ("num_local_experts", Neutral::AtMost(1.0)),
     ("n_routed_experts", Neutral::AtMost(1.0)),
@@ -80,7 +80,7 @@ const KEYS: [(&str, Neutral); 49] = [
     ("sandwich_norm", Neutral::Off),
     ("hidden_size_per_layer_input", Neutral::Off),
     ("is_encoder_decoder", Neutral::Off),
-    // The weights.
+    // Keys of the weights.
     ("compression_config", Neutral::Off),
 ];
 
@@ -116,8 +116,8 @@ impl Neutral {
     }
 }
 
-/// Refuses a configuration that requires a computation which this crate does not have. The
-/// configuration has no nulls.
+/// Returns an error if the configuration requires a computation that this crate does not implement.
+/// The caller has removed nulls.
 pub(crate) fn check(config: &Map<String, Value>, kind: ModelType) -> Result<()> {
     let refuse = |key: &str, expected: &str, value: &Value| {
         let expected = format!("{key} {expected}, got {}", short(value));
@@ -133,7 +133,7 @@ pub(crate) fn check(config: &Map<String, Value>, kind: ModelType) -> Result<()> 
             _ => {}
         }
     }
-    // For these keys the values without effect depend on other keys.
+    // For these keys, the value without effect depends on other keys.
     let number = |key: &str| config.get(key).and_then(Value::as_f64);
     let head_dim = number("head_dim")
         .or_else(|| Some((number("hidden_size")? / number("num_attention_heads")?).floor()));

@@ -1,4 +1,5 @@
-//! The part of a model that this process holds, if several processes hold one model together.
+//! How several processes share one model: the part that this process holds, and its exchanges with
+//! the other processes.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -9,28 +10,29 @@ use mlx_primitives::{Array, Dtype, Result};
 
 use super::heads::Heads;
 
-/// An axis of an activation that may be cut into a part for each process.
+/// An axis of an activation that can be divided among processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// The features of all query heads.
+    /// The features of all query heads together.
     Heads,
-    /// The residual stream.
+    /// The features of the residual stream.
     Hidden,
-    /// The features of the feed-forward layer.
+    /// The inner features of the feed-forward layer.
     Inner,
     /// The tokens of the vocabulary.
     Vocab,
 }
 
-/// The named arrays of a saved cache, and the description of its layers.
+/// The named arrays of a saved cache, and the JSON description of its layers.
 pub type SavedCache = (Vec<(String, Array)>, Value);
 
-/// The part of a model that this process holds, and its exchanges with the processes that hold the
-/// rest. By default it holds the whole model and exchanges nothing.
-/// [`Weights::held_by`](super::Weights::held_by) makes a model that holds only the part.
+/// Says which part of a model this process holds, and exchanges data with the processes that hold
+/// the other parts. The default methods describe a process that holds the complete model and
+/// exchanges nothing. [`Weights::held_by`](super::Weights::held_by) loads only the part of this
+/// process.
 ///
-/// `mlx-primitives-ranks` has the implementation for ranks that MLX connects. Every process calls
-/// the same functions of a model in the same order.
+/// The crate `mlx-primitives-ranks` implements the trait for ranks that MLX connects. Every process
+/// must call the same functions of a model in the same order.
 #[allow(unused_variables)]
 pub trait Exchange: Send + Sync {
     /// The rows of the matrix `[outputs, ...]` at `path` that this process holds.
@@ -38,32 +40,33 @@ pub trait Exchange: Send + Sync {
         0..outputs
     }
 
-    /// The rows of the matrix at `path` that this process holds and no earlier process holds.
+    /// The rows of the matrix at `path` that this process holds and that no process before it
+    /// holds. So the processes count each row once.
     fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
         0..outputs
     }
 
-    /// The layers that this process holds; the model has `all` layers.
+    /// The layers that this process holds. The model has `all` layers.
     fn layers(&self, all: i32) -> Range<i32> {
         0..all
     }
 
-    /// The heads that this process holds; the whole model has the heads `whole`.
+    /// The heads that this process holds. The complete model has the heads `whole`.
     fn heads(&self, whole: Heads) -> Heads {
         whole
     }
 
-    /// Whether this process is the one that writes files and counts the parts that all hold.
+    /// Whether this process writes files, and counts the parts that every process holds.
     fn is_first(&self) -> bool {
         true
     }
 
-    /// The hidden states of `tokens` before the first layer of this process, with `hidden`
-    /// features. `embed` computes the hidden states before the model's first layer.
+    /// Returns the hidden states of `tokens` before the first layer of this process, with `hidden`
+    /// features. `embed` computes the hidden states before the first layer of the model.
     ///
     /// # Errors
     ///
-    /// Returns an error of `embed`, and if the process before this one does not respond.
+    /// Returns an error of `embed`, and if the process with the previous layers does not respond.
     fn input(
         &self,
         tokens: &Array,
@@ -73,8 +76,8 @@ pub trait Exchange: Send + Sync {
         embed()
     }
 
-    /// The hidden states after the last layer of the model, given `h`, the hidden states after the
-    /// last layer of this process. `caches` are the arrays that the layers updated.
+    /// Returns the hidden states after the last layer of the model. `h` are the hidden states after
+    /// the last layer of this process. `caches` are the arrays that the layers updated.
     ///
     /// # Errors
     ///
@@ -83,7 +86,8 @@ pub trait Exchange: Send + Sync {
         Ok(h)
     }
 
-    /// The rows of `tokens` in the embedding. `own` looks up the rows that this process holds.
+    /// Looks up the rows of `tokens` in the embedding. `own` looks up the rows that this process
+    /// holds.
     ///
     /// # Errors
     ///
@@ -96,16 +100,17 @@ pub trait Exchange: Send + Sync {
         own(tokens)
     }
 
-    /// The part of `x`, `[..., hidden]`, that this process computes.
+    /// Returns the slice of `x`, `[..., hidden]`, whose features this process computes.
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX cannot build the part.
+    /// Returns an error if MLX cannot build the slice.
     fn own_features(&self, x: &Array) -> Result<Array> {
         Ok(x.clone())
     }
 
-    /// The array with all features of the last axis; `x` has the features of this process.
+    /// Gathers the features of the last axis from all processes. `x` has the features of this
+    /// process.
     ///
     /// # Errors
     ///
@@ -114,14 +119,16 @@ pub trait Exchange: Send + Sync {
         Ok(x)
     }
 
-    /// The numbers of query heads that belong to this process's key heads and that earlier and
-    /// later processes have; `None` if this process has all of them.
+    /// The query heads that belong to this process's key heads but are held by other processes: how
+    /// many the processes before it hold, and how many the processes after it hold. Returns `None`
+    /// if this process holds all of them.
     fn absent_queries(&self) -> Option<(i32, i32)> {
         None
     }
 
-    /// Receives the type of the hidden states before the first layer of the model. `after` returns
-    /// the type after the last layer of this process, given the type before its first layer.
+    /// Tells the processes the type of the hidden states before the first layer of the model. Given
+    /// the type before the first layer of this process, `after` returns the type after its last
+    /// layer.
     ///
     /// # Errors
     ///
@@ -134,7 +141,7 @@ pub trait Exchange: Send + Sync {
         Ok(())
     }
 
-    /// The sum of the numbers `own` of all processes, modulo 2^64.
+    /// Adds up the numbers `own` of all processes, modulo 2^64.
     ///
     /// # Errors
     ///
@@ -143,16 +150,16 @@ pub trait Exchange: Send + Sync {
         Ok(own)
     }
 
-    /// Returns an error unless all processes have the same text, which `what` names.
+    /// Checks that all processes pass the same string. `what` names it in the error.
     ///
     /// # Errors
     ///
-    /// Returns an error if the texts differ, and an error of `text`.
+    /// Returns an error if the strings differ, and an error of `text`.
     fn agree(&self, what: &str, text: &mut dyn FnMut() -> Result<String>) -> Result<()> {
         Ok(())
     }
 
-    /// The cache of all layers and heads; `own` has the layers and heads of this process.
+    /// Joins the caches of all processes. `own` has the layers and heads of this process.
     ///
     /// # Errors
     ///
@@ -161,7 +168,7 @@ pub trait Exchange: Send + Sync {
         Ok(own)
     }
 
-    /// The keys or values of this process's heads, taken from `all`, `[1, n * heads, ...]`.
+    /// Takes the keys or values of this process's heads from `all`, `[1, n * heads, ...]`.
     ///
     /// # Errors
     ///
@@ -171,12 +178,12 @@ pub trait Exchange: Send + Sync {
     }
 }
 
-/// A process that holds the whole model.
+/// A single process, which holds the complete model.
 struct Alone;
 
 impl Exchange for Alone {}
 
-/// The exchanges of this process. By default it holds the whole model.
+/// The exchanges of this process, or `None` if the process holds the complete model.
 #[derive(Clone, Default)]
 pub(crate) struct Share(Option<Arc<dyn Exchange>>);
 
@@ -185,7 +192,7 @@ impl Share {
         Self(Some(Arc::new(exchange)))
     }
 
-    /// Whether this process holds the whole model.
+    /// Whether this process holds the complete model.
     pub fn is_whole(&self) -> bool {
         self.0.is_none()
     }

@@ -8,7 +8,7 @@ use super::config::Config;
 pub struct Heads {
     /// The number of query heads.
     pub heads: i32,
-    /// The number of key heads, also of value heads.
+    /// The number of key heads, which is also the number of value heads.
     pub kv_heads: i32,
     /// The number of features of a head.
     pub head_dim: i32,
@@ -22,14 +22,14 @@ impl From<&Config> for Heads {
 }
 
 impl Heads {
-    /// The layout of a layer's buffer with room for `capacity` positions.
+    /// The layout of a layer's cache buffer for `capacity` positions.
     pub(crate) fn layout(&self, capacity: i32) -> KvLayout {
         let Self { heads, kv_heads, head_dim } = *self;
         KvLayout { heads, kv_heads, head_dim, capacity }
     }
 
-    /// The vectors of heads `from` to `to`, `[batch, to - from, time, head_dim]`. The projection
-    /// `qkv` has the features of all heads one after the other.
+    /// Takes the vectors of the heads `from..to` out of the projection `qkv`, as `[batch, to -
+    /// from, time, head_dim]`. In `qkv`, the features of the heads follow one another.
     pub(crate) fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
         let (batch, time, features) = (qkv.dim(0)?, qkv.dim(1)?, self.head_dim);
         qkv.slice_axis(2, from * features..to * features)?
@@ -39,7 +39,7 @@ impl Heads {
 }
 
 impl Config {
-    /// The projections of a decoder layer in the order in which they run, each with its numbers of
+    /// The projections of a decoder layer in the order in which they run, with the numbers of
     /// outputs and inputs.
     pub(crate) fn projections(&self) -> [(&'static str, [i32; 2]); 7] {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);

@@ -1,5 +1,5 @@
-//! Configurations, the heads and the rotation of an architecture, tensors by name, and the part of
-//! a model that a process holds. All other modules use this one.
+//! Model configurations and architectures, rotary embeddings, tensors by name, and the division of
+//! a model among processes. All other modules use this one.
 
 mod activation;
 mod config;

@@ -5,31 +5,31 @@ use mlx_primitives::{Error, Result};
 use super::activation::Activation;
 use super::config_json::short;
 
-/// The architectures that share the code of [`Llama`](crate::Llama). Each reads a `config.json` as
-/// transformers does, and fields that transformers does not have as mlx-lm's module for the
-/// architecture does.
+/// The architectures that [`Llama`](crate::Llama) implements. For each, this crate reads a
+/// `config.json` as transformers does. It reads fields that transformers does not have as mlx-lm
+/// does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelType {
-    /// Has biases and layers of sliding attention as the configuration says.
+    /// Has biases and sliding-window layers if the configuration says so.
     Llama,
-    /// A Llama whose layers all see the last `sliding_window` positions.
+    /// Like `Llama`, but every layer sees only the last `sliding_window` positions.
     Mistral,
-    /// Has biases for queries, keys and values. With `use_sliding_window`, layers from
-    /// `max_window_layers` on see the last `sliding_window` positions.
+    /// Has biases for queries, keys and values. With `use_sliding_window`, the layers from
+    /// `max_window_layers` on see only the last `sliding_window` positions.
     Qwen2,
-    /// Normalizes the vectors of queries and keys before their rotation. Has windows like
+    /// Normalizes each head's queries and keys before the rotation. Has windows like
     /// [`Qwen2`](Self::Qwen2).
     Qwen3,
-    /// Has norms of `1 + weight`, GELU as the activation of the gate, and an embedding multiplied
+    /// Its norms multiply by `1 + weight`, its activation is GELU, and its embedding is multiplied
     /// by `sqrt(hidden_size)`.
     Gemma,
 }
 
 impl ModelType {
-    /// Every architecture.
+    /// All architectures.
     pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gemma];
 
-    /// The name in `model_type` of a `config.json`.
+    /// The name of the architecture in `model_type` of a `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -40,7 +40,7 @@ impl ModelType {
         }
     }
 
-    /// The architecture with this name in `model_type`.
+    /// Returns the architecture with this name in `model_type`.
     ///
     /// # Errors
     ///
@@ -71,9 +71,9 @@ impl ModelType {
         self == Self::Gemma
     }
 
-    /// The activation of the gate that `hidden_act` names. In Gemma, `gelu` is the approximation of
-    /// GELU by tanh, as in transformers, because Gemma was trained with it; mlx-lm computes GELU by
-    /// erf.
+    /// The activation that `hidden_act` names. In Gemma, `gelu` means the tanh approximation of
+    /// GELU, as in transformers, because Gemma was trained with it. mlx-lm computes the exact GELU
+    /// instead.
     pub(crate) fn activation(self, hidden_act: Option<&str>) -> Result<Activation> {
         match (self, hidden_act) {
             (Self::Gemma, None | Some("gelu")) => Ok(Activation::GeluTanh),
@@ -91,15 +91,15 @@ impl ModelType {
 /// A `config.json` in the form that [`Config`](crate::Config) reads.
 pub(crate) struct Normalized {
     pub kind: ModelType,
-    /// The configuration without nulls, with the defaults of its type. Fields that newer files nest
-    /// are where older files have them.
+    /// The configuration without nulls, with the defaults of its architecture. Newer files nest
+    /// some fields; here they are at the positions of older files.
     pub config: Map<String, Value>,
-    /// The first layer of sliding attention, if no field lists the kinds of layers. All later
-    /// layers slide too.
+    /// The first layer of sliding-window attention, if no field lists the kinds of layers. All
+    /// later layers use it too.
     pub slides_from: Option<i32>,
 }
 
-/// The window that transformers uses for configurations without one.
+/// The default window in transformers.
 const WINDOW: i32 = 4096;
 
 pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
@@ -138,9 +138,9 @@ pub(crate) fn normalized(mut config: Map<String, Value>) -> Result<Normalized> {
     Ok(Normalized { kind, config, slides_from })
 }
 
-/// Moves the settings of the rotary embedding to where [`Config`](crate::Config) reads them. As in
-/// transformers, `rope_scaling` has priority over `rope_parameters`, and a `rope_theta` inside one
-/// of them over a `rope_theta` of the configuration.
+/// Moves the settings of the rotary embedding to the fields that [`Config`](crate::Config) reads.
+/// As in transformers, `rope_scaling` takes precedence over `rope_parameters`, and a `rope_theta`
+/// inside one of them takes precedence over the top-level `rope_theta`.
 fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
     let mut inner = None;
     for key in ["rope_parameters", "rope_scaling"] {
@@ -159,7 +159,7 @@ fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
         config.remove(key);
     }
     let Some(mut inner) = inner else { return Ok(()) };
-    // transformers reads this key of the configuration first, then the one in the settings.
+    // As in transformers, the top-level value takes precedence over the value in the settings.
     let original = "original_max_position_embeddings";
     if let Some(stated) = config.get(original) {
         inner.insert(original.into(), stated.clone());
@@ -168,8 +168,8 @@ fn gather_rope(config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// The settings of the rotary embedding, which must be equal for all kinds of layers, if the file
-/// lists them by kind.
+/// Returns the settings of the rotary embedding from a list by kind of layer. They must be equal
+/// for all kinds.
 fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     let mut all = by_kind.into_iter();
     match all.next() {
@@ -185,15 +185,15 @@ fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     }
 }
 
-/// The first layer of sliding attention in architectures whose configuration has one window for all
-/// layers, or for the layers after the first `max_window_layers`.
+/// Returns the first layer of sliding-window attention. These architectures have one window for all
+/// layers, or for the layers from `max_window_layers` on.
 fn slides_from(
     config: &mut Map<String, Value>,
     kind: ModelType,
     no_window: bool,
 ) -> Result<Option<i32>> {
     let first = match kind {
-        // In transformers, Llama and Gemma see all positions; in mlx-lm, Llama reads layer_types.
+        // In transformers, Llama and Gemma see all positions. In mlx-lm, Llama reads `layer_types`.
         ModelType::Llama => return Ok(None),
         ModelType::Gemma => None,
         ModelType::Mistral => Some(0),
@@ -226,7 +226,7 @@ fn slides_from(
     Ok((!config.contains_key("layer_types")).then_some(first))
 }
 
-/// Converts a `quantization_config` to MLX's fields, for a file without `quantization`.
+/// Converts a `quantization_config` to the fields that MLX uses, if the file has no `quantization`.
 fn legacy_quantization(config: &Value) -> Result<Value> {
     match config.get("quant_method") {
         Some(Value::String(method)) if method == "mxfp4" => {

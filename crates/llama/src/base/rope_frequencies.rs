@@ -3,8 +3,8 @@ use mlx_primitives::{Array, Result, concatenate};
 
 use super::rope_scaling::{RopeScaling, refuse};
 
-/// The rotation of a rotary embedding: its periods and scale, and the multiplier of the features
-/// before their rotation.
+/// The parameters of a rotary embedding: its periods, the scale of positions, and a multiplier that
+/// is applied to the features before they are rotated.
 ///
 /// ```
 /// use mlx_primitives_llama::base::{RopeFrequencies, RopeScaling};
@@ -28,7 +28,7 @@ pub struct RopeFrequencies {
     short: Option<Box<Short>>,
 }
 
-/// The periods of texts up to the length `longest`. Longer texts have other periods.
+/// The periods for sequences of at most `longest` positions. Longer sequences use other periods.
 #[derive(Clone, Debug)]
 struct Short {
     longest: i32,
@@ -43,14 +43,14 @@ struct Dynamic {
 }
 
 impl RopeFrequencies {
-    /// The frequencies for heads of `dims` features; `limit` is the model's
+    /// Computes the frequencies for heads of `dims` features. `limit` is the model's
     /// `max_position_embeddings`.
     ///
     /// # Errors
     ///
-    /// Returns an error for odd `dims`, a base or a number of the scaling that is not positive and
-    /// finite, lists of another length than `dims / 2`, a scaling that lacks a number for which
-    /// `limit` is the default and is `None`, and frequencies that are not positive and finite.
+    /// Returns an error in these cases: `dims` is odd. The base, a number of the scaling or a
+    /// frequency is not positive and finite. A list of factors does not have `dims / 2` entries.
+    /// The scaling lacks a number whose default is `limit`, and `limit` is `None`.
     pub fn new(
         dims: i32,
         traditional: bool,
@@ -94,27 +94,26 @@ impl RopeFrequencies {
         Ok(rope)
     }
 
-    /// Whether the rotation of a position depends on the sequence length.
+    /// Whether the rotation of a position depends on the length of the sequence.
     pub(crate) fn depends_on_length(&self) -> bool {
         self.dynamic.is_some() || self.short.is_some()
     }
 
-    /// Whether a text of `now` positions has the same keys as a text of `before` positions for
-    /// which they were rotated. The text may have grown to `before` positions one by one.
+    /// Whether rotated keys stay valid if a sequence of `before` positions becomes one of `now`
+    /// positions. The sequence may have grown to `before` positions one by one.
     pub(crate) fn keeps_keys(&self, before: i32, now: i32) -> bool {
         let is_short = |short: &Short, len: i32| len <= short.longest;
         self.short.as_ref().is_none_or(|short| is_short(short, before) == is_short(short, now))
             && self.dynamic.is_none_or(|Dynamic { limit, .. }| f64::from(before.max(now)) <= limit)
     }
 
-    /// The length of the longest text with the short periods; longer texts have other periods.
+    /// The length up to which sequences use the short periods, if there are any.
     pub(crate) fn longest_short(&self) -> Option<i32> {
         self.short.as_ref().map(|short| short.longest)
     }
 
-    /// Computes the periods of the kinds of scaling that need an explicit list. Operations and
-    /// types are as in transformers: numbers of the configuration in double precision, arrays in
-    /// single.
+    /// Computes the periods for the kinds of scaling that need an explicit list. The operations and
+    /// types are those of transformers: f64 for numbers of the configuration, f32 for arrays.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
         let original = |stated: &Option<f64>| match stated {
             Some(stated) => positive("original_max_position_embeddings", *stated),
@@ -218,7 +217,7 @@ impl RopeFrequencies {
         Ok(())
     }
 
-    /// The short periods, if a text of `len` positions uses them.
+    /// The short periods, if a sequence of `len` positions uses them.
     fn short(&self, len: i32) -> Option<&Short> {
         self.short.as_deref().filter(|short| len <= short.longest)
     }
@@ -228,18 +227,18 @@ impl RopeFrequencies {
         self.dims
     }
 
-    /// The factor of positions.
+    /// The factor for positions.
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// The factor of the features that are rotated, applied before the rotation.
+    /// The factor for the features that are rotated, applied before the rotation.
     pub fn multiplier(&self) -> f32 {
         self.multiplier
     }
 
-    /// The base of the frequencies for a text of `len` positions. It depends on `len` only in
-    /// [`RopeScaling::Dynamic`].
+    /// The base of the frequencies for a sequence of `len` positions. Only with
+    /// [`RopeScaling::Dynamic`] does it depend on `len`.
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);
@@ -247,8 +246,8 @@ impl RopeFrequencies {
         (f64::from(self.base) * stretch.powf(dims / (dims - 2.0))) as f32
     }
 
-    /// The `dims / 2` periods divided by 2 pi for a text of `len` positions, as `freqs` of
-    /// [`ops::rope`].
+    /// The `dims / 2` periods for a sequence of `len` positions, divided by 2 pi. [`ops::rope`]
+    /// takes them as `freqs`.
     pub fn values(&self, len: i32) -> Vec<f32> {
         match (self.dynamic, self.short(len)) {
             (Some(_), _) => powers(self.base(len), self.dims),
@@ -257,7 +256,7 @@ impl RopeFrequencies {
         }
     }
 
-    /// The rotation of the positions from `offset` on, in a text of `len` positions, for
+    /// The rotation of the positions that start at `offset`, in a sequence of `len` positions, for
     /// [`ops::rope_append`].
     pub fn rotation(&self, offset: i32, len: i32) -> RopeAppend<'_> {
         let rope = Rope {
@@ -281,7 +280,7 @@ impl RopeFrequencies {
         self.rotate_in_text(x, offset, 0)
     }
 
-    /// Rotates `x` as [`rotate`](Self::rotate) does, in a text of at least `len` positions.
+    /// Rotates `x` as [`rotate`](Self::rotate) does, in a sequence of at least `len` positions.
     pub(crate) fn rotate_in_text(&self, x: &Array, offset: i32, len: i32) -> Result<Array> {
         let features = x.dim(-1)?;
         let end = offset.saturating_add(x.dim(-2)?);
@@ -299,12 +298,12 @@ impl RopeFrequencies {
     }
 }
 
-/// `base^(2i / dims)`.
+/// Returns `base^(2i / dims)` for each pair i of features.
 fn powers(base: f32, dims: i32) -> Vec<f32> {
     (0..dims / 2).map(|i| base.powf((2 * i) as f32 / dims as f32)).collect()
 }
 
-/// The periods, each multiplied by its factor, or all by one factor.
+/// Multiplies each period by its factor, or all periods by a single factor.
 fn scaled(powers: &[f32], factors: &[f64]) -> Result<Vec<f32>> {
     if factors.len() != powers.len() && factors.len() != 1 {
         return refuse(format_args!("{} factors, got {}", powers.len(), factors.len()));
@@ -313,7 +312,7 @@ fn scaled(powers: &[f32], factors: &[f64]) -> Result<Vec<f32>> {
     Ok(powers.iter().zip(each).map(|(power, factor)| power * *factor as f32).collect())
 }
 
-/// The periods as an array, if all are positive and finite.
+/// Returns the periods as an array, or an error if one is not positive and finite.
 fn checked(values: &[f32]) -> Result<Array> {
     for value in values {
         positive("finite frequencies above 0", f64::from(*value))?;

@@ -4,9 +4,9 @@ use mlx_primitives::{Error, Result};
 
 use super::config_json::short;
 
-/// How a model stretches its rotary embedding to longer texts than it was trained on: the
-/// `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning that transformers gives
-/// it.
+/// How a model stretches its rotary embedding to sequences that are longer than in its training.
+/// This is the `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning of
+/// transformers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.
@@ -17,13 +17,14 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
-    /// Increases the base with the length of the text once it exceeds the model's limit.
+    /// Increases the base with the length of the sequence, if this length exceeds the model's
+    /// limit.
     Dynamic {
         /// How fast the base grows.
         factor: f64,
     },
-    /// Divides the frequencies of long wavelengths by a factor, keeps short wavelengths, and
-    /// interpolates between them.
+    /// Divides the frequencies of long wavelengths by a factor, keeps the frequencies of short
+    /// wavelengths, and interpolates in between.
     Llama3 {
         /// The divisor of the frequencies of long wavelengths.
         factor: f64,
@@ -31,48 +32,51 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are short.
         high_freq_factor: f64,
-        /// The number of positions that the model was first trained on; `None` is
+        /// The number of positions in the model's first training; `None` means
         /// `max_position_embeddings`.
         original: Option<f64>,
     },
     /// Divides low frequencies by a factor, and multiplies the rotated features
     /// ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
     Yarn {
-        /// The divisor of low frequencies; `None` is `max_position_embeddings` divided by
+        /// The divisor of low frequencies; `None` means `max_position_embeddings` divided by
         /// `original`.
         factor: Option<f64>,
-        /// The number of positions that the model was first trained on; `None` is
+        /// The number of positions in the model's first training; `None` means
         /// `max_position_embeddings`.
         original: Option<f64>,
-        /// A frequency with at least this number of turns over `original` positions is kept.
+        /// Frequencies with at least this number of rotations in `original` positions stay
+        /// unchanged.
         beta_fast: f64,
-        /// A frequency with at most this number of turns over `original` positions is divided by
-        /// the whole factor.
+        /// Frequencies with at most this number of rotations in `original` positions are divided by
+        /// the full factor.
         beta_slow: f64,
-        /// The multiplier of the rotated features; `None` uses the factor and `mscale`.
+        /// The multiplier of the rotated features; `None` means that it follows from `factor` and
+        /// `mscale`.
         attention_factor: Option<f64>,
-        /// The weights of the factor's logarithm in the multiplier's numerator and denominator;
-        /// `None` is a weight of 1 in the numerator and no denominator.
+        /// The weights of the logarithm of `factor` in the numerator and in the denominator of the
+        /// multiplier. `None` means a weight of 1 in the numerator, and no denominator.
         mscale: Option<[f64; 2]>,
-        /// Whether the range of frequencies between `beta_fast` and `beta_slow` is widened to whole
-        /// columns.
+        /// Whether the limits of the range between `beta_fast` and `beta_slow` are rounded outward
+        /// to integer indices of frequencies.
         truncate: bool,
     },
-    /// Multiplies each period by a factor. Texts up to `original` positions and longer texts have
-    /// different factors ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
+    /// Multiplies each period by a factor. The factors differ between sequences of at most
+    /// `original` positions and longer ones ([Ding et al. 2024](https://arxiv.org/abs/2402.13753)).
     LongRope {
-        /// The `dims / 2` factors for texts of up to `original` positions, or one factor for all
-        /// periods.
+        /// The `dims / 2` factors for sequences of at most `original` positions, or one factor for
+        /// all periods.
         short_factor: Vec<f64>,
-        /// The factors for longer texts; the list is as long as `short_factor`.
+        /// The factors for longer sequences. The list has the length of `short_factor`.
         long_factor: Vec<f64>,
-        /// The number of positions that the model was first trained on; `None` is
+        /// The number of positions in the model's first training; `None` means
         /// `max_position_embeddings`.
         original: Option<f64>,
-        /// The length of the longest text divided by `original`, which gives the multiplier; `None`
-        /// is `max_position_embeddings` divided by `original`.
+        /// The greatest sequence length divided by `original`, which determines the multiplier;
+        /// `None` means `max_position_embeddings` divided by `original`.
         factor: Option<f64>,
-        /// The multiplier of the rotated features; `None` uses `factor` and `original`.
+        /// The multiplier of the rotated features; `None` means that it follows from `factor` and
+        /// `original`.
         attention_factor: Option<f64>,
     },
 }
@@ -104,7 +108,7 @@ impl Fields<'_> {
         }
     }
 
-    /// The number `name`, or the default if the number is missing or 0, as in Python's `value or
+    /// Returns the number `name`, or the default if it is missing or 0, like Python's `value or
     /// default`.
     fn or(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.optional(name)?.filter(|number| *number != 0.0).unwrap_or(default))
@@ -127,12 +131,12 @@ impl Fields<'_> {
         numbers.map_or_else(|| refuse(format_args!("a list of numbers {name}")), Ok)
     }
 
-    /// The name of the kind, in the field `rope_type` or, in older files, `type`.
+    /// Returns the name of the scaling from the field `rope_type` or, in older files, `type`.
     fn kind(&self) -> Result<&str> {
         let named = |key: &str| match self.get(key) {
             None => Ok(None),
-            // Files of Qwen2-VL have `mrope`, which rotates by three positions; these are equal in
-            // a text. Older files of mlx-lm have `su`.
+            // Qwen2-VL's files have `mrope`, which rotates by three position indices. For plain
+            // text, the three indices are equal. Older files of mlx-lm have `su`.
             Some(Value::String(name)) => Ok(Some(match name.as_str() {
                 "mrope" => "default",
                 "su" => "longrope",
@@ -150,8 +154,8 @@ impl Fields<'_> {
 }
 
 impl RopeScaling {
-    /// Reads a `rope_scaling` object; its kind is `rope_type`, else `type`, else `default`. `mrope`
-    /// is read as `default`, since its three positions are equal in a text.
+    /// Parses a `rope_scaling` object. The kind is `rope_type`, or else `type`, or else `default`.
+    /// `mrope` is read as `default`, because its three position indices are equal for plain text.
     ///
     /// [`RopeFrequencies::new`](crate::base::RopeFrequencies::new) checks the ranges of the
     /// numbers.
@@ -190,7 +194,7 @@ impl RopeScaling {
                 beta_fast: fields.or("beta_fast", 32.0)?,
                 beta_slow: fields.or("beta_slow", 1.0)?,
                 attention_factor: fields.optional("attention_factor")?,
-                // transformers uses both numbers only if the file has both.
+                // transformers uses these two numbers only if the file has both.
                 mscale: match [fields.or("mscale", 0.0)?, fields.or("mscale_all_dim", 0.0)?] {
                     [of_one, of_all] if of_one != 0.0 && of_all != 0.0 => Some([of_one, of_all]),
                     _ => None,

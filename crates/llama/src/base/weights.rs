@@ -20,13 +20,13 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// A source of tensors for a model that has no files.
+/// A generator of tensors, for a model without files.
 pub(crate) trait WeightSource {
     /// Makes the tensor with this name and shape.
     fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array>;
 
-    /// Makes these rows of a matrix `[outputs, inputs]`. They are packed in the given format if a
-    /// row is a whole number of groups.
+    /// Makes the selected rows of a matrix `[outputs, inputs]`. Quantizes them to the given format
+    /// if the groups of the format divide a row.
     fn matrix(
         &mut self,
         shape: [i32; 2],
@@ -35,17 +35,17 @@ pub(crate) trait WeightSource {
     ) -> Result<LinearWeight>;
 }
 
-/// The tensors of a checkpoint. A model takes them out one by one.
+/// The tensors of a checkpoint. The model takes them out one by one while it is built.
 #[derive(Default)]
 pub struct Weights {
     arrays: HashMap<String, Array>,
-    /// The file of each tensor, to name it in errors.
+    /// The file of each tensor, for error messages.
     files: HashMap<String, Arc<Path>>,
-    /// The checkpoint, to name it in errors about missing tensors.
+    /// The path of the checkpoint, for errors about missing tensors.
     place: Option<PathBuf>,
-    /// The source of all tensors, for a model that has no files.
+    /// The generator of all tensors, for a model without files.
     source: Option<Box<dyn WeightSource>>,
-    /// The share of the model to load, which has some rows of each matrix.
+    /// The part of the model to load: some rows of each matrix, and some layers.
     share: Share,
 }
 
@@ -55,12 +55,13 @@ impl Weights {
         Self { arrays, ..Self::default() }
     }
 
-    /// Creates weights of the checkpoint at `place`, without tensors.
+    /// Creates an empty set of tensors for the checkpoint at `place`.
     pub(crate) fn of(place: &Path) -> Self {
         Self { place: Some(place.to_owned()), ..Self::default() }
     }
 
-    /// Adds the tensors of a file. Returns an error if another file has a tensor of the same name.
+    /// Adds the tensors of a file. Returns an error if another file has a tensor with the same
+    /// name.
     pub(crate) fn add(&mut self, file: &Path, arrays: HashMap<String, Array>) -> Result<()> {
         let file: Arc<Path> = file.into();
         for (name, array) in arrays {
@@ -79,12 +80,12 @@ impl Weights {
         Self { share: Share::new(exchange), ..self }
     }
 
-    /// The share of the model that this process holds.
+    /// The part of the model that this process holds.
     pub(crate) fn share(&self) -> &Share {
         &self.share
     }
 
-    /// Drops the tensors of layers that other processes hold, in a model of `all` layers.
+    /// Drops the tensors of layers that other processes hold. The model has `all` layers.
     pub(crate) fn keep_own_layers(&mut self, all: i32) {
         let own = self.share.layers(all);
         self.arrays.retain(|name, _| match layer_of(name) {
@@ -93,13 +94,13 @@ impl Weights {
         });
     }
 
-    /// The bytes of the tensors that have not been taken yet.
+    /// The total size in bytes of the tensors that were not taken yet.
     pub(crate) fn nbytes(&self) -> u64 {
         self.arrays.values().map(|array| array.nbytes() as u64).sum()
     }
 
-    /// The type of the model, with a hash of its configuration and of the names, shapes, types and
-    /// first rows of the tensors.
+    /// A string that identifies the model: its type, and a hash of its configuration and of the
+    /// names, shapes, types and first rows of its tensors.
     pub(crate) fn identity(&self, config: &Config) -> Result<String> {
         let mut hash = Fnv::default();
         hash.add(format!("{config:?}").as_bytes());
@@ -128,7 +129,7 @@ impl Weights {
         self.arrays.get(name).map(|array| (array.shape(), array.dtype()))
     }
 
-    /// An error about the tensor `name` that names its file.
+    /// Makes an error about the tensor `name` that names the tensor's file.
     pub(crate) fn error(&self, name: &str, expected: impl std::fmt::Display) -> Error {
         let error = Error::argument("weights", expected);
         match self.files.get(name).map(|file| &**file).or(self.place.as_deref()) {
@@ -137,18 +138,18 @@ impl Weights {
         }
     }
 
-    /// Weights that `source` makes.
+    /// Creates weights that `source` generates.
     pub(crate) fn made_by(source: impl WeightSource + 'static) -> Self {
         Self { source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// The source of the tensors, for a model that has no files.
+    /// The generator of the tensors, for a model without files.
     pub(crate) fn source(&mut self) -> Option<&mut (dyn WeightSource + 'static)> {
         self.source.as_deref_mut()
     }
 
-    /// Takes out the tensor `name`, which must have the shape `shape` and the type float32, float16
-    /// or bfloat16.
+    /// Takes out the tensor `name`. It must have the shape `shape` and the type float32, float16 or
+    /// bfloat16.
     ///
     /// # Errors
     ///
@@ -185,8 +186,8 @@ impl Weights {
         Ok(Some(array))
     }
 
-    /// Takes out the vector `name`, which has an element for each output of the module at `path`,
-    /// and returns the elements of this process's part of the model.
+    /// Takes out the vector `name`, which has one element for each output of the module at `path`.
+    /// Returns the elements that belong to this process.
     pub(crate) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
         let whole = self.take(name, &[outputs])?;
         let rows = self.share.rows(path, outputs);
@@ -198,14 +199,15 @@ impl Weights {
         self.arrays.remove(name)
     }
 
-    /// Checks that every tensor was taken. Exceptions are tables that models compute and, if the
-    /// embedding is also the output projection (`tied`), a copy of the embedding.
+    /// Checks that every tensor was taken. It ignores tables that models compute themselves, and a
+    /// copy of the embedding if the embedding is also the output projection (`tied`).
     ///
     /// # Errors
     ///
-    /// Returns an error that names a tensor for which the model has no place.
+    /// Returns an error that names a tensor that the model did not use.
     pub fn finish(mut self, tied: bool) -> Result<()> {
-        // Old checkpoints store tables that models compute, and store a tied embedding twice.
+        // Old checkpoints contain tables that models compute themselves, and store a tied embedding
+        // twice.
         self.arrays.retain(|name, _| {
             let stored_twice = tied && name == "lm_head.weight";
             !stored_twice && !name.ends_with("rotary_emb.inv_freq")
@@ -223,7 +225,7 @@ impl Weights {
     }
 }
 
-/// The number of the layer to which the tensor or projection `name` belongs.
+/// The index of the layer that the tensor or projection `name` belongs to.
 pub(crate) fn layer_of(name: &str) -> Option<i32> {
     name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }

@@ -1,7 +1,7 @@
 use mlx_primitives::ops::{self, QuantizedRows};
 use mlx_primitives::{Array, Result};
 
-/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`. They are plain, or packed
+/// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`, either plain or quantized
 /// along the last axis.
 #[derive(Clone, Debug)]
 pub enum KvTensor {
@@ -9,22 +9,22 @@ pub enum KvTensor {
     Plain(Array),
     /// The codes, scales and biases that [`ops::quantize`] returns.
     Quantized {
-        /// The packed codes, uint32.
+        /// The packed codes, as uint32.
         packed: Array,
         /// The scale of each group.
         scales: Array,
         /// The bias of each group.
         biases: Array,
-        /// The number of elements of a group.
+        /// The number of elements in a group.
         group_size: i32,
-        /// The bits of a code.
+        /// The number of bits of a code.
         bits: i32,
     },
 }
 
 impl KvTensor {
-    /// The packed rows, the bits and the group size, or `None` if attention cannot read the codes
-    /// directly.
+    /// Returns the quantized rows, the bits and the group size, or `None` if attention cannot read
+    /// the codes directly.
     pub(crate) fn rows(&self) -> Option<(QuantizedRows<'_>, i32, i32)> {
         match self {
             Self::Quantized { packed, scales, biases, group_size, bits: bits @ (4 | 8) } => {
@@ -34,11 +34,11 @@ impl KvTensor {
         }
     }
 
-    /// The numbers, in the model's type.
+    /// Returns the numbers in the model's type, dequantized if necessary.
     ///
     /// # Errors
     ///
-    /// Returns an error if the shapes of packed parts disagree. A
+    /// Returns an error if the shapes of the quantized parts do not match. A
     /// [`LayerCache`](super::layer::LayerCache) never returns such parts.
     pub fn dequantized(&self) -> Result<Array> {
         match self {
@@ -50,19 +50,19 @@ impl KvTensor {
     }
 }
 
-/// The keys that the queries of a step see.
+/// Which keys the queries of a step see.
 #[derive(Clone, Debug)]
 pub enum AttentionMask {
-    /// All keys, as a single query does.
+    /// All keys. This is the case for a single query.
     All,
-    /// The keys up to the position of the query. The last query is at the position of the last key.
+    /// The keys up to the position of the query. The last query has the position of the last key.
     Causal,
-    /// The keys for which these bools are true: `[time, seen]`.
+    /// The keys for which these booleans are true: `[time, seen]`.
     Mask(Array),
 }
 
 impl AttentionMask {
-    /// The options of attention by which each query sees the keys of this mask.
+    /// The attention options that implement this mask.
     pub(crate) fn rules(&self) -> ops::Attention<'_> {
         match self {
             Self::All => ops::Attention::default(),
@@ -72,21 +72,21 @@ impl AttentionMask {
     }
 }
 
-/// The queries, keys and values of a step of attention. They are views of the cache if the kind of
-/// the cache allows that.
+/// The queries, keys and values for one step of attention. They are views of the cache, if the kind
+/// of cache allows views.
 #[derive(Clone, Debug)]
 pub struct AttentionInputs {
     /// The rotated queries of the step, `[batch, heads, time, head_dim]`.
     pub queries: Array,
     /// The keys of all positions that the cache keeps, including the positions of the step.
     pub keys: KvTensor,
-    /// The values of the same positions.
+    /// The values of these positions.
     pub values: KvTensor,
 }
 
 impl AttentionInputs {
-    /// The attention, `[batch, heads, time, head_dim]`. The cache has dropped `dropped` keys before
-    /// the first one.
+    /// Computes attention, `[batch, heads, time, head_dim]`. `dropped` is the number of positions
+    /// that the cache dropped before its first key.
     pub(crate) fn attend(&self, mask: &AttentionMask, dropped: i32) -> Result<Array> {
         let (queries, options) = (&self.queries, ops::Attention { dropped, ..mask.rules() });
         if let (KvTensor::Plain(keys), KvTensor::Plain(values)) = (&self.keys, &self.values) {
@@ -101,7 +101,8 @@ impl AttentionInputs {
     }
 }
 
-/// The results of attention `[batch, heads, time, head_dim]` as `[batch, time, heads * head_dim]`.
+/// Converts the results of attention from `[batch, heads, time, head_dim]` to `[batch, time, heads
+/// * head_dim]`.
 pub(crate) fn join_heads(attended: &Array) -> Result<Array> {
     let (batch, heads, time, features) = attended.dims4()?;
     let joined = [batch, time, heads * features];

@@ -1,4 +1,4 @@
-//! Operations on a cache other than appending.
+//! Operations on a cache other than appending positions.
 
 use mlx_primitives::{Error, Result};
 
@@ -16,7 +16,7 @@ impl LayerCache {
         }
     }
 
-    /// An empty cache of the same kind.
+    /// Returns an empty cache of the same kind.
     pub(crate) fn emptied(&self) -> Result<Self> {
         Self::new(self.kind())
     }
@@ -37,25 +37,26 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// Whether a layer drops positions. Then [`trim`](Self::trim) cannot remove all positions.
+    /// Whether a layer drops old positions. If so, [`trim`](Self::trim) cannot remove all
+    /// positions.
     pub fn forgets(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.storage, Storage::Rotating(_)))
     }
 
-    /// An empty cache with layers of the same kinds.
+    /// Returns an empty cache with layers of the same kinds.
     pub(crate) fn emptied(&self) -> Result<Self> {
         let layers = self.layers.iter().map(LayerCache::emptied);
         Ok(Self { layers: layers.collect::<Result<_>>()? })
     }
 
-    /// Whether the layers of both caches are of the same kinds.
+    /// Whether the layers of both caches have the same kinds.
     pub(crate) fn has_kinds_of(&self, other: &Self) -> bool {
         let kinds = |cache: &Self| cache.layers.iter().map(LayerCache::kind).collect::<Vec<_>>();
         kinds(self) == kinds(other)
     }
 
-    /// Whether [`trim`](Self::trim) can remove the last `count` positions: the cache has that
-    /// number of positions, and no rotating layer is full.
+    /// Whether [`trim`](Self::trim) can remove the last `count` positions. It can if the cache has
+    /// at least `count` positions and no rotating layer is full.
     pub fn can_trim(&self, count: i32) -> bool {
         self.layers.iter().all(|layer| layer.can_trim(count))
     }
@@ -95,14 +96,14 @@ impl Cache {
         Ok(())
     }
 
-    /// Declares that the positions belong to a text of `len` positions. The rotation of some models
+    /// Sets the length of the sequence that the positions belong to. The rotation in some models
     /// depends on this length.
     pub(crate) fn set_text_len(&mut self, len: usize) {
         let len = i32::try_from(len).unwrap_or(i32::MAX);
         self.layers.iter_mut().for_each(|layer| layer.text_len = len);
     }
 
-    /// The length of the text that the positions were rotated for.
+    /// The length of the sequence that the positions were rotated for.
     pub(crate) fn text_len(&self) -> i32 {
         self.layers.first().map_or(0, |layer| layer.text_len.max(layer.len()))
     }

@@ -5,7 +5,8 @@ use super::attention_inputs::{AttentionInputs, KvTensor};
 use crate::base::{Heads, RopeFrequencies};
 
 /// The buffer of a layer: the queries of the last step, then the keys and the values of all
-/// positions. All are in one array, so that the op that appends to the array can reuse its memory.
+/// positions. A single array holds all of them, so that the op that appends to it can reuse its
+/// memory.
 #[derive(Clone)]
 pub(super) struct KvBuffer {
     pub array: Array,
@@ -13,8 +14,8 @@ pub(super) struct KvBuffer {
 }
 
 impl KvBuffer {
-    /// A buffer with room for `capacity` positions. The first positions have the keys and values
-    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch and the type are taken from
+    /// Creates a buffer for `capacity` positions. The keys and values of the first positions are
+    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch size and the type are those of
     /// `like`.
     pub fn holding(
         keys_values: Option<[Array; 2]>,
@@ -39,9 +40,9 @@ impl KvBuffer {
         Ok(Self { array: concatenate(&parts, 1)?, layout })
     }
 
-    /// Rotates a step and writes its keys and values. The first position of the step is `offset`,
-    /// and the text has `text` positions. Returns the queries of the step, and the keys and values
-    /// of the first `len` positions of the buffer.
+    /// Rotates a step and writes its keys and values. `offset` is the first position of the step,
+    /// and `text` is the length of the sequence. Returns the queries of the step, and the keys and
+    /// values of the first `len` positions of the buffer.
     pub fn append(
         &mut self,
         qkv: &Array,

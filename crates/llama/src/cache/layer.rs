@@ -13,8 +13,8 @@ use crate::base::{Heads, RopeFrequencies};
 #[derive(Clone)]
 pub struct LayerCache {
     pub(super) storage: Storage,
-    /// The length of the text to which the positions belong, if it is known and longer than they
-    /// are, else 0.
+    /// The length of the sequence that the positions belong to, or 0 if it is unknown or not longer
+    /// than the positions.
     pub(super) text_len: i32,
 }
 
@@ -26,12 +26,12 @@ pub(super) enum Storage {
 }
 
 impl LayerCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
     /// # Errors
     ///
-    /// Returns an error for bits or groups that MLX does not pack, and for a rotating cache whose
-    /// `keep` is not within 0 to `max_size - 1`.
+    /// Returns an error for bits or group sizes that MLX does not support, and for a rotating cache
+    /// whose `keep` is not within 0 to `max_size - 1`.
     pub fn new(kind: CacheKind) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("cache", expected));
         let kind = match kind {
@@ -66,18 +66,18 @@ impl LayerCache {
         }
     }
 
-    /// Whether no position was appended.
+    /// Whether no position was appended yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Appends the next positions. `qkv` is the fused projection of queries, keys and values,
-    /// `[batch, time, (heads + 2 * kv_heads) * head_dim]`; this method rotates queries and keys.
+    /// `[batch, time, (heads + 2 * kv_heads) * head_dim]`. This method rotates queries and keys.
     ///
     /// # Errors
     ///
     /// Returns an error if `qkv` has another shape, if the groups of a quantized cache do not
-    /// divide a head's features, or if there would be more positions than an `i32` counts. After an
+    /// divide a head's features, or if the number of positions would not fit in an `i32`. After an
     /// error the cache is unchanged.
     pub fn append(
         &mut self,
@@ -95,10 +95,10 @@ impl LayerCache {
         })
     }
 
-    /// Appends the next positions as [`append`](Self::append) does, and returns the attention
-    /// `[batch, time, heads * head_dim]` of their queries. One op does both steps, except for
-    /// quantized keys and values, for many positions, and where measurements choose between our
-    /// attention and MLX's.
+    /// Appends the next positions as [`append`](Self::append) does, and returns the attention of
+    /// their queries, `[batch, time, heads * head_dim]`. One op does both. Separate ops are used
+    /// for quantized keys and values, for many positions, and if measurements choose between this
+    /// crate's attention and MLX's.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,
@@ -120,8 +120,8 @@ impl LayerCache {
         })
     }
 
-    /// The number of positions before the ones that a step of `time` positions sees, if it sees
-    /// them in the order of the text; else 0.
+    /// The number of positions before the first one that a step of `time` positions sees. It is 0
+    /// if the step sees the slots of a rotating cache in the order of memory.
     pub(crate) fn dropped(&self, time: i32) -> i32 {
         match &self.storage {
             Storage::Rotating(cache) if takes_order(time) => cache.len() - cache.before().0,
@@ -129,9 +129,9 @@ impl LayerCache {
         }
     }
 
-    /// Runs an op and stores its buffer. The op receives the buffer with room for the positions of
-    /// `qkv`, the rotation of these positions, and the number of positions that the buffer shows
-    /// afterwards.
+    /// Runs an op and stores the buffer that it returns. The op receives the buffer with room for
+    /// the positions of `qkv`, the rotation of these positions, and the number of valid positions
+    /// in the buffer afterwards.
     fn step<R>(
         &mut self,
         qkv: &Array,
@@ -154,7 +154,8 @@ impl LayerCache {
         let rotation = RopeAppend { slots, ..rope.rotation(start, end.max(self.text_len)) };
         let len = end.min(buffer.layout.capacity);
         let result = run(&mut buffer, rotation, len)?;
-        // Drops the previous array. The new array can reuse its memory if nothing else holds it.
+        // Drops the previous array. MLX can reuse its memory for the new array if nothing else
+        // references it.
         match &mut self.storage {
             Storage::Plain(cache) => (cache.buffer, cache.len) = (Some(buffer), end),
             Storage::Rotating(cache) => cache.step_to(buffer, end, slot + time),
@@ -163,7 +164,7 @@ impl LayerCache {
         Ok(result)
     }
 
-    /// The keys that the next `time` queries see.
+    /// Returns the mask for the next `time` queries.
     ///
     /// # Errors
     ///
@@ -187,8 +188,8 @@ impl LayerCache {
         Ok(AttentionMask::Mask(causal.logical_and(back.less(window)?)?))
     }
 
-    /// Replaces the cache by one of the plain kind. Its buffers are evaluated, and hold `len`
-    /// positions of one text.
+    /// Replaces the cache by a plain cache of `len` positions with a batch of 1. Evaluates its
+    /// buffer, which is filled with zeros.
     pub(crate) fn reserve(&mut self, len: i32, heads: Heads, dtype: Dtype) -> Result<()> {
         let layout = heads.layout(rounded_up(len + 1));
         let array = layout.zeros(1, dtype)?;
@@ -197,7 +198,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The bytes of the buffers.
+    /// The size of the buffers in bytes.
     pub fn nbytes(&self) -> usize {
         self.arrays().map(Array::nbytes).sum()
     }
@@ -214,7 +215,7 @@ impl LayerCache {
 }
 
 impl Default for LayerCache {
-    /// An empty cache of the plain kind.
+    /// Creates an empty plain cache.
     fn default() -> Self {
         Storage::Plain(Plain::default()).into()
     }
@@ -226,8 +227,8 @@ impl From<Storage> for LayerCache {
     }
 }
 
-/// Returns an error for a projection of another shape, and if the cache would have more positions
-/// than an `i32` counts.
+/// Returns an error if the projection has another shape, or if the number of positions would not
+/// fit in an `i32`.
 fn check(len: i32, qkv: &Array, heads: Heads) -> Result<()> {
     let width = (heads.heads + 2 * heads.kv_heads) * heads.head_dim;
     let shape = qkv.shape();
@@ -238,7 +239,7 @@ fn check(len: i32, qkv: &Array, heads: Heads) -> Result<()> {
     Ok(())
 }
 
-/// A cache of all positions in the model's type.
+/// A cache that stores all positions in the model's type.
 #[derive(Clone, Default)]
 pub(super) struct Plain {
     buffer: Option<KvBuffer>,
@@ -263,7 +264,7 @@ impl Plain {
         self.buffer.as_ref().map(|buffer| buffer.keys_and_values(self.len)).transpose()
     }
 
-    /// A cache with these keys and values.
+    /// Creates a cache with these keys and values.
     pub fn holding(keys_values: [Array; 2], heads: Heads) -> Result<Self> {
         let len = keys_values[0].dim(2)?;
         let like = keys_values[0].clone();
@@ -271,7 +272,7 @@ impl Plain {
         Ok(Self { buffer: Some(buffer), len })
     }
 
-    /// The buffer, enlarged if necessary to have room for the positions of `qkv`.
+    /// Returns the buffer, enlarged if it has no room for the positions of `qkv`.
     fn with_room(&self, qkv: &Array, heads: Heads) -> Result<KvBuffer> {
         let end = self.len + qkv.dim(1)?;
         match &self.buffer {

@@ -6,19 +6,19 @@ use super::layer::LayerCache;
 
 /// The caches of all layers of a model.
 ///
-/// Buffers grow in steps of 256 positions. Between two steps they are written in place.
+/// Buffers grow in steps of 256 positions. Between two steps, new positions are written in place.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,
 }
 
 impl Cache {
-    /// An empty cache for a model of `layers` layers, all of one kind.
+    /// Creates an empty cache for a model of `layers` layers, all of one kind.
     ///
     /// # Errors
     ///
-    /// Returns an error for bits or groups that MLX does not pack, and for a rotating cache whose
-    /// `keep` is not within 0 to `max_size - 1`.
+    /// Returns an error for bits or group sizes that MLX does not support, and for a rotating cache
+    /// whose `keep` is not within 0 to `max_size - 1`.
     ///
     /// ```
     /// use mlx_primitives_llama::{Cache, CacheKind};
@@ -37,17 +37,17 @@ impl Cache {
         self.layers.first().map_or(0, LayerCache::len)
     }
 
-    /// Whether no position was appended.
+    /// Whether no position was appended yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of the buffers.
+    /// The size of the buffers in bytes.
     pub fn nbytes(&self) -> usize {
         self.layers.iter().map(LayerCache::nbytes).sum()
     }
 
-    /// The keys that the next `time` queries see in the first layer.
+    /// Returns the mask of the first layer for the next `time` queries.
     ///
     /// # Errors
     ///

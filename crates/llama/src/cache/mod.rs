@@ -1,4 +1,4 @@
-//! For each layer, the keys and values of the positions so far.
+//! The key/value cache: for each layer, the keys and values of the positions so far.
 
 mod attention_inputs;
 mod edit;

@@ -4,13 +4,13 @@ use super::attention_inputs::{AttentionInputs, KvTensor};
 use super::kind::{CacheKind, rounded_up};
 use crate::base::{Heads, RopeFrequencies};
 
-/// A cache of all positions, packed in codes.
+/// A cache that stores all positions, quantized.
 #[derive(Clone)]
 pub(super) struct Quantized {
     group_size: i32,
     bits: i32,
-    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`. Keys come before
-    /// values.
+    /// The codes, scales and biases, `[batch, 2 * kv_heads, capacity, ...]`. The heads of keys come
+    /// before the heads of values.
     buffers: Option<[Array; 3]>,
     len: i32,
 }
@@ -89,7 +89,7 @@ impl Quantized {
         Ok(AttentionInputs { queries: rotated.slice_axis(1, ..queries)?, keys, values })
     }
 
-    /// The buffers, enlarged if necessary to have room for `end` positions.
+    /// Returns the buffers, enlarged if they have no room for `end` positions.
     fn with_room(&self, new: [&Array; 3], end: i32) -> Result<[Array; 3]> {
         let old = self.buffers.clone();
         let capacity = old.as_ref().map_or(Ok(0), |buffers| buffers[0].dim(2))?;

@@ -5,15 +5,15 @@ use super::kind::{CacheKind, STEP};
 use super::kv_buffer::KvBuffer;
 use crate::base::Heads;
 
-/// Whether a step of `time` positions sees the earlier positions in the order of the text, and not
-/// in the order of the slots.
+/// Whether a step of `time` positions sees the earlier positions in sequence order. Otherwise it
+/// sees them in the order of the slots in memory.
 pub(super) fn takes_order(time: i32) -> bool {
     time > 1 || row_order() == RowOrder::Prompt
 }
 
-/// A cache of the first positions and the latest ones. It shows the same positions as mlx-lm's
-/// `RotatingKVCache`. In a full cache the slot of a position depends only on the position, so the
-/// steps before it do not change the order of sums.
+/// A cache of the first positions and the latest ones. It stores the same positions as mlx-lm's
+/// `RotatingKVCache`. In a full cache, the slot of a position depends only on the position. So the
+/// sizes of earlier steps do not change the order in which attention adds up its terms.
 #[derive(Clone)]
 pub(super) struct Rotating {
     max_size: i32,
@@ -21,8 +21,8 @@ pub(super) struct Rotating {
     buffer: Option<KvBuffer>,
     /// The number of positions that were appended.
     len: i32,
-    /// The slot of the next position. If it is the end of a full buffer, the next position has the
-    /// slot `keep`.
+    /// The slot of the next position. If the buffer is full and this is its end, the next position
+    /// goes to the slot `keep` instead.
     next: i32,
 }
 
@@ -43,7 +43,7 @@ impl Rotating {
         CacheKind::Rotating { max_size: self.max_size, keep: self.keep }
     }
 
-    /// Whether positions may have been replaced.
+    /// Whether positions may have been overwritten.
     pub fn is_full(&self) -> bool {
         self.len >= self.max_size
     }
@@ -54,13 +54,14 @@ impl Rotating {
         self.next = self.len;
     }
 
-    /// The keys and values in their slots, `[batch, kv_heads, slots, head_dim]`, and the next slot.
+    /// Returns the keys and values in slot order, `[batch, kv_heads, slots, head_dim]`, and the
+    /// next slot.
     pub fn keys_and_values(&self) -> Result<Option<([Array; 2], i32)>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };
         Ok(Some((buffer.keys_and_values(self.len.min(buffer.layout.capacity))?, self.next)))
     }
 
-    /// A cache of `len` positions with these keys and values.
+    /// Creates a cache of `len` positions with these keys and values.
     pub fn holding(
         mut self,
         keys_values: [Array; 2],
@@ -74,14 +75,13 @@ impl Rotating {
         Ok(self)
     }
 
-    /// The number of earlier positions that a step of several positions sees, and the size of its
+    /// Returns how many earlier positions a step of several positions sees, and the size of its
     /// window.
     pub fn before(&self) -> (i32, i32) {
         (self.len.min(self.max_size - 1), self.max_size)
     }
 
-    /// The buffer with room for the positions of `qkv`, and the slot of the first of these
-    /// positions.
+    /// Returns a buffer with room for the positions of `qkv`, and the slot of the first of them.
     pub fn with_room(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         match qkv.dim(1)? {
             time if takes_order(time) => self.in_order(qkv, heads, time),
@@ -89,8 +89,8 @@ impl Rotating {
         }
     }
 
-    /// Replaces the buffer by one with the positions up to `len`. The next position has the slot
-    /// `next`.
+    /// Stores the buffer after a step. It has the positions up to `len`, and the next position goes
+    /// to the slot `next`.
     pub fn step_to(&mut self, buffer: KvBuffer, len: i32, next: i32) {
         (self.buffer, self.len, self.next) = (Some(buffer), len, next);
     }
