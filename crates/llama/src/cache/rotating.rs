@@ -95,7 +95,7 @@ impl Rotating {
         (self.buffer, self.len, self.next) = (Some(buffer), len, next);
     }
 
-    /// The buffer, with room for one position, and the slot of this position.
+    /// Returns the buffer with room for one position, and the slot of this position.
     fn with_slot(&self, qkv: &Array, heads: Heads) -> Result<(KvBuffer, i32)> {
         let (full, slots) = (self.is_full(), self.max_size - self.keep);
         match self.buffer.clone() {
@@ -106,7 +106,7 @@ impl Rotating {
                     return Ok((buffer, slot));
                 }
                 let (keys_values, _) = self.latest(&buffer, self.max_size)?;
-                // The slot that is written to holds the oldest position.
+                // The slot that the step overwrites has the oldest position.
                 let newest = self.max_size - (slot - self.keep);
                 let turned = |part: &Array| {
                     let parts = [(0, self.keep), (newest, self.max_size), (self.keep, newest)];
@@ -126,8 +126,8 @@ impl Rotating {
         }
     }
 
-    /// The buffer with the latest positions in the order of the text and with room for `time` more,
-    /// and the slot of the first new position.
+    /// Returns a buffer with the latest positions in sequence order and room for `time` more, and
+    /// the slot of the first new position.
     fn in_order(&self, qkv: &Array, heads: Heads, time: i32) -> Result<(KvBuffer, i32)> {
         let Some(buffer) = self.buffer.clone() else {
             return Ok((KvBuffer::holding(None, qkv, heads, time)?, 0));
@@ -136,8 +136,8 @@ impl Rotating {
         Ok((KvBuffer::holding(Some(keys_values), qkv, heads, count + time)?, count))
     }
 
-    /// At most `most` keys and values in the order of the text, and their number: first the
-    /// positions that are never replaced, then the latest ones.
+    /// Returns at most `most` keys and values in sequence order, and their number. The positions
+    /// that are never overwritten come first, then the latest ones.
     fn latest(&self, buffer: &KvBuffer, most: i32) -> Result<([Array; 2], i32)> {
         let capacity = buffer.layout.capacity;
         let mut keys_values = buffer.keys_and_values(capacity)?;
@@ -161,7 +161,7 @@ impl Rotating {
         Ok((keys_values, count))
     }
 
-    /// Removes the `count` oldest positions after the positions that are never replaced.
+    /// Removes the `count` oldest positions, but never the first `keep` positions.
     fn without(&self, count: i32, keys_values: [Array; 2]) -> Result<[Array; 2]> {
         let trimmed = |part: &Array| {
             let first = part.i((.., .., ..self.keep))?;

@@ -13,9 +13,9 @@ use super::layers::Cache;
 use super::quantized::Quantized;
 use crate::base::Heads;
 
-/// The layers, heads and type that the caches of a model have.
+/// The numbers of layers and heads and the type that a cache for the model must have.
 pub(crate) struct Expected {
-    /// The number of all layers of the model, and the layers to restore.
+    /// The number of all layers of the model, and the range of layers to restore.
     pub all: usize,
     pub own: Range<i32>,
     pub heads: Heads,
@@ -27,8 +27,8 @@ fn refuse<T>(expected: std::fmt::Arguments) -> Result<T> {
 }
 
 impl Cache {
-    /// The arrays of the layers and a JSON description of each layer. The number of the first layer
-    /// is `first`.
+    /// Returns the arrays of the layers, by name, and a JSON description of each layer. `first` is
+    /// the index of the first layer in the model.
     pub(crate) fn saved(&self, first: i32) -> Result<(Vec<(String, Array)>, Value)> {
         let mut arrays = Vec::new();
         let mut layers = Vec::new();
@@ -52,8 +52,8 @@ impl Cache {
         Ok((arrays, Value::Array(layers)))
     }
 
-    /// Makes a cache of the arrays and their description. Returns an error if they do not belong to
-    /// a cache of the expected model.
+    /// Makes a cache from the arrays and their description. Returns an error if they do not fit the
+    /// expected model.
     pub(crate) fn restored(
         arrays: &mut HashMap<String, Array>,
         about: &Value,
@@ -92,7 +92,7 @@ fn kind_json(kind: CacheKind) -> Value {
     }
 }
 
-/// A number in the description, which must be within 0 to 2^30.
+/// Reads a number from the description. It must be within 0 to 2^30.
 fn number(about: &Value, name: &str) -> Result<i32> {
     let number = about.get(name).and_then(Value::as_i64);
     match number.and_then(|number| i32::try_from(number).ok()) {
@@ -156,8 +156,8 @@ fn layer(
         }
         (CacheKind::Rotating { max_size, .. }, Storage::Rotating(empty)) => {
             let next = number(about, "next")?;
-            // Until the cache is full, every position has a slot. A long step leaves more slots
-            // than `max_size`, until the next position is appended.
+            // Until the cache is full, every position has a slot. A step of several positions may
+            // leave more than `max_size` slots, until the next step.
             let whole = slots == len || (slots >= max_size && slots < len);
             if !whole || next > slots || (len < max_size && next != len) {
                 return refuse(format_args!("slots of {len} positions, got {slots} and {next}"));

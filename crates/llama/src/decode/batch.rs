@@ -9,13 +9,14 @@ use super::scheduler::{Event, Scheduler, Text};
 use crate::files::Checkpoint;
 use crate::model::Llama;
 
-/// An iterator over the tokens that follow several prompts. Each item is the index of a prompt and
-/// a token; the texts that have not ended take turns.
+/// An iterator over the tokens that continue several prompts, in one batch. Each item is the index
+/// of a prompt and a token. In each step, every sequence whose prompt has run yields one token,
+/// until it ends.
 ///
-/// The matrix products of all texts run together, and the attention of each text by itself, so that
-/// [`generate`](Llama::generate) would make the same texts. Each text draws from a separate
-/// sequence of random numbers, as if it were alone. Texts that begin alike share the work for their
-/// beginning.
+/// All sequences share the matrix products, but attention runs for each sequence separately. So
+/// each sequence gets the tokens that [`generate`](Llama::generate) would give it. Each sequence
+/// has a separate random number generator, with the seed of the options. Sequences with a common
+/// prefix share the work for the prefix.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options};
@@ -44,12 +45,12 @@ pub struct BatchGeneration<'a> {
 }
 
 impl Checkpoint {
-    /// Runs prompts together and yields the tokens that follow each prompt, up to an end token of
+    /// Runs prompts in a batch and yields the tokens that follow each prompt, up to an end token of
     /// the checkpoint or of the options.
     ///
     /// # Errors
     ///
-    /// Returns an error for prompts and options that [`Llama::generate_batch`] refuses.
+    /// Returns an error for prompts and options that [`Llama::generate_batch`] rejects.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],
@@ -62,13 +63,13 @@ impl Checkpoint {
 }
 
 impl Llama {
-    /// Runs prompts together and yields the tokens that follow each prompt, up to an end token of
+    /// Runs prompts in a batch and yields the tokens that follow each prompt, up to an end token of
     /// the options.
     ///
     /// # Errors
     ///
     /// Returns an error for an empty list of prompts, and for a prompt or options that
-    /// [`generate`](Self::generate) refuses.
+    /// [`generate`](Self::generate) rejects.
     pub fn generate_batch(
         &self,
         prompts: &[Vec<u32>],
@@ -88,9 +89,9 @@ impl Llama {
 }
 
 impl<'a> BatchGeneration<'a> {
-    /// Lets `processor` change the logits before each token is drawn, as
-    /// [`Generation::with_logits_processor`](super::Generation::with_logits_processor) does. It
-    /// also receives the number of the prompt.
+    /// Calls `processor` to change the logits before each token is drawn, as
+    /// [`Generation::with_logits_processor`](super::Generation::with_logits_processor) does. The
+    /// processor also receives the index of the prompt.
     ///
     /// # Errors
     ///
@@ -117,13 +118,13 @@ impl<'a> BatchGeneration<'a> {
         Ok(self)
     }
 
-    /// The reason why the text of a prompt ended. It is `None` until the text ends, and if there is
-    /// no such prompt.
+    /// The reason why the sequence of a prompt ended. Returns `None` until the sequence ends, and
+    /// if there is no prompt with this index.
     pub fn finish_reason(&self, prompt: usize) -> Option<FinishReason> {
         self.finished.get(prompt).copied().flatten()
     }
 
-    /// Draws one token for each text that has not ended and whose prompt was read.
+    /// Draws one token for each sequence that has not ended and whose prompt has run.
     fn step(&mut self) -> Result<()> {
         for (prompt, event) in self.scheduler.step() {
             match event {

@@ -4,29 +4,29 @@ use super::options::{Options, Token};
 use super::penalties::Penalties;
 use super::sampling::Sampler;
 
-/// A function that receives tokens and the logits `[1, vocab]` of the next token, and returns
-/// changed logits.
+/// A function that receives the tokens so far and the logits `[1, vocab]` of the next token, and
+/// returns changed logits.
 type Processor<'a> = dyn FnMut(&[u32], &Array) -> Result<Array> + 'a;
 
 /// Draws tokens from logits with penalties and a sampler.
 pub(crate) struct Draw<'a> {
     sampler: Sampler,
-    /// The penalties, or `None` if they change nothing.
+    /// The penalties, or `None` if they have no effect.
     penalties: Option<Penalties>,
     processors: Vec<Box<Processor<'a>>>,
     logprobs: Option<usize>,
 }
 
-/// A token that was drawn. Its computation may still run.
+/// A token that was drawn. MLX may still be computing it.
 pub(crate) struct Drawn {
     /// The token, uint32 `[1]`.
     pub token: Array,
-    /// An array that shows whether the logits are numbers: the logits `[1, vocab]` if the token has
-    /// the greatest one, else the logarithm of the sum of their exponentials.
+    /// An array to check for NaN and infinity. If the sampler took the greatest logit, it is the
+    /// logits `[1, vocab]`. Otherwise it is the logarithm of the sum of their exponentials.
     watched: Array,
-    /// Whether a caller's function may have made the greatest logit infinite.
+    /// Whether a caller's function may have set the greatest logit to infinity.
     forced: bool,
-    /// The log probabilities `[1, vocab]`, and the number of likeliest tokens to return.
+    /// The log probabilities `[1, vocab]`, and the number of most likely tokens to return.
     logprobs: Option<(Array, usize)>,
 }
 
@@ -41,14 +41,14 @@ impl<'a> Draw<'a> {
         })
     }
 
-    /// Adds a function that changes the logits, after the penalties and the functions that were
-    /// added before it.
+    /// Adds a function that changes the logits. It runs after the penalties and after functions
+    /// that were added earlier.
     pub fn process(&mut self, processor: impl FnMut(&[u32], &Array) -> Result<Array> + 'a) {
         self.processors.push(Box::new(processor));
     }
 
-    /// Whether the token with the greatest logit is always taken, and no log probabilities are
-    /// requested.
+    /// Whether the draw always takes the token with the greatest logit, and no log probabilities
+    /// are requested.
     pub fn is_argmax(&self) -> bool {
         self.sampler.is_greedy()
             && self.penalties.is_none()
@@ -56,8 +56,8 @@ impl<'a> Draw<'a> {
             && self.logprobs.is_none()
     }
 
-    /// Whether the earlier tokens influence a draw only by the logits, not by penalties or
-    /// processors.
+    /// Whether earlier tokens influence a draw only through the logits, because there are no
+    /// penalties or processors.
     pub fn ignores_tokens(&self) -> bool {
         self.penalties.is_none() && self.processors.is_empty()
     }
@@ -89,7 +89,7 @@ impl<'a> Draw<'a> {
 }
 
 impl Drawn {
-    /// The arrays to evaluate.
+    /// The arrays that MLX must evaluate for this token.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         [&self.token, &self.watched].into_iter().chain(self.logprobs.as_ref().map(|(row, _)| row))
     }
@@ -108,10 +108,10 @@ impl Drawn {
     }
 }
 
-/// Returns an error if the element at `index`, by which a token was chosen, is NaN or infinite. If
-/// the logits may be `forced` by a caller's function, positive infinity is accepted. A single
-/// element is enough: NaNs and infinities of broken weights spread to all logits, and a pass over
-/// them would take time.
+/// Returns an error if the element at `index`, which decided the token, is NaN or infinite. If a
+/// caller's function may have `forced` the logits, positive infinity is accepted. One element is
+/// enough, because NaN and infinity from broken weights spread to all logits. Checking all of them
+/// would take time.
 pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
         bytes.as_chunks::<N>().0.get(index).copied()
@@ -131,7 +131,7 @@ pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     }
 }
 
-/// The error for logits that are NaN or infinite.
+/// Makes the error for logits that are NaN or infinite.
 pub(crate) fn no_number(op: &str) -> Error {
     Error::argument(
         op,
@@ -140,8 +140,8 @@ pub(crate) fn no_number(op: &str) -> Error {
     )
 }
 
-/// The `count` greatest elements of a row with their indices, greatest first. Equal elements are in
-/// the order of their indices.
+/// Returns the `count` greatest elements of a row with their indices, the greatest first. Equal
+/// elements are in index order.
 fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut all: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
     let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));

@@ -4,23 +4,23 @@ use mlx_primitives::{Array, Dtype, Error, Result, concatenate, select};
 use super::prompt::row;
 use crate::model::Llama;
 
-/// How the hidden states of a text become one vector.
+/// How [`Embedding`] reduces the hidden states of a text to one vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pooling {
-    /// The mean over the tokens.
+    /// Takes the mean over the tokens.
     #[default]
     Mean,
-    /// The hidden state of the last token, the only one that attends to the whole text.
+    /// Takes the hidden state of the last token, the only token that attends to the complete text.
     Last,
 }
 
-/// The options of [`Llama::embeddings`]: by default the normalized mean over the tokens.
+/// The options of [`Llama::embeddings`]. The default is the normalized mean over the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Embedding {
-    /// How the hidden states of a text become one vector.
+    /// How the hidden states of a text are reduced to one vector.
     pub pooling: Pooling,
-    /// Whether each vector is divided by its Euclidean norm, or by 1e-12 if that is larger. The dot
-    /// product of two vectors is then their cosine similarity.
+    /// Whether to divide each vector by its Euclidean norm, or by 1e-12 if the norm is smaller. The
+    /// dot product of two normalized vectors is their cosine similarity.
     pub normalize: bool,
 }
 
@@ -34,13 +34,13 @@ impl Embedding {
     /// Pools hidden states `[batch, time, hidden]` to float32 vectors `[batch, hidden]`. Row `i`
     /// uses its first `lengths[i]` positions; later positions are padding and are ignored.
     ///
-    /// The mean is `sum(h[i, ..lengths[i]]) / lengths[i]`, computed in float32; the last is
-    /// `h[i, lengths[i] - 1]`.
+    /// [`Pooling::Mean`] is `sum(h[i, ..lengths[i]]) / lengths[i]`, computed in float32.
+    /// [`Pooling::Last`] is `h[i, lengths[i] - 1]`.
     ///
     /// # Errors
     ///
-    /// Returns an error if `hidden` does not have three axes, or `lengths` does not have a length
-    /// from 1 to `time` for each row.
+    /// Returns an error if `hidden` does not have three axes, or if `lengths` does not have one
+    /// length from 1 to `time` for each row.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -87,12 +87,13 @@ impl Embedding {
 }
 
 impl Llama {
-    /// One float32 vector for each text, `[texts, hidden]`: its [hidden](Self::hidden) states,
-    /// pooled by [`Embedding::pool`].
+    /// Computes one float32 vector for each text, `[texts, hidden]`. [`Embedding::pool`] pools the
+    /// [hidden](Self::hidden) states of the text.
     ///
-    /// The texts run side by side, padded at their ends to the longest. Their sums have the order
-    /// of [prompts](RowOrder::Prompt), so a text has the same vector alone and beside others. If
-    /// the rotary embedding depends on the sequence length, each text runs by itself.
+    /// The texts run in one batch, padded at their ends to the length of the longest. Kernels add
+    /// up terms in the order of [prompts](RowOrder::Prompt). So a text has the same vector alone
+    /// and together with others. If the rotary embedding depends on the sequence length, each text
+    /// runs separately.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl Llama {
         options.pool(&self.read(&tokens)?, &lengths)
     }
 
-    /// The hidden states of whole texts.
+    /// Computes the hidden states of complete texts.
     fn read(&self, tokens: &Array) -> Result<Array> {
         with_row_order(RowOrder::Prompt, || self.hidden(tokens, &mut self.new_cache()))
     }

@@ -1,4 +1,5 @@
-//! A thread that owns a model and continues the texts of many callers together.
+//! A thread that owns a model and continues the sequences of many callers in batches. A text, or
+//! sequence, is a prompt with the tokens generated after it.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -16,26 +17,28 @@ use crate::files::Checkpoint;
 use crate::model::{Adapters, Llama, estimate};
 use crate::text::Tokenizer;
 
-/// The limits of an [`Engine`], and the adapters that its texts may name.
+/// The limits of an [`Engine`], and the adapters that its callers can name.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// The greatest number of texts that run at a time.
+    /// The greatest number of sequences that run at the same time.
     pub texts: usize,
-    /// The greatest number of texts that wait. Further texts are refused.
+    /// The greatest number of sequences that wait. The engine rejects further requests.
     pub waiting: usize,
-    /// The greatest number of prompt tokens that are read between two tokens of the other texts.
+    /// The greatest number of prompt tokens that run between two steps of the running sequences.
     pub prompt_step: usize,
-    /// The bytes of the caches: of all texts that run, and of some that ended, which are kept for
-    /// new texts with the same beginning. A text waits until its cache fits, and is refused if it
-    /// would not fit alone. Weights, logits and intermediate results take further memory.
+    /// The greatest size of all caches in bytes. It counts the caches of running sequences, at
+    /// their final lengths. It also counts the caches of some ended sequences, which the engine
+    /// keeps for new prompts with the same prefix. A sequence waits until its cache fits, and is
+    /// rejected if it would not fit even alone. Weights, logits and intermediate results take
+    /// additional memory.
     pub cache_bytes: usize,
-    /// The names of adapters, each with its file as [`Adapters::load`] reads it.
+    /// The names of adapters, each with the path that [`Adapters::load`] reads.
     pub adapters: Vec<(String, PathBuf)>,
 }
 
 impl Default for EngineOptions {
-    /// 32 texts at a time, 1,024 that wait, 512 tokens of prompts at a time, 4 GiB of keys and
-    /// values, and no adapters.
+    /// 32 sequences at the same time, 1,024 that wait, 512 prompt tokens per step, 4 GiB of keys
+    /// and values, and no adapters.
     fn default() -> Self {
         Self {
             texts: 32,
@@ -47,15 +50,16 @@ impl Default for EngineOptions {
     }
 }
 
-/// A thread that owns a model and continues the texts of all callers together, and a handle to it
-/// that can be cloned and sent to other threads.
+/// A handle to a thread that owns a model and continues the sequences of all callers in batches.
+/// The handle can be cloned and sent to other threads.
 ///
-/// Texts join and leave between steps. Each text has its own options, adapters and random numbers.
-/// A step draws a token for every text whose prompt was read, and reads some of the prompts that
-/// wait, in turn. A beginning that several texts share is read once. [`Checkpoint::generate`] makes
-/// the same text of the same prompt and options.
+/// Sequences join and leave the batch between steps. Each sequence has its own options, adapters
+/// and random numbers. A step draws one token for every sequence whose prompt has run, and then
+/// runs parts of the waiting prompts, in round-robin order. A prefix that several prompts share
+/// runs once. A caller gets the text that [`Checkpoint::generate`] makes from the prompt and
+/// options.
 ///
-/// The thread ends once all handles are dropped and all texts have ended.
+/// The thread ends once all handles are dropped and all sequences have ended.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, decode::Engine};
@@ -83,7 +87,7 @@ pub struct Engine {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// A text that a caller requests.
+/// A caller's request for a sequence.
 struct Request {
     prompt: Vec<u32>,
     options: Options,
@@ -92,13 +96,12 @@ struct Request {
 }
 
 impl Engine {
-    /// Starts a thread that loads a model with `load` and keeps it. Returns once the model is
-    /// loaded.
+    /// Starts a thread, which calls `load` and keeps the model. Returns once the model is loaded.
     ///
     /// # Errors
     ///
     /// Returns the error of `load`, an error for adapters that cannot be loaded or do not fit the
-    /// model, and an error if the system refuses a thread.
+    /// model, and an error if the operating system cannot start a thread.
     pub fn start(
         load: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
         options: EngineOptions,
@@ -131,23 +134,22 @@ impl Engine {
         &self.tokenizer
     }
 
-    /// Continues the tokens of a prompt, up to an end token of the checkpoint or of the options,
-    /// with the adapters named `adapter` beside the weights. It returns at once. For an unknown
-    /// name, and for a prompt or options that [`Llama::generate`] refuses, the iterator yields an
-    /// error.
+    /// Continues a prompt up to an end token of the checkpoint or of the options. `adapter` names
+    /// the adapters to use. Returns at once. For an unknown name, and for a prompt or options that
+    /// [`Llama::generate`] rejects, the iterator yields an error.
     pub fn generate(&self, prompt: &[u32], options: &Options, adapter: Option<&str>) -> Generated {
         let (events, received) = async_channel::unbounded();
         let (prompt, options) = (prompt.to_vec(), options.clone());
         let adapter = adapter.map(str::to_owned);
-        // If the thread has ended, the channel of events is closed, and the caller receives an
-        // error.
+        // If the thread has ended, it has closed the channel of events. The caller then receives an
+        // error from the iterator.
         let _ = self.requests.try_send(Request { prompt, options, adapter, events });
         Generated { events: Box::pin(received), finish: None, cached_tokens: 0, ended: false }
     }
 }
 
-/// The tokens of a text that an [`Engine`] continues: an iterator that blocks, and a
-/// [`Stream`](futures_core::Stream) for asynchronous callers. Drop it to end the text.
+/// The tokens of a sequence that an [`Engine`] continues: an iterator that blocks, and a
+/// [`Stream`](futures_core::Stream) for asynchronous callers. Dropping it ends the sequence.
 pub struct Generated {
     events: Pin<Box<Receiver<Event>>>,
     finish: Option<FinishReason>,
@@ -156,18 +158,19 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// The number of prompt tokens that were not computed, since another text had read them; 0
-    /// before the text ends.
+    /// The number of prompt tokens whose keys and values came from another sequence. It is 0 until
+    /// the sequence ends.
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens
     }
 
-    /// The reason why the text ended. It is `None` until the text ends, and after an error.
+    /// The reason why the sequence ended. It is `None` until the sequence ends, and after an error.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
 
-    /// The item for an event. `None` as event means that the engine has stopped.
+    /// Converts an event to an item of the iterator. The event `None` means that the engine has
+    /// stopped.
     fn item(&mut self, event: Option<Event>) -> Option<Result<Token>> {
         let item = match event {
             Some(Event::Token(token)) => return Some(Ok(token)),
@@ -213,7 +216,7 @@ fn stopped() -> Error {
     Error::argument("engine", "a thread that runs the model, which has ended")
 }
 
-/// A model without adapters, and the same model with each of the adapters.
+/// A model without adapters, and a copy of the model for each of the adapters.
 struct Models {
     plain: Llama,
     adapted: HashMap<String, Llama>,
@@ -239,7 +242,7 @@ impl Models {
     }
 }
 
-/// A text that waits, with the bytes of its cache at its end.
+/// A sequence that waits, and the size of its cache at its final length.
 struct Waiting<'a> {
     text: Text<'a>,
     bytes: usize,
@@ -252,7 +255,7 @@ struct Work<'a> {
     options: EngineOptions,
     scheduler: Scheduler<'a>,
     waiting: VecDeque<Waiting<'a>>,
-    /// For each text that runs, the bytes of its cache and the channel to its caller.
+    /// For each running sequence, the size of its cache and the channel to its caller.
     running: HashMap<usize, (usize, Sender<Event>)>,
 }
 
@@ -263,7 +266,7 @@ impl<'a> Work<'a> {
         Self { models, eos, options, scheduler, waiting, running }
     }
 
-    /// Runs texts until all handles are dropped and all texts have ended.
+    /// Runs sequences until all handles are dropped and all sequences have ended.
     fn serve(mut self, requests: &Receiver<Request>) {
         loop {
             if self.running.is_empty() && self.waiting.is_empty() {
@@ -290,7 +293,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Adds a text to those that wait, or refuses it.
+    /// Adds a sequence to the waiting ones, or rejects it with an error.
     fn accept(&mut self, request: Request) {
         let events = request.events.clone();
         match self.checked(request) {
@@ -323,14 +326,14 @@ impl<'a> Work<'a> {
         Ok(Waiting { text, bytes, events })
     }
 
-    /// Drops the texts whose callers have dropped their iterators.
+    /// Drops the sequences whose callers have dropped their iterators.
     fn drop_canceled(&mut self) {
         self.waiting.retain(|waiting| !waiting.events.is_closed());
         self.running.retain(|_, (_, events)| !events.is_closed());
         self.scheduler.retain(|id| self.running.contains_key(&id));
     }
 
-    /// Starts texts in the order of their arrival, as long as the next one fits.
+    /// Starts waiting sequences in the order of their arrival, until one does not fit.
     fn start_waiting(&mut self) {
         while let Some(next) = self.waiting.pop_front() {
             let running: usize = self.running.values().map(|(bytes, _)| bytes).sum();
@@ -344,15 +347,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The bytes of all caches: of texts that run, at their full lengths, and of kept texts that
-    /// ended.
+    /// The size of all caches in bytes: running sequences at their final lengths, and kept caches
+    /// of ended sequences.
     fn used(&self) -> usize {
         let running = self.running.values().map(|(bytes, _)| bytes).sum::<usize>();
         running.saturating_add(self.scheduler.kept())
     }
 }
 
-/// The bytes of a text's cache.
+/// The size in bytes of a sequence's cache with this number of positions.
 fn bytes_of(model: &Llama, kind: CacheKind, positions: usize) -> Result<usize> {
     let positions = u32::try_from(positions).unwrap_or(u32::MAX);
     let bytes = estimate(model.config(), model.dtype(), None, kind, 1, positions)?.cache;

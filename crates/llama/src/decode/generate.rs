@@ -15,8 +15,8 @@ use crate::model::Llama;
 
 /// An iterator over the tokens that follow a prompt; drop it to stop early.
 ///
-/// Nothing is computed before the first token is requested, or before [`prefill`](Self::prefill)
-/// runs the prompt. The iterator ends before an end token, or after an error.
+/// The model runs only when the first token is requested, or when [`prefill`](Self::prefill) is
+/// called. The iterator ends before an end token, or after an error.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options};
@@ -34,16 +34,16 @@ use crate::model::Llama;
 pub struct Generation<'a> {
     model: &'a Llama,
     cache: Cache,
-    /// The prompt and the tokens drawn after it. The first ones are in the cache.
+    /// The prompt and the tokens drawn after it. The cache contains a prefix of them.
     tokens: Vec<u32>,
     draw: Draw<'a>,
     eos: Vec<u32>,
     max_tokens: usize,
     prefill_step: usize,
-    /// The token being computed.
+    /// The token that MLX is computing.
     next: Option<Drawn>,
     draft: Option<Draft<'a>>,
-    /// Tokens at the end of `tokens` that were drawn in one pass and not yielded yet.
+    /// Tokens at the end of `tokens` that one pass drew but that the iterator has not yielded yet.
     ready: VecDeque<Token>,
     started: Instant,
     first: Option<Instant>,
@@ -53,7 +53,7 @@ pub struct Generation<'a> {
 }
 
 impl Llama {
-    /// Runs the prompt and yields the tokens that follow it.
+    /// Prepares to run the prompt, and returns an iterator over the tokens that follow it.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Llama {
 }
 
 impl<'a> Generation<'a> {
-    /// Starts from a cache. Positions of the cache that match the beginning of the prompt are not
+    /// Starts from a cache. Positions of the cache that match the start of the prompt are not
     /// computed again. The cache keeps its kind; the option `cache` is ignored.
     ///
     /// # Errors
@@ -105,18 +105,19 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    /// Lets a smaller model of the same vocabulary propose `count` tokens at a time, which this
-    /// model then evaluates in one pass (speculative decoding). This model draws every token as it
-    /// would without the draft, from the same random numbers. Good proposals only save time.
+    /// Turns on speculative decoding: a smaller model with the same vocabulary (the draft) proposes
+    /// `count` tokens at a time, and this model evaluates them in one pass. This model draws every
+    /// token as it would without the draft, from the same random numbers. Proposals change only the
+    /// speed.
     ///
-    /// On a CPU a pass over several tokens gives the same bits as passes over single tokens, as
-    /// [`RowOrder`](mlx_primitives::ops::RowOrder) describes. On NVIDIA GPUs this is not verified.
+    /// On a CPU, a pass over several tokens gives the same bits as passes over single tokens; see
+    /// [`RowOrder`](mlx_primitives::ops::RowOrder). On NVIDIA GPUs this is not verified.
     ///
     /// # Errors
     ///
-    /// Returns an error for a count that is not within 1 to 64, for a rotating cache, whose last
-    /// positions cannot be removed, for a draft made for shorter sequences than prompt and
-    /// `max_tokens`, or if the generation has started.
+    /// Returns an error for a count that is not within 1 to 64, or if the generation has started.
+    /// It is also an error if the cache rotates, because its last positions cannot be removed, or
+    /// if the draft supports fewer positions than prompt and `max_tokens` need.
     ///
     /// ```
     /// use mlx_primitives_llama::{Checkpoint, Options, Quantization};
@@ -136,9 +137,9 @@ impl<'a> Generation<'a> {
     }
 
     /// Proposes up to `count` tokens at a time without a draft model. It searches the prompt and
-    /// the text for the last tokens and proposes the tokens that followed them there. This saves
-    /// time if a text repeats much, for example if it edits or quotes its prompt. Otherwise it
-    /// works like [`with_draft`](Self::with_draft).
+    /// the generated tokens for the last few tokens, and proposes the tokens that followed them at
+    /// that place. This saves time if the text repeats itself, for example if it edits or quotes
+    /// its prompt. Otherwise the method works like [`with_draft`](Self::with_draft).
     ///
     /// # Errors
     ///
@@ -163,7 +164,8 @@ impl<'a> Generation<'a> {
         self.with_proposals(|_| Draft::of_text(count))
     }
 
-    /// Lets a draft propose tokens, given the number of positions.
+    /// Sets a source of proposals. `draft` receives the greatest number of positions and makes the
+    /// source.
     fn with_proposals(mut self, draft: impl FnOnce(usize) -> Result<Draft<'a>>) -> Result<Self> {
         if self.cache.len() as usize > self.statistics.cached_tokens {
             return Err(started());
@@ -175,21 +177,22 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    /// Lets `processor` change the logits before each token is drawn, for example to ban tokens, to
-    /// prefer some, or to keep the text to a grammar.
+    /// Calls `processor` to change the logits before each token is drawn, for example to ban or
+    /// prefer tokens, or to enforce a grammar.
     ///
-    /// It receives the prompt with the tokens drawn so far, and the logits `[1, vocab]` of the next
-    /// token after the options' penalties, and returns logits of the same shape.
-    /// [`Options::sampling`] draws from the returned logits, and [`Options::logprobs`] describes
-    /// them; a logit of minus infinity bans a token. The processor is called once for each token,
-    /// in order, and one token before the iterator yields it. Several processors run in the order
-    /// in which they were added.
+    /// The processor receives the prompt with the tokens drawn so far, and the logits `[1, vocab]`
+    /// of the next token, to which the options' penalties were applied. It returns logits of the
+    /// same shape. [`Options::sampling`] draws from the returned logits, and [`Options::logprobs`]
+    /// describes them. A logit of minus infinity bans a token. The processor is called once for
+    /// each token, in order, and may run one token ahead of the iterator. Several processors run in
+    /// the order in which they were added.
     ///
     /// With a [draft](Self::with_draft), the processor changes the logits of every token that this
-    /// model draws, which may include tokens after an end token. It does not change the logits of
-    /// the draft, whose proposals are then accepted less often.
+    /// model draws. These may include tokens after an end token. The processor does not change the
+    /// logits of the draft, so this model accepts fewer of its proposals.
     ///
-    /// An error of the processor, or logits of another shape, end the generation as an error.
+    /// If the processor returns an error or logits of another shape, the generation ends with an
+    /// error.
     ///
     /// # Errors
     ///
@@ -228,7 +231,7 @@ impl<'a> Generation<'a> {
         if self.cache.is_empty() { Ok(()) } else { Err(started()) }
     }
 
-    /// The reason why the text ended, or `None` until it ends.
+    /// The reason why the generation ended, or `None` until it ends.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
@@ -238,21 +241,21 @@ impl<'a> Generation<'a> {
         Statistics { peak_memory: memory::peak_memory(), ..self.statistics }
     }
 
-    /// The prompt and the tokens yielded so far.
+    /// The prompt and the tokens that the iterator has yielded.
     pub fn tokens(&self) -> &[u32] {
         let count = self.tokens.len() - self.ready.len();
         self.tokens.get(..count).unwrap_or_default()
     }
 
-    /// Ends the generation and returns its cache with the tokens in it, from which a later
-    /// generation can go on.
+    /// Ends the generation and returns its cache together with the tokens in it. A later generation
+    /// can continue from the cache.
     ///
     /// # Errors
     ///
-    /// Returns an error if positions that do not belong to the text cannot be removed from the
-    /// cache, for example from a full rotating cache.
+    /// Returns an error if the cache cannot drop positions of tokens that were not yielded. This is
+    /// the case for a full rotating cache, for example.
     pub fn into_prompt_cache(mut self) -> Result<PromptCache> {
-        // Tokens that were drawn and not yielded are not part of the text.
+        // Tokens that were drawn but not yielded are not part of the result.
         let seen = self.tokens().len();
         let extra = (self.cache.len() as usize).saturating_sub(seen);
         self.cache.trim(i32::try_from(extra).unwrap_or(i32::MAX))?;
@@ -262,11 +265,11 @@ impl<'a> Generation<'a> {
 
     /// Fills the cache with all tokens of the prompt except the last one, in steps of
     /// [`Options::prefill_step`]. Without this call, the request for the first token runs the
-    /// prompt, including its last token in the last step. That is faster than a separate step for
-    /// the last token.
+    /// prompt, and the last step includes the prompt's last token. That is faster than a separate
+    /// step for the last token.
     ///
     /// `progress` is called after each step with the number of tokens that have run and their
-    /// total. If it breaks, the remaining tokens run later.
+    /// total. If it returns `Break`, the remaining tokens run later.
     ///
     /// # Errors
     ///
@@ -294,7 +297,7 @@ impl<'a> Generation<'a> {
         self.statistics.generated_tokens == 0 && self.next.is_none()
     }
 
-    /// Runs the prompt like [`prefill`](Self::prefill), but without the last step.
+    /// Runs the prompt like [`prefill`](Self::prefill), except for the last step.
     fn prefill_before_last_step(&mut self) -> Result<()> {
         let rest = self.tokens.len().saturating_sub(self.cache.len() as usize);
         if self.unstarted() && rest > self.prefill_step {
@@ -304,13 +307,13 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    /// The next token with the log probabilities of [`Options::logprobs`], or `None` at the end.
-    /// The iterator yields only the token's number.
+    /// Returns the next token with the log probabilities of [`Options::logprobs`], or `None` at the
+    /// end. The iterator yields only the token's id.
     ///
     /// # Errors
     ///
-    /// Returns an error if a step of the model or the choice of a token fails. After an error there
-    /// are no more tokens.
+    /// Returns an error if a step of the model or the draw fails. After an error there are no more
+    /// tokens.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
         if self.finish.is_some() || self.failed {
             return Ok(None);

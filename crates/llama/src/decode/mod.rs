@@ -1,5 +1,4 @@
-//! Everything from tokens to tokens: prompts, drawing and generation; and scores and vectors of
-//! texts.
+//! Prompts, sampling and generation of tokens, and the scores and embedding vectors of texts.
 
 mod batch;
 mod draw;

@@ -9,30 +9,31 @@ use crate::cache::CacheKind;
 pub struct Options {
     /// The greatest number of tokens to generate.
     pub max_tokens: usize,
-    /// How tokens are drawn.
+    /// The way in which tokens are drawn.
     pub sampling: Sampling,
     /// Changes to the logits before a token is drawn.
     pub penalties: Penalties,
-    /// Tokens that XTC never removes.
+    /// Tokens that XTC ("exclude top choices" sampling) never removes.
     pub xtc_spared: Vec<u32>,
-    /// Tokens that end the text.
+    /// Tokens that end the generation.
     pub eos: Vec<u32>,
-    /// Strings that end the text and are not part of it. They may contain special tokens, such as
-    /// `<|im_end|>`, although the text does not. Only
-    /// [`Checkpoint::generate_text`](crate::Checkpoint::generate_text) uses them, since the other
+    /// Strings that end the generation and are not part of the text. They may contain special
+    /// tokens, such as `<|im_end|>`, even though the text does not. Only
+    /// [`Checkpoint::generate_text`](crate::Checkpoint::generate_text) uses them, because the other
     /// functions do not decode tokens to text.
     pub stop: Vec<String>,
-    /// How keys and values are kept.
+    /// The kind of the key/value cache.
     pub cache: CacheKind,
     /// The number of prompt tokens that run through the model at a time, at least 1.
     pub prefill_step: usize,
-    /// The number of likeliest tokens whose log probabilities are returned, beside the drawn
-    /// token's. `None` returns none, which is cheaper.
+    /// The number of most likely tokens whose log probabilities are returned, in addition to the
+    /// drawn token's. `None` returns no log probabilities, which is cheaper.
     pub logprobs: Option<usize>,
 }
 
 impl Default for Options {
-    /// At most 256 tokens, as in the command line, greedy sampling, and steps of 512 prompt tokens.
+    /// At most 256 tokens (as in the command-line program), greedy sampling, and steps of 512
+    /// prompt tokens.
     fn default() -> Self {
         Self {
             max_tokens: 256,
@@ -48,12 +49,12 @@ impl Default for Options {
     }
 }
 
-/// Why a text ended.
+/// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model drew an end token.
     Stop,
-    /// The text reached `max_tokens`, or the longest length that the model was made for.
+    /// The generation reached `max_tokens`, or the greatest length that the model supports.
     Length,
     /// The text contained one of the stop strings.
     StopString,
@@ -73,12 +74,12 @@ impl FinishReason {
 /// A token that was drawn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Token {
-    /// The number of the token in the vocabulary.
+    /// The id of the token in the vocabulary.
     pub id: u32,
     /// The natural logarithm of the token's probability, after penalties and before sampling
-    /// removes tokens; `None` unless [`Options::logprobs`] is set.
+    /// removes tokens. It is `None` unless [`Options::logprobs`] is set.
     pub logprob: Option<f32>,
-    /// The likeliest tokens with their log probabilities, likeliest first.
+    /// The most likely tokens with their log probabilities, the most likely first.
     pub top_logprobs: Vec<(u32, f32)>,
     /// Whether a draft model proposed the token.
     pub from_draft: bool,
@@ -95,23 +96,24 @@ pub struct Statistics {
     pub generated_tokens: usize,
     /// The number of tokens that a draft model proposed.
     pub draft_tokens: usize,
-    /// The number of proposed tokens that the model drew too.
+    /// The number of proposed tokens that the model also drew.
     pub accepted_tokens: usize,
-    /// The time from the start to the first token.
+    /// The time from the start of the generation to the first token.
     pub prompt_time: Duration,
-    /// The time from the first token to the last.
+    /// The time from the first token to the last one.
     pub generation_time: Duration,
-    /// The peak memory of arrays, in bytes.
+    /// The peak memory that MLX used for arrays, in bytes.
     pub peak_memory: usize,
 }
 
 impl Statistics {
-    /// Prompt tokens per second, without those that the cache held already.
+    /// Prompt tokens per second. Tokens that the cache already had do not count.
     pub fn prompt_tps(&self) -> f64 {
         rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
-    /// Generated tokens per second, without the first token. Its time counts as prompt time.
+    /// Generated tokens per second. The first token does not count, because its time is prompt
+    /// time.
     pub fn generation_tps(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.generation_time)
     }

@@ -2,9 +2,9 @@ use std::collections::HashMap;
 
 use mlx_primitives::{Array, Dtype, Error, Result, select};
 
-/// Changes to the logits before a token is drawn, applied in the order of the fields, as by
-/// mlx-lm's `make_logits_processors`. Each penalty looks at the last `..._context_size` tokens of
-/// prompt and text.
+/// Changes to the logits before a token is drawn. They are applied in the order of the fields, as
+/// in mlx-lm's `make_logits_processors`. Each penalty applies to the last `..._context_size` tokens
+/// ("recent tokens") of the prompt and the generated tokens.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -18,26 +18,26 @@ use mlx_primitives::{Array, Dtype, Error, Result, select};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Penalties {
-    /// Tokens, and the numbers to add to their logits.
+    /// Tokens, and the numbers that are added to their logits.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The divisor of positive logits and factor of negative logits of recent tokens; 0 and 1 are
-    /// off.
+    /// Divides positive logits of recent tokens by this number, and multiplies negative logits by
+    /// it. The values 0 and 1 turn it off.
     pub repetition: f32,
-    /// The number of tokens that `repetition` looks back.
+    /// The number of recent tokens for `repetition`.
     pub repetition_context_size: usize,
-    /// The number that is subtracted from the logits of recent tokens; 0 is off.
+    /// The number that is subtracted from the logits of recent tokens; 0 turns it off.
     pub presence: f32,
-    /// The number of tokens that `presence` looks back.
+    /// The number of recent tokens for `presence`.
     pub presence_context_size: usize,
-    /// The number that is subtracted from a recent token's logit once for each occurrence; 0 is
-    /// off.
+    /// The number that is subtracted from a recent token's logit for each occurrence of the token;
+    /// 0 turns it off.
     pub frequency: f32,
-    /// The number of tokens that `frequency` looks back.
+    /// The number of recent tokens for `frequency`.
     pub frequency_context_size: usize,
 }
 
 impl Default for Penalties {
-    /// No penalties, and contexts of 20 tokens.
+    /// No penalties, and a context size of 20 tokens.
     fn default() -> Self {
         Self {
             logit_bias: Vec::new(),
@@ -60,12 +60,12 @@ impl Penalties {
             && self.frequency == 0.0
     }
 
-    /// Checks the numbers for a vocabulary of `vocab` tokens.
+    /// Checks the penalties for a vocabulary of `vocab` tokens.
     ///
     /// # Errors
     ///
     /// Returns an error for numbers that are not finite, a negative repetition penalty, or a bias
-    /// of a token outside the vocabulary.
+    /// for a token outside the vocabulary. A bias of minus infinity is allowed.
     pub fn check(&self, vocab: usize) -> Result<()> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("penalties", expected));
         if !(self.repetition >= 0.0 && self.repetition.is_finite()) {
@@ -136,7 +136,7 @@ fn counts(tokens: &[u32]) -> HashMap<u32, f32> {
     counts
 }
 
-/// Replaces the logits of the tokens in `values` by the results of `f` for logit and value.
+/// Replaces the logits of the tokens in `values`. `f` receives a logit and the token's value.
 fn change(
     logits: &Array,
     values: &HashMap<u32, f32>,

@@ -1,4 +1,4 @@
-//! Checks prompts, and runs them through the model.
+//! Checks prompts and runs them through the model.
 
 use mlx_primitives::ops::{RowOrder, with_row_order};
 use mlx_primitives::{Array, Error, Result, eval};
@@ -8,12 +8,13 @@ use crate::base::RopeFrequencies;
 use crate::cache::{Cache, CacheKind};
 use crate::model::Llama;
 
-/// The greatest number of positions that a cache counts.
+/// The greatest number of positions that fit in a cache's `i32` counters.
 const LONGEST: usize = i32::MAX as usize - 1;
 
 impl Llama {
-    /// Checks the prompt and returns how many tokens may be generated. Prompt and text have at most
-    /// `max_position_embeddings` positions, or any number if a rotating cache drops positions.
+    /// Checks the prompt and returns the number of tokens that may be generated. Prompt and
+    /// generated tokens have at most `max_position_embeddings` positions, or any number if a
+    /// rotating cache drops positions.
     pub(crate) fn check_prompt(&self, prompt: &[u32], options: &Options) -> Result<usize> {
         let limit = match options.cache {
             CacheKind::Rotating { .. } => LONGEST,
@@ -27,13 +28,13 @@ impl Llama {
         Ok(options.max_tokens.min(limit + 1 - prompt.len()))
     }
 
-    /// The longest length of a text that the model was made for.
+    /// The greatest number of positions that the model supports.
     pub(crate) fn longest(&self) -> usize {
         self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
     }
 
-    /// Returns an error for a text that is empty, longer than the model was made for, or has tokens
-    /// outside the vocabulary.
+    /// Returns an error for tokens that are empty, more than the model supports, or outside the
+    /// vocabulary. `text` names them in the error.
     pub(crate) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
         self.check_up_to(self.longest(), op, text, tokens)
     }
@@ -53,8 +54,8 @@ impl Llama {
         self.config().vocab_size.unsigned_abs() as usize
     }
 
-    /// The number of tokens that a pass may run after the first `seen` of a text, such that the
-    /// same frequencies rotate all of these positions.
+    /// Returns how many tokens one pass may run after the first `seen` tokens, if all of these
+    /// positions must be rotated with the same frequencies.
     pub(crate) fn rotated_alike(&self, seen: usize) -> usize {
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
         match longest.map(|longest| longest.unsigned_abs() as usize) {
@@ -63,8 +64,8 @@ impl Llama {
         }
     }
 
-    /// Runs a text again, except its last token, if the text has grown to a length at which other
-    /// frequencies rotate all positions.
+    /// Computes the cache again, for all tokens except the last, if the sequence has grown beyond
+    /// the length at which the frequencies change for all positions.
     pub(crate) fn renew(&self, cache: &mut Cache, tokens: &[u32], step: usize) -> Result<()> {
         let (before, now) = (cache.text_len(), tokens.len());
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
@@ -77,8 +78,8 @@ impl Llama {
         self.prefill(tokens, now - 1, step, cache)
     }
 
-    /// Whether a text of `now` positions has the same keys as a text of `before` positions, for
-    /// which they were rotated.
+    /// Whether keys that were rotated for a sequence of `before` positions are valid for one of
+    /// `now` positions.
     pub(crate) fn keeps_keys(&self, before: i32, now: usize) -> bool {
         let now = i32::try_from(now).unwrap_or(i32::MAX);
         self.rope().is_none_or(|rope| rope.keeps_keys(before, now))
@@ -102,7 +103,7 @@ impl Llama {
     }
 }
 
-/// The tokens of one text as an array `[1, time]`.
+/// Converts the tokens of one sequence to an array `[1, time]`.
 pub(crate) fn row(tokens: &[u32]) -> Result<Array> {
     Array::from_slice(tokens, [1, i32::try_from(tokens.len()).unwrap_or(i32::MAX)])
 }

@@ -7,10 +7,11 @@ use crate::base::{Heads, Share};
 use crate::cache::{Cache, CacheKind, Expected};
 use crate::model::Llama;
 
-/// The format that the metadata of a prompt cache's file names.
+/// The name of the file format in the metadata of a prompt cache's file.
 const FORMAT: &str = "mlx-primitives prompt cache 2";
 
-/// A cache and its tokens, in memory or in a safetensors file. It saves computing the prompt again.
+/// A cache and its tokens, in memory or in a safetensors file. With it, a prompt need not be
+/// computed again.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, PromptCache};
@@ -36,7 +37,7 @@ pub struct PromptCache {
     tokens: Vec<u32>,
     /// The fingerprint of the model that filled the cache.
     model: String,
-    /// The share of the model that this process holds.
+    /// The part of the model that this process holds.
     share: Share,
 }
 
@@ -45,7 +46,7 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: model.fingerprint()?, share: model.share().clone() })
     }
 
-    /// The number of the first layer that the cache holds.
+    /// The index of the first layer in the cache.
     fn first_layer(&self) -> i32 {
         self.share.layers(0).start
     }
@@ -55,14 +56,14 @@ impl PromptCache {
         &self.tokens
     }
 
-    /// Whether the layers are of the same kinds as those of a [new cache](Llama::new_cache_of) of
-    /// `kind`.
+    /// Whether the layers have the same kinds as the layers of a [new cache](Llama::new_cache_of)
+    /// of `kind`.
     ///
     /// # Errors
     ///
-    /// Returns an error for a `kind` that [`Llama::new_cache_of`] refuses.
+    /// Returns an error for a `kind` that [`Llama::new_cache_of`] rejects.
     pub fn is_of(&self, kind: CacheKind, model: &Llama) -> Result<bool> {
-        // In a text within the window, a layer of sliding attention may also keep all positions.
+        // If the sequence fits in the window, a sliding-window layer may also store all positions.
         let (sliding, full) = (model.new_cache_of(kind)?, model.new_cache_for(kind, 0)?);
         let all = sliding.layers.iter().zip(&full.layers).zip(&self.cache.layers);
         let known = sliding.layers.len() == self.cache.layers.len();
@@ -72,7 +73,7 @@ impl PromptCache {
                 .all(|((sliding, full), own)| [sliding.kind(), full.kind()].contains(&own.kind())))
     }
 
-    /// The bytes of the cache's buffers.
+    /// The size of the cache's buffers in bytes.
     pub fn nbytes(&self) -> usize {
         self.cache.nbytes()
     }
@@ -80,14 +81,15 @@ impl PromptCache {
     /// Writes the cache to a file, and replaces a file of the same name. The name must end in
     /// `.safetensors`.
     ///
-    /// If a model runs on several ranks, every rank calls this, and rank 0 writes the keys and
-    /// values of all ranks. The file loads at any number of ranks.
+    /// If a model runs on several ranks, every rank calls this method, and rank 0 writes the keys
+    /// and values of all ranks. The file can be loaded with any number of ranks.
     ///
-    /// Only the owner can read a new file, since it may hold a conversation. A file that is
-    /// replaced keeps its permissions, and a link is replaced itself, not its target.
+    /// Only the owner can read a new file, because it may contain a conversation. A file that is
+    /// replaced keeps its permissions. If the path is a link, the link is replaced, not its target.
     ///
-    /// The previous file stays until the new one is complete. A program that reads the file
-    /// meanwhile, or after a full disk or a loss of power, gets one of them in full.
+    /// The previous file stays until the new one is complete. So a program that reads the path gets
+    /// one of the two files in full, also during the write, and after a full disk or a loss of
+    /// power.
     ///
     /// # Errors
     ///
@@ -113,7 +115,7 @@ impl PromptCache {
         file.commit()
     }
 
-    /// Checks whether [`save`](Self::save) could write to that path now.
+    /// Checks whether [`save`](Self::save) can write to this path.
     ///
     /// # Errors
     ///
@@ -130,7 +132,7 @@ impl PromptCache {
         replacement(path.as_ref()).map(drop)
     }
 
-    /// Reads a file that was written for this model.
+    /// Reads a file that [`save`](Self::save) wrote for this model.
     ///
     /// # Errors
     ///
@@ -187,11 +189,11 @@ impl PromptCache {
         Ok(Self { cache, tokens, model: own, share: model.share().clone() })
     }
 
-    /// Trims the cache to the longest common beginning with a prompt, without the prompt's last
-    /// token, and returns it with the number of its tokens. If positions cannot be removed from a
-    /// full rotating cache, it is emptied. `None` means that a new cache is needed: the keys are
-    /// rotated for another length of the text, or a layer of sliding attention keeps more positions
-    /// than it may see in a text of up to `positions`.
+    /// Trims the cache to the longest prefix that it shares with a prompt, without the prompt's
+    /// last token. Returns it with the number of its tokens. If a full rotating cache cannot remove
+    /// the positions, it is emptied instead. Returns `None` if a new cache is needed: either the
+    /// keys are rotated for another sequence length, or a sliding-window layer stores more
+    /// positions than it may see in a sequence of up to `positions`.
     pub(crate) fn for_prompt(
         mut self,
         model: &Llama,
@@ -218,8 +220,8 @@ impl PromptCache {
         Ok((Some(self.cache.emptied()?), 0))
     }
 
-    /// Whether each layer of sliding attention keeps only positions that it may see in a text of up
-    /// to `positions`.
+    /// Whether every sliding-window layer stores only positions that its window includes, in a
+    /// sequence of up to `positions`.
     fn hides(&self, model: &Llama, positions: usize) -> bool {
         model.windows().zip(&self.cache.layers).all(|(window, layer)| {
             match (window, layer.kind()) {
@@ -231,7 +233,7 @@ impl PromptCache {
     }
 }
 
-/// Creates the new file of a cache, still empty.
+/// Creates the new, still empty file of a cache.
 fn replacement(path: &Path) -> Result<Replacement> {
     if path.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(Error::file(path, "expected a name that ends in .safetensors"));

@@ -1,32 +1,32 @@
 use mlx_primitives::{Array, Dtype, Error, Result, random, select};
 
 /// How the next token is drawn from the model's logits. The steps are those of mlx-lm's
-/// `make_sampler`, in the order of the fields from `top_p` to `top_k`.
+/// `make_sampler`. They run in the order of the fields from `top_p` to `top_k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// The temperature, which divides the logits of the tokens that the other steps keep. 0 takes
-    /// the likeliest token.
+    /// The temperature. It divides the logits of the tokens that the other steps keep. 0 takes the
+    /// most likely token.
     pub temp: f32,
-    /// Keeps only the likeliest tokens that together have this probability; 0 and 1 keep all.
+    /// Keeps the most likely tokens that together have this probability; 0 and 1 keep all tokens.
     pub top_p: f32,
-    /// Keeps only tokens whose probability is at least this fraction of the likeliest token's; 0
-    /// keeps all.
+    /// Keeps tokens whose probability is at least this fraction of the most likely token's; 0 keeps
+    /// all tokens.
     pub min_p: f32,
-    /// The number of likeliest tokens that `min_p` never removes; 0 counts as 1.
+    /// The number of most likely tokens that `min_p` never removes; 0 counts as 1.
     pub min_tokens_to_keep: u32,
-    /// The probability with which XTC ("exclude top choices") removes all tokens with probabilities
-    /// above `xtc_threshold`, except the least likely of these tokens.
+    /// The probability with which XTC ("exclude top choices") takes effect. It removes all tokens
+    /// with probabilities above `xtc_threshold`, except the least likely of them.
     pub xtc_probability: f32,
-    /// The probability, at most 0.5, above which a token is a top choice.
+    /// The probability above which a token is a top choice. It is at most 0.5.
     pub xtc_threshold: f32,
-    /// Keeps only this number of likeliest tokens; 0 keeps all.
+    /// Keeps this number of most likely tokens; 0 keeps all tokens.
     pub top_k: u32,
     /// The seed of the random numbers.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// Always takes the likeliest token.
+    /// Always takes the most likely token.
     fn default() -> Self {
         Self {
             temp: 0.0,
@@ -64,7 +64,7 @@ impl Sampling {
     }
 }
 
-/// Draws tokens from logits. The same seed draws the same tokens.
+/// Draws tokens from logits. A seed always gives the same tokens.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -83,7 +83,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the beginning of the random sequence of its seed.
+    /// Creates a sampler with a random number generator for its seed.
     ///
     /// # Errors
     ///
@@ -94,17 +94,18 @@ impl Sampler {
         Ok(Self { sampling, spared: Vec::new(), key: random::key(sampling.seed)? })
     }
 
-    /// Declares tokens that XTC never removes. mlx-lm spares end tokens and the line break.
+    /// Sets tokens that XTC never removes. In mlx-lm, these are the end tokens and the line break.
     pub fn sparing(self, tokens: &[u32]) -> Self {
         Self { spared: tokens.to_vec(), ..self }
     }
 
-    /// Whether the sampler always takes the likeliest token. It then draws no random number.
+    /// Whether the sampler always takes the most likely token. If so, it draws no random numbers.
     pub fn is_greedy(&self) -> bool {
         self.sampling.temp == 0.0
     }
 
-    /// Draws a token for each row of logits `[batch, vocab]`: a lazy uint32 array `[batch]`.
+    /// Draws a token for each row of logits `[batch, vocab]`. Returns a lazy uint32 array
+    /// `[batch]`.
     ///
     /// # Errors
     ///
@@ -113,9 +114,9 @@ impl Sampler {
         self.sample_watched(logits).map(|(tokens, _)| tokens)
     }
 
-    /// Draws tokens like [`sample`](Self::sample). Also returns an array that shows whether the
-    /// logits are numbers: the logits if the token has the greatest one, else the logarithms of the
-    /// sums of their exponentials.
+    /// Draws tokens like [`sample`](Self::sample). Also returns an array that the caller checks for
+    /// NaN and infinity. It is the logits if the sampler takes the greatest one, or else the
+    /// logarithms of the sums of their exponentials.
     pub(crate) fn sample_watched(&mut self, logits: &Array) -> Result<(Array, Array)> {
         if self.is_greedy() {
             return Ok((logits.argmax(-1)?, logits.clone()));
@@ -154,7 +155,8 @@ impl Sampler {
     }
 
     fn without_top_choices(&self, logprobs: &Array) -> Result<Array> {
-        // Removed tokens have probability 0, and the others are scaled to a sum of 1, as in mlx-lm.
+        // As in mlx-lm, tokens that were removed have probability 0, and the other probabilities
+        // are scaled to a sum of 1.
         let probs = logprobs.subtract(logprobs.logsumexp_keepdims(-1)?)?.exp()?;
         let above = probs.greater(self.sampling.xtc_threshold)?;
         let least = select(&above, &probs, &Array::scalar(f32::INFINITY)?)?.min_keepdims(-1)?;
@@ -180,25 +182,26 @@ fn keep_at_least(logprobs: &Array, least: &Array) -> Result<Array> {
     select(&logprobs.less(least)?, &Array::scalar(f32::NEG_INFINITY)?, logprobs)
 }
 
-/// Keeps the smallest set of likeliest tokens whose probabilities add up to `top_p`.
+/// Keeps the smallest set of most likely tokens whose probabilities add up to `top_p`.
 fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let ascending = logprobs.sort(-1)?;
     let mass = ascending.exp()?.cumsum(-1)?;
     let total = mass.slice_axis(-1, -1..)?;
-    // A token is removed if the likelier tokens have a total probability of `top_p` already.
+    // Removes a token if the more likely tokens already have a total probability of `top_p`.
     let dropped = total.subtract(&mass)?.greater_equal(total.multiply(top_p)?)?;
     let count = dropped.astype(Dtype::Int32)?.sum_keepdims(-1)?;
     keep_at_least(logprobs, &ascending.take_along_axis(&count, -1)?)
 }
 
-/// Keeps exactly the `k` likeliest tokens. Of equally likely tokens at the limit, any may be kept.
+/// Keeps exactly `k` most likely tokens. If several tokens at the limit are equally likely, any of
+/// them may be kept.
 fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
     let dropped = logprobs.negative()?.argsort(-1)?.slice_axis(-1, k..)?;
     let lowest = Array::scalar(f32::NEG_INFINITY)?.broadcast_to(dropped.shape())?;
     logprobs.put_along_axis(&dropped, &lowest, -1)
 }
 
-/// Keeps tokens whose probability is at least `min_p` times the likeliest token's, and at least
+/// Keeps tokens whose probability is at least `min_p` times the most likely token's, and at least
 /// `least` tokens.
 fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
     let vocab = logprobs.dim(-1)?;

@@ -1,5 +1,6 @@
-//! Continues several texts with one model. In each step every text whose prompt was read gets a
-//! token, and some tokens of the other prompts are read.
+//! Continues several sequences with one or more models. Here a text is a prompt with the tokens
+//! generated after it. In each step, every text whose prompt has run gets a token, and then some
+//! tokens of the other prompts run.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,29 +12,29 @@ use super::options::{FinishReason, Options, Token};
 use crate::cache::Cache;
 use crate::model::{Llama, Step};
 
-/// The greatest number of texts in a pass.
+/// The greatest number of texts in one pass of the model.
 const WIDEST: usize = 256;
-/// The smallest number of positions that are worth copying from another text's cache.
+/// The smallest number of positions that is worth copying from another text's cache.
 const SHARED: usize = 16;
-/// The greatest number of texts that are kept after they ended.
+/// The greatest number of ended texts whose caches are kept.
 const KEPT: usize = 64;
 
-/// A token of a text, or the text's last event.
+/// A token of a text, or the end of the text.
 pub(super) enum Event {
     Token(Token),
-    /// The text's last event.
+    /// The text has ended. No further events follow.
     End {
         reason: FinishReason,
-        /// The number of prompt tokens whose keys and values came from the cache of another text.
+        /// The number of prompt tokens whose keys and values came from another text's cache.
         cached_tokens: usize,
     },
-    /// The text's last event.
+    /// The text has ended with an error. No further events follow.
     Failed(Error),
 }
 
 pub(super) struct Text<'a> {
     model: &'a Llama,
-    /// The prompt and the tokens drawn after it. The first ones are in the cache.
+    /// The prompt and the tokens drawn after it. The cache contains a prefix of them.
     tokens: Vec<u32>,
     prompt: usize,
     cache: Cache,
@@ -66,7 +67,7 @@ impl<'a> Text<'a> {
         Event::End { reason, cached_tokens: self.cached_tokens }
     }
 
-    /// The number of positions in the text at its end.
+    /// The greatest number of positions that the text can have at its end.
     pub fn positions(&self) -> usize {
         self.prompt.saturating_add(self.left)
     }
@@ -76,13 +77,13 @@ impl<'a> Text<'a> {
         self.cache.len().unsigned_abs() as usize
     }
 
-    /// The number of tokens of the prompt that the model has not read.
+    /// The number of prompt tokens that have not run yet.
     fn unread(&self) -> usize {
         self.prompt.saturating_sub(self.seen())
     }
 
-    /// Adds a token. Returns whether the token belongs to the text, and the reason if the text ends
-    /// with it.
+    /// Adds a token. Returns whether the token belongs to the text, and the reason for the end if
+    /// the text ends here.
     fn add(&mut self, token: u32) -> (bool, Option<FinishReason>) {
         self.left = self.left.saturating_sub(1);
         if self.eos.contains(&token) {
@@ -92,9 +93,9 @@ impl<'a> Text<'a> {
         (true, (self.left == 0).then_some(FinishReason::Length))
     }
 
-    /// A copy of this text's cache, trimmed to the common beginning of both prompts. `None` if the
-    /// caches do not fit, or if it is less than `SHARED` positions longer than the cache of
-    /// `other`.
+    /// Returns a copy of this text's cache, trimmed to the common prefix of both prompts. Returns
+    /// `None` if the caches have different kinds or rotations, or if the prefix is not at least
+    /// `SHARED` positions longer than the cache of `other`.
     fn beginning_for(&self, other: &Self) -> Option<Cache> {
         let pairs = self.tokens.iter().zip(&other.tokens);
         let same = pairs.take_while(|(a, b)| a == b).count();
@@ -112,17 +113,17 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The number of a text, the number of tokens that a pass runs for it, and the text.
+/// The id of a text, the number of tokens that a pass runs for it, and the text.
 type Part<'a> = (usize, usize, Text<'a>);
 
 pub(super) struct Scheduler<'a> {
-    /// The texts that have not ended, by their numbers.
+    /// The texts that have not ended, by their ids.
     texts: BTreeMap<usize, Text<'a>>,
-    /// The numbers of the texts whose prompts are being read, in the order of their turns.
+    /// The ids of the texts whose prompts have not run completely, in round-robin order.
     reading: VecDeque<usize>,
-    /// Texts that ended, kept for new texts with the same beginning.
+    /// Ended texts. Their caches are kept for new prompts with the same prefix.
     ended: VecDeque<Text<'a>>,
-    /// The greatest number of prompt tokens that a step reads.
+    /// The greatest number of prompt tokens that one step runs.
     budget: usize,
     next: usize,
 }
@@ -138,7 +139,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// Adds a text and returns its number. The first text has the number 0.
+    /// Adds a text and returns its id. Ids count up from 0.
     pub fn add(&mut self, text: Text<'a>) -> usize {
         let id = self.next;
         self.next += 1;
@@ -155,22 +156,22 @@ impl<'a> Scheduler<'a> {
         self.texts.iter_mut().map(|(&id, text)| (id, text))
     }
 
-    /// Drops the texts for whose numbers `goes_on` returns false.
+    /// Drops the texts for whose ids `goes_on` returns false.
     pub fn retain(&mut self, mut goes_on: impl FnMut(usize) -> bool) {
         self.texts.retain(|&id, _| goes_on(id));
     }
 
-    /// The bytes of the caches of the texts that ended and are kept.
+    /// The size in bytes of the kept caches of ended texts.
     pub fn kept(&self) -> usize {
         self.ended.iter().map(|text| text.cache.nbytes()).sum()
     }
 
-    /// Drops the oldest of the texts that ended. Returns whether there was one.
+    /// Drops the ended text that is kept longest. Returns whether there was one.
     pub fn forget(&mut self) -> bool {
         self.ended.pop_front().is_some()
     }
 
-    /// Draws a token for each text whose prompt was read, then reads the next part of the other
+    /// Draws a token for each text whose prompt has run, then runs the next part of the other
     /// prompts.
     pub fn step(&mut self) -> Vec<(usize, Event)> {
         let mut events = Vec::new();
@@ -187,14 +188,15 @@ impl<'a> Scheduler<'a> {
         events
     }
 
-    /// Takes the texts for which `taken` returns true.
+    /// Removes and returns the texts for which `taken` returns true.
     fn take(&mut self, taken: impl Fn(&Text) -> bool) -> Vec<(usize, Text<'a>)> {
         let of = self.texts.iter().filter(|(_, text)| taken(text));
         let ids: Vec<usize> = of.map(|(&id, _)| id).collect();
         ids.into_iter().filter_map(|id| Some((id, self.texts.remove(&id)?))).collect()
     }
 
-    /// Takes the texts whose prompts are read in this step.
+    /// Removes and returns the texts whose prompts run in this step, with their numbers of tokens.
+    /// A text first gets the longest suitable prefix from another text's cache.
     fn next_of_prompts(&mut self) -> Vec<Part<'a>> {
         let (mut parts, mut left) = (Vec::new(), self.budget);
         for _ in 0..self.reading.len() {
@@ -216,7 +218,7 @@ impl<'a> Scheduler<'a> {
         parts
     }
 
-    /// Runs texts in passes of one model each, and keeps the texts that do not end.
+    /// Runs texts in one pass of their common model, and puts back the texts that do not end.
     fn pass(&mut self, mut parts: Vec<Part<'a>>, events: &mut Vec<(usize, Event)>) {
         let drawn = match run(&mut parts) {
             Ok(drawn) => drawn,
@@ -261,7 +263,7 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// Groups texts by their models, with at most `WIDEST` texts in a group.
+/// Groups texts by model, with at most `WIDEST` texts in a group.
 fn apart<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Vec<Part<'a>>> {
     let mut groups: Vec<Vec<Part<'a>>> = Vec::new();
     for part in parts {
@@ -277,8 +279,8 @@ fn apart<'a>(parts: impl Iterator<Item = Part<'a>>) -> Vec<Vec<Part<'a>>> {
     groups
 }
 
-/// Runs the next tokens of texts in one pass. Draws a token for each text all of whose tokens have
-/// then run.
+/// Runs the next tokens of all texts in one pass. Draws a token for each text whose last token was
+/// part of the pass.
 fn run(parts: &mut [Part<'_>]) -> Result<Vec<Option<Result<Token>>>> {
     let Some(model) = parts.first().map(|(_, _, text)| text.model) else { return Ok(Vec::new()) };
     for (_, _, text) in parts.iter_mut().filter(|(_, _, text)| text.unread() == 0) {
@@ -304,7 +306,8 @@ fn run(parts: &mut [Part<'_>]) -> Result<Vec<Option<Result<Token>>>> {
             }
         });
     }
-    // Evaluates the caches of texts without a token; a token needs its text's cache anyway.
+    // Evaluates the caches of texts that got no token. For the others, evaluating the token also
+    // evaluates the cache.
     let unfinished = parts.iter().zip(&drawn).filter(|(_, drawn)| drawn.is_none());
     let caches = unfinished.flat_map(|((_, _, text), _)| text.cache.arrays());
     let tokens = drawn.iter().flatten().flatten().flat_map(|drawn| drawn.arrays());

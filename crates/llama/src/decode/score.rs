@@ -5,18 +5,18 @@ use super::draw::no_number;
 use crate::cache::CacheKind;
 use crate::model::Llama;
 
-/// The greatest number of tokens that run through the model at a time.
+/// The greatest number of tokens in one step of the model.
 const STEP: usize = 512;
-/// The smallest window. Texts up to this length are scored in one window, even if the model was
-/// made for shorter ones.
+/// The smallest window. Texts up to this length are scored in one window, even if the model
+/// supports fewer positions.
 const WINDOW: usize = 8192;
-/// The greatest number of logits in memory at a time: 64 MB of float32.
+/// The greatest number of logits in memory at the same time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
 /// How well a model predicts a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// The number of tokens that were scored: all except the first.
+    /// The number of scored tokens, which is all tokens except the first.
     pub tokens: usize,
     /// The mean negative log-likelihood of the scored tokens, in nats.
     pub mean_nll: f64,
@@ -30,15 +30,15 @@ impl Score {
 }
 
 impl Llama {
-    /// Scores every token after the first, each in the context of all earlier tokens.
+    /// Scores every token after the first. The context of a token is all earlier tokens.
     ///
     /// A text of more than [`score_window`](Self::score_window) tokens is scored in windows of that
-    /// length. The first token of a window is the last token of the window before it, and the
-    /// context of the window's other tokens begins there.
+    /// length. Then the context of a token begins at the start of its window. The first token of a
+    /// window is the last token of the previous one.
     ///
     /// The likelihoods are computed from the logits in float32 and summed in float64. The logits of
     /// at most 512 tokens, and the keys and values of one window, are in memory at a time.
-    /// `progress` is called with the number of tokens that have been scored.
+    /// `progress` receives the number of tokens scored so far.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ impl Llama {
         Ok(Score { tokens: scored, mean_nll: sum / scored as f64 })
     }
 
-    /// The greatest number of tokens that [`score`](Self::score) keeps in one context. It is the
-    /// length that the model was made for, and at least 8192.
+    /// The greatest number of tokens that [`score`](Self::score) uses as one context. It is the
+    /// greatest length that the model supports, but at least 8192.
     pub fn score_window(&self) -> usize {
         self.longest().max(WINDOW)
     }

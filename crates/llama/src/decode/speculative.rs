@@ -7,39 +7,40 @@ use super::prompt::row;
 use crate::cache::{Cache, CacheKind};
 use crate::model::Llama;
 
-/// Proposes tokens, several at a time.
+/// Proposes several tokens at a time for speculative decoding.
 pub(crate) struct Draft<'a> {
     source: Source<'a>,
     count: usize,
 }
 
 enum Source<'a> {
-    /// A smaller model.
+    /// A smaller model proposes tokens.
     Model { model: &'a Llama, cache: Cache },
-    /// Proposes the tokens that followed the same tokens earlier in the text.
+    /// Proposes the tokens that followed an earlier occurrence of the last tokens.
     Text,
 }
 
 /// The tokens that a model drew in one pass over proposals.
 pub(crate) struct Round {
-    /// The accepted proposals, and after them the token that was drawn instead of the next
-    /// proposal, if any.
+    /// The accepted proposals, and after them the token that the model drew instead of the next
+    /// proposal, or after the last one.
     pub tokens: Vec<Token>,
     pub proposed: usize,
     pub accepted: usize,
 }
 
-/// The greatest number of tokens that may be proposed at a time. More would not save time.
+/// The greatest number of tokens to propose at a time. More would not save time.
 const MOST: usize = 64;
 
-/// The number of tokens of a cached prompt that the draft runs at a time.
+/// The number of tokens per step when the draft runs a prompt that came from a prompt cache.
 const STEP: usize = 512;
 
-/// The numbers of last tokens to search for earlier in the text, tried in this order.
+/// The numbers of last tokens to search for earlier in the text, in the order of the attempts.
 const ALIKE: [usize; 3] = [4, 3, 2];
 
 impl<'a> Draft<'a> {
-    /// A draft that proposes `count` tokens at a time, for texts of `positions` tokens.
+    /// Creates a draft with a model. It proposes `count` tokens at a time, for sequences of up to
+    /// `positions` tokens.
     pub fn new(model: &'a Llama, count: usize, positions: usize) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("speculative", expected));
         check_count(count)?;
@@ -59,13 +60,14 @@ impl<'a> Draft<'a> {
         Ok(Self { source: Source::Model { model, cache }, count })
     }
 
-    /// A draft that proposes `count` tokens at a time from the text, without a model.
+    /// Creates a draft without a model, which proposes up to `count` tokens at a time from the text
+    /// itself.
     pub fn of_text(count: usize) -> Result<Self> {
         check_count(count)?;
         Ok(Self { source: Source::Text, count })
     }
 
-    /// Returns an error for a cache whose last positions cannot be removed.
+    /// Returns an error for a cache that cannot remove its last positions.
     pub fn check(&self, cache: &Cache) -> Result<()> {
         match cache.forgets() {
             false => Ok(()),
@@ -84,9 +86,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Proposes tokens after `tokens` and runs `model` on them in one pass. Then draws from its
-    /// logits up to the first token that was not proposed, but at most `most` tokens. Before and
-    /// after, `cache` holds all tokens of the text except the last one.
+    /// Proposes tokens after `tokens`, and runs `model` on the proposals in one pass. Then draws
+    /// tokens from the logits, until a token differs from its proposal, but at most `most` tokens.
+    /// Before and after the call, `cache` contains all tokens except the last one.
     pub fn round(
         &mut self,
         model: &Llama,
@@ -131,14 +133,15 @@ impl<'a> Draft<'a> {
             }
         }
         let accepted = drawn.iter().filter(|token| token.from_draft).count();
-        // The token that was drawn last has not run through the model.
+        // The model has not run the token that was drawn last, so the cache does not contain it.
         let wrong = proposed.len() - accepted;
         cache.trim(i32::try_from(wrong).unwrap_or(i32::MAX))?;
         self.keep(text.len() - 1)?;
         Ok(Round { tokens: drawn, proposed: proposed.len(), accepted })
     }
 
-    /// The next `count` tokens, each the likeliest after those before it, as lazy arrays `[1]`.
+    /// Proposes `count` tokens, each the most likely one after the tokens before it, as lazy arrays
+    /// `[1]`.
     fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Array>> {
         if count == 0 {
             return Ok(Vec::new());
@@ -147,7 +150,7 @@ impl<'a> Draft<'a> {
             let one = |token: &u32| Array::from_slice(&[*token], [1]);
             return followers(tokens, count).iter().map(one).collect();
         };
-        // The draft has not run the beginning of the prompt if it came from a prompt cache.
+        // If the prompt came from a prompt cache, the draft has not run its beginning yet.
         if tokens.len() - cache.len() as usize > MOST {
             model.prefill(tokens, tokens.len() - 1, STEP, cache)?;
         }
@@ -163,7 +166,7 @@ impl<'a> Draft<'a> {
         Ok(proposals)
     }
 
-    /// Keeps the first `len` positions, and removes the others.
+    /// Removes all positions after the first `len` from the draft's cache.
     fn keep(&mut self, len: usize) -> Result<()> {
         let Source::Model { cache, .. } = &mut self.source else { return Ok(()) };
         let extra = (cache.len() as usize).saturating_sub(len);
@@ -181,8 +184,8 @@ fn check_count(count: usize) -> Result<()> {
     }
 }
 
-/// Finds the latest earlier place of the last tokens, and returns up to `count` tokens that follow
-/// it.
+/// Finds the latest earlier occurrence of the last tokens, and returns up to `count` tokens that
+/// follow it.
 fn followers(tokens: &[u32], count: usize) -> &[u32] {
     let Some((_, before)) = tokens.split_last() else { return &[] };
     for alike in ALIKE {

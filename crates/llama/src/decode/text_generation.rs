@@ -13,18 +13,19 @@ use crate::text::{StopStrings, TextStream, Tokenizer};
 /// The text that a token adds, or the end of the text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// The token that was drawn, or `None` in the closing piece.
+    /// The token that was drawn, or `None` in the final piece.
     pub token: Option<Token>,
-    /// Text that can be shown now: whole characters that do not begin a stop string. It may be
-    /// empty, and may contain text of earlier tokens that was held back.
+    /// Text that can be shown: complete characters that cannot be the start of a stop string. The
+    /// text may be empty, and may include characters of earlier tokens that were held back for this
+    /// reason.
     pub text: String,
-    /// Why the text ended, in the closing piece.
+    /// In the final piece, the reason why the text ended.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// A source of a text's tokens as they are generated.
+/// A source that yields the tokens of a text while they are generated.
 pub trait Tokens {
-    /// The next token, or `None` at the end.
+    /// Returns the next token, or `None` at the end.
     ///
     /// # Errors
     ///
@@ -55,8 +56,9 @@ impl Tokens for Generated {
     }
 }
 
-/// An iterator over a text as it is generated: a piece for each token, then a closing piece with
-/// the text that was held back and the reason for the end. Drop the iterator to cancel.
+/// An iterator over a text while it is generated. It yields a piece for each token, and then a
+/// final piece with the remaining text and the reason for the end. Dropping the iterator cancels
+/// the generation.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, decode::FinishReason};
@@ -90,19 +92,19 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Returns an error for prompts and options that [`Llama::generate`] refuses.
+    /// Returns an error for prompts and options that [`Llama::generate`] rejects.
     pub fn generate(&self, prompt: &[u32], options: &Options) -> Result<Generation<'_>> {
         let mut options = options.clone();
         options.eos.extend(&self.eos);
         self.llama.generate(prompt, &options)
     }
 
-    /// Runs the prompt's tokens and yields the text that follows, up to one of the checkpoint's end
-    /// tokens, one of the options' end tokens, or one of the options' stop strings.
+    /// Runs the prompt's tokens and yields the text that follows. The text ends at an end token of
+    /// the checkpoint or of the options, or at one of the options' stop strings.
     ///
     /// # Errors
     ///
-    /// Returns an error for prompts and options that [`generate`](Self::generate) refuses, and for
+    /// Returns an error for prompts and options that [`generate`](Self::generate) rejects, and for
     /// a stop string that is empty.
     pub fn generate_text(&self, prompt: &[u32], options: &Options) -> Result<TextGeneration<'_>> {
         TextGeneration::new(self.generate(prompt, options)?, &self.tokenizer, &options.stop)
@@ -110,7 +112,7 @@ impl Checkpoint {
 }
 
 impl<'a> TextGeneration<'a> {
-    /// Starts from a cached beginning of the prompt; see [`Generation::with_cache`].
+    /// Starts from a cache that contains the start of the prompt; see [`Generation::with_cache`].
     ///
     /// # Errors
     ///
@@ -123,7 +125,7 @@ impl<'a> TextGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] refuses, or
+    /// Returns an error for counts, drafts and caches that [`Generation::with_draft`] rejects, or
     /// if the first token was requested already.
     pub fn with_draft(self, draft: &'a Llama, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_draft(draft, count)?, ..self })
@@ -134,13 +136,13 @@ impl<'a> TextGeneration<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error for counts and caches that [`Generation::with_prompt_lookup`] refuses, or
+    /// Returns an error for counts and caches that [`Generation::with_prompt_lookup`] rejects, or
     /// if the first token was requested already.
     pub fn with_prompt_lookup(self, count: usize) -> Result<Self> {
         Ok(Self { generation: self.generation.with_prompt_lookup(count)?, ..self })
     }
 
-    /// Lets `processor` change the logits before each token is drawn; see
+    /// Calls `processor` to change the logits before each token is drawn; see
     /// [`Generation::with_logits_processor`].
     ///
     /// # Errors
@@ -153,7 +155,7 @@ impl<'a> TextGeneration<'a> {
         Ok(Self { generation: self.generation.with_logits_processor(processor)?, ..self })
     }
 
-    /// Runs all but the last token of the prompt in steps; see [`Generation::prefill`].
+    /// Runs all tokens of the prompt except the last, in steps; see [`Generation::prefill`].
     ///
     /// # Errors
     ///
@@ -165,17 +167,18 @@ impl<'a> TextGeneration<'a> {
         self.generation.prefill(progress)
     }
 
-    /// Counts and times of the generation up to now.
+    /// The statistics of the generation so far.
     pub fn statistics(&self) -> Statistics {
         self.generation.statistics()
     }
 
-    /// The prompt, and the tokens yielded so far.
+    /// The prompt and the tokens that were yielded.
     pub fn tokens(&self) -> &[u32] {
         self.generation.tokens()
     }
 
-    /// The cache and its tokens, from which a later generation can continue.
+    /// Ends the generation and returns its cache together with the tokens in it. A later generation
+    /// can continue from the cache.
     ///
     /// # Errors
     ///
@@ -187,7 +190,7 @@ impl<'a> TextGeneration<'a> {
 }
 
 impl<'a, G: Tokens> TextGeneration<'a, G> {
-    /// The text of a generation, up to one of the stop strings.
+    /// Creates an iterator over the text of a generation, up to one of the stop strings.
     ///
     /// # Errors
     ///
@@ -203,7 +206,7 @@ impl<'a, G: Tokens> TextGeneration<'a, G> {
         self.finish
     }
 
-    /// Adds a token. Returns the text that can be shown, and whether a stop string was found.
+    /// Adds a token. Returns the text that can be shown, and whether it ends at a stop string.
     fn pushed(&mut self, token: u32) -> Result<(String, bool)> {
         let (mut text, mut found) = self.stop.push(&self.stream.push(token)?);
         if !found

@@ -16,10 +16,11 @@ use crate::model::{Adapters, Llama};
 const CONFIG: &str = "adapter_config.json";
 pub(crate) const ADAPTERS: &str = "adapters.safetensors";
 
-/// The fields of mlx-lm's `adapter_config.json` that matter after training.
+/// The fields of mlx-lm's `adapter_config.json` that this crate needs to load adapters.
 #[derive(Deserialize)]
 struct AdapterConfig {
-    /// The number of layers with updates, counted from the last layer; 0 or less means all layers.
+    /// The number of layers that have updates, counted from the last layer. 0 or less means all
+    /// layers.
     num_layers: i64,
     lora_parameters: LoraParameters,
     /// Whether each update has a magnitude (DoRA).
@@ -31,8 +32,8 @@ struct AdapterConfig {
 struct LoraParameters {
     rank: i32,
     scale: f32,
-    /// The paths of the updated projections within a layer or within the model; all projections if
-    /// absent.
+    /// The paths of the updated projections, within a layer or within the model. If absent, all
+    /// projections are updated.
     keys: Option<Vec<String>>,
 }
 
@@ -41,7 +42,7 @@ impl AdapterConfig {
         let refuse = |expected: &str, got: &dyn std::fmt::Display| {
             Err(format!("[adapters] expected {expected}, got {got}"))
         };
-        // The type of fine-tune is checked first, since the other fields depend on it.
+        // Checks the type of fine-tuning first, because the other fields depend on it.
         let kind = value.get("fine_tune_type").filter(|kind| !kind.is_null());
         let dora = kind.is_some_and(|kind| kind == "dora");
         if let Some(kind) = kind.filter(|kind| !dora && **kind != "lora") {
@@ -68,7 +69,7 @@ impl AdapterConfig {
         Ok(config)
     }
 
-    /// Whether this configuration makes mlx-lm update the projection `name`.
+    /// Whether mlx-lm updates the projection `name` with this configuration.
     fn updates(&self, name: &str, layers: i32) -> bool {
         let keys = self.lora_parameters.keys.as_ref();
         if keys.is_some_and(|keys| keys.iter().any(|key| key == name)) {
@@ -91,14 +92,14 @@ fn split_layer(name: &str) -> Option<(i32, &str)> {
 
 impl Adapters {
     /// Loads adapters that were made for this model. The directory has `adapter_config.json` and
-    /// either mlx-lm's `adapters.safetensors` or, if the configuration has a `peft_type`,
-    /// `adapter_model.safetensors` of Hugging Face's PEFT. `dropout` is ignored, since only
+    /// either mlx-lm's `adapters.safetensors` or, if the configuration has a `peft_type`, the
+    /// `adapter_model.safetensors` of Hugging Face's PEFT. `dropout` is ignored, because only
     /// training uses it.
     ///
     /// # Errors
     ///
     /// Returns an error for a `fine_tune_type` other than lora and dora, and for a `peft_type`
-    /// other than LORA. PEFT's adapters with DoRA, biases or whole trained modules are refused too.
+    /// other than LORA. PEFT's adapters with DoRA, biases or fully trained modules are also errors.
     /// Every tensor must have the right shape and type, and belong to a projection that the
     /// configuration names. Every update must have all of its tensors. The error names the file
     /// and, if a tensor is at fault, the tensor.
@@ -132,15 +133,15 @@ impl Adapters {
             .map_err(|reason| Error::file(&path, format_args!("[adapters] expected {reason}")))
     }
 
-    /// Writes `adapter_config.json` and `adapters.safetensors`, from which mlx-lm and
-    /// [`load`](Self::load) read the same updates of this model. The files of an earlier save are
-    /// replaced once both new files are complete.
+    /// Writes `adapter_config.json` and `adapters.safetensors`. mlx-lm and [`load`](Self::load)
+    /// read the same updates of this model from them. Files of an earlier save are replaced once
+    /// both new files are complete.
     ///
     /// # Errors
     ///
     /// Returns an error if there are no updates, if a name is not the name of a projection, or if
     /// the directory cannot be written. It is also an error if the updates differ in rank or scale,
-    /// or if only some have magnitudes, since the format cannot express such differences.
+    /// or if only some have magnitudes, because the format cannot express these differences.
     pub fn save(&self, directory: impl AsRef<Path>, llama: &Llama) -> Result<()> {
         let directory = directory.as_ref();
         let mut tensors = BTreeMap::new();
@@ -174,7 +175,7 @@ impl Adapters {
         };
         let config = json!({
             "fine_tune_type": if dora { "dora" } else { "lora" },
-            // mlx-lm reads 0 as all layers.
+            // mlx-lm reads 0 as "all layers", so the number is at least 1.
             "num_layers": (llama.config().num_hidden_layers - first_layer).max(1),
             "lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys},
         });
@@ -185,8 +186,8 @@ impl Adapters {
     }
 }
 
-/// The weights, by name, that a full fine-tune by mlx-lm wrote to this directory; `None` if the
-/// configuration has another `fine_tune_type`.
+/// Returns the weights, by name, that a full fine-tune by mlx-lm wrote to this directory. Returns
+/// `None` if the configuration has another `fine_tune_type`.
 pub(crate) fn whole_weights(directory: &Path) -> Result<Option<HashMap<String, Array>>> {
     let path = directory.join(CONFIG);
     let text = files::read_to_string(&path)?;
@@ -197,7 +198,8 @@ pub(crate) fn whole_weights(directory: &Path) -> Result<Option<HashMap<String, A
     }
 }
 
-/// Writes the configuration and the tensors. If this fails, the previous files stay whole.
+/// Writes the configuration and the tensors. If writing one of the files fails, both previous files
+/// stay.
 pub(crate) fn write_adapters(
     directory: &Path,
     config: &str,
@@ -213,7 +215,8 @@ pub(crate) fn write_adapters(
 }
 
 impl AdapterConfig {
-    /// Makes updates from the file's tensors. An error is the end of a message, after "expected".
+    /// Makes updates from the file's tensors. The error is the end of a message, after the word
+    /// "expected".
     fn assembled(
         &self,
         tensors: HashMap<String, Array>,
