@@ -1,4 +1,4 @@
-//! RMS normalization: `x / sqrt(mean(x²) + eps) * weight`, row by row.
+//! RMS normalization: each row becomes `x / sqrt(mean(x²) + eps) * weight`.
 
 use std::ops::Range;
 
@@ -86,12 +86,12 @@ impl<T: Float> Kernel for RmsNorm<T> {
 /// `x` is readable for `axis` elements.
 #[inline(always)]
 pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, eps: f32) -> f32 {
-    // MLX multiplies the sum by this rounded reciprocal.
+    // As MLX does, multiply the sum by a rounded reciprocal instead of dividing it.
     let reciprocal = (1.0 / axis as f64) as f32;
     // SAFETY: the caller upholds the contract.
     let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
     let inverse = 1.0 / (mean + eps).sqrt();
-    // `round_number` accepts only the standard NaN. `eps` may be another NaN.
+    // `round_number` accepts only the standard NaN, but a NaN in `eps` could produce another one.
     if inverse.is_nan() { f32::NAN } else { inverse }
 }
 

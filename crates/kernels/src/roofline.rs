@@ -121,8 +121,8 @@ impl Kernel for Read<'_> {
 
 /// Multiplies and adds in registers, for about ten microseconds on every thread in each of `rounds`
 /// rounds. Returns the number of floating-point operations. The caller divides it by the time to
-/// get a bound for matrix products. With `pairs`, the level's dot instruction for bf16 pairs is
-/// used, if the level has one.
+/// get a bound for matrix products. With `pairs`, multiplies pairs of bf16 by the level's dot
+/// instruction, if it has one.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();

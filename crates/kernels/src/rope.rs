@@ -20,7 +20,7 @@ pub struct RopeShape {
     pub dims: usize,
     /// Whether a pair consists of adjacent features; otherwise the two are `dims / 2` apart.
     pub traditional: bool,
-    /// Whether to rotate forward; false rotates by the negated angle.
+    /// Whether to rotate forward. If false, the rotation uses the negated angle.
     pub forward: bool,
     /// A factor for the positions.
     pub scale: f32,

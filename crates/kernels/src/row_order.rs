@@ -8,7 +8,8 @@ pub const FEW_ROWS: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOrder {
-    /// [`Tokens`](Self::Tokens) for up to [`FEW_ROWS`] rows, and [`Prompt`](Self::Prompt) for more.
+    /// Uses [`Tokens`](Self::Tokens) for up to [`FEW_ROWS`] rows, and [`Prompt`](Self::Prompt) for
+    /// more.
     #[default]
     ByCount,
     /// The order of one row, for decoding: the vector lanes hold consecutive elements of the row.

@@ -119,12 +119,12 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_half_first(from: *const u16, count: usize) -> __m256i {
-        // SAFETY: the mask confines the access to `count` patterns.
+        // SAFETY: the mask confines the access to `count` 16-bit values.
         unsafe { _mm256_maskz_loadu_epi16(first(count), from.cast()) }
     }
     #[inline(always)]
     unsafe fn store_half_first(half: __m256i, to: *mut u16, count: usize) {
-        // SAFETY: the mask confines the access to `count` patterns.
+        // SAFETY: the mask confines the access to `count` 16-bit values.
         unsafe { _mm256_mask_storeu_epi16(to.cast(), first(count), half) }
     }
 

@@ -1,4 +1,4 @@
-//! Converts floats of four and eight bits without a table.
+//! Converts 4-bit and 8-bit floats to f32 without a table.
 
 use super::lanes::Lanes;
 

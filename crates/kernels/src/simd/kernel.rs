@@ -1,5 +1,5 @@
 //! Kernels, the vector trait that their bodies are generic over, and functions that compile the
-//! bodies for each instruction set.
+//! bodies for each instruction set (a "level").
 
 use super::dots::{self, byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::lanes::{LANES, Lanes};
@@ -10,13 +10,13 @@ use super::registers::{Avx2, Avx512};
 use super::registers::{DOTPROD, I8MM, NO_DOTS, Neon};
 use super::{floats, shuffles, stream, tiles, transpose};
 
-/// [`Lanes`] with more operations. The default code of an operation serves levels that have no
-/// instruction for it.
+/// [`Lanes`] with more operations. The default code of an operation serves instruction sets that
+/// have no instruction for it.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
     /// Whether packed numbers are masked and converted to floats without a shift, which makes them
     /// multiples of powers of two. Otherwise each number takes a shift.
     const IN_PLACE: bool = false;
-    /// Whether [`dot_bf16`](Self::dot_bf16) is one instruction.
+    /// Whether [`dot_bf16`](Self::dot_bf16) is a single instruction on this level.
     const DOTS_BF16: bool = false;
     /// Adds to each lane the products of two bf16 pairs, first the product of the upper halves.
     #[inline(always)]

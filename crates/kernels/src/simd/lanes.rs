@@ -1,4 +1,5 @@
-//! The trait of sixteen-lane vectors, with the operations that need no code from other files.
+//! The trait of sixteen-lane vectors, with the operations that need no code from other files. Each
+//! instruction set ("level") implements it.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -12,7 +13,8 @@ pub const INTEGERS: f32 = 12_582_912.0 + 190.0;
 /// register keeps more rows in registers.
 pub trait Register: Copy + 'static {
     const LANES: usize;
-    /// The number of rows of x that fit in the registers, with four accumulators for each row.
+    /// The number of rows of the input matrix x that fit in the registers, with four accumulators
+    /// for each row.
     const ROWS: usize;
     /// The number of rows of x that fit in the registers, with two accumulators for each row,
     /// beside weights that are being decoded.
@@ -253,7 +255,7 @@ pub trait Lanes:
     #[inline(always)]
     unsafe fn load_halves(low: *const f32, high: *const f32) -> Self {
         let mut lanes = [0.0f32; LANES];
-        // SAFETY: the caller's contract; the array holds sixteen floats.
+        // SAFETY: the caller upholds the contract; the array holds sixteen floats.
         unsafe {
             std::ptr::copy_nonoverlapping(low, lanes.as_mut_ptr(), LANES / 2);
             std::ptr::copy_nonoverlapping(high, lanes.as_mut_ptr().add(LANES / 2), LANES / 2);

@@ -43,8 +43,8 @@ macro_rules! each {
     };
 }
 
-/// In assembly: the instruction is in the baseline, but its intrinsic needs `f16`, which is
-/// unstable.
+/// Uses assembly: all aarch64 processors have the instruction, but its intrinsic needs unstable
+/// `f16`.
 #[inline(always)]
 fn widen_f16(half: uint16x4_t) -> float32x4_t {
     let wide: float32x4_t;
@@ -75,7 +75,7 @@ fn narrow_f16(wide: float32x4_t) -> uint16x4_t {
 /// The processor has FEAT_DotProd, and the caller is compiled for it.
 #[inline(always)]
 unsafe fn dot_signed(mut sum: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-    // SAFETY: the caller's contract; only registers are accessed.
+    // SAFETY: the caller upholds the contract; the instruction accesses only registers.
     unsafe {
         asm!("sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sum, in(vreg) a, in(vreg) b,
             options(pure, nomem, nostack, preserves_flags));

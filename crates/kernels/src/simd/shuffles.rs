@@ -1,4 +1,4 @@
-//! Shuffles of lanes between two vectors, for levels without instructions for them.
+//! Shuffles of lanes between two vectors, for instruction sets that have no such instructions.
 
 use super::lanes::{LANES, Lanes};
 use super::transpose::{from_lanes, lanes};

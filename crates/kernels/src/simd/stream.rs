@@ -1,5 +1,5 @@
-//! Loads and stores of packed numbers of a few bits or bytes, for levels that have no instructions
-//! to unpack or pack them.
+//! Loads and stores of packed numbers of a few bits or bytes, for instruction sets that have no
+//! instructions to unpack or pack them.
 
 use super::lanes::{LANES, Lanes};
 

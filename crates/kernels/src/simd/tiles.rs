@@ -1,5 +1,5 @@
-//! Products of tiles. AMX has instructions for them; loops compute identical results on other
-//! levels.
+//! Products of tiles. AMX has instructions for them; loops compute identical results for other
+//! instruction sets.
 //!
 //! A tile has sixteen rows of at most sixteen words. A word has four bytes: two bf16 numbers or
 //! four 8-bit numbers. The matrix x is the input, which is stored in panels of sixteen rows.
@@ -14,7 +14,7 @@ pub const PIECES: usize = 3;
 /// The number of digits (signed bytes) that represent an element of x in products of digits.
 pub const DIGITS: usize = 3;
 
-/// Products of tiles, by instructions of the level or by loops.
+/// Products of tiles, by instructions or by loops.
 pub trait Tiles: Copy + 'static {
     /// Sets up this thread for products of tiles. The shape is the number of rows and of words of a
     /// tile.

@@ -39,8 +39,8 @@ pub fn reduce_each<V: Lanes, const MAX: bool>(blocks: [V; LANES]) -> V {
     unsafe { V::load(lanes.as_ptr()) }
 }
 
-/// [`F32x16::transpose`](super::F32x16::transpose) through memory, for levels without shuffles that
-/// do it.
+/// Computes [`F32x16::transpose`](super::F32x16::transpose) through memory, for instruction sets
+/// without suitable shuffles.
 #[inline(always)]
 pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
     let mut square = [0.0f32; LANES * LANES];

@@ -240,8 +240,8 @@ fn logarithms<T: Sample>() {
                 }
             })
         };
-        // The short exponential has an error of |x| ulps. For the sum over a row of g, each lane
-        // adds axis / 64 terms.
+        // `exp_nonpositive_short`, which 16-bit types use, has an error of |x| ulps. For the sum
+        // over a row of g, each lane adds axis / 64 terms.
         let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 1e-5;
         assert_close(&run(false), &of_log, relative, 1e-7, "the gradient of logsumexp");
         let absolute = 1e-5 + 1e-7 * axis as f64 / 64.0;

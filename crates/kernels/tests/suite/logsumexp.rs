@@ -30,8 +30,8 @@ fn shapes<T: Sample>() {
             row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max
         };
         let expected: Vec<f64> = wide(&x).chunks_exact(axis.max(1)).map(of).collect();
-        // The logarithm of the sum is near log(axis). The short exponential has an error of |x|
-        // ulps.
+        // The logarithm of the sum is near log(axis). `exp_nonpositive_short`, which 16-bit types
+        // use, has an error of |x| ulps.
         let relative = f64::from(T::EPSILON) / 2.0 + 4e-6;
         let got = run::<T, false>(&x, axis);
         assert_close(&got, &expected, relative, 4e-6, "logsumexp");

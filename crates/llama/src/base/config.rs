@@ -34,7 +34,7 @@ pub struct Config {
     pub vocab_size: i32,
     /// The greatest number of positions that the model supports.
     pub max_position_embeddings: Option<i32>,
-    /// The base of the rotary frequencies.
+    /// The base of the frequencies of the rotary embedding.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f32,
     /// Whether the rotary embedding pairs adjacent features. Otherwise it pairs features of the two

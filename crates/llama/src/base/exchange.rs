@@ -126,9 +126,9 @@ pub trait Exchange: Send + Sync {
         None
     }
 
-    /// Tells the processes the type of the hidden states before the first layer of the model. Given
-    /// the type before the first layer of this process, `after` returns the type after its last
-    /// layer.
+    /// Tells the processes the types of hidden states. `first` is the type before the first layer
+    /// of the model. `after` computes the type after this process's last layer from the type before
+    /// its first layer.
     ///
     /// # Errors
     ///

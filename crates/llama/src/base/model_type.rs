@@ -61,7 +61,7 @@ impl ModelType {
         })
     }
 
-    /// Whether the queries and the keys of each head are normalized.
+    /// Whether the model normalizes the queries and the keys of each head.
     pub(crate) fn normalizes_heads(self) -> bool {
         self == Self::Qwen3
     }
@@ -82,7 +82,7 @@ impl ModelType {
         }
     }
 
-    /// Whether the embedding is multiplied by the square root of its width.
+    /// Whether the model multiplies the embedding by the square root of its width.
     pub(crate) fn scales_embedding(self) -> bool {
         self == Self::Gemma
     }

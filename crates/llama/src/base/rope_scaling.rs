@@ -108,8 +108,8 @@ impl Fields<'_> {
         }
     }
 
-    /// Returns the number `name`, or the default if it is missing or 0, like Python's `value or
-    /// default`.
+    /// Returns the number `name`, or the default if it is missing or 0. Python writes this as
+    /// `value or default`.
     fn or(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.optional(name)?.filter(|number| *number != 0.0).unwrap_or(default))
     }

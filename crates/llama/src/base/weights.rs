@@ -14,7 +14,7 @@ use super::exchange::{Exchange, Share};
 /// The progress of loading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// The bytes of weights that have been read.
+    /// The bytes of weights that were read so far.
     pub done: u64,
     /// The bytes of all weights.
     pub total: u64,
@@ -50,7 +50,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Creates weights from tensors by name.
+    /// Creates weights from named tensors.
     pub fn new(arrays: HashMap<String, Array>) -> Self {
         Self { arrays, ..Self::default() }
     }

@@ -78,7 +78,7 @@ impl AttentionMask {
 pub struct AttentionInputs {
     /// The rotated queries of the step, `[batch, heads, time, head_dim]`.
     pub queries: Array,
-    /// The keys of all positions that the cache keeps, including the positions of the step.
+    /// The keys of all positions in the cache, including the positions of the step.
     pub keys: KvTensor,
     /// The values of these positions.
     pub values: KvTensor,
@@ -101,8 +101,8 @@ impl AttentionInputs {
     }
 }
 
-/// Converts the results of attention from `[batch, heads, time, head_dim]` to `[batch, time, heads
-/// * head_dim]`.
+/// Converts the results of attention to the shape `[batch, time, heads * head_dim]`. Before, it is
+/// `[batch, heads, time, head_dim]`.
 pub(crate) fn join_heads(attended: &Array) -> Result<Array> {
     let (batch, heads, time, features) = attended.dims4()?;
     let joined = [batch, time, heads * features];

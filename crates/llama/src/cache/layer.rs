@@ -57,7 +57,7 @@ impl LayerCache {
         Ok(kind.into())
     }
 
-    /// The number of positions that were appended.
+    /// The number of positions that were appended so far.
     pub fn len(&self) -> i32 {
         match &self.storage {
             Storage::Plain(cache) => cache.len(),
@@ -97,8 +97,8 @@ impl LayerCache {
 
     /// Appends the next positions as [`append`](Self::append) does, and returns the attention of
     /// their queries, `[batch, time, heads * head_dim]`. One op does both. Separate ops are used
-    /// for quantized keys and values, for many positions, and if measurements choose between this
-    /// crate's attention and MLX's.
+    /// for quantized keys and values, for many positions, and if ops may choose MLX's kernels
+    /// instead of this crate's.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,

@@ -32,7 +32,7 @@ impl Cache {
         Ok(Self { layers: vec![LayerCache::new(kind)?; layers] })
     }
 
-    /// The number of positions that were appended.
+    /// The number of positions that were appended so far.
     pub fn len(&self) -> i32 {
         self.layers.first().map_or(0, LayerCache::len)
     }
@@ -56,7 +56,7 @@ impl Cache {
         self.layers.first().map_or(Ok(AttentionMask::All), |layer| layer.mask(time))
     }
 
-    /// The arrays of the buffers, for evaluation.
+    /// The arrays of the buffers, which callers evaluate.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.layers.iter().flat_map(LayerCache::arrays)
     }

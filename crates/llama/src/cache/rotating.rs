@@ -19,7 +19,7 @@ pub(super) struct Rotating {
     max_size: i32,
     keep: i32,
     buffer: Option<KvBuffer>,
-    /// The number of positions that were appended.
+    /// The number of positions that were appended so far.
     len: i32,
     /// The slot of the next position. If the buffer is full and this is its end, the next position
     /// goes to the slot `keep` instead.

@@ -4,7 +4,7 @@ use super::penalties::Penalties;
 use super::sampling::Sampling;
 use crate::cache::CacheKind;
 
-/// How to generate text and when to stop.
+/// Options of a generation: how to draw tokens and when to stop.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The greatest number of tokens to generate.
@@ -90,7 +90,7 @@ pub struct Token {
 pub struct Statistics {
     /// The number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// The number of prompt tokens that were in a cache already.
+    /// The number of prompt tokens that the cache already contained.
     pub cached_tokens: usize,
     /// The number of generated tokens, without the end token.
     pub generated_tokens: usize,

@@ -35,7 +35,7 @@ const FORMAT: &str = "mlx-primitives prompt cache 2";
 pub struct PromptCache {
     cache: Cache,
     tokens: Vec<u32>,
-    /// The fingerprint of the model that filled the cache.
+    /// The fingerprint of the model that computed the keys and values.
     model: String,
     /// The part of the model that this process holds.
     share: Share,

@@ -13,7 +13,7 @@ const WINDOW: usize = 8192;
 /// The greatest number of logits in memory at the same time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
-/// How well a model predicts a text.
+/// A measure of how well a model predicts a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// The number of scored tokens, which is all tokens except the first.

@@ -172,7 +172,7 @@ impl<'a> TextGeneration<'a> {
         self.generation.statistics()
     }
 
-    /// The prompt and the tokens that were yielded.
+    /// The prompt and the tokens that were yielded so far.
     pub fn tokens(&self) -> &[u32] {
         self.generation.tokens()
     }

@@ -68,9 +68,9 @@ struct Layout {
     rows: [u8; 16],
 }
 
-/// Multiplies two tiles of weights by the tiles of two panels of x, and adds the four products to
-/// sums in tile registers. `$line` are the byte offsets of the cache lines to prefetch in each
-/// panel's next tile.
+/// Multiplies two tiles of weights by the tiles of two panels (sixteen rows each) of x. Adds the
+/// four products to sums in tile registers. `$line` are the byte offsets of the cache lines to
+/// prefetch in each panel's next tile.
 macro_rules! add {
     ($dot:literal, [$($line:literal)*], $product:expr) => {{
         const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);

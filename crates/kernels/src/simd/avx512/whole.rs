@@ -18,8 +18,8 @@ pub unsafe fn sum(a: __m512) -> f32 {
     }
 }
 
-/// Implements [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). A mask sets lanes
-/// whose results round to zero to zero, but keeps NaN.
+/// Implements [`Lanes::scale_by_power`](super::super::Lanes::scale_by_power). A mask clears the
+/// lanes whose results round to zero, but not NaN lanes.
 #[inline(always)]
 pub unsafe fn scale_by_power(a: __m512, n: __m512) -> __m512 {
     // SAFETY: the caller promises AVX-512.
@@ -49,7 +49,8 @@ pub unsafe fn fp4(a: __m512i) -> __m512 {
     unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) }
 }
 
-/// Lane `4 r + i` is the sum of lanes i, i + 4, i + 8 and i + 12 of block r.
+/// Lane `4 r + i` is the sum (or with `MAX` the maximum) of lanes i, i + 4, i + 8, i + 12 of block
+/// r.
 #[inline(always)]
 unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller promises AVX-512.
@@ -59,7 +60,7 @@ unsafe fn quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     }
 }
 
-/// Lane `4 r + i` is the sum of lanes `4 r` to `4 r + 3` of block i.
+/// Lane `4 r + i` is the sum (or with `MAX` the maximum) of lanes `4 r` to `4 r + 3` of block i.
 #[inline(always)]
 unsafe fn within_quarters<const MAX: bool>([a, b, c, d]: [__m512; 4]) -> __m512 {
     // SAFETY: the caller promises AVX-512.
