@@ -78,7 +78,7 @@ pub unsafe fn rope_on<T: Float>(
         return;
     }
     // A tile is a range of positions in a group of rows. The rows share a table of sines and
-    // cosines. With tiles, the tables stay on the stack and in L2 for any length of the sequence.
+    // cosines. So the tables stay on the stack and in L2 for any length of the sequence.
     let columns = if shape.traditional { shape.dims } else { shape.dims / 2 };
     let width = columns.clamp(1, COLUMNS).next_multiple_of(LANES);
     let ranges = machine.pool.ranges(rows * shape.seq * shape.head_dim);
@@ -88,8 +88,9 @@ pub unsafe fn rope_on<T: Float>(
     let group = if per_batch { shape.heads } else { rows.div_ceil(ranges.div_ceil(runs)) };
     let groups = rows.div_ceil(group);
     let tile = run * shape.head_dim * group;
-    // Unless `traditional`, the two halves of a row are stored separately. If a half is not a
-    // multiple of the vector width, a row length of 1 turns off streaming stores.
+    // Unless `traditional`, the kernel stores the two halves of a row separately. If a half is not
+    // a multiple of the vector width, a row length of 1 turns off streaming stores, which need
+    // alignment.
     let whole = shape.traditional || columns.is_multiple_of(LANES);
     let row = if whole { shape.head_dim } else { 1 };
     let out = Output::new(out, &[x], rows * shape.seq * shape.head_dim, row);

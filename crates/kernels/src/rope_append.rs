@@ -15,8 +15,8 @@ use super::{Machine, Shared, parallel_copy};
 /// The number of positions for which the state stores queries.
 pub const QUERY_POSITIONS: usize = 8;
 
-/// The number of positions of one head that are written before the next head's. The state stores
-/// the positions of a head contiguously.
+/// How many positions of one head the kernel writes before it goes on to the next head. The state
+/// stores the positions of a head contiguously.
 const RUN: usize = 8;
 /// How many heads ahead vectors are prefetched.
 const AHEAD: usize = 4;
@@ -109,7 +109,8 @@ pub unsafe fn append_on<T: Float>(
     unsafe { move_on(machine, Place::State(out), qkv, shape, frequencies, offsets, slots) }
 }
 
-/// The other side of the move: where the vectors of all heads are, apart from `qkv`.
+/// The buffers on the other side of `qkv`. The forward pass moves vectors from `qkv` to a `Place`,
+/// and the backward pass moves derivatives from the `Place` to `qkv`.
 #[derive(Clone, Copy)]
 pub enum Place<T> {
     /// The rows of a state, laid out as [`AppendShape`] says.

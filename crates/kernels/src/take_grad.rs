@@ -8,9 +8,9 @@ use super::element::{Element, Float, with_element};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES};
 
-/// Computes the gradient `out`, `[rows, axis]`, of a matrix. `g` is `[ids.len(), axis]`: for each
-/// id, the gradient of the copy of that row. Ids beyond the matrix are ignored. Sums are f32 and
-/// are rounded once.
+/// Computes the gradient `out`, `[rows, axis]`, of the matrix from which `ids` took rows. `g`,
+/// `[ids.len(), axis]`, has the gradient of each copy. Ids beyond the matrix are ignored. Sums are
+/// f32 and are rounded once.
 ///
 /// # Safety
 /// The buffers hold these elements, are aligned for their types and do not overlap.

@@ -13,8 +13,8 @@ use super::{floats, shuffles, stream, tiles, transpose};
 /// [`Lanes`] with more operations. The default code of an operation serves instruction sets that
 /// have no instruction for it.
 pub trait F32x16: Lanes + tiles::Tiles + Parts {
-    /// Whether packed numbers are masked and converted to floats without a shift, which makes them
-    /// multiples of powers of two. Otherwise each number takes a shift.
+    /// Whether kernels mask packed numbers and convert them to floats without a shift. Such a float
+    /// is the number times a power of two. Otherwise each number takes a shift instruction.
     const IN_PLACE: bool = false;
     /// Whether [`dot_bf16`](Self::dot_bf16) is a single instruction on this level.
     const DOTS_BF16: bool = false;

@@ -10,7 +10,7 @@ pub const LANES: usize = 16;
 pub const INTEGERS: f32 = 12_582_912.0 + 190.0;
 
 /// A register that is a block or a part of one. A kernel that processes a block register by
-/// register keeps more rows in registers.
+/// register can keep more rows in registers.
 pub trait Register: Copy + 'static {
     const LANES: usize;
     /// The number of rows of the input matrix x that fit in the registers, with four accumulators
@@ -353,9 +353,9 @@ pub trait Lanes:
     /// a result that is too small for f32 takes ten times as long.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
-        // The lowest bits of the sum are n + 190, the biased exponent of 2^(n + 63). The last
-        // factor, 2^-63, turns a normal number into the subnormal result. The power for -190 is
-        // zero.
+        // The lowest bits of the sum are n + 190, the biased exponent of 2^(n + 63). The product
+        // with `power` is a normal number, and the last factor, 2^-63, may make it subnormal. The
+        // power for -190 is zero.
         let power = Self::from_bits(Self::shift_left::<23>(sum.to_bits()));
         self * power * Self::splat(f32::from_bits((127 - 63) << 23))
     }

@@ -36,8 +36,8 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// Prefetches into the second-level cache, so that data that is needed later does not evict data in
-/// use from the first-level cache.
+/// Prefetches only into the second-level cache. So data for later does not evict data in use from
+/// the first-level cache.
 #[inline(always)]
 pub fn prefetch_far(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -175,8 +175,8 @@ pub struct DigitTiles {
     pub x_next: usize,
     /// The number of rows of digits: three for each row of x.
     pub rows: usize,
-    /// The weights: sixteen words, one for each row of weights, for each word of a row of digits.
-    /// The words of the next product start `w_next` floats later.
+    /// The weights. For each word of a row of digits there are sixteen words, one for each row of
+    /// weights. The words of the next product start `w_next` floats later.
     pub w: *const f32,
     pub w_next: usize,
     /// The number of words in a row of a product: one tile of `step` words, or two tiles.

@@ -44,7 +44,8 @@ fn sizes<T: Sample>() {
         for (kind, exact) in KINDS {
             for (y, x) in one(kind, &a).iter().zip(&a) {
                 let x = f64::from(x.to_f32());
-                // The kernel rounds the factor of x five times, and erf has an f32 error.
+                // The result is x times a factor. The kernel rounds the factor five times, and erf
+                // has an f32 error.
                 let allowed = 5.0 * f64::from(T::EPSILON) * x.abs();
                 let error = (f64::from(y.to_f32()) - exact(x)).abs();
                 assert!(error <= allowed, "{kind:?} of {x}: {}", y.to_f32());

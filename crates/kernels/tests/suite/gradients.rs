@@ -54,8 +54,8 @@ fn slope<T: Sample>(kind: Combination, x: &[T], g: &[T]) -> Vec<T> {
 }
 
 /// The bounds: the kernel rounds a slope and then its product, and the f32 error of a slope is
-/// below 1e-6. In the gradient of b, the kernel rounds the factor of a five times, as the op itself
-/// does.
+/// below 1e-6. The gradient of b contains the activation of a, which is a times a factor. The
+/// kernel rounds this factor five times, as the op itself does.
 fn activations<T: Sample>() {
     // The last size is long enough for lookup tables.
     for size in [0, 1, 17, 1000, 70_000] {

@@ -1,7 +1,7 @@
 //! Compares the kernels with plain references, on every instruction set of this machine.
 
-// The reference functions of the conformance tests. They are included by path, because the crate
-// that has them needs MLX and so cannot be a dependency.
+// The reference functions of the conformance tests. They are included by path, because their crate
+// needs MLX and so cannot be a dependency.
 #[path = "../../../../tests/catalog/src/reference.rs"]
 #[allow(dead_code, reason = "the table uses all of it")]
 mod reference;

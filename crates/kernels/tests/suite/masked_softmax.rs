@@ -134,8 +134,7 @@ fn check<T: Sample>(case: &Case) {
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
     let (y, grad) = run(case, &x, &g);
-    // The bound is that of the softmax test, but scores have a range of up to 20, so x - max has an
-    // error of 1e-6.
+    // As in the softmax test, but scores have a range of up to 20, so x - max has an error of 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
     assert_close(&y, &reference(case, &x), relative, 3.1e-8, &what);
     // The sum of y * g over a row has an error of about 1e-7 of |g|.

@@ -284,8 +284,8 @@ fn byte_machines() -> impl Iterator<Item = Machine> {
     machines_and_tiles().into_iter().filter(bytes)
 }
 
-/// Compares with the products of the rounded x, so the test also shows that the kernel loses
-/// nothing else.
+/// Compares with the products of the rounded x. So the test also shows that the kernel loses no
+/// further precision.
 fn products_of_bytes<T: Sample>() {
     for format in
         FORMATS.into_iter().filter(|format| ![Mode::Mxfp8, Mode::Nvfp4].contains(&format.0))

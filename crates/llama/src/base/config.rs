@@ -44,8 +44,8 @@ pub struct Config {
     /// The scaling of the rotary embedding for long sequences, in the form that
     /// [`RopeScaling::parse`] reads.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is also the output projection. `None` means that it is if the file has
-    /// no tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
+    /// Whether the embedding is also the output projection. `None` means true if the file has no
+    /// tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
     pub tie_word_embeddings: Option<bool>,
     /// The quantization of projections and embedding: `group_size`, `bits` and `mode`. An entry
     /// under the path of a module has these fields for that module only, or is false if the module

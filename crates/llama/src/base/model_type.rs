@@ -185,7 +185,7 @@ fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     }
 }
 
-/// Returns the first layer of sliding-window attention. These architectures have one window for all
+/// Returns the first layer of sliding-window attention, for architectures with one window for all
 /// layers, or for the layers from `max_window_layers` on.
 fn slides_from(
     config: &mut Map<String, Value>,

@@ -237,8 +237,8 @@ impl RopeFrequencies {
         self.multiplier
     }
 
-    /// The base of the frequencies for a sequence of `len` positions. Only with
-    /// [`RopeScaling::Dynamic`] does it depend on `len`.
+    /// The base of the frequencies for a sequence of `len` positions. It depends on `len` only with
+    /// [`RopeScaling::Dynamic`].
     pub fn base(&self, len: i32) -> f32 {
         let Some(Dynamic { factor, limit }) = self.dynamic else { return self.base };
         let dims = f64::from(self.dims);

@@ -5,8 +5,8 @@ use mlx_primitives::{Error, Result};
 use super::config_json::short;
 
 /// How a model stretches its rotary embedding to sequences that are longer than in its training.
-/// This is the `rope_scaling` or `rope_parameters` of a `config.json`, with the meaning of
-/// transformers.
+/// This is the `rope_scaling` or `rope_parameters` of a `config.json`, as transformers interprets
+/// it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
     /// No scaling.

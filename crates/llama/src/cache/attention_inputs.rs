@@ -101,8 +101,8 @@ impl AttentionInputs {
     }
 }
 
-/// Converts the results of attention to the shape `[batch, time, heads * head_dim]`. Before, it is
-/// `[batch, heads, time, head_dim]`.
+/// Reshapes the results of attention: `[batch, heads, time, head_dim]` becomes `[batch, time,
+/// features]`, where `features` is `heads * head_dim`.
 pub(crate) fn join_heads(attended: &Array) -> Result<Array> {
     let (batch, heads, time, features) = attended.dims4()?;
     let joined = [batch, time, heads * features];

@@ -10,8 +10,8 @@ use crate::model::Llama;
 /// The name of the file format in the metadata of a prompt cache's file.
 const FORMAT: &str = "mlx-primitives prompt cache 2";
 
-/// A cache and its tokens, in memory or in a safetensors file. With it, a prompt need not be
-/// computed again.
+/// A cache and its tokens, in memory or in a safetensors file. A generation that starts from it
+/// does not compute the prompt again.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options, PromptCache};

@@ -1,7 +1,7 @@
 use mlx_primitives::{Array, Dtype, Error, Result, random, select};
 
-/// How the next token is drawn from the model's logits. The steps are those of mlx-lm's
-/// `make_sampler`. They run in the order of the fields from `top_p` to `top_k`.
+/// How the next token is drawn from the model's logits. The steps follow mlx-lm's `make_sampler`,
+/// and run in the order of the fields from `top_p` to `top_k`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// The temperature. It divides the logits of the tokens that the other steps keep. 0 takes the

@@ -133,7 +133,7 @@ impl<'a> Draft<'a> {
             }
         }
         let accepted = drawn.iter().filter(|token| token.from_draft).count();
-        // The model has not run the token that was drawn last, so the cache does not contain it.
+        // Removes the rejected proposals. The model has not run the token that was drawn last.
         let wrong = proposed.len() - accepted;
         cache.trim(i32::try_from(wrong).unwrap_or(i32::MAX))?;
         self.keep(text.len() - 1)?;

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::super::registers::Avx2;
 
 /// Converts the bf16 values with even indices to the floats of the first register, and the values
-/// with odd indices to the second. No value crosses a lane.
+/// with odd indices to the second. No value moves to another 32-bit lane.
 #[inline(always)]
 pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
     // SAFETY: the caller promises AVX2.

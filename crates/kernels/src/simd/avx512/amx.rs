@@ -246,8 +246,8 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
     }
 
     /// Treats subnormal numbers as zero. Panels come from the second-level cache and are
-    /// prefetched. The prefetches make products 2 % slower if one thread has a core, and 10 to 20 %
-    /// faster if two threads share it.
+    /// prefetched. The prefetches make products 2 % slower if one thread runs on a core, and 10 to
+    /// 20 % faster if two threads share it.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the
