@@ -50,7 +50,7 @@ impl KvTensor {
     }
 }
 
-/// Which keys the queries of a step see.
+/// The mask of a step: the keys that each query sees.
 #[derive(Clone, Debug)]
 pub enum AttentionMask {
     /// All keys. This is the case for a single query.
