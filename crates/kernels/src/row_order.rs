@@ -14,7 +14,7 @@ pub enum RowOrder {
     ByCount,
     /// The order of one row, for decoding: the vector lanes hold consecutive elements of the row.
     Tokens,
-    /// The order of tiles, for prompts: each vector lane holds another row.
+    /// The order of tiles, for prompts: each vector lane holds a different row.
     Prompt,
 }
 

@@ -239,8 +239,8 @@ fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize)
     (0..dim).map(|i| f64::from(element(i).to_f32())).collect()
 }
 
-/// Shapes for both kernels: one query and several; dimensions that are multiples of a block or not;
-/// enough keys for several chunks.
+/// Shapes for the kernels of few and of many queries. Dimensions are multiples of a block or not,
+/// and some calls have enough keys for several chunks.
 const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
