@@ -1,6 +1,6 @@
-//! Llama models and similar architectures on mlx-primitives, from files to text. With packed
-//! weights, a layer decodes a token in six dispatches, or in seven if attention splits a long
-//! cache.
+//! Llama models and similar architectures on mlx-primitives: loading, text generation and training.
+//! With packed weights, a layer decodes a token in six dispatches, or in seven if attention splits
+//! a long cache.
 //!
 //! A [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`] (weights and forward pass).
 //! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a
@@ -42,7 +42,7 @@ pub use model::{Adapters, Llama, estimate};
 #[doc(inline)]
 pub use text::{ChatOptions, ChatTemplate, Tokenizer, message};
 
-/// The parts of a cache, public for this crate's tests.
+/// The parts of a key/value cache, which are public only for this crate's tests.
 #[doc(hidden)]
 pub mod internals {
     pub use super::base::Heads;

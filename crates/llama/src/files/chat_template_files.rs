@@ -11,9 +11,9 @@ use crate::text::{ChatTemplate, SpecialTokens};
 impl ChatTemplate {
     /// Loads the chat templates of a checkpoint. In a directory they are `chat_template.jinja` and
     /// the files in `additional_chat_templates` or, if no such file exists, the templates in
-    /// `tokenizer_config.json`. For a `.gguf` file, these files are searched in its folder; if they
-    /// have no template, the GGUF file's templates are loaded. Returns `None` if there is no
-    /// template.
+    /// `tokenizer_config.json`. For a `.gguf` file, the function looks for these files in the
+    /// folder of the GGUF file. If they contain no template, it loads the templates in the GGUF
+    /// file. Returns `None` if there is no template.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl ChatTemplate {
         Ok((!own.templates.is_empty()).then_some(own))
     }
 
-    /// The templates and special tokens in the files of a directory.
+    /// Loads the templates and the special tokens from the files of a directory.
     fn beside(directory: &Path) -> Result<Self> {
         let path = directory.join("tokenizer_config.json");
         let config = files::read_if_present(&path)?.unwrap_or_else(|| "{}".to_owned());

@@ -24,8 +24,8 @@ pub struct Checkpoint {
     pub llama: Llama,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Tokens that end a text: the `eos_token_id` of `generation_config.json` or, if it has none,
-    /// of `config.json`, and the `eos_token` of the tokenizer.
+    /// The tokens at which generation stops: the `eos_token_id` of `generation_config.json` or, if
+    /// that file has no such entry, of `config.json`, and the `eos_token` of the tokenizer.
     pub eos: Vec<u32>,
 }
 
@@ -35,7 +35,7 @@ struct GenerationConfig {
     eos_token_id: TokenIds,
 }
 
-/// The size of a model's vocabulary, in its `config.json`.
+/// The entry of `config.json` that gives the size of the model's vocabulary.
 #[derive(Deserialize)]
 struct Rows {
     vocab_size: u32,
@@ -45,8 +45,9 @@ impl Checkpoint {
     /// Loads a directory or a `.gguf` file. A directory has `config.json`, `tokenizer.json`,
     /// `model*.safetensors` and, optionally, `generation_config.json` and the other files that
     /// [`Tokenizer::load`] reads. The tokenizer of a GGUF file is the `tokenizer.json` in its
-    /// folder or, if there is none, the tokenizer that the GGUF file describes. The end tokens in
-    /// the GGUF file and in a `generation_config.json` in its folder are joined.
+    /// folder or, if there is none, the tokenizer that the GGUF file describes. The list of end
+    /// tokens then combines the GGUF file's tokens with the tokens of a `generation_config.json` in
+    /// the same folder.
     ///
     /// # Errors
     ///
@@ -66,9 +67,8 @@ impl Checkpoint {
         Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
-    /// Loads a checkpoint with only the part of the model that this process holds. `hold` selects
-    /// the part as in [`Llama::load_part`]; `progress` is called as in
-    /// [`load_with`](Self::load_with).
+    /// Loads a checkpoint with only this process's part of the model. `hold` selects the part as in
+    /// [`Llama::load_part`]; `progress` is called as in [`load_with`](Self::load_with).
     ///
     /// # Errors
     ///
@@ -88,7 +88,8 @@ impl Checkpoint {
             gguf => {
                 let mut rows = None;
                 if !gguf {
-                    // This file is read first, so that the error for an empty directory names it.
+                    // `config.json` is read first, so that the error for an empty directory names
+                    // this file.
                     let config = files::read_to_string(&directory.join("config.json"))?;
                     rows = serde_json::from_str(&config).ok().map(|Rows { vocab_size }| vocab_size);
                     model_path::check_tokenizer(path)?;
@@ -109,7 +110,8 @@ impl Checkpoint {
         Ok(Self { llama, tokenizer, eos })
     }
 
-    /// The checkpoint, with a model that [rounds activations in this way](Llama::with_activations).
+    /// Returns the checkpoint with a model that rounds activations as [`Llama::with_activations`]
+    /// describes.
     #[must_use]
     pub fn with_activations(self, activations: CpuActivations) -> Self {
         Self { llama: self.llama.with_activations(activations), ..self }

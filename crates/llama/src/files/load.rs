@@ -18,8 +18,8 @@ impl Llama {
     /// layer take memory.
     ///
     /// If there is a `model.safetensors.index.json`, the files that it lists are read, and each
-    /// must hold the tensors that the index says. A GGUF file has to be of the architecture llama,
-    /// qwen2 or qwen3. Its packed types stay packed, in the formats that
+    /// must hold the tensors that the index says. The architecture of a GGUF file must be llama,
+    /// qwen2 or qwen3. Its packed weights stay packed, in the formats that
     /// [`load_gguf`](mlx_primitives::io::load_gguf) lists or, on CPUs,
     /// [`load_gguf_with`](mlx_primitives::io::load_gguf_with).
     ///
@@ -27,18 +27,18 @@ impl Llama {
     ///
     /// Returns an error for missing or truncated files, and for an architecture that
     /// [`ModelType`](crate::base::ModelType) does not have. It is also an error if a tensor is
-    /// missing, unknown or in two files, or if its shape or type differs from the configuration. A
-    /// named pipe, a device or a directory in the place of a file is an error too. The error names
-    /// the file and, if a tensor is at fault, the tensor.
+    /// missing, unknown or in two files, or if its shape or type does not match the configuration.
+    /// It is an error too if a path is a named pipe, a device or a directory instead of a file. The
+    /// error names the file and, if a tensor is at fault, the tensor.
     ///
     /// # Files that change meanwhile
     ///
-    /// The elements are read by system calls: if another process makes a file shorter before they
-    /// are read, loading or the first evaluation fails with an error. The header of a file is
-    /// mapped into memory while it is checked: if another process makes the file shorter at that
-    /// time, the system ends this process with the signal SIGBUS, which a reader cannot turn into
-    /// an error. No file is mapped after this function returns. Replacing a file by renaming
-    /// another one to its name is always safe.
+    /// System calls read the elements. If another process truncates a file before its elements are
+    /// read, loading or the first evaluation fails with an error. The header of a file is mapped
+    /// into memory while it is checked. If another process truncates the file at that time, the
+    /// system ends this process with the signal SIGBUS, which this function cannot turn into an
+    /// error. No file is mapped after this function returns. It is always safe to replace a file by
+    /// renaming another file to its name.
     ///
     /// ```
     /// use mlx_primitives_llama::Llama;
@@ -73,8 +73,8 @@ impl Llama {
         Self::load_part(path, |_, weights| Ok(weights), progress)
     }
 
-    /// Loads only the part of a model that this process holds, and calls `progress` like
-    /// [`load_with`](Self::load_with). `hold` limits the weights to this part by
+    /// Loads only this process's part of a model, and calls `progress` like
+    /// [`load_with`](Self::load_with). `hold` limits the weights to this part with
     /// [`Weights::held_by`].
     ///
     /// # Errors
@@ -103,8 +103,8 @@ impl Llama {
         Self::load_part_lazily(path, |_, weights| Ok(weights))
     }
 
-    /// Loads only the part of a model that this process holds, like [`load_part`](Self::load_part).
-    /// Each tensor is read when it is first used, as by [`load_lazily`](Self::load_lazily).
+    /// Loads only this process's part of a model, like [`load_part`](Self::load_part). Each tensor
+    /// is read when it is first used, as in [`load_lazily`](Self::load_lazily).
     ///
     /// # Errors
     ///
@@ -129,8 +129,8 @@ pub(crate) fn in_file(path: &Path, error: Error) -> Error {
     }
 }
 
-/// Reads the configuration and the tensors of a directory or a GGUF file. The data of a tensor are
-/// read at its first use.
+/// Reads the configuration and the tensors of a directory or a GGUF file. The elements of a tensor
+/// are read when it is first used.
 fn files(path: &Path) -> Result<(Config, Weights)> {
     model_path::check(path)?;
     if gguf::is_gguf(path) {
@@ -198,7 +198,7 @@ fn listed_files(
     Ok(names.into_iter().map(|name| directory.join(name)).collect())
 }
 
-/// The files `model*.safetensors`, in the order of their names.
+/// Returns the files `model*.safetensors`, in the order of their names.
 pub(crate) fn safetensors_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).map_err(|e| Error::io(directory, e))?;
     let mut files: Vec<PathBuf> = entries

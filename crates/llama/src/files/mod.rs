@@ -1,4 +1,4 @@
-//! Models, tokenizers, templates and adapters in files, and their download.
+//! Loads and saves models, tokenizers, chat templates and adapters, and downloads models.
 
 mod adapter_files;
 mod chat_template_files;

@@ -17,7 +17,8 @@ use crate::model::{Adapters, Llama};
 
 /// An open checkpoint that can be written in another form: quantized, or with adapters fused.
 ///
-/// Tensors are read, changed and kept one by one, so quantizing never holds the float model.
+/// Tensors are read and converted one by one, so quantizing never keeps the whole float model in
+/// memory.
 ///
 /// ```no_run
 /// use mlx_primitives_llama::{Checkpoint, ModelFiles, Quantization};
@@ -31,18 +32,18 @@ pub struct ModelFiles {
     pub(crate) directory: PathBuf,
     pub(crate) config: Map<String, Value>,
     pub(crate) tensors: BTreeMap<String, Array>,
-    /// The texts of the tokenizer's files by name; `None` if the files are copied from the
-    /// directory.
+    /// The contents of the tokenizer's files by file name; `None` if `save` copies the files from
+    /// the directory.
     pub(crate) companions: Option<BTreeMap<String, String>>,
 }
 
 impl ModelFiles {
-    /// Opens `config.json` and `model*.safetensors`, or a `.gguf` file, and checks that they are a
-    /// model. Only the headers of the files are read.
+    /// Opens `config.json` and `model*.safetensors`, or a `.gguf` file, and checks that they
+    /// describe a model. Only the headers of the files are read.
     ///
     /// # Errors
     ///
-    /// Returns an error if a file is missing or damaged, or if the tensors are not a model that
+    /// Returns an error if a file is missing or damaged, or if the tensors do not form a model that
     /// this crate runs. The error names the file.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref().to_owned();
@@ -58,8 +59,8 @@ impl ModelFiles {
             tensors.extend(io::load_safetensors(file)?.arrays);
         }
         let mut files = Self { directory, config, tensors, companions: None };
-        // Tensors that a model does not use are removed: computed tables, and a copy of the
-        // embedding.
+        // Tensors that a model does not use are removed, such as precomputed tables and a copy of
+        // the embedding.
         let tied = files.llama()?.config().tie_word_embeddings == Some(true);
         // The key is always written, since programs have different defaults for a missing key.
         files.config.entry("tie_word_embeddings").or_insert(Value::Bool(tied));
@@ -70,9 +71,10 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// Opens a GGUF file, and makes the tokenizer's files that a checkpoint has.
+    /// Opens a GGUF file, and makes the contents of the tokenizer's files.
     fn open_gguf(path: PathBuf) -> Result<Self> {
-        // `Affine`, since a checkpoint needs MLX's layouts.
+        // K-quants are converted to MLX's affine layout, since a checkpoint can only have MLX's
+        // layouts.
         let gguf::Model { config, files } = gguf::read(&path, KQuants::Affine)?;
         let companions = Some(gguf::companions(&path)?);
         let tensors = files.into_iter().flat_map(|(_, arrays)| arrays).collect();
@@ -81,11 +83,11 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// Makes a model of the current tensors.
+    /// Makes a model from the current tensors.
     ///
     /// # Errors
     ///
-    /// Returns an error if the current tensors are not a model that this crate runs.
+    /// Returns an error if the current tensors do not form a model that this crate runs.
     pub fn llama(&self) -> Result<Llama> {
         let arrays: HashMap<String, Array> =
             self.tensors.iter().map(|(name, array)| (name.clone(), array.clone())).collect();
@@ -103,24 +105,25 @@ impl ModelFiles {
         self.tensors.values().map(|array| array.nbytes() as u64).sum()
     }
 
-    /// The type of the weights in the configuration. mlx-lm converts the weights to this type.
+    /// The type of the weights that the configuration states. mlx-lm converts the weights to this
+    /// type.
     pub fn dtype(&self) -> Option<Dtype> {
         let name = self.config.get("torch_dtype").or_else(|| self.config.get("dtype"))?.as_str()?;
         let known = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
         known.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The paths of matrices that the configuration lists as unquantized, since their rows are not
-    /// whole groups.
+    /// The paths of matrices that the configuration lists as unquantized, because the length of
+    /// their rows is not a multiple of the group size.
     pub fn unquantized(&self) -> Vec<&str> {
         let quantization = self.config.get("quantization").and_then(Value::as_object);
         let modules = quantization.into_iter().flatten();
         modules.filter(|(_, v)| **v == Value::Bool(false)).map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Packs every matrix whose rows are whole groups, as `mlx_lm.convert -q` does. Before that, it
-    /// converts the float tensors to `dtype`, if given. `progress` is called with the number of the
-    /// current tensor and the number of all tensors.
+    /// Packs every matrix whose row length is a multiple of the group size, as `mlx_lm.convert -q`
+    /// does. If `dtype` is given, the float tensors are converted to it first. `progress` is called
+    /// with the number of the current tensor and the total number of tensors.
     ///
     /// # Errors
     ///
@@ -144,7 +147,7 @@ impl ModelFiles {
         self.parsed()?; // returns an error for a format that does not exist, before the work
         let total = self.tensors.len();
         let mut tensors = BTreeMap::new();
-        // Tensors are taken out one by one, so that the floats of a matrix are freed once it is
+        // The loop removes tensors one by one, so that the floats of a matrix are freed once it is
         // packed.
         while let Some((name, array)) = self.tensors.pop_first() {
             progress(total - self.tensors.len(), total);
@@ -173,9 +176,9 @@ impl ModelFiles {
         Ok(Self { tensors, ..self })
     }
 
-    /// Adds adapters to the weights that they name, as `mlx_lm.fuse` does. The changed packed
-    /// weights are packed again. With `dequantize`, all packed weights become floats instead.
-    /// `progress` is called with the number of the current tensor and the number of all tensors.
+    /// Adds adapters to the weights that they name, as `mlx_lm.fuse` does. Packed weights with an
+    /// update are packed again. With `dequantize`, all packed weights become floats instead.
+    /// `progress` is called with the number of the current tensor and the total number of tensors.
     ///
     /// # Errors
     ///
@@ -197,8 +200,8 @@ impl ModelFiles {
             if let Some(path) = name.strip_suffix(".biases").or(name.strip_suffix(".scales"))
                 && self.tensors.contains_key(&format!("{path}.weight"))
             {
-                // Names are sorted: the weight of these scales or biases comes later and takes them
-                // out again.
+                // Names are sorted, so the weight of these scales or biases comes later in the
+                // loop. The step for the weight then removes them from `tensors`.
                 tensors.insert(name, array);
                 continue;
             }
@@ -231,13 +234,13 @@ impl ModelFiles {
         Ok(Self { tensors, ..self })
     }
 
-    /// Replaces tensors by the weights that a full fine-tune of mlx_lm.lora wrote to the directory,
-    /// and returns the number of weights; `None` if the directory has low-rank updates.
+    /// Replaces tensors by the weights that a full fine-tuning run of mlx_lm.lora wrote to the
+    /// directory. Returns the number of weights, or `None` if the directory has low-rank updates.
     ///
     /// # Errors
     ///
-    /// Returns an error if a file cannot be read, or if the checkpoint has no tensor of the same
-    /// name and shape as a weight. The error names the file.
+    /// Returns an error if a file cannot be read, or if the checkpoint lacks a tensor with the name
+    /// and shape of one of the weights. The error names the file.
     pub fn tuned(&mut self, directory: impl AsRef<Path>) -> Result<Option<usize>> {
         let directory = directory.as_ref();
         let Some(weights) = whole_weights(directory)? else { return Ok(None) };
@@ -272,13 +275,14 @@ impl ModelFiles {
     }
 }
 
-/// The path of the module if the tensor is the module's float matrix; `None` for other tensors.
+/// Returns the path of a module if the tensor is the module's float matrix; `None` for other
+/// tensors.
 pub(crate) fn matrix_path<'a>(name: &'a str, array: &Array) -> Option<&'a str> {
     name.strip_suffix(".weight").filter(|_| array.ndim() == 2 && array.dtype().is_floating())
 }
 
-/// Adds an update to a matrix by MLX's ops, in mlx-lm's order, so that both programs write the same
-/// bytes.
+/// Adds an update to a matrix with MLX's ops in mlx-lm's order, so that this crate and mlx-lm write
+/// the same bytes.
 fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     let plain = match &matrix {
         LinearWeight::Plain(rows) => rows.clone(),
@@ -286,7 +290,7 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     };
     let [a, b] = update.to_mlx_lm()?;
     let scale = Array::scalar(update.scale())?.astype(b.dtype())?;
-    // MLX computes this product, as in mlx-lm, so that the bits are the same.
+    // MLX's own `matmul` computes this product, as in mlx-lm, so that the bits are the same.
     let delta = builtin::matmul(&b.t()?.multiply(scale)?, &a.t()?)?;
     let mut sum = plain.add(delta.astype(plain.dtype())?)?;
     if let Some(magnitude) = update.magnitude() {

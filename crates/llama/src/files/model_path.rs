@@ -7,13 +7,13 @@ use std::path::Path;
 use super::gguf::is_gguf;
 use mlx_primitives::{Error, Result};
 
-/// The first bytes of a pointer file of Git LFS, which stands for a file that is not downloaded,
-/// and a limit of the pointer file's size in bytes.
+/// The first bytes of a Git LFS pointer file, which stands for a file that is not downloaded, and
+/// an upper limit for the size of a pointer file in bytes.
 const POINTER: &[u8] = b"version https://git-lfs";
 const LONGEST: u64 = 1024;
 
-/// Returns an error that says what to do if the path cannot be a model that this crate reads. Other
-/// mistakes in the files are left to the loader.
+/// Returns an error if the path cannot be a model that this crate reads. The error says what to do.
+/// The loader finds other mistakes in the files.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let refuse = |reason: &dyn std::fmt::Display| Err(Error::file(path, reason));
     let Ok(found) = fs::metadata(path) else {
@@ -66,7 +66,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns an error that says what to do if the folder has no `tokenizer.json`.
+/// Returns an error if the folder has no `tokenizer.json`. The error says what to do.
 pub(crate) fn check_tokenizer(folder: &Path) -> Result<()> {
     if folder.join("tokenizer.json").exists() {
         return Ok(());
@@ -88,7 +88,7 @@ pub(crate) fn check_tokenizer(folder: &Path) -> Result<()> {
     }
 }
 
-/// Returns an error if a file is still a pointer file of Git LFS in place of its content.
+/// Returns an error if a file is still a Git LFS pointer file instead of the real file.
 fn refuse_pointer(path: &Path) -> Result<()> {
     let small = fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() < LONGEST);
     let mut start = Vec::new();

@@ -14,8 +14,8 @@ use crate::model::{Adapters, Llama};
 
 const TENSORS: &str = "adapter_model.safetensors";
 
-/// Fields that change more than the low-rank updates, or add other updates. They are refused,
-/// except if they are false, null, 0 or empty.
+/// Fields that change weights outside the low-rank updates, or that add other kinds of updates.
+/// They are refused, except if they are false, null, 0 or empty.
 const REFUSED: [&str; 9] = [
     "use_dora",
     "lora_bias",
@@ -28,7 +28,7 @@ const REFUSED: [&str; 9] = [
     "arrow_config",
 ];
 
-/// Methods to initialize adapters that also change the model's weights.
+/// Initialization methods of adapters that also change the model's weights.
 const CHANGING: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 /// The fields of `adapter_config.json` that matter after training.
@@ -36,13 +36,14 @@ struct PeftConfig {
     rank: i64,
     alpha: f64,
     rank_stabilized: bool,
-    /// The ends of the names of updated modules; `None` if a pattern names them.
+    /// The ends of the paths of updated modules; `None` if the field is not a list of names.
     modules: Option<Vec<String>>,
     ranks: Vec<(Pattern, f64)>,
     alphas: Vec<(Pattern, f64)>,
 }
 
-/// Makes the updates of a PEFT adapter. `config` is its `adapter_config.json`, at `path`.
+/// Loads the updates of a PEFT adapter. `config` is the content of its `adapter_config.json`, and
+/// `path` is the path of this file.
 pub(crate) fn load(
     directory: &Path,
     path: &Path,
@@ -129,7 +130,8 @@ impl PeftConfig {
         })
     }
 
-    /// Makes updates from the file's tensors. An error is the end of a message, after "expected".
+    /// Makes updates from the file's tensors. The text of an error continues a message that begins
+    /// with "expected".
     fn assembled(
         &self,
         tensors: BTreeMap<String, Array>,
@@ -196,7 +198,7 @@ fn ends(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// A pattern for a module's whole path, or for the end of the path after a dot.
+/// A pattern that a module's path must match, either as a whole or from some dot to its end.
 enum Pattern {
     /// A path without operators.
     Path(String),
@@ -223,7 +225,7 @@ impl Pattern {
 /// The maximum number of regular expressions in a field.
 const MOST_PATTERNS: usize = 256;
 
-/// The patterns of a field and their numbers, in the order of the file.
+/// Reads the patterns of a field and the number of each pattern, in the order of the file.
 fn patterns(field: Option<&Value>, key: &str) -> std::result::Result<Vec<(Pattern, f64)>, String> {
     let Some(field) = field else { return Ok(Vec::new()) };
     let Value::Object(map) = field else { return refuse(&format!("an object {key}"), field) };
@@ -242,7 +244,7 @@ fn patterns(field: Option<&Value>, key: &str) -> std::result::Result<Vec<(Patter
     Ok(all)
 }
 
-/// The number of the first pattern that matches.
+/// Returns the number of the first pattern that matches the path.
 fn value_of(patterns: &[(Pattern, f64)], path: &str) -> Option<f64> {
     patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, number)| *number)
 }

@@ -11,11 +11,11 @@ use mlx_primitives::{Array, Error, Result, io};
 
 use super::model_files::ModelFiles;
 
-/// The maximum size of a file's tensors in bytes. A larger tensor has a file to itself. mlx-lm has
+/// The maximum size of a file's tensors in bytes. A larger tensor gets a separate file. mlx-lm has
 /// the same limit.
 const SHARD: u64 = 5 << 30;
 
-/// The beginnings of the names of files that belong to the tokenizer and to generation.
+/// The prefixes of the names of files that belong to the tokenizer or configure generation.
 const COMPANIONS: [&str; 8] = [
     "tokenizer",
     "special_tokens_map.json",
@@ -31,7 +31,8 @@ impl ModelFiles {
     /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GiB,
     /// their index, and copies of the tokenizer's files. The directory appears only when all files
     /// are complete. If saving fails, no files remain. If the process is killed, a directory whose
-    /// name begins with `.partial-` remains beside it. The next save in this folder removes it.
+    /// name begins with `.partial-` remains in the same folder. The next save to this folder
+    /// removes it.
     ///
     /// # Errors
     ///
@@ -65,7 +66,7 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// Checks whether [`save`](Self::save) could write that directory now.
+    /// Checks whether [`save`](Self::save) could write the directory.
     ///
     /// # Errors
     ///
@@ -99,8 +100,8 @@ impl ModelFiles {
         write_json(&directory.join("model.safetensors.index.json"), &index)
     }
 
-    /// The number of parameters. A packed matrix counts as its unpacked numbers, without its scales
-    /// and biases.
+    /// The number of parameters. A packed matrix counts with the number of its unpacked elements;
+    /// its scales and biases do not count.
     ///
     /// # Errors
     ///
@@ -165,8 +166,9 @@ fn refuse_existing(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A temporary directory beside the final directory. At the end it is renamed to the final name. If
-/// it is dropped before, it is removed, and then the folders that were created above it.
+/// A temporary directory beside the final directory. When the save succeeds, the directory is
+/// renamed to the final name. If a `Partial` is dropped before that, the directory is removed, and
+/// so are the parent folders that were created for it.
 struct Partial {
     directory: TempDir,
     folders: NewFolders,
@@ -185,14 +187,14 @@ impl Partial {
         // The process's umask limits these permissions, as for any new directory.
         builder.permissions(fs::Permissions::from_mode(0o777));
         partial::remove_stale(folder);
-        // The message has only the error's kind, since the error's text names the temporary
+        // The message has only the error's kind, because the full error would name the temporary
         // directory.
         let (made, alive) = partial::create(|| builder.tempdir_in(folder), |made| made.path())
             .map_err(|e| unwritten(directory, e.kind()))?;
         Ok(Self { directory: made, folders, _alive: alive })
     }
 
-    /// Keeps the directory and the folders, after the directory was renamed.
+    /// Keeps the directory and its parent folders after the directory was renamed.
     fn keep(self) {
         let _ = self.directory.keep();
         self.folders.keep();
@@ -212,8 +214,8 @@ fn sync(directory: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Divides the tensors, in order, into shards that are not larger than `limit` unless one tensor
-/// is.
+/// Divides the tensors, in order, into shards of at most `limit` bytes. A tensor that is larger
+/// than `limit` gets a separate shard.
 fn shards(tensors: BTreeMap<String, Array>, limit: u64) -> Vec<BTreeMap<String, Array>> {
     let mut shards: Vec<BTreeMap<String, Array>> = Vec::new();
     let mut size = 0u64;

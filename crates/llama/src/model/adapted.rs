@@ -1,4 +1,4 @@
-//! A model with low-rank updates beside its weights, or added to them.
+//! A model with low-rank updates that run beside its weights or are added to the weights.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,8 @@ impl Llama {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn projection_shape(&self, name: &str) -> Result<[i32; 2]> {
-        // All layers have the same shapes, so the first layer of this process tells the shapes of a
-        // layer in another process.
+        // All layers have the same shapes. So for a layer in another process, the function reads
+        // the shape from the first layer of this process.
         let all = self.config().num_hidden_layers;
         let own = self.exchange().layers(all);
         let elsewhere = |layer: &i32| (0..all).contains(layer) && !own.contains(layer);
@@ -48,13 +48,13 @@ impl Llama {
         })
     }
 
-    /// Attaches low-rank updates to the model. Every pass runs them beside the weights, in the type
-    /// of the activations. They replace previous updates.
+    /// Attaches low-rank updates to the model. Every forward pass runs them beside the weights, in
+    /// the type of the activations. The new updates replace the previous updates.
     ///
     /// # Errors
     ///
-    /// Returns an error if the model lacks the projection of an update, or if its shape does not
-    /// fit the update.
+    /// Returns an error if the model lacks the projection of an update, or if the shape of the
+    /// projection does not fit the update.
     pub fn adapted(self, adapters: &Adapters) -> Result<Self> {
         self.with_updates(adapters)
     }
@@ -70,7 +70,7 @@ impl Llama {
         Err(Error::argument("llama", format_args!("{of}, got a of {a:?} and b of {b:?}")))
     }
 
-    /// The model with the updates attached, which shares its weights with this one.
+    /// Returns a model with the updates attached. The new model shares its weights with `self`.
     pub(crate) fn with_updates(&self, adapters: &Adapters) -> Result<Self> {
         self.exchange().agree("the adapters", &mut || Ok(format!("{:016x}", adapters.sum()?)))?;
         let mut updates = BTreeMap::new();
@@ -86,8 +86,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error if the model lacks the projection of an update, if the shape of the
-    /// projection does not fit the update, and the errors of [`forward`](Self::forward).
+    /// Returns an error if the model lacks the projection of an update, or if the shape of the
+    /// projection does not fit the update. Returns the errors of [`forward`](Self::forward) too.
     pub fn forward_adapted(
         &self,
         tokens: &Array,
@@ -100,7 +100,7 @@ impl Llama {
         self.beside(adapters)?.forward(tokens, cache)
     }
 
-    /// The model with only the updates of `adapters` attached.
+    /// Returns the model with only the updates of `adapters` attached.
     fn beside(&self, adapters: Option<&Adapters>) -> Result<Self> {
         let mut model = self.map(&mut |linear| {
             let update = adapters.and_then(|adapters| adapters.get(&linear.path));
@@ -114,12 +114,12 @@ impl Llama {
         Ok(model)
     }
 
-    /// The model with the updates added to its weights. Packed weights are packed again.
+    /// Returns the model with the updates added to its weights. Packed weights are packed again.
     ///
     /// # Errors
     ///
-    /// Returns an error if the model lacks the projection of an update, if its shape does not fit
-    /// the update, or if a packed weight cannot be packed again.
+    /// Returns an error if the model lacks the projection of an update, if the shape of the
+    /// projection does not fit the update, or if a packed weight cannot be packed again.
     pub fn merged(&self, adapters: &Adapters) -> Result<Self> {
         for name in adapters.updates.keys() {
             self.projection_shape(name)?;

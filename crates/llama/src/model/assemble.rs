@@ -11,8 +11,8 @@ use super::matrix;
 use crate::base::{Config, Progress, Weights};
 
 impl Llama {
-    /// Makes a model, or the part of it that this process holds, from a configuration and weights.
-    /// With `progress`, each layer is evaluated before the next one is read.
+    /// Makes a model, or this process's part of a model, from a configuration and weights. With
+    /// `progress`, each layer is evaluated before the next one is read.
     pub(crate) fn assemble(
         mut config: Config,
         mut weights: Weights,
@@ -24,7 +24,7 @@ impl Llama {
         config.tie_word_embeddings = Some(tied);
         weights.keep_own_layers(config.num_hidden_layers);
         let total = weights.nbytes();
-        // On a CPU, reading weights is faster if they lie together in large pages.
+        // A CPU reads weights faster if they lie together in large pages of memory.
         let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: Vec<&Array>, left: u64| -> Result<()> {
             let Some(progress) = &mut progress else { return Ok(()) };
@@ -82,7 +82,8 @@ impl Llama {
         Ok(llama)
     }
 
-    /// The type that hidden states of type `dtype` have after the layers of this process.
+    /// Returns the type of the last layer's output in this process, if the first layer's input has
+    /// the type `dtype`.
     fn dtype_after(&self, dtype: Dtype) -> Result<Dtype> {
         let h = Array::zeros_of([1, 1, self.config.hidden_size], dtype)?;
         Ok(self.through_layers(h, &mut (&mut self.new_cache()).into())?.dtype())

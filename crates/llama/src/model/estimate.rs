@@ -4,12 +4,12 @@ use mlx_primitives::{Dtype, Error, Result};
 use crate::base::{Config, ModelType, Quantization};
 use crate::cache::{CacheKind, LayerCache, STEP};
 
-/// The memory that a model will take, in bytes.
+/// The estimated memory of a model, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// The bytes of the weights.
     pub weights: u64,
-    /// The bytes of the keys and values, once the cache has grown to the context.
+    /// The bytes of keys and values when the cache holds the whole context.
     pub cache: u64,
 }
 
@@ -21,11 +21,11 @@ impl Estimate {
 }
 
 /// Estimates the memory of a model before it is loaded, in bytes: the weights, in `dtype` or
-/// quantized, and a cache of the kind `cache` for `batch` texts of `context` positions. The
+/// quantized, and a cache of the kind `cache` for `batch` sequences of `context` positions. The
 /// activations of a step are not included.
 ///
 /// As in mlx-lm, every projection and the embedding are quantized if the length of their rows is a
-/// multiple of the group size; the norms are not.
+/// multiple of the group size. The norms are not quantized.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub fn estimate(
     let size = dtype.size() as u64;
     let context = u64::from(context);
     let per_layer = cache_of_layer(config, size, cache, context)?;
-    // The windows of all layers of sliding attention have one length.
+    // All layers with sliding-window attention have the same window length.
     let layers = 0..config.num_hidden_layers.unsigned_abs() as usize;
     let windows = layers.filter_map(|i| config.window_of(i));
     let (sliding, window) = windows.fold((0, 0), |(count, _), window| (count + 1, window));
@@ -87,7 +87,7 @@ pub fn estimate(
     })
 }
 
-/// A number in a [`Config`], which has checked that it is positive.
+/// Converts a number of a [`Config`]. The parser of `Config` has checked that it is positive.
 fn extent(value: i32) -> u64 {
     u64::from(value.unsigned_abs())
 }
@@ -123,7 +123,7 @@ fn weights(config: &Config, size: u64, quantization: Option<Quantization>) -> u6
         .saturating_add(hidden * size)
 }
 
-/// The bytes of a layer's cache for one text.
+/// The bytes of a layer's cache for one sequence.
 fn cache_of_layer(config: &Config, size: u64, kind: CacheKind, context: u64) -> Result<u64> {
     LayerCache::new(kind)?; // returns an error for an invalid kind
     let (heads, kv_heads) = (extent(config.num_attention_heads), extent(config.kv_heads()));

@@ -1,12 +1,13 @@
-//! A text that tells models apart. It is made of the configuration and of a sum over all elements
-//! of the tensors and the adapters.
+//! The fingerprint of a model: a string that differs between models that are not equal. It combines
+//! a hash of the configuration with sums over all elements of the tensors and the adapters.
 //!
-//! The sum multiplies each element by a factor of its column, and the sum of each row by a factor
-//! of its tensor and row, modulo 2^64. All factors are odd, so a change of one element always
-//! changes the sum. The factors look random, so changes of several elements cancel out as rarely as
-//! two random 64-bit numbers are equal. Each rank sums the elements that it holds, and the sum over
-//! all ranks equals the sum in a single process. A hash that reads bytes in order could not be
-//! combined from parts of rows.
+//! In a sum, each element is multiplied by a factor that depends on its column. The sum of each row
+//! is multiplied by a factor that depends on the tensor and the row. All arithmetic is modulo 2^64.
+//! All factors are odd, so a change of one element always changes the sum. The factors are
+//! pseudorandom, so changes of several elements cancel out as rarely as two random 64-bit numbers
+//! are equal. Each rank sums the elements of its part of the model, and the total of all ranks
+//! equals the sum in a single process. An ordinary hash reads bytes in order, so the hashes of
+//! parts of rows could not be combined.
 
 use std::ops::Range;
 
@@ -19,8 +20,9 @@ use super::llama::Llama;
 use crate::base::layer_of;
 
 impl Llama {
-    /// A text that two models share only if their configurations, types, weights and adapters are
-    /// equal. It does not depend on the number of ranks. The weights of a model are read only once.
+    /// Returns a string that two models share only if their configurations, types, weights and
+    /// adapters are equal. The string does not depend on the number of ranks. Only the first call
+    /// reads the weights of the model.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let config = self.config();
         let mut hash = Fnv::default();
@@ -39,12 +41,12 @@ impl Llama {
         }
     }
 
-    /// The sum over the elements that this process holds and that no earlier process holds.
+    /// The sum over this process's elements, except elements that an earlier process has too.
     fn own_sum(&self) -> Result<u64> {
         let (exchange, all) = (self.exchange(), self.config().num_hidden_layers);
         let first = exchange.is_first();
-        // In a pipeline, each process adds the norms of its layers. Otherwise all processes have
-        // the same norms, and the first process adds them.
+        // In a pipeline, each process adds the norms of its layers. Without a pipeline, all
+        // processes have the same norms, and only the first process adds them.
         let of_layers = first || exchange.layers(all) != (0..all);
         let (mut sum, mut norms) = (Sum::default(), 0);
         for module in self.modules() {
@@ -71,7 +73,7 @@ impl Llama {
 }
 
 impl Adapters {
-    /// A sum over the updates, their names, scales and shapes.
+    /// A sum that depends on the names, scales and elements of all updates.
     pub(crate) fn sum(&self) -> Result<u64> {
         let mut sum = Sum::default();
         for (name, update) in self.iter() {
@@ -91,7 +93,7 @@ impl Adapters {
 struct Sum(u64);
 
 impl Sum {
-    /// Adds the rows `fresh` of a projection, which are some of the rows that this process holds.
+    /// Adds the rows `fresh` of a projection. This process must have these rows.
     fn add_linear(&mut self, linear: &Linear, fresh: &Range<i32>) -> Result<()> {
         let Linear { path, matrix, rows, bias, .. } = linear;
         if fresh.is_empty() {
@@ -109,13 +111,14 @@ impl Sum {
         }
     }
 
-    /// Adds a part of a vector, which begins after `before` elements of the whole vector.
+    /// Adds a part of a vector. The part begins after the first `before` elements of the whole
+    /// vector.
     fn add_vector(&mut self, name: &str, vector: &Array, before: i32) -> Result<()> {
         self.add(name, vector, 0, i64::from(before))
     }
 
-    /// Adds a part of an array, which begins after `first` rows and `before` columns of the whole
-    /// array.
+    /// Adds a part of an array. The part begins after the first `first` rows and `before` columns
+    /// of the whole array.
     fn add(&mut self, name: &str, array: &Array, first: i32, before: i64) -> Result<()> {
         let width = array.shape().last().map_or(1, |&width| width.unsigned_abs() as usize);
         let before = before.unsigned_abs();
@@ -136,11 +139,12 @@ impl Sum {
     }
 }
 
-/// The sum of a row's elements of `size` bytes, each multiplied by the factor of its column.
+/// Multiplies each element of a row by the factor of its column, and returns the sum. An element
+/// has `size` bytes.
 fn row_sum(row: &[u8], size: usize, of_columns: &[u64]) -> u64 {
     fn of<const N: usize>(row: &[u8], of_columns: &[u64], number: fn([u8; N]) -> u64) -> u64 {
         let elements = row.as_chunks::<N>().0.iter().zip(of_columns);
-        // One is added so that elements that are zero count too.
+        // 1 is added so that an element that is zero changes the sum too.
         let terms = elements.map(|(bytes, column)| (number(*bytes) + 1).wrapping_mul(*column));
         terms.fold(0, u64::wrapping_add)
     }
@@ -152,8 +156,8 @@ fn row_sum(row: &[u8], size: usize, of_columns: &[u64]) -> u64 {
     }
 }
 
-/// An odd number that looks random, by the finalizer of SplitMix64
-/// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
+/// An odd pseudorandom number, computed by the finalizer of SplitMix64 ([Steele et al.
+/// 2014](https://doi.org/10.1145/2660193.2660195)).
 fn odd(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! A pass over several texts at once.
+//! A forward pass over several sequences at once. The code calls a sequence of tokens a text.
 
 use mlx_primitives::{Array, Result};
 
@@ -6,7 +6,7 @@ use super::llama::Llama;
 use super::texts::{Texts, number};
 use crate::cache::Cache;
 
-/// The next tokens of a text.
+/// The next tokens of a sequence.
 pub(crate) struct Step<'a> {
     pub tokens: &'a [u32],
     pub cache: &'a mut Cache,
@@ -15,9 +15,9 @@ pub(crate) struct Step<'a> {
 }
 
 impl Llama {
-    /// Appends tokens to several texts. One product with each matrix serves all texts, and each
-    /// text attends to its cache. Returns the logits `[wanted, vocab]` of the texts that want
-    /// logits, or `None` if no text does.
+    /// Appends tokens to several sequences. One product with each matrix serves all sequences, and
+    /// each sequence attends to its own cache. Returns the logits `[wanted, vocab]` of the
+    /// sequences whose step requests logits, or `None` if no step requests them.
     pub(crate) fn forward_texts(&self, steps: &mut [Step]) -> Result<Option<Array>> {
         let (mut tokens, mut last) = (Vec::new(), Vec::new());
         for step in steps.iter() {

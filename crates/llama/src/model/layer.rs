@@ -6,8 +6,8 @@ use super::linear::{Linear, Module, Norm};
 use crate::base::{Activation, Config, Heads, RopeFrequencies, Weights};
 use crate::cache::{AttentionInputs, AttentionMask, LayerCache, join_heads};
 
-/// The most bytes of a block of memory that small layers share. Sharing leaves fewer large pages
-/// partly unused.
+/// The maximum size in bytes of a memory block that several small layers share. Sharing wastes less
+/// memory in partly used large pages.
 const BLOCK: usize = 128 << 20;
 
 /// One layer of the decoder.
@@ -17,21 +17,22 @@ pub(super) struct DecoderLayer {
     pub post_attention_layernorm: Norm,
     /// Norms of each head's queries and keys before the rotary embedding, in Qwen3.
     pub head_norms: Option<[Norm; 2]>,
-    /// The projections q, k, v, o (of the output of attention), gate, up and down, in this order.
+    /// The projections q, k, v, o, gate, up and down, in this order.
     pub projections: [Linear; 7],
-    /// The matrices of queries, keys and values, joined along their rows, if they are plain. Their
-    /// entries in `projections` are then views of this array.
+    /// The matrices of the q, k and v projections, concatenated along their rows, if they are not
+    /// packed. The matrices in `projections` are then views of this array.
     qkv_rows: Option<Array>,
-    /// The biases of queries, keys and values one after the other, with zeros for a projection
-    /// without a bias. `None` if no projection has a bias.
+    /// The concatenated biases of the q, k and v projections, with zeros for a projection without a
+    /// bias. `None` if none of the three has a bias.
     qkv_biases: Option<Array>,
     pub heads: Heads,
-    /// The numbers of query heads that belong to this process's key heads and that earlier and
-    /// later processes have; `None` if this process has all of them.
+    /// The query heads of this process's key heads can be spread over several processes. These are
+    /// the numbers of query heads in earlier and in later processes; `None` if this process has all
+    /// query heads of its key heads.
     absent: Option<(i32, i32)>,
     pub rope: RopeFrequencies,
     pub activation: Activation,
-    /// The number of last positions to which the layer attends; `None` for all positions.
+    /// The length of the sliding window of attention; `None` if the layer attends to all positions.
     pub window: Option<i32>,
 }
 
@@ -72,8 +73,8 @@ impl DecoderLayer {
         Ok(layer)
     }
 
-    /// Runs the layer on `x`, `[batch, time, hidden]`. `attend` computes attention from the
-    /// queries, keys and values, which it takes as one array.
+    /// Runs the layer on `x`, `[batch, time, hidden]`. `attend` computes attention from one array
+    /// that contains the queries, keys and values.
     pub fn forward(
         &self,
         x: &Array,
@@ -82,9 +83,9 @@ impl DecoderLayer {
         use LinearWeight::{Plain, Quantized};
         let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = &self.projections;
 
-        // The queries, keys and values of all heads, one after the other along the last axis. One
-        // product computes them, unless the formats of the matrices differ or one of them has an
-        // update.
+        // `qkv` has the queries, keys and values of all heads one after the other along the last
+        // axis. One product computes it, unless the formats of the three matrices differ or one of
+        // the projections has an update.
         let (norm, biases) = (&self.input_layernorm, self.qkv_biases.as_ref());
         let apart = || {
             let x = norm.forward(x)?;
@@ -164,9 +165,9 @@ impl DecoderLayer {
         concatenate(&[&queries, &keys, &values], 2)?.reshape(&shape)
     }
 
-    /// Computes attention where other processes have query heads of this process's key heads. The
-    /// number of query heads of a key head decides the order of sums in attention. Zeros take the
-    /// place of the heads in other processes, so that the order is as in a single process.
+    /// Computes attention if other processes have query heads of this process's key heads. The
+    /// order of sums in attention depends on the number of query heads of a key head. Zeros replace
+    /// the query heads of other processes, so that the order is the same as in a single process.
     fn attend_beside(
         &self,
         (before, after): (i32, i32),
@@ -184,8 +185,8 @@ impl DecoderLayer {
         join_heads(&attended.slice_axis(1, before..before + heads)?)
     }
 
-    /// Joins the rows of queries, keys and values if they are plain, and joins their biases. It has
-    /// to be called after each change of a matrix.
+    /// Concatenates the matrices of the q, k and v projections if they are not packed, and
+    /// concatenates their biases. It must be called after each change of a matrix.
     pub fn join(&mut self) -> Result<()> {
         let parts = self.projections.first_chunk::<3>().into_iter().flatten();
         let (mut rows, mut biases) = (Vec::new(), Vec::new());
@@ -206,7 +207,7 @@ impl DecoderLayer {
         self.view_joined()
     }
 
-    /// Replaces the matrices of queries, keys and values by views of the joined rows.
+    /// Replaces the matrices of the q, k and v projections by views of `qkv_rows`.
     fn view_joined(&mut self) -> Result<()> {
         let Some(rows) = &self.qkv_rows else { return Ok(()) };
         let mut start = 0;
@@ -218,9 +219,9 @@ impl DecoderLayer {
         Ok(())
     }
 
-    /// Moves the matrices into `block`. If the block has too little room, a new one replaces it. If
-    /// layers are small, the new block has room for several of the next `layers` layers. If no
-    /// block is large enough, the matrices are not moved.
+    /// Moves the matrices into `block`. If the block has too little room, a new block replaces it.
+    /// If layers are small, the new block has room for several of the next `layers` layers. If no
+    /// block can be allocated, the matrices stay where they are.
     pub fn place(&mut self, block: &mut Option<Block>, layers: usize) -> Result<()> {
         let apart = if self.qkv_rows.is_some() { 3 } else { 0 };
         let parts = self.projections.iter().skip(apart).flat_map(Linear::arrays);
@@ -239,7 +240,7 @@ impl DecoderLayer {
         self.view_joined()
     }
 
-    /// The norms, then the projections in the order in which they run.
+    /// The norms of the layer, then its projections in the order in which they run.
     pub fn modules(&self) -> impl Iterator<Item = Module<'_>> {
         let norms = [&self.input_layernorm, &self.post_attention_layernorm].into_iter();
         let norms = norms.chain(self.head_norms.iter().flatten()).map(Module::Norm);
@@ -258,7 +259,7 @@ impl DecoderLayer {
     }
 }
 
-/// Whether both matrices have the same format, so that one dispatch can read them.
+/// Whether both matrices have the same format, so that one dispatch can multiply by both.
 fn same_format(a: &QuantizedWeight, b: &QuantizedWeight) -> bool {
     (a.group_size(), a.bits(), a.mode()) == (b.group_size(), b.bits(), b.mode())
 }

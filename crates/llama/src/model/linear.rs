@@ -8,7 +8,7 @@ use super::part::Part;
 use super::update::Update;
 use crate::base::{Config, Weights};
 
-/// The weight of an RMS normalization.
+/// An RMS normalization with its weight.
 #[derive(Clone)]
 pub(super) struct Norm {
     /// The name of the norm in checkpoints, such as `model.norm`.
@@ -30,24 +30,25 @@ impl Norm {
         ops::rms_norm(x, Some(&self.weight), self.eps)
     }
 
-    /// The weight and the epsilon, for ops that run the norm in their dispatch.
+    /// Returns the weight and the epsilon for ops that compute the norm in their own dispatch.
     pub fn fused(&self) -> (&Array, f32) {
         (&self.weight, self.eps)
     }
 }
 
-/// A projection: a matrix, perhaps with a bias and a low-rank update.
+/// A projection: a matrix and, optionally, a bias and a low-rank update.
 #[derive(Clone)]
 pub(super) struct Linear {
     /// The name of the projection in checkpoints, such as `model.layers.0.self_attn.q_proj`.
     pub path: String,
     pub matrix: LinearWeight,
     pub bias: Option<Array>,
-    /// The rows of the whole matrix that `matrix` has. The whole matrix has `outputs` rows.
+    /// The range of rows of the whole matrix that `matrix` contains. The whole matrix has `outputs`
+    /// rows.
     pub rows: Range<i32>,
     pub outputs: i32,
     pub inputs: i32,
-    /// The low-rank update that runs beside the matrix in every pass.
+    /// The low-rank update that runs beside the matrix in every forward pass.
     pub update: Option<Update>,
     pub part: Part,
 }
@@ -69,8 +70,9 @@ impl Linear {
         Ok(Self { path: path.to_owned(), matrix, bias, rows, outputs, inputs, update: None, part })
     }
 
-    /// Computes `W · norm(x) + bias + residual`, with the update if there is one. The norm and the
-    /// sums run in the dispatch of the product where the format of the weights allows it.
+    /// Computes `W · norm(x) + bias + residual`, and applies the update if there is one. If the
+    /// format of the weights allows it, the dispatch of the product computes the norm and the sums
+    /// too.
     pub fn forward(
         &self,
         x: &Array,
@@ -99,7 +101,8 @@ impl Linear {
         }
     }
 
-    /// The part of a low-rank update of the whole matrix that updates the rows in `matrix`.
+    /// Returns the part of a low-rank update that applies to the rows in `matrix`. `update` is the
+    /// update of the whole matrix.
     pub fn own_part(&self, update: &Lora) -> Result<Lora> {
         let own = |array: &Array| match self.rows == (0..self.outputs) {
             true => Ok(array.clone()),

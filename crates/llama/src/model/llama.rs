@@ -13,19 +13,19 @@ use super::update::Update;
 use crate::base::{Config, Exchange, Quantization, RopeFrequencies, Share, Weights};
 use crate::cache::Cache;
 
-/// The weights and the forward pass of a Llama model. The model stays on the thread that loaded it,
-/// as a [`Checkpoint`](crate::Checkpoint) does.
+/// The weights and the forward pass of a Llama model. Only the thread that loaded the model can use
+/// it, as with a [`Checkpoint`](crate::Checkpoint).
 pub struct Llama {
     pub(crate) config: Config,
     pub(super) embed_tokens: Linear,
-    /// The layers that this process holds.
+    /// The layers of this process.
     pub(super) layers: Vec<DecoderLayer>,
     pub(super) norm: Norm,
     /// `None` if the embedding is also the output projection.
     pub(super) lm_head: Option<Linear>,
-    /// The updates beside the weights.
+    /// The low-rank updates that run beside the weights.
     pub(super) adapters: Adapters,
-    /// The sum over all weights, once a fingerprint has needed it.
+    /// The sum over all weights that `fingerprint` computes. It is empty until the first call.
     pub(super) weights_sum: OnceCell<u64>,
 }
 
@@ -39,8 +39,8 @@ impl Llama {
         Self::assemble(config, weights, None)
     }
 
-    /// All modules that have weights: in each layer the norms, then the projections in the order in
-    /// which they run.
+    /// All modules that have weights. Each layer yields its norms, then its projections in the
+    /// order in which they run.
     pub(super) fn modules(&self) -> impl Iterator<Item = Module<'_>> {
         let layers = self.layers.iter().flat_map(DecoderLayer::modules);
         let first = [Module::Linear(&self.embed_tokens)].into_iter().chain(layers);
@@ -54,8 +54,8 @@ impl Llama {
         self.layers.iter().flat_map(DecoderLayer::arrays).chain(ends).chain([&self.norm.weight])
     }
 
-    /// The model with each projection and the embedding changed by `f`. If `f` changes a matrix,
-    /// [`joined`](Self::joined) has to follow.
+    /// Returns a copy of the model after calling `f` on each projection and on the embedding. If
+    /// `f` changes a matrix, the caller must call [`joined`](Self::joined) next.
     pub(super) fn map(&self, f: &mut dyn FnMut(&mut Linear) -> Result<()>) -> Result<Self> {
         let mut model = Self {
             config: self.config.clone(),
@@ -76,7 +76,7 @@ impl Llama {
         [&mut self.embed_tokens].into_iter().chain(layers).chain(&mut self.lm_head)
     }
 
-    /// Joins the matrices of each layer again, after one of them has changed.
+    /// Concatenates the q, k and v matrices of each layer again, after a matrix has changed.
     pub(super) fn joined(mut self) -> Result<Self> {
         self.layers.iter_mut().try_for_each(DecoderLayer::join)?;
         Ok(self)
@@ -87,8 +87,7 @@ impl Llama {
         &self.config
     }
 
-    /// The type of the activations: the type to which MLX promotes the types of the embedding and
-    /// the norms.
+    /// The type of the activations. MLX promotes the types of the embedding and the norms to it.
     pub fn dtype(&self) -> Dtype {
         match (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype()) {
             (embedding, norm) if embedding == norm => norm,
@@ -96,8 +95,8 @@ impl Llama {
         }
     }
 
-    /// The model with its projections and its embedding packed, except matrices whose row length is
-    /// not a multiple of the group size.
+    /// Returns the model with packed projections and a packed embedding. Matrices whose row length
+    /// is not a multiple of the group size are not packed.
     ///
     /// # Errors
     ///
@@ -123,7 +122,7 @@ impl Llama {
         packed?.joined()
     }
 
-    /// Selects how a CPU rounds the rows of prompts in products with packed weights.
+    /// Selects how a CPU rounds the activations of prompts in products with packed weights.
     ///
     /// ```
     /// use mlx_primitives::ops::CpuActivations;
@@ -149,7 +148,7 @@ impl Llama {
         self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
     }
 
-    /// The number of parameters. A packed matrix counts the numbers that its bits encode.
+    /// The number of parameters. A packed matrix counts with the number of its unpacked elements.
     pub fn parameters(&self) -> u64 {
         let count = |module: Module| match module {
             Module::Norm(norm) => norm.weight.size() as u64,
@@ -162,8 +161,8 @@ impl Llama {
     }
 
     /// The weights of this process: the matrices, the norms and the biases, by the names that they
-    /// have in checkpoints, such as `model.norm.weight`. A norm is the factor in the
-    /// multiplication: in Gemma, the checkpoint's norm plus 1.
+    /// have in checkpoints, such as `model.norm.weight`. A norm is the factor that multiplies the
+    /// normalized values. In Gemma, this factor is the checkpoint's norm plus 1.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -186,9 +185,9 @@ impl Llama {
         weights
     }
 
-    /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers
-    /// `[batch, time]`. The tokens continue the positions in `cache`, to which their keys and
-    /// values are appended.
+    /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers `[batch,
+    /// time]`. The tokens follow the positions in `cache`, and their keys and values are appended
+    /// to `cache`.
     ///
     /// # Errors
     ///
@@ -211,11 +210,12 @@ impl Llama {
     }
 
     /// Hidden states `[batch, time, hidden]` of `tokens` (integers `[batch, time]`) after the final
-    /// norm, without the output projection. The tokens continue the positions in `cache` and are
-    /// appended to it.
+    /// norm, without the output projection. The tokens follow the positions in `cache`, and their
+    /// keys and values are appended to `cache`.
     ///
     /// [`project`](Self::project) computes the logits of [`forward`](Self::forward) from these
-    /// states. [`Embedding`](crate::decode::Embedding) pools them to a vector for each text.
+    /// states. [`Embedding`](crate::decode::Embedding) pools the states of each text into one
+    /// vector.
     ///
     /// # Errors
     ///
@@ -240,7 +240,8 @@ impl Llama {
     }
 
     /// Logits `[..., vocab]` of hidden states `[..., hidden]` that [`hidden`](Self::hidden)
-    /// returned. The output projection computes them or, in a model without one, the embedding.
+    /// returned. The output projection computes the logits. A model without an output projection
+    /// uses the embedding instead.
     ///
     /// # Errors
     ///
@@ -255,13 +256,13 @@ impl Llama {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens)
     }
 
-    /// The logits of the output of the last layer.
+    /// Computes the logits from the output of the last layer.
     pub(super) fn logits(&self, h: &Array) -> Result<Array> {
         self.head().forward(h, Some(&self.norm), None)
     }
 
-    /// The logits of the last rows of texts. Sums have the order [`RowOrder::Tokens`], even if a
-    /// row is the last one of a prompt.
+    /// Computes the logits of the last rows of sequences. The sums have the order
+    /// [`RowOrder::Tokens`], even if a row is the last row of a prompt.
     pub(super) fn last_logits(&self, h: &Array) -> Result<Array> {
         with_row_order(RowOrder::Tokens, || self.logits(h))
     }
@@ -283,12 +284,12 @@ impl Llama {
         self.through_layers(self.embedded(tokens)?, texts)
     }
 
-    /// The input of the first layer, in a process that holds the whole model.
+    /// The input of the first layer, in a process that has the whole model.
     pub(super) fn embedded(&self, tokens: &Array) -> Result<Array> {
         self.scaled(self.embedding_rows(tokens)?)
     }
 
-    /// [`decoded`](Self::decoded) in a process that holds a part of the model.
+    /// Does the work of [`decoded`](Self::decoded) in a process that has only a part of the model.
     fn decoded_of_part(&self, tokens: &Array, texts: &mut Texts) -> Result<Array> {
         let (exchange, hidden) = (self.exchange(), self.config.hidden_size);
         let mut embed = || {
@@ -300,7 +301,7 @@ impl Llama {
         exchange.output(h, &texts.arrays())
     }
 
-    /// The part of the model that this process holds, and its exchanges with the other processes.
+    /// This process's part of the model, and its communication with the other processes.
     pub fn exchange(&self) -> &dyn Exchange {
         &**self.share()
     }
@@ -309,7 +310,7 @@ impl Llama {
         self.embed_tokens.part.share()
     }
 
-    /// The rows of the embedding at the indices `ids`.
+    /// Returns the rows of the embedding at the indices `ids`.
     fn embedding_rows(&self, ids: &Array) -> Result<Array> {
         match &self.embed_tokens.matrix {
             LinearWeight::Plain(rows) => rows.take(ids, 0)?.astype(self.dtype()),
@@ -328,7 +329,7 @@ impl Llama {
         }
     }
 
-    /// The output of the last layer that this process holds.
+    /// Runs `h` through the layers of this process, and returns the output of the last one.
     pub(super) fn through_layers(&self, mut h: Array, texts: &mut Texts) -> Result<Array> {
         for (index, layer) in self.layers.iter().enumerate() {
             h = layer.forward(&h, |qkv| texts.attend(layer, index, qkv))?;
@@ -368,7 +369,7 @@ impl Llama {
         self.layers.first().map(|layer| &layer.rope)
     }
 
-    /// The windows of the layers that this process holds.
+    /// The window lengths of this process's layers; `None` for a layer without a window.
     pub(crate) fn windows(&self) -> impl Iterator<Item = Option<i32>> {
         self.layers.iter().map(|layer| layer.window)
     }

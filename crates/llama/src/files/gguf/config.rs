@@ -1,4 +1,4 @@
-//! Converts the entries of a GGUF file to the contents of a `config.json`.
+//! Converts the metadata entries of a GGUF file to the contents of a `config.json`.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use super::vocabulary;
 /// The architectures whose GGUF files name their tensors as Llama's files do.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// Converts the entries of a file to a configuration. `factors` multiply the periods of the rotary
-/// embedding; not every file has them.
+/// Converts the entries of a file to a configuration. `factors` is the file's tensor of factors for
+/// the periods of the rotary embedding, if the file has one.
 pub(super) fn of(
     entries: &Entries,
     files: &Files,
@@ -80,8 +80,8 @@ pub(super) fn of(
         config.insert(key.into(), json!(biased));
     }
     if let Some(most) = most_common(files) {
-        // This names the most common format. The shape of a module's scales tells the module's
-        // format.
+        // This entry is the most common format. The loader derives each module's format from the
+        // shape of the module's scales.
         config.insert("quantization".into(), most.to_json());
     }
     config.insert("rope_scaling".into(), scaling(entries, architecture, &config, factors)?);
@@ -89,7 +89,7 @@ pub(super) fn of(
     Ok(config)
 }
 
-/// The width of a head, if the file says it.
+/// The width of a head, if the entries of the file determine it.
 fn head_dim(config: &Map<String, Value>) -> Option<u64> {
     let number = |key: &str| config.get(key).and_then(Value::as_u64);
     number("head_dim")
@@ -120,7 +120,7 @@ fn most_common(files: &Files) -> Option<Quantization> {
         let (words, scales_of_row) = (*packed.shape().last()?, *scales.shape().last()?);
         let format = match of_k_quants(words, scales_of_row, scales.dtype()) {
             Some(format) => format,
-            // A group has 32 weights. With n bits each, they fill n words of 32 bits.
+            // A group has 32 weights. Weights of n bits fill n 32-bit words per group.
             None => Quantization::affine(32, words.checked_div(scales_of_row).unwrap_or(0)),
         };
         let (_, sum) = bytes.entry((format.group_size, format.bits)).or_insert((format, 0));
@@ -165,7 +165,7 @@ fn scaling(
                 .into_iter()
                 .map(|own| f64::from(own) * factor)
                 .collect();
-            // LongRoPE's multiplier is 1 if the original length limit equals the model's.
+            // LongRoPE scales attention by 1 if the original length limit equals the model's limit.
             Ok(json!({
                 "type": "longrope",
                 "short_factor": factors,
@@ -179,7 +179,8 @@ fn scaling(
             let original = whole(entries, &key("scaling.original_context_length"))?;
             let original =
                 original.map_or_else(|| limit.cloned(), |original| Some(json!(original)));
-            // YaRN's multiplier is `1 + logarithm`, and the file's `attention` multiplies it.
+            // YaRN scales attention by `1 + logarithm`. The file's factor `attention` multiplies
+            // this value.
             let logarithm = 0.1 * factor.max(1.0).ln();
             let multiplier = (1.0 + logarithm) * attention;
             let mscale = match logarithm > 0.0 {

@@ -1,5 +1,5 @@
-//! Reads the entries of a GGUF file as values of one type, and refuses entries that describe a
-//! model that this crate cannot run.
+//! Reads metadata entries of a GGUF file as numbers, strings or flags. Refuses entries that
+//! describe a model that this crate cannot run.
 
 use std::fmt::Display;
 
@@ -14,8 +14,8 @@ fn mistyped<T>(key: &str, expected: &str, value: &Value) -> Result<T> {
     Err(refused(format_args!("{expected} {key}, got {}", value.brief())))
 }
 
-/// A whole number that is not negative. A list with one number for each layer counts as a number if
-/// all its numbers are equal.
+/// Reads an integer that is not negative. A list with one number for each layer is read as a single
+/// number if all its numbers are equal.
 pub(super) fn whole(entries: &Entries, key: &str) -> Result<Option<u64>> {
     match entries.get(key) {
         None => Ok(None),
@@ -35,7 +35,7 @@ pub(super) fn whole(entries: &Entries, key: &str) -> Result<Option<u64>> {
     }
 }
 
-/// A finite number.
+/// Reads a finite number.
 pub(super) fn number(entries: &Entries, key: &str) -> Result<Option<f64>> {
     let Some(value) = entries.get(key) else { return Ok(None) };
     match value.number() {
@@ -82,8 +82,8 @@ const HONORED: [&str; 18] = [
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// The keys of an architecture that do not change the models that this crate runs. Some are
-/// descriptions; the others have an effect only together with keys that are refused.
+/// The keys of an architecture that do not change the models that this crate runs. Some of them
+/// only describe the model. The others have an effect only together with keys that `check` refuses.
 const WITHOUT_EFFECT: [&str; 12] = [
     "attention.key_length_swa",
     "attention.layer_norm_epsilon",
@@ -99,7 +99,7 @@ const WITHOUT_EFFECT: [&str; 12] = [
     "vocab_size",
 ];
 
-/// Whether a value other than zero leaves its key without effect.
+/// Whether the key has no effect at this value, for keys whose neutral value is not zero.
 fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -> Result<bool> {
     let is = |expected: f64| value.number() == Some(expected);
     let own = |key: &str| number(entries, &format!("{architecture}.{key}"));
@@ -116,7 +116,7 @@ fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -
             let yarn = text(entries, &format!("{architecture}.rope.scaling.type"))? == Some("yarn");
             is(-1.0) || yarn && is(1.0)
         }
-        // A window of at least the maximum text length masks no token.
+        // A window that is at least as long as the context masks no token.
         "attention.sliding_window" => match (value.number(), own("context_length")?) {
             (Some(window), Some(context)) => window >= context,
             _ => false,
@@ -135,10 +135,11 @@ fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -
     })
 }
 
-/// Whether a value turns off the feature that its key describes: false, 0 or nothing.
+/// Whether a value turns off the feature that its key describes: false, 0, or an empty string or
+/// list.
 fn is_nothing(key: &str, value: &Value) -> bool {
     match value {
-        // `attention.causal` has to be true, so false is not neutral.
+        // This crate runs only causal models, so `attention.causal` must not be false.
         Value::Bool(flag) => !flag && key != "attention.causal",
         Value::Text(text) => text.is_empty(),
         Value::List(list) => {

@@ -1,5 +1,5 @@
-//! Reads models in GGUF files: converts llama.cpp's names of tensors, its configuration and its
-//! tokenizer to the form that they have in checkpoints.
+//! Reads models in GGUF files. Converts llama.cpp's tensor names, configuration and tokenizer to
+//! the form that Hugging Face checkpoints use.
 
 mod config;
 mod keys;
@@ -24,8 +24,8 @@ use mlx_primitives::{Array, Error, Result, io};
 
 use crate::base::{Config, Weights};
 
-/// Whether the path is a GGUF file, by its extension. A file without an extension, as in caches
-/// that name files by their hash, is one if it begins with the bytes `GGUF`.
+/// Whether the path is a GGUF file, by its extension. Some caches name files by their hash. So a
+/// file without an extension is a GGUF file if it begins with the bytes `GGUF`.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let begins = |mut file: File| {
@@ -44,12 +44,12 @@ pub(crate) fn folder(path: &Path) -> &Path {
 pub(crate) struct Model {
     /// The contents of `config.json`.
     pub config: Map<String, Value>,
-    /// The tensors of each file, by their names in checkpoints.
+    /// The path of each file, and its tensors by their names in checkpoints.
     pub files: Vec<(PathBuf, HashMap<String, Array>)>,
 }
 
 /// Reads the configuration and the tensors of a GGUF file, and of all its other parts if it is
-/// split. The data of a tensor are read at its first use.
+/// split. The elements of a tensor are read when it is first used.
 pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
     let mut files = Vec::new();
     let mut entries = None;
@@ -73,7 +73,8 @@ pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
     Ok(Model { config, files })
 }
 
-/// Reads the configuration and the tensors, by their names in checkpoints.
+/// Reads the configuration and the tensors of a model. Tensors get the names that they have in
+/// checkpoints.
 pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
     let Model { config, files } = read(path, KQuants::of_models())?;
     let config = Config::parse(&Value::Object(config).to_string())
@@ -85,20 +86,21 @@ pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
     Ok((config, weights))
 }
 
-/// The tokenizer that the entries of a file describe.
+/// Makes the tokenizer that the entries of a file describe.
 pub(crate) fn tokenizer(path: &Path) -> Result<tokenizers::Tokenizer> {
     tokenizer::of(&entries(path)?).map_err(|error| Error::file(path, error))
 }
 
-/// The contents of a `tokenizer_config.json`: the chat templates and the special tokens of a file.
+/// Makes the contents of a `tokenizer_config.json` from the chat templates and the special tokens
+/// in a GGUF file.
 pub(crate) fn tokenizer_config(path: &Path) -> Result<Value> {
     let entries = entries(path)?;
     vocabulary::tokenizer_config(&entries).map_err(|error| Error::file(path, error))
 }
 
-/// The texts of the files that a checkpoint has beside its weights, by name. They are read from the
-/// folder of the GGUF file. A missing `tokenizer.json` or `tokenizer_config.json` is made from the
-/// entries of the GGUF file.
+/// Returns the contents of the files that a checkpoint has beside its weights, by file name. They
+/// are read from the folder of the GGUF file. A missing `tokenizer.json` or `tokenizer_config.json`
+/// is made from the entries of the GGUF file.
 pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
     let folder = folder(path);
     let mut companions = BTreeMap::new();
@@ -121,7 +123,7 @@ pub(crate) fn companions(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(companions)
 }
 
-/// The entries of a file, or of its first part if it is split.
+/// Reads the entries of a file. In a split model, these are the entries of the first part.
 fn entries(path: &Path) -> Result<Entries> {
     let parts = parts::of(path)?;
     io::gguf_entries(parts.first().map_or(path, |part| part))

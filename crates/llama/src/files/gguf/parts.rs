@@ -1,4 +1,4 @@
-//! Models that are split into several files, `NAME-00001-of-00003.gguf` and so on.
+//! Models that are split into several files with names such as `NAME-00001-of-00003.gguf`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use super::tensors::Files;
 /// The maximum number of parts. Five digits allow more parts, but no known model has more.
 const MOST: u64 = 1024;
 
-/// The files of a model in order: only `path`, or all parts of the split model that `path` is a
-/// part of.
+/// Returns the files of a model in order. If `path` is a part of a split model, these are all parts
+/// of the model. Otherwise only `path` is returned.
 pub(super) fn of(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = io::gguf_entries(path)?;
     let Some((number, count)) = place(&entries).map_err(|e| Error::file(path, e))? else {

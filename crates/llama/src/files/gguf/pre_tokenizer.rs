@@ -1,18 +1,18 @@
-//! The rules by which a text is cut into pieces before the bytes of each piece are merged.
-//! `tokenizer.ggml.pre` names the rule. A rule is a list of regular expressions from a model's
-//! original tokenizer. They are applied one after the other. The text between two matches is a
-//! piece too.
+//! The pre-tokenizers of byte-pair vocabularies. A pre-tokenizer splits a text into pieces before
+//! the bytes of each piece are merged. The entry `tokenizer.ggml.pre` names the pre-tokenizer. It
+//! is a list of regular expressions from a model's original tokenizer, which are applied one after
+//! the other. The text between two matches is a piece too.
 
 use mlx_primitives::Result;
 use mlx_primitives::io::gguf::brief;
 
 use super::keys::refused;
 
-/// A rule that cuts a text into pieces.
+/// A list of patterns that split a text into pieces.
 pub(super) struct PreTokenizer {
-    /// Regular expressions. Each one divides the pieces that the previous one made.
+    /// Regular expressions. Each one splits the pieces that the previous one made.
     pub patterns: Vec<&'static str>,
-    /// Whether a piece whose whole text is a token becomes this token without merges.
+    /// Whether a piece that equals a token becomes this token without any merges.
     pub ignore_merges: bool,
 }
 
@@ -38,7 +38,7 @@ const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\
 /// Words that end at spaces and some punctuation marks.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// The letters of alphabets with upper and lower case.
+/// Letters of alphabets that have upper and lower case.
 const CASED: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 
 const CJK: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
@@ -49,7 +49,7 @@ const KANA: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
 
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// The rule with this name, or llama.cpp's default rule for a file without a name.
+/// Returns the pre-tokenizer with this name. Without a name, returns llama.cpp's default.
 pub(super) fn by_name(name: Option<&str>) -> Result<PreTokenizer> {
     let (patterns, ignore_merges) = match name.unwrap_or("default") {
         "default" => (vec![r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], false),

@@ -1,16 +1,16 @@
 //! Converts the scores of SentencePiece's tokens to the merges of a byte-pair model.
 //!
 //! llama.cpp looks for neighboring symbols whose joined text is a token. It merges the pair whose
-//! token has the highest score, and the first such pair in the text if scores are equal. A
-//! byte-pair model merges in the order of a list instead. So the list has every division of every
-//! token into two tokens, in the order of the tokens' scores.
+//! token has the highest score. If scores are equal, it merges the pair that comes first in the
+//! text. A byte-pair model merges in the order of a list instead. So the list contains every split
+//! of every token into two tokens, in the order of the tokens' scores.
 //!
-//! Divisions into other texts are not needed. A symbol of more than one character is always a
-//! token. Every character of a token is a token too, in all vocabularies that SentencePiece
-//! trained.
+//! Splits into strings that are not tokens are not needed. A symbol of more than one character is
+//! always a token. In all vocabularies that SentencePiece trained, every character of a token is a
+//! token too.
 //!
-//! The results differ only for tokens of equal scores. The list has a fixed order, so the token
-//! with the lower number is merged first, and not the pair that comes first in the text.
+//! The results differ from llama.cpp only for tokens with equal scores. The byte-pair model then
+//! merges the token with the lower ID first, and not the pair that comes first in the text.
 
 use std::collections::HashMap;
 
@@ -18,11 +18,11 @@ use mlx_primitives::Result;
 
 use super::keys::refused;
 
-/// The maximum number of bytes in all divisions of all tokens. It is many times the number for the
-/// largest vocabularies, and the divisions can be looked up within a second.
+/// The maximum number of bytes in all splits of all tokens. The largest known vocabularies need
+/// only a small part of it, and this many bytes can be looked up within a second.
 const MOST_BYTES: usize = 1 << 28;
 
-/// The divisions of every token into two tokens, in the order in which they are merged.
+/// Returns all splits of every token into two tokens, in the order in which they are merged.
 pub(super) fn merges(texts: &[String], scores: &[f64]) -> Result<Vec<(String, String)>> {
     if scores.iter().any(|score| score.is_nan()) {
         return Err(refused("tokenizer.ggml.scores that are numbers, got NaN"));
@@ -37,7 +37,7 @@ pub(super) fn merges(texts: &[String], scores: &[f64]) -> Result<Vec<(String, St
     let ids: HashMap<&str, usize> =
         texts.iter().enumerate().map(|(id, text)| (text.as_str(), id)).collect();
     let mut order: Vec<usize> = (0..texts.len()).collect();
-    // The sort is stable, so tokens of equal scores stay in the order of their numbers.
+    // The sort is stable, so tokens with equal scores stay in the order of their IDs.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let mut merges = Vec::new();
     for id in order {

@@ -22,12 +22,13 @@ const PARTS: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The tensors by their names in checkpoints.
+/// Renames all tensors of a GGUF file to their names in checkpoints.
 pub(super) fn translated(arrays: HashMap<String, Array>) -> HashMap<String, Array> {
     arrays.into_iter().map(|(name, array)| (translate(&name), array)).collect()
 }
 
-/// The name of a tensor in checkpoints. An unknown name stays as it is, and is refused later.
+/// Returns the name of a tensor in checkpoints. An unknown name stays unchanged, and the loader
+/// refuses it.
 fn translate(name: &str) -> String {
     let (stem, part) = name.rsplit_once('.').unwrap_or((name, ""));
     let stem = match stem {
@@ -49,8 +50,8 @@ fn translate(name: &str) -> String {
     format!("{stem}.{part}")
 }
 
-/// Groups of projections in a checkpoint that have biases if the configuration sets the group's
-/// key.
+/// Keys of the configuration, and the projections that have biases in a checkpoint if the key is
+/// true.
 pub(super) const BIASED: [(&str, &[&str]); 2] = [
     (
         "attention_bias",
@@ -59,7 +60,7 @@ pub(super) const BIASED: [(&str, &[&str]); 2] = [
     ("mlp_bias", &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
 ];
 
-/// The tensors of each file of a model.
+/// The path of each file of a model, and the tensors in the file.
 pub(super) type Files = [(PathBuf, HashMap<String, Array>)];
 
 /// Finds a tensor by its name in all files.
@@ -67,8 +68,9 @@ pub(super) fn find<'a>(files: &'a Files, name: &str) -> Option<&'a Array> {
     files.iter().find_map(|(_, arrays)| arrays.get(name))
 }
 
-/// Adds zeros as missing biases. In a checkpoint all projections of a group have biases or none
-/// has; in a GGUF file each projection may have a bias or not.
+/// Adds zeros as missing biases. In a checkpoint, all projections of a group in `BIASED` have
+/// biases, or no projection of the group has one. In a GGUF file, each projection may have a bias
+/// or not.
 pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let missing = |name: &str| {
@@ -98,8 +100,8 @@ pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) ->
 }
 
 /// Puts the rows of Llama's query and key projections in the order of checkpoints, in which the
-/// rotary embedding pairs the two halves of a head. llama.cpp's order pairs neighboring rows. With
-/// two orders in use, an adapter would fit only models of one order.
+/// rotary embedding pairs the two halves of a head. In llama.cpp's order it pairs neighboring rows.
+/// All models use the order of checkpoints, so that every adapter fits every model.
 pub(super) fn reorder_heads(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let number = |key: &str| config.get(key).and_then(Value::as_u64);
     let heads = number("num_attention_heads");

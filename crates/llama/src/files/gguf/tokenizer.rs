@@ -1,4 +1,5 @@
-//! Makes a tokenizer from the entries `tokenizer.ggml.*`. It finds the same tokens as llama.cpp.
+//! Makes a tokenizer from the entries `tokenizer.ggml.*`. The tokenizer produces the same tokens as
+//! llama.cpp.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ use super::pre_tokenizer::{self, PreTokenizer};
 use super::spm;
 use super::vocabulary::{self, Special, Token, Vocabulary, VocabularyKind};
 
-/// The character that SentencePiece uses for a space.
+/// The character that stands for a space in SentencePiece's tokens.
 const SPACE: &str = "▁";
 
 /// Makes the tokenizer that the entries of a file describe.
@@ -59,8 +60,8 @@ fn unusable(error: impl std::fmt::Display) -> mlx_primitives::Error {
     refused(format_args!("a usable tokenizer, got {}", brief(&error.to_string())))
 }
 
-/// A tokenizer that merges pairs in the order of their tokens' scores. Characters without a token
-/// become byte tokens.
+/// Makes a tokenizer that merges two tokens in the order of the score of the merged token.
+/// Characters without a token become byte tokens.
 fn pairs_by_score(
     entries: &Entries,
     vocabulary: &Vocabulary,
@@ -97,8 +98,8 @@ fn pairs_by_score(
     Ok(tokenizer)
 }
 
-/// A tokenizer that cuts a text into pieces and merges the bytes of each piece in the order of a
-/// list.
+/// Makes a tokenizer that splits a text into pieces and merges the bytes of each piece in the order
+/// of a list.
 fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let key = "tokenizer.ggml.merges";
     let single = |(text, token): (&String, &Token)| {
@@ -113,8 +114,8 @@ fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     let merges: Option<Vec<(String, String)>> = lines
         .iter()
         .map(|line| {
-            // The first text of a pair may begin with a space, which does not separate the two
-            // texts.
+            // A space separates the two tokens of a pair. A space at the start of the line belongs
+            // to the first token.
             let first = line.chars().next().map_or(0, char::len_utf8);
             let (start, rest) = line.split_at(first);
             let (left, right) = rest.split_once(' ')?;
@@ -156,7 +157,7 @@ fn byte_pairs(entries: &Entries, vocabulary: &Vocabulary) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// A tokenizer that divides a text into the tokens with the highest sum of scores.
+/// Makes a tokenizer that splits a text into the tokens with the highest sum of scores.
 fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Result<Tokenizer> {
     let key = "tokenizer.ggml.scores";
     let scores = vocabulary::numbers(entries, key, vocabulary.texts.len())?
@@ -169,8 +170,9 @@ fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Re
     let model = texts.map(|((text, token), score)| {
         let score = match token {
             Token::Normal | Token::Unused => score,
-            // These tokens are found before the model runs. Their scores only must not change the
-            // lowest score, from which the score of an unknown character is computed.
+            // The tokenizer finds special tokens before the model runs, so the model does not use
+            // their scores. They get the lowest normal score, because the model derives the score
+            // of an unknown character from the lowest score of all tokens.
             _ => least,
         };
         (text.clone(), score)
@@ -201,7 +203,7 @@ fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Re
         normalizers.push(replace(json!({"Regex": " {2,}"}), " ")?);
     }
     if prefix || merged {
-        // The space is added only if the text has a character other than a space.
+        // The pattern adds a space only to a text that has a character other than a space.
         normalizers.push(replace(json!({"Regex": "^(?= *[^ ])"}), " ")?);
     }
     normalizers.push(replace(json!({"String": " "}), SPACE)?);
@@ -217,7 +219,8 @@ fn ids(vocabulary: &Vocabulary) -> Vocab {
     vocabulary.texts.iter().cloned().zip(0u32..).collect()
 }
 
-/// The post-processor that adds a first or last token to every text; `None` if neither is added.
+/// Returns the post-processor that adds a first or last token to every text; `None` if the model
+/// adds neither.
 fn additions(vocabulary: &Vocabulary, special: &Special) -> Option<Value> {
     let named = |add: bool, id: Option<u32>| {
         let id = id.filter(|_| add)?;

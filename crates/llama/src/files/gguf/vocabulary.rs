@@ -1,4 +1,4 @@
-//! Reads the tokens of a file, its special tokens, and the tokens that end a text.
+//! Reads the tokens of a file, its special tokens, and the tokens at which generation stops.
 
 use std::collections::HashSet;
 
@@ -13,16 +13,16 @@ use super::keys::{flag, refused, text, whole};
 /// tokens takes little time and memory.
 const MOST_TOKENS: usize = 300_000;
 
-/// The maximum number of special tokens, which are found in a text before it is cut into pieces. It
-/// is several times the number in any model.
+/// The maximum number of special tokens, several times the number in any known model. The tokenizer
+/// finds special tokens in a text before it splits the rest into pieces.
 const MOST_SPECIAL: usize = 1 << 14;
 
-/// The maximum length of a token in bytes, several times the longest token of any model. The limit
-/// keeps tries shallow, since they are dropped by recursion.
+/// The maximum length of a token in bytes, several times the longest token of any known model. The
+/// tokenizer's tries are dropped recursively, so the limit bounds the depth of the recursion.
 const MOST_BYTES: usize = 1024;
 
-/// Tokens with these texts end a text in llama.cpp, whatever the entries of the file say. Some of
-/// them pad a text, and some begin the next file of a repository.
+/// llama.cpp stops generation at tokens with these texts, whatever the entries of the file say.
+/// Some of them are padding, and some begin the next file of a repository.
 const ENDS: [&str; 33] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -62,9 +62,9 @@ const ENDS: [&str; 33] = [
 /// The kind of a vocabulary, by `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VocabularyKind {
-    /// SentencePiece's tokens, merged from pairs in the order of their scores.
+    /// SentencePiece's tokens, which are merged in the order of their scores.
     Spm,
-    /// Byte pairs with a list of merges.
+    /// Byte-pair encoding with a list of merges.
     Bpe,
     /// SentencePiece's unigrams.
     Unigram,
@@ -106,14 +106,14 @@ fn texts<'a>(
     texts.map(Some).ok_or_else(|| refused(format_args!("a list of texts {key}, got numbers")))
 }
 
-/// The texts of a list, which have to be UTF-8.
+/// Reads a list of strings, which must be UTF-8.
 pub(super) fn owned_texts(entries: &Entries, key: &str) -> Result<Option<Vec<String>>> {
     let Some(texts) = texts(entries, key)? else { return Ok(None) };
     let owned = texts.map(|text| text.map(str::to_owned)).collect::<Option<_>>();
     owned.map(Some).ok_or_else(|| refused(format_args!("{key} in UTF-8, got other bytes")))
 }
 
-/// The first `count` numbers of a list. A shorter list is an error.
+/// Reads the first `count` numbers of a list. A shorter list is an error.
 pub(super) fn numbers(entries: &Entries, key: &str, count: usize) -> Result<Option<Vec<f64>>> {
     let Some(list) = list(entries, key)? else { return Ok(None) };
     match list.numbers() {
@@ -126,14 +126,14 @@ pub(super) fn numbers(entries: &Entries, key: &str, count: usize) -> Result<Opti
     }
 }
 
-/// The bytes of a list.
+/// Reads a list of bytes.
 pub(super) fn bytes<'a>(entries: &'a Entries, key: &str) -> Result<Option<&'a [u8]>> {
     let Some(list) = list(entries, key)? else { return Ok(None) };
     let bytes = list.bytes();
     bytes.map(Some).ok_or_else(|| refused(format_args!("a list of bytes {key}, got another list")))
 }
 
-/// The number of tokens; `None` for a file without a vocabulary.
+/// Returns the number of tokens; `None` for a file without a vocabulary.
 pub(super) fn count(entries: &Entries) -> Result<Option<usize>> {
     let Some(list) = list(entries, "tokenizer.ggml.tokens")? else { return Ok(None) };
     match list.len() {
@@ -144,7 +144,7 @@ pub(super) fn count(entries: &Entries) -> Result<Option<usize>> {
     }
 }
 
-/// The kind of the vocabulary; `None` for a file without one.
+/// Returns the kind of the vocabulary; `None` for a file without a vocabulary.
 fn kind(entries: &Entries) -> Result<Option<VocabularyKind>> {
     Ok(Some(match text(entries, "tokenizer.ggml.model")? {
         None | Some("none" | "no_vocab") => return Ok(None),
@@ -201,7 +201,7 @@ impl Vocabulary {
         };
         for (text, token) in texts.iter().zip(&mut tokens) {
             match text.as_str() {
-                // llama.cpp shows these tokens as text, whatever type the file gives them.
+                // llama.cpp prints these tokens as text, whatever type the file gives them.
                 "<|channel|>" | "<|message|>" | "<|start|>" | "<|constrain|>" => {
                     *token = Token::UserDefined;
                 }
@@ -221,7 +221,7 @@ impl Vocabulary {
     }
 }
 
-/// The token that an entry `tokenizer.ggml.NAME_token_id` names.
+/// Reads a token ID from the entry `tokenizer.ggml.NAME_token_id`.
 fn id(entries: &Entries, name: &str) -> Result<Option<u32>> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     // Some files write -1 if there is no such token.
@@ -251,8 +251,8 @@ pub(super) struct Special {
     pub add_eos: bool,
 }
 
-/// The values of `tokenizer.ggml.pre` whose tokenizers begin every text with `bos` unless the file
-/// says otherwise.
+/// The values of `tokenizer.ggml.pre` whose tokenizers begin every text with `bos`, unless
+/// `tokenizer.ggml.add_bos_token` is false.
 const BEGINNING: [&str; 9] = [
     "llama3",
     "llama-v3",
@@ -266,8 +266,9 @@ const BEGINNING: [&str; 9] = [
 ];
 
 impl Special {
-    /// Reads the special tokens, with llama.cpp's defaults for each kind of vocabulary. llama.cpp's
-    /// default for byte pairs, token 11, is left out, since it fits only one old model.
+    /// Reads the special tokens, with llama.cpp's defaults for each kind of vocabulary. For
+    /// byte-pair vocabularies, llama.cpp's default is token 11. This function ignores that default,
+    /// since it fits only one old model.
     pub fn of(entries: &Entries) -> Result<Self> {
         let (bos, eos, unk, add_bos, add_eos) = match kind(entries).ok().flatten() {
             Some(VocabularyKind::Spm) => (Some(1), Some(2), Some(0), true, false),
@@ -305,8 +306,8 @@ impl Special {
     }
 }
 
-/// The tokens that end a text, sorted: tokens that the entries name, and tokens whose text is in
-/// `ENDS`.
+/// Returns the tokens at which generation stops, sorted. They are the tokens that the entries name,
+/// and the tokens whose text is in `ENDS`.
 pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
     let mut ends = vec![Special::of(entries)?.eos];
     for name in ["eot", "eom", "fim_pad", "fim_rep", "fim_sep"] {
@@ -330,8 +331,8 @@ pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
     Ok(ends)
 }
 
-/// The contents of a `tokenizer_config.json`: the chat templates, and the texts of special tokens
-/// that they use.
+/// Makes the contents of a `tokenizer_config.json`: the chat templates, and the texts of the
+/// special tokens that the templates use.
 pub(super) fn tokenizer_config(entries: &Entries) -> Result<Json> {
     let mut config = Map::new();
     let special = Special::of(entries)?;

@@ -1,6 +1,6 @@
-//! The hub's cache, which has a folder `models--org--name` for each model. In it, `refs/main`
-//! contains the name of a commit, `snapshots/COMMIT` has links to the files of the commit, and
-//! `blobs` has the files.
+//! The Hugging Face hub's cache on disk. It has a folder `models--org--name` for each model. In
+//! that folder, `refs/main` contains the name of a commit, `snapshots/COMMIT` has links to the
+//! files of the commit, and `blobs` has the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -13,7 +13,7 @@ use super::name::{self, Name};
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
-/// The value of an environment variable; `None` if it is unset or empty.
+/// Returns the value of an environment variable; `None` if it is unset or empty.
 pub(super) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
@@ -39,7 +39,7 @@ pub(super) fn is_offline() -> bool {
     ["1", "on", "yes", "true"].contains(&value.as_str())
 }
 
-/// The folder of the revision's files, if there is one.
+/// Returns the folder with the files of the revision, if it is in the cache.
 pub(super) fn snapshot(folder: &Path, name: &Name) -> Option<PathBuf> {
     let repository = folder.join(name.folder());
     let reference = repository.join("refs").join(&name.revision);
@@ -51,7 +51,7 @@ pub(super) fn snapshot(folder: &Path, name: &Name) -> Option<PathBuf> {
     (name::is_plain(&commit) && snapshot.is_dir()).then_some(snapshot)
 }
 
-/// The folder or the `.gguf` file of a model, if all of its weights are in the cache.
+/// Returns the folder or the `.gguf` file of a model, if all of its weights are in the cache.
 pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     let snapshot = snapshot(folder, name)?;
     let whole = |file: &str| name::all_parts(file).iter().all(|part| snapshot.join(part).exists());
@@ -72,7 +72,8 @@ pub(super) fn find(folder: &Path, name: &Name) -> Option<PathBuf> {
     (configured && has_all(&snapshot)).then_some(snapshot)
 }
 
-/// Whether the snapshot has all files that its index of weights names; true if it has no index.
+/// Whether the snapshot has all files that its `model.safetensors.index.json` names. The result is
+/// true if the snapshot has no index.
 fn has_all(snapshot: &Path) -> bool {
     #[derive(Deserialize)]
     struct Index {

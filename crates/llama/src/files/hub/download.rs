@@ -1,4 +1,4 @@
-//! Downloads of the files of a model into the hub's cache, in the layout of `huggingface_hub`.
+//! Downloads the files of a model into the hub's cache, in the layout of `huggingface_hub`.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -16,11 +16,12 @@ use super::name::Name;
 
 type Watch<'a> = &'a mut dyn FnMut(Download<'_>) -> ControlFlow<()>;
 
-/// The number of attempts of a request that receives no byte, and the pause after the first one.
-/// The pause grows with each attempt.
+/// A request that receives no byte is tried `ATTEMPTS` times. `PAUSE` is the pause after the first
+/// attempt; it grows with each attempt.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(300);
-/// The interval between checks whether another rank or program has finished downloading a file.
+/// While another rank or program downloads a file, this process checks for its end at this
+/// interval.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Downloads the missing files of a model.
@@ -61,7 +62,8 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     fs::write(path, text)
 }
 
-/// Repeats a request, at most `ATTEMPTS` times, while its failure may be temporary.
+/// Makes a request, and repeats it while its failure may be temporary. Gives up after `ATTEMPTS`
+/// attempts.
 fn again<T>(mut ask: impl FnMut() -> Result<T, Failure>) -> Result<T, String> {
     let mut attempt = 1;
     loop {
@@ -82,7 +84,7 @@ fn link(bytes: &Path, place: &Path, depth: usize) -> std::io::Result<()> {
     let up: PathBuf = std::iter::repeat_n("..", depth).collect();
     let target = up.join("blobs").join(bytes.file_name().unwrap_or_default());
     match std::os::unix::fs::symlink(&target, place) {
-        // Another program has made the link already, or there is a broken link.
+        // Another program has made the link already, or an existing link is broken.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             if place.exists() {
                 return Ok(());
@@ -100,7 +102,8 @@ fn link(bytes: &Path, place: &Path, _: usize) -> std::io::Result<()> {
     fs::rename(bytes, place)
 }
 
-/// A file in the folder `blobs`, whose name is the ETag of the file on the hub.
+/// A file of the model, with the information that its download needs. In the folder `blobs`, the
+/// file's name is its ETag on the hub.
 struct Blob<'a> {
     hub: &'a Hub,
     name: &'a Name,
@@ -127,7 +130,7 @@ impl Blob<'_> {
         };
         let locked = parent(&lock).and_then(|()| File::create(&lock));
         let locked = locked.map_err(|error| io(&lock, &error))?;
-        // Waits while another program downloads this file.
+        // Wait while another program downloads this file.
         while let Err(error) = locked.try_lock() {
             match error {
                 TryLockError::WouldBlock => state(0)?,
@@ -181,7 +184,7 @@ impl Blob<'_> {
         ))
     }
 
-    /// Downloads the missing bytes of `part`, the incomplete file.
+    /// Downloads the missing bytes of the incomplete file `part`.
     fn fetch(
         &self,
         part: &Path,
@@ -222,7 +225,8 @@ impl Blob<'_> {
         }
     }
 
-    /// Downloads from byte `start` on until the connection ends, and returns why it ended.
+    /// Downloads from byte `start` on until the connection ends, and returns the reason for its
+    /// end.
     fn continue_at(
         &self,
         output: &mut File,

@@ -1,5 +1,5 @@
-//! Requests to the hub. This module follows redirects itself, since their headers contain the ETag
-//! and the size of a file, and since the token must not be sent to another host.
+//! Requests to the hub. This module follows redirects itself for two reasons: their headers contain
+//! the ETag and the size of a file, and the access token must not be sent to another host.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,15 +16,16 @@ use super::cache;
 use super::name::{self, Name};
 
 const HUB: &str = "https://huggingface.co";
-/// How long a connection may take, and how long the hub may take to answer.
+/// The time limit for a connection, and the time limit for the hub's answer.
 const CONNECT: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
-/// The maximum time in which no byte of a file arrives.
+/// The maximum time to wait for the next bytes of a file.
 const SILENCE: Duration = Duration::from_secs(60);
 const REDIRECTS: usize = 10;
 /// The maximum size of the hub's list of files in bytes.
 const LIST: u64 = 64 << 20;
-/// The bytes of a block of a file, and the number of blocks that may wait between two threads.
+/// The size in bytes of the blocks in which a file is read, and the number of blocks that the
+/// channel between the two threads can hold.
 const BLOCK: usize = 256 << 10;
 const BLOCKS: usize = 4;
 
@@ -34,7 +35,7 @@ pub(super) struct Hub {
     token: Option<String>,
 }
 
-/// The facts about a file that the hub gives in headers.
+/// The properties of a file that the hub gives in response headers.
 #[derive(Default)]
 struct Facts {
     commit: Option<String>,
@@ -54,7 +55,7 @@ pub(super) struct Listed {
     pub files: BTreeSet<String>,
 }
 
-/// An error, and whether it may be temporary, so that another attempt makes sense.
+/// An error. If `passing` is true, the error may be temporary and another attempt makes sense.
 pub(super) struct Failure {
     pub reason: String,
     pub passing: bool,
@@ -64,7 +65,7 @@ fn lasting(reason: impl Into<String>) -> Failure {
     Failure { reason: reason.into(), passing: false }
 }
 
-/// The scheme and the host of an address.
+/// Returns the scheme and the host of a URL.
 fn origin(url: &str) -> &str {
     let start = url.find("://").map_or(0, |at| at + 3);
     let end = url[start..].find('/').map_or(url.len(), |at| start + at);
@@ -99,7 +100,7 @@ impl Hub {
         }
     }
 
-    /// Requests an address, or only a range of its bytes, and follows redirects.
+    /// Requests a URL, or only a range of its bytes, and follows redirects.
     fn get(&self, url: &str, range: Option<&str>) -> Result<(Response<Body>, Facts), Failure> {
         let (mut url, mut facts) = (url.to_owned(), Facts::default());
         for _ in 0..REDIRECTS {
@@ -138,7 +139,7 @@ impl Hub {
         Err(lasting(format!("more than {REDIRECTS} redirects")))
     }
 
-    /// The message for a response by which the hub refuses a request.
+    /// Makes the error for a response in which the hub refuses a request.
     fn refusal(&self, name: &Name, response: &Response<Body>) -> Failure {
         let (repository, revision) = (&name.repository, &name.revision);
         let page = format!("{}/{repository}", self.endpoint);
@@ -187,7 +188,7 @@ impl Hub {
         if !name::is_plain(&info.sha) {
             return Err(odd());
         }
-        // Names that lead to other folders, or that no model's files have, are left out.
+        // The list skips unusual names, such as paths that lead to other folders.
         let files = info.siblings.into_iter().map(|sibling| sibling.rfilename);
         let files = files.filter(|file| file.split('/').all(name::is_plain)).collect();
         Ok(Listed { commit: info.sha, files })
@@ -219,8 +220,8 @@ impl Hub {
         }
     }
 
-    /// The position of the first byte that the hub sends, and the blocks of the file from there.
-    /// The position is `start`, or 0 if the hub sends only whole files.
+    /// Returns the position of the first byte that the hub sends, and the blocks of the file from
+    /// this position on. The position is `start`, or 0 if the hub does not support range requests.
     pub(super) fn bytes(
         &self,
         name: &Name,
@@ -243,7 +244,8 @@ impl Hub {
         };
         let (send, receive) = sync_channel(BLOCKS);
         let mut reader = response.into_body().into_reader();
-        // A read has no time limit, so another thread reads. It ends when the connection ends.
+        // A read has no time limit, so a separate thread reads. The thread ends when the connection
+        // ends.
         let read = move || {
             loop {
                 let mut block = vec![0; BLOCK];
@@ -263,11 +265,11 @@ impl Hub {
     }
 }
 
-/// The blocks of a file as they arrive.
+/// Receives the blocks of a file from the thread that reads them.
 pub(super) struct Blocks(Receiver<std::io::Result<Vec<u8>>>);
 
 impl Blocks {
-    /// The next block, which is empty at the end.
+    /// Waits for the next block. An empty block marks the end of the file.
     pub(super) fn next(&self) -> Result<Vec<u8>, String> {
         match self.0.recv_timeout(SILENCE) {
             Ok(block) => block.map_err(|error| error.to_string()),

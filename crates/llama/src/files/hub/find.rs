@@ -21,15 +21,16 @@ use super::{Download, cache};
 ///
 /// A path that neither exists nor has the form of a name is returned as it is.
 ///
-/// `watch` is called as bytes arrive. If it returns `Break`, the download ends. If a download ended
-/// early, even because the process ended, the next call for the model continues it.
+/// The function calls `watch` as bytes arrive. If `watch` returns `Break`, the download stops. If a
+/// download stopped early, even because the process ended, the next call for the model continues
+/// it.
 ///
 /// # Errors
 ///
 /// Returns an error if the model is not in the cache and cannot be downloaded: offline, without the
-/// feature `hub`, or without the right to read it. It is also an error if the hub does not know the
-/// model, if the model has no weights that this crate reads, or if the connection breaks five times
-/// without a byte. The error names the model and says what to do.
+/// feature `hub`, or without permission to read it. It is also an error if the hub does not know
+/// the model, if the model has no weights that this crate reads, or if the connection breaks five
+/// times before any byte arrives. The error names the model and says what to do.
 ///
 /// ```
 /// use std::ops::ControlFlow;

@@ -1,15 +1,16 @@
 //! Finds models by their names on the Hugging Face hub, such as `org/name`.
 //!
 //! [`find`] returns the path of a model in the hub's cache, which this crate shares with other
-//! programs. With the feature `hub`, it downloads a model that is not in the cache. The environment
-//! variables are the ones that Python's `huggingface_hub` reads:
+//! programs. With the feature `hub`, it downloads a model that is not in the cache. It reads these
+//! environment variables of Python's `huggingface_hub`:
 //!
-//! | variable | meaning |
-//! |---|---|
-//! | `HF_HUB_CACHE` | The folder of the cache. Without it `hub` in `HF_HOME`, in `huggingface` of `XDG_CACHE_HOME`, or in `~/.cache/huggingface`. |
-//! | `HF_HUB_OFFLINE` | With `1`, models are only looked up in the cache and never downloaded. |
-//! | `HF_ENDPOINT` | The address of the hub, `https://huggingface.co` without it. |
-//! | `HF_TOKEN` | The token for models that not everybody may read. Without it the file that `HF_TOKEN_PATH` names, or `token` in `HF_HOME`, which `hf auth login` writes. |
+//! - `HF_HUB_CACHE` is the folder of the cache. If it is unset, the cache is the folder `hub` in
+//!   `HF_HOME`, in `XDG_CACHE_HOME/huggingface`, or in `~/.cache/huggingface`.
+//! - `HF_HUB_OFFLINE` is `1` if models are only looked up in the cache and never downloaded.
+//! - `HF_ENDPOINT` is the address of the hub. If it is unset, this is `https://huggingface.co`.
+//! - `HF_TOKEN` is the access token for gated and private models. If it is unset, the token is read
+//!   from the file that `HF_TOKEN_PATH` names, or from the file `token` in `HF_HOME`, which
+//!   `hf auth login` writes.
 
 mod cache;
 #[cfg(feature = "hub")]

@@ -1,9 +1,10 @@
-//! The names of models on the hub, and the files of a repository that make a model.
+//! Parses the names of models on the hub, and chooses the files of a repository to download.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-/// A name `org/name`, with a revision and, optionally, the path of a GGUF file in the repository.
+/// The name `org/name` of a repository, with a revision and, optionally, the path of a GGUF file in
+/// the repository.
 #[derive(Debug)]
 pub(super) struct Name {
     pub repository: String,
@@ -11,7 +12,7 @@ pub(super) struct Name {
     pub file: Option<String>,
 }
 
-/// Files that a model can need beside its weights.
+/// Files that a model can need in addition to its weights.
 const SMALL: [&str; 10] = [
     "adapter_config.json",
     "added_tokens.json",
@@ -27,7 +28,8 @@ const SMALL: [&str; 10] = [
 /// The weights of adapters.
 const ADAPTERS: [&str; 2] = ["adapters.safetensors", "adapter_model.safetensors"];
 
-/// Whether a text is safe as a part of a path or an address: it cannot lead to another folder.
+/// Whether a string is safe as a component of a path or URL, so that it cannot lead to another
+/// folder.
 pub(super) fn is_plain(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     !text.is_empty()
@@ -56,12 +58,12 @@ impl Name {
         Some(Self { repository: format!("{org}/{name}"), revision: revision.to_owned(), file })
     }
 
-    /// The folder of the repository in the cache.
+    /// Returns the name of the repository's folder in the cache.
     pub(super) fn folder(&self) -> String {
         format!("models--{}", self.repository.replace('/', "--"))
     }
 
-    /// The files of the repository to download, the small ones first.
+    /// Returns the files of the repository to download, with the small files first.
     ///
     /// # Errors
     ///
@@ -112,14 +114,14 @@ pub(super) fn is_gguf(file: &str) -> bool {
     file.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Whether a file's name is one that the loader reads as weights of a model or an adapter.
+/// Whether the loader reads a file with this name as the weights of a model or of an adapter.
 fn is_weights(file: &str) -> bool {
     let model = file.starts_with("model") && file.ends_with(".safetensors") && !file.contains('/');
     model || ADAPTERS.contains(&file)
 }
 
-/// The names of all parts of a GGUF file that is split, such as `x-00001-of-00003.gguf`, or the
-/// name alone.
+/// Returns the names of all parts of a split GGUF file, such as `x-00001-of-00003.gguf`. For
+/// another file, returns only its name.
 pub(super) fn all_parts(file: &str) -> Vec<String> {
     let split = || {
         let (rest, end) = file.rsplit_once("-of-")?;
@@ -134,7 +136,7 @@ pub(super) fn all_parts(file: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
-/// The parts of a file that are in the list.
+/// Returns the parts of a file that are in the list `files`.
 fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
     all_parts(file).into_iter().filter(|part| files.contains(part)).collect()
 }
