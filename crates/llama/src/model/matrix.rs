@@ -1,4 +1,4 @@
-//! Matrices of checkpoints, plain or packed.
+//! Loads matrices of checkpoints, which are plain floats or packed (quantized).
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use mlx_primitives::{Dtype, Result};
 
 use crate::base::{Config, Quantization, Weights};
 
-/// The matrix at `path`, in the format that the configuration gives for its name. If the
-/// configuration has packed modules but no format for this name, the shapes of the weight and of
-/// its scales tell the format.
+/// Loads the matrix at `path`, in the format that the configuration gives for its name. If the
+/// configuration has packed modules but no format for this name, the format is derived from the
+/// shapes of the weight and of its scales.
 pub(crate) fn load(
     path: &str,
     [outputs, inputs]: [i32; 2],
@@ -58,8 +58,8 @@ pub(crate) fn load(
     part(LinearWeight::Quantized(matrix), &own)
 }
 
-/// The rows `rows` of the matrix. If the matrix has not been read from its file yet, only these
-/// rows are read.
+/// Returns the rows `rows` of the matrix. If the matrix has not been read from its file yet, only
+/// these rows are read.
 fn part(all: LinearWeight, rows: &Range<i32>) -> Result<LinearWeight> {
     match *rows == (0..all.shape()?[0]) {
         true => Ok(all),
@@ -67,7 +67,8 @@ fn part(all: LinearWeight, rows: &Range<i32>) -> Result<LinearWeight> {
     }
 }
 
-/// The matrix copied into a separate block, or the matrix itself if no block is large enough.
+/// Copies the matrix into a separate memory block. If no block can be allocated, returns the matrix
+/// itself.
 pub(super) fn placed(matrix: &LinearWeight) -> Result<LinearWeight> {
     match Block::with_room_for(Block::bytes_of(matrix.arrays()))? {
         Some(mut block) => matrix.map_arrays(|array| block.place(array)),
@@ -87,8 +88,9 @@ pub(super) fn quantized(matrix: &LinearWeight, to: Quantization) -> Result<Linea
     }
 }
 
-/// The format of K-quants, from the number of words of a row and the number and the type of its
-/// scales; `None` if the scales have another format.
+/// Derives the format of a matrix in K-quants from the number of 32-bit words of a row, and from
+/// the number and the type of the row's scales. Returns `None` if the scales are not K-quants'
+/// scales.
 pub(crate) fn of_k_quants(words: i32, scales: i32, dtype: Dtype) -> Option<Quantization> {
     let (bits_of_row, blocks) = (i64::from(words) * 32, i64::from(scales) / 20);
     let bits = bits_of_row.checked_div(blocks * 256)? as i32;
@@ -98,8 +100,8 @@ pub(crate) fn of_k_quants(words: i32, scales: i32, dtype: Dtype) -> Option<Quant
     known.then_some(Quantization { group_size, bits, mode: QuantizedMode::KQuant })
 }
 
-/// The format of packed weights with `inputs` columns, from the shapes of the weights and of their
-/// scales.
+/// Derives the format of packed weights with `inputs` columns from the shapes of the weights and of
+/// their scales.
 fn shown(path: &str, inputs: i32, weights: &Weights) -> Result<Quantization> {
     let (weight, scales) = (format!("{path}.weight"), format!("{path}.scales"));
     let columns = |name: &str| {

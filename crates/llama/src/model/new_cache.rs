@@ -1,4 +1,4 @@
-//! Empty caches for a model.
+//! Makes key/value caches for a model.
 
 use mlx_primitives::{Error, Result};
 
@@ -7,15 +7,15 @@ use crate::base::Heads;
 use crate::cache::{Cache, CacheKind, LayerCache};
 
 impl Llama {
-    /// An empty cache for this model, of the plain kind. Layers of sliding attention keep only the
-    /// positions in their window.
+    /// Makes an empty plain cache for this model. Layers with sliding-window attention keep only
+    /// the positions in their window.
     pub fn new_cache(&self) -> Cache {
         Cache { layers: self.layer_caches(&LayerCache::default(), usize::MAX) }
     }
 
-    /// The caches of the layers for a text of up to `positions`. A layer whose window hides some of
-    /// these positions gets a rotating cache of the window's length, unless `full` keeps fewer
-    /// positions. The other layers get copies of `full`.
+    /// Makes the caches of the layers for a sequence of up to `positions` positions. A layer with a
+    /// window shorter than `positions` gets a rotating cache of the window's length, unless `full`
+    /// keeps fewer positions. The other layers get copies of `full`.
     fn layer_caches(&self, full: &LayerCache, positions: usize) -> Vec<LayerCache> {
         let smaller = |window: i32| match full.kind() {
             CacheKind::Rotating { max_size, .. } => window < max_size,
@@ -32,9 +32,9 @@ impl Llama {
         self.windows().map(of_layer).collect()
     }
 
-    /// An empty cache of the given kind for this model. Layers of sliding attention keep only the
-    /// positions in their window, as in [`new_cache`](Self::new_cache), unless a rotating cache
-    /// keeps fewer.
+    /// Makes an empty cache of the given kind for this model. Layers with sliding-window attention
+    /// keep only the positions in their window, as in [`new_cache`](Self::new_cache), unless a
+    /// rotating cache of the given kind keeps fewer positions.
     ///
     /// # Errors
     ///
@@ -44,8 +44,8 @@ impl Llama {
         self.new_cache_for(kind, usize::MAX)
     }
 
-    /// An empty cache of the given kind for a text of up to `positions`. A layer of sliding
-    /// attention with a window of at least `positions` keeps all positions, so that the last
+    /// Makes an empty cache of the given kind for a sequence of up to `positions` positions. A
+    /// layer with a sliding window of at least `positions` keeps all positions, so that the last
     /// positions can be removed from the cache.
     pub(crate) fn new_cache_for(&self, kind: CacheKind, positions: usize) -> Result<Cache> {
         let layer = LayerCache::new(kind)?;
@@ -63,8 +63,8 @@ impl Llama {
         Ok(Cache { layers: self.layer_caches(&layer, positions) })
     }
 
-    /// A plain cache that holds `len` positions of one text, all zeros, in evaluated buffers. It
-    /// serves to count the work of a step after these positions.
+    /// Makes a plain cache with `len` positions of one sequence, all zeros, in evaluated buffers.
+    /// A caller can count the work of a step after these positions with it.
     ///
     /// # Errors
     ///

@@ -1,21 +1,21 @@
-//! The exchanges of a projection with the processes that hold the rest of the model.
+//! The communication of a projection whose matrix is distributed over several processes.
 
 use mlx_primitives::{Array, Result};
 
 use crate::base::{Axis, Share, Weights};
 
-/// The axes of a projection along which the processes of a model exchange features.
+/// The axes of a projection along which the processes of a model gather features from each other.
 #[derive(Clone, Default)]
 pub(super) struct Part {
     share: Share,
-    /// The axis of the inputs, if each process has only a part of them.
+    /// The axis of the inputs, if each process has only a part of the inputs.
     input: Option<Axis>,
-    /// The axis of the outputs, if all processes need all of them.
+    /// The axis of the outputs, if all processes need all outputs.
     output: Option<Axis>,
 }
 
 impl Part {
-    /// The exchanges of the projection at `path`.
+    /// Returns the axes for the projection at `path`.
     pub fn of(path: &str, weights: &Weights) -> Self {
         let (input, output) = match path.rsplit('.').next() {
             Some("o_proj") => (Some(Axis::Heads), Some(Axis::Hidden)),
@@ -26,15 +26,15 @@ impl Part {
         Self { share: weights.share().clone(), input, output }
     }
 
-    /// Whether other processes hold a part of the model, and this projection exchanges something
-    /// with them.
+    /// Whether the model is distributed over several processes and this projection communicates
+    /// with the other processes.
     pub fn exchanges(&self) -> bool {
         !self.share.is_whole() && self.output.is_some()
     }
 
-    /// The whole result of a projection that is distributed over several processes. `x` is the part
-    /// of the input in this process, `residual` is whole, and `product` multiplies by the matrix of
-    /// this process.
+    /// Computes the complete result of a projection that is distributed over several processes. `x`
+    /// is this process's part of the input, `residual` is complete, and `product` multiplies by the
+    /// matrix of this process.
     pub fn exchanged(
         &self,
         x: &Array,

@@ -8,17 +8,17 @@ use super::llama::Llama;
 use crate::base::{Config, Quantization, WeightSource, Weights};
 use crate::cache::CacheKind;
 
-/// The number of distinct values that the elements of a float tensor are drawn from.
+/// The number of distinct values of the elements of a float tensor.
 const LEVELS: usize = 1 << 12;
 /// The mean square of the sixteen values of a 4-bit float.
 const FP4_SQUARE: f64 = 8.5625;
-/// The mean square of the 8-bit floats whose bit patterns are even numbers. None of them is NaN.
+/// The mean square of the 8-bit floats with an even bit pattern. No NaN has an even bit pattern.
 const FP8_SQUARE: f64 = 10752.000;
 
 impl Llama {
-    /// A model of random weights for a configuration without a checkpoint. It is as large and as
-    /// fast as a real model, and its text is noise. Packed matrices are drawn in packed form, so a
-    /// model of 4 bits never takes the memory of its float weights.
+    /// Makes a model with random weights for a configuration without a checkpoint. The model is as
+    /// large and as fast as a real model, but generates nonsense. Packed matrices are drawn in
+    /// packed form, so a 4-bit model never takes the memory of its float weights.
     ///
     /// `dtype` is the type of the activations: float32, float16 or bfloat16. `quantization`
     /// replaces the quantization in the configuration. Matrices whose row length is not a multiple
@@ -26,8 +26,8 @@ impl Llama {
     ///
     /// # Errors
     ///
-    /// Returns an error for another type, a quantization that MLX does not have, or weights of more
-    /// bytes than [`memory_limit`](memory::memory_limit).
+    /// Returns an error for another type, for a quantization that MLX does not have, and for
+    /// weights that need more bytes than [`memory_limit`](memory::memory_limit).
     ///
     /// ```
     /// use mlx_primitives_llama::{Config, Llama, Options, Quantization};
@@ -53,8 +53,8 @@ impl Llama {
         Self::random_part(config, dtype, quantization, seed, |_, weights| Ok(weights))
     }
 
-    /// Draws the part of a model that this process holds, as [`random`](Self::random) does. `hold`
-    /// selects the part with [`Weights::held_by`].
+    /// Makes only this process's part of a model with random weights, like
+    /// [`random`](Self::random). `hold` selects the part with [`Weights::held_by`].
     ///
     /// # Errors
     ///
@@ -87,13 +87,14 @@ impl Llama {
             ));
         }
         let source = RandomWeights { state: seed, dtype };
-        // `assemble` draws and evaluates the weights layer by layer, as it reads a checkpoint.
+        // `assemble` draws and evaluates the weights layer by layer, in the order in which it would
+        // read a checkpoint.
         let weights = hold(&config, Weights::made_by(source))?;
         Self::assemble(config, weights, Some(&mut |_| {}))
     }
 }
 
-/// Draws the tensors that a model loads.
+/// A source of random tensors, which takes the place of a checkpoint.
 struct RandomWeights {
     state: u64,
     dtype: Dtype,
@@ -149,15 +150,16 @@ impl WeightSource for RandomWeights {
                 (Array::full(groups, scale.clamp(0.0, 254.0) as u8)?, None)
             }
         };
-        // `full` is lazy: its arrays are computed here, not in the first step of the model.
+        // `full` returns lazy arrays. They are evaluated here, so that the first step of the model
+        // does not compute them.
         mlx_primitives::eval([&scales].into_iter().chain(&biases))?;
         QuantizedWeight::new(packed, scales, biases, group_size, bits, mode)
             .map(LinearWeight::Quantized)
     }
 }
 
-/// A block of K-quants' scales. Each group has the scale `scale`, and the middle of its range
-/// stands for zero.
+/// Makes the scales of one K-quants block. Each group has the scale `scale`, and the middle of the
+/// group's range stands for zero.
 fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
     const INTEGER: u8 = 8; // of each group, times a float16 that is not subnormal
     let mut block = [if bits == 6 { 128 + INTEGER } else { INTEGER }; 20];
@@ -169,8 +171,8 @@ fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
 }
 
 impl RandomWeights {
-    /// The next 64 random bits, by SplitMix64
-    /// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
+    /// Returns the next 64 random bits of the generator SplitMix64 ([Steele et al.
+    /// 2014](https://doi.org/10.1145/2660193.2660195)).
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -187,7 +189,7 @@ impl RandomWeights {
         Array::from_slice(&numbers, [rows.end - rows.start, shape[1]])
     }
 
-    /// Draws the rows `rows` of an array of small elements.
+    /// Draws the rows `rows` of a float array with the distribution of `floats_of`.
     fn floats(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
         match self.dtype {
             Dtype::Float16 => self.floats_of::<half::f16>(shape, rows),
@@ -213,8 +215,8 @@ impl RandomWeights {
         Array::from_slice(&numbers, &shape)
     }
 
-    /// Draws the rows `rows` of an array. Each 64 random bits give the next `N` numbers of the
-    /// array. The bits of all rows are drawn, so that a row has equal numbers whichever rows are
+    /// Draws the rows `rows` of an array. Each 64 random bits give the next `N` elements. The
+    /// random bits of all rows are drawn, so the elements of a row do not depend on which rows are
     /// requested.
     fn numbers<T: Copy, const N: usize>(
         &mut self,

@@ -1,35 +1,37 @@
-//! The texts of a pass, each with its own cache.
+//! The sequences of a forward pass, each with its own cache. The code calls a sequence of tokens a
+//! text.
 
 use mlx_primitives::{Array, Result, concatenate};
 
 use super::layer::DecoderLayer;
 use crate::cache::{AttentionMask, Cache};
 
-/// The texts whose rows lie one after the other in the hidden states of a pass.
+/// The sequences of a forward pass. Their rows lie one after the other in the hidden states.
 pub(super) struct Texts<'a>(Vec<Text<'a>>);
 
 struct Text<'a> {
     rows: i32,
     cache: &'a mut Cache,
-    /// A mask for all layers of full attention, and one for all layers of sliding attention.
+    /// A mask for all layers with full attention, and a mask for all layers with sliding-window
+    /// attention.
     masks: [Option<AttentionMask>; 2],
 }
 
 impl<'a> From<&'a mut Cache> for Texts<'a> {
-    /// One cache for all rows. It may be the cache of a batch.
+    /// Uses one cache for all rows. The cache may belong to a batch of sequences.
     fn from(cache: &'a mut Cache) -> Self {
         Self(vec![Text { rows: 0, cache, masks: [None, None] }])
     }
 }
 
 impl<'a> Texts<'a> {
-    /// Texts with the given numbers of rows, each with its cache.
+    /// Makes sequences with the given numbers of rows and caches.
     pub fn apart(texts: impl Iterator<Item = (usize, &'a mut Cache)>) -> Self {
         let text = |(rows, cache)| Text { rows: number(rows), cache, masks: [None, None] };
         Self(texts.map(text).collect())
     }
 
-    /// Whether each cache is for this number of layers.
+    /// Whether each cache has this number of layers.
     pub fn have_layers(&self, layers: usize) -> bool {
         self.0.iter().all(|text| text.cache.layers.len() == layers)
     }
@@ -38,7 +40,7 @@ impl<'a> Texts<'a> {
         self.0.iter().flat_map(|text| text.cache.arrays()).collect()
     }
 
-    /// The attention of each text in a layer. `qkv` is `[batch, rows, features]`.
+    /// Computes the attention of each sequence in a layer. `qkv` is `[batch, rows, features]`.
     pub fn attend(&mut self, layer: &DecoderLayer, index: usize, qkv: &Array) -> Result<Array> {
         if let [text] = self.0.as_mut_slice() {
             return text.attend(layer, index, qkv);

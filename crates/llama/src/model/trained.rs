@@ -1,4 +1,5 @@
-//! The forward pass in training, in which the trained weights and updates are arguments.
+//! The forward pass in training. The trained weights and low-rank updates are its arguments, so
+//! that MLX can differentiate with respect to them.
 
 use std::collections::BTreeMap;
 
@@ -13,31 +14,32 @@ use super::update::Update;
 use crate::base::Heads;
 use crate::cache::{AttentionMask, join_heads};
 
-/// The most logits that exist at a time. More logits are computed in chunks, and computed again in
-/// the backward pass.
+/// The maximum number of logits that exist at a time. More logits are computed in chunks, and
+/// computed again in the backward pass.
 pub(crate) const LOGITS: usize = 1 << 24;
 
 type Arrays = BTreeMap<String, Array>;
 
-/// The arrays that training puts in the place of a model's weights and updates.
+/// The trained arrays, which replace a model's weights and low-rank updates.
 #[derive(Clone, Default)]
 pub(crate) struct Trained {
-    /// Trained arrays by their names. A projection P with an update has `P.lora_a`
-    /// `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. A trained
-    /// weight has its name in checkpoints.
+    /// Trained arrays by their names. A projection P with an update has `P.lora_a` `[rank,
+    /// inputs]`, `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. A trained weight has
+    /// the same name as in checkpoints.
     pub arrays: Arrays,
-    /// The factor of the updates.
+    /// The factor that multiplies the low-rank updates.
     pub scale: f32,
-    /// The sums of the squares of the rows of projections P with a `P.m`. Missing sums are
-    /// computed.
+    /// For each projection P with a `P.m`, the sum of squares of each row of its matrix. If an
+    /// entry is missing, the forward pass computes it.
     pub squares: Arrays,
-    /// The share of the inputs of each update that dropout sets to zero, and the seed that selects
-    /// them.
+    /// The fraction of each update's inputs that dropout sets to zero, and the random seed for the
+    /// choice of these inputs.
     pub dropout: Option<(f32, u64)>,
 }
 
 impl Llama {
-    /// The model with these arrays in place of its weights and updates, converted to its types.
+    /// Returns the model with these arrays in place of its weights and updates. The arrays are
+    /// converted to the types of the model.
     pub(crate) fn trained(&self, trained: &Trained) -> Result<Self> {
         let mut model = self.map(&mut |_| Ok(()))?;
         let dtype = self.dtype();
@@ -56,8 +58,8 @@ impl Llama {
         matches!(head.matrix, LinearWeight::Plain(_))
     }
 
-    /// The loss of each target, `[rows, length]`, and 0 where the target is -1. With `recompute`,
-    /// the backward pass runs each layer again instead of keeping its results.
+    /// Computes the loss of each target, `[rows, length]`. The loss is 0 where the target is -1.
+    /// With `recompute`, the backward pass runs each layer again instead of keeping its results.
     pub(crate) fn losses(
         &self,
         trained: &Trained,
@@ -81,7 +83,8 @@ impl Llama {
         ops::cross_entropy(&logits, targets, cross_entropy)
     }
 
-    /// The output of the last layer. With `recompute`, the backward pass runs each layer again.
+    /// Computes the output of the last layer. With `recompute`, the backward pass runs each layer
+    /// again.
     fn through_trained(&self, trained: &Trained, tokens: &Array, recompute: bool) -> Result<Array> {
         if tokens.ndim() != 2 {
             let got = tokens.shape();
@@ -118,8 +121,8 @@ impl Llama {
 }
 
 impl DecoderLayer {
-    /// The attention of whole texts, without a cache. Its derivative takes fewer dispatches than
-    /// the derivative of the ops that append to a cache.
+    /// Computes the attention of complete sequences, without a cache. The backward pass of this
+    /// function needs fewer dispatches than the backward pass of the ops that append to a cache.
     fn attend_to_itself(&self, qkv: &Array, mask: &AttentionMask) -> Result<Array> {
         let Heads { heads, kv_heads, head_dim } = self.heads;
         let layout = KvLayout { heads, kv_heads, head_dim, capacity: 0 };
@@ -147,8 +150,8 @@ impl DecoderLayer {
 }
 
 impl Linear {
-    /// Puts the trained arrays of this projection in their places, and returns whether its matrix
-    /// or its bias is trained.
+    /// Replaces arrays of this projection by the trained arrays. Returns whether its matrix or its
+    /// bias is trained.
     fn train(&mut self, trained: &Trained, dtype: Dtype) -> Result<bool> {
         let of = |part: &str| trained.arrays.get(&format!("{}.{part}", self.path));
         let update = of("lora_a").zip(of("lora_b"));

@@ -1,20 +1,20 @@
 use mlx_primitives::ops::{self, LinearWeight, Lora};
 use mlx_primitives::{Array, Result, random};
 
-/// A low-rank update beside a projection's matrix.
+/// A low-rank update that runs beside a projection's matrix.
 #[derive(Clone)]
 pub(super) struct Update {
     pub lora: Lora,
-    /// DoRA's factor of each row of the matrix.
+    /// In DoRA, the factor of each row of the matrix.
     factors: Option<Array>,
-    /// In training, the share of the update's inputs that dropout sets to zero, and the key that
-    /// selects them.
+    /// In training, the fraction of the update's inputs that dropout sets to zero, and the random
+    /// key for the choice of these inputs.
     pub dropout: Option<(f32, Array)>,
 }
 
 impl Update {
-    /// Makes the update of a matrix. `squares` are the sums of the squares of its rows, if they are
-    /// known.
+    /// Makes the update of a matrix. `squares` has the sum of squares of each row of the matrix, if
+    /// the caller knows them.
     pub fn new(lora: Lora, matrix: &LinearWeight, squares: Option<&Array>) -> Result<Self> {
         let factors = lora.row_factors(matrix, squares)?;
         Ok(Self { lora, factors, dropout: None })

@@ -1,4 +1,4 @@
-//! Renders chat templates as transformers does.
+//! Renders chat templates as the Python package transformers does.
 
 use std::collections::BTreeMap;
 
@@ -31,17 +31,17 @@ pub struct ChatTemplate {
     pub(crate) special_tokens: Map<String, Value>,
 }
 
-/// The variables of a template other than the messages.
+/// The variables of a template, except the messages.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
-    /// Whether the text ends with the beginning of the model's answer.
+    /// Whether the rendered text ends with the start of the model's answer.
     pub add_generation_prompt: bool,
     /// The functions that the model may call, as JSON schemas.
     pub tools: Option<Vec<Value>>,
-    /// The name of the template. `None` chooses `tool_use` if there are tools and a template of
-    /// that name, and `default` otherwise.
+    /// The name of the template. With `None`, the template is `tool_use` if there are tools and a
+    /// template of that name, and `default` otherwise.
     pub template: Option<String>,
-    /// Further variables, such as `enable_thinking`.
+    /// Additional variables, such as `enable_thinking`.
     pub variables: Map<String, Value>,
 }
 
@@ -52,25 +52,26 @@ impl Default for ChatOptions {
     }
 }
 
-/// Makes a message as templates expect it: `{"role": ..., "content": ...}`.
+/// Makes a message in the form that templates expect: `{"role": ..., "content": ...}`.
 pub fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": content})
 }
 
 impl ChatTemplate {
-    /// Reads the templates of a `tokenizer_config.json`: a string, or a list of named templates.
-    /// Returns `None` if there is no template.
+    /// Reads the templates from the contents of a `tokenizer_config.json`. Its field
+    /// `chat_template` is a string or a list of named templates. Returns `None` if there is no
+    /// template.
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is not JSON, or if its `chat_template` is neither a string nor
+    /// Returns an error if the contents are not JSON, or if `chat_template` is neither a string nor
     /// a list of named templates.
     pub fn parse(tokenizer_config: &str) -> Result<Option<Self>> {
         let (template, templates) = Self::parts(tokenizer_config)?;
         Ok((!templates.is_empty()).then_some(Self { templates, ..template }))
     }
 
-    /// The special tokens and the templates of a `tokenizer_config.json`.
+    /// Reads the special tokens and the templates from the contents of a `tokenizer_config.json`.
     pub(crate) fn parts(tokenizer_config: &str) -> Result<(Self, BTreeMap<String, String>)> {
         let config: Value = serde_json::from_str(tokenizer_config)
             .map_err(|e| refused(format_args!("a JSON object, got {e}")))?;
@@ -113,15 +114,15 @@ impl ChatTemplate {
         self.special_tokens.get(name)?.as_str()
     }
 
-    /// Renders the text of a conversation.
+    /// Renders a conversation as text.
     /// [`Tokenizer::encode_verbatim`](crate::Tokenizer::encode_verbatim) encodes it without further
     /// special tokens.
     ///
     /// # Errors
     ///
-    /// Returns an error for messages that are not objects, and for a template that is missing or
-    /// faulty, raises an exception, uses half a second of processor time, or holds more than 48 MiB
-    /// plus four times the size of its input.
+    /// Returns an error for messages that are not objects. It is also an error if the template is
+    /// missing or faulty, raises an exception, uses half a second of processor time, or needs more
+    /// memory than 48 MiB plus four times the size of its input.
     pub fn render(&self, messages: &[Value], options: &ChatOptions) -> Result<String> {
         if let Some(other) = messages.iter().find(|message| !message.is_object()) {
             return Err(refused(format_args!("messages that are objects, got {other}")));

@@ -1,17 +1,17 @@
-//! Checks the regular expressions of a pre-tokenizer: cutting a text in front of a space or a line
-//! break must not change the matches.
+//! Checks the regular expressions of a pre-tokenizer. Long texts are cut before a space or a line
+//! break, and encoded in pieces. A cut must not change the matches of an expression.
 
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
-/// Properties of the matches of an expression. A field is true if a match may have the property.
+/// Properties of the matches of an expression. A field is true if some match may have the property.
 #[derive(Clone, Copy, Default)]
 struct Matches {
     empty: bool,
     /// A match begins with a space or a line break.
     spaces_first: bool,
-    /// A match ends in a letter or a digit.
+    /// A match ends with a letter or a digit.
     letter_last: bool,
-    /// A match has a letter or a digit in front of a space or a line break.
+    /// A match contains a letter or digit that is followed by a space or a line break.
     pair: bool,
 }
 
@@ -35,13 +35,14 @@ impl Matches {
     }
 }
 
-/// Whether an expression has the same matches if a text is cut between a letter or a digit and a
-/// space or a line break. Such a pair must not be in a match, and a match must not depend on the
-/// text around it, except on the text after spaces. The function may refuse an odd expression
-/// that has this property.
+/// Whether an expression has the same matches if a text is cut after a letter or digit and before a
+/// space or line break. So no match may contain such a position, and a match must not depend on the
+/// text around it, except on the text after spaces. The function may return false for an unusual
+/// expression that would be safe.
 pub(crate) fn allows(pattern: &str) -> bool {
-    // `\s+(?!\S)` matches spaces, except the last one in front of a word. It looks at the character
-    // after the spaces, and a cut never separates a space from the character after it.
+    // `\s+(?!\S)` matches spaces, except the last space before a word. The lookahead reads the
+    // character after the spaces. This is safe, since a cut never separates a space from the
+    // character after it.
     let pattern = pattern.replace(r"\s+(?!\S)", r"\s+");
     let Ok(words) = regex_syntax::parse(r"[\p{L}\p{N}]") else { return false };
     let (Ok(hir), HirKind::Class(Class::Unicode(words))) =
@@ -52,8 +53,8 @@ pub(crate) fn allows(pattern: &str) -> bool {
     matches(&hir, words).is_some_and(|matches| !matches.empty && !matches.pair)
 }
 
-/// The properties of the matches of an expression; `None` if a match may depend on the text around
-/// it.
+/// Returns the properties of the matches of an expression; `None` if a match may depend on the text
+/// around it.
 fn matches(hir: &Hir, words: &ClassUnicode) -> Option<Matches> {
     let single = |class: ClassUnicode| {
         let has = |other: &ClassUnicode| {

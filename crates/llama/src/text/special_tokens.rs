@@ -1,5 +1,5 @@
-//! Finds, as transformers does, the tokens that files beside a `tokenizer.json` name:
-//! `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
+//! Finds special tokens in the files beside a `tokenizer.json`, as transformers does. These files
+//! are `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -14,19 +14,19 @@ use mlx_primitives::{Error, Result};
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The special tokens of a checkpoint, and the tokens that its tokenizer must have.
+/// The special tokens of a checkpoint, and other tokens that its tokenizer must have.
 #[derive(Default)]
 pub(crate) struct SpecialTokens {
     /// Special tokens by names such as `eos_token`.
     named: Vec<(String, AddedToken)>,
     /// Special tokens without a name.
     others: Vec<AddedToken>,
-    /// Tokens by their numbers.
+    /// Tokens by their IDs.
     numbered: BTreeMap<u32, AddedToken>,
 }
 
 impl SpecialTokens {
-    /// Reads the files that exist in a directory.
+    /// Reads the files that exist in the directory.
     pub fn load(directory: &Path) -> Result<Self> {
         let mut tokens = Self::default();
         let mut config = object(&directory.join("tokenizer_config.json"))?;
@@ -51,8 +51,8 @@ impl SpecialTokens {
             }
             return Ok(tokens);
         }
-        // Older tokenizers have separate files. transformers reads them only if the configuration
-        // has no `added_tokens_decoder`.
+        // Older tokenizers have separate files for these tokens. transformers reads these files
+        // only if `tokenizer_config.json` has no `added_tokens_decoder`.
         let path = directory.join("special_tokens_map.json");
         for (name, value) in object(&path)? {
             config.insert(name, value);
@@ -106,7 +106,7 @@ impl SpecialTokens {
                 _ => {}
             }
         }
-        // transformers numbers new tokens in this order.
+        // transformers assigns IDs to new tokens in this order.
         let order =
             |name: &str| NAMES.iter().position(|known| *known == name).unwrap_or(NAMES.len());
         self.named.sort_by_key(|(name, _)| order(name));
@@ -117,22 +117,22 @@ impl SpecialTokens {
         self.named.iter().map(|(_, token)| token).chain(&self.others)
     }
 
-    /// The text of a special token by its name, such as `eos_token`.
+    /// Returns the text of the special token with this name, such as `eos_token`.
     pub fn named(&self, name: &str) -> Option<&str> {
         self.named.iter().find(|(known, _)| known == name).map(|(_, token)| &*token.content)
     }
 
-    /// The names and texts of the special tokens that templates may use.
+    /// Returns the names and texts of the special tokens that chat templates may use.
     pub fn of_templates(&self) -> Map<String, Value> {
         let known = self.named.iter().filter(|(name, _)| NAMES.contains(&&**name));
         known.map(|(name, token)| (name.clone(), Value::from(token.content.clone()))).collect()
     }
 
-    /// Adds the tokens that a tokenizer does not have. Returns an error if its number of a token
-    /// differs from the number in the files.
+    /// Adds the tokens that a tokenizer does not have. Returns an error if a token has different
+    /// IDs in the tokenizer and in the files.
     ///
-    /// A token without a number in the files gets the next free number. It is left out if that
-    /// number is `rows` or more, since a model of `rows` tokens cannot read it.
+    /// A token without an ID in the files gets the next free ID. If this ID is `rows` or more, the
+    /// token is not added, because the model's embedding has only `rows` rows.
     pub fn add_to(
         &self,
         tokenizer: &mut tokenizers::Tokenizer,
@@ -179,7 +179,7 @@ impl SpecialTokens {
     }
 }
 
-/// The object in a JSON file; empty if the file does not exist.
+/// Reads the object in a JSON file. Returns an empty object if the file does not exist.
 fn object(path: &Path) -> Result<Map<String, Value>> {
     let Some(json) = files::read_if_present(path)? else { return Ok(Map::new()) };
     match serde_json::from_str(&json) {
@@ -189,7 +189,7 @@ fn object(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// A token with the flags that a file gives it.
+/// Reads a token and its flags from an object in a file.
 fn added(value: &Value) -> Option<AddedToken> {
     let flag = |name: &str| value.get(name).and_then(Value::as_bool);
     let content = value.get("content")?.as_str()?.to_owned();
@@ -204,7 +204,7 @@ fn added(value: &Value) -> Option<AddedToken> {
     })
 }
 
-/// A special token from its text, or from an object with flags.
+/// Reads a special token, which is a string or an object with flags.
 fn special(value: &Value) -> Option<AddedToken> {
     match value {
         Value::String(content) => Some(AddedToken::from(content.clone(), true)),

@@ -2,13 +2,13 @@ use std::ops::Range;
 
 use mlx_primitives::{Error, Result};
 
-/// Finds stop strings in a text that comes in pieces.
+/// Finds stop strings in a text that arrives in pieces.
 pub(crate) struct StopStrings {
     strings: Vec<String>,
-    /// The end of the text so far, which may be the beginning of a stop string.
+    /// The end of the text so far, held back because it may be the start of a stop string.
     held: String,
-    /// The ranges of `held` that are special tokens. Stop strings may match them, but they are not
-    /// shown.
+    /// The ranges of `held` that are special tokens. Stop strings may match special tokens, but the
+    /// output does not contain special tokens.
     hidden: Vec<Range<usize>>,
 }
 
@@ -29,15 +29,15 @@ impl StopStrings {
         self.strings.is_empty()
     }
 
-    /// Adds the text of a special token, which is not part of the result. Returns the values that
-    /// [`push`](Self::push) returns.
+    /// Adds the text of a special token, which the returned text will not contain. Returns the same
+    /// values as [`push`](Self::push).
     pub fn push_special(&mut self, token: &str) -> (String, bool) {
         self.hidden.push(self.held.len()..self.held.len() + token.len());
         self.push(token)
     }
 
-    /// Adds a piece. Returns the text that can be shown, and whether a stop string was found. If
-    /// so, drops the text from that string on.
+    /// Adds a piece of text. Returns the text that can be output, and whether a stop string was
+    /// found. If a stop string was found, the text from this string on is dropped.
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.strings.iter().filter_map(|string| self.held.find(string)).min();
@@ -63,7 +63,7 @@ impl StopStrings {
         (shown, false)
     }
 
-    /// The held text before the byte `at`, without special tokens.
+    /// Returns the text in `held` before the byte `at`, without special tokens.
     fn shown(&self, at: usize) -> String {
         let (mut text, mut from) = (String::new(), 0);
         for range in &self.hidden {
@@ -73,7 +73,7 @@ impl StopStrings {
         text + self.held.get(from..at).unwrap_or_default()
     }
 
-    /// Returns the end of the text, which was held back.
+    /// Returns the text that is still held back. Call this after the last piece.
     pub fn finish(&mut self) -> String {
         let text = self.shown(self.held.len());
         self.held.clear();

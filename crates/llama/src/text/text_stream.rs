@@ -3,17 +3,18 @@ use mlx_primitives::Result;
 use super::byte_level::bytes_of;
 use super::tokenizer::{Decoding, Tokenizer};
 
-/// The most tokens to hold back while their text ends in a replacement character.
+/// The maximum number of tokens that are held back because their text ends in a replacement
+/// character.
 const MOST_HELD: usize = 8;
 
-/// Turns tokens into text one by one. Each piece of the text has only whole characters.
+/// Turns tokens into text one by one. Each returned piece contains only complete characters.
 ///
-/// The results of [`push`](Self::push), followed by the result of [`finish`](Self::finish), are the
-/// text that [`Tokenizer::decode`] makes of all tokens. Bytes that are not UTF-8 become U+FFFD.
+/// The concatenated results of [`push`](Self::push) and [`finish`](Self::finish) equal the text
+/// that [`Tokenizer::decode`] makes from all tokens. Bytes that are not UTF-8 become U+FFFD.
 ///
-/// Some vocabularies, such as Llama 2's, have tokens for bytes, such as `<0xE2>`. `decode` replaces
-/// all bytes of successive byte tokens if one of the bytes is not UTF-8. So the text of byte tokens
-/// is held back until another token or the end of the text.
+/// Some vocabularies, such as Llama 2's, have tokens for bytes, such as `<0xE2>`. If the bytes of
+/// successive byte tokens are not valid UTF-8, `decode` replaces all of these bytes. So the stream
+/// holds the text of byte tokens back until another token or the end of the text arrives.
 ///
 /// ```
 /// use mlx_primitives_llama::Checkpoint;
@@ -34,9 +35,9 @@ pub struct TextStream<'a> {
     decoding: Decoding,
     /// The bytes of an incomplete character, if the tokens are byte-level.
     bytes: Vec<u8>,
-    /// The last tokens that were shown, if any, and the tokens held back after them.
+    /// The last tokens whose text was returned, if any, and then the tokens that are held back.
     window: Vec<u32>,
-    /// The number of tokens of the window that were shown.
+    /// The number of tokens in `window` whose text was returned.
     shown: usize,
 }
 
@@ -91,7 +92,7 @@ impl TextStream<'_> {
         Ok(bytes.to_owned() + &self.release()?)
     }
 
-    /// Removes all bytes before an incomplete character, and returns their text.
+    /// Removes the bytes before an incomplete character at the end, and returns their text.
     fn complete(&mut self) -> String {
         let mut text = String::new();
         loop {
@@ -115,7 +116,7 @@ impl TextStream<'_> {
         }
     }
 
-    /// Returns the text that was held back, or an empty text if the end may be a part of a
+    /// Returns the text that was held back. Returns an empty string if the end may be an incomplete
     /// character.
     fn release_whole(&mut self) -> Result<String> {
         let text = self.unseen()?;
@@ -127,20 +128,21 @@ impl TextStream<'_> {
         Ok(text)
     }
 
-    /// The text of the tokens held back.
+    /// Decodes the tokens that are held back.
     fn unseen(&self) -> Result<String> {
         let all = self.tokenizer.decode(&self.window)?;
         let seen = match self.window.get(..self.shown) {
             None | Some([]) => return Ok(all),
             Some(seen) => self.tokenizer.decode(seen)?,
         };
-        // A decoder that cleans up texts may change the end of text that was already shown.
+        // Some decoders clean up spaces, so a new token may change the end of the text that was
+        // already returned.
         let same = all.chars().zip(seen.chars()).take_while(|(a, b)| a == b);
         let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.get(same..).unwrap_or_default().to_owned())
     }
 
-    /// Returns the text of the tokens held back, and marks the tokens as shown.
+    /// Returns the text of the tokens that are held back, and marks these tokens as shown.
     fn release(&mut self) -> Result<String> {
         if self.window.len() == self.shown {
             return Ok(String::new());
@@ -150,8 +152,8 @@ impl TextStream<'_> {
         Ok(text)
     }
 
-    /// Keeps the last tokens that have a text. They tell the decoder that the next token is not the
-    /// first token of the text.
+    /// Removes all tokens from `window` except the last ones with text. With these tokens, the
+    /// decoder knows that the next token is not the first token of the text.
     fn keep_last(&mut self) -> Result<()> {
         let most = self.window.len().min(MOST_HELD);
         for count in 1..=most {
@@ -168,7 +170,7 @@ impl TextStream<'_> {
     }
 }
 
-/// Whether a token is a byte, such as `<0x0A>`.
+/// Whether a token stands for a byte, as `<0x0A>` does.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())

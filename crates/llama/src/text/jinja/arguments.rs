@@ -5,15 +5,15 @@ use super::python::described;
 use super::syntax::Name;
 use super::value::Value;
 
-/// Arguments by position and by name.
+/// The positional and the named arguments of a call.
 pub struct Arguments {
     pub positional: Vec<Value>,
     pub named: Vec<(Name, Value)>,
 }
 
 impl Arguments {
-    /// Assigns the arguments to the parameters of a function. The first `needed` parameters have no
-    /// default.
+    /// Assigns the arguments to the parameters of a function. The first `needed` parameters are
+    /// required.
     pub fn bind<const N: usize>(
         self,
         function: &str,
@@ -43,7 +43,7 @@ impl Arguments {
     }
 }
 
-/// An argument as an integer, or `default` if it is missing.
+/// Returns an argument as an integer, or `default` if the argument is missing.
 pub fn integer(value: Option<&Value>, default: i128) -> Outcome<i128> {
     match value {
         None => Ok(default),
@@ -54,13 +54,14 @@ pub fn integer(value: Option<&Value>, default: i128) -> Outcome<i128> {
     }
 }
 
-/// An argument as a count, or `default` if it is missing. A negative number counts as 0.
+/// Returns an argument as a count, or `default` if the argument is missing. A negative number
+/// becomes 0.
 pub fn count(value: Option<&Value>, default: usize) -> Outcome<usize> {
     let value = integer(value, default as i128)?;
     Ok(usize::try_from(value.max(0)).unwrap_or(usize::MAX))
 }
 
-/// An argument as a text; `None` if it is missing or Python's `None`.
+/// Returns an argument as a string; `None` if the argument is missing or Python's `None`.
 pub fn text<'a>(value: &'a Option<Value>, name: &str) -> Outcome<Option<&'a str>> {
     match value {
         None | Some(Value::None) => Ok(None),

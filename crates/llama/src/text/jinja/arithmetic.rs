@@ -136,7 +136,7 @@ pub fn negative(value: &Value) -> Outcome<Value> {
     }
 }
 
-/// `value[index]`; `None` if the item is missing.
+/// Evaluates `value[index]`. Returns `None` if the item does not exist.
 pub fn item(budget: &Budget, value: &Value, index: &Value) -> Outcome<Option<Value>> {
     let at = |length: usize| {
         let index = index.as_int()?;
@@ -172,7 +172,7 @@ pub fn item(budget: &Budget, value: &Value, index: &Value) -> Outcome<Option<Val
     })
 }
 
-/// `value[start:end:step]`.
+/// Evaluates `value[start:end:step]`.
 pub fn slice(budget: &Budget, value: &Value, bounds: [Option<&Value>; 3]) -> Outcome<Value> {
     let mut numbers = [None; 3];
     for (number, bound) in numbers.iter_mut().zip(bounds) {
@@ -212,7 +212,7 @@ pub fn slice(budget: &Budget, value: &Value, bounds: [Option<&Value>; 3]) -> Out
     }
 }
 
-/// The indices of a slice of a sequence of `length` items.
+/// Returns the indices that a slice selects from a sequence of `length` items.
 fn indices(
     length: usize,
     [start, end, step]: [Option<i128>; 3],
@@ -236,7 +236,7 @@ fn indices(
     Ok((0..count).filter_map(move |i| usize::try_from(from + step * i as i128).ok()))
 }
 
-/// The sum of values, as Python's `sum` computes it.
+/// Adds values as Python's `sum` does.
 pub fn sum(budget: &Budget, values: &[Value], start: Value) -> Outcome<Value> {
     if start.as_str().is_some() {
         return fault("a sum of texts: use join");
@@ -244,7 +244,8 @@ pub fn sum(budget: &Budget, values: &[Value], start: Value) -> Outcome<Value> {
     values.iter().try_fold(start, |all, value| operate(budget, Operator::Add, &all, value))
 }
 
-/// Jinja's test `sameas`: whether two values are the same object. Equal texts count as one object.
+/// Jinja's test `sameas`: whether two values are the same object. Equal strings count as the same
+/// object.
 pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::None, Value::None) => true,

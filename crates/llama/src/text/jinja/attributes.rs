@@ -1,4 +1,4 @@
-//! `value.name` and `value[index]`, as Jinja's sandbox evaluates them.
+//! Evaluates `value.name` and `value[index]` as Jinja's sandbox does.
 
 use super::arithmetic::item;
 use super::budget::{Budget, Outcome, fault};
@@ -7,7 +7,7 @@ use super::python::field;
 use super::syntax::Name;
 use super::value::{LoopState, SequenceKind, Value};
 
-/// `value.name`: a method, else an item of that name, else undefined.
+/// Evaluates `value.name`: a method, or else an item of that name, or else undefined.
 pub fn attribute(budget: &Budget, value: &Value, name: &Name) -> Outcome<Value> {
     budget.steps(1)?;
     match value {
@@ -19,7 +19,7 @@ pub fn attribute(budget: &Budget, value: &Value, name: &Name) -> Outcome<Value> 
     }
 }
 
-/// `value[index]`: an item, else a method of that name, else undefined.
+/// Evaluates `value[index]`: an item, or else a method of that name, or else undefined.
 pub fn subscript(budget: &Budget, value: &Value, index: &Value) -> Outcome<Value> {
     budget.steps(1)?;
     if let Some(found) = item(budget, value, index)? {
@@ -86,7 +86,8 @@ fn loop_attribute(state: &LoopState, name: &str) -> Outcome<Option<Value>> {
     }))
 }
 
-/// The value at a path such as `function.name` or `0.role`. Filters take such paths as arguments.
+/// Returns the value at a path such as `function.name` or `0.role`. Some filters take a path as an
+/// argument.
 pub fn path(
     budget: &Budget,
     value: &Value,
@@ -113,7 +114,7 @@ pub fn path(
     }
 }
 
-/// The attribute or the item with a name, for `str.format`.
+/// Returns the attribute or the item with a name, for fields of `str.format`.
 pub fn by_text(
     budget: &Budget,
     value: &Value,

@@ -1,4 +1,4 @@
-//! `"{}".format(value)`.
+//! Python's `"{}".format(value)`.
 
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::digits::{Scan, Spec, number, pad};
@@ -7,8 +7,8 @@ use super::python::{described, write_text};
 use super::syntax::Name;
 use super::value::Value;
 
-/// `text.format(...)`. `part` finds a part of a value by its name: an attribute if the last
-/// argument is `true`, otherwise an item.
+/// Evaluates `text.format(...)`. `part` finds a part of a value by its name: an attribute if the
+/// last argument of `part` is `true`, otherwise an item.
 pub fn braces(
     budget: &Budget,
     text: &str,

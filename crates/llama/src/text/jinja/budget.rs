@@ -1,6 +1,6 @@
-//! Limits the memory and the time of a template. All text and all lists of the engine grow through
-//! [`Buffer`] and [`Items`], which take their size from one budget before they allocate, and give
-//! it back when the value is dropped. So no filter or operator needs a separate limit.
+//! Limits the memory and the time of a template. All strings and lists of the engine grow through
+//! [`Buffer`] and [`Items`]. These types take bytes from one budget before they allocate, and give
+//! the bytes back when the value is dropped. So no filter or operator needs a separate limit.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -13,22 +13,22 @@ pub struct Fault(pub String);
 
 pub type Outcome<T> = Result<T, Fault>;
 
-/// Returns a fault with a text.
+/// Returns a fault with this reason.
 pub fn fault<T>(text: impl Display) -> Outcome<T> {
     Err(Fault(text.to_string()))
 }
 
-/// The processor time of a rendering. Ordinary templates take milliseconds.
+/// The maximum processor time for a template. Ordinary templates take milliseconds.
 const TIME: Duration = Duration::from_millis(500);
 
-/// The steps between two checks of the time.
+/// The number of steps between two checks of the time.
 const STEPS: i64 = 5_000;
 
-/// The deepest nesting of lists and dictionaries. Comparing, printing and dropping them is
-/// recursive.
+/// The maximum nesting depth of lists and dictionaries. The limit is needed because comparing,
+/// printing and dropping them is recursive.
 pub const MOST_NESTED: u32 = 200;
 
-/// The memory and time that are left to a template.
+/// The memory and time that a template can still use.
 #[derive(Clone)]
 pub struct Budget(Rc<Left>);
 
@@ -40,14 +40,14 @@ struct Left {
 }
 
 impl Budget {
-    /// A budget for at most `bytes` bytes of text and values at a time.
+    /// Makes a budget that allows at most `bytes` bytes of text and values at a time.
     pub fn new(bytes: usize) -> Self {
         let until = spent().saturating_add(TIME);
         let bytes = Cell::new(bytes);
         Self(Rc::new(Left { most: bytes.get(), bytes, steps: Cell::new(STEPS), until }))
     }
 
-    /// Counts `count` steps, each of which takes some nanoseconds.
+    /// Counts `count` steps of a few nanoseconds each, and returns a fault if the time is over.
     pub fn steps(&self, count: usize) -> Outcome<()> {
         let left = self.0.steps.get().saturating_sub(i64::try_from(count).unwrap_or(i64::MAX));
         self.0.steps.set(left);
@@ -77,7 +77,7 @@ impl Budget {
     }
 }
 
-/// A part of the budget, given back when it is dropped.
+/// Bytes taken from the budget. They are given back when the `Charge` is dropped.
 pub struct Charge {
     budget: Budget,
     bytes: usize,
@@ -102,10 +102,10 @@ impl Drop for Charge {
     }
 }
 
-/// The bytes that a value takes in addition to its text or items.
+/// The bytes that a value needs in addition to its text or items.
 const OVERHEAD: usize = 64;
 
-/// A text that grows within the budget.
+/// A string that grows within the budget.
 pub struct Buffer {
     text: String,
     charge: Charge,
@@ -160,7 +160,7 @@ impl<T> Items<T> {
     }
 
     pub fn push(&mut self, item: T) -> Outcome<()> {
-        // Filters hold copies of a list while they work on it, so an item counts four times.
+        // A filter can make copies of a list, so each item counts four times.
         self.charge.add(4 * size_of::<T>())?;
         self.items.push(item);
         Ok(())
@@ -179,12 +179,12 @@ impl<T> Items<T> {
     }
 }
 
-/// The processor time of this thread, which does not count the time of other programs, so that a
-/// busy machine does not refuse an ordinary template.
+/// Returns the processor time of this thread. It does not include the time of other programs, so an
+/// ordinary template stays within the limit on a busy machine too.
 #[cfg(unix)]
 fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one value to `time`, which has the right type.
+    // SAFETY: `clock_gettime` writes one `timespec` to `time`, which has this type.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
     match (failed, u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
         (false, Ok(seconds), Ok(nanoseconds)) => Duration::new(seconds, nanoseconds),

@@ -50,7 +50,7 @@ pub const NAMES: [&str; 39] = [
     "upper",
 ];
 
-/// Whether a value passes a test. `filters` are the names of the filters.
+/// Whether a value passes the Jinja test `name`. `filters` are the names of all filters.
 pub fn check(
     budget: &Budget,
     name: &str,

@@ -1,10 +1,10 @@
-//! Formats one value as Python does, with a width and a number of digits.
+//! Formats one value as Python does, with a width and a precision.
 
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::python::{described, float};
 use super::value::Value;
 
-/// The most digits after the point.
+/// The maximum number of digits, and the maximum precision.
 const MOST_DIGITS: usize = 1000;
 
 /// The format of one value.
@@ -21,7 +21,7 @@ pub struct Spec {
     pub kind: Option<char>,
 }
 
-/// Reads a text character by character.
+/// Reads a string character by character.
 pub struct Scan<'a>(pub &'a str);
 
 impl Scan<'_> {
@@ -39,7 +39,7 @@ impl Scan<'_> {
         self.next_if(|next| next == c).is_some()
     }
 
-    /// Reads a number; `usize::MAX` if the number is too large.
+    /// Reads a decimal number. Returns `usize::MAX` if the number is too large.
     pub fn number(&mut self) -> Option<usize> {
         let mut digits = String::new();
         while let Some(digit) = self.next_if(|c| c.is_ascii_digit()) {
@@ -49,7 +49,7 @@ impl Scan<'_> {
     }
 }
 
-/// Adds a text, filled up to the width of the format.
+/// Appends `text`, padded to the width of the format.
 pub fn pad(to: &mut Buffer, sign: &str, text: &str, spec: &Spec, default: char) -> Outcome<()> {
     let length = sign.chars().count() + text.chars().count();
     let missing = spec.width.saturating_sub(length);
@@ -76,7 +76,7 @@ pub fn pad(to: &mut Buffer, sign: &str, text: &str, spec: &Spec, default: char) 
     to.repeat(&fill, missing - before)
 }
 
-/// Adds a number with at least `least` digits.
+/// Appends a formatted number. An integer gets at least `least` digits.
 pub fn number(
     budget: &Budget,
     to: &mut Buffer,
@@ -126,7 +126,7 @@ pub fn number(
     pad(to, sign, &digits, spec, '>')
 }
 
-/// The digits of a number that is not negative.
+/// Formats a number that is not negative.
 fn decimal(value: f64, kind: char, spec: &Spec) -> Outcome<String> {
     let precision = spec.precision.unwrap_or(6);
     let upper = kind.is_ascii_uppercase();

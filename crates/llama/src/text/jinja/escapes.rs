@@ -1,4 +1,4 @@
-//! Escapes texts for HTML and for URLs.
+//! Escapes strings for HTML and for URLs.
 
 use super::budget::{Budget, Buffer, Outcome};
 use super::iteration::values;

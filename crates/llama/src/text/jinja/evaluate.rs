@@ -1,4 +1,4 @@
-//! The values of expressions.
+//! Computes the values of expressions.
 
 use std::rc::Rc;
 
@@ -14,14 +14,15 @@ use super::syntax::{Argument, Comparison, Expression, Name, Step};
 use super::value::{Scope, SequenceKind, Value};
 use super::{functions, methods};
 
-/// Evaluates expressions. The interpreter implements it, and calls macros and loops.
+/// Evaluates expressions. The interpreter implements this trait and adds calls of macros and
+/// recursive loops.
 pub trait Evaluator {
     fn budget(&self) -> &Budget;
 
-    /// Calls `run` one level of nesting deeper, or returns a fault at the limit.
+    /// Calls `run` one nesting level deeper. Returns a fault if this exceeds the limit.
     fn nested<T>(&self, run: impl FnOnce() -> Outcome<T>) -> Outcome<T>;
 
-    /// Calls a macro or a loop.
+    /// Calls a macro or a recursive loop.
     fn invoke(&self, called: &Value, arguments: Arguments) -> Outcome<Value>;
 
     fn lookup(&self, name: &Name, scope: &Rc<Scope>) -> Value {

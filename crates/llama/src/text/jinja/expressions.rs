@@ -1,4 +1,4 @@
-//! Parses expressions. Operators have the precedence that they have in Jinja.
+//! Parses expressions. Operators have the same precedence as in Jinja.
 
 use super::budget::Outcome;
 use super::lexer::Token;
@@ -25,7 +25,8 @@ impl Parser {
         })
     }
 
-    /// Parses an expression, or several with commas between. `condition` allows `x if y else z`.
+    /// Parses an expression or several comma-separated expressions. `condition` allows `x if y else
+    /// z`.
     pub fn tuple(&mut self, condition: bool) -> Outcome<Expression> {
         let part = |parser: &mut Self| match condition {
             true => parser.expression(),

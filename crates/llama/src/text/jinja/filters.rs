@@ -1,4 +1,4 @@
-//! Jinja's filters of one value. Filters of sequences are in `sequences.rs`.
+//! Jinja's filters for a single value. Filters for sequences are in `sequences.rs`.
 
 use super::arguments::{Arguments, count, integer, text};
 use super::arithmetic::negative;
@@ -140,7 +140,8 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
             let mut to = Buffer::new(budget)?;
             write_repr(&mut to, budget, value)?;
             match value {
-                // Python may sort other values and break them into lines, which is not supported.
+                // Python sorts dictionaries and breaks long values into lines, which is not
+                // supported here.
                 Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => Ok(Value::of(to)),
                 Value::Text(_) if to.text().len() <= 80 => Ok(Value::of(to)),
                 other => {
@@ -163,7 +164,8 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
     }
 }
 
-/// Applies filters and tests by their names, for filters that take such a name.
+/// Gives `sequences.rs` access to all filters and tests. Filters such as `map` and `select` take
+/// the name of a filter or test as an argument.
 struct Applied;
 
 impl sequences::Apply for Applied {
@@ -259,7 +261,7 @@ fn indent(budget: &Budget, of: &str, arguments: Arguments) -> Outcome<Value> {
         to.push(if i > 0 && (blank || !line.is_empty()) { by.text() } else { "" })?;
         to.push(line)?;
     }
-    // Jinja adds a line break before it splits the lines, so a line break at the end is kept.
+    // Jinja keeps a line break at the end, because it adds a line break before it splits the lines.
     if of.ends_with('\n') {
         to.push("\n")?;
         to.push(if blank { by.text() } else { "" })?;

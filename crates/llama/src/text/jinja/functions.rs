@@ -23,7 +23,7 @@ const NAMES: [&str; 9] = [
     "self",
 ];
 
-/// The longest range, as in Jinja's sandbox.
+/// The maximum length of a `range`, as in Jinja's sandbox.
 const MOST_ITEMS: usize = 100_000;
 
 /// Finds a function by its name.

@@ -13,8 +13,8 @@ use super::python::described;
 use super::syntax::{Body, Call, Definition, Expression, Loop, Name, Statement, Step, Target};
 use super::value::{LoopState, Macro, Scope, SequenceKind, Value};
 
-/// The deepest nesting of statements, expressions and calls while a template runs. A level takes
-/// less than 16 KiB of the stack.
+/// The maximum nesting depth of statements, expressions and calls while a template runs. A level
+/// takes less than 16 KiB of the stack.
 const MOST_NESTED: usize = 2_000;
 
 /// Where execution continues after a statement.
@@ -39,8 +39,8 @@ impl Interpreter {
     pub fn run(&self, body: &Body, variables: Vec<(Name, Value)>, to: &mut Buffer) -> Outcome<()> {
         let scope = self.scope(None)?;
         scope.names.borrow_mut().extend(variables);
-        // The names that a template sets are in a scope inside the scope of its variables. Macros
-        // see both scopes.
+        // Names that the template sets go into a second scope inside the scope of the variables.
+        // Macros can read both scopes.
         let scope = self.scope(Some(&scope))?;
         self.body(body, &scope, to).map(drop)
     }
@@ -62,7 +62,7 @@ impl Interpreter {
         })
     }
 
-    /// Runs a body in a separate scope and returns its text.
+    /// Runs a body in a new scope and returns the text that it prints.
     fn block(&self, body: &Body, scope: &Rc<Scope>) -> Outcome<Value> {
         let mut text = Buffer::new(&self.budget)?;
         let inner = self.scope(Some(scope))?;

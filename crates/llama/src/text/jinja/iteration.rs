@@ -1,11 +1,11 @@
-//! Iterates over the items of a value, counts them, and finds out whether it contains another
+//! Iterates over the items of a value, counts them, and checks whether a value contains another
 //! value.
 
 use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::python::{described, equal, field, hashable};
 use super::value::{Sequence, SequenceKind, Value, range_length};
 
-/// The items over which a loop iterates.
+/// Returns the items of a value over which a loop iterates.
 pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
     let mut items = Items::new(budget)?;
     match value {
@@ -40,7 +40,8 @@ pub fn values(budget: &Budget, value: &Value) -> Outcome<Vec<Value>> {
     Ok(items.into_parts().0)
 }
 
-/// Returns the first item of a sequence, and removes it from a generator.
+/// Returns the first item of a sequence. If the sequence is a generator, returns its next item and
+/// consumes the item.
 pub fn next(sequence: &Sequence) -> Option<Value> {
     match sequence.kind {
         SequenceKind::Generator => {

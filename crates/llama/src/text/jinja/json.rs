@@ -1,5 +1,5 @@
-//! Writes JSON as Python's `json.dumps` does with the defaults of transformers: characters of HTML
-//! and characters outside of ASCII are not escaped.
+//! Writes JSON as Python's `json.dumps` does with the defaults of transformers: HTML characters and
+//! non-ASCII characters are not escaped.
 
 use super::arguments::{Arguments, count, text};
 use super::budget::{Budget, Buffer, Outcome, fault};
@@ -7,13 +7,13 @@ use super::iteration::values;
 use super::python::{described, float, order, sorted};
 use super::value::{SequenceKind, Value};
 
-/// The most spaces by which a level is indented.
+/// The maximum number of spaces of one indentation level.
 const MOST_SPACES: usize = 64;
 
 struct Style {
-    /// The indentation of a level; `None` writes everything on one line.
+    /// The indentation of one level. With `None`, everything is on one line.
     indent: Option<String>,
-    /// The text between items and the text after keys.
+    /// The separator between items, and the separator between a key and its value.
     separators: [String; 2],
     sort_keys: bool,
     ensure_ascii: bool,

@@ -1,9 +1,9 @@
-//! The methods of Python's texts that change the case of characters, or test the case or the class
-//! of characters.
+//! The methods of Python's `str` that change the case of characters, or that test the case or the
+//! class of characters.
 
 use super::characters::{decimal, digit, printable, space};
 
-/// The result of a method that changes the case of a text; `None` for other methods.
+/// Returns the result of a method that changes the case of a string; `None` for other methods.
 pub fn changed(of: &str, name: &str) -> Option<String> {
     Some(match name {
         "upper" => of.to_uppercase(),
@@ -36,14 +36,14 @@ pub fn changed(of: &str, name: &str) -> Option<String> {
     })
 }
 
-/// A text with its first character in title case and all others in lower case.
+/// Returns a string with its first character in title case and all other characters in lower case.
 pub fn capitalized(of: &str) -> String {
     let mut chars = of.chars();
     let first = chars.next().map(|c| titled(c).collect::<String>()).unwrap_or_default();
     first + &chars.as_str().to_lowercase()
 }
 
-/// A character in title case: a sharp s becomes `Ss`.
+/// Converts a character to title case. For example, `ß` becomes `Ss`.
 fn titled(c: char) -> impl Iterator<Item = char> {
     let mut cased = false;
     c.to_uppercase().map(move |c| {
@@ -53,7 +53,7 @@ fn titled(c: char) -> impl Iterator<Item = char> {
     })
 }
 
-/// The result of a method that tests the characters of a text; `None` for other methods.
+/// Returns the result of a method that tests the characters of a string; `None` for other methods.
 pub fn classified(of: &str, name: &str) -> Option<bool> {
     let all = |test: fn(char) -> bool| !of.is_empty() && of.chars().all(test);
     let cased = |upper: bool| {

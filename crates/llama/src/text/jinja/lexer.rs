@@ -18,7 +18,8 @@ pub enum Token {
     Symbol(&'static str),
 }
 
-/// The symbols. Longer symbols come first, because the first match counts.
+/// The operators and punctuation marks. Longer symbols come first, because the lexer takes the
+/// first match.
 const SYMBOLS: [&str; 27] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
     ">", "<", "=", ".", ":", "|", ",", ";", "!",
@@ -48,7 +49,7 @@ impl<'a> Lexer<'a> {
         self.rest = rest;
     }
 
-    /// Reads the text up to the next tag, and the tag.
+    /// Reads the text up to the next tag, and then the tag.
     fn data(&mut self) -> Outcome<()> {
         let begins = |at: &usize| {
             let tag = self.rest.as_bytes().get(at + 1);
@@ -88,7 +89,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// The text before a tag, without the spaces that the tag removes.
+    /// Returns the text before a tag, without the whitespace that the tag removes.
     fn before_tag(&self, text: &'a str, print: bool, sign: Option<char>) -> &'a str {
         if sign == Some('-') {
             return text.trim_end_matches(space);
@@ -105,7 +106,8 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Skips the spaces or the line break that the end of a block or a comment removes.
+    /// Skips the whitespace after a block, a comment or an expression that the end of the tag
+    /// removes.
     fn after_block(&mut self, sign: Option<char>, trim: bool) {
         match sign {
             Some('-') => self.skip(self.rest.len() - self.rest.trim_start_matches(space).len()),
@@ -256,7 +258,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Reads a number at the start of a text. Returns the number and its length.
+/// Reads a number at the start of a string. Returns the number and its length in bytes.
 fn number(text: &str) -> Outcome<(Token, usize)> {
     for (prefixes, radix) in [(["0x", "0X"], 16), (["0o", "0O"], 8), (["0b", "0B"], 2)] {
         if let Some(digits) = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)) {

@@ -1,4 +1,4 @@
-//! The methods of Python's texts, lists and dictionaries.
+//! The methods of Python's strings, lists and dictionaries.
 
 use super::arguments::Arguments;
 use super::braces::braces;
@@ -9,8 +9,8 @@ use super::syntax::Name;
 use super::text_methods::{self, METHODS};
 use super::value::{SequenceKind, Value};
 
-/// Methods of Python that are not supported. They change a value, or chat templates do not need
-/// them.
+/// Methods of Python types that this engine does not support. Some would change a value in place,
+/// and chat templates do not need the others.
 const REFUSED: [(&str, &[&str]); 5] = [
     ("str", &["format_map", "maketrans", "translate"]),
     ("list", &["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"]),
@@ -22,7 +22,8 @@ const REFUSED: [(&str, &[&str]); 5] = [
     ("float", &["hex", "fromhex", "conjugate", "as_integer_ratio"]),
 ];
 
-/// Whether the type of a value has a method, which may be unsupported.
+/// Whether the type of a value has a method with this name in Python. The method may be unsupported
+/// here.
 pub fn exists(value: &Value, name: &str) -> bool {
     let refused =
         REFUSED.iter().any(|(kind, names)| *kind == value.kind() && names.contains(&name));
@@ -42,8 +43,8 @@ pub fn exists(value: &Value, name: &str) -> bool {
         }
 }
 
-/// Calls a method. `part` finds a part of a value by its name: an attribute if the last argument is
-/// `true`, otherwise an item.
+/// Calls a method. `part` finds a part of a value by its name: an attribute if the last argument of
+/// `part` is `true`, otherwise an item.
 pub fn call(
     budget: &Budget,
     value: &Value,
@@ -130,7 +131,7 @@ fn refused(value: &Value, name: &str) -> Outcome<Value> {
     fault(format_args!("the method {name:?} of {}, which {why}", value.kind()))
 }
 
-/// The pairs of keys and values of a dictionary.
+/// Returns the pairs of keys and values of a dictionary.
 pub fn items(budget: &Budget, value: &Value, kind: SequenceKind) -> Outcome<Value> {
     let Value::Dict(dict) = value else {
         return match value {
@@ -145,7 +146,8 @@ pub fn items(budget: &Budget, value: &Value, kind: SequenceKind) -> Outcome<Valu
     Value::sequence(kind, pairs)
 }
 
-/// `dict(...)`: makes a dictionary from pairs, from dictionaries and from named values.
+/// Evaluates `dict(...)`: makes a dictionary from a dictionary or a list of pairs, and from named
+/// arguments.
 pub fn dict(budget: &Budget, arguments: Arguments) -> Outcome<Value> {
     let mut fields = Items::new(budget)?;
     for given in &arguments.positional {

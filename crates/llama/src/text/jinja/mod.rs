@@ -1,10 +1,10 @@
-//! The part of Jinja that chat templates use: the language, and the filters, tests and methods of
-//! Python that transformers' sandboxed environment has.
+//! An engine for the part of Jinja that chat templates use: the language, and the filters, tests
+//! and Python methods of transformers' sandboxed environment.
 //!
-//! A template is a program from a stranger, so it runs within limits that hold for every construct.
-//! Text and lists grow only through the two types of [`budget`], which count their bytes. Every
-//! step counts against a time limit. The nesting of the source, of values and of calls is limited.
-//! The template runs on a thread with a stack for this nesting.
+//! A template is an untrusted program, so the engine limits every construct. Strings and lists grow
+//! only through two types of [`budget`], which count their bytes. Every step counts against a time
+//! limit. The nesting of the source, of values and of calls is limited. The template runs on a
+//! thread whose stack is large enough for the deepest nesting.
 
 mod arguments;
 mod arithmetic;
@@ -44,11 +44,11 @@ use budget::{Budget, Buffer, Fault, Items, MOST_NESTED, Outcome, fault};
 use interpreter::Interpreter;
 use value::{SequenceKind, Value};
 
-/// The bytes of text and values that a template may hold at a time, in addition to four times its
-/// input.
+/// The maximum size in bytes of a template's strings and values at a time, in addition to four
+/// times the size of the input.
 const MOST_BYTES: usize = 48 << 20;
 
-/// The bytes of the thread's stack. Only the pages that are used take memory.
+/// The size of the thread's stack in bytes. Only the pages that the thread touches take memory.
 const STACK: usize = 64 << 20;
 
 /// Renders a template, or returns the reason why it cannot be rendered.
@@ -84,7 +84,7 @@ fn rendered(source: &str, variables: &Map<String, serde_json::Value>) -> Outcome
     Ok(text.into_parts().0)
 }
 
-/// The bytes of a value, or a fault if it is nested too deeply.
+/// Returns the size of a value in bytes, or a fault if the value is nested too deeply.
 fn size(value: &serde_json::Value, depth: u32) -> Outcome<usize> {
     if depth > MOST_NESTED {
         return fault(format_args!("values nested more than {MOST_NESTED} times"));

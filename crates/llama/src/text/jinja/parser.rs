@@ -1,11 +1,12 @@
-//! The parser of statements.
+//! Parses statements.
 
 use super::budget::{Outcome, fault};
 use super::lexer::{Token, tokens};
 use super::syntax::{Body, Definition, Expression, Loop, Name, Statement, Step, Target};
 use super::token_reader::Parser;
 
-/// The most bytes of a template. The templates of known models have less than a tenth of this.
+/// The maximum size of a template in bytes. The templates of known models are less than a tenth as
+/// long.
 const MOST_BYTES: usize = 1 << 20;
 
 /// Jinja's tags that need other files or extensions.
@@ -36,8 +37,7 @@ pub fn parse(source: &str) -> Outcome<Body> {
 }
 
 impl Parser {
-    /// Parses the statements up to one of the tags in `ends`. The next token is then the name of
-    /// that tag.
+    /// Parses the statements up to one of the tags in `ends`. Stops before the name of this tag.
     fn body(&mut self, ends: &[&str]) -> Outcome<Body> {
         self.nested(|parser| {
             let mut body = Vec::new();
@@ -78,7 +78,7 @@ impl Parser {
         }
     }
 
-    /// Parses the statements up to an end tag, and the end tag.
+    /// Parses the statements up to an end tag, and then the end tag.
     fn body_to(&mut self, end: &str) -> Outcome<Body> {
         let body = self.body(&[end])?;
         self.take();

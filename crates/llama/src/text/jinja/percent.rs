@@ -1,11 +1,11 @@
-//! `"%s" % value`.
+//! Python's `"%s" % value`.
 
 use super::budget::{Budget, Buffer, Outcome, fault};
 use super::digits::{Scan, Spec, number, pad};
 use super::python::{described, field, write_repr, write_text};
 use super::value::{SequenceKind, Value};
 
-/// `text % arguments`.
+/// Evaluates `text % arguments`.
 pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value> {
     let (items, mapping) = match arguments {
         Value::Sequence(s) if matches!(s.kind, SequenceKind::Tuple | SequenceKind::Group) => {
@@ -15,8 +15,8 @@ pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value>
         _ => (std::slice::from_ref(arguments), None),
     };
     let mut items = items.iter();
-    // As in Python, a format must use all items of a tuple, and must use a single value. It may
-    // leave a dictionary, a list, a range or bytes unused.
+    // As in Python, the format must use all items of a tuple, or the value if `arguments` is a
+    // single value. A dictionary, a list, a range or bytes may stay unused.
     let mut rest_is_fine = mapping.is_some()
         || matches!(arguments, Value::Sequence(s) if s.kind == SequenceKind::List)
         || matches!(arguments, Value::Range(_) | Value::Bytes(_));
@@ -84,7 +84,7 @@ pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value>
     Ok(Value::of(to))
 }
 
-/// Reads a width or a number of digits. If the format has `*`, the number is the next value.
+/// Reads a width or a precision. For `*`, takes the number from the next value.
 fn count(scan: &mut Scan, items: &mut std::slice::Iter<Value>) -> Outcome<Option<i128>> {
     if !scan.skip('*') {
         return Ok(scan.number().map(|number| number as i128));

@@ -1,4 +1,5 @@
-//! Python's operations on values: conversion to text, equality, order, and access to fields.
+//! Python's operations on values: conversion to strings, equality, ordering, and access to
+//! dictionary entries.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -7,7 +8,7 @@ use super::budget::{Budget, Buffer, Items, Outcome, fault};
 use super::characters::printable;
 use super::value::{SequenceKind, Value};
 
-/// The text of a value, as Python's `str` returns it.
+/// Converts a value to a string as Python's `str` does.
 pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
     match value {
         Value::Text(_) => Ok(value.clone()),
@@ -19,7 +20,7 @@ pub fn text_of(budget: &Budget, value: &Value) -> Outcome<Value> {
     }
 }
 
-/// Adds the text of a value, as Python's `str` returns it.
+/// Appends a value as Python's `str` formats it.
 pub fn write_text(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     match value {
         Value::Text(text) => to.push(&text.text),
@@ -27,7 +28,7 @@ pub fn write_text(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()
     }
 }
 
-/// Adds the text of a value, as Python's `repr` returns it.
+/// Appends a value as Python's `repr` formats it.
 pub fn write_repr(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     budget.steps(1)?;
     match value {
@@ -103,8 +104,8 @@ fn write_inner(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
     }
 }
 
-/// The text of a number, as Python's `repr` returns it: the fewest digits that read back as this
-/// number, with an exponent below 1e-4 and from 1e16 on.
+/// Formats a number as Python's `repr` does: with the fewest digits that parse as the same number,
+/// and with an exponent if the number is below 1e-4 or at least 1e16.
 pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -210,7 +211,7 @@ pub fn equal(budget: &Budget, a: &Value, b: &Value) -> Outcome<bool> {
     })
 }
 
-/// The order of two values, or a fault if Python does not order them.
+/// Compares two values. Returns a fault if Python does not order values of these types.
 pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>> {
     budget.steps(1)?;
     match (a, b) {
@@ -242,7 +243,7 @@ pub fn order(budget: &Budget, a: &Value, b: &Value) -> Outcome<Option<Ordering>>
     }
 }
 
-/// Describes a value for a message.
+/// Describes a value for an error message.
 pub fn described(value: &Value) -> String {
     match value {
         Value::Undefined(name) => format!("the undefined {:?}", name),
@@ -273,7 +274,7 @@ pub fn sorted<T: Clone>(
     Ok(merged)
 }
 
-/// The value of a key; `None` if the key is missing.
+/// Returns the value of a key; `None` if the key is missing.
 pub fn field<'a>(
     budget: &Budget,
     fields: &'a [(Value, Value)],
@@ -292,7 +293,7 @@ pub fn field<'a>(
     Ok(None)
 }
 
-/// Adds a field to the fields of a new dictionary, or replaces the value of its key.
+/// Adds an entry to the entries of a new dictionary. If the key exists already, replaces its value.
 pub fn insert(
     budget: &Budget,
     fields: &mut Items<(Value, Value)>,
@@ -314,8 +315,8 @@ pub fn insert(
     Ok(())
 }
 
-/// Whether a value can be a key. A tuple may hold another tuple many times, so each visit counts as
-/// a step.
+/// Whether a value can be a dictionary key. A tuple may contain another tuple many times, so each
+/// visit counts as a step.
 pub fn hashable(budget: &Budget, value: &Value) -> Outcome<bool> {
     budget.steps(1)?;
     Ok(match value {

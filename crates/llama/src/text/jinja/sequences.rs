@@ -1,4 +1,4 @@
-//! Jinja's filters of sequences.
+//! Jinja's filters for sequences.
 
 use super::arguments::{Arguments, count, text};
 use super::arithmetic::sum;
@@ -31,7 +31,7 @@ pub const NAMES: [&str; 19] = [
     "unique",
 ];
 
-/// Applies filters and tests by their names.
+/// Applies filters and tests by their names. `filters.rs` implements this trait.
 pub trait Apply {
     fn filter(&self, budget: &Budget, name: &str, value: &Value, a: Arguments) -> Outcome<Value>;
     fn test(&self, budget: &Budget, name: &str, value: &Value, a: Arguments) -> Outcome<bool>;
@@ -164,7 +164,7 @@ fn found(budget: &Budget, among: &[Value], value: &Value) -> Outcome<bool> {
     Ok(false)
 }
 
-/// Splits arguments into the first positional one, which is the name of a filter or a test, and the
+/// Splits off the first positional argument, which is the name of a filter or a test, from the
 /// other arguments.
 fn named(arguments: Arguments) -> Outcome<Option<(String, Arguments)>> {
     let Arguments { positional, named } = arguments;
@@ -183,7 +183,7 @@ fn copy(arguments: &Arguments) -> Arguments {
     Arguments { positional: arguments.positional.clone(), named: arguments.named.clone() }
 }
 
-/// The items of a value, or an attribute of each item.
+/// Returns the items of a value. With `attribute`, returns this attribute of each item instead.
 fn attributes(budget: &Budget, value: &Value, attribute: Option<Value>) -> Outcome<Vec<Value>> {
     let mut items = values(budget, value)?;
     if let Some(attribute) = attribute.filter(|value| !matches!(value, Value::None)) {
@@ -276,7 +276,7 @@ fn portions(budget: &Budget, name: &str, value: &Value, arguments: Arguments) ->
     Value::sequence(SequenceKind::Generator, portions)
 }
 
-/// The items of a value with the keys by which they are compared.
+/// Returns pairs of a sort key and an item, for all items of a value.
 fn keyed(
     budget: &Budget,
     value: &Value,

@@ -1,5 +1,6 @@
-//! The syntax tree of a template. A chain of operators, filters or other steps is a list and adds
-//! no depth, so the depth of the tree is the nesting of the source, which the parser limits.
+//! The syntax tree of a template. A chain of operators, filters or other steps is stored as a list,
+//! so it adds no depth. Therefore the depth of the tree equals the nesting depth of the source,
+//! which the parser limits.
 
 use std::rc::Rc;
 
@@ -8,17 +9,18 @@ pub type Name = Rc<str>;
 pub enum Statement {
     Text(String),
     Print(Expression),
-    /// Conditions with their bodies, and the body of `else`.
+    /// The conditions with their bodies, and the body of `else`.
     If(Vec<(Expression, Body)>, Body),
     For(Rc<Loop>),
     Set(Target, Expression),
-    /// Sets a target to the text of a body, after the filters.
+    /// Sets a target to the text of a body after applying the filters to it.
     SetBlock(Target, Vec<Call>, Body),
     Macro(Rc<Definition>),
-    /// A call of a macro, and the macro that the called macro can call as `caller`.
+    /// A call of a macro. The definition is the body of the block, which the macro can call as
+    /// `caller`.
     CallBlock(Expression, Rc<Definition>),
     Filter(Vec<Call>, Body),
-    /// Names that have the given values within the body.
+    /// Sets the targets to the given values within the body.
     With(Vec<(Target, Expression)>, Body),
     Break,
     Continue,
@@ -49,7 +51,7 @@ pub enum Target {
     Tuple(Vec<Target>),
 }
 
-/// A filter or a test by its name, with arguments.
+/// The name and the arguments of a filter or a test.
 pub struct Call {
     pub name: Name,
     pub arguments: Vec<Argument>,
@@ -117,6 +119,6 @@ pub enum Step {
     Slice(Box<[Option<Expression>; 3]>),
     Call(Vec<Argument>),
     Filter(Call),
-    /// A test, and whether it is negated.
+    /// A test, and whether `not` negates it.
     Test(Call, bool),
 }

@@ -143,8 +143,8 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
             let before = match name {
                 "ljust" => 0,
                 "rjust" => missing,
-                // If the number of fill characters is odd, the additional one is before the text if
-                // the width is odd, as in CPython.
+                // If the number of fill characters is odd, the extra character goes before the text
+                // if the width is odd, and after it otherwise, as in CPython.
                 _ => missing / 2 + (missing & width & 1),
             };
             let mut to = Buffer::new(budget)?;
@@ -198,14 +198,15 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
     }
 }
 
-/// A text without the given characters, by default spaces, at its start, its end or both.
+/// Removes the given characters, by default whitespace, from the start, the end or both ends of a
+/// string.
 pub fn stripped<'a>(of: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
     let strip = |c: char| chars.map_or_else(|| space(c), |chars| chars.contains(c));
     let of = if start { of.trim_start_matches(strip) } else { of };
     if end { of.trim_end_matches(strip) } else { of }
 }
 
-/// `replace`, within the budget.
+/// Python's `str.replace`, within the budget.
 pub fn replace(budget: &Budget, of: &str, old: &str, by: &str, most: usize) -> Outcome<Value> {
     let (mut to, mut from) = (Buffer::new(budget)?, 0);
     for (at, found) in of.match_indices(old).take(most) {
@@ -279,7 +280,7 @@ fn splitlines(budget: &Budget, of: &str, keep: bool) -> Outcome<Value> {
     Value::sequence(SequenceKind::List, lines)
 }
 
-/// Splits a text into lines as Python does. Returns each line and its line break.
+/// Splits a string into lines as Python does. Returns each line and its line break.
 pub fn lines_of(of: &str) -> impl Iterator<Item = (&str, &str)> {
     let ends = |c: char| "\n\r\u{b}\u{c}\u{1c}\u{1d}\u{1e}\u{85}\u{2028}\u{2029}".contains(c);
     let mut rest = of;
@@ -298,7 +299,7 @@ pub fn lines_of(of: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The methods that search for a part of a text between a start and an end.
+/// The methods that search for a substring between a start and an end position.
 fn sought(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outcome<Value> {
     let [part, start, end] = arguments.bind(name, ["part", "start", "end"], 1)?;
     let part = part.unwrap_or(Value::None);

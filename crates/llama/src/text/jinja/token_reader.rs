@@ -1,19 +1,21 @@
-//! The tokens of a template, as its parser reads them.
+//! The parser's state and its access to the tokens of a template.
 
 use super::budget::{Outcome, fault};
 use super::lexer::Token;
 use super::syntax::Name;
 
-/// The deepest nesting of a template's source: brackets, signs, conditions and blocks.
+/// The maximum nesting depth of a template's source, which counts brackets, signs, conditions and
+/// blocks.
 const MOST_NESTED: usize = 150;
 
 pub struct Parser {
     tokens: std::vec::IntoIter<Token>,
-    /// How deep the parser is within brackets and blocks.
+    /// The nesting depth at the parser's position.
     depth: usize,
-    /// For each macro around the current place, whether it uses `varargs`, `kwargs` and `caller`.
+    /// For each macro around the parser's position, whether the macro uses `varargs`, `kwargs` and
+    /// `caller`.
     pub takes: Vec<[bool; 3]>,
-    /// The number of loops around the current place within the macro.
+    /// The number of loops around the parser's position within the innermost macro.
     pub loops: usize,
 }
 
@@ -78,7 +80,7 @@ impl Parser {
         fault(format_args!("a syntax error: expected {expected}, got {got}"))
     }
 
-    /// Calls `parse` one level of nesting deeper, or returns a fault at the limit.
+    /// Calls `parse` one nesting level deeper. Returns a fault if this exceeds the limit.
     pub fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Outcome<T>) -> Outcome<T> {
         if self.depth == MOST_NESTED {
             return fault(format_args!("more than {MOST_NESTED} parts within each other"));

@@ -1,4 +1,4 @@
-//! The values of a template: the Python values that templates use. Only namespaces can change.
+//! The values of a template, which represent Python values. Only namespaces are mutable.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -8,7 +8,7 @@ use super::syntax::{Definition, Loop, Name};
 
 #[derive(Clone)]
 pub enum Value {
-    /// A value that is missing, with the name that was looked for.
+    /// An undefined value, with the name that the template used.
     Undefined(Name),
     None,
     Bool(bool),
@@ -23,9 +23,9 @@ pub enum Value {
     Namespace(Rc<Namespace>),
     Macro(Rc<Macro>),
     Loop(Rc<LoopState>),
-    /// A method with the value that it belongs to.
+    /// A method, bound to the value that it belongs to.
     Method(Rc<(Value, Name)>),
-    /// A function of the environment, by its name.
+    /// A global function, by its name.
     Function(&'static str),
 }
 
@@ -39,20 +39,20 @@ pub struct Text {
 pub enum SequenceKind {
     List,
     Tuple,
-    /// A group that `groupby` returns: a tuple with named items.
+    /// A group that `groupby` returns. It is a tuple with named items.
     Group,
-    /// The results of `keys`, `values` and `items`.
+    /// `Keys`, `Values` and `Items` are the results of the dictionary methods of the same names.
     Keys,
     Values,
     Items,
-    /// A generator, whose items can be taken only once.
+    /// A generator, whose items can be consumed only once.
     Generator,
 }
 
 pub struct Sequence {
     pub kind: SequenceKind,
     pub items: Vec<Value>,
-    /// The number of items that were taken from a generator.
+    /// The number of items of a generator that have been consumed.
     pub used: Cell<usize>,
     depth: u32,
     _charge: Charge,
@@ -77,7 +77,7 @@ pub struct Macro {
     pub _charge: Charge,
 }
 
-/// The names of a block, and the scope around it.
+/// The variables of a block, and the enclosing scope.
 pub struct Scope {
     pub names: RefCell<Vec<(Name, Value)>>,
     pub parent: Option<Rc<Scope>>,
@@ -89,7 +89,7 @@ pub struct LoopState {
     pub index: Cell<usize>,
     pub depth: usize,
     pub changed: RefCell<Option<Value>>,
-    /// The loop, if it is recursive, and the scope around it.
+    /// If the loop is recursive, the loop and its enclosing scope.
     pub recursive: Option<(Rc<Loop>, Weak<Scope>)>,
     pub _charge: Charge,
 }
@@ -120,7 +120,7 @@ impl Value {
         Ok(Self::Sequence(Rc::new(Sequence { kind, items, used, depth, _charge })))
     }
 
-    /// Makes a sequence of the given values.
+    /// Makes a sequence from the given values.
     pub fn collect(
         budget: &Budget,
         kind: SequenceKind,
@@ -139,8 +139,9 @@ impl Value {
         Ok(Self::Dict(Rc::new(Dict { fields, depth, _charge })))
     }
 
-    /// The depth of nesting, which is 0 for a value that holds no other values. A namespace might
-    /// hold itself, so only the names of a scope may hold a namespace.
+    /// Returns the nesting depth of a value, which is 0 for a value that contains no other values.
+    /// A namespace could contain itself. To prevent this, only a variable may have a namespace as
+    /// its value.
     fn depth(&self) -> Outcome<u32> {
         match self {
             Self::Sequence(sequence) => Ok(sequence.depth),
@@ -154,7 +155,7 @@ impl Value {
         }
     }
 
-    /// Checks that another value may hold this value.
+    /// Returns a fault if this value may not be an item of another value.
     pub fn holdable(&self) -> Outcome<()> {
         self.depth().map(drop)
     }
@@ -170,7 +171,7 @@ impl Value {
         }
     }
 
-    /// The number that an integer or a boolean represents.
+    /// Returns the number that an integer or a boolean represents.
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Self::Int(value) => Some(*value),
