@@ -26,11 +26,11 @@ use super::tokenizer_parts;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Option<u32>,
-    /// Where a long text may be cut, computed at the first use.
+    /// Finds positions at which a long text may be cut. It is computed at the first use.
     cuts: OnceLock<Option<Cuts>>,
 }
 
-/// How a tokenizer's tokens become text.
+/// The way in which a tokenizer converts tokens to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decoding {
     /// Every character of a token stands for a byte, as in GPT-2 and Llama 3.
@@ -42,13 +42,13 @@ pub(crate) enum Decoding {
 }
 
 impl Tokenizer {
-    /// Reads the contents of a `tokenizer.json`. Its truncation and padding are ignored, so that a
-    /// prompt is encoded whole.
+    /// Reads the contents of a `tokenizer.json`. Its settings for truncation and padding are
+    /// ignored, so that a prompt is never shortened or padded.
     ///
     /// # Errors
     ///
-    /// Returns an error if the `tokenizers` library cannot read the text, or if the tokenizer has
-    /// parts that this crate does not run.
+    /// Returns an error if the `tokenizers` library cannot read the contents, or if the tokenizer
+    /// has components that this crate does not run.
     pub fn parse(json: &[u8]) -> Result<Self> {
         tokenizer_parts::check(json)?;
         guarded(|| {
@@ -68,9 +68,9 @@ impl Tokenizer {
         Self { inner, eos: None, cuts: OnceLock::new() }
     }
 
-    /// Loads the `tokenizer.json` of a directory, with the tokens that only
-    /// `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` name, as
-    /// transformers does.
+    /// Loads the `tokenizer.json` of a directory. As in transformers, the files
+    /// `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` can name
+    /// additional tokens.
     ///
     /// ```
     /// use mlx_primitives_llama::Tokenizer;
@@ -84,14 +84,14 @@ impl Tokenizer {
     /// # Errors
     ///
     /// Returns an error that names the file if a file cannot be read, if [`parse`](Self::parse)
-    /// refuses the tokenizer, or if another file gives a token a different number than
+    /// refuses the tokenizer, or if another file gives a token a different ID than
     /// `tokenizer.json`.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
         Self::load_for(directory.as_ref(), None)
     }
 
-    /// Loads a tokenizer like [`load`](Self::load), but leaves out new tokens that a model of
-    /// `rows` tokens could not read.
+    /// Loads a tokenizer like [`load`](Self::load), but does not add tokens whose ID would be
+    /// `rows` or more. The embedding of a model with `rows` rows has no row for such tokens.
     pub(crate) fn load_for(directory: &Path, rows: Option<u32>) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         let mut tokenizer = Self::parse(&files::read(&path)?).map_err(|e| match e.path() {
@@ -112,12 +112,12 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The token that ends a text, according to the files that [`load`](Self::load) reads.
+    /// The end-of-sequence token, according to the files that [`load`](Self::load) reads.
     pub fn eos(&self) -> Option<u32> {
         self.eos
     }
 
-    /// The tokens of a text, with the special tokens that the tokenizer adds.
+    /// Encodes a text, including the special tokens that the tokenizer adds.
     ///
     /// # Errors
     ///
@@ -126,9 +126,9 @@ impl Tokenizer {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text, without special tokens that the tokenizer would add. Special tokens
-    /// that are spelled out in the text are found, which is right for the result of a chat
-    /// template.
+    /// Encodes a text without adding special tokens. Special tokens that are spelled out in the
+    /// text are recognized. Use this for the output of a chat template, which already contains its
+    /// special tokens.
     ///
     /// # Errors
     ///
@@ -137,8 +137,8 @@ impl Tokenizer {
         self.encoded(text, false)
     }
 
-    /// Encodes a text. Many tokenizers take much time and memory for a long text, so it is encoded
-    /// in parts if the parts are sure to have the tokens of the whole text.
+    /// Encodes a text. Many tokenizers need much time and memory for a long text. So a long text is
+    /// encoded in parts if this is certain to give the same tokens.
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let whole = |text: &str, special| {
             guarded(|| Ok(self.inner.encode_fast(text, special)?.get_ids().to_vec()))
@@ -154,8 +154,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The tokens that the tokenizer adds before and after a text; `None` if it also changes the
-    /// tokens of the text.
+    /// Returns the tokens that the tokenizer adds before and after a text; `None` if the tokenizer
+    /// also changes the tokens of the text itself.
     fn around(&self, special: bool) -> Result<Option<[Vec<u32>; 2]>> {
         let token = Token::new(0, String::new(), (0, 0));
         let one = Encoding::from_tokens(vec![token], 0);
@@ -175,8 +175,8 @@ impl Tokenizer {
         Ok(self.cuts.get().and_then(Option::as_ref))
     }
 
-    /// A lower bound of the number of tokens of a text, or 0 if none is known for this tokenizer.
-    /// Takes a fraction of the time of [`encode`](Self::encode).
+    /// Returns a lower bound for the number of tokens of a text, or 0 if no bound is known for this
+    /// tokenizer. This takes a fraction of the time of [`encode`](Self::encode).
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl Tokenizer {
         Ok(self.cuts()?.map_or(0, |cuts| cuts.fewest(text)))
     }
 
-    /// The text of tokens, without special tokens.
+    /// Converts tokens to text, without special tokens.
     ///
     /// # Errors
     ///
@@ -204,17 +204,18 @@ impl Tokenizer {
         guarded(|| self.inner.decode(tokens, true))
     }
 
-    /// The number of a token by its spelling in the vocabulary, added tokens included.
+    /// The ID of a token, from its spelling in the vocabulary. Added tokens are found too.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The spelling of a token in the vocabulary, which is not always its text.
+    /// The spelling of a token in the vocabulary. The spelling can differ from the text of the
+    /// token.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// Whether a token is special, that is, not part of the text.
+    /// Whether a token is special, so that decoded text does not contain it.
     pub fn is_special(&self, id: u32) -> bool {
         self.token(id)
             .is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
@@ -240,7 +241,8 @@ impl Tokenizer {
 }
 
 /// Calls code of the `tokenizers` crate and turns a panic into an error. The crate panics for some
-/// files, for instance if a word is empty. A panic can leave only the crate's caches changed.
+/// files, for instance if a word is empty. It is safe to continue after a panic, which can have
+/// changed only the crate's caches.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     let failed = |error: &dyn std::fmt::Display| {
         Error::argument("tokenizer", format_args!("a usable tokenizer and tokens, got {error}"))

@@ -1,14 +1,17 @@
-//! Finds places to cut a long text, so that its parts have the tokens of the whole text, and a
-//! lower bound of the number of its tokens.
+//! Finds positions at which a long text can be cut so that its parts encode to the same tokens as
+//! the whole text. Also computes a lower bound for the number of tokens of a text.
 //!
-//! This works with the tokenizers of most Llamas, which merge pairs (BPE) and have a token for each
-//! byte. A text may be cut in front of a space or a line break between two letters or digits, if
+//! This works with the tokenizers of most Llama models, which use byte-pair encoding (BPE) and have
+//! a token for each byte. A text may be cut before a space or a line break that has a letter or
+//! digit on both sides, if
 //!
-//! - no token of the vocabulary, and no added token, has a letter or a digit in front of a space or
-//!   a line break. Then no merge joins the two sides, wherever the pre-tokenizer splits the text.
-//! - no expression of the pre-tokenizer matches such a pair or looks at the text around its match.
-//!   Then the matches on both sides stay the same.
-//! - the tokenizer puts nothing in front of a part that it does not put there in the whole text.
+//! - no token of the vocabulary, and no added token, contains a letter or digit that is followed by
+//!   a space or a line break. Then no merge joins the two sides, even if the pre-tokenizer does not
+//!   split the text there.
+//! - no expression of the pre-tokenizer has a match that spans the cut or depends on the text
+//!   around the match. Then the matches on both sides stay the same.
+//! - the tokenizer does not add anything before a part that it would not add at this position of
+//!   the whole text.
 
 use std::collections::HashMap;
 
@@ -19,28 +22,29 @@ use tokenizers::{AddedToken, ModelWrapper};
 use super::byte_level::bytes_of;
 use super::cut_patterns;
 
-/// The bytes of a part after which the search for a place to cut begins.
+/// The minimum size of a part in bytes. The search for a cut begins after this number of bytes.
 pub(crate) const PART: usize = 1 << 16;
 
-/// Where the long texts of a tokenizer may be cut, and how many tokens they have at least.
+/// Cuts long texts for one tokenizer, and computes lower bounds for their numbers of tokens.
 pub(crate) struct Cuts {
-    /// Matches a letter or a digit, a space or a line break at which a text may be cut, and another
-    /// letter or digit; `None` if the tokenizer allows no cut.
+    /// Matches a position at which a text may be cut: a letter or digit, then a space or line
+    /// break, then a letter or digit. `None` if the tokenizer allows no cut.
     place: Option<Regex>,
-    /// Whether the tokenizer puts a space in front of a text. A part then leaves out its first
-    /// space.
+    /// Whether the tokenizer adds a space before a text. If so, `parts` removes the first space of
+    /// each part.
     prepends: bool,
-    /// For each ASCII character, the least share of a token that it makes up.
+    /// For each ASCII character, a lower bound for the fraction of a token that one such character
+    /// fills, as `shares` computes it.
     shares: [f64; 128],
 }
 
 /// How a tokenizer's normalizer and pre-tokenizer treat spaces and line breaks.
 struct Rules {
     prepends: bool,
-    /// Whether a part of a text may begin with a line break.
+    /// Whether a text may be cut before a line break.
     breaks: bool,
-    /// Whether spaces have been replaced by other characters, after which only some pre-tokenizers
-    /// are allowed.
+    /// Whether an earlier component has replaced spaces by other characters. Then this module
+    /// allows only some pre-tokenizers.
     replaces: bool,
     byte_level: bool,
     /// Whether the pre-tokenizer may remove characters.
@@ -48,8 +52,8 @@ struct Rules {
 }
 
 impl Cuts {
-    /// Examines a tokenizer. Returns `None` if it has a component that this module does not
-    /// support.
+    /// Examines a tokenizer. Returns `None` if the tokenizer has a component that this module does
+    /// not support.
     pub fn of(tokenizer: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let plain = model.dropout.is_none_or(|dropout| dropout == 0.0)
@@ -104,16 +108,16 @@ impl Cuts {
         parts
     }
 
-    /// A lower bound of the number of tokens of a text.
+    /// Returns a lower bound for the number of tokens of a text.
     pub fn fewest(&self, text: &str) -> usize {
-        // Normalization may join an ASCII character with a following one that is not ASCII, so the
-        // ASCII character is not counted.
+        // Normalization may combine an ASCII character with a following non-ASCII character, so an
+        // ASCII character before a non-ASCII character is not counted.
         let bytes = text.as_bytes();
         let next = bytes.iter().skip(1).chain(b" ");
         let counted = bytes.iter().zip(next).filter(|(_, next)| next.is_ascii());
         let shares = counted.filter_map(|(byte, _)| self.shares.get(usize::from(*byte)));
         let sum: f64 = shares.sum();
-        // The rounding errors of the sum are less than a thousandth of it.
+        // The rounding error of the sum is less than a thousandth of the sum.
         (sum * 0.999) as usize
     }
 }
@@ -144,7 +148,8 @@ impl Rules {
         self.removes |= part.get("behavior").and_then(Value::as_str) == Some("Removed");
         match kind(part) {
             "" => part.is_null(),
-            // `ByteLevel` replaces spaces by letters, so no pre-tokenizer may follow it.
+            // `ByteLevel` replaces spaces by letters, so this module allows no pre-tokenizer after
+            // it.
             _ if self.byte_level => false,
             "ByteLevel" => {
                 self.byte_level = true;
@@ -171,7 +176,7 @@ impl Rules {
         }
     }
 
-    /// The text of a token, with spaces in place of the characters that stand for spaces.
+    /// Returns the text of a token, with spaces in place of the characters that stand for spaces.
     fn text(&self, token: &str) -> String {
         match self.byte_level {
             true => String::from_utf8_lossy(&bytes_of(token)).into_owned(),
@@ -188,8 +193,8 @@ fn members<'v>(part: &'v Value, name: &str) -> impl Iterator<Item = &'v Value> {
     part.get(name).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// A regular expression for the places where a text may be cut; `None` if the tokenizer allows no
-/// cut.
+/// Makes the regular expression for the positions at which a text may be cut; `None` if the
+/// tokenizer allows no cut.
 fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules) -> Option<Regex> {
     let word = |c: char| c.is_alphanumeric() || c == char::REPLACEMENT_CHARACTER;
     let letters = |text: &str| text.chars().next().is_some_and(word);
@@ -200,8 +205,8 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if added.iter().any(unclear) {
         return None;
     }
-    // Whether a token has a space or a line break (first index) after a letter or a digit that is
-    // ASCII or not (second index).
+    // `joined[i][j]` is true if some token contains a letter or digit followed by a space (`i` = 0)
+    // or a line break (`i` = 1). The letter or digit is ASCII (`j` = 0) or not (`j` = 1).
     let mut joined = [[false; 2]; 2];
     let texts = vocabulary.keys().map(|token| rules.text(token));
     for text in texts.chain(added.iter().map(|token| token.content.replace('▁', " "))) {
@@ -220,8 +225,9 @@ fn place(vocabulary: &HashMap<String, u32>, added: &[AddedToken], rules: &Rules)
     if places.is_empty() { None } else { Regex::new(&places.join("|")).ok() }
 }
 
-/// For each ASCII character, the least share of a token that it makes up: 1 divided by the bytes of
-/// the longest token that contains it. The shares of the characters of a token add up to at most 1.
+/// For each ASCII character, returns 1 divided by the length in bytes of the longest token that
+/// contains the character. For all characters of a token, these fractions add up to at most 1. So
+/// their sum over a text is a lower bound for the number of its tokens.
 fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: bool) -> [f64; 128] {
     let mut longest = [1usize; 128];
     let text = |token: &String| match byte_level {
@@ -239,7 +245,8 @@ fn shares(vocabulary: &HashMap<String, u32>, added: &[AddedToken], byte_level: b
     }
     let mut shares = longest.map(|longest| 1.0 / longest as f64);
     if takes_spaces {
-        // An added token with `lstrip` or `rstrip` takes any number of spaces beside it.
+        // An added token with `lstrip` or `rstrip` includes any number of spaces beside it, so
+        // spaces do not count.
         for (byte, share) in (0u8..).zip(&mut shares) {
             if byte.is_ascii_whitespace() || byte == 0x0b {
                 *share = 0.0;

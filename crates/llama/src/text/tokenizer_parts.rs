@@ -1,5 +1,5 @@
-//! Checks a `tokenizer.json` before the `tokenizers` crate reads it: tables must have the length
-//! that they state, and the parts must not lengthen a text until it fills the memory.
+//! Checks a `tokenizer.json` before the `tokenizers` crate reads it. Tables must have the length
+//! that they state, and the components must not lengthen a text so much that it fills the memory.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -9,17 +9,18 @@ use serde_json::Value;
 
 use mlx_primitives::{Error, Result};
 
-/// The greatest factor by which a text may become longer. Real tokenizers stay below 100.
+/// The maximum factor by which a tokenizer may lengthen a text. Real tokenizers stay below 100.
 const MOST_GROWTH: f64 = 4096.0;
 
-/// The most characters and classes of a regular expression, where `a{50}` counts as 50. Real
-/// tokenizers have less than a tenth of this number.
+/// The maximum number of characters and character classes in a regular expression. `a{50}` counts
+/// as 50. Real tokenizers have less than a tenth of this number.
 const MOST_ATOMS: u64 = 2_000;
 
-/// The most tokens and texts of a `TemplateProcessing`. Real tokenizers have fewer than ten.
+/// The maximum number of items in a template of `TemplateProcessing`. Real tokenizers have fewer
+/// than ten.
 const MOST_PIECES: usize = 1_000;
 
-/// Base64 as the `tokenizers` crate decodes it, with or without padding.
+/// Decodes base64 as the `tokenizers` crate does, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -27,7 +28,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// The parts of a file that process texts and tokens.
+/// The components in a file that process texts and tokens.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Parts {
@@ -37,11 +38,11 @@ struct Parts {
     decoder: Value,
 }
 
-/// Returns an error for parts that must not be run. The `tokenizers` crate reports other faults of
-/// a file.
+/// Returns an error for components that must not be run. The `tokenizers` crate reports other
+/// faults of a file.
 pub(crate) fn check(json: &[u8]) -> Result<()> {
-    // This reads the JSON to its end. The crate would refuse a faulty end only after it has built
-    // the parts.
+    // This reads all of the JSON. Otherwise the crate would find a faulty end only after it has
+    // built the components.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
         .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
@@ -56,7 +57,7 @@ pub(crate) fn check(json: &[u8]) -> Result<()> {
             "a template of at most {MOST_PIECES} pieces, got {pieces}"
         )));
     }
-    // Each part may lengthen the result of the previous part.
+    // Each component may lengthen the result of the previous component.
     let encoding = growth(&normalizer) * growth(&pre_tokenizer) * growth(&post_processor);
     for growth in [encoding, growth(&decoder)] {
         if growth > MOST_GROWTH {
@@ -81,8 +82,8 @@ fn inner(value: &Value) -> Vec<&Value> {
     }
 }
 
-/// Checks the tables of SentencePiece. A table begins with the length of its data, and the crate
-/// allocates memory of that length.
+/// Checks SentencePiece's normalization tables. A table begins with the length of its data, and the
+/// crate allocates that much memory.
 fn check_tables(part: &Value) -> Result<()> {
     if let Some(Value::String(table)) = part.get("precompiled_charsmap") {
         let bytes = BASE64
@@ -98,8 +99,8 @@ fn check_tables(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_tables)
 }
 
-/// Checks the regular expressions of a part. The time to process a text grows with the length of an
-/// expression, after its repetitions have been written out.
+/// Checks the regular expressions of a component. The time to process a text grows with the length
+/// of an expression whose counted repetitions are expanded.
 fn check_patterns(part: &Value) -> Result<()> {
     if let Some(Value::String(pattern)) = part.get("Regex") {
         let atoms = atoms(pattern);
@@ -112,10 +113,11 @@ fn check_patterns(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_patterns)
 }
 
-/// The number of characters and classes of a regular expression, with counted repetitions written
-/// out. The result may be too large for an odd expression, but never too small.
+/// Counts the characters and character classes of a regular expression, with counted repetitions
+/// expanded. The result may be too large for an unusual expression, but never too small.
 fn atoms(pattern: &str) -> u64 {
-    // The size of each open group so far, and the size of the last element of the innermost group.
+    // `sums` has the size so far of each open group. `last` is the size of the last element of the
+    // innermost group.
     let (mut sums, mut last) = (vec![0u64], 0u64);
     let mut chars = pattern.chars().peekable();
     let mut class = false;
@@ -176,27 +178,27 @@ fn atoms(pattern: &str) -> u64 {
     sums.into_iter().fold(0, u64::saturating_add)
 }
 
-/// The greatest factor by which a part may lengthen a text.
+/// Returns the maximum factor by which a component may lengthen a text.
 fn growth(part: &Value) -> f64 {
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
     let own = match kind {
-        // A byte may become a character of two bytes.
+        // A byte may become a two-byte character.
         "ByteLevel" => 2.0,
-        // One character may become eighteen.
+        // One character may become eighteen characters.
         "NFKC" | "NFKD" | "Precompiled" => 18.0,
         _ => replacement_growth(part).max(template_growth(part)),
     };
     inner(part).into_iter().fold(own, |all, part| all * growth(part))
 }
 
-/// The factor by which `Replace` or `Metaspace` may lengthen a text.
+/// Returns the maximum factor by which `Replace` or `Metaspace` may lengthen a text.
 fn replacement_growth(part: &Value) -> f64 {
     let length = |name: &str| part.get(name).and_then(Value::as_str).map(str::len);
     let Some(content) = length("content").or(length("replacement")) else { return 1.0 };
     let pattern = match part.get("pattern").and_then(|pattern| pattern.get("String")) {
         Some(Value::String(pattern)) => pattern.len(),
-        // `Metaspace` replaces one character. A regular expression may match the empty text between
-        // two characters.
+        // `Metaspace` replaces one character. A regular expression may match the empty string
+        // between two characters.
         _ => usize::from(part.get("pattern").is_none()),
     };
     match pattern {
@@ -205,7 +207,8 @@ fn replacement_growth(part: &Value) -> f64 {
     }
 }
 
-/// The factor by which `TemplateProcessing`, which may repeat the text, may lengthen it.
+/// Returns the maximum factor by which `TemplateProcessing` may lengthen a text. The template may
+/// repeat the text.
 fn template_growth(part: &Value) -> f64 {
     let template = part.get("single").and_then(Value::as_array).map(Vec::as_slice);
     template.unwrap_or_default().iter().filter(|item| item.get("Sequence").is_some()).count().max(1)

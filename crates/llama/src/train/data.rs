@@ -10,7 +10,7 @@ use crate::base::{parse_object, short};
 use crate::files::Checkpoint;
 use crate::text::{ChatOptions, ChatTemplate, message};
 
-/// The most bytes of a line, and the most tokens of a file and of a batch.
+/// The maximum number of bytes in a line, of tokens in a file, and of tokens in a batch.
 const LINE: u64 = 1 << 24;
 const TOKENS: usize = 1 << 30;
 const BATCH: usize = 1 << 28;
@@ -19,23 +19,23 @@ const BATCH: usize = 1 << 28;
 /// targets.
 const PAD: usize = 32;
 
-/// A text as tokens. The loss does not count the tokens before `from` as targets.
+/// The tokens of a text. The tokens before `from` are not targets of the loss.
 struct Example {
     tokens: Vec<u32>,
     from: usize,
 }
 
-/// The texts of a JSONL file as tokens, ordered by length.
+/// The tokens of the texts in a JSONL file, ordered by the length of the texts.
 pub struct Dataset {
     examples: Vec<Example>,
     hash: u64,
 }
 
-/// Rows of tokens, all of one length, and the token that follows each token.
+/// Rows of tokens with equal lengths, and for each token the next token as its target.
 pub struct Batch {
     /// uint32 `[rows, length]`.
     pub inputs: Array,
-    /// int32 `[rows, length]`, -1 where the following token is not a target.
+    /// int32 `[rows, length]`. An element is -1 if the next token is not a target.
     pub targets: Array,
     /// The number of targets.
     pub tokens: usize,
@@ -46,19 +46,19 @@ pub struct Batch {
 impl Dataset {
     /// Reads a file with a JSON object in each line. All objects have the layout of the first one:
     ///
-    /// - `{"text": …}`: the tokens of the text and the end token;
-    /// - `{"prompt": …, "completion": …}`: a message of the user and a message of the assistant,
-    ///   rendered by the chat template or, in a model without one, the tokens of both and the end
-    ///   token;
+    /// - `{"text": …}`: the text, followed by the end token;
+    /// - `{"prompt": …, "completion": …}`: a user message and an assistant message, rendered by the
+    ///   chat template. Without a chat template, the prompt, the completion and the end token are
+    ///   concatenated;
     /// - `{"messages": […], "tools": […]}`: a conversation, rendered by the chat template.
     ///
-    /// With `mask_prompt`, only the completion or the last message is learned.
+    /// With `mask_prompt`, only the completion or the last message counts in the loss.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file and the line if the line is not such an object, has 16
-    /// MiB or more, has no tokens, or cannot be rendered. Messages without a chat template and,
-    /// with `mask_prompt`, objects with `text` are errors too.
+    /// Returns an error if a line is not such an object, has 16 MiB or more, has no tokens, or
+    /// cannot be rendered. The error names the file and the line. It is also an error if there are
+    /// messages but no chat template, or if an object has `text` and `mask_prompt` is set.
     pub fn load(
         path: &Path,
         checkpoint: &Checkpoint,
@@ -104,17 +104,17 @@ impl Dataset {
         self.examples.is_empty()
     }
 
-    /// A hash of the tokens of all texts, and of the first target of each text.
+    /// A hash of the tokens of all texts, and of the position of each text's first target.
     pub(super) fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The order of the batches of `rows` texts in a pass over the data: a permutation of their
-    /// numbers. Texts after the last whole batch are left out.
+    /// Returns the order of the batches of `rows` texts in a pass over the data, as a permutation
+    /// of the batch numbers. If the last batch is not full, its texts are not used.
     pub fn order(&self, rows: usize, seed: u64, pass: u64) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len() / rows.max(1)).collect();
         // SplitMix64 and a Fisher-Yates shuffle. The order depends only on the seed and the number
-        // of the pass, so a resumed run has the same order.
+        // of the pass, so a resumed run has the same order as an uninterrupted run.
         let mut state = seed.wrapping_add(pass.wrapping_mul(0xd134_2543_de82_ef95));
         for last in (1..order.len()).rev() {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -125,16 +125,17 @@ impl Dataset {
         order
     }
 
-    /// The most columns of a batch of `rows` texts, each cut to `longest` tokens.
+    /// The maximum number of columns of a batch of `rows` texts, if each text is cut to `longest`
+    /// tokens.
     pub fn columns(&self, rows: usize, longest: usize) -> usize {
         let whole = self.examples.len() / rows.max(1) * rows;
         let most = whole.checked_sub(1).and_then(|last| self.examples.get(last));
         padded(most.map_or(0, |example| example.tokens.len())).min(longest).saturating_sub(1)
     }
 
-    /// The batch `number`. The texts, ordered by length, are divided into batches of `rows` texts.
-    /// Each text is cut to `longest` tokens and padded with the token 0. As in mlx-lm, the first 0
-    /// is a target.
+    /// Makes the batch `number`. The texts, ordered by length, are divided into batches of `rows`
+    /// texts. Each text is cut to `longest` tokens and padded with the token 0. As in mlx-lm, the
+    /// first 0 is a target.
     ///
     /// # Errors
     ///
@@ -170,7 +171,7 @@ impl Dataset {
     }
 }
 
-/// The number of tokens of a row in a batch whose longest text has `tokens` tokens.
+/// Returns the length of the rows in a batch whose longest text has `tokens` tokens.
 fn padded(tokens: usize) -> usize {
     1 + tokens.div_ceil(PAD) * PAD
 }
@@ -266,7 +267,8 @@ impl Reader<'_> {
         tokens
     }
 
-    /// The tokens of a conversation. With `mask_prompt`, only the last message is learned.
+    /// Renders and encodes a conversation. With `mask_prompt`, only the last message counts in the
+    /// loss.
     fn rendered(
         &self,
         template: &ChatTemplate,

@@ -9,11 +9,11 @@ use crate::model::{LOGITS, Llama};
 pub struct TrainingEstimate {
     /// The bytes of the model's weights.
     pub weights: u64,
-    /// The bytes of the trained arrays, the optimizer's state and summed gradients, which live
-    /// between steps.
+    /// The bytes that stay allocated between steps: the trained arrays, the optimizer's state and
+    /// accumulated gradients.
     pub state: u64,
-    /// The most bytes that a step adds: the results of the layers that its backward pass reads, the
-    /// logits, and the gradients.
+    /// The maximum number of bytes that a step adds: the results of layers that the backward pass
+    /// reads, the logits, and the gradients.
     pub step: u64,
 }
 
@@ -25,13 +25,13 @@ impl TrainingEstimate {
 }
 
 impl Trainable {
-    /// Estimates the peak memory of a training run before it allocates anything. Its batches have
-    /// `length` columns, such as [`Dataset::columns`](super::Dataset::columns) returns. On a CPU,
-    /// the memory of a run differs from the estimate by at most a fifth.
+    /// Estimates the peak memory of a training run before it allocates anything. `length` is the
+    /// number of columns of its batches, as [`Dataset::columns`](super::Dataset::columns) returns
+    /// it. On a CPU, the memory of a run differs from the estimate by at most a fifth.
     ///
     /// # Errors
     ///
-    /// Returns an error if this part was chosen from another model.
+    /// Returns an error if this `Trainable` was made for another model.
     ///
     /// ```
     /// use mlx_primitives_llama::Checkpoint;
@@ -77,25 +77,27 @@ impl Trainable {
         let (hidden, inner) = (extent(config.hidden_size), extent(config.intermediate_size));
         let features = |heads: i32| extent(heads) * extent(config.head_dim());
         let (q, kv) = (features(config.num_attention_heads), features(config.kv_heads()));
-        // The features that a layer keeps of each token for the backward pass: the input, both
-        // norms and the sum after attention; queries, the result of attention, and keys and values
-        // before and after the rotation; gate, up and their product.
+        // The number of features per token that a layer keeps for the backward pass: the input, the
+        // results of both norms and the sum after attention (`4 * hidden`), the queries and the
+        // result of attention (`2 * q`), keys and values before and after the rotary embedding (`4
+        // * kv`), and gate, up and their product (`3 * inner`).
         let mut kept = 4 * hidden + 2 * q + 4 * kv + 3 * inner;
         if let Kind::Lora { dropout, dora, .. } = self.kind {
             if dora {
-                // DoRA also keeps the result of each projection before its row factors.
+                // DoRA also keeps the result of each projection before the multiplication by the
+                // row factors.
                 kept += 2 * hidden + q + 2 * kv + 2 * inner;
             }
             if dropout > 0.0 {
-                // Dropout keeps, instead of each projection's input, the input with zeros and a
-                // mask of the zeros.
+                // With dropout, each projection keeps its input after dropout and the dropout mask,
+                // in place of its input.
                 kept += 8 * hidden + 2 * q + inner;
             }
         }
         let kept = tokens.saturating_mul(kept);
         let of_layer = trained / layers.max(1);
-        // If whole layers are trained, some of their weights are joined and, in a model of another
-        // type than float32, all are converted.
+        // If whole layers are trained, the q, k and v weights are concatenated. If the model's type
+        // is not float32, all weights are converted too.
         let joined = if full { (q + 2 * kv) * hidden * size } else { 0 };
         let converted = match llama.dtype() {
             Dtype::Float32 => 0,
@@ -117,7 +119,7 @@ impl Trainable {
         let logits = head + logits.min(chunk) * 9 / 4;
         let backward = working.max(kept.saturating_add(logits)).saturating_add(2 * of_layer);
         let backward = held.saturating_mul(layers).saturating_add(backward);
-        // MLX queues about ten results of an update before it waits for the first.
+        // MLX queues about ten results of an update before it waits for the first result.
         let update = 2 * trained + 10 * largest;
         Ok(TrainingEstimate {
             weights: llama.nbytes() as u64,

@@ -1,5 +1,6 @@
-//! Training as mlx-lm does it: optimizers and schedules, texts in JSONL, and a trainer of low-rank
-//! updates or of whole layers whose state can be saved and resumed.
+//! Training as in mlx-lm: optimizers, learning rate schedules, data sets in JSONL files, and a
+//! trainer for low-rank updates or whole layers. The state of a training run can be saved and
+//! resumed.
 
 mod data;
 mod estimate;

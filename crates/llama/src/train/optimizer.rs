@@ -7,8 +7,9 @@ use mlx_primitives::{Array, Dtype, Error, Result, select};
 /// Trained arrays, or their gradients, by name.
 pub type Parameters = BTreeMap<String, Array>;
 
-/// An optimizer and its options, by the formulas of `mlx.optimizers`. Its state and its arithmetic
-/// are float32 for parameters of any floating type, and each new parameter is rounded once.
+/// An optimizer and its options, with the formulas of `mlx.optimizers`. The state and the
+/// arithmetic are float32 for parameters of any floating type. Each new parameter is rounded to its
+/// type once.
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -42,7 +43,8 @@ pub struct Adam {
     pub betas: [f64; 2],
     /// The term ε of the denominator.
     pub eps: f64,
-    /// The share by which an update at rate 1 shrinks a parameter; 0.01 in MLX's AdamW.
+    /// The weight decay: the fraction of a parameter that an update with a learning rate of 1
+    /// subtracts. MLX's AdamW uses 0.01.
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 - βᵗ` in update t, counted from 1.
     pub bias_correction: bool,
@@ -59,38 +61,38 @@ impl Default for Adam {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sgd {
-    /// The share μ of the previous step that is kept.
+    /// The momentum μ, the factor of the previous step.
     pub momentum: f64,
-    /// The share of a parameter that is added to its gradient.
+    /// The weight decay: the factor with which a parameter is added to its gradient.
     pub weight_decay: f64,
-    /// The share of a gradient that does not enter the momentum. Without momentum it changes
-    /// nothing.
+    /// The fraction of a gradient that is not added to the momentum. It has no effect without
+    /// momentum.
     pub dampening: f64,
     /// Whether Nesterov's momentum is used.
     pub nesterov: bool,
 }
 
-/// The options of Adafactor. For a matrix, its state has the mean squares of the rows and of the
-/// columns of the gradient instead of the squares of all elements.
+/// The options of Adafactor. For a matrix, Adafactor keeps the mean squares of the rows and of the
+/// columns of the gradient, instead of the squares of all elements.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Adafactor {
-    /// A term that is added to squared gradients, and a lower bound of the root mean square of a
-    /// parameter where it scales the step.
+    /// The first number is added to squared gradients. The second number is a lower bound for the
+    /// root mean square of a parameter if `scale_parameter` multiplies the rate by it.
     pub eps: [f64; 2],
-    /// The largest root mean square of a step. Larger steps are scaled down to it.
+    /// The maximum root mean square of a step. Larger steps are scaled down to this value.
     pub clip_threshold: f64,
-    /// The exponent d of the decay `1 - tᵈ` of the squares in update t, counted from 1.
+    /// The exponent d in the decay `1 - tᵈ` of the mean squares. Updates t are counted from 1.
     pub decay_rate: f64,
-    /// The decay of the mean of the steps; `None` for no mean.
+    /// The decay of the moving average of the steps. With `None`, steps are not averaged.
     pub beta_1: Option<f64>,
-    /// The share by which an update at rate 1 shrinks a parameter.
+    /// The weight decay: the fraction of a parameter that an update with a rate of 1 subtracts.
     pub weight_decay: f64,
     /// Whether the rate is multiplied by the root mean square of the parameter.
     pub scale_parameter: bool,
     /// Whether the rate is `min(0.01, 1 / √t)` in update t, instead of the rate of the schedule.
     pub relative_step: bool,
-    /// Whether `10⁻⁶ t` takes the place of 0.01 in the rate of a relative step.
+    /// Whether the rate is `min(10⁻⁶ t, 1 / √t)` with `relative_step`.
     pub warmup_init: bool,
 }
 
@@ -114,18 +116,17 @@ impl Default for Adafactor {
 pub struct OptimizerState {
     /// The number of updates so far.
     pub updates: u64,
-    /// Float32 arrays. Each name is the name of a parameter and the name of an array, such as
-    /// `w.m`.
+    /// Float32 arrays. Each name combines the name of a parameter and the name of an array of its
+    /// state, such as `w.m`.
     pub arrays: Parameters,
 }
 
 impl Optimizer {
-    /// The state before the first update of these parameters.
+    /// Makes the state before the first update of these parameters.
     ///
     /// # Errors
     ///
-    /// Returns an error for options that the optimizer does not take, and for parameters whose type
-    /// is not floating.
+    /// Returns an error for invalid options, and for parameters whose type is not floating.
     pub fn state(&self, parameters: &Parameters) -> Result<OptimizerState> {
         self.check()?;
         let mut arrays = Parameters::new();
@@ -142,7 +143,7 @@ impl Optimizer {
         Ok(OptimizerState { updates: 0, arrays })
     }
 
-    /// The names and shapes of the arrays that the state has for a parameter of shape `shape`.
+    /// The names and shapes of the state's arrays for a parameter of shape `shape`.
     pub(super) fn parts(&self, shape: &[i32]) -> Vec<(&'static str, Vec<i32>)> {
         let whole = shape.to_vec();
         match self {
@@ -333,7 +334,8 @@ fn maximum(x: &Array, least: f64) -> Result<Array> {
 }
 
 /// Multiplies the gradients by `min(1, most / (norm + 10⁻⁶))`, as MLX's `clip_grad_norm` does.
-/// Returns them and `norm`, a float32 scalar: the root of the sum of the squares of all elements.
+/// Returns the gradients and `norm`, a float32 scalar. The norm is the square root of the sum of
+/// the squares of all elements.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-/// A learning rate for each update of an optimizer, by the formulas of `mlx.optimizers.schedulers`.
+/// A learning rate for each update of an optimizer, with the formulas of
+/// `mlx.optimizers.schedulers`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Schedule {
     /// One rate for all updates.
@@ -21,15 +22,15 @@ pub enum Schedule {
         /// The number of updates in which the rate changes.
         steps: u64,
     },
-    /// The first schedule sets the rates before the update of this number. The second schedule sets
-    /// the rates from this update on, and counts this update as 0.
+    /// The first schedule sets the rates of the updates before the given number. The second
+    /// schedule sets the rates from this update on, which is update 0 for the second schedule.
     Joined(Box<Schedule>, u64, Box<Schedule>),
 }
 
 impl Schedule {
-    /// This schedule after a warm-up of `steps` updates, in which the rate grows linearly from
-    /// `from`. As in mlx-lm, the first update of this schedule repeats the last rate of the
-    /// warm-up.
+    /// Puts a warm-up of `steps` updates before this schedule. In the warm-up, the rate grows
+    /// linearly from `from`. As in mlx-lm, the first update of this schedule repeats the last rate
+    /// of the warm-up.
     ///
     /// ```
     /// use mlx_primitives_llama::train::Schedule;
@@ -44,7 +45,7 @@ impl Schedule {
         Self::Joined(Box::new(warmup), steps.saturating_add(1), Box::new(self))
     }
 
-    /// The rate of the update with the number `update`. The first update has the number 0.
+    /// The rate of the update with the number `update`. Updates are counted from 0.
     pub fn rate(&self, update: u64) -> f64 {
         let part = |steps: u64| update.min(steps) as f64 / steps.max(1) as f64;
         match self {

@@ -1,4 +1,5 @@
-//! The files of a run: the adapters for other programs, and the state that resumes it.
+//! The files of a training run: the adapters, which other programs can read, and the state, from
+//! which the run can be resumed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -34,7 +35,7 @@ impl Trainer<'_> {
             "steps": self.steps,
             "updates": self.optimizer.updates,
             "trained_tokens": self.trained_tokens,
-            // Losses are stored as bits, since a decimal number in JSON may be read as a
+            // Losses are stored as bit patterns, since a decimal number in JSON may be parsed as a
             // neighboring float.
             "recent_sum": self.recent.0.to_bits(),
             "recent_count": self.recent.1,
@@ -83,7 +84,7 @@ impl Trainer<'_> {
         write_adapters(directory, &format!("{config:#}\n"), &tensors)
     }
 
-    /// All arrays of the state by their names in the file.
+    /// All arrays of the state, with their names in the state file.
     fn arrays(&self) -> BTreeMap<String, &Array> {
         let named = |kind: &'static str, arrays| {
             let arrays: &Parameters = arrays;
@@ -94,22 +95,22 @@ impl Trainer<'_> {
         parameters.chain(optimizer).chain(named("gradient", &self.gradients)).collect()
     }
 
-    /// A text that identifies the model, the data and the settings. They must be equal in a run and
-    /// in the run that it resumes.
+    /// Returns a string that identifies the model, the data and the settings. A run can resume
+    /// another run only if these strings are equal.
     fn run(&self) -> Result<String> {
         let (model, data) = (self.llama.fingerprint()?, self.data.hash());
         let (trainable, settings) = (&self.trainable, &self.settings);
         Ok(format!("model {model}, data {data:016x}, {trainable:?}, {settings:?}"))
     }
 
-    /// Continues the run whose state [`save`](Self::save) wrote to a folder. Returns whether the
-    /// folder has such a state. The next steps give the same bits as a run without the
+    /// Continues a run from the state that [`save`](Self::save) wrote to a folder. Returns whether
+    /// the folder has such a state. The next steps give the same bits as in a run without
     /// interruption.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if it is damaged, or if a run of another model, other
-    /// data or other settings wrote it.
+    /// Returns an error if the file is damaged, or if a run with another model, other data or other
+    /// settings wrote it. The error names the file.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<bool> {
         let path = directory.as_ref().join(STATE);
         if !path.exists() {
@@ -159,7 +160,8 @@ impl Trainer<'_> {
             return Err(refuse("only arrays of this run", name));
         }
         eval(&arrays)?;
-        // The names of `arrays` begin with `gradient`, then `optimizer`, then `parameter`.
+        // `self.arrays` sorts arrays by name, so gradients come first, then the optimizer's arrays,
+        // then parameters.
         let mut arrays = arrays.into_iter();
         for kind in [&mut self.gradients, &mut self.optimizer.arrays, &mut self.parameters] {
             kind.values_mut().zip(&mut arrays).for_each(|(own, array)| *own = array);
@@ -170,12 +172,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Takes the parameters of an `adapters.safetensors` that [`save`](Self::save) or mlx-lm wrote,
-    /// with a new optimizer.
+    /// Loads the parameters from an `adapters.safetensors` that [`save`](Self::save) or mlx-lm
+    /// wrote. The state of the optimizer is not loaded.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the file if its tensors are not the trained ones.
+    /// Returns an error if the tensors in the file do not match the trained parameters. The error
+    /// names the file.
     pub fn load_adapters(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let mut file: HashMap<String, Array> = io::load_safetensors(path)?.arrays;

@@ -11,21 +11,21 @@ use crate::model::{Adapters, Llama, Trained};
 /// The parts of a model that can be trained.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// Low-rank updates beside the weights, which may be packed.
+    /// Low-rank updates beside the weights. The weights may be packed.
     Lora {
         /// The rank of each update, at least 1.
         rank: i32,
-        /// The factor of each update.
+        /// The factor that multiplies each update.
         scale: f32,
-        /// The paths of the updated projections within a layer, such as `self_attn.q_proj`, or
-        /// `lm_head`; all projections of the layers if `None`.
+        /// The paths of the updated projections within a layer, such as `self_attn.q_proj`, or the
+        /// path `lm_head`. With `None`, all projections of the layers are updated.
         keys: Option<Vec<String>>,
-        /// The share of each update's inputs that a step sets to zero, at least 0 and below 1.
+        /// The fraction of each update's inputs that a step sets to zero, at least 0 and below 1.
         dropout: f32,
         /// Whether the norms of the updated rows are trained too (DoRA).
         dora: bool,
     },
-    /// All weights of the layers, which must not be packed.
+    /// All weights of the layers. The weights must not be packed.
     Full,
 }
 
@@ -33,21 +33,22 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Trainable {
     pub(super) kind: Kind,
-    /// The number of trained layers, which are the last ones of the model.
+    /// The number of trained layers. These are the last layers of the model.
     pub(super) layers: i32,
-    /// The projections with updates, or the trained weights.
+    /// The paths of the projections with updates, or the names of the trained weights.
     names: Vec<String>,
 }
 
 impl Trainable {
-    /// Chooses a part of the last `layers` layers of a model, or of all layers if `layers` is 0 or
-    /// less.
+    /// Chooses the trained part in the last `layers` layers of a model, or in all layers if
+    /// `layers` is 0 or less.
     ///
     /// # Errors
     ///
-    /// Returns an error for more layers than the model has, a key that none of its projections has,
-    /// a rank below 1 or above the extents of a projection, a scale that is not finite, a dropout
-    /// below 0 or of 1 and more, and packed weights with [`Kind::Full`].
+    /// Returns an error for more layers than the model has, and for a key that matches no
+    /// projection. The rank must be at least 1 and at most the number of rows and of columns of
+    /// each projection. The scale must be finite, and the dropout at least 0 and below 1. With
+    /// [`Kind::Full`], packed weights are an error.
     pub fn new(llama: &Llama, kind: Kind, layers: i32) -> Result<Self> {
         let refuse = |expected: std::fmt::Arguments| Err(Error::argument("training", expected));
         let all = llama.config().num_hidden_layers;
@@ -130,9 +131,9 @@ impl Trainable {
         Ok(shapes)
     }
 
-    /// The parameters before the first update, in float32. Low-rank updates are drawn with the
-    /// seed, and leave the model's results unchanged. For whole layers, the parameters are the
-    /// model's weights.
+    /// Makes the float32 parameters before the first update. Low-rank updates are drawn at random
+    /// with the seed, and do not change the model's results yet. For whole layers, the parameters
+    /// are the model's weights.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl Trainable {
         Ok(parameters)
     }
 
-    /// The model with these parameters, converted to its types.
+    /// Returns the model with these parameters. They are converted to the types of the model.
     ///
     /// # Errors
     ///
@@ -176,7 +177,8 @@ impl Trainable {
         llama.trained(&self.trained(parameters))
     }
 
-    /// The low-rank updates in these parameters. If whole layers are trained, there are none.
+    /// Returns the low-rank updates in these parameters. The result is empty if whole layers are
+    /// trained.
     ///
     /// # Errors
     ///
@@ -201,13 +203,13 @@ impl Trainable {
         }
     }
 
-    /// The parameters and the factor of the updates, as a model in training takes them.
+    /// Makes the arguments of a model's forward pass in training.
     fn trained(&self, parameters: &Parameters) -> Trained {
         Trained { arrays: parameters.clone(), scale: self.scale(), ..Trained::default() }
     }
 
-    /// The sum of the losses of a batch's targets. `step` has the seed and the number of the step,
-    /// which select the inputs that dropout sets to zero.
+    /// Returns the sum of the losses of a batch's targets. `step` contains the seed and the number
+    /// of the step. They determine the inputs that dropout sets to zero.
     pub(super) fn loss(
         &self,
         llama: &Llama,

@@ -6,7 +6,7 @@ use super::schedule::Schedule;
 use super::trainable::Trainable;
 use crate::model::{Adapters, Llama, Trained};
 
-/// The most points of a run's curve of losses.
+/// The maximum number of points of a run's loss curve.
 const POINTS: usize = 4096;
 
 /// The options of a run.
@@ -18,15 +18,16 @@ pub struct Settings {
     pub schedule: Schedule,
     /// The number of texts in a batch.
     pub batch_size: usize,
-    /// The number of batches for each update, which uses the mean of their gradients.
+    /// The number of batches per update. An update uses the mean of their gradients.
     pub accumulation: u64,
-    /// The number of tokens to which longer texts are cut.
+    /// The maximum number of tokens of a text. Longer texts are cut.
     pub max_length: usize,
-    /// The largest norm of the gradients. Gradients with a larger norm are scaled down to it.
+    /// The maximum norm of the gradients. Gradients with a larger norm are scaled down to this
+    /// norm.
     pub max_norm: Option<f64>,
     /// Whether the backward pass runs each layer again instead of keeping its results.
     pub recompute: bool,
-    /// The seed of the first parameters and of the order of the batches.
+    /// The random seed for the initial parameters, the order of the batches and dropout.
     pub seed: u64,
 }
 
@@ -41,34 +42,34 @@ pub struct Step {
     pub rate: f64,
 }
 
-/// A run of training: the parameters, the optimizer's state, and the number of steps.
+/// A training run: the parameters, the optimizer's state, and the number of steps.
 pub struct Trainer<'a> {
     pub(super) llama: &'a Llama,
     pub(super) data: &'a Dataset,
     pub(super) trainable: Trainable,
     pub(super) settings: Settings,
     pub(super) parameters: Parameters,
-    /// The sums of the squares of the rows of each matrix that DoRA updates.
+    /// For each matrix that DoRA updates, the sum of squares of each row.
     squares: Parameters,
     pub(super) optimizer: OptimizerState,
     /// The sum of the gradients since the last update.
     pub(super) gradients: Parameters,
     pub(super) steps: u64,
     pub(super) trained_tokens: u64,
-    /// The sum and the number of the losses since the last report. `curve` has the number of steps
-    /// and the mean loss at each earlier report.
+    /// The sum and the number of losses since the last report. `curve` has the number of steps and
+    /// the mean loss at each earlier report.
     pub(super) recent: (f64, u64),
     pub(super) curve: Vec<(u64, f64)>,
     pass: Option<(u64, Vec<usize>)>,
 }
 
 impl<'a> Trainer<'a> {
-    /// Begins a run.
+    /// Starts a run.
     ///
     /// # Errors
     ///
-    /// Returns an error for a batch without texts or with more texts than the data, for options
-    /// that the optimizer does not take, and if there is no memory for the parameters.
+    /// Returns an error if a batch has no texts or more texts than the data, if an option of the
+    /// optimizer is invalid, or if there is no memory for the parameters.
     pub fn new(
         llama: &'a Llama,
         data: &'a Dataset,
@@ -86,7 +87,7 @@ impl<'a> Trainer<'a> {
         }
         let parameters = trainable.initial(llama, settings.seed)?;
         let optimizer = settings.optimizer.state(&parameters)?;
-        // DoRA's magnitudes start as the norms of the rows.
+        // DoRA's magnitudes `P.m` start as the norms of the rows.
         let squares = parameters.iter().filter_map(|(name, norms)| {
             let path = name.strip_suffix(".m")?.to_owned();
             Some(norms.square().map(|squares| (path, squares)))
@@ -112,7 +113,7 @@ impl<'a> Trainer<'a> {
 
     /// The trained arrays by name. A projection P with an update has `P.lora_a` `[rank, inputs]`,
     /// `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. If whole layers are trained,
-    /// the arrays have the names of weights.
+    /// the arrays have the names of the weights.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -127,7 +128,7 @@ impl<'a> Trainer<'a> {
         self.trained_tokens
     }
 
-    /// The low-rank updates so far. If whole layers are trained, there are none.
+    /// The current low-rank updates. The result is empty if whole layers are trained.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ impl<'a> Trainer<'a> {
         self.trainable.adapters(&self.parameters)
     }
 
-    /// The model with the parameters so far.
+    /// The model with the current parameters.
     ///
     /// # Errors
     ///
@@ -145,8 +146,8 @@ impl<'a> Trainer<'a> {
         self.trainable.model(self.llama, &self.parameters)
     }
 
-    /// The mean loss of the next batch, its gradients, and the number of its targets. Nothing is
-    /// evaluated.
+    /// Returns the mean loss of the next batch, the gradients of this loss, and the number of
+    /// targets in the batch. Nothing is evaluated.
     #[doc(hidden)]
     pub fn gradients(&mut self) -> Result<(Array, Parameters, usize)> {
         let Settings { batch_size, max_length, recompute, seed, .. } = self.settings;
@@ -169,8 +170,9 @@ impl<'a> Trainer<'a> {
             sum.divide(targets)
         };
         let (loss, gradients) = transforms::value_and_grad(mean, &arrays)?;
-        // The order of a sum depends on the layout of an array. A resumed run reads contiguous
-        // gradients from a file, so every run makes its gradients contiguous.
+        // The order of the additions in a sum depends on the layout of the array. A resumed run
+        // reads contiguous gradients from a file. To give the same bits, every run makes its
+        // gradients contiguous.
         let gradients = gradients.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
         Ok((loss, names.iter().cloned().zip(gradients).collect(), batch.tokens))
     }
@@ -224,8 +226,8 @@ impl<'a> Trainer<'a> {
         optimizer.update(&mut self.parameters, &gradients, &mut self.optimizer, rate)
     }
 
-    /// The mean of the losses since the last report, which becomes a point of the curve; `None` if
-    /// there was no step since.
+    /// Returns the mean of the losses since the last report, and adds it to the curve. Returns
+    /// `None` if there was no step since the last report.
     pub fn report(&mut self) -> Option<f64> {
         let (sum, count) = std::mem::take(&mut self.recent);
         let mean = (count > 0).then(|| sum / count as f64);
@@ -237,20 +239,20 @@ impl<'a> Trainer<'a> {
         mean
     }
 
-    /// The number of steps and the mean loss at each report. When there are 4096 points, the next
-    /// report removes every second one.
+    /// The number of steps and the mean loss at each report. If there are 4096 points, the next
+    /// report removes every second point.
     pub fn curve(&self) -> &[(u64, f64)] {
         &self.curve
     }
 }
 
-/// The mean loss of all targets in up to `most` batches of `rows` texts. Each text is cut to
-/// `longest` tokens, and the seed 0 chooses the order of the batches. `progress` is called after
-/// each batch.
+/// Computes the mean loss of all targets in up to `most` batches of `rows` texts. Each text is cut
+/// to `longest` tokens, and the seed 0 determines the order of the batches. `progress` is called
+/// after each batch.
 ///
 /// # Errors
 ///
-/// Returns an error if there is no whole batch, or if memory is short.
+/// Returns an error if the data do not fill a batch, or if memory is short.
 pub fn evaluate(
     llama: &Llama,
     data: &Dataset,

@@ -1,4 +1,4 @@
-"""Runs Metal kernels on Linux and reports races, stray accesses and reads of memory that was never written.
+"""Runs Metal kernels on Linux and reports races, accesses outside of buffers and reads of memory that was never written.
 
     with metal_check.watch():
         loss = model_with_kernels(x)    # kernels of mx.fast.metal_kernel; a fault is an error
@@ -15,7 +15,7 @@ __all__ = ["KernelFault", "NotChecked", "Watch", "program", "watch"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs MLX, which the command does not."""
+    """Imports `Watch` and `watch` at their first use. They need MLX, and the command does not."""
     if name in ("Watch", "watch"):
         from . import _watch
 

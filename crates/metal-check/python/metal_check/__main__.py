@@ -1,4 +1,4 @@
-"""The command, as `python -m metal_check`."""
+"""Runs the command `metal-check` for `python -m metal_check`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The command `metal-check` of this package."""
+"""Finds and runs the command `metal-check` of this package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Sequence
 
 
 class NotChecked(RuntimeError):
-    """A kernel that could not be checked: it does not compile, or uses what the check does not know."""
+    """A kernel could not be checked, because it does not compile or uses a feature that the check does not support."""
 
 
 class KernelFault(RuntimeError):
-    """A fault of a kernel. The text is the report; `report` is the command's JSON."""
+    """A kernel has a fault. The message is the report as text, and `report` is the command's JSON."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         super().__init__(report["text"])
@@ -23,8 +23,8 @@ class KernelFault(RuntimeError):
 
 
 def program() -> str:
-    """The path of the command that was installed with this package, or the one on the PATH."""
-    # With --user and --target, pip installs commands into folders other than the interpreter's.
+    """Returns the path of the command that was installed with this package, or else of the command on the PATH."""
+    # With --user or --target, pip does not install commands into the interpreter's folder.
     beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")
     for folder in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user"), beside):
         path = os.path.join(folder, "metal-check")
@@ -37,7 +37,7 @@ def program() -> str:
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """The report of the command, from its JSON."""
+    """Runs the command and returns its report, parsed from JSON."""
     done = subprocess.run([program(), *arguments, "--json"], capture_output=True, text=True)
     if done.returncode not in (0, 1) or not done.stdout:
         raise NotChecked((done.stderr or done.stdout).strip())

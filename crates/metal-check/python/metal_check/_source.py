@@ -10,10 +10,10 @@ from typing import Any, Sequence
 
 import mlx.core as mx
 
-# MLX puts inputs of fewer elements than this into constant memory.
+# MLX puts inputs with fewer elements than this into constant memory.
 _DEVICE = 8
 # For each of MLX's types: the name in MLX's headers, the name in the options of metal-check, and
-# how many elements of metal-check's type one element of MLX's type takes.
+# the number of elements of metal-check's type that make one element of MLX's type.
 _TYPES = {
     mx.bool_: ("bool", "bool", 1),
     mx.int8: ("int8_t", "i8", 1),
@@ -65,18 +65,18 @@ _ATTRIBUTES = (
 
 
 def elements(dtype: mx.Dtype, count: int) -> str:
-    """Elements of a type, as the command has them."""
+    """Describes `count` elements of a type in the format of the command's options."""
     _, name, each = _TYPES[dtype]
     return f"{name}:{count * each}"
 
 
 def headers() -> str:
-    """The folder of MLX's headers, which are in its package."""
+    """Returns the folder of the headers in MLX's package."""
     return os.path.join(os.path.dirname(os.path.abspath(mx.__file__)), "include")
 
 
 class Source:
-    """A kernel of `mx.fast.metal_kernel`."""
+    """The arguments of a call of `mx.fast.metal_kernel`."""
 
     def __init__(
         self,
@@ -101,15 +101,16 @@ class Source:
             raise ValueError("[metal_kernel] Expected math_mode to be 'safe', 'relaxed', or 'fast'.")
         if options:
             raise ValueError(f"[metal_kernel] Unknown compile option `{min(options)}`.")
-        # The check computes as in mode "safe". The macro only tells the source which mode is set.
+        # The check always computes as in mode "safe". The macro only tells the kernel's source that
+        # the mode is "fast".
         self.defines = ["-D", "__FAST_MATH__=1"] if mode == "fast" else []
 
     def reads(self, name: str) -> list[str]:
-        """Which of an input's shape, strides and number of dimensions the kernel reads."""
+        """Returns which properties of an input the kernel reads: its shape, strides or number of dimensions."""
         return [what for what in ("shape", "strides", "ndim") if f"{name}_{what}" in self.source]
 
     def text(self, inputs: Sequence[mx.array], dtypes: Sequence[mx.Dtype], template: Sequence[tuple[str, Any]]) -> str:
-        """The source for these inputs, outputs of these types, and these template arguments."""
+        """Makes the Metal source for these inputs, outputs of these types, and these template arguments."""
         parameters: list[str] = []
 
         def buffer(kind: str, name: str) -> None:
@@ -149,7 +150,7 @@ class Source:
 
 
 def kept(name: str, text: str) -> str:
-    """The path of a file with a text, the same one each time, since compiled kernels are found by it."""
+    """Writes the text to a file and returns its path. Equal texts get equal paths, since the cache finds kernels by path."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = pathlib.Path(cache, "metal-check", "sources", digest, f"{name}.metal")

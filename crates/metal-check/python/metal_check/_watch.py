@@ -1,4 +1,4 @@
-"""Kernels of `mx.fast.metal_kernel` without a Mac."""
+"""Runs and checks kernels of `mx.fast.metal_kernel` without a Mac."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ORDERS = ("all", "forward", "reversed", "shuffled")
 
 
 class Watch:
-    """The kernels that a program launched while it was watched."""
+    """The launches, faults and notes of the kernels that a program ran inside `watch`."""
 
     def __init__(self, order: str, stop: bool) -> None:
         self.order, self.stop = order, stop
         self.launches: dict[str, int] = {}
-        """How often each kernel ran."""
+        """The number of launches of each kernel, by its name."""
         self.faults: list[KernelFault | NotChecked] = []
-        """The errors of all launches, in their order."""
+        """The errors of all launches, in the order of the launches."""
         self.notes: list[str] = []
-        """The reports of launches without a fault that have a new note, which stderr gets, too."""
+        """The reports of launches that had no fault but a new note. They are also printed to stderr."""
         self._noted: set[tuple[str, str]] = set()
         self._known: set[str] = set()
 
@@ -80,7 +80,7 @@ class Watch:
             for name, x in zip(kernel.inputs, inputs):
                 arguments.input(x, kernel.reads(name) if x.ndim else [], kernel.ensure_row_contiguous)
             saved = [arguments.output(shape, dtype, init_value) for shape, dtype in outputs]
-            # If a threadgroup is larger than the grid, MLX launches only the threads of the grid.
+            # If a threadgroup is larger than the grid, MLX shrinks the threadgroup to the grid.
             group = map(min, size[3:], size[:3])
             whole = [kept(kernel.name, text), "--entry", kernel.entry, "-I", headers(), "--order", self.order]
             whole += ["--grid", ",".join(map(str, size[:3])), "--threadgroup", ",".join(map(str, group))]
@@ -101,7 +101,7 @@ class Watch:
             return [_array(path, shape, dtype) for path, (shape, dtype) in zip(saved, outputs)]
 
     def _note(self, report: dict[str, Any]) -> None:
-        """Keeps and prints a report, if it has a note of a line that had none before."""
+        """Keeps and prints a report, if it has a note that no earlier report had."""
         found = {(note["kind"], str(note["places"])) for note in report["notes"]}
         if not found <= self._noted:
             self._noted |= found
@@ -110,7 +110,7 @@ class Watch:
 
 
 class _Arguments:
-    """Buffers of the command, in the order of their indices, with files in a folder."""
+    """The command's options for the buffers, in the order of their indices. Contents are in files of a folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -160,13 +160,13 @@ class _Arguments:
 
 
 def _memory(x: Any) -> memoryview:
-    """The memory of an array, whose stubs do not say that it is a buffer."""
+    """Returns the memory of an array. The parameter has type `Any`, since MLX's stubs do not declare arrays as buffers."""
     mx.eval(x)
     return memoryview(x)
 
 
 def _strides(x: mx.array) -> list[int]:
-    """The strides of an array, in elements."""
+    """Returns the strides of an array in elements."""
     return [stride // x.itemsize for stride in _memory(x).strides or ()]
 
 
@@ -176,7 +176,7 @@ def _write(path: str, x: mx.array) -> None:
 
 
 def _spread(rows: mx.array, strides: list[int]) -> tuple[mx.array, int]:
-    """The memory of an array of these strides, and where in it the array begins."""
+    """Lays out `rows` with these strides. Returns the memory, and the index of the array's first element in it."""
     if rows.size == 0 or strides == _strides(rows):
         return rows, 0
     reach = [(n - 1) * stride for n, stride in zip(rows.shape, strides)]
@@ -199,7 +199,7 @@ def _array(path: str, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 
 def _underivable(function: Callable) -> Callable:
-    """A function that MLX takes no derivative of, as of a kernel on a Mac."""
+    """Returns a function whose derivative is an error, as for a kernel on a Mac."""
 
     def refuse(*_: Any) -> Any:
         raise ValueError("[metal_kernel] a kernel has no derivative; give it one by mx.custom_function")
@@ -211,7 +211,7 @@ def _underivable(function: Callable) -> Callable:
 
 
 def _compiles() -> bool:
-    """Whether `mx.compile` keeps graphs: MLX does not say."""
+    """Tests whether `mx.compile` is enabled, since MLX has no function that returns this."""
     calls = []
 
     def traced(x: mx.array) -> mx.array:
@@ -226,22 +226,22 @@ def _compiles() -> bool:
 
 @contextlib.contextmanager
 def watch(order: str = "all", gpu: bool = False, stop: bool = True) -> Iterator[Watch]:
-    """A context in which kernels made by `mx.fast.metal_kernel` are checked, on Linux.
+    """A context in which kernels made by `mx.fast.metal_kernel` are checked on Linux.
 
         with metal_check.watch() as watched:
             loss = model_with_kernels(x)
-        print(watched.launches)     # how often each kernel ran
+        print(watched.launches)     # the number of launches of each kernel
 
-    A call runs its kernel at once, on the arrays that it is given and in the orders of threads: "all" three, or
-    "forward", "reversed" or "shuffled". It returns the results of the first. A fault is a `KernelFault`, whose text names
-    the lines and the threads; without `stop` it is only added to `watched.faults`. A kernel that cannot be run is a
-    `NotChecked`. A note, of what looks like a fault and changes nothing, is printed to stderr and added to
-    `watched.notes`.
+    A call runs its kernel immediately on the given arrays. `order` is the order of threads: "forward", "reversed",
+    "shuffled", or "all" for all three, of which the first gives the results of the call. A fault raises a `KernelFault`,
+    whose text names the lines and the threads. Without `stop`, the fault is only added to `watched.faults`. A kernel that
+    cannot be run raises `NotChecked`. A note is a finding that looks like a fault but does not change a result. Notes are
+    printed to stderr and added to `watched.notes`.
 
-    Only kernels that are made inside of the context run so, and those of many modules are made when the module is
-    imported. With `gpu`, MLX answers as on a Mac whether there is a GPU (`mx.metal.is_available`, `mx.is_available`,
-    `mx.default_device`), for programs that make no kernel otherwise; MLX's own ops stay on the CPU. `mx.compile` does
-    nothing inside, since a kernel needs its inputs.
+    Only kernels that are made inside the context are checked. Many modules make their kernels at import, so import them
+    inside the context. With `gpu`, MLX reports a GPU as on a Mac (`mx.metal.is_available`, `mx.is_available`,
+    `mx.default_device`), because some programs make kernels only on a GPU. MLX's own ops stay on the CPU. `mx.compile`
+    has no effect inside the context, since a kernel needs the contents of its inputs.
     """
     if order not in ORDERS:
         raise ValueError(f"[watch] expected {', '.join(ORDERS)}, got {order!r}")

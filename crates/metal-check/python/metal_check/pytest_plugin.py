@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # This runs before a test module is imported, since the import often creates the kernels.
+    # The watch starts before test modules are imported, since the import often creates the kernels.
     if config.getoption("--metal-check") or config.getini("metal_check"):
         from ._watch import watch
 
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def metal_check(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A `Watch` of the kernels that the test makes and launches, or of all, where the whole run is checked."""
+    """A `Watch` of the kernels that the test makes and launches. If the whole run is checked, it watches all kernels."""
     watched = request.config.stash.get(_KEY, None)
     if watched is not None:
         yield watched
@@ -44,7 +44,7 @@ def metal_check(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fails a test also if it caught the error of a kernel."""
+    """Fails a test even if the test caught the error of a kernel."""
     watched = item.config.stash.get(_KEY, None)
     before = len(watched.faults) if watched is not None else 0
     yield

@@ -39,7 +39,8 @@ def test_caught():
 def project(pytester, monkeypatch):
     pytester.makepyfile(shifted=MODULE, test_shifted=TESTS)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    # pytester sets a new home for each test, so keep the cache of compiled kernels in one place.
+    # pytester sets a new home folder for each test, so the cache of compiled kernels needs a fixed
+    # folder.
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
     return pytester
 

@@ -19,7 +19,7 @@ LARGEST = """
 
 
 def largest(barrier="threadgroup_barrier(mem_flags::mem_threadgroup);"):
-    """In each row its largest element and 0.5, by a kernel in which a barrier may be missing."""
+    """Adds 0.5 to the largest element of each row, by a kernel whose barrier can be replaced. Returns the result and the expected one."""
     made = mx.fast.metal_kernel(
         name="largest",
         input_names=["x", "bias"],
@@ -97,10 +97,11 @@ def test_inputs_of_any_strides(view, contiguous):
     x = mx.arange(24, dtype=mx.float32).reshape(4, 6)
     views = {"transposed": x.T, "every second": x[:, ::2], "reversed": x[::-1], "broadcast": mx.broadcast_to(x[:1], (3, 6))}
     x = views.get(view, x)
-    # With a uint, elem_to_loc computes unsigned offsets, so a negative stride leads out of the
-    # buffer.
+    # For a uint index, elem_to_loc computes unsigned offsets. A negative stride would then lead out
+    # of the buffer, so the kernel passes a long.
     source = "uint i = thread_position_in_grid.x; y[i] = x[elem_to_loc(long(i), x_shape, x_strides, x_ndim)];"
-    # The elements of a reversed array lie before the address that the kernel gets.
+    # The elements of a reversed array lie before the address that the kernel gets. The additional
+    # statement checks that the stride is negative.
     if view == "reversed":
         source += "if (x_strides[0] > 0) y[i] = 0;"
     with watch("forward"):
