@@ -1,5 +1,5 @@
-//! A kernel and the data that it runs on: the options of the command, and the keys of a case in a
-//! file.
+//! A case: a kernel and the data that it runs on. Cases come from the options of the command or
+//! from a TOML file.
 
 use std::path::{Path, PathBuf};
 
@@ -23,14 +23,14 @@ const SEED: u64 = 1;
 const TOLERANCE: f32 = 0.001;
 const TIMEOUT: u32 = 120;
 
-/// The options that describe a run of a kernel. The keys in a file of cases have the same names.
+/// The options that describe a run of a kernel. In a file of cases, the keys have the same names.
 #[derive(Args, Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Case {
-    /// A name for the report, in a file of cases.
+    /// The name of the case in the report. Only a file of cases has this key.
     #[arg(skip)]
     pub name: Option<String>,
-    /// The file with the kernel, in a file of cases.
+    /// The file with the kernel. Only a file of cases has this key.
     #[arg(skip)]
     pub source: Option<PathBuf>,
     /// The kernel to run.
@@ -94,7 +94,7 @@ pub struct Case {
     /// Whether to look for code that clang compiles and the Metal language forbids.
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub rules: bool,
-    /// The folder that the paths of the case are relative to.
+    /// The folder to which the paths of the case are relative.
     #[arg(skip)]
     #[serde(skip)]
     pub folder: PathBuf,
@@ -141,7 +141,7 @@ impl Case {
     }
 }
 
-/// An error in the arguments: they do not fit the kernel or are malformed.
+/// An error for arguments that are malformed or do not fit the kernel.
 #[derive(Debug)]
 pub struct BadUsage(String);
 
@@ -158,7 +158,7 @@ pub fn usage<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| BadUsage(format!("{error:#}")).into())
 }
 
-/// The content of a file of cases.
+/// The contents of a file of cases.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -170,7 +170,7 @@ struct File {
     case: Vec<Case>,
 }
 
-/// The cases of a TOML file.
+/// Reads the cases of a TOML file.
 pub fn read(path: &Path) -> Result<Vec<Case>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| shown.to_string())?;
@@ -191,7 +191,7 @@ pub fn read(path: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// A number, or a list of them.
+/// Reads a number or a list of numbers.
 fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a whole number, or a list of them")]

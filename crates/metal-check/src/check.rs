@@ -15,7 +15,7 @@ use crate::data::{self, Contents};
 use crate::kernels::Files;
 use crate::report::{Found, Outcome, order_name};
 
-/// Three numbers of threads. A missing number is 1.
+/// Parses the sizes along the three axes. A missing size is 1.
 fn extents(given: &[u32], what: &str) -> Result<[u32; 3]> {
     ensure!(
         given.len() <= 3 && !given.contains(&0),
@@ -26,10 +26,10 @@ fn extents(given: &[u32], what: &str) -> Result<[u32; 3]> {
     Ok(all)
 }
 
-/// A buffer of the kernel, before it is bound.
+/// A buffer that will be bound to an argument of the kernel.
 struct Bound {
     index: u32,
-    /// The index of the buffer that owns the memory: this buffer or another one.
+    /// The index of the buffer that owns the memory, which may be this buffer or another buffer.
     owner: u32,
     /// The contents before the kernel runs, if this buffer owns the memory.
     bytes: Vec<u8>,
@@ -37,7 +37,7 @@ struct Bound {
     access: Access,
 }
 
-/// The kernel's argument that a buffer is bound to.
+/// Finds the kernel's argument to which a buffer is bound.
 fn argument<'a>(kernel: &'a Kernel, index: u32, text: &str) -> Result<&'a Argument> {
     let of_kernel = |it: &&Argument| it.kind == ArgumentKind::Buffer && it.index == index;
     let found = kernel.arguments().iter().find(of_kernel);
@@ -81,7 +81,7 @@ fn buffers(kernel: &Kernel, case: &Case) -> Result<Vec<Bound>> {
     Ok(all)
 }
 
-/// The contents that buffers must have after the run.
+/// Parses the contents that buffers must have after the run.
 fn expected(case: &Case, buffers: &[Bound]) -> Result<Vec<(u32, Contents)>> {
     let mut all = Vec::new();
     for text in &case.expect {
@@ -97,7 +97,7 @@ fn expected(case: &Case, buffers: &[Bound]) -> Result<Vec<(u32, Contents)>> {
     Ok(all)
 }
 
-/// The arguments and sizes for the dispatch of a case.
+/// The arguments and the sizes of a case's dispatch.
 struct Bindings {
     grid: [u32; 3],
     by_groups: bool,
@@ -140,7 +140,8 @@ impl Bindings {
         format!("{x}x{y}x{z} {unit}, {group_x}x{group_y}x{group_z} a group")
     }
 
-    /// Runs the kernel. Returns the report, and the memory after the run by the index of its owner.
+    /// Runs the kernel. Returns the report and the memory after the run. The keys of the map are
+    /// the indices of the buffers that own memory.
     fn run(&self, kernel: &Kernel, order: Schedule) -> Result<(Report, BTreeMap<u32, Vec<u8>>)> {
         let owners = self.buffers.iter().filter(|it| it.owner == it.index);
         let mut all: BTreeMap<_, _> = owners.map(|it| (it.index, it.bytes.clone())).collect();
@@ -152,7 +153,7 @@ impl Bindings {
         for Bound { index, owner, offset, access, .. } in &self.buffers {
             let Some(bytes) = all.get_mut(owner) else { continue };
             let (at, count) = (bytes.as_mut_ptr(), bytes.len());
-            // SAFETY: nothing else uses the memory in `all` before the dispatch has run.
+            // SAFETY: only the dispatch uses the memory in `all` until the dispatch has run.
             let buffer = unsafe { Buffer::raw(at, count, *access) };
             dispatch = dispatch.buffer(*index, buffer.from_offset(*offset));
         }
@@ -174,8 +175,8 @@ impl Bindings {
     }
 }
 
-/// Ends the process with an error after some seconds, unless this value is dropped earlier. Nothing
-/// can interrupt the code of a kernel.
+/// Ends the process with an error after a number of seconds, unless this value is dropped earlier.
+/// A running kernel cannot be interrupted in another way.
 struct Watchdog {
     _ends: Sender<()>,
 }
@@ -197,7 +198,7 @@ impl Watchdog {
     }
 }
 
-/// Runs a case. Returns an error if the usage is wrong or the kernel does not compile.
+/// Runs a case. Returns an error if the arguments are wrong or the kernel does not compile.
 pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     let (kernel, broken) = files.kernel(case)?;
     let bindings = usage(Bindings::new(&kernel, case))?;

@@ -1,4 +1,4 @@
-//! The command line: its arguments and its output.
+//! The command line's arguments and output.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks the kernels, or lists the kernels of the file. Returns `true` if there was no fault.
+/// Checks kernels, or lists the kernels of the file. Returns `true` if there was no fault.
 fn run(arguments: &Arguments) -> Result<bool> {
     let Arguments { file, case, cost, output } = arguments;
     if *cost {

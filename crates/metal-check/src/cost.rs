@@ -1,4 +1,5 @@
-//! The cost of kernels in machine code for Apple's M1, measured with the tools of a checkout.
+//! Computes the cost of kernels in machine code for Apple's M1, with the tools in a checkout of
+//! this repository.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
 
-/// The checkout in which this program was built. On other machines the folder is missing.
+/// The checkout in which this program was built. The folder may not exist on other machines.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SCRIPT: &str = "scripts/agx.sh";
 
@@ -18,13 +19,13 @@ const SCRIPT: &str = "scripts/agx.sh";
 pub struct Cost {
     /// The number of 16-bit registers.
     registers: u32,
-    /// The most threads that a threadgroup can have with this number of registers.
+    /// The maximum number of threads in a threadgroup for this number of registers.
     threads: u32,
     /// The bytes of registers that are spilled to memory.
     spilled: u32,
     /// The bytes of arrays that are kept in memory.
     arrays: u32,
-    /// The cycles of the busiest pipeline if each instruction runs once.
+    /// The cycles of the busiest pipeline if each instruction runs exactly once.
     #[serde(rename(deserialize = "alu"))]
     cycles: f64,
     /// The cycles of the integer pipeline.
@@ -44,7 +45,7 @@ fn script() -> Result<PathBuf> {
     Ok(script)
 }
 
-/// The costs of a file's kernels, or of the one kernel that the case names.
+/// Computes the costs of all kernels in a file, or only of the kernel that the case names.
 pub fn costs(path: &Path, case: &Case) -> Result<BTreeMap<String, Cost>> {
     let source = !metal_sim::air::is_compiled(path)? && path.extension() != Some("toml".as_ref());
     ensure!(source, "--cost is for Metal source, and {} is none", path.display());
@@ -67,7 +68,7 @@ pub fn costs(path: &Path, case: &Case) -> Result<BTreeMap<String, Cost>> {
     Ok(costs)
 }
 
-/// A table with a line for each kernel.
+/// Formats the costs as a table with a line for each kernel.
 pub fn text(costs: &BTreeMap<String, Cost>) -> String {
     let head = "registers  threads  spilled  arrays  cycles  integer  kernel".to_owned();
     let lines = costs.iter().map(|(name, cost)| {

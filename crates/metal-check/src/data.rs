@@ -1,4 +1,4 @@
-//! The contents of buffers, as the command line describes them.
+//! Parses the descriptions of buffer contents and values on the command line.
 
 use std::fs;
 use std::path::Path;
@@ -53,7 +53,7 @@ impl Kind {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32)
     }
 
-    /// The bytes of a number. An integer outside the type's range is an error.
+    /// Parses a number and returns its bytes. An integer outside the type's range is an error.
     fn bytes(self, text: &str) -> Result<Vec<u8>> {
         let text = match text {
             "true" => "1",
@@ -68,7 +68,7 @@ impl Kind {
         self.of_integer(value).with_context(|| format!("{text} does not fit its type"))
     }
 
-    /// The number in these bytes, for a comparison or a message.
+    /// Converts the bytes to a number, for a comparison or a message.
     fn number(self, bytes: &[u8]) -> f64 {
         let mut all = [0; 8];
         all[..bytes.len()].copy_from_slice(bytes);
@@ -109,14 +109,15 @@ impl Kind {
     }
 }
 
-/// The number before `=`, and the text after it.
+/// Splits `INDEX=TEXT` into the index and the text.
 pub fn indexed(text: &str) -> Result<(u32, &str)> {
     let (index, rest) =
         text.split_once('=').with_context(|| format!("{text}: expected INDEX=..."))?;
     Ok((index.parse().with_context(|| format!("{text}: {index} is no index"))?, rest))
 }
 
-/// The contents of a buffer, and whether it has them before the kernel runs.
+/// The contents of a buffer. `filled` is false if the buffer is uninitialized before the kernel
+/// runs.
 pub struct Contents {
     pub bytes: Vec<u8>,
     pub filled: bool,
@@ -145,8 +146,8 @@ impl Contents {
     }
 }
 
-/// Parses `TYPE:COUNT`, which `:random`, `:zeros`, `:iota`, `:VALUE`, `:VALUE,VALUE...` or `:@FILE`
-/// may follow. The path of a file is relative to `folder`.
+/// Parses `TYPE:COUNT`, optionally followed by `:random`, `:zeros`, `:iota`, `:VALUE`,
+/// `:VALUE,VALUE...` or `:@FILE`. The path of a file is relative to `folder`.
 pub fn buffer(text: &str, seed: u64, folder: &Path) -> Result<Contents> {
     let mut parts = text.splitn(3, ':');
     let (kind, size) = Kind::named(parts.next().unwrap_or_default())?;
@@ -208,7 +209,7 @@ pub fn values(text: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bits of a function constant, given as `TYPE:VALUE`.
+/// Parses a function constant `TYPE:VALUE` and returns its bits.
 pub fn constant(text: &str) -> Result<u64> {
     let bytes = values(text)?;
     if bytes.len() > 8 {

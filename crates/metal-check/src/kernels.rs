@@ -1,4 +1,4 @@
-//! The kernels of a file, which is Metal source or the output of Apple's compiler.
+//! Loads the kernels of a file, which is Metal source or the output of Apple's compiler.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,20 +11,20 @@ use crate::case::{Case, usage};
 use crate::data;
 use crate::report::Found;
 
-/// The kernels of a file.
+/// The kernels of a loaded file.
 enum Kernels {
     Source(Library),
     Compiled(air::File),
 }
 
-/// A compiler, its cache, and the files that are open.
+/// A compiler, its cache, and the files that have been loaded.
 pub struct Files {
     compiler: Compiler,
     cache: PathBuf,
     opened: Vec<(Source, Kernels)>,
 }
 
-/// The folder of compiled kernels.
+/// Returns the folder for compiled kernels.
 fn cache() -> Result<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|at| at.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
@@ -39,10 +39,10 @@ impl Files {
         Ok(Self { compiler: Compiler::find()?, cache, opened: Vec::new() })
     }
 
-    /// Opens the file of a case, unless it is open already.
+    /// Loads the file of a case, unless it is loaded already. Returns its index in `opened`.
     fn open(&mut self, path: &Path, case: &Case) -> Result<usize> {
-        // The cache finds compiled kernels by the text and the path of their source, so paths are
-        // absolute.
+        // Paths are made absolute, since the cache finds compiled kernels by the text and the path
+        // of their source.
         let whole = |path: PathBuf| {
             path.canonicalize().map_err(|error| anyhow!("{}: {error}", path.display()))
         };
@@ -67,7 +67,7 @@ impl Files {
         Ok(self.opened.len() - 1)
     }
 
-    /// The kernels of a file.
+    /// Lists the kernels of a file.
     pub fn list(&mut self, path: &Path, case: &Case) -> Result<Vec<KernelInfo>> {
         let at = self.open(path, case)?;
         Ok(match &self.opened[at].1 {
@@ -81,7 +81,8 @@ impl Files {
         })
     }
 
-    /// The kernel that a case names, and the rules that its source breaks.
+    /// Compiles the kernel of a case. Also returns a finding for each rule of the language that the
+    /// source breaks.
     pub fn kernel(&mut self, case: &Case) -> Result<(Kernel, Vec<Found>)> {
         let (path, entry) = (case.source.as_deref(), case.entry.as_deref());
         let (path, entry) = (path.unwrap_or(Path::new("")), entry.unwrap_or_default());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::case::Case;
 
-/// The path relative to the current folder, if the file is below it.
+/// Makes a path relative to the current folder, if the file is in this folder.
 pub fn shown(file: &str) -> String {
     let folder = std::env::current_dir().and_then(|folder| folder.canonicalize());
     let inside = folder.ok().and_then(|folder| Path::new(file).strip_prefix(folder).ok());
@@ -29,17 +29,18 @@ pub fn order_name(order: Schedule) -> String {
 /// A finding: a fault, a broken rule, a wrong result or a failure.
 #[derive(Clone)]
 pub struct Found {
-    /// The type of a fault, such as `DataRace`, or `Rule`, `WrongResult` or `Failed`.
+    /// The type of the finding: the type of a fault, such as `DataRace`, or `Rule`, `WrongResult`
+    /// or `Failed`.
     pub kind: String,
     pub message: String,
-    /// The message with the type, the place and the thread of the fault.
+    /// The message, preceded by the type, the place and the thread of the fault.
     pub headline: String,
     pub places: Vec<Place>,
     /// The lines of the earlier access, if this is a race.
     pub earlier: Vec<Place>,
     pub thread: Option<ThreadPlace>,
     pub times: u64,
-    /// The orders of threads in which the fault was found; empty if it does not depend on a run.
+    /// The orders of threads in which the finding occurred; empty if it does not depend on a run.
     pub orders: Vec<String>,
 }
 
@@ -58,7 +59,7 @@ impl Found {
         }
     }
 
-    /// A fault, with paths relative to the current folder.
+    /// Makes a finding from a fault. Its paths are relative to the current folder.
     pub fn fault(mut fault: Fault, order: &str) -> Self {
         let places = fault.places.iter_mut().chain(&mut fault.earlier);
         places.for_each(|place| place.file = shown(&place.file));
@@ -74,7 +75,8 @@ impl Found {
         }
     }
 
-    /// An access that looks like a fault but does not change a result.
+    /// Makes a finding from a note, which is an access that looks like a fault but does not change
+    /// a result.
     pub fn note(fault: Fault, order: &str) -> Self {
         let note = Self::fault(fault, order);
         Self { headline: format!("note: {}", note.headline), ..note }
@@ -86,18 +88,20 @@ impl Found {
         key(self) == key(other)
     }
 
-    /// A broken rule of the Metal language, which clang does not report as an error.
+    /// Makes a finding for a broken rule of the Metal language that clang does not report as an
+    /// error.
     pub fn rule(rule: Violation) -> Self {
         let place = Place { file: shown(&rule.file), line: rule.line };
         Self::at("Rule", Some(place), rule.message)
     }
 
-    /// A buffer whose contents differ from the expected ones.
+    /// Makes a finding for a buffer whose contents differ from the expected contents.
     pub fn wrong(message: String, order: &str) -> Self {
         Self { orders: vec![order.to_owned()], ..Self::at("WrongResult", None, message) }
     }
 
-    /// A kernel that does not run, at the first place that the compiler names.
+    /// Makes a finding for a kernel that cannot run. Its place is the first place in the compiler's
+    /// messages.
     pub fn failed(message: String) -> Self {
         let place = message.lines().find_map(|line| {
             let (place, _) = line.split_once(": error: ")?;
@@ -122,7 +126,7 @@ pub struct Outcome {
     pub size: String,
     pub orders: Vec<String>,
     pub found: Vec<Found>,
-    /// Findings that look like a fault but do not change a result.
+    /// Accesses that look like a fault but do not change a result.
     pub notes: Vec<Found>,
     /// The number of threads that ran in the first order.
     pub threads: u64,
@@ -131,7 +135,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// A case that has not run yet.
+    /// Makes the outcome of a case before it runs.
     pub fn of(case: &Case, size: String) -> Self {
         let kernel = case.entry.clone().unwrap_or_default();
         let path = case.source.as_ref().map(|source| case.folder.join(source));
@@ -149,19 +153,19 @@ impl Outcome {
         }
     }
 
-    /// A case whose kernel does not run.
+    /// Makes the outcome of a case whose kernel cannot run.
     pub fn failed(case: &Case, error: &anyhow::Error) -> Self {
         let found = vec![Found::failed(format!("{error:#}"))];
         Self { orders: Vec::new(), found, ..Self::of(case, String::new()) }
     }
 
-    /// Adds a fault. If another order has found it already, only the order is added.
+    /// Adds a fault. If the fault was already found in another order, only adds the order.
     pub fn add(&mut self, new: Found) {
         self.notes.retain(|note| !note.is_like(&new));
         merge(&mut self.found, new);
     }
 
-    /// Adds a note, unless the same finding is a fault in another order.
+    /// Adds a note, unless another order reported the same finding as a fault.
     pub fn note(&mut self, new: Found) {
         if !self.found.iter().any(|found| found.is_like(&new)) {
             merge(&mut self.notes, new);
@@ -233,13 +237,13 @@ impl Outcome {
                "notes": all(&self.notes), "text": self.text()})
     }
 
-    /// Faults and notes, each with its SARIF level.
+    /// Iterates over faults and notes with their SARIF levels.
     fn both(&self) -> impl Iterator<Item = (&'static str, &Found)> {
         let faults = self.found.iter().map(|found| ("error", found));
         faults.chain(self.notes.iter().map(|note| ("note", note)))
     }
 
-    /// Annotations of lines, in the format of GitHub's workflows.
+    /// Formats the findings as annotations in the format of GitHub's workflows.
     fn github(&self) -> Vec<String> {
         let escaped =
             |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
@@ -267,14 +271,14 @@ impl Outcome {
         results.collect()
     }
 
-    /// The line of a finding, or the first line of the file.
+    /// The first place of a finding, or the first line of the file if the finding has no place.
     fn place(&self, found: &Found) -> Place {
         let first = || Place { file: self.file.clone(), line: 1 };
         found.places.first().cloned().unwrap_or_else(first)
     }
 }
 
-/// Adds a finding to a list, or its order if the list has the finding already.
+/// Adds a finding to a list. If the list has the finding already, only adds the order.
 fn merge(list: &mut Vec<Found>, new: Found) {
     match list.iter_mut().find(|old| old.is_like(&new)) {
         Some(old) if old.orders.last() == new.orders.last() => {}
@@ -283,7 +287,7 @@ fn merge(list: &mut Vec<Found>, new: Found) {
     }
 }
 
-/// The text of all outcomes, and how many there are if there are several.
+/// Formats all outcomes as text. If there are several outcomes, adds a line with their number.
 pub fn text(outcomes: &[Outcome]) -> String {
     let mut text: Vec<_> = outcomes.iter().map(Outcome::text).collect();
     if outcomes.len() > 1 {
@@ -293,12 +297,12 @@ pub fn text(outcomes: &[Outcome]) -> String {
     text.join("\n\n")
 }
 
-/// Annotations of all outcomes.
+/// Formats all outcomes as annotations for GitHub.
 pub fn github(outcomes: &[Outcome]) -> String {
     outcomes.iter().flat_map(Outcome::github).collect::<Vec<_>>().join("\n")
 }
 
-/// The log in SARIF 2.1.0.
+/// Formats all outcomes as a log in SARIF 2.1.0.
 pub fn sarif(outcomes: &[Outcome]) -> Value {
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",

@@ -38,7 +38,7 @@ bytes = ["2=u32:SHIFT"]
 order = "reversed"
 "#;
 
-/// Runs a file that has the two cases above and then the cases of `more`.
+/// Runs a file with the cases of `CASES`, followed by the cases of `more`.
 fn cases(shift: &str, more: &str, arguments: &[&str]) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("checks/kernels")).unwrap();

@@ -149,8 +149,9 @@ fn equal_stores_are_a_note() {
     let sarif: serde_json::Value = serde_json::from_str(&of("--sarif")).unwrap();
     assert_eq!(sarif["runs"][0]["results"][0]["level"], "note", "{sarif}");
     assert!(of("--github").contains("::notice file=k.metal,line=47,title=DataRace::same"));
-    // The first thread stores twice. The second store hides the first one, unless another thread's
-    // store comes first.
+    // Thread 0 stores 1 and then 2, and the other threads store 2. In the forward order, thread 0
+    // runs first, so its second store hides the first. In the other orders, its first store
+    // replaces a 2 of another thread.
     let ran = same(&["FIRST=0"]);
     assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
     assert!(ran.out.contains("a group: 1 fault (forward, reversed, "), "{}", ran.out);
@@ -201,11 +202,13 @@ fn buffers_share_memory_and_begin_anywhere() {
         let size = ["--entry", "shifted", "--grid", "64", "--threadgroup", "32", "--buffer"];
         run(folder.path(), &[&size[..], &["1=f32:65:iota", "--buffer"], rest].concat())
     };
-    // The kernel works in place, so a thread stores to an element that another thread loads.
+    // The input and the output share memory, so a thread stores to an element that another thread
+    // loads.
     let ran = shifted(&["0=buffer:1"]);
     assert_eq!(ran.status, Some(1), "{}{}", ran.out, ran.err);
     assert!(ran.out.contains("k.metal:21: DataRace: "), "{}", ran.out);
-    // In place and without a shift, no thread changes an element.
+    // The offset cancels the shift, so each thread stores the value that it has loaded from the
+    // same element.
     let ran = shifted(&["0=buffer:1", "--offset", "1=4", "--expect", "1=f32:65:iota"]);
     assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
     let ran = shifted(&["0=f32:64:zeros", "--offset", "0=4"]);
@@ -237,7 +240,7 @@ fn costs_need_a_compiler_of_mesas() {
     let ran = cost();
     assert_eq!(ran.status, Some(1), "{}", ran.out);
     assert!(ran.err.contains("--cost needs Mesa's compiler for Apple's GPUs"), "{}", ran.err);
-    // A script in place of the checkout's script.
+    // This script replaces the checkout's script.
     let answer = r#"{"f": {"registers": 40, "threads": 1024, "spilled": 0, "arrays": 8, "alu": 229.5, "ic": 110}}"#;
     let body = format!("#!/bin/sh\n[ \"$1\" = --file ] && [ \"$3\" = -DX ] && echo '{answer}'\n");
     std::fs::write(checkout.join("agx.sh"), body).unwrap();

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use common::{Ran, run};
 
-/// A kernel that doubles numbers, one that reads the next number, and one with a texture.
+/// A module with two kernels: `twice` doubles numbers, and `shifted` reads the next number.
 const MODULE: &str = r#"
 define void @twice(ptr addrspace(1) noundef readonly %x, ptr addrspace(1) noundef %y, i32 noundef %i) {
   %n = zext i32 %i to i64
@@ -42,7 +42,7 @@ define void @shifted(ptr addrspace(1) noundef readonly %x, ptr addrspace(1) noun
 !6 = !{i32 2, !"air.thread_position_in_grid", !"air.arg_type_name", !"uint", !"air.arg_name", !"i"}
 "#;
 
-/// The module as bitcode.
+/// Compiles the module `text` to bitcode.
 fn bitcode(folder: &Path, text: &str) -> Vec<u8> {
     let (from, to) = (folder.join("module.ll"), folder.join("module.bc"));
     fs::write(&from, text).unwrap();
@@ -55,7 +55,7 @@ fn bitcode(folder: &Path, text: &str) -> Vec<u8> {
     fs::read(to).unwrap()
 }
 
-/// A Metal library of functions, each with the bitcode of its module.
+/// Makes a Metal library from the names of functions and the bitcode of each function's module.
 fn metallib(functions: &[(&str, &[u8])]) -> Vec<u8> {
     let (mut list, mut code) = ((functions.len() as u32).to_le_bytes().to_vec(), Vec::new());
     for (name, bitcode) in functions {
@@ -85,7 +85,7 @@ fn metallib(functions: &[(&str, &[u8])]) -> Vec<u8> {
     [file, list, code].concat()
 }
 
-/// Writes a file with this content, and runs a kernel of it.
+/// Writes a file with this content, and runs the kernel `entry` of the file.
 fn check(name: &str, content: &[u8], entry: &str) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(name), content).unwrap();

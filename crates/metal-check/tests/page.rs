@@ -1,4 +1,4 @@
-//! The page about the command shows the command's real output.
+//! Tests that the page about the command shows the command's real output.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::run;
 
-/// A block of a page: its language, its text, and whether a comment before it excludes it from the
-/// test.
+/// Returns the code blocks of a page: the language, the text, and whether a comment before the
+/// block excludes it from the test.
 fn blocks(page: &str) -> Vec<(&str, &str, bool)> {
     let mut parts = page.split("\n```");
     let mut before = parts.next().unwrap();
@@ -30,7 +30,7 @@ fn the_commands_of_the_page_print_what_it_shows() {
     let mut commands = 0;
     for (language, text, left_out) in blocks(&page) {
         if let "metal" | "toml" = language {
-            // The comment in the first line names the file.
+            // The comment in the first line of the block ends with the name of the file.
             let name = text.lines().next().unwrap().rsplit(' ').next().unwrap();
             fs::write(folder.path().join(name), format!("{text}\n")).unwrap();
         }

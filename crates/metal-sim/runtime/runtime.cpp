@@ -1,5 +1,6 @@
-// Linked into every kernel library: forwards the reports of instrumented kernels to the host. The
-// callbacks have the names that -fsanitize=kernel-address calls if every check is outlined.
+// This file is linked into every kernel library. It forwards the calls of instrumented kernels to
+// the host. The __asan callbacks have the names that -fsanitize=kernel-address calls if every check
+// is a function call.
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
@@ -21,8 +22,8 @@ struct Table {
   void (*fence)(uint flags, uint order, uint scope, const void* site);
 };
 
-// The table until the host sets another. It ignores all calls, such as calls by the library's
-// constructors.
+// The table before the host sets its own table. It ignores all calls, which the library's
+// constructors make.
 static const Table silent = {
     [](const void*, ulong, uint, const void*) {},
     [](uint, const void*) {},
@@ -80,8 +81,7 @@ void* __asan_memset(void* to, int byte, ulong size) {
 }
 void __asan_handle_no_return() {}
 
-// The callbacks of -fsanitize=array-bounds,local-bounds. The first word of the data is a source
-// location.
+// The callbacks of -fsanitize=array-bounds,local-bounds.
 void __ubsan_handle_out_of_bounds(const void*, ulong index) {
   table->array_bounds(index, SITE);
 }
@@ -92,7 +92,7 @@ void __ubsan_handle_local_out_of_bounds() {
   table->array_bounds(~0ul, SITE);
 }
 
-// -fsanitize=integer-divide-by-zero
+// The callback of -fsanitize=integer-divide-by-zero.
 void __ubsan_handle_divrem_overflow(const void*, ulong, ulong) {
   table->division_by_zero(SITE);
 }
@@ -125,7 +125,7 @@ void* msl_threadgroup_variable(const void* key, ulong size, const char* name) {
   return table->threadgroup_variable(key, size, name);
 }
 
-// Older versions of libgcc lack this function. It rounds to nearest, ties to even, and keeps NaN.
+// Older versions of libgcc lack this conversion. It rounds to nearest, ties to even, and keeps NaN.
 __bf16 __truncsfbf2(float value) {
   const uint bits = __builtin_bit_cast(uint, value);
   const bool nan = (bits & 0x7fffffff) > 0x7f800000;

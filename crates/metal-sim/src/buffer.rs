@@ -1,4 +1,4 @@
-//! Memory that a dispatch binds to arguments of a kernel.
+//! Memory that a dispatch binds to the arguments of a kernel.
 
 use std::marker::PhantomData;
 
@@ -13,7 +13,7 @@ pub enum Access {
     Write,
 }
 
-/// Numbers without padding or invalid bit patterns.
+/// Types without padding and without invalid bit patterns.
 ///
 /// # Safety
 /// Every bit pattern must be a value of the type, and none of its bytes may be padding.
@@ -31,10 +31,10 @@ plain!(half::f16, half::bf16);
 // SAFETY: arrays have no padding between elements.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// Memory bound to a kernel argument: borrowed, or owned by the dispatch.
+/// Memory for a kernel argument. It is borrowed, or owned by the dispatch.
 ///
-/// Buffers of one dispatch may overlap, as they do when a kernel works in place; use
-/// [`Buffer::raw`] for that.
+/// Buffers of one dispatch may overlap, for example if a kernel works in place. [`Buffer::raw`]
+/// makes such buffers.
 #[derive(Debug)]
 pub struct Buffer<'a> {
     pub(crate) memory: Memory,
@@ -57,7 +57,7 @@ impl<'a> Buffer<'a> {
         Buffer { memory, access: Access::Read, offset: 0, borrow: PhantomData }
     }
 
-    /// Borrows memory that the kernel must fill.
+    /// Borrows memory for an output. The kernel must write every byte.
     pub fn output<T: Plain>(data: &'a mut [T]) -> Self {
         let memory = Memory::Borrowed(data.as_mut_ptr().cast(), size_of_val(data));
         Buffer { memory, access: Access::Write, offset: 0, borrow: PhantomData }
@@ -68,34 +68,36 @@ impl<'a> Buffer<'a> {
         Buffer { access: Access::ReadWrite, ..Self::output(data) }
     }
 
-    /// Owns a copy of `data` that the kernel reads.
+    /// Makes a buffer with a copy of `data` that the kernel reads.
     pub fn owned<T: Plain>(data: &[T]) -> Self {
         Buffer::with(bytes_of(data), Access::Read)
     }
 
-    /// Owns `bytes`, with any access. [`crate::Report::contents`] has their contents after the
-    /// dispatch.
+    /// Makes a buffer that owns `bytes`, with the given access. After the dispatch,
+    /// [`crate::Report::contents`] has the contents of the buffer.
     pub fn with(bytes: Vec<u8>, access: Access) -> Self {
         Buffer { memory: Memory::Owned(bytes), access, offset: 0, borrow: PhantomData }
     }
 
     /// Gives the kernel the address of the byte at `offset`, as `setBuffer` with an offset does.
-    /// The kernel may access the bytes before it, as it does in a view with negative strides.
+    /// The kernel may also access the bytes before this address, for example in a view with
+    /// negative strides.
     pub fn from_offset(mut self, offset: usize) -> Self {
         self.offset = offset;
         self
     }
 
-    /// Owns an output of `bytes` bytes.
+    /// Makes a buffer that owns an output of `bytes` bytes.
     pub fn zeroed(bytes: usize) -> Self {
         Buffer::with(vec![0; bytes], Access::Write)
     }
 
-    /// Memory of a running program, by its address. It may overlap other buffers.
+    /// Makes a buffer from the address of memory in this process. The memory may overlap other
+    /// buffers.
     ///
     /// # Safety
-    /// `bytes` bytes at `pointer` must be valid for the access, and untouched by anything
-    /// else, until the dispatch has run.
+    /// `bytes` bytes at `pointer` must be valid for the access until the dispatch has run. Only the
+    /// dispatch may access them in this time.
     pub unsafe fn raw(pointer: *mut u8, bytes: usize, access: Access) -> Self {
         let memory = Memory::Borrowed(pointer, bytes);
         Buffer { memory, access, offset: 0, borrow: PhantomData }

@@ -11,15 +11,17 @@ use crate::{cache, shim};
 const COMMON_FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fPIC -fno-exceptions \
     -fno-rtti -fsigned-char -w";
 
-/// A variable that has no value is filled with a pattern, so that a use of it shows in the results.
+/// Uninitialized variables are filled with a pattern, so that the use of such a variable changes
+/// the results.
 const KERNEL_FLAGS: &str = "-O1 -gline-tables-only -fno-threadsafe-statics -ffp-contract=off \
     -ftrivial-auto-var-init=pattern -fno-vectorize -fno-slp-vectorize -fno-strict-aliasing \
     -fno-delete-null-pointer-checks -Xclang -ffloat16-excess-precision=none \
     -Xclang -fbfloat16-excess-precision=none";
 
-/// KASAN's outlined checks report every access, with its exact size and its known alignment, and
-/// keep the optimizer from dropping or adding accesses. The last three flags keep the optimizer
-/// from merging two accesses of different lines, and from turning a loop of loads into a memcpy.
+/// KernelAddressSanitizer (KASAN) calls a function for every access, with the exact size and the
+/// known alignment of the access. The calls also prevent the optimizer from removing or adding
+/// accesses. The last three flags prevent the optimizer from merging accesses on different lines,
+/// and from turning a loop of loads into a memcpy.
 const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide-by-zero \
     -fsanitize-recover=kernel-address,array-bounds,integer-divide-by-zero \
     -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 \
@@ -28,8 +30,8 @@ const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide
     -mllvm -asan-opt-globals=0 -mllvm -simplifycfg-hoist-common=false \
     -mllvm -simplifycfg-sink-common=false -mllvm -disable-loop-idiom-all";
 
-/// Compiles optimized IR to machine code. The passes that choose better instructions are off, since
-/// they would take longer than all earlier passes.
+/// These flags compile optimized IR to machine code. With -O0, the back end does not look for
+/// better instructions, which would take longer than all earlier passes.
 const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
 const RUNTIME_FLAGS: &str = "-O2 -c";
@@ -38,11 +40,11 @@ const RUNTIME_FLAGS: &str = "-O2 -c";
 /// a minute the first time. Our runtime defines the UBSan functions that kernels call.
 const LINK_FLAGS: &str = "-shared -nostdlib++ -fno-sanitize=undefined";
 
-/// The compiler's messages about texts that it refused, so that this process compiles each text
-/// only once.
+/// The compiler's messages for each source text that it refused, so that this process does not
+/// compile such a text twice.
 static REFUSED: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
-/// Compiles `text`, unless the cache has it.
+/// Compiles `text` to a library, unless the cache has the library.
 pub(crate) fn build(
     source: &Path,
     compiler: &Compiler,
@@ -52,8 +54,8 @@ pub(crate) fn build(
     build_with(source, compiler, folder, text, &[])
 }
 
-/// Compiles `text` together with modules of LLVM IR. The IR is already optimized, so this adds only
-/// the checks and keeps every access.
+/// Compiles `text` and modules of LLVM IR to one library. The IR is already optimized, so only the
+/// checks are added to it and every access is kept.
 pub(crate) fn build_with(
     source: &Path,
     compiler: &Compiler,
@@ -80,7 +82,7 @@ pub(crate) fn build_with(
     at_path(&kernels, std::fs::write(&kernels, text))?;
     at_path(&runtime, std::fs::write(&runtime, shim::RUNTIME))?;
     let library_draft = draft.join("kernels.so");
-    // All libraries link this object file, so it stays in the cache.
+    // All libraries link this object file, so it is cached separately.
     let runtime_key = cache::key([identity.as_str(), shim::RUNTIME, RUNTIME_FLAGS].into_iter());
     let runtime_object = folder.join(format!("runtime-{runtime_key}.o"));
     let mut objects = vec![draft.join("kernels.o"), runtime_object.clone()];

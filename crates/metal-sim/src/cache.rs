@@ -1,4 +1,4 @@
-//! File names that are hashes of contents, and files that appear atomically.
+//! Makes file names from hashes of contents, and creates files atomically.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Result, at_path};
 
-/// A 128-bit hash of the parts, in hexadecimal.
+/// Returns a 128-bit hash of the parts in hexadecimal.
 pub(crate) fn key<'a, T: Hash + ?Sized + 'a>(parts: impl Iterator<Item = &'a T>) -> String {
     let mut low = DefaultHasher::new();
     let mut high = DefaultHasher::new();
@@ -18,14 +18,15 @@ pub(crate) fn key<'a, T: Hash + ?Sized + 'a>(parts: impl Iterator<Item = &'a T>)
     format!("{:016x}{:016x}", high.finish(), low.finish())
 }
 
-/// A name under `folder` that no other thread or process uses.
+/// Returns a path in `folder` that no other thread or process uses.
 pub(crate) fn draft(folder: &Path) -> PathBuf {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     folder.join(format!("draft-{}-{serial}", std::process::id()))
 }
 
-/// Renames `draft` to `place`. If another process has already created `place`, that result is kept.
+/// Renames `draft` to `place`. If the rename fails because another process has already created
+/// `place`, keeps the existing `place`.
 pub(crate) fn publish(draft: &Path, place: &Path) -> Result<()> {
     let renamed = std::fs::rename(draft, place);
     if renamed.is_err() && place.exists() {

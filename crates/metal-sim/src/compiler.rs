@@ -1,4 +1,4 @@
-//! Finds and runs the clang that compiles kernels: a system's clang, or the clang in zig.
+//! Finds and runs the clang that compiles kernels. It is the system's clang or the clang in zig.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use crate::error::{Error, Result, at_path};
 
-/// The oldest clang that can compile kernels. Older ones lack `__bf16` arithmetic and the flags
-/// that turn off excess precision.
+/// The oldest version of clang that can compile kernels. Older versions lack `__bf16` arithmetic
+/// and the flags that turn off excess precision.
 const OLDEST: u32 = 17;
 
 /// A C++ compiler: clang, or zig, which contains clang.
@@ -20,23 +20,24 @@ pub struct Compiler {
     number: u32,
 }
 
-/// The workspace in which this crate was built, with its tools and their installer. The folder is
-/// missing on machines that only run the program.
+/// The checkout of the workspace in which this crate was built. It contains tools and their
+/// installer. The folder does not exist on machines that only run the program.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// The script of a checkout that installs a compiler.
+/// The script in a checkout that installs a compiler.
 const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
-    /// Looks for a compiler, in this order: `METAL_SIM_CLANG` (a clang++ or a zig, or a folder into
-    /// which `pip install --target` put `ziglang`); the `ziglang` that pip installed with the
-    /// running program; `clang++-22` ... `clang++-17`, `clang++`, `zig` and `python-zig` on the
-    /// `PATH`; and the zig in `.mlx/` of the checkout that this crate was built in. In a checkout,
-    /// `scripts/build_metal.sh --simulator` installs zig the first time, which fetches 90 MB.
+    /// Looks for a compiler in this order: first the one in `METAL_SIM_CLANG`, which names a
+    /// clang++, a zig, or a folder into which `pip install --target` put `ziglang`. Second, the
+    /// `ziglang` that pip installed with the running program. Third, `clang++-22` ... `clang++-17`,
+    /// `clang++`, `zig` and `python-zig` on the `PATH`. Last, the zig in `.mlx/` of the checkout in
+    /// which this crate was built. If it is missing, `scripts/build_metal.sh --simulator` installs
+    /// it, which downloads 90 MB.
     ///
     /// # Errors
     ///
-    /// Returns [`crate::Error::NoCompiler`] if there is none, or if `METAL_SIM_CLANG` names
+    /// Returns [`crate::Error::NoCompiler`] if there is no compiler, or if `METAL_SIM_CLANG` names
     /// something else.
     ///
     /// ```
@@ -76,12 +77,12 @@ impl Compiler {
         ))
     }
 
-    /// The zig of the Python environment that contains a program.
+    /// Finds the zig in the Python environment that contains a program.
     fn beside(program: &Path) -> Option<Self> {
         Self::at(program.parent()?.parent()?).ok()
     }
 
-    /// The zig of a checkout. The script installs it if it is missing.
+    /// Finds the zig of a checkout. If it is missing, the checkout's script installs it.
     fn brought(checkout: &Path) -> Result<Self> {
         let tools = checkout.join(".mlx");
         let zig = tools.join("python");
@@ -107,13 +108,13 @@ impl Compiler {
         Self::at(&zig)
     }
 
-    /// The compiler at `path`: a clang++, a zig, or a folder that holds the PyPI package
-    /// `ziglang` (the `--target` of pip, or a virtual environment).
+    /// Uses the compiler at `path`. This is a clang++, a zig, or a folder that contains the PyPI
+    /// package `ziglang` (the `--target` of pip, or a virtual environment).
     ///
     /// # Errors
     ///
-    /// Returns [`crate::Error::NoCompiler`] if nothing there is a clang of version 17 or later,
-    /// [`crate::Error::Io`] if it does not start.
+    /// Returns [`crate::Error::NoCompiler`] if `path` has no clang of version 17 or later, and
+    /// [`crate::Error::Io`] if the compiler does not start.
     pub fn at(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         if path.is_file() {
@@ -157,29 +158,30 @@ impl Compiler {
         }
     }
 
-    /// The first line of the compiler's output about its version.
+    /// The first line that the compiler prints for `--version`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The path of the compiler's program.
+    /// The path of the compiler's executable.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// A text that identifies the compiler's output: its version and its flags for this machine.
+    /// Returns a string that the compiler's output depends on: the compiler's version and the flags
+    /// for this machine.
     pub(crate) fn identity(&self) -> String {
         format!("{}\n{} {}", self.version, self.machine_flags().join(" "), self.line_flags())
     }
 
     /// If both arms of a branch store, the optimizer may merge the stores. These flags give the
-    /// merged store the line of the first one. Before version 21 there are no such flags, and the
-    /// store has no line.
+    /// merged store the line of the first store. Before version 21, clang has no such flags, and
+    /// the merged store has no line.
     pub(crate) fn line_flags(&self) -> &'static str {
         if self.number >= 21 { "-mllvm -pick-merged-source-locations" } else { "" }
     }
 
-    /// Flags for fast half conversions, if the host has instructions for them.
+    /// Returns flags that enable the host's instructions for fast half conversions, if it has them.
     pub(crate) fn machine_flags(&self) -> Vec<String> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
@@ -193,7 +195,8 @@ impl Compiler {
         if self.zig { vec!["-mcpu=baseline".to_string()] } else { Vec::new() }
     }
 
-    /// Flags that only type-check a source. zig always writes an object file.
+    /// Returns flags to type-check a source without compiling it. zig cannot do this, so it writes
+    /// an object file.
     pub(crate) fn check_flags(&self, object: &Path) -> Vec<String> {
         if self.zig {
             let object = object.display().to_string();
@@ -202,7 +205,8 @@ impl Compiler {
         vec!["-fsyntax-only".to_string()]
     }
 
-    /// Runs the compiler. If zig has no folder for its cache, the cache is put into `scratch`.
+    /// Runs the compiler. If no environment variable gives zig a folder for its cache, the cache is
+    /// in `scratch`.
     pub(crate) fn run<S: AsRef<OsStr>>(
         &self,
         scratch: Option<&Path>,
@@ -222,7 +226,8 @@ impl Compiler {
         command.output().map_err(|source| Error::Io { path: self.program.clone(), source })
     }
 
-    /// Like [`Self::run`], but reports a failure as an error of the source.
+    /// Runs the compiler like [`Self::run`]. If it fails, returns an error with the path of the
+    /// source and the compiler's messages.
     pub(crate) fn compile<S: AsRef<OsStr>>(
         &self,
         scratch: &Path,
@@ -244,14 +249,14 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    /// An executable script.
+    /// Writes an executable script.
     fn script(path: &Path, body: &str) {
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         fs::write(path, format!("#!/bin/sh\n{body}\n")).expect("a file");
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("permissions");
     }
 
-    /// A checkout whose installer script has this text.
+    /// Makes a checkout whose installer script has this body.
     fn checkout(body: &str) -> tempfile::TempDir {
         let checkout = tempfile::tempdir().expect("a folder");
         script(&checkout.path().join(SCRIPT), body);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Values of function constants by their index, as bits.
+/// The values of function constants, by their index. A value is stored as its bits.
 ///
 /// ```
 /// let constants = metal_sim::Constants::new().with(0, true).with(1, 0.5f32);
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct Constants(pub(crate) BTreeMap<u32, u64>);
 
 impl Constants {
-    /// No values.
+    /// Makes an empty set of values.
     pub fn new() -> Self {
         Self::default()
     }
@@ -23,9 +23,9 @@ impl Constants {
     }
 }
 
-/// Types that a function constant can have.
+/// A type that a function constant can have.
 pub trait ConstantBits {
-    /// The value as the low bits of a word.
+    /// The value in the low bits of a 64-bit word.
     fn bits(self) -> u64;
 }
 

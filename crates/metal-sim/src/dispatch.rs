@@ -12,7 +12,7 @@ pub(crate) enum Grid {
     Threads([u32; 3]),
 }
 
-/// A dispatch that is being prepared. It runs on the calling thread.
+/// A builder for a dispatch. The dispatch runs on the calling thread.
 ///
 /// See [`crate::Library::compile`] for an example.
 pub struct Dispatch<'a> {
@@ -25,7 +25,7 @@ pub struct Dispatch<'a> {
 }
 
 impl<'a> Dispatch<'a> {
-    /// A dispatch of one thread, without arguments.
+    /// Starts a dispatch of one thread without arguments.
     pub fn new(kernel: &'a Kernel) -> Self {
         Dispatch {
             kernel,
@@ -60,21 +60,21 @@ impl<'a> Dispatch<'a> {
         self
     }
 
-    /// Sets a number of whole threadgroups, and their number of threads, as `dispatchThreadgroups`
-    /// does.
+    /// Sets the number of threadgroups and the number of threads in each threadgroup, as
+    /// `dispatchThreadgroups` does.
     pub fn grid_groups(mut self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Groups(groups), threads_per_group);
         self
     }
 
-    /// Sets a number of threads, as `dispatchThreads` does. Threadgroups at the end of each axis
-    /// may be smaller.
+    /// Sets the total number of threads and the number of threads in each threadgroup, as
+    /// `dispatchThreads` does. Threadgroups at the end of each axis may be smaller.
     pub fn threads(mut self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         (self.grid, self.group) = (Grid::Threads(threads), threads_per_group);
         self
     }
 
-    /// Chooses the order in which threads take turns.
+    /// Chooses the order in which threads run.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self

@@ -1,4 +1,4 @@
-//! Errors outside a kernel.
+//! The errors of this crate.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,14 +8,13 @@ use crate::report::{Fault, Report};
 /// The result of a function of this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error that is not a fault of a kernel, or [`Error::Faults`], which carries faults of a
-/// kernel.
+/// An error of this crate. Faults of a kernel are errors only as [`Error::Faults`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// No usable compiler was found; the text says where it was searched.
+    /// No usable compiler was found. The string says why or what to do.
     NoCompiler(String),
-    /// The compiler refused the source; the text is its output.
+    /// The compiler refused the source.
     Compile {
         /// The Metal source.
         path: PathBuf,
@@ -29,13 +28,13 @@ pub enum Error {
         /// The error that the system reported.
         source: std::io::Error,
     },
-    /// A compiled library or file could not be loaded; the text says why.
+    /// A compiled library or file could not be loaded. The string gives the reason.
     Load(String),
-    /// The library has no such kernel; the text lists its kernels.
+    /// The library has no such kernel. The string is the error message.
     NoKernel(String),
-    /// The kernel needs a feature that the simulator lacks; the text names it.
+    /// The kernel needs a feature that the simulator lacks. The string names the feature.
     Unsupported(String),
-    /// A function constant has no value, or the source does not declare it.
+    /// A function constant has no value or is not an integer, or the source does not declare it.
     FunctionConstant(String),
     /// The host could not provide the memory for a dispatch.
     Memory(std::io::Error),
@@ -73,11 +72,11 @@ impl std::error::Error for Error {
 }
 
 impl Report {
-    /// The report, or an error if there are faults.
+    /// Returns the report, or an error if the report has faults.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Faults`] if the kernel had any.
+    /// Returns [`Error::Faults`] if the report has faults.
     pub fn check(self) -> Result<Self> {
         if self.faults.is_empty() { Ok(self) } else { Err(Error::Faults(self.faults)) }
     }

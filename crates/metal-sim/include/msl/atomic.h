@@ -1,5 +1,6 @@
-// <metal_atomic>. Threads are fibers of one host thread, so plain copies are atomic. Each access is
-// reported to the executor, which must tell atomic accesses from data races.
+// <metal_atomic>. All threads of a kernel are fibers of one host thread, so a plain copy is atomic.
+// Each function reports its access to the executor, which must distinguish atomic accesses from
+// data races.
 #pragma once
 
 namespace metal {

@@ -1,5 +1,5 @@
-// <metal_common>: min, max, clamp, mix, step, ... as plain overloads, so that a call with mixed
-// types is ambiguous, as in MSL.
+// <metal_common>: min, max, clamp, mix, step and similar functions. They are overloads and not
+// templates, so that a call with mixed types is ambiguous, as in MSL.
 #pragma once
 
 namespace metal {
@@ -22,7 +22,7 @@ MSL_ORDER(long)
 MSL_ORDER(ulong)
 #undef MSL_ORDER
 
-// The hardware returns the other argument if one is NaN.
+// If one argument is NaN, the hardware returns the other argument.
 #define MSL_ORDER_FLOAT(T)                                      \
   METAL_FUNC T max(T a, T b) {                                  \
     return T(__builtin_fmaxf(float(a), float(b)));              \
@@ -78,7 +78,7 @@ MSL_CLAMP(float)
 MSL_CLAMP(half)
 #undef MSL_CLAMP
 
-// Functions of vectors call the scalar function for each element.
+// The overloads for vectors call the scalar function for each element.
 #define MSL_MAP1(NAME)                                                  \
   template <class V, class = if_vector<V>>                              \
   METAL_FUNC V NAME(V a) {                                              \

@@ -1,5 +1,5 @@
-// With MSL_GPU: the GPU functions that kernels need, declared as OpenCL builtins by their mangled
-// names, which clang's SPIR-V back end recognizes.
+// Only with MSL_GPU: the GPU functions that kernels need. They are declared with the mangled names
+// of OpenCL builtins, which clang's SPIR-V back end recognizes.
 #pragma once
 
 #define MSL_CONVERGENT __attribute__((nothrow, convergent))
@@ -37,8 +37,8 @@ MSL_CONVERGENT int msl_any(int) __asm("_Z13sub_group_anyi");
 MSL_CONVERGENT int msl_all(int) __asm("_Z13sub_group_alli");
 #undef MSL_LANES
 
-// Functions for which GPUs have no instruction. Each is a sequence of about the length of Apple's;
-// the last bits of results may be wrong.
+// Approximate math functions. Each compiles to about as many instructions as Apple's function. The
+// last bits of results may be wrong.
 namespace msl_gpu {
 MSL_PURE float exp2(float) __asm("_Z11native_exp2f");
 MSL_PURE float log2(float) __asm("_Z11native_log2f");

@@ -1,5 +1,4 @@
-// With MSL_GPU: helpers for entry points of kernels. The rewriter writes an entry point for each
-// kernel.
+// Only with MSL_GPU: helpers for the entry points that the source rewriter adds for each kernel.
 #pragma once
 
 namespace msl {

@@ -1,5 +1,4 @@
-// With MSL_GPU: the functions of <metal_simdgroup> that take one or two instructions of the
-// hardware.
+// Only with MSL_GPU: the functions of <metal_simdgroup> that are one or two hardware instructions.
 #pragma once
 
 namespace metal {
@@ -41,8 +40,8 @@ MSL_SIMD(simd_shuffle, msl_shuffled, MSL_BY, MSL_TO(by))
 #undef MSL_BY
 #undef MSL_TO
 
-// Apple's hardware has an instruction for each of these functions. Mesa's shuffles compile to four
-// instructions, so a read of another lane, which costs one, stands in for them.
+// Apple's hardware has an instruction for each of these functions, but Mesa compiles a shuffle to
+// four instructions. To get the right cost, this code uses a broadcast, which is one instruction.
 #define MSL_SHUFFLE(NAME, LANE)                      \
   template <class T>                                 \
   METAL_FUNC T NAME(T value, ushort by) {            \

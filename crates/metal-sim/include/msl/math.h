@@ -1,6 +1,7 @@
-// <metal_math>. float calls the host's libm. half is computed in float and then rounded. bfloat
-// converts to float. Vectors are computed element by element. fast:: and precise:: give the same
-// results here, since a host cannot reproduce the errors of the GPU's fast functions.
+// <metal_math>. Functions of float call the host's libm. Functions of half compute in float and
+// round the result. Functions of bfloat convert to float. Functions of vectors work element by
+// element. fast:: and precise:: give equal results, since a host cannot reproduce the errors of the
+// GPU's fast functions.
 #pragma once
 
 #define __METAL_MAYBE_FAST_MATH__ 0

@@ -1,4 +1,4 @@
-// <metal_matrix>: matrices, which are stored by columns.
+// <metal_matrix>: matrices in column-major order.
 #pragma once
 
 namespace metal {

@@ -1,4 +1,5 @@
-// <metal_quadgroup>: functions of quadgroups, which are four consecutive lanes of a SIMD group.
+// <metal_quadgroup>: functions for quadgroups. A quadgroup is four consecutive lanes of a SIMD
+// group.
 #pragma once
 
 namespace metal {

@@ -1,5 +1,5 @@
-// The registry through which the host finds the kernels of rewritten source: a linked list that
-// constructors build.
+// The registry through which the host finds the kernels in a compiled library. It is a linked list
+// that static constructors build.
 #pragma once
 
 namespace msl {

@@ -42,8 +42,8 @@ METAL_FUNC bool any(bool x) {
 METAL_FUNC bool all(bool x) {
   return x;
 }
-// Comparisons of the compiler's vectors give integers (0 or -1), so a vector of any type may be a
-// condition.
+// any and all accept vectors of all types, since comparisons of clang's vectors give vectors of
+// integers (0 or -1).
 template <class V, class = if_vector<V>>
 METAL_FUNC bool any(V v) {
   bool result = false;

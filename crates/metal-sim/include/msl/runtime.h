@@ -2,8 +2,8 @@
 #pragma once
 
 #ifndef MSL_GPU
-// convergent, nomerge: the compiler must not duplicate such a call for different threads, and must
-// not merge two calls.
+// convergent: the compiler must not move a call into or out of a branch that only some threads
+// take. nomerge: it must not merge two calls.
 #define MSL_EXECUTOR extern "C" __attribute__((nothrow, convergent, nomerge))
 
 MSL_EXECUTOR void msl_threadgroup_barrier(uint flags);

@@ -1,5 +1,5 @@
-// <metal_simdgroup>: every function is one exchange. Each lane publishes its value, and then
-// computes a result from the values of the active lanes.
+// <metal_simdgroup>. In each function, every lane publishes its value once. Then the lane computes
+// its result from the values of the active lanes.
 #pragma once
 
 #define MSL_UNWATCHED __attribute__((noinline, no_sanitize("kernel-address")))

@@ -1,13 +1,13 @@
-// <metal_simdgroup_matrix>: 8x8 matrices. Each lane holds two adjacent elements of a row. The
-// layout is that of Apple GPUs: MSL does not define one, but some kernels rely on it.
+// <metal_simdgroup_matrix>: 8x8 matrices. Each lane stores two adjacent elements of a row. MSL does
+// not define the layout, but some kernels rely on the layout of Apple GPUs, which this file uses.
 #pragma once
 
 namespace metal {
 
 #ifdef MSL_GPU
-typedef uint matrix_index; // as Apple's compiler has an instruction for it
+typedef uint matrix_index; // Apple's compiler has an instruction for this type
 #else
-typedef ulong matrix_index; // so that what is out of bounds is found
+typedef ulong matrix_index; // does not wrap around, so accesses out of bounds are found
 #endif
 
 METAL_FUNC uint matrix_row(uint lane) {

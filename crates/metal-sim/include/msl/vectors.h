@@ -1,4 +1,4 @@
-// Vectors: the compiler's ext_vector_type, which has swizzles, arithmetic and comparisons.
+// Vectors, which are clang's ext_vector_type with swizzles, arithmetic and comparisons.
 #pragma once
 
 #define MSL_VECTOR(T)                                      \
@@ -194,9 +194,9 @@ struct msl_casts {
 
 } // namespace metal
 
-// A packed vector needs only the alignment of its element. Vectors of two and four elements are
-// still compiler vectors. The compiler would pad three elements to four, so a packed vector of
-// three is a struct that is copied by elements.
+// Packed vectors have the alignment of their elements. Packed vectors of two and four elements are
+// clang vectors. Clang would pad a vector of three elements to four, so a packed vector of three
+// elements is a struct.
 #define MSL_PACKED_OPERATOR(T, OP)                                                 \
   friend METAL_FUNC T##3 operator OP(packed_##T##3 a, T##3 b) {                    \
     T##3 v = a;                                                                    \

@@ -1,4 +1,4 @@
-// <simd/simd.h>, which programs share with their kernels: other names for Metal's types.
+// <simd/simd.h>: other names for Metal's types, in a header that host programs and kernels share.
 #pragma once
 
 #include <metal_stdlib>

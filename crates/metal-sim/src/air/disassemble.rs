@@ -1,5 +1,5 @@
-//! Converts bitcode to text with the compiler that compiles kernels. LLVM reads bitcode of older
-//! versions.
+//! Converts LLVM bitcode to text with the compiler that also compiles kernels. LLVM can read
+//! bitcode from older versions of LLVM.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use crate::cache;
 use crate::compiler::Compiler;
 use crate::error::{Error, Result, at_path};
 
-/// The compiler cannot compile bitcode for another machine, but can link it into an empty program.
+/// The compiler cannot compile bitcode that targets another machine, but it can link the bitcode
+/// into an empty program and print the result.
 const FLAGS: &str =
     "-x c -w -S -emit-llvm -O0 -Xclang -disable-llvm-passes -Xclang -mlink-bitcode-file -Xclang";
 
@@ -21,7 +22,8 @@ pub(super) fn text(compiler: &Compiler, folder: &Path, modules: &[Vec<u8>]) -> R
 }
 
 fn text_in(compiler: &Compiler, draft: &Path, module: &[u8]) -> Result<String> {
-    // zig's cache ignores changes of the bitcode: its key is the command and the source.
+    // The name of the bitcode file is a hash of its contents, since zig's cache uses only the
+    // command and the source as its key.
     let key = cache::key([module].into_iter());
     let [empty, bitcode, text] =
         ["empty.c", &format!("{key}.bc"), &format!("{key}.ll")].map(|name| draft.join(name));

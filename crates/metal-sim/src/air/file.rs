@@ -1,4 +1,5 @@
-//! A file that Apple's compiler wrote: a `.metallib`, or a module of AIR as bitcode or as text.
+//! Reads a file that Apple's compiler wrote: a `.metallib`, or a module of AIR (Apple's LLVM IR) as
+//! bitcode or text.
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +11,7 @@ use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
 use crate::library::{Kernel, KernelInfo};
 
-/// Arguments are listed only for metallibs of at most this many functions.
+/// `File::kernels` lists arguments only for metallibs of at most this many functions.
 const LISTED: usize = 64;
 
 /// The first bytes of a metallib, of bitcode, and of bitcode with a header.
@@ -29,7 +30,7 @@ enum Content {
     Module(Library),
 }
 
-/// Whether [`File::open`] can read a file, according to its first bytes or its ending `.ll`.
+/// Whether [`File::open`] can read a file, according to its first bytes or its extension `.ll`.
 ///
 /// # Errors
 ///
@@ -42,13 +43,13 @@ pub fn is_compiled(path: &Path) -> Result<bool> {
 }
 
 impl File {
-    /// Reads the file. The compiler converts bitcode to text. `cache` is a folder, as for
-    /// [`crate::Library`].
+    /// Reads the file. If it is bitcode, the compiler converts it to text. `cache` is the folder
+    /// for compiled kernels, as for [`crate::Library`].
     ///
     /// # Errors
     ///
     /// Returns [`Error::Io`] if the file or the cache cannot be read or written, and
-    /// [`Error::Load`] for a file that is neither a metallib nor AIR, or has unknown parts.
+    /// [`Error::Load`] if the file is neither a metallib nor AIR, or has unknown parts.
     pub fn open(path: &Path, compiler: &Compiler, cache: &Path) -> Result<Self> {
         at_path(cache, fs::create_dir_all(cache))?;
         let bytes = at_path(path, fs::read(path))?;
@@ -70,7 +71,8 @@ impl File {
         Ok(File { path, cache, compiler, content })
     }
 
-    /// The kernels. Arguments are included unless the file is a metallib of many functions.
+    /// Lists the kernels. Their arguments are included unless the file is a metallib with many
+    /// functions.
     ///
     /// # Errors
     ///
@@ -94,12 +96,12 @@ impl File {
         Ok(names.into_iter().map(info).collect())
     }
 
-    /// A kernel, compiled for these function constants.
+    /// Compiles a kernel with these function constants.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel, it uses a feature that the host lacks, or the
-    /// cache cannot be written.
+    /// Returns an error if there is no such kernel, if the kernel uses a feature that the host
+    /// lacks, or if the cache cannot be written.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         let library = match &self.content {
             Content::Module(library) => &library.only(name, &self.path)?,

@@ -1,5 +1,5 @@
-//! The container format of Apple's compiled kernels: their names, and the positions of their
-//! bitcode.
+//! Reads the container format of Apple's compiled kernels: the names of kernels, and the positions
+//! of their bitcode.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, at_path};
 
-/// A `.metallib`, which holds the AIR of each function as LLVM bitcode.
+/// A `.metallib`. It contains the AIR of each function as LLVM bitcode.
 pub struct Metallib {
     path: PathBuf,
     file: File,
@@ -21,7 +21,8 @@ impl Metallib {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is not a metallib.
+    /// Returns [`Error::Io`] if the file cannot be read, and [`Error::Load`] if it is not a
+    /// metallib.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = at_path(path, File::open(path))?;
@@ -31,11 +32,11 @@ impl Metallib {
         if !header.starts_with(b"MTLB") {
             return Err(broken());
         }
-        // From byte 16 on, a metallib has its size; then the offset and the size of the function
-        // list, of the public metadata, of the private metadata, and of the bitcode.
+        // From byte 16 on, a metallib has 64-bit numbers: its size, and then the offsets and sizes
+        // of the function list, the public metadata, the private metadata, and the bitcode.
         let word = |i: usize| number(&header[16 + 8 * i..][..8]);
         let (list_at, list_size, bitcode_at) = (word(1), word(2), word(7));
-        // A broken file may contain any size.
+        // A broken file may state any size, so the size is checked before the allocation.
         let whole = at_path(path, file.metadata())?.len();
         if list_size > whole {
             return Err(broken());
@@ -54,12 +55,12 @@ impl Metallib {
         self.functions.keys().map(String::as_str)
     }
 
-    /// One function's module.
+    /// Reads the bitcode of one function.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoKernel`] if the metallib has no such function, [`Error::Io`] if the file
-    /// cannot be read.
+    /// Returns [`Error::NoKernel`] if the metallib has no such function, and [`Error::Io`] if the
+    /// file cannot be read.
     pub fn bitcode(&self, name: &str) -> Result<Vec<u8>> {
         let Some(&(at, size)) = self.functions.get(name) else {
             return Err(Error::NoKernel(format!("{} has no '{name}'", self.path.display())));
@@ -74,8 +75,8 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// The function list is a count, and then for each function its size and a list of tags. Each tag
-/// has a length and data.
+/// Parses the function list. It begins with a count. An entry for each function follows, with the
+/// size of the entry and a list of tags. Each tag has a name, a length and data.
 fn entries(list: &[u8], bitcode_at: u64) -> Option<BTreeMap<String, (u64, usize)>> {
     let mut functions = BTreeMap::new();
     let mut at = 4;

@@ -1,5 +1,6 @@
-//! Kernels that Apple's compiler made: AIR from a `.metallib`, retargeted to the host and run by
-//! the same executor. So the shim's results can be compared with the results of Apple's compiler.
+//! Runs kernels that Apple's compiler compiled. AIR, Apple's LLVM IR, is retargeted to the host and
+//! runs on the same executor as kernels from source. So the results of this crate's Metal headers
+//! can be compared with the results of Apple's compiler.
 
 mod disassemble;
 mod file;
@@ -27,19 +28,21 @@ use signature::{Parameter, Signature};
 
 const RUNTIME: &str = include_str!("runtime.metal");
 
-/// Kernels of a [`Metallib`], as text.
+/// Kernels as AIR text.
 pub struct Library {
     folder: PathBuf,
     kernels: Vec<(String, String, Signature)>,
 }
 
 impl Library {
-    /// Disassembles the named kernels. `cache` is a folder, as for [`crate::Library`].
+    /// Disassembles the named kernels. `cache` is the folder for compiled kernels, as for
+    /// [`crate::Library`].
     ///
     /// # Errors
     ///
-    /// Returns an error if the metallib lacks a kernel, it or the cache cannot be read or written,
-    /// the compiler cannot read the bitcode, or a kernel's arguments cannot be read from its text.
+    /// Returns an error if the metallib lacks a kernel or cannot be read, if the cache cannot be
+    /// written, if the compiler cannot read the bitcode, or if a kernel's arguments cannot be read
+    /// from its text.
     pub fn read(
         metallib: &Metallib,
         names: &[impl AsRef<str>],
@@ -60,7 +63,7 @@ impl Library {
         Ok(Library { folder: cache.to_path_buf(), kernels })
     }
 
-    /// All kernels of a module.
+    /// Reads all kernels of a module.
     fn of_module(text: &str, cache: &Path) -> Result<Self> {
         let kernels = Signature::all(text)?;
         if kernels.is_empty() {
@@ -71,7 +74,8 @@ impl Library {
         Ok(Library { folder: cache.to_path_buf(), kernels })
     }
 
-    /// Selects one kernel. Compiling a module for two kernels would define its functions twice.
+    /// Returns a library with one kernel. With two kernels of a module, `compile` would define the
+    /// functions of the module twice.
     fn only(&self, name: &str, path: &Path) -> Result<Self> {
         let found = self.kernels.iter().find(|(known, ..)| known == name);
         let Some(found) = found else {
@@ -82,7 +86,7 @@ impl Library {
         Ok(Library { folder: self.folder.clone(), kernels: vec![found.clone()] })
     }
 
-    /// Every kernel with the arguments that the module's metadata lists.
+    /// Lists the kernels with the arguments in the module's metadata.
     pub fn kernels(&self) -> Vec<KernelInfo> {
         let info = |(name, _, signature): &(String, String, Signature)| KernelInfo {
             name: name.clone(),
@@ -94,20 +98,21 @@ impl Library {
         self.kernels.iter().map(info).collect()
     }
 
-    /// Compiles all kernels for these function constants. A kernel ignores constants that it does
+    /// Compiles all kernels with these function constants. A kernel ignores constants that it does
     /// not declare.
     ///
     /// # Errors
     ///
-    /// Returns an error if the cache cannot be written, a kernel uses a feature that the host
-    /// lacks, or the result does not compile or load.
+    /// Returns an error if the cache cannot be written, if a kernel uses a feature that the host
+    /// lacks, or if the result does not compile or load.
     pub fn compile(
         &self,
         compiler: &Compiler,
         constants: &Constants,
     ) -> Result<BTreeMap<String, Kernel>> {
         let path = self.folder.join("air-runtime.metal");
-        // The file is renamed into place, so that other threads never see an incomplete file.
+        // The file is written under another name and then renamed, so that other threads never see
+        // an incomplete file.
         let this = (std::process::id(), std::thread::current().id());
         let draft = path.with_extension(format!("{}-{:?}", this.0, this.1));
         at_path(&draft, std::fs::write(&draft, RUNTIME))?;
@@ -133,7 +138,8 @@ impl Library {
     }
 }
 
-/// The text of a registry entry, in the form that the rewriter writes for kernels in source.
+/// Returns the C++ code of a kernel's registry entry. The rewriter writes the same code for kernels
+/// in source.
 fn registration(name: &str, signature: &Signature, serial: usize) -> String {
     let (mut parameters, mut types) = (String::new(), String::new());
     for parameter in &signature.parameters {

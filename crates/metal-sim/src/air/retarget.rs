@@ -1,5 +1,6 @@
-//! Turns a module of AIR, as text, into a module for the host: drops address spaces, renames
-//! intrinsics to functions of runtime.metal, and gets threadgroup variables from the executor.
+//! Converts a module of AIR text to a module for the host. Address spaces are removed, intrinsics
+//! become functions of runtime.metal, and the executor provides the memory of threadgroup
+//! variables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +10,8 @@ use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::module::ArgumentKind;
 
-/// The module's text, with a function `msl_call_<serial>`, through which the executor calls the
-/// kernel.
+/// Returns the converted module. It has an additional function `msl_call_<serial>`, through which
+/// the executor calls the kernel.
 pub(super) fn retarget(
     text: &str,
     kernel: &str,
@@ -49,7 +50,7 @@ pub(super) fn retarget(
     Ok(out)
 }
 
-/// Whether only Apple's back end or a debugger uses the line.
+/// Whether the line can be dropped, because only Apple's back end or a debugger uses it.
 fn superfluous(line: &str) -> bool {
     let starts = ["target ", "source_filename", "!", "attributes #", ";"];
     starts.iter().any(|start| line.starts_with(start))
@@ -57,7 +58,8 @@ fn superfluous(line: &str) -> bool {
         || line.contains("@llvm.assume")
 }
 
-/// The line without address spaces, attribute groups, metadata and sections.
+/// Removes address spaces, attribute groups, metadata and sections from a line, and renames
+/// intrinsics.
 fn plain(line: &str) -> String {
     let line = line.split(", !").next().unwrap_or(line);
     let line = line.split(" ; preds").next().unwrap_or(line).trim_end();
@@ -103,8 +105,8 @@ fn plain(line: &str) -> String {
     out
 }
 
-/// The name of an intrinsic's replacement. Barriers call the executor directly, because it
-/// identifies a barrier by the address of the call.
+/// Returns the name of the function that replaces an intrinsic. Barriers call the executor
+/// directly, because the executor identifies a barrier by the address of the call.
 fn intrinsic(name: &str) -> String {
     match name {
         "wg.barrier" => "@msl_threadgroup_barrier".to_string(),
@@ -117,8 +119,8 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '$' | '-')
 }
 
-/// Rewrites a global variable. The executor provides threadgroup memory, and function constants get
-/// their values.
+/// Rewrites a global variable. Function constants get their values. For a threadgroup variable,
+/// adds to `variables` the call that gets its memory from the executor.
 fn global(
     out: &mut String,
     name: &str,
@@ -163,15 +165,15 @@ fn global(
     Ok(())
 }
 
-/// `_ZZ...E10local_sums` is `local_sums`.
+/// Extracts a variable's name from its mangled name: `local_sums` from `_ZZ...E10local_sums`.
 fn shown_name(mangled: &str) -> &str {
     let end = mangled.split('.').next().unwrap_or(mangled);
     let word = end.rfind(|c: char| c.is_ascii_digit()).map_or(end, |at| &end[at + 1..]);
     if word.is_empty() { end } else { word }
 }
 
-/// The text of a function, which first gets the addresses of its threadgroup variables from the
-/// executor.
+/// Writes a function. At its start, the function gets the addresses of its threadgroup variables
+/// from the executor.
 fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, String>) {
     let mut start = String::new();
     let mut rest = Vec::new();
@@ -197,7 +199,7 @@ fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, Str
     let _ = writeln!(out, "{}\n{start}{}", lines[0], rest.join("\n"));
 }
 
-/// Replaces each `@name` that is a whole word. Returns whether there was one.
+/// Replaces each `@name` that is not a part of a longer name. Returns whether the line had one.
 fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     let global = format!("@{name}");
     let mut from = 0;
@@ -215,8 +217,8 @@ fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     found
 }
 
-/// Turns constant address arithmetic into instructions, since the address of a variable in
-/// threadgroup memory is not a constant in the simulator.
+/// Converts constant address expressions to instructions at the start of the function. In the
+/// simulator, the address of a threadgroup variable is not a constant.
 fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     while let Some(at) = line.find("getelementptr inbounds (") {
         let open = at + "getelementptr inbounds ".len();
@@ -228,7 +230,8 @@ fn hoist(line: &mut String, start: &mut String, serial: &mut usize) {
     }
 }
 
-/// The text before the parameters of a function definition, and the types of the parameters.
+/// Splits the first line of a function definition. Returns the text before the parameters, and the
+/// types of the parameters.
 fn header(line: &str) -> Result<(&str, Vec<String>)> {
     let (head, rest) = line.split_once('(').unwrap_or((line, ""));
     let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());
@@ -252,7 +255,8 @@ fn header(line: &str) -> Result<(&str, Vec<String>)> {
     Ok((head, parts.iter().map(kind).collect()))
 }
 
-/// The text of `void msl_call_0(const msl::Arguments&)`, which is not instrumented.
+/// Writes the function `void msl_call_<serial>(const msl::Arguments&)`, which passes the arguments
+/// to the kernel. It is not instrumented.
 fn call(
     out: &mut String,
     kernel: &str,

@@ -1,5 +1,5 @@
-// The intrinsics of AIR, implemented with this crate's Metal headers. Dots in their names are
-// replaced by underscores.
+// Implements the intrinsics of AIR with this crate's Metal headers. The names of the functions have
+// underscores in place of the dots in the names of the intrinsics.
 #include <metal_stdlib>
 using namespace metal;
 

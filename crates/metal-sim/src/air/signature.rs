@@ -1,4 +1,4 @@
-//! The table of arguments that Apple's compiler writes into a module's metadata.
+//! Reads the table of kernel arguments that Apple's compiler writes into a module's metadata.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,12 @@ use crate::error::{Error, Result};
 use crate::module::{Argument, ArgumentKind, Value};
 use crate::rewrite::BUILTINS;
 
-/// The value that a parameter of a compiled kernel receives.
+/// The source of a compiled kernel's parameter: memory that is bound to the kernel, or a built-in
+/// value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parameter {
     Memory(Argument),
-    /// A built-in value, given by its row in [`BUILTINS`].
+    /// A built-in value, with the parameter's name and the value's index in [`BUILTINS`].
     Value(String, usize),
 }
 
@@ -18,12 +19,13 @@ pub(super) enum Parameter {
 #[derive(Clone)]
 pub(super) struct Signature {
     pub(super) parameters: Vec<Parameter>,
-    /// The variable of each function constant, by its index.
+    /// The name of each function constant's variable, by the index of the constant.
     pub(super) constants: BTreeMap<u32, String>,
 }
 
 impl Signature {
-    /// Each kernel of a module and its function's name.
+    /// Reads the signatures of all kernels in a module, each with the name of the kernel's
+    /// function.
     pub(super) fn all(text: &str) -> Result<Vec<(String, Self)>> {
         let nodes: BTreeMap<&str, &str> = text
             .lines()

@@ -1,5 +1,5 @@
-//! `metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR | -DMACRO...]`:
-//! see [`metal_sim::gpu::rewrite`].
+//! `metal-sim-gpu CLANG CACHE SOURCE.metal [INCLUDE_DIR | -DMACRO...]`: prints the rewritten source
+//! that [`metal_sim::gpu::rewrite`] returns.
 
 use metal_sim::{Compiler, Constants, Error, Result, Source, gpu};
 

@@ -1,4 +1,4 @@
-//! The callbacks that compiled kernels call. runtime/runtime.cpp forwards the calls.
+//! The callbacks that compiled kernels call through runtime/runtime.cpp.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::machine::Machine;
 
-/// `Table` of runtime.cpp.
+/// The struct `Table` of runtime.cpp.
 #[repr(C)]
 pub(crate) struct Table {
     access: extern "C" fn(*const c_void, u64, u32, *const c_void),
@@ -38,7 +38,8 @@ thread_local! {
     static CURRENT: Cell<*mut Machine> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Makes `machine` this thread's current machine, which kernels call, while `body` runs.
+/// Makes `machine` the current machine of this thread while `body` runs. The callbacks of kernels
+/// use the current machine.
 pub(super) fn with_machine<R>(machine: *mut Machine, body: impl FnOnce() -> R) -> R {
     let before = CURRENT.replace(machine);
     let result = body();
@@ -46,8 +47,8 @@ pub(super) fn with_machine<R>(machine: *mut Machine, body: impl FnOnce() -> R) -
     result
 }
 
-/// The current machine. It is a raw pointer because a callback may suspend its fiber, and then the
-/// scheduler uses the machine.
+/// The current machine of this thread. It is a raw pointer and not a reference, because a callback
+/// may suspend its fiber, and then the scheduler uses the machine.
 fn machine() -> *mut Machine {
     CURRENT.get()
 }
@@ -57,16 +58,18 @@ extern "C" fn access(at: *const c_void, size: u64, kind: u32, site: *const c_voi
     if machine.is_null() {
         return;
     }
-    // SAFETY: with_machine has set the pointer, and no other reference exists while a kernel runs.
+    // SAFETY: `with_machine` has set the pointer, and no other reference exists while a kernel
+    // runs.
     let stop = unsafe { (*machine).access(at as usize, size as usize, kind, site as usize) };
     if stop {
-        // SAFETY: as above; the borrow in the line above has ended.
+        // SAFETY: the pointer is valid as above, and the borrow by `access` has ended.
         unsafe { Machine::suspend(machine) };
     }
 }
 
 extern "C" fn threadgroup_barrier(flags: u32, site: *const c_void) {
-    // SAFETY: only kernels call this, and only while a machine runs them.
+    // SAFETY: only kernels call this function. A kernel runs only inside `with_machine`, which has
+    // set the pointer.
     unsafe {
         (*machine()).arrive_at_barrier(flags, site as usize);
         Machine::suspend(machine());
@@ -87,8 +90,8 @@ extern "C" fn simd_exchange(
     active: *mut u32,
     site: *const c_void,
 ) -> *const u8 {
-    // SAFETY: as in threadgroup_barrier; `value` has `size` bytes and `active` is a local of
-    // the caller, both on the stack of the fiber.
+    // SAFETY: as in `threadgroup_barrier`. In addition, `value` has `size` bytes and `active` is a
+    // local variable of the caller. Both are on the stack of the fiber.
     unsafe {
         let shown = std::slice::from_raw_parts(value.cast::<u8>(), size as usize);
         let round = (*machine()).arrive_at_exchange(shown, site as usize);
@@ -114,7 +117,7 @@ extern "C" fn threadgroup_variable(
     size: u64,
     name: *const c_char,
 ) -> *mut c_void {
-    // SAFETY: as in threadgroup_barrier; the name is a string literal.
+    // SAFETY: as in `threadgroup_barrier`. In addition, the name is a string literal.
     unsafe {
         let name = CStr::from_ptr(name).to_string_lossy();
         let found = (*machine()).variable(key as usize, size as usize, &name);
@@ -153,6 +156,6 @@ extern "C" fn division_by_zero(site: *const c_void) {
 }
 
 extern "C" fn fence(flags: u32, order: u32, scope: u32, site: *const c_void) {
-    // SAFETY: as in threadgroup_barrier, but the fiber is not suspended.
+    // SAFETY: as in `threadgroup_barrier`. The fiber is not suspended.
     unsafe { (*machine()).fence(flags, order, scope, site as usize) }
 }

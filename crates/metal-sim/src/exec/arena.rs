@@ -1,6 +1,7 @@
-//! Address space for one dispatch. Every binding gets a slot of 32 GiB with its data in the middle,
-//! so that a wrong index stays in the slot and identifies the buffer. If two bindings share memory,
-//! it is mapped twice: the contents are shared, and each binding has separate bounds and counters.
+//! Reserves address space for one dispatch. Every binding gets a slot of 32 GiB of addresses, with
+//! its data in the middle. An access with a wrong index stays in the slot, so the slot identifies
+//! the buffer. If two bindings share memory, the memory is mapped twice. Then the bindings share
+//! the contents, but have separate bounds and counters.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,13 +12,14 @@ pub(super) const SLOT: usize = 1 << 35;
 pub(super) const SLOTS: usize = 128;
 pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
 
-/// The most arenas that exist at a time. An x86-64 process has addresses for 31 arenas.
+/// The maximum number of arenas that exist at a time. The address space of an x86-64 process has
+/// room for 31 arenas.
 const MOST: usize = 16;
 static ARENAS: Mutex<usize> = Mutex::new(0);
 static ONE_LESS: Condvar = Condvar::new();
 
-/// A permit to create an arena. A thread may have to wait until another dispatch ends. A thread
-/// that holds a permit never waits for a second one, so there is no deadlock.
+/// A permit to create an arena. A thread may have to wait for a permit until another dispatch ends.
+/// A thread that has a permit never waits for a second permit, so there is no deadlock.
 struct Permit;
 
 impl Permit {
@@ -48,7 +50,7 @@ pub(super) struct Arena {
 impl Arena {
     pub(super) fn new() -> io::Result<Self> {
         let permit = Permit::wait();
-        // SAFETY: reserves new addresses, and replaces no mapping.
+        // SAFETY: the call reserves new addresses and does not replace a mapping.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -62,11 +64,11 @@ impl Arena {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a plain system call with a literal name.
+        // SAFETY: the call only reads the name, which is a C string literal.
         let file = unsafe { libc::memfd_create(c"metal-sim".as_ptr(), libc::MFD_CLOEXEC) };
         if file < 0 {
             let error = io::Error::last_os_error();
-            // SAFETY: the addresses were just mapped, and nothing uses them.
+            // SAFETY: the addresses were just reserved, and nothing uses them.
             unsafe { libc::munmap(base, SLOT * SLOTS) };
             return Err(error);
         }
@@ -75,27 +77,29 @@ impl Arena {
         Ok(Arena { base: base as usize, file, used: 0, _permit: permit })
     }
 
-    /// The slot that contains an address of the arena, and the offset in the slot.
+    /// Returns the slot that contains an address, and the offset in the slot; `None` if the address
+    /// is not in the arena.
     pub(super) fn slot(&self, address: usize) -> Option<(usize, usize)> {
         let offset = address.wrapping_sub(self.base);
         (offset < SLOT * SLOTS).then_some((offset / SLOT, offset % SLOT))
     }
 
-    /// Reserves `bytes` bytes of the file, which can be mapped into slots. Returns their offset in
-    /// the file.
+    /// Reserves `bytes` bytes of the file, which `map` can map into slots. Returns the offset of
+    /// the bytes in the file.
     pub(super) fn allocate(&mut self, bytes: usize) -> io::Result<usize> {
         let offset = self.used;
         self.used += bytes.max(1).next_multiple_of(PAGE);
-        // SAFETY: a plain system call on a file that this arena owns.
+        // SAFETY: the call only changes the size of a file that this arena owns.
         let result = unsafe { libc::ftruncate(self.file.as_raw_fd(), self.used as libc::off_t) };
         if result == 0 { Ok(offset) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Maps `bytes` bytes of the file into the middle of a slot and returns their address.
+    /// Maps `bytes` bytes of the file into the middle of a slot. Returns the address of the first
+    /// byte.
     pub(super) fn map(&self, slot: usize, offset: usize, bytes: usize) -> io::Result<usize> {
         debug_assert!(slot < SLOTS && bytes < SLOT / 2);
         let address = self.base + slot * SLOT + SLOT / 2;
-        // SAFETY: the mapping replaces a part of the arena's reservation.
+        // SAFETY: the new mapping replaces only addresses that this arena has reserved.
         let mapped = unsafe {
             libc::mmap(
                 address as *mut libc::c_void,
@@ -115,7 +119,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: this arena made the reservation, and no kernel runs that has pointers into it.
+        // SAFETY: this arena reserved the addresses, and no running kernel has pointers to them.
         unsafe { libc::munmap(self.base as *mut libc::c_void, SLOT * SLOTS) };
     }
 }

@@ -1,24 +1,25 @@
-//! Collects faults. Each type and place is kept once, and source lines are found at the end.
+//! Collects faults. Faults with the same type and place are kept once and counted. The source lines
+//! of faults are looked up at the end.
 
 use std::collections::HashMap;
 
 use crate::module::{Lines, Module};
 use crate::report::{Fault, FaultKind, ThreadPlace};
 
-/// The most distinct faults that are kept. Further faults rarely add information.
+/// The maximum number of distinct faults that are kept. More faults rarely add information.
 const MOST: usize = 200;
 
 #[derive(Default)]
 pub(super) struct Faults {
-    /// The faults, each with the return address of its access, and of the earlier access if it is a
-    /// race.
+    /// The faults. Each has the return address of its access and, if it is a race, the return
+    /// address of the earlier access.
     list: Vec<(Fault, (usize, Option<usize>))>,
     index: HashMap<(FaultKind, usize, u32), usize>,
 }
 
 impl Faults {
-    /// Records a fault at a return address, which is 0 for the dispatch as a whole. `detail`
-    /// distinguishes faults of the same type and place.
+    /// Records a fault at the return address `site`. The address is 0 if the fault belongs to the
+    /// dispatch and not to an access. `detail` distinguishes faults with the same type and place.
     pub(super) fn add(
         &mut self,
         kind: FaultKind,
@@ -30,8 +31,8 @@ impl Faults {
         self.add_pair(kind, (site, None), detail, thread, message);
     }
 
-    /// Like [`Self::add`], with the return address of an earlier access too. Returns whether the
-    /// fault is the first of its type and place.
+    /// Records a fault like [`Self::add`], and also the return address of an earlier access.
+    /// Returns whether the fault is the first fault with this type and place.
     pub(super) fn add_pair(
         &mut self,
         kind: FaultKind,
@@ -66,7 +67,7 @@ impl Faults {
         self.list.iter().any(|(fault, _)| fault.kind == kind)
     }
 
-    /// Moves the faults of a type to another list, and adds a remark to their messages.
+    /// Moves the faults of one type to another list, and adds a remark to their messages.
     pub(super) fn pass(&mut self, kind: FaultKind, to: &mut Faults, remark: &str) {
         let moved = self.list.extract_if(.., |(fault, _)| fault.kind == kind);
         to.list.extend(moved.map(|(mut fault, sites)| {

@@ -1,4 +1,4 @@
-//! The state of a running dispatch: its threads, its memory, and the accesses so far.
+//! The state of a running dispatch: its threads, its memory, and the faults and counts so far.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,23 +15,24 @@ use crate::buffer::Access;
 use crate::module::Module;
 use crate::report::{FaultKind, Report, ThreadPlace};
 
-/// The bytes of threadgroup memory that every Apple GPU has.
+/// The bytes of threadgroup memory that a threadgroup can use on every Apple GPU.
 pub(super) const THREADGROUP_LIMIT: usize = 32 << 10;
-/// The first slot of threadgroup variables, after the slots of bound threadgroup memory.
+/// The first slot for threadgroup variables. It follows the slots for threadgroup memory that the
+/// dispatch binds.
 const VARIABLE_SLOTS: usize = THREADGROUP_SLOTS + 32;
 
-/// A `threadgroup` variable that the kernel has used.
+/// A `threadgroup` variable that the kernel has accessed.
 struct Variable {
     key: usize,
     address: usize,
 }
 
-/// A store that races with an earlier store. It is judged after it has happened, when its value is
-/// known.
+/// A store that races with an earlier store. The race is classified after the store, when the new
+/// value is in memory.
 pub(super) struct Overwrite {
     before: Earlier,
     byte: Byte,
-    /// The return addresses of this store, and of the earlier one if it is known.
+    /// The return address of this store, and of the earlier store if it is known.
     sites: (usize, Option<usize>),
     slot: usize,
     offset: isize,
@@ -41,7 +42,7 @@ pub(super) struct Overwrite {
 pub(crate) struct Machine {
     pub(super) memory: Memory,
     pub(super) faults: Faults,
-    /// Findings that look like a fault but do not change a result.
+    /// Accesses that look like a fault but do not change a result.
     pub(super) notes: Faults,
     pub(super) trace: Trace,
     pub(super) threads: Vec<Thread>,
@@ -50,17 +51,17 @@ pub(crate) struct Machine {
     pub(super) current: usize,
     pub(super) live: usize,
     pub(super) barrier: Barrier,
-    /// The number of threadgroup barriers passed, for device memory and for threadgroup memory.
+    /// The numbers of threadgroup barriers so far, for device memory and for threadgroup memory.
     pub(super) epochs: [u32; 2],
     pub(super) group: u32,
     pub(super) group_position: [u32; 3],
     pub(super) report: Report,
-    /// Bytes with a race in which the place of the earlier access is not known.
+    /// Bytes with a race whose earlier access has no known place.
     pub(super) raced: Vec<Byte>,
     pub(super) stopped: bool,
     pub(super) module: Option<Arc<Module>>,
-    /// Whether two return addresses have the same source lines, for pairs that were compared
-    /// before.
+    /// For each pair of return addresses that was compared before, whether both have the same
+    /// source lines.
     pub(super) same_places: HashMap<(usize, usize), bool>,
     image: std::ops::Range<usize>,
     variables: Vec<Variable>,
@@ -116,7 +117,7 @@ impl Machine {
         self.faults.add(kind, site, 0, place, message);
     }
 
-    /// Binds threadgroup memory; returns the address of its first byte.
+    /// Binds threadgroup memory to a slot. Returns the address of its first byte.
     pub(super) fn threadgroup_memory(
         &mut self,
         slot: usize,
@@ -138,7 +139,8 @@ impl Machine {
         Ok(address)
     }
 
-    /// The memory of a threadgroup variable; `None` if no memory is left.
+    /// Returns the address of a threadgroup variable, and binds its memory at the first call.
+    /// Returns `None` if no memory is left.
     pub(super) fn variable(&mut self, key: usize, bytes: usize, name: &str) -> Option<usize> {
         if let Some(known) = self.variables.iter().find(|known| known.key == key) {
             return Some(known.address);
@@ -174,12 +176,13 @@ impl Machine {
         })
     }
 
-    /// Records a step of the current thread. Stops the dispatch if it takes too many steps.
+    /// Records a step of the current thread in the trace. Stops the dispatch if it has taken too
+    /// many steps.
     pub(super) fn step(&mut self, site: usize, at: usize) {
         self.stopped |= self.trace.step(self.current, site, at);
     }
 
-    /// Checks an access of the current thread; returns whether the thread must stop.
+    /// Checks an access of the current thread. Returns whether the thread must stop.
     pub(super) fn access(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
         if self.overwrite.is_some() {
             self.settle();
@@ -252,8 +255,8 @@ impl Machine {
         self.stopped
     }
 
-    /// Judges a store that raced with an earlier store: if both stored the same value, the race is
-    /// a note.
+    /// Classifies the race between the last store and an earlier store. If both stored the same
+    /// value, the race is a note and not a fault.
     #[cold]
     pub(super) fn settle(&mut self) {
         let Some(overwrite) = self.overwrite.take() else { return };
@@ -272,8 +275,8 @@ impl Machine {
         }
     }
 
-    /// Handles an access outside all bindings. Accesses to the thread's stack and to constants of
-    /// the program are allowed.
+    /// Handles an access outside all bindings. A thread may access its stack, and may read the
+    /// program's constants.
     fn outside(&mut self, at: usize, bytes: usize, kind: u32, site: usize) -> bool {
         let stack = &self.threads[self.current].stack;
         if stack.contains(&at) {

@@ -1,4 +1,4 @@
-//! The memory of a dispatch: its bindings, and the effect of each access on it.
+//! The memory of a dispatch: the bindings, the checks of each access, and the history of each byte.
 
 use std::hash::Hasher;
 use std::io;
@@ -10,27 +10,29 @@ use super::watch::{Byte, Watch};
 use crate::buffer::Access;
 use crate::report::Traffic;
 
-/// The first slot of threadgroup memory; buffers come before it.
+/// The first slot for threadgroup memory. The slots before it are for buffers.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
 
-/// The byte that fills uninitialized memory. It makes a large negative number in every signed type.
+/// The byte that fills uninitialized memory. Repeated, it is a large negative number in every
+/// signed type.
 pub(super) const JUNK: u8 = 0xfb;
-/// Other bytes for uninitialized memory, which make a large number, zero, and NaN or -1. A sum, a
-/// product, a minimum and a maximum can each ignore some of these values, but not all three.
+/// Other bytes for uninitialized memory. Repeated, they are a large positive number, zero, and NaN
+/// or -1. A sum, a product, a minimum or a maximum can ignore some of these values, but not all
+/// three.
 pub(super) const OTHER_JUNK: [u8; 3] = [0x7b, 0, 0xff];
 
-/// The contents of a binding's memory, with the history of every byte.
+/// Memory that one or more bindings view, with the history of every byte.
 pub(super) struct Storage {
     offset: usize,
     bytes: usize,
     cells: Vec<Cell>,
-    /// For each byte, the last load instruction of a SIMD group that read it.
+    /// For each byte, the number of the last load instruction that read it.
     fetches: Vec<u64>,
-    /// For each byte, whether it has a value.
+    /// For each byte, whether it is initialized.
     given: Vec<bool>,
 }
 
-/// The view that a binding has of a storage.
+/// A binding's view of a storage.
 pub(super) struct Region {
     pub(super) name: String,
     pub(super) low: usize,
@@ -44,36 +46,36 @@ pub(super) struct Region {
     seen: Vec<u8>,
 }
 
-/// The thread, the instruction and the place of an access, for the history.
+/// The thread, the time, the instruction and the place of an access, for the history.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The stamps of the thread, for device memory and for threadgroup memory.
+    /// The thread and the time of the access, for device memory and for threadgroup memory.
     pub(super) stamps: [Stamp; 2],
-    /// The number of the instruction. Lanes of a SIMD group that access memory together have the
+    /// The number of the load instruction. Lanes of a SIMD group that execute it together have the
     /// same number.
     pub(super) instruction: u64,
     /// The return address of the access.
     pub(super) site: usize,
 }
 
-/// The fault that an access makes.
+/// A fault of an access.
 pub(super) enum Trouble {
     OutOfBounds,
     ReadOnly,
     Misaligned(usize),
     Uninitialized,
-    /// A race: the earlier access, the byte, and the earlier access's return address if it is
-    /// known.
+    /// A race, with the earlier access, the byte, and the return address of the earlier access if
+    /// it is known.
     Race(Earlier, Byte, Option<usize>),
-    /// A race of two stores, which may store the same value. The fields are as in `Race`.
+    /// A race of two stores that may store the same value. It has the same fields as `Race`.
     Overwrites(Earlier, Byte, Option<usize>),
 }
 
 pub(super) struct Memory {
     pub(super) arena: Arena,
     pub(super) regions: Vec<Option<Region>>,
-    /// For a store that is about to race with an earlier store: the addresses of the bytes, and the
-    /// values that the earlier store left there.
+    /// If the current store races with an earlier store, the addresses of the bytes, and their
+    /// values before the current store.
     pub(super) overwritten: Vec<(usize, u8)>,
     pub(super) order: Order,
     storages: Vec<Storage>,
@@ -103,7 +105,7 @@ impl Memory {
         Ok(self.storages.len() - 1)
     }
 
-    /// Marks bytes of a storage as having a value before the dispatch.
+    /// Marks bytes of a storage as initialized.
     pub(super) fn give(&mut self, storage: usize, range: std::ops::Range<usize>) {
         self.storages[storage].given[range].fill(true);
     }
@@ -136,7 +138,8 @@ impl Memory {
         Ok(origin + range.start)
     }
 
-    /// Overwrites with junk the contents that the previous threadgroup left.
+    /// Fills a slot's memory with junk, so that a threadgroup cannot read the contents of the
+    /// previous threadgroup.
     pub(super) fn spoil(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -146,13 +149,14 @@ impl Memory {
         }
     }
 
-    /// Fills uninitialized storage with junk.
+    /// Fills uninitialized memory with junk.
     pub(super) fn spoil_at(&mut self, address: usize, bytes: usize) {
         // SAFETY: callers pass only mapped memory of a binding, and no kernel runs.
         unsafe { std::ptr::write_bytes(address as *mut u8, self.junk, bytes) };
     }
 
-    /// Checks and counts an access to `slot`, and calls `report` with each fault.
+    /// Checks and counts an access to `slot`, and calls `report` for each fault. Returns whether
+    /// the access may happen.
     #[inline(always)] // 30 to 40 % of a dispatch
     pub(super) fn access(
         &mut self,
@@ -168,8 +172,8 @@ impl Memory {
             report(region, Trouble::OutOfBounds);
             return false;
         }
-        // The compiler reports no alignment for packed vectors, so only the alignment of the
-        // element is checked.
+        // The compiler does not know the alignment of packed vectors, so the access only has to be
+        // aligned as an element.
         let natural = if kind & ALIGNED != 0 { bytes.min(16) } else { region.align };
         if natural.is_power_of_two() && at & (natural - 1) != 0 {
             report(region, Trouble::Misaligned(natural));
@@ -241,7 +245,7 @@ impl Memory {
         true
     }
 
-    /// Hashes the contents of all buffers after the dispatch.
+    /// Hashes the bytes of buffers that the dispatch has written.
     pub(super) fn hash_stored(&self, hasher: &mut impl Hasher) {
         for region in self.regions[..THREADGROUP_SLOTS].iter().flatten() {
             // SAFETY: the region is mapped, and no kernel runs.
@@ -253,13 +257,13 @@ impl Memory {
         }
     }
 
-    /// Whether a store left the bytes of [`Self::overwritten`] unchanged.
+    /// Whether the last store left the bytes in [`Self::overwritten`] unchanged.
     pub(super) fn is_unchanged(&self) -> bool {
         // SAFETY: the bytes are in regions, which stay mapped, and no kernel runs at this time.
         self.overwritten.iter().all(|&(at, before)| unsafe { *(at as *const u8) } == before)
     }
 
-    /// Clears the history of threadgroup memory, before the next threadgroup runs.
+    /// Clears the history of a slot's memory before the next threadgroup runs.
     pub(super) fn forget(&mut self, slot: usize) {
         if let Some(region) = &self.regions[slot] {
             let storage = &mut self.storages[region.storage];
@@ -269,15 +273,15 @@ impl Memory {
     }
 }
 
-/// Saves the contents of a byte that is about to be overwritten.
+/// Saves the value of a byte that is about to be overwritten.
 #[cold]
 fn keep(overwritten: &mut Vec<(usize, u8)>, at: usize) {
-    // SAFETY: the byte is in a region, which is mapped.
+    // SAFETY: the byte is in a mapped region.
     overwritten.push((at, unsafe { *(at as *const u8) }));
 }
 
 impl Region {
-    /// The traffic, including counts of distinct bytes.
+    /// Returns the memory traffic, including the numbers of distinct bytes.
     pub(super) fn total(&self) -> Traffic {
         let count = |bit: u32| {
             let touched = self.seen.iter().filter(|seen| u32::from(**seen) & bit != 0);
@@ -286,7 +290,8 @@ impl Region {
         Traffic { distinct_read: count(READ), distinct_written: count(WRITE), ..self.traffic }
     }
 
-    /// The first byte that was not written, and the number of such bytes.
+    /// Returns the offset of the first byte that was not written, and the number of bytes that were
+    /// not written.
     pub(super) fn unwritten(&self) -> Option<(usize, usize)> {
         let untouched = |seen: &&u8| u32::from(**seen) & WRITE == 0;
         let first = self.seen.iter().position(|seen| untouched(&seen))?;

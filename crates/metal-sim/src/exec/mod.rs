@@ -1,4 +1,4 @@
-//! Executes a dispatch: binds memory, then runs one threadgroup after another.
+//! Executes a dispatch: binds memory, and then runs one threadgroup after another.
 
 pub(crate) mod abi;
 mod arena;
@@ -34,7 +34,8 @@ use crate::rewrite::BUILTINS;
 type Values = [[u32; 4]; BUILTINS.len()];
 
 impl Dispatch<'_> {
-    /// Runs the kernel. Faults are in the report; an error means that it could not run.
+    /// Runs the kernel. The report has the faults of the kernel. An error means that the kernel
+    /// could not run.
     ///
     /// # Errors
     ///
@@ -66,8 +67,8 @@ impl Dispatch<'_> {
         Ok(report)
     }
 
-    /// The kernel's effect if uninitialized memory holds other bytes; `None` if the effect depends
-    /// on these bytes.
+    /// Runs the kernel with other bytes in uninitialized memory, and returns its effect; `None` if
+    /// the effect depends on these bytes.
     fn with_other_junk(&mut self, trace: Trace) -> Result<Option<Effect>> {
         let mut known = None;
         for junk in OTHER_JUNK {
@@ -105,8 +106,8 @@ impl Dispatch<'_> {
     }
 }
 
-/// The effect of a dispatch: its trace, a hash of what it stored in buffers, and the numbers of
-/// faults and notes.
+/// The effect of a dispatch: its trace, a hash of the bytes that it stored in buffers, and the
+/// numbers of faults and notes.
 #[derive(PartialEq)]
 struct Effect {
     trace: Trace,
@@ -124,7 +125,7 @@ impl Effect {
 }
 
 /// # Safety
-/// `machine` must be valid and not otherwise referenced.
+/// `machine` must be valid, and no other reference to it may exist.
 unsafe fn run_groups(
     machine: *mut Machine,
     dispatch: &Dispatch<'_>,
@@ -136,7 +137,8 @@ unsafe fn run_groups(
         Grid::Groups(groups) => (groups, [0, 1, 2].map(|d| groups[d] * group[d])),
         Grid::Threads(threads) => ([0, 1, 2].map(|d| threads[d].div_ceil(group[d])), threads),
     };
-    // SAFETY: each borrow ends with its statement, and fibers run only inside run_group.
+    // SAFETY: each borrow of `machine` ends with its statement, and fibers run only inside
+    // `run_group`.
     unsafe {
         let count = groups[0] * groups[1] * groups[2];
         for number in (*machine).ready.order(count) {
@@ -183,7 +185,7 @@ unsafe fn run_groups(
     Ok(())
 }
 
-/// The grid's values that all threads of a threadgroup share.
+/// The sizes and positions in the grid that all threads of a threadgroup share.
 struct Shape {
     groups: [u32; 3],
     grid: [u32; 3],
