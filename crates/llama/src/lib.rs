@@ -2,9 +2,9 @@
 //! With packed weights, a layer decodes a token in six dispatches, or in seven if attention splits
 //! a long cache.
 //!
-//! A [`Checkpoint`] (files) holds a [`Tokenizer`] and a [`Llama`] (weights and forward pass).
-//! [`Llama::generate`] runs the model with a [`Cache`] and draws tokens with a
-//! [`Sampler`](decode::Sampler).
+//! A [`Checkpoint`] is loaded from files. It contains a [`Tokenizer`] and a [`Llama`], which has
+//! the weights and the forward pass. [`Llama::generate`] runs the model with a [`Cache`] and draws
+//! tokens with a [`Sampler`](decode::Sampler).
 //!
 //! ```
 //! use mlx_primitives_llama::{Checkpoint, Options};

@@ -1,5 +1,5 @@
-//! Kernels in the forms that Apple's compiler produces: AIR as text, AIR as bitcode, and a
-//! `.metallib`.
+//! Tests kernels in the forms that Apple's compiler produces: AIR (Apple's LLVM IR) as text, AIR as
+//! bitcode, and a `.metallib`.
 #![cfg(target_os = "linux")]
 
 mod common;

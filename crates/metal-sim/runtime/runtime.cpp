@@ -22,8 +22,8 @@ struct Table {
   void (*fence)(uint flags, uint order, uint scope, const void* site);
 };
 
-// The table before the host sets its own table. It ignores all calls, which the library's
-// constructors make.
+// The table until the host sets its own table. It ignores all calls. The library's constructors
+// make such calls.
 static const Table silent = {
     [](const void*, ulong, uint, const void*) {},
     [](uint, const void*) {},

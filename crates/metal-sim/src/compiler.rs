@@ -28,12 +28,12 @@ const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SCRIPT: &str = "scripts/build_metal.sh";
 
 impl Compiler {
-    /// Looks for a compiler in this order: first the one in `METAL_SIM_CLANG`, which names a
-    /// clang++, a zig, or a folder into which `pip install --target` put `ziglang`. Second, the
-    /// `ziglang` that pip installed with the running program. Third, `clang++-22` ... `clang++-17`,
-    /// `clang++`, `zig` and `python-zig` on the `PATH`. Last, the zig in `.mlx/` of the checkout in
-    /// which this crate was built. If it is missing, `scripts/build_metal.sh --simulator` installs
-    /// it, which downloads 90 MB.
+    /// Looks for a compiler. If the variable `METAL_SIM_CLANG` is set, it names a clang++, a zig,
+    /// or a folder into which `pip install --target` put `ziglang`. Otherwise this function tries,
+    /// in this order, the `ziglang` that pip installed with the running program; `clang++-22` ...
+    /// `clang++-17`, `clang++`, `zig` and `python-zig` on the `PATH`; and the zig in `.mlx/` of the
+    /// checkout in which this crate was built. If the zig in the checkout is missing,
+    /// `scripts/build_metal.sh --simulator` installs it, which downloads 90 MB.
     ///
     /// # Errors
     ///
@@ -168,8 +168,8 @@ impl Compiler {
         &self.program
     }
 
-    /// Returns a string that the compiler's output depends on: the compiler's version and the flags
-    /// for this machine.
+    /// Returns a string for cache keys. It contains the compiler's version and the flags for this
+    /// machine, since they affect the compiler's output.
     pub(crate) fn identity(&self) -> String {
         format!("{}\n{} {}", self.version, self.machine_flags().join(" "), self.line_flags())
     }

@@ -8,11 +8,12 @@ use crate::report::{Fault, Report};
 /// The result of a function of this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of this crate. Faults of a kernel are errors only as [`Error::Faults`].
+/// An error of this crate. [`Error::Faults`] contains the faults of a kernel. The other errors are
+/// not faults of a kernel.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// No usable compiler was found. The string says why or what to do.
+    /// No usable compiler was found. The string gives the reason or says what to do.
     NoCompiler(String),
     /// The compiler refused the source.
     Compile {

@@ -45,9 +45,9 @@ impl Checkpoint {
     /// Loads a directory or a `.gguf` file. A directory has `config.json`, `tokenizer.json`,
     /// `model*.safetensors` and, optionally, `generation_config.json` and the other files that
     /// [`Tokenizer::load`] reads. The tokenizer of a GGUF file is the `tokenizer.json` in its
-    /// folder or, if there is none, the tokenizer that the GGUF file describes. The list of end
-    /// tokens then combines the GGUF file's tokens with the tokens of a `generation_config.json` in
-    /// the same folder.
+    /// folder or, if there is none, the tokenizer that the GGUF file describes. For a GGUF file,
+    /// the list of end tokens combines the tokens in the GGUF file with the tokens of a
+    /// `generation_config.json` in the same folder.
     ///
     /// # Errors
     ///

@@ -13,13 +13,13 @@ use crate::base::{Config, Progress, Weights};
 use crate::model::Llama;
 
 impl Llama {
-    /// Loads a model without its tokenizer: a directory of `config.json` and `model*.safetensors`,
-    /// or a `.gguf` file. Weights are read layer by layer, so that only the model and the current
-    /// layer take memory.
+    /// Loads a model without its tokenizer from a directory with `config.json` and
+    /// `model*.safetensors`, or from a `.gguf` file. Weights are read layer by layer, so that only
+    /// the model and the current layer take memory.
     ///
-    /// If there is a `model.safetensors.index.json`, the files that it lists are read, and each
-    /// must hold the tensors that the index says. The architecture of a GGUF file must be llama,
-    /// qwen2 or qwen3. Its packed weights stay packed, in the formats that
+    /// If there is a `model.safetensors.index.json`, the files that it lists are read. Each file
+    /// must contain the tensors that the index assigns to it. The architecture of a GGUF file must
+    /// be llama, qwen2 or qwen3. Its packed weights stay packed, in the formats that
     /// [`load_gguf`](mlx_primitives::io::load_gguf) lists or, on CPUs,
     /// [`load_gguf_with`](mlx_primitives::io::load_gguf_with).
     ///
@@ -31,14 +31,14 @@ impl Llama {
     /// It is an error too if a path is a named pipe, a device or a directory instead of a file. The
     /// error names the file and, if a tensor is at fault, the tensor.
     ///
-    /// # Files that change meanwhile
+    /// # Files that change during loading
     ///
-    /// System calls read the elements. If another process truncates a file before its elements are
-    /// read, loading or the first evaluation fails with an error. The header of a file is mapped
-    /// into memory while it is checked. If another process truncates the file at that time, the
-    /// system ends this process with the signal SIGBUS, which this function cannot turn into an
-    /// error. No file is mapped after this function returns. It is always safe to replace a file by
-    /// renaming another file to its name.
+    /// The loader reads elements with system calls. If another process truncates a file before its
+    /// elements are read, loading or the first evaluation fails with an error. The header of a file
+    /// is mapped into memory while it is checked. If another process truncates the file at that
+    /// time, the system ends this process with the signal SIGBUS, which this function cannot turn
+    /// into an error. No file is mapped after this function returns. It is always safe to replace a
+    /// file by renaming another file to its name.
     ///
     /// ```
     /// use mlx_primitives_llama::Llama;

@@ -142,7 +142,7 @@ impl PeftConfig {
             let inner = name.strip_prefix("base_model.model.").unwrap_or(&name);
             let found = [".lora_A", ".lora_B"].into_iter().enumerate().find_map(|(half, part)| {
                 let (path, end) = inner.rsplit_once(part)?;
-                // In older files the name of the adapter stands before `.weight`.
+                // In older files, the name of the adapter comes before `.weight`.
                 [".weight", ".default.weight"].contains(&end).then_some((path, half))
             });
             let Some((path, half)) = found else {
@@ -198,7 +198,8 @@ fn ends(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// A pattern that a module's path must match, either as a whole or from some dot to its end.
+/// A pattern for the paths of modules. It must match the whole path, or the rest of the path after
+/// a dot.
 enum Pattern {
     /// A path without operators.
     Path(String),

@@ -156,8 +156,8 @@ fn row_sum(row: &[u8], size: usize, of_columns: &[u64]) -> u64 {
     }
 }
 
-/// An odd pseudorandom number, computed by the finalizer of SplitMix64 ([Steele et al.
-/// 2014](https://doi.org/10.1145/2660193.2660195)).
+/// An odd pseudorandom number, computed by the finalizer of SplitMix64
+/// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
 fn odd(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -87,7 +87,8 @@ impl Llama {
         &self.config
     }
 
-    /// The type of the activations. MLX promotes the types of the embedding and the norms to it.
+    /// The type of the activations. It is the result of MLX's type promotion for the types of the
+    /// embedding and the norms.
     pub fn dtype(&self) -> Dtype {
         match (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype()) {
             (embedding, norm) if embedding == norm => norm,
@@ -185,9 +186,9 @@ impl Llama {
         weights
     }
 
-    /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers `[batch,
-    /// time]`. The tokens follow the positions in `cache`, and their keys and values are appended
-    /// to `cache`.
+    /// The logits `[batch, time, vocab]` of the token after each of `tokens`, integers
+    /// `[batch, time]`. The tokens follow the positions in `cache`, and their keys and values are
+    /// appended to `cache`.
     ///
     /// # Errors
     ///
@@ -214,7 +215,7 @@ impl Llama {
     /// keys and values are appended to `cache`.
     ///
     /// [`project`](Self::project) computes the logits of [`forward`](Self::forward) from these
-    /// states. [`Embedding`](crate::decode::Embedding) pools the states of each text into one
+    /// states. [`Embedding`](crate::decode::Embedding) pools the states of each sequence into one
     /// vector.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ impl Llama {
     /// # Errors
     ///
     /// Returns an error for bits or groups that MLX does not pack, for groups that do not divide a
-    /// head's features, and for a rotating cache whose `keep` is not within 0 to `max_size - 1`.
+    /// head's features, and for a rotating cache whose `keep` is below 0 or above `max_size - 1`.
     pub fn new_cache_of(&self, kind: CacheKind) -> Result<Cache> {
         self.new_cache_for(kind, usize::MAX)
     }
@@ -64,7 +64,7 @@ impl Llama {
     }
 
     /// Makes a plain cache with `len` positions of one sequence, all zeros, in evaluated buffers.
-    /// A caller can count the work of a step after these positions with it.
+    /// It is used to count the work of a step after these positions.
     ///
     /// # Errors
     ///

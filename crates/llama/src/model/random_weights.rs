@@ -171,8 +171,8 @@ fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
 }
 
 impl RandomWeights {
-    /// Returns the next 64 random bits of the generator SplitMix64 ([Steele et al.
-    /// 2014](https://doi.org/10.1145/2660193.2660195)).
+    /// Returns the next 64 random bits of the generator SplitMix64
+    /// ([Steele et al. 2014](https://doi.org/10.1145/2660193.2660195)).
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -189,7 +189,8 @@ impl RandomWeights {
         Array::from_slice(&numbers, [rows.end - rows.start, shape[1]])
     }
 
-    /// Draws the rows `rows` of a float array with the distribution of `floats_of`.
+    /// Draws the rows `rows` of a float array of the type `self.dtype`. `floats_of` describes the
+    /// distribution.
     fn floats(&mut self, shape: &[i32], rows: Range<i32>) -> Result<Array> {
         match self.dtype {
             Dtype::Float16 => self.floats_of::<half::f16>(shape, rows),

@@ -25,7 +25,7 @@ impl<'a> From<&'a mut Cache> for Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// Makes sequences with the given numbers of rows and caches.
+    /// Makes one sequence from each pair of a number of rows and a cache.
     pub fn apart(texts: impl Iterator<Item = (usize, &'a mut Cache)>) -> Self {
         let text = |(rows, cache)| Text { rows: number(rows), cache, masks: [None, None] };
         Self(texts.map(text).collect())

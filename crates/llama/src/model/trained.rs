@@ -23,9 +23,9 @@ type Arrays = BTreeMap<String, Array>;
 /// The trained arrays, which replace a model's weights and low-rank updates.
 #[derive(Clone, Default)]
 pub(crate) struct Trained {
-    /// Trained arrays by their names. A projection P with an update has `P.lora_a` `[rank,
-    /// inputs]`, `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. A trained weight has
-    /// the same name as in checkpoints.
+    /// Trained arrays by their names. A projection P with an update has `P.lora_a`
+    /// `[rank, inputs]`, `P.lora_b` `[outputs, rank]` and, in DoRA, `P.m` `[outputs]`. A trained
+    /// weight has the same name as in checkpoints.
     pub arrays: Arrays,
     /// The factor that multiplies the low-rank updates.
     pub scale: f32,
@@ -52,7 +52,7 @@ impl Llama {
         Ok(model)
     }
 
-    /// Whether the matrix that computes the logits is stored without packing.
+    /// Whether the matrix that computes the logits is not packed.
     pub(crate) fn plain_head(&self) -> bool {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed_tokens);
         matches!(head.matrix, LinearWeight::Plain(_))

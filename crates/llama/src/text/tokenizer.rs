@@ -26,7 +26,7 @@ use super::tokenizer_parts;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Option<u32>,
-    /// Finds positions at which a long text may be cut. It is computed at the first use.
+    /// Cuts long texts into parts. This field is computed at the first use.
     cuts: OnceLock<Option<Cuts>>,
 }
 

@@ -79,8 +79,8 @@ impl Trainable {
         let (q, kv) = (features(config.num_attention_heads), features(config.kv_heads()));
         // The number of features per token that a layer keeps for the backward pass: the input, the
         // results of both norms and the sum after attention (`4 * hidden`), the queries and the
-        // result of attention (`2 * q`), keys and values before and after the rotary embedding (`4
-        // * kv`), and gate, up and their product (`3 * inner`).
+        // result of attention (`2 * q`), keys and values before and after the rotary embedding
+        // (`4 * kv`), and gate, up and their product (`3 * inner`).
         let mut kept = 4 * hidden + 2 * q + 4 * kv + 3 * inner;
         if let Kind::Lora { dropout, dora, .. } = self.kind {
             if dora {

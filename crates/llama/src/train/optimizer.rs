@@ -43,8 +43,8 @@ pub struct Adam {
     pub betas: [f64; 2],
     /// The term ε of the denominator.
     pub eps: f64,
-    /// The weight decay: the fraction of a parameter that an update with a learning rate of 1
-    /// subtracts. MLX's AdamW uses 0.01.
+    /// The weight decay. With a learning rate of 1, an update subtracts this fraction of a
+    /// parameter. MLX's AdamW uses 0.01.
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 - βᵗ` in update t, counted from 1.
     pub bias_correction: bool,
@@ -86,7 +86,8 @@ pub struct Adafactor {
     pub decay_rate: f64,
     /// The decay of the moving average of the steps. With `None`, steps are not averaged.
     pub beta_1: Option<f64>,
-    /// The weight decay: the fraction of a parameter that an update with a rate of 1 subtracts.
+    /// The weight decay. With a learning rate of 1, an update subtracts this fraction of a
+    /// parameter.
     pub weight_decay: f64,
     /// Whether the rate is multiplied by the root mean square of the parameter.
     pub scale_parameter: bool,

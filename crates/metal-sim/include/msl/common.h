@@ -1,5 +1,5 @@
-// <metal_common>: min, max, clamp, mix, step and similar functions. They are overloads and not
-// templates, so that a call with mixed types is ambiguous, as in MSL.
+// <metal_common>: min, max, clamp, mix, step and similar functions. The scalar functions are
+// overloads and not templates, so that a call with mixed types is ambiguous, as in MSL.
 #pragma once
 
 namespace metal {

@@ -1,4 +1,5 @@
-// The functions of the executor that compiled kernels call, implemented in runtime/runtime.cpp.
+// Functions that compiled kernels call. runtime/runtime.cpp implements them by calls of the
+// executor, the host code that runs kernels.
 #pragma once
 
 #ifndef MSL_GPU

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, at_path};
 
-/// A `.metallib`. It contains the AIR of each function as LLVM bitcode.
+/// A `.metallib`. It contains the AIR (Apple's LLVM IR) of each function as bitcode.
 pub struct Metallib {
     path: PathBuf,
     file: File,

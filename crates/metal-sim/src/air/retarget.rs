@@ -1,6 +1,6 @@
-//! Converts a module of AIR text to a module for the host. Address spaces are removed, intrinsics
-//! become functions of runtime.metal, and the executor provides the memory of threadgroup
-//! variables.
+//! Converts a module of AIR (Apple's LLVM IR) to a module for the host. Address spaces are removed,
+//! and intrinsics become functions of runtime.metal. The executor, which runs kernels, provides the
+//! memory of threadgroup variables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,5 +1,5 @@
-// Implements the intrinsics of AIR with this crate's Metal headers. The names of the functions have
-// underscores in place of the dots in the names of the intrinsics.
+// Implements the intrinsics of AIR (Apple's LLVM IR) with this crate's Metal headers. The names of
+// the functions have underscores in place of the dots in the names of the intrinsics.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -56,7 +56,7 @@ pub(crate) struct Machine {
     pub(super) group: u32,
     pub(super) group_position: [u32; 3],
     pub(super) report: Report,
-    /// Bytes with a race whose earlier access has no known place.
+    /// Bytes with a race whose earlier access has no known place. A second run finds these places.
     pub(super) raced: Vec<Byte>,
     pub(super) stopped: bool,
     pub(super) module: Option<Arc<Module>>,

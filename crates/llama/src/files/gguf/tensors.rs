@@ -50,7 +50,7 @@ fn translate(name: &str) -> String {
     format!("{stem}.{part}")
 }
 
-/// Keys of the configuration, and the projections that have biases in a checkpoint if the key is
+/// Pairs of a configuration key and the projections that have biases in a checkpoint if the key is
 /// true.
 pub(super) const BIASED: [(&str, &[&str]); 2] = [
     (
@@ -100,8 +100,9 @@ pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) ->
 }
 
 /// Puts the rows of Llama's query and key projections in the order of checkpoints, in which the
-/// rotary embedding pairs the two halves of a head. In llama.cpp's order it pairs neighboring rows.
-/// All models use the order of checkpoints, so that every adapter fits every model.
+/// rotary embedding pairs the two halves of a head. In llama.cpp's order, the rotary embedding
+/// pairs neighboring rows. With one order for all models, an adapter fits a model from either kind
+/// of file.
 pub(super) fn reorder_heads(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let number = |key: &str| config.get(key).and_then(Value::as_u64);
     let heads = number("num_attention_heads");

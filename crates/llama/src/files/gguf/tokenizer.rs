@@ -60,8 +60,8 @@ fn unusable(error: impl std::fmt::Display) -> mlx_primitives::Error {
     refused(format_args!("a usable tokenizer, got {}", brief(&error.to_string())))
 }
 
-/// Makes a tokenizer that merges two tokens in the order of the score of the merged token.
-/// Characters without a token become byte tokens.
+/// Makes a tokenizer that merges neighboring tokens. It first merges the pair whose merged token
+/// has the highest score. Characters without a token become byte tokens.
 fn pairs_by_score(
     entries: &Entries,
     vocabulary: &Vocabulary,

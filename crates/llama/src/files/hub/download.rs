@@ -20,8 +20,8 @@ type Watch<'a> = &'a mut dyn FnMut(Download<'_>) -> ControlFlow<()>;
 /// attempt; it grows with each attempt.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(300);
-/// While another rank or program downloads a file, this process checks for its end at this
-/// interval.
+/// While another rank or program downloads a file, this process checks at this interval whether the
+/// download has finished.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Downloads the missing files of a model.
@@ -225,8 +225,7 @@ impl Blob<'_> {
         }
     }
 
-    /// Downloads from byte `start` on until the connection ends, and returns the reason for its
-    /// end.
+    /// Downloads from byte `start` on until the connection ends. Returns why the connection ended.
     fn continue_at(
         &self,
         output: &mut File,

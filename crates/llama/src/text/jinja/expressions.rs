@@ -25,8 +25,8 @@ impl Parser {
         })
     }
 
-    /// Parses an expression or several comma-separated expressions. `condition` allows `x if y else
-    /// z`.
+    /// Parses an expression or several comma-separated expressions. `condition` allows
+    /// `x if y else z`.
     pub fn tuple(&mut self, condition: bool) -> Outcome<Expression> {
         let part = |parser: &mut Self| match condition {
             true => parser.expression(),

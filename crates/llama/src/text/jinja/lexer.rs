@@ -106,8 +106,8 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Skips the whitespace after a block, a comment or an expression that the end of the tag
-    /// removes.
+    /// Skips the whitespace that the end of a tag removes: all whitespace after `-`, and one line
+    /// break if `trim` is set and the tag does not end with `+`.
     fn after_block(&mut self, sign: Option<char>, trim: bool) {
         match sign {
             Some('-') => self.skip(self.rest.len() - self.rest.trim_start_matches(space).len()),
