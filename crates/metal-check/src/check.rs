@@ -219,7 +219,7 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
         report.faults.into_iter().for_each(|fault| outcome.add(Found::fault(fault, &name)));
         report.notes.into_iter().for_each(|note| outcome.note(Found::note(note, &name)));
         for (index, want) in &expected {
-            let got = memory.get(index); // none, where a binding was refused
+            let got = memory.get(index); // `None` if a binding was refused
             if let Some(difference) = got.and_then(|got| want.difference(got, case.tolerance)) {
                 outcome.add(Found::wrong(format!("buffer {index}: {difference}"), &name));
             }

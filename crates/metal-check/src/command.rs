@@ -127,7 +127,7 @@ fn shown(outcomes: &[Outcome], output: &Output, json: impl Fn() -> serde_json::V
 fn print(text: &str) -> Result<()> {
     if !text.is_empty() {
         match writeln!(std::io::stdout(), "{text}") {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {} // as by `| head`
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {} // for example by `| head`
             result => result?,
         }
     }
@@ -150,7 +150,7 @@ fn list(kernels: &[KernelInfo], json: bool) -> Result<()> {
     let mut text = Vec::new();
     for kernel in kernels {
         let place = match kernel.file.as_str() {
-            "" => String::new(), // compiled
+            "" => String::new(), // a compiled kernel has no place
             file => format!(" ({}:{})", report::shown(file), kernel.line),
         };
         text.push(format!("{}{place}", kernel.name));

@@ -92,9 +92,9 @@ impl Compiler {
         let lock = tools.join("simulator.lock");
         at_path(&tools, std::fs::create_dir_all(&tools))?;
         let held = at_path(&lock, File::create(&lock))?;
-        at_path(&lock, held.lock())?; // until this function returns
+        at_path(&lock, held.lock())?; // the lock lasts until this function returns
         if let Ok(found) = Self::at(&zig) {
-            return Ok(found); // another process brought it meanwhile
+            return Ok(found); // another process has installed it
         }
         let script = checkout.join(SCRIPT);
         let output = at_path(&script, Command::new(&script).arg("--simulator").output())?;

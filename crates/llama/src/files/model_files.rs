@@ -144,7 +144,7 @@ impl ModelFiles {
         }
         let mut noted = to.to_json();
         self.config.insert("quantization".to_owned(), noted.clone());
-        self.parsed()?; // returns an error for a format that does not exist, before the work
+        self.parsed()?; // returns an error for an invalid format before the work begins
         let total = self.tensors.len();
         let mut tensors = BTreeMap::new();
         // The loop removes tensors one by one, so that the floats of a matrix are freed once it is

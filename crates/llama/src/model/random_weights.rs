@@ -161,7 +161,7 @@ impl WeightSource for RandomWeights {
 /// Makes the scales of one K-quants block. Each group has the scale `scale`, and the middle of the
 /// group's range stands for zero.
 fn k_quant_block(bits: i32, scale: f64, top: f64) -> [u8; 20] {
-    const INTEGER: u8 = 8; // of each group, times a float16 that is not subnormal
+    const INTEGER: u8 = 8; // each group's scale; the float16 factor is then not subnormal
     let mut block = [if bits == 6 { 128 + INTEGER } else { INTEGER }; 20];
     let steps = [scale, if bits == 6 { 0.0 } else { -scale * top / 2.0 }];
     for (to, step) in block.chunks_exact_mut(2).zip(steps) {

@@ -63,7 +63,7 @@ impl Default for Adam {
 pub struct Sgd {
     /// The momentum μ, the factor of the previous step.
     pub momentum: f64,
-    /// The weight decay: the factor with which a parameter is added to its gradient.
+    /// The weight decay. This factor times the parameter is added to its gradient.
     pub weight_decay: f64,
     /// The fraction of a gradient that is not added to the momentum. It has no effect without
     /// momentum.

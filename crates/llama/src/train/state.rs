@@ -146,7 +146,7 @@ impl Trainer<'_> {
             .map_err(|e| refuse("pairs of steps and losses", &e.to_string()))?;
         let recent = (f64::from_bits(count("recent_sum")?), count("recent_count")?);
         if !steps.is_multiple_of(self.settings.accumulation) {
-            self.gradients = self.parameters.clone(); // of the shapes that the file has to have
+            self.gradients = self.parameters.clone(); // gives the shapes to expect in the file
         }
         let mut arrays = Vec::new();
         for (name, own) in self.arrays() {

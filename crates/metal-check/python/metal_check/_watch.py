@@ -45,7 +45,7 @@ class Watch:
             verbose: bool = False,
             stream: Any = None,
         ) -> list[mx.array]:
-            __tracebackhide__ = True  # of pytest: the report says it all
+            __tracebackhide__ = True  # hides this frame in pytest's report
             for what, names, given in (
                 ("inputs", kernel.inputs, inputs),
                 ("output_shapes", kernel.outputs, output_shapes),

@@ -20,7 +20,7 @@ MSL_PURE uint msl_simds() __asm("_Z18get_num_sub_groupsv");
 METAL_FUNC void msl_threadgroup_barrier(uint flags) {
   msl_group_barrier((flags & 1) != 0 ? 3 : 1); // OpenCL's bits: 1 local, 2 global
 }
-METAL_FUNC void msl_simdgroup_barrier(uint) {} // no instruction: a SIMD group runs in step
+METAL_FUNC void msl_simdgroup_barrier(uint) {} // the lanes of a SIMD group run in lockstep
 
 #define MSL_LANES(T, M)                                                       \
   MSL_CONVERGENT T msl_sum(T) __asm("_Z20sub_group_reduce_add" M);            \

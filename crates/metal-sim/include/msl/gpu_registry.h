@@ -12,7 +12,7 @@ struct Signature<void (*)(A...)> {
 };
 
 /**
- * A pointer argument. All pointers are to device memory here; the name of the entry point tells
+ * A pointer argument. All pointers are to device memory here. The name of the entry point tells
  * which arguments are in constant memory.
  */
 template <class A>

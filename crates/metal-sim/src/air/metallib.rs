@@ -92,7 +92,7 @@ fn entries(list: &[u8], bitcode_at: u64) -> Option<BTreeMap<String, (u64, usize)
                     let text = data.strip_suffix(b"\0").unwrap_or(data);
                     name = Some(String::from_utf8_lossy(text).into_owned());
                 }
-                b"OFFT" => offset = Some(number(data.get(16..24)?)), // the third: its bitcode
+                b"OFFT" => offset = Some(number(data.get(16..24)?)), // the bitcode's offset
                 b"MDSZ" => size = Some(number(data.get(..8)?) as usize),
                 _ => {}
             }

@@ -87,7 +87,7 @@ fn plain(line: &str) -> String {
         if let Some(skipped) = skipped {
             rest = &rest[skipped..];
         } else if let Some(kind) = rest.strip_prefix("@llvm.fmuladd.") {
-            out.push_str("@air_fmuladd_"); // or the back end would choose how often to round
+            out.push_str("@air_fmuladd_"); // llvm.fmuladd may round once or twice
             rest = kind;
         } else if let Some(name) = rest.strip_prefix("@air.") {
             let end = name.find(|c: char| !is_name(c)).unwrap_or(name.len());

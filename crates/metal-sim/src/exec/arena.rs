@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 pub(super) const SLOT: usize = 1 << 35;
 pub(super) const SLOTS: usize = 128;
-pub(super) const PAGE: usize = 1 << 16; // no page of any host is larger
+pub(super) const PAGE: usize = 1 << 16; // at least the page size of every host
 
 /// The maximum number of arenas that exist at a time. The address space of an x86-64 process has
 /// room for 31 arenas.

@@ -47,7 +47,7 @@ impl Dispatch<'_> {
         let mut is_idle = false;
         if reads_junk || !raced.is_empty() {
             let trace = machine.trace.beside();
-            drop(machine); // and its permit for an arena
+            drop(machine); // also drops its permit for an arena
             let others = if reads_junk { self.with_other_junk(trace)? } else { None };
             machine = self.attempt(Watch::new(raced), JUNK, trace)?;
             is_idle = others.is_some_and(|effect| effect == Effect::of(&machine));

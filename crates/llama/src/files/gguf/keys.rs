@@ -60,7 +60,8 @@ pub(super) fn flag(entries: &Entries, key: &str) -> Result<Option<bool>> {
     }
 }
 
-/// The keys of an architecture that the module `config` reads.
+/// The keys that the module `config` reads. In a file, the name of the architecture precedes a key,
+/// for example in `llama.block_count`.
 const HONORED: [&str; 18] = [
     "attention.head_count",
     "attention.head_count_kv",
@@ -82,8 +83,8 @@ const HONORED: [&str; 18] = [
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// The keys of an architecture that do not change the models that this crate runs. Some of them
-/// only describe the model. The others have an effect only together with keys that `check` refuses.
+/// The keys that do not change the models that this crate runs. Some of them only describe the
+/// model. The others have an effect only together with keys that `check` refuses.
 const WITHOUT_EFFECT: [&str; 12] = [
     "attention.key_length_swa",
     "attention.layer_norm_epsilon",

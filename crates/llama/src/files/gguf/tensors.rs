@@ -116,7 +116,7 @@ pub(super) fn reorder_heads(files: &mut Files, config: &Map<String, Value>) -> R
         let heads = heads.and_then(|heads| i32::try_from(heads).ok()).filter(|heads| *heads > 0);
         let (Some(heads), [rows, rest @ ..]) = (heads, array.shape()) else { continue };
         if rows % (2 * heads) != 0 {
-            continue; // refused later for its shape
+            continue; // the loader refuses this shape
         }
         let (rows, rest) = (*rows, rest.to_vec());
         let apart = [&[heads, rows / heads / 2, 2], &rest[..]].concat();

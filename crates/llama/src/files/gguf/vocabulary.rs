@@ -172,7 +172,7 @@ impl Vocabulary {
         let mut texts = owned_texts(entries, "tokenizer.ggml.tokens")?.unwrap_or_default();
         for (id, text) in texts.iter_mut().enumerate() {
             if text.is_empty() {
-                *text = format!("[EMPTY_{id}]"); // llama.cpp's name for it
+                *text = format!("[EMPTY_{id}]"); // llama.cpp uses this name too
             }
         }
         if let Some(length) = texts.iter().map(String::len).find(|length| *length > MOST_BYTES) {
@@ -314,7 +314,7 @@ pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
         ends.push(id(entries, name)?);
     }
     let mut ends: Vec<u32> = ends.into_iter().flatten().collect();
-    count(entries)?; // limits the length of the list
+    count(entries)?; // returns an error if the list is too long
     let mut found = Vec::new();
     for (id, text) in (0u32..).zip(texts(entries, "tokenizer.ggml.tokens")?.into_iter().flatten()) {
         if let Some(text) = text.and_then(|text| ENDS.iter().find(|end| **end == text)) {

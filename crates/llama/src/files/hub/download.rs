@@ -197,7 +197,7 @@ impl Blob<'_> {
         loop {
             let mut done = output.metadata().map_err(unwritable)?.len();
             if done > self.known.size {
-                output.set_len(0).map_err(unwritable)?; // no part of this file
+                output.set_len(0).map_err(unwritable)?; // too long to be a part of this file
                 done = 0;
             }
             state(done)?;

@@ -188,7 +188,7 @@ fn spent() -> Duration {
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } != 0;
     match (failed, u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
         (false, Ok(seconds), Ok(nanoseconds)) => Duration::new(seconds, nanoseconds),
-        _ => Duration::MAX, // without a clock, the time is over
+        _ => Duration::MAX, // if the clock fails, the template stops
     }
 }
 

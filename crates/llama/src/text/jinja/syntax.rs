@@ -41,7 +41,7 @@ pub struct Definition {
     pub name: Name,
     pub parameters: Vec<(Name, Option<Expression>)>,
     pub body: Body,
-    /// Whether the body uses `varargs`, `kwargs` and `caller`.
+    /// For each of the names `varargs`, `kwargs` and `caller`, whether the body uses it.
     pub takes: [bool; 3],
 }
 

@@ -12,8 +12,8 @@ pub struct Parser {
     tokens: std::vec::IntoIter<Token>,
     /// The nesting depth at the parser's position.
     depth: usize,
-    /// For each macro around the parser's position, whether the macro uses `varargs`, `kwargs` and
-    /// `caller`.
+    /// For each macro around the parser's position, whether the macro uses each of the names
+    /// `varargs`, `kwargs` and `caller`.
     pub takes: Vec<[bool; 3]>,
     /// The number of loops around the parser's position within the innermost macro.
     pub loops: usize,
