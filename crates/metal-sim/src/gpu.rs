@@ -1,5 +1,5 @@
 //! Rewrites Metal sources for compilers that produce a GPU's machine code, to estimate the cost of
-//! kernels. The output is only for estimates: matrix products, for example, take time but give no
+//! kernels. The output is not meant to run: for example, its matrix products take time but give no
 //! result.
 
 use std::path::Path;

@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-// On other systems than Linux the crate is empty, so that a Mac can build and test the workspace.
+// On systems other than Linux this crate is empty, so that a Mac can build and test the workspace.
 #![cfg(target_os = "linux")]
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 

@@ -17,7 +17,7 @@ use crate::source::Source;
 /// The compiled modules, one for each set of values of function constants.
 type Modules = BTreeMap<Vec<(u32, u64)>, Arc<Module>>;
 
-/// A compiled Metal source. Cheap to clone; may be shared between threads.
+/// A compiled Metal source. Clones are cheap, and threads can share them.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
@@ -33,13 +33,14 @@ struct Inner {
 }
 
 impl Library {
-    /// Compiles `source`, or finds the compiled source in `cache`, a folder that may be shared and
-    /// deleted at any time.
+    /// Compiles `source`, or loads the compiled library from the folder `cache`. Several processes
+    /// may share the folder, and it may be deleted at any time.
     ///
     /// # Errors
     ///
     /// Returns an error if the source or the cache cannot be read or written, or the source does
-    /// not compile. A source with function constants is compiled later, by [`Library::kernel`].
+    /// not compile. [`Library::kernel`] compiles a source with function constants, for the values
+    /// that it gets.
     ///
     /// ```
     /// use metal_sim::{Buffer, Compiler, Constants, Dispatch, Library, Source};
@@ -110,15 +111,15 @@ impl Library {
         let folder = program.with_file_name("metal-sim");
         at_path(&folder, std::fs::create_dir_all(&folder))?;
         let path = folder.join(format!("{}.metal", cache::key([text].into_iter())));
-        // The file is renamed into place, since several programs may start together.
+        // Write a draft and rename it, since several programs may write this file at the same time.
         let draft = cache::draft(&folder);
         at_path(&draft, std::fs::write(&draft, text))?;
         at_path(&path, std::fs::rename(&draft, &path))?;
         Self::compile(&Source::new(path), &Compiler::find()?, &folder)
     }
 
-    /// Every kernel with its arguments. Arguments that depend on function constants are listed for
-    /// constants that are all zero.
+    /// Returns every kernel with its arguments. Arguments that depend on function constants are
+    /// listed for constants that are all zero.
     ///
     /// # Errors
     ///
@@ -144,18 +145,18 @@ impl Library {
         &self.0.constants
     }
 
-    /// Violations of MSL's rules that the rewriter noticed; [`crate::rules`] finds more.
+    /// The violations of MSL's rules that the rewriter found. [`crate::rules`] finds more.
     pub fn remarks(&self) -> &[String] {
         &self.0.remarks
     }
 
-    /// The kernels that cannot run here, such as kernels that take textures: the host name and the
-    /// reason.
+    /// The kernels that cannot run here, such as kernels that take textures. Each entry is the host
+    /// name of a kernel and the reason.
     pub fn refused(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.refused.iter().map(|refused| (refused.name.as_str(), refused.reason.as_str()))
     }
 
-    /// A kernel by its host name, compiled for these function constants.
+    /// Returns the kernel with this host name, compiled for these function constants.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ pub enum ArgumentKind {
 pub struct Argument {
     /// The resource that the argument is bound to.
     pub kind: ArgumentKind,
-    /// The index in the argument's attribute.
+    /// The index in the argument's attribute, such as 3 in `[[buffer(3)]]`.
     pub index: u32,
     /// The name of the argument in the source.
     pub name: String,
@@ -32,7 +32,7 @@ pub struct Argument {
     pub required: bool,
     /// The size of the type that the argument points to, in bytes.
     pub size: u32,
-    /// The alignment of that type's scalar elements, in bytes.
+    /// The alignment in bytes of the scalar elements of the type that the argument points to.
     pub align: u32,
 }
 
@@ -136,7 +136,7 @@ impl Module {
         Ok(Module { kernels, path: path.to_path_buf(), image, _library: library })
     }
 
-    /// Opens the line table. This is slow, so it happens only when a line is needed.
+    /// Opens the line table. Opening is slow, so callers do it only when they need a line.
     pub(crate) fn lines(&self) -> Lines {
         Lines { loader: addr2line::Loader::new(&self.path).ok(), base: self.image.start }
     }
@@ -148,8 +148,8 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The source lines of a return address, starting with the innermost inlined call. Lines of the
-    /// shim are left out.
+    /// Returns the source lines of a return address, starting with the innermost inlined call.
+    /// Lines of the shim are left out.
     pub(crate) fn find(&self, site: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let Some(loader) = &self.loader else { return places };
@@ -168,7 +168,7 @@ impl Lines {
     }
 }
 
-/// The path without `.` and `..`. A path below the current folder becomes relative to it.
+/// Removes `.` and `..` from a path. A path below the current folder becomes relative to it.
 fn tidy(path: &str) -> String {
     let mut tidy = PathBuf::new();
     for part in Path::new(path).components() {
@@ -220,7 +220,7 @@ unsafe fn entry(kernel: &RawKernel) -> Entry {
     }
 }
 
-/// The loaded segments of the library around `address`.
+/// The address range of the loaded library that contains `address`.
 fn image_of(address: usize) -> std::ops::Range<usize> {
     struct Search {
         address: usize,
@@ -238,7 +238,7 @@ fn image_of(address: usize) -> std::ops::Range<usize> {
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        // Compare with each segment, since the base of an object that was not moved is 0.
+        // Compare `address` with each segment: the base of an object that was not relocated is 0.
         let segments = loaded.map(|header| {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize

@@ -1,4 +1,4 @@
-//! The results of a dispatch, and the faults that it found.
+//! The results of a dispatch, and the faults that the simulator found.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +13,11 @@ pub enum FaultKind {
     ArrayBounds,
     /// An integer division by zero, whose result MSL does not define. It ends the dispatch.
     DivisionByZero,
-    /// Two accesses, at least one of them a store, that no barrier orders. If both store the same
-    /// value, the race is only a note.
+    /// Two accesses, at least one of them a store, that no barrier orders. If both accesses store
+    /// the same value, the race is only a note.
     DataRace,
-    /// A load from threadgroup memory or an output before it was written. It is only a note if no
-    /// result, address or branch depends on the value.
+    /// A load from threadgroup memory or an output before any store to it. If no result, address or
+    /// branch depends on the value, the load is only a note.
     UninitializedRead,
     /// Bytes of an output that no thread wrote.
     UnwrittenOutput,
@@ -31,11 +31,11 @@ pub enum FaultKind {
     DivergentSimd,
     /// A lane reads the value of a lane that is not active.
     InactiveLane,
-    /// An argument that is missing or too small, or that has no parameter.
+    /// An argument that is missing, is too small, or matches no parameter of the kernel.
     Argument,
-    /// Threadgroup memory that is missing or too large, or that has a wrong size.
+    /// Threadgroup memory that is missing, is too large, or has a wrong size.
     ThreadgroupMemory,
-    /// A threadgroup or grid of an impossible size.
+    /// A threadgroup size or a grid size that no GPU accepts.
     GridSize,
 }
 
@@ -55,8 +55,8 @@ pub struct Fault {
     pub kind: FaultKind,
     /// A description of the fault.
     pub message: String,
-    /// The source lines, from the innermost call to its callers. Empty for faults of the dispatch
-    /// as a whole.
+    /// The source lines, from the innermost call to its callers. Empty for faults of the whole
+    /// dispatch.
     pub places: Vec<Place>,
     /// For a race, the source lines of the earlier access, in the same order.
     pub earlier: Vec<Place>,
@@ -110,7 +110,7 @@ pub struct Traffic {
     /// The bytes of all loads, counted for each lane.
     pub read_bytes: u64,
     /// The bytes of all loads. If several lanes of a SIMD group load a byte with the same
-    /// instruction, it counts once.
+    /// instruction, the byte counts once.
     pub fetched_bytes: u64,
     /// Bytes of all stores.
     pub written_bytes: u64,
@@ -125,7 +125,8 @@ pub struct Traffic {
 pub struct Report {
     /// The faults, in the order of first occurrence.
     pub faults: Vec<Fault>,
-    /// Accesses that look like a fault but do not change a result, in the same order.
+    /// The accesses that look like a fault but do not change a result, in the order of first
+    /// occurrence.
     pub notes: Vec<Fault>,
     /// The traffic of each buffer, by buffer index.
     pub buffers: BTreeMap<u32, Traffic>,
@@ -141,13 +142,14 @@ pub struct Report {
     pub simdgroup_barriers: u64,
     /// The number of SIMD-group exchanges, counted once for each SIMD group.
     pub simd_operations: u64,
-    /// The bytes of threadgroup memory of a threadgroup, bound and declared.
+    /// The bytes of threadgroup memory that a threadgroup uses: the bound arguments and the
+    /// variables that the kernel declares.
     pub threadgroup_bytes: u64,
     pub(crate) contents: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Report {
-    /// The contents of an owned buffer after the dispatch.
+    /// The contents of a buffer that the dispatch owns, after the kernel has run.
     pub fn contents(&self, index: u32) -> Option<&[u8]> {
         self.contents.get(&index).map(Vec::as_slice)
     }

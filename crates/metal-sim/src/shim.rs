@@ -1,4 +1,5 @@
-//! The headers and the runtime are embedded in this crate and are written to a folder once.
+//! The headers and the runtime are embedded in this crate. This module writes them to a folder
+//! once.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,8 @@ const HEADERS: &[(&str, &str)] = embedded![
     "simd/simd.h",
 ];
 
-/// Names of Apple's headers. Here each of them includes `metal_stdlib`, which contains all of them.
+/// The names of Apple's headers. Here each of these headers includes `metal_stdlib`, which contains
+/// everything.
 const FORWARDS: [&str; 28] = [
     "array",
     "atomic",

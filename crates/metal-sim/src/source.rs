@@ -18,7 +18,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A file without include folders or macros.
+    /// Creates a source without include folders or macros.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Source { path: path.into(), ..Source::default() }
     }
@@ -45,7 +45,7 @@ impl Source {
                 .map(String::from)
                 .to_vec();
         arguments.push(format!("-I{}", shim.display()));
-        // Metal's compiler predefines the types of numbers and vectors, so include them first.
+        // Metal's compiler predefines the scalar and vector types, so include them first.
         for header in ["types", "traits", "vectors"] {
             arguments.extend(["-include".into(), format!("{}/msl/{header}.h", shim.display())]);
         }
@@ -58,8 +58,8 @@ impl Source {
         arguments.push(self.path.display().to_string());
         let text = compiler.compile(&folder, &self.path, arguments)?;
         let text = String::from_utf8_lossy(&text);
-        // The preprocessor does not expand macros in a pragma, and their definitions are not in its
-        // output.
+        // Remove macros from `#pragma unroll`: the preprocessor does not expand them, and its
+        // output does not define them.
         let named = |line: &str| {
             line.trim()
                 .strip_prefix("#pragma unroll")

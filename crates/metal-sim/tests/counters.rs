@@ -88,8 +88,8 @@ fn schedules() {
     assert_eq!(shuffled, forward);
 }
 
-/// Each dispatch reserves terabytes of addresses. A process has enough for about thirty dispatches
-/// at a time.
+/// Each dispatch reserves terabytes of address space. A process has enough for about thirty
+/// dispatches at a time.
 #[test]
 fn more_dispatches_at_once_than_there_are_addresses_for() {
     let kernel = kernel(ORDER);

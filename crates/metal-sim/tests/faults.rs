@@ -36,7 +36,8 @@ fn faulty(kind: FaultKind, body: &str) {
         let report = run(&kernel, schedule);
         let fault = report.faults.iter().find(|fault| fault.kind == kind);
         let fault = fault.unwrap_or_else(|| panic!("{kind:?} {schedule:?}: {:?}", report.faults));
-        // If a barrier is missing, some order of threads also reads a value before it is written.
+        // If a barrier is missing, some schedules also read a value before another thread writes
+        // it.
         let expected = |other: FaultKind| {
             other == kind || (kind, other) == (FaultKind::DataRace, FaultKind::UninitializedRead)
         };
@@ -122,7 +123,7 @@ fn races() {
     );
 }
 
-/// The compiler merges the two stores into one, which must keep a line.
+/// The compiler merges the two stores into one. That store must still have a source line.
 #[test]
 fn stores_in_both_arms_of_a_branch() {
     faulty(
@@ -132,7 +133,7 @@ fn stores_in_both_arms_of_a_branch() {
     );
 }
 
-/// A race names the lines of both accesses, although a loop repeats them.
+/// A race names the lines of both accesses, even if a loop repeats them.
 #[test]
 fn both_lines_of_a_race() {
     let kernel = kernel(&format!(

@@ -1,5 +1,5 @@
-//! The last threadgroup adds up the values that the others stored, ordered by fences around an
-//! atomic counter.
+//! Tests kernels in which the last threadgroup adds the values that the other threadgroups stored.
+//! Fences around an atomic counter order these accesses.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -11,9 +11,9 @@ const RELEASE: &str = "atomic_thread_fence(mem_flags::mem_device, memory_order_r
 const ACQUIRE: &str = "atomic_thread_fence(mem_flags::mem_device, memory_order_acquire);";
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);";
 
-/// A kernel in which four threadgroups of 64 threads store a part each, and the last one adds the
-/// parts. `before` and `after` are the code around the first thread's increment of the counter. All
-/// threads then run `together`.
+/// A kernel in which each of four threadgroups of 64 threads stores a part, and the last
+/// threadgroup adds the parts. `before` and `after` are the code around the increment of the
+/// counter by a group's first thread. All threads then run `together`.
 fn reduction([before, after, together]: [&str; 3]) -> String {
     format!(
         "kernel void total(const device float* x [[buffer(0)]], device float* parts [[buffer(1)]],\n\
@@ -29,7 +29,7 @@ fn reduction([before, after, together]: [&str; 3]) -> String {
     )
 }
 
-/// The faults of a kernel in the three orders of threads. Its result must be right.
+/// Runs a kernel in the three orders of threads, and returns its faults. The result must be right.
 fn faults(source: &str) -> Vec<FaultKind> {
     let kernel = kernel(source);
     let x: Vec<f32> = (0..256).map(|i| i as f32).collect();
@@ -52,7 +52,7 @@ fn fences_around_an_atomic_order_threadgroups() {
     let full =
         "atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);";
     let both = format!("{ACQUIRE}\n{BARRIER}");
-    // Either the thread that counts passes its knowledge on at a barrier, or each thread has a
+    // Either the first thread has an acquire fence and a barrier follows, or every thread has a
     // fence.
     for parts in [
         [RELEASE, ACQUIRE, BARRIER],
@@ -83,7 +83,7 @@ fn an_order_that_is_not_whole_is_a_race() {
         [threadgroup, "", threadgroup],
         [shared, "", shared],
         [relaxed, "", relaxed],
-        // A store comes after the fence, or after the atomic.
+        // The store comes after the release fence, or after the increment.
         [&late, "", ACQUIRE],
         [RELEASE, &again, ACQUIRE],
     ] {
@@ -93,8 +93,7 @@ fn an_order_that_is_not_whole_is_a_race() {
     }
 }
 
-/// A chain: through another counter, the second threadgroup passes on the values that the first one
-/// stored.
+/// The second threadgroup passes on the values that the first one stored, through another counter.
 #[test]
 fn releases_are_passed_on() {
     let chain = |acquire: &str| {
@@ -126,8 +125,8 @@ fn releases_are_passed_on() {
 }
 
 /// Each threadgroup waits for the two threadgroups before it, so the number of paths to the first
-/// one grows like Fibonacci's numbers. The first threadgroup stores once more after its fence, and
-/// nothing orders that store.
+/// threadgroup grows like the Fibonacci numbers. The first threadgroup stores once more after its
+/// fence, and nothing orders that store.
 #[test]
 fn many_ways_to_a_release_are_read_once() {
     let source = format!(

@@ -1,5 +1,6 @@
-//! Tests with MLX's kernels, which Apple's compiler accepts. The lints must find nothing in them,
-//! and this crate's kernels must not use an attribute or a function that they do not use.
+//! Tests with MLX's kernels, which Apple's compiler accepts. The lints must find nothing in them.
+//! This crate's kernels must use only attributes and functions that MLX's kernels use, or that the
+//! specification describes.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -17,7 +18,7 @@ fn root() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.mlx/python/mlx/include");
     let found = root.join(KERNELS).is_dir();
     if !found {
-        // `eprintln!` would not do, because libtest hides its output if a test passes.
+        // Write to stderr directly: libtest hides the output of `eprintln!` if a test passes.
         let missing =
             "not run: the comparison with MLX's kernels; .mlx/python holds no wheel of MLX";
         writeln!(std::io::stderr(), "{missing}").expect("standard error");
@@ -81,7 +82,7 @@ fn lints_find_nothing_in_mlx() {
     for header in headers(&root) {
         let source = including.source(&header);
         let found = rules::lint(&source, common::compiler(), common::cache()).unwrap();
-        // MLX compiles kernels that use tensors for Metal 4, which has lambdas.
+        // MLX compiles the kernels that use tensors for Metal 4, which allows lambdas.
         let newer = |message: &str| header.contains("nax") && message.contains("before Metal 3.2");
         let counts = |found: &rules::Violation| !found.advice && !newer(&found.message);
         let found: Vec<_> = found.into_iter().filter(counts).collect();
@@ -89,7 +90,7 @@ fn lints_find_nothing_in_mlx() {
     }
 }
 
-/// For headers that need only features of the shim, the host's compiler finds nothing either.
+/// The host's compiler must accept the headers for which the shim has all features.
 #[test]
 #[ignore = "run by scripts/verify.sh"]
 fn types_agree_in_mlx() {
@@ -120,8 +121,8 @@ fn types_agree_in_mlx() {
     }
 }
 
-/// Features that our kernels use and MLX's do not, with the section of the Metal Shading Language
-/// Specification, version 4, that describes them.
+/// Features that our kernels use and MLX's kernels do not use, each with the section of the Metal
+/// Shading Language Specification, version 4, that describes it.
 const SPECIFIED: [(&str, &str); 18] = [
     ("[[threadgroup]] threadgroup *", "5.2.1, Locating Buffer, Texture, and Sampler Arguments"),
     ("[[threadgroup_position_in_grid]] uint2", INPUT),

@@ -1,4 +1,5 @@
-//! A finding that cannot change a result is a note. A small change to the kernel makes it a fault.
+//! Tests notes: a finding that cannot change a result is a note. A small change to the kernel makes
+//! it a fault.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -7,7 +8,7 @@ use common::library;
 use metal_sim::FaultKind::{DataRace, UninitializedRead};
 use metal_sim::{Buffer, Constants, Dispatch, Fault, FaultKind, Kernel, Report, Schedule};
 
-/// The numbers of the lines of a body that end with a mark.
+/// Returns the numbers of the lines of a body that end with a mark.
 fn marked(body: &str) -> Vec<u32> {
     let numbered = body.lines().zip(2..); // the first is the kernel's
     numbered.filter(|(line, _)| line.ends_with("// !")).map(|(_, number)| number).collect()
@@ -149,10 +150,10 @@ fn values_that_something_uses() {
         "y[i] = simd_any(lane > 1 && v == 0);",
         "y[i] = as_type<uint>(v) >> 31;",
         "y[i] = min(max(v, 0.0f), 1.0f);",
-        // Different addresses are read, but the results are equal.
+        // The threads read different addresses, but the results are equal.
         "y[i] = 0 * x[v > 1e9f ? 1 : 0];",
-        // With one of the junk patterns the loop runs for minutes, unless the limit on steps ends
-        // it.
+        // With one of the junk patterns the loop would run for minutes, if the limit on steps did
+        // not end it.
         "device volatile float* z = y;\nz[i] = 1;\nfor (int k = 0; lane > 1 && k < as_type<int>(v); k++) z[i] = 2;",
         "y[i] = 4;\nif (v == 0) threadgroup_barrier(mem_flags::mem_none);",
     ];

@@ -1,5 +1,5 @@
-//! Plants faults in a kernel, one at a time. At least one order of threads must find each fault,
-//! and without faults the kernel must be clean in all orders.
+//! Plants faults in a kernel, one at a time. At least one order of threads must find each fault.
+//! The kernel without planted faults must be clean in all orders.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -9,7 +9,7 @@ use metal_sim::FaultKind::{
 };
 use metal_sim::{Buffer, Constants, Dispatch, FaultKind, Library, Schedule};
 
-/// Reverses rows and subtracts their sums, with four SIMD groups for each row.
+/// Reverses rows and subtracts their sums, with four SIMD groups per row.
 const KERNEL: &str = "\
 kernel void NAME(const device float* x [[buffer(0)]], device float* y [[buffer(1)]],
     constant uint& n [[buffer(2)]], threadgroup float* row [[threadgroup(0)]],

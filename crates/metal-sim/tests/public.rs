@@ -1,4 +1,4 @@
-//! Tests Metal code in the forms that public kernels of other programs than MLX use.
+//! Tests Metal code in the forms that public kernels of programs other than MLX use.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -16,8 +16,7 @@ fn run(kernel: &Kernel, x: &[f32]) -> Vec<f32> {
     y
 }
 
-/// A conversion to a type that a `typedef` names works like one to the type itself, also after a
-/// colon and a star.
+/// A conversion to a `typedef` works like a conversion to the type itself, also after `:` and `*`.
 #[test]
 fn typedefs_are_types() {
     let kernel = kernel(
@@ -33,7 +32,7 @@ fn typedefs_are_types() {
     assert_eq!(run(&kernel, &x), [9.0, 9.0, 7.0, 7.0]);
 }
 
-/// Comparisons give vectors of `bool`, whose elements can be named.
+/// Comparisons give vectors of `bool`, and a kernel can access their elements by name.
 #[test]
 fn vectors_of_bool() {
     let kernel = kernel(
@@ -49,8 +48,8 @@ fn vectors_of_bool() {
     assert_eq!(run(&kernel, &[0.0, 2.0, -1.0, 9.0]), [3011.0, 1010.0, 3111.0, -1.0]);
 }
 
-/// Matrices that are built from single elements, scaled and added in place, and lists among the
-/// arguments of a call.
+/// Matrices that are built from single elements, scaled and added in place, and braced lists among
+/// the arguments of a call.
 #[test]
 fn matrices_and_lists() {
     let kernel = kernel(
@@ -78,8 +77,8 @@ fn names_of_kernels_and_types() {
     assert_eq!(run(&kernel, &[1.0, 3.0]), [2.0, 6.0]);
 }
 
-/// Functions that take textures are left out with their kernels. A struct with a similar name
-/// stays.
+/// The rewriter removes functions that take textures, with their kernels. A struct with a similar
+/// name stays.
 #[test]
 fn functions_with_textures_are_left_out() {
     let library = common::library(

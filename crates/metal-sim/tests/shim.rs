@@ -31,7 +31,7 @@ fn run<T: Plain, R: Plain + Default>(kernel: &Kernel, x: &[T], count: usize, wha
     out
 }
 
-/// Runs several expressions as one kernel, with a row of outputs for each.
+/// Runs several expressions as one kernel, which writes a row of outputs for each expression.
 fn table<T: Plain>(input: &str, expressions: &[&str], x: &[T]) -> Vec<Vec<f32>> {
     let body: String = expressions
         .iter()
@@ -210,7 +210,7 @@ fn integers() {
     }
 }
 
-/// Names of Apple's headers that kernels use without an include, and members that differ only by
+/// Names of Apple's headers that kernels use without an include. Members that differ only in their
 /// address space.
 #[test]
 fn names_of_apples_headers() {
@@ -235,8 +235,8 @@ fn names_of_apples_headers() {
     assert_eq!(y, [3.0, 65505.0, f32::INFINITY, f32::MIN]);
 }
 
-/// Kernels that need a missing resource are left out by name, and the other kernels of the source
-/// run.
+/// The rewriter removes kernels that need a missing resource and lists their names. The other
+/// kernels of the source run.
 #[test]
 fn missing_resources_are_named() {
     let library = common::library(
@@ -262,7 +262,8 @@ fn missing_resources_are_named() {
     assert!(said("tables_f").starts_with("tables_f takes an argument buffer, 'table' at "));
 }
 
-/// Conversions to types that a template or an alias names, and lists that are converted to vectors.
+/// Conversions to types that a template or an alias names, and conversions of braced lists to
+/// vectors.
 #[test]
 fn conversions() {
     let kernel = kernel(

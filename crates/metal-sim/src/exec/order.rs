@@ -1,39 +1,39 @@
-//! The order of accesses that fences make. A thread's release fence covers the thread's accesses
-//! before the fence, and the accesses of its threadgroup before the last barrier. The atomics that
-//! the thread writes next carry these accesses. A thread's acquire fence makes the carried accesses
-//! known to the thread, for all atomics that its threadgroup has read.
+//! Tracks the order that fences make between memory accesses. A thread's release fence covers the
+//! thread's earlier accesses, and the accesses of its threadgroup before the last barrier. The
+//! atomics that the thread writes next carry the release. A thread's acquire fence makes all
+//! releases known to the thread that are carried by atomics which its threadgroup has read.
 
 use std::collections::{HashMap, HashSet};
 
 use super::shadow::{ATOMIC, Cell, Earlier, READ, Stamp, WRITE};
 use super::watch::Byte;
 
-/// Stands for the barriers of the running threadgroup, which order accesses as an atomic would.
+/// A pseudo-atomic that stands for the barriers of the running threadgroup.
 const BARRIER: Byte = (usize::MAX, 0);
 
-/// For each atomic, how many of the releases that it carries are known.
+/// For each atomic, the number of its releases that are known.
 type View = HashMap<Byte, usize>;
 
-/// A release fence: the stamp of its thread, and how many release fences the thread has executed,
-/// including this one.
+/// A release fence: the stamp of its thread, and the number of release fences that the thread has
+/// executed so far.
 type Fence = (Stamp, usize);
 
 /// The releases that an atomic carries.
 #[derive(Default)]
 struct Carried {
     count: usize,
-    /// For each threadgroup: its release fences, each with the number of the release.
+    /// The release fences of each threadgroup, each with the index of the release.
     of_group: HashMap<u32, Vec<(Fence, usize)>>,
-    /// Views of other atomics that a release passes on, each with the number of the release.
+    /// The views of other atomics that a release passes on, each with the index of the release.
     passed: Vec<(View, usize)>,
 }
 
-/// The state of a thread of the running threadgroup that executed a fence.
+/// The state of a thread of the running threadgroup that has executed a fence.
 #[derive(Default)]
 struct Fenced {
     released: Option<(Fence, View)>,
-    /// The atomics that carry this release already. An atomic need not carry a release twice, since
-    /// all readers come later.
+    /// The atomics that carry this release already. One entry is enough, since all later readers of
+    /// the atomic see it.
     carried_by: HashSet<Byte>,
     known: View,
 }
@@ -44,9 +44,9 @@ pub(super) struct Order {
     /// Whether the kernel has executed a fence. Every access checks this.
     pub(super) is_used: bool,
     carried: HashMap<Byte, Carried>,
-    /// Bytes that threads accessed after a release fence, with that fence.
+    /// The bytes that threads accessed after a release fence, each with that fence.
     late: HashMap<Byte, Fence>,
-    /// The threads of the running threadgroup that executed a fence.
+    /// The threads of the running threadgroup that have executed a fence.
     fenced: HashMap<u32, Fenced>,
     seen: View,
     known: View,
@@ -67,9 +67,9 @@ impl Order {
         self.known.clear();
     }
 
-    /// A barrier of the threadgroup. It carries releases like an atomic that all threads write and
-    /// then read. After a barrier for device memory, every thread knows the releases that any
-    /// thread knew.
+    /// Handles a threadgroup barrier. It carries releases like an atomic that all threads write and
+    /// then read. After a barrier for device memory, every thread knows all the releases that any
+    /// thread of the threadgroup knew.
     pub(super) fn barrier(&mut self, is_for_device: bool) {
         for thread in self.fenced.keys().copied().collect::<Vec<_>>() {
             self.carry(BARRIER, thread);
@@ -125,7 +125,7 @@ impl Order {
         }
     }
 
-    /// Makes an atomic carry the release of a thread, if the thread has executed a release fence.
+    /// Makes an atomic carry the thread's last release, if the thread has executed a release fence.
     fn carry(&mut self, object: Byte, thread: u32) {
         let Some(fenced) = self.fenced.get_mut(&thread) else { return };
         let Some((fence, known)) = &fenced.released else { return };
@@ -150,7 +150,7 @@ impl Order {
         }
     }
 
-    /// Whether an access to a byte is ordered before the access of the thread of `now`.
+    /// Whether the access `earlier` to a byte is ordered before the access at `now`.
     fn is_before(&self, byte: Byte, earlier: Stamp, now: Stamp) -> bool {
         let late = self.late.get(&byte).filter(|(stamp, _)| stamp.is_at(earlier));
         let access = (earlier, late.map_or(0, |(_, count)| *count));
@@ -158,8 +158,8 @@ impl Order {
         [Some(&self.known), own].into_iter().flatten().any(|view| self.covers(view, access))
     }
 
-    /// Whether an access is covered by a release that the view knows, or by a release that such a
-    /// release passed on. Each release is read once, even if several paths lead to it.
+    /// Whether a release that the view knows covers an access, directly or through the releases
+    /// that it passed on. Each release is visited once, even if several paths lead to it.
     fn covers(&self, view: &View, (earlier, after): Fence) -> bool {
         let released = |(fence, count): Fence| {
             let is_late = fence.thread() == earlier.thread() && count <= after;

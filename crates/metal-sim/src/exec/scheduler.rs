@@ -1,5 +1,5 @@
-//! The threads of a threadgroup, each of which is a fiber: their order, and the places where they
-//! wait.
+//! The threads of a threadgroup. Each thread is a fiber, and the scheduler keeps the order in which
+//! they run and the places where they wait.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,20 +9,20 @@ use corosensei::{Coroutine, Yielder};
 
 use super::shadow::Loads;
 
-/// The lanes of a SIMD group on every Apple GPU.
+/// The number of lanes of a SIMD group on every Apple GPU.
 pub(super) const SIMD_WIDTH: usize = 32;
-/// The most bytes of a value that lanes exchange.
+/// The maximum size in bytes of a value that lanes exchange.
 pub(super) const SLOT_BYTES: usize = 32;
 
-/// The stacks that no fiber uses. The whole process shares them. If each thread had a list, the
-/// stacks of idle threads would add up to all the mappings that Linux allows.
+/// The stacks that no fiber uses, shared by the whole process. If each host thread had its own
+/// list, the stacks of idle host threads would use up all the mappings that Linux allows a process.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
 pub(super) fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
     STACKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a thread. A waiting state has the place where the thread waits.
+/// The state of a thread. A waiting state holds the return address of the call that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
@@ -71,7 +71,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// One order of each type. A kernel should run in all of them.
+    /// One schedule of each kind. A kernel should give correct results with all of them.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 
@@ -113,7 +113,7 @@ impl Ready {
         }
     }
 
-    /// The numbers below `count`, in the order of the schedule.
+    /// Returns the numbers below `count`, in the order of the schedule.
     pub(super) fn order(&mut self, count: u32) -> Vec<u32> {
         let mut order: Vec<u32> = (0..count).collect();
         match self.schedule {
@@ -138,11 +138,12 @@ pub(super) struct Barrier {
     pub(super) site: usize,
 }
 
-/// Exchanges take turns among several rounds, since a lane may publish its next value before all
-/// other lanes have read the last one. A matrix product uses two rounds at a time.
+/// The number of exchange buffers of a SIMD group, which are used in rotation: a lane may publish
+/// its next value before all other lanes have read its last one. A matrix product uses two at a
+/// time.
 pub(super) const ROUNDS: usize = 4;
 
-/// The values that lanes exchange.
+/// One exchange buffer: the values that the lanes published, and the mask of these lanes.
 #[derive(Clone)]
 pub(super) struct Round {
     pub(super) slots: [u8; SIMD_WIDTH * SLOT_BYTES],

@@ -1,4 +1,5 @@
-//! The work before and after the kernel runs: checks and binds arguments, and copies results back.
+//! Prepares a dispatch and finishes it: checks and binds the arguments before the kernel runs, and
+//! copies the results back after it.
 
 use std::ffi::c_void;
 use std::io;
@@ -19,13 +20,13 @@ impl Machine {
     }
 }
 
-/// The addresses of a kernel's arguments: buffers and threadgroup memory.
+/// The addresses that a kernel gets for its buffers and its threadgroup memory.
 pub(super) struct Tables {
     pub(super) buffers: [*mut c_void; THREADGROUP_SLOTS],
     pub(super) threadgroup: [*mut c_void; THREADGROUP_SLOTS],
 }
 
-/// A range of the caller's memory, and the buffers that overlap in it.
+/// A range of the caller's memory that one buffer or several overlapping buffers cover.
 struct Union {
     low: usize,
     high: usize,

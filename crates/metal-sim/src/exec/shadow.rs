@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Bits for the type of an access, as in include/msl/runtime.h and runtime/runtime.cpp.
+/// Bits for the kind of an access. include/msl/runtime.h and runtime/runtime.cpp define the same
+/// values.
 pub(super) const READ: u32 = 1;
 pub(super) const WRITE: u32 = 2;
 pub(super) const ATOMIC: u32 = 8;
@@ -79,10 +80,10 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Counts the actions of a thread, to find the accesses that the lanes of a SIMD group make
-/// together. Lanes are at the same instruction if they have equal counts of waits for each other,
-/// and of memory accesses since the last wait. Lanes that have taken different branches since then
-/// seem to be at different instructions.
+/// Counts the waits and memory accesses of a thread, to find the accesses that the lanes of a SIMD
+/// group make with one instruction. Two lanes count as being at the same instruction if they have
+/// waited equally often for other lanes, and have made equally many accesses since the last wait.
+/// Lanes that took different branches since that wait may count as being at different instructions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loads {
     waits: u32,
@@ -94,8 +95,8 @@ impl Loads {
         *self = Loads { waits: self.waits + 1, accesses: 0 };
     }
 
-    /// The instruction number of an access by the thread of `stamp`: 24 bits for the threadgroup,
-    /// 5 for the SIMD group, 20 for the waits and 15 for the accesses.
+    /// Returns the number of the instruction that makes the next access of the thread of `stamp`:
+    /// 24 bits for the threadgroup, 5 for the SIMD group, 20 for the waits and 15 for the accesses.
     pub(super) fn next(&mut self, stamp: Stamp) -> u64 {
         self.accesses += 1;
         stamp.0 >> 40 << 40
@@ -112,8 +113,8 @@ pub(super) struct Earlier {
     pub(super) wrote: bool,
 }
 
-/// The first of these accesses that races with the access of `now`, unless a fence orders the two
-/// accesses.
+/// Returns the first access in `earlier` that races with the access at `now`. Accesses that a fence
+/// orders do not race.
 #[inline(always)]
 fn first<const N: usize>(
     earlier: [(Stamp, bool); N],
@@ -128,8 +129,8 @@ fn first<const N: usize>(
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cell {
     pub(super) write: Stamp,
-    /// The last two readers. Two are needed, since a thread may store after its load, but not after
-    /// the load of another thread.
+    /// The last load, and the last load by another thread. A store does not race with a load by its
+    /// own thread, but may race with the load by the other thread.
     pub(super) read: Stamp,
     pub(super) other_read: Stamp,
     /// The last atomic access. An atomic access races with plain accesses, but not with other
@@ -138,7 +139,8 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// The earlier access with which this access races, and the earlier store if both are stores.
+    /// Records an access, and returns the earlier access with which it races. For a store, the
+    /// first entry is a load or an atomic access, and the second entry is a store.
     #[inline(always)]
     pub(super) fn access(
         &mut self,
@@ -153,7 +155,7 @@ impl Cell {
         }
     }
 
-    /// The earlier access with which this load races.
+    /// Records a load, and returns the earlier access with which it races.
     pub(super) fn load(&mut self, now: Stamp, fenced: impl Fn(Stamp) -> bool) -> Option<Earlier> {
         let atomic = if self.atomic.wrote() { self.atomic } else { Stamp::default() };
         let race = first([(self.write, true), (atomic, true)], now, &fenced);
@@ -164,7 +166,8 @@ impl Cell {
         race
     }
 
-    /// The earlier load or atomic access with which this store races, and the earlier store.
+    /// Records a store, and returns the earlier load or atomic access and the earlier store with
+    /// which it races.
     pub(super) fn store(
         &mut self,
         now: Stamp,
@@ -178,7 +181,7 @@ impl Cell {
         earlier
     }
 
-    /// The earlier plain access with which this atomic access races.
+    /// Records an atomic access, and returns the earlier plain access with which it races.
     pub(super) fn atomic(
         &mut self,
         now: Stamp,

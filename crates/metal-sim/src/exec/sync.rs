@@ -1,5 +1,5 @@
-//! Runs the threads of a threadgroup, which wait for each other at barriers and exchanges of SIMD
-//! groups.
+//! Runs the threads of a threadgroup. They wait for each other at barriers, and when the lanes of a
+//! SIMD group exchange values.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use super::shadow::Loads;
 use crate::module::{Arguments, Call};
 use crate::report::FaultKind;
 
-/// The bytes of a fiber's stack. A thread's private memory on a GPU is far smaller.
+/// The size of a fiber's stack in bytes. A thread's private memory on a GPU is far smaller.
 const STACK_BYTES: usize = 256 << 10;
 
 const MEM_DEVICE: u32 = 1;
@@ -66,7 +66,7 @@ impl Machine {
         self.ready.push(thread);
     }
 
-    /// Leaves the current fiber until it is resumed.
+    /// Suspends the current fiber until the scheduler resumes it.
     ///
     /// # Safety
     /// Must be called on a fiber of `machine`, with no reference to it alive.
@@ -159,8 +159,9 @@ impl Machine {
         }
     }
 
-    /// A fence, with Metal's values of `mem_flags`, `memory_order` and `thread_scope`. A fence for
-    /// the threadgroup alone is ignored, since it orders less than the threadgroup's barriers.
+    /// Executes a fence, with Metal's values of `mem_flags`, `memory_order` and `thread_scope`. A
+    /// fence for the threadgroup alone is ignored, since it orders less than the threadgroup's
+    /// barriers.
     pub(super) fn fence(&mut self, flags: u32, order: u32, scope: u32, site: usize) {
         self.step(site, order as usize);
         if flags & MEM_DEVICE == 0 || scope != DEVICE_SCOPE {
@@ -175,7 +176,8 @@ impl Machine {
         }
     }
 
-    /// Records that a lane arrives. Returns whether it is the last lane of its SIMD group.
+    /// Records that a lane arrives at a SIMD-group function. Returns whether it is the last lane of
+    /// its SIMD group to arrive.
     fn meet(&mut self, state: State, site: usize, what: u32, bytes: usize) -> bool {
         self.step(site, bytes);
         let group = self.current / SIMD_WIDTH;
@@ -252,8 +254,8 @@ impl Machine {
         });
     }
 
-    /// Records that a thread returned. SIMD groups continue with the other lanes, but threadgroup
-    /// barriers do not.
+    /// Records that a thread has returned. SIMD-group functions then wait only for the other lanes,
+    /// but threadgroup barriers still wait for all threads.
     pub(super) fn leave(&mut self) {
         self.live -= 1;
         let group = self.current / SIMD_WIDTH;
@@ -268,7 +270,7 @@ impl Machine {
         }
     }
 
-    /// Reports that threads wait and that none can continue.
+    /// Reports a fault because threads wait and none of them can continue.
     pub(super) fn stuck(&mut self) {
         self.stopped = true;
         let (mut at_barrier, mut in_simd, mut returned) = (Vec::new(), Vec::new(), 0);

@@ -1,28 +1,28 @@
-//! The trace of a dispatch as one number, to tell whether another dispatch takes the same steps.
+//! Hashes the steps of a dispatch, to find out whether another dispatch takes the same steps.
 
-/// The accesses of all threads and the places where they waited, in order, as a hash.
+/// A hash of the memory accesses of all threads and of the places where they waited, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trace {
     steps: u64,
-    /// The hash, in a trace that is compared with another.
+    /// The hash; `None` if the trace only counts the steps.
     digest: Option<u64>,
-    /// The most steps that are allowed.
+    /// The maximum number of steps.
     most: u64,
 }
 
 impl Trace {
-    /// A trace that only counts its steps.
+    /// Creates a trace that only counts its steps.
     pub(super) fn counted() -> Self {
         Trace { steps: 0, digest: None, most: u64::MAX }
     }
 
-    /// A trace with a hash, which may be as long as this one.
+    /// Creates a trace with a hash, for at most as many steps as this trace has.
     pub(super) fn beside(&self) -> Self {
         Trace { steps: 0, digest: Some(0), most: self.steps }
     }
 
-    /// Adds a step of a thread: its return address and its address in memory. Returns whether there
-    /// are too many steps.
+    /// Adds a step of a thread: its return address `site` and the memory address `at`. Returns
+    /// whether the trace exceeds its maximum number of steps.
     pub(super) fn step(&mut self, thread: usize, site: usize, at: usize) -> bool {
         self.steps += 1;
         if let Some(digest) = &mut self.digest {

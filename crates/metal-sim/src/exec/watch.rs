@@ -1,6 +1,6 @@
-//! Finds the source line of the earlier access of a race. The history of a byte has no room for
-//! places, so a dispatch with races runs a second time, in the same order, and this module records
-//! the places that access the bytes that raced.
+//! Finds the source line of the earlier access of a race. The history of a byte does not hold
+//! return addresses. A dispatch with races therefore runs a second time, in the same order, and
+//! this module records the return addresses of the accesses to the bytes that raced.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::shadow::{Earlier, Stamp};
 /// A byte of a storage, as the number of the storage and the offset of the byte.
 pub(super) type Byte = (usize, usize);
 
-/// The most loads, and the most stores, that are kept for a byte.
+/// The maximum number of loads, and of stores, that are kept for a byte.
 const KEPT: usize = 4;
 
 /// The last accesses of a byte, each with its return address.
@@ -43,7 +43,7 @@ impl Watch {
         kept.push((stamp, site));
     }
 
-    /// The return address of an earlier access to a byte.
+    /// Returns the return address of an earlier access to a byte.
     pub(super) fn find(&self, byte: Byte, before: Earlier) -> Option<usize> {
         let accesses = self.0.get(&byte)?;
         let kept = if before.wrote { &accesses.stores } else { &accesses.loads };

@@ -1,5 +1,6 @@
-//! Function constants: `constant T name [[function_constant(n)]];` gets its value from a table at
-//! the beginning of the rewritten source. So each set of values is compiled separately.
+//! Function constants. A declaration `constant T name [[function_constant(n)]];` reads its value
+//! from a table at the beginning of the rewritten source. Each set of values is therefore compiled
+//! separately.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

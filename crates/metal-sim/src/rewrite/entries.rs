@@ -11,7 +11,7 @@ pub(super) const SHARED: &str = "__attribute__((shared, aligned(16)))";
 
 const KEPT: &str = "_Pragma(\"clang loop unroll(disable)\") ";
 
-/// The size that is assumed for a threadgroup argument, since the host chooses the real size.
+/// The assumed size in bytes of a threadgroup argument. The host chooses the real size.
 const THREADGROUP_BYTES: u32 = 4096;
 
 impl Rewriter {
@@ -51,9 +51,9 @@ impl Rewriter {
         );
     }
 
-    /// Disables the unrolling of loops that end for either of two reasons. Their number of
-    /// iterations is unknown, but the optimizer may find a bound for it and unroll the loop up to
-    /// that bound.
+    /// Disables unrolling for `for` loops whose header contains `&&`. Their number of iterations is
+    /// unknown, but the optimizer may find an upper bound for it and unroll the loop up to that
+    /// bound.
     pub(super) fn keep_loops(&mut self) {
         for i in 0..self.tokens.len() {
             if self.tokens.at(i) == "for" && self.tokens.at(i + 1) == "(" {
@@ -66,7 +66,8 @@ impl Rewriter {
         }
     }
 
-    /// The rewritten source. For a GPU, functions without an attribute are compiled for the device.
+    /// Returns the rewritten source. For a GPU, functions without an attribute are compiled as
+    /// device code.
     pub(super) fn text(&self) -> String {
         let text = self.tokens.text();
         if self.purpose != Purpose::Gpu {
@@ -84,7 +85,7 @@ mod tests {
     use super::super::{Purpose, rewrite};
     use super::ALWAYS_INLINE;
 
-    /// The lines of the entry points, and the text before them.
+    /// Returns the lines of the entry points, and the text before them.
     fn rewritten(source: &str) -> (Vec<String>, String) {
         let text = rewrite(source, Path::new("/shim"), Purpose::Gpu).text;
         let (before, entries) = text.split_once("host_device end\n").unwrap();

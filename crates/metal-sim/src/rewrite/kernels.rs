@@ -5,7 +5,7 @@ use mlx_primitives_build::front::{self, Kernel, Parameter, Role};
 use super::entries::ALWAYS_INLINE;
 use super::{Purpose, Refused, Rewriter};
 
-/// Attributes of parameters that need no rewriting.
+/// The attributes of parameters that need no rewriting.
 const KNOWN: [&str; 5] = ["buffer", "threadgroup", "function_constant", "maybe_unused", "id"];
 
 impl Rewriter {
@@ -122,7 +122,8 @@ impl Rewriter {
         }
     }
 
-    /// The name of a kernel. It gets a new name if another function has the same name.
+    /// Returns the name of a kernel. The kernel gets a new name if another function has the same
+    /// name.
     fn alone(&mut self, kernel: &Kernel) -> String {
         let at = kernel.open - 1;
         let defined = |i: usize| {
@@ -135,8 +136,8 @@ impl Rewriter {
         self.tokens.at(at).to_owned()
     }
 
-    /// The name of the function at `i`, qualified with `::` if a function in Metal's namespace may
-    /// have the same name, such as `transpose`.
+    /// Returns the name of the function at `i`, qualified with `::` if a function in Metal's
+    /// namespace may have the same name, such as `transpose`.
     fn apart(&self, i: usize, name: &str) -> String {
         let is_name = name.starts_with(|first: char| first.is_alphabetic() || first == '_');
         if is_name && self.global[i] { format!("::{name}") } else { name.to_owned() }
@@ -171,7 +172,8 @@ impl Rewriter {
         }
         let (file, line) = self.tokens.place(kernel.open - 1);
         let limit = kernel.max_threads.as_deref();
-        // A template's parameters are not declared where its instances are registered.
+        // A limit that names a template parameter is unknown where the template's instances are
+        // registered.
         let known = |limit: &&str| !kernel.is_template || limit.parse::<u32>().is_ok();
         format!(
             " static const ::msl::Parameter msl_parameters_{serial}[] = \

@@ -1,4 +1,5 @@
-//! Rewrites single tokens: address spaces, attributes, literals, vector constructors.
+//! Rewrites single tokens and short sequences: address spaces, attributes, literals and vector
+//! constructors.
 
 use mlx_primitives_build::front::{Kind, SCALARS};
 
@@ -29,8 +30,8 @@ impl Rewriter {
         }
     }
 
-    /// Uses plain vectors in place of packed vectors of three, which are structs: clang does not
-    /// find a struct's members in other address spaces.
+    /// Replaces packed vectors of three elements with plain vectors. The packed ones are structs,
+    /// and clang does not find a struct's members in other address spaces.
     pub(super) fn unpack(&mut self) {
         for token in &mut self.tokens.list {
             if let Some(plain) = token.text.strip_prefix("packed_")
@@ -81,7 +82,7 @@ impl Rewriter {
         })
     }
 
-    /// Rewrites `f({a, b})`, since the compiler does not turn a list into a vector.
+    /// Rewrites `f({a, b})`, since the compiler does not convert a braced list to a vector.
     fn braces(&mut self) {
         let mut around = Vec::new();
         for open in 1..self.tokens.len() {
@@ -106,7 +107,8 @@ impl Rewriter {
         }
     }
 
-    /// Rewrites `bool4 v = a < b;`, since the compiler's comparison returns a vector of integers.
+    /// Rewrites `bool4 v = a < b;`, since the host compiler's comparison returns a vector of
+    /// integers.
     fn truths(&mut self, i: usize) {
         let kind = self.tokens.at(i).to_owned();
         let starts = matches!(kind.as_str(), "bool2" | "bool3" | "bool4")
@@ -126,8 +128,8 @@ impl Rewriter {
         }
     }
 
-    /// Rewrites `vec<T, N>` in a `typedef` or a `using` that is not a template. `T` may be `bool`,
-    /// and nothing has to be deduced from such a type.
+    /// Replaces `vec` by `msl_vec` in `vec<bool, N>`, and in a `typedef` or a `using` that is not a
+    /// template. The compiler does not have to deduce `T` and `N` there.
     fn alias_of_vector(&mut self, i: usize) {
         if self.tokens.at(i) != "vec" || self.tokens.at(i + 1) != "<" {
             return;
@@ -160,8 +162,8 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
-    /// Rewrites `(half4) x` and `(T) x` as an operator of the same precedence. The compiler refuses
-    /// such casts between vectors of different sizes.
+    /// Rewrites the casts `(half4) x` and `(T) x` as an operator of the same precedence. The
+    /// compiler refuses such casts between vectors of different sizes.
     fn cast(&mut self, i: usize) -> bool {
         let (before, after) = (i.wrapping_sub(1), i + 1);
         let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
@@ -186,7 +188,7 @@ impl Rewriter {
         true
     }
 
-    /// Whether tokens such as `float2 v(x, y);` declare a variable, and not a function.
+    /// Whether tokens such as `float2 v(x, y);` declare a variable rather than a function.
     fn declares(&self, i: usize) -> bool {
         let open = i + 2;
         if !is_vector(self.tokens.at(i))
@@ -248,7 +250,7 @@ fn is_vector(word: &str) -> bool {
         && !(packed.is_some() && width == '3')
 }
 
-/// Whether the source may use this name for a vector, as a template parameter for example.
+/// Whether the source may use this name for a vector type, for example as a template parameter.
 fn may_be_vector(word: &str) -> bool {
     let number = SCALARS.contains(&word) || word.starts_with("int") || word.starts_with("uint");
     let other = matches!(word, "size_t" | "ptrdiff_t" | "unsigned" | "signed" | "void" | "this");

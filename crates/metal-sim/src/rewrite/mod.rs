@@ -17,11 +17,11 @@ pub(crate) use mlx_primitives_build::front::{self, SPACES, Tokens, VALUES as BUI
 /// The purpose of the rewritten source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The source is to run, in one flat address space.
+    /// The source will run, in one flat address space.
     Run,
-    /// The source is to be type-checked, with its address spaces.
+    /// The source will be type-checked, with its address spaces.
     Check,
-    /// The source is to be compiled to a GPU's machine code, through clang's SPIR-V target.
+    /// The source will be compiled to a GPU's machine code, through clang's SPIR-V target.
     Gpu,
 }
 
@@ -46,7 +46,7 @@ pub struct Violation {
     pub line: u32,
     /// A description of the problem.
     pub message: String,
-    /// `true` if MSL allows the code, but it gives a reader or a check less information.
+    /// `true` if MSL allows the code, but the code tells readers and checkers less than it could.
     pub advice: bool,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Refused {
     pub(crate) name: String,
     /// The name of the function in the source.
     function: String,
-    /// The resource that the kernel takes, and where it takes it.
+    /// The missing resource that the kernel takes, and the file and line of the parameter.
     pub(crate) reason: String,
 }
 

@@ -1,13 +1,13 @@
-//! Removes declarations that differ only by address space, since they collide when address spaces
-//! are dropped.
+//! Removes declarations that differ only in address spaces. They would collide, since the rewriter
+//! drops address spaces.
 
 use std::collections::HashSet;
 
 use super::{Purpose, Rewriter, SPACES};
 
 impl Rewriter {
-    /// Removes the address space from members such as `T get() const device {...}`, and keeps one
-    /// of the members that differ only by it.
+    /// Removes the address space from members such as `T get() const device {...}`. If members
+    /// differ only in the address space, one of them is kept.
     pub(super) fn method_qualifiers(&mut self) {
         let (mut seen, mut scopes) = (HashSet::new(), HashSet::new());
         for i in 1..self.tokens.len() {
@@ -33,8 +33,8 @@ impl Rewriter {
         }
     }
 
-    /// The declarations of a struct's members without an address space, up to the end of their
-    /// parameters.
+    /// Returns the text of each member function of a struct that has no address space, up to the
+    /// end of its parameters.
     fn members(&self, brace: usize) -> Vec<String> {
         let mut found = Vec::new();
         if self.tokens.at(brace) != "{" {
@@ -61,7 +61,7 @@ impl Rewriter {
         found
     }
 
-    /// The declaration without its address spaces.
+    /// Returns the text of a declaration without its address spaces.
     fn plain(&self, start: usize, end: usize) -> String {
         let words = (start..end).map(|i| self.tokens.at(i));
         words.filter(|word| !SPACES.contains(word)).collect::<Vec<_>>().join(" ")
@@ -104,7 +104,7 @@ impl Rewriter {
         self.tokens.len() - 1
     }
 
-    /// The position of the opening brace around `i`, which identifies the scope.
+    /// Returns the position of the opening brace around `i`, which identifies the scope.
     fn scope(&self, i: usize) -> usize {
         let mut depth = 0;
         for at in (0..i).rev() {
@@ -118,8 +118,8 @@ impl Rewriter {
         usize::MAX
     }
 
-    /// Turns a parameter such as `constant T x[2]` into a pointer. With an address space, clang
-    /// does not recognize that it is one.
+    /// Turns a parameter such as `constant T x[2]` into a pointer. If it has an address space,
+    /// clang does not treat it as a pointer.
     pub(super) fn array_parameters(&mut self) {
         for open in 1..self.tokens.len() {
             let end = self.tokens.close(open);

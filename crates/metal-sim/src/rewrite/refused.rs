@@ -1,5 +1,5 @@
-//! Kernels that need resources which the simulator does not have. They are left out by name, so
-//! that the other kernels of a source can run.
+//! Finds kernels that need resources which the simulator does not have. The library lists their
+//! names and removes them, so that the other kernels of a source can run.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use mlx_primitives_build::front::{self, Kernel};
 
 use super::Rewriter;
 
-/// Types that need more than memory, and the names of these resources in messages.
+/// Types that stand for a resource other than memory, and the text for each resource in messages.
 const RESOURCES: [(&str, &str); 8] = [
     ("sampler", "a sampler"),
     ("command_buffer", "an indirect command buffer"),
@@ -19,7 +19,7 @@ const RESOURCES: [(&str, &str); 8] = [
     ("tensor", "a tensor"),
 ];
 
-/// The resource that a type name stands for, if it is one.
+/// Returns the text for the resource that a type name stands for, if any.
 fn resource(word: &str) -> Option<&'static str> {
     let texture = ["texture", "depth"].iter().find_map(|start| word.strip_prefix(start));
     if texture.is_some_and(|rest| {
@@ -34,7 +34,7 @@ fn resource(word: &str) -> Option<&'static str> {
 }
 
 impl Rewriter {
-    /// The reason why a kernel cannot run, if there is one.
+    /// Returns the reason why a kernel cannot run, if any.
     pub(super) fn reason(
         &self,
         kernel: &Kernel,

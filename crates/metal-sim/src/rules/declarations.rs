@@ -13,9 +13,9 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
 
 const BARE: &str = "pointer or reference without an address space";
 
-/// "pointer type must have explicit address space qualifier", "reference type must have explicit
-/// address space qualifier", for variables, members, aliases and casts. [`super::functions`] checks
-/// parameters.
+/// Finds "pointer type must have explicit address space qualifier" and "reference type must have
+/// explicit address space qualifier" for variables, members, aliases and casts.
+/// [`super::functions`] checks parameters.
 fn pointer(tokens: &Tokens, start: usize) -> Option<Violation> {
     let opening = tokens.before(start);
     let cast = matches!(opening, "(" | "<");
@@ -43,7 +43,7 @@ fn pointer(tokens: &Tokens, start: usize) -> Option<Violation> {
     Some(Violation::at(tokens, start, format!("{BARE}: {}", tokens.join(start..at))))
 }
 
-/// The token after the name of a type.
+/// Returns the position of the token after the name of a type.
 fn kind(tokens: &Tokens, start: usize) -> Option<usize> {
     let mut at = start;
     loop {
@@ -81,15 +81,15 @@ fn result(tokens: &Tokens, function: &Function) -> Option<Violation> {
     indirect.then(|| Violation::at(tokens, function.at, text()))
 }
 
-/// "variables in function scope cannot be declared static".
+/// Finds "variables in function scope cannot be declared static".
 fn statics(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     let inside = |i: &usize| tokens.at(*i) == "static" && !tokens.in_struct(*i);
     let text = "a variable in a function cannot be static";
     function.body.clone().filter(inside).map(|i| Violation::at(tokens, i, text)).collect()
 }
 
-/// "program scope variable must reside in constant address space", "variable in constant address
-/// space must be initialized".
+/// Finds "program scope variable must reside in constant address space" and "variable in constant
+/// address space must be initialized".
 fn outside(tokens: &Tokens) -> Vec<Violation> {
     let (mut found, mut start) = (Vec::new(), 0);
     while start < tokens.len() {
@@ -105,8 +105,8 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             start += 1;
             continue;
         }
-        // Read to the end of the declaration. The variable's name comes before the first of these
-        // marks.
+        // Read to the end of the declaration. The variable's name comes before the first `=`, `(`,
+        // `[` or `{`.
         let (mut at, mut name, mut called) = (start, None, false);
         while !matches!(tokens.at(at), ";" | "") {
             match tokens.at(at) {
@@ -132,7 +132,7 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
             at += 1;
         }
         let declared = start..name.unwrap_or(at);
-        // `constant float S<4>::table[8];` defines a member that the struct initializes.
+        // `constant float S<4>::table[8];` defines a member whose initializer is inside the struct.
         let member = declared.len() > 2 && tokens.before(declared.end - 1) == "::";
         let other = called || is_other(head) || declared.len() < 2 || member;
         if !other && declared.clone().all(|i| tokens.at(i) != "constant") {

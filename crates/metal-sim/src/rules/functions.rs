@@ -11,8 +11,8 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// "pointer type must have explicit address space qualifier", "reference type must have explicit
-/// address space qualifier".
+/// Finds "pointer type must have explicit address space qualifier" and "reference type must have
+/// explicit address space qualifier" for parameters.
 fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut found = Vec::new();
     for parameter in functions.iter().flat_map(|function| &function.parameters) {
@@ -37,7 +37,7 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// Finds recursion. The rule is stricter than MSL's: no kernel needs a stack of unknown depth.
+/// Finds recursion. The rule is stricter than MSL's rule: no kernel needs a stack of unknown depth.
 /// Calls are matched by name. Functions with overloads of the same arity are skipped, since a call
 /// may mean another overload.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {

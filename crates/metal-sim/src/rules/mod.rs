@@ -1,7 +1,7 @@
 //! Finds code that MSL forbids and that a host compiler would accept.
 //!
-//! The source is rewritten a second time with its address spaces kept as clang address
-//! spaces and compiled without output; the tokens are looked through for the rest.
+//! This module rewrites the source a second time, with its address spaces as clang address spaces,
+//! and compiles it without output. Other rules are checked on the tokens alone.
 
 mod declarations;
 mod functions;
@@ -20,8 +20,8 @@ use crate::source::{Preprocessed, Source};
 pub use crate::rewrite::Violation;
 pub use vocabulary::{Vocabulary, vocabulary};
 
-/// Checks `source` against the rules of MSL. `cache` is a folder, as for
-/// [`crate::Library::compile`].
+/// Checks `source` against the rules of MSL. [`crate::Library::compile`] describes the folder
+/// `cache`.
 ///
 /// # Errors
 ///
@@ -96,8 +96,8 @@ const FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fsigned-char -ferr
 const COPIES: [&str; 3] =
     ["no viable overloaded '='", "no matching constructor for init", "no matching conversion for"];
 
-/// Reads the compiler's errors, and warnings about code that is an error in MSL. An error inside
-/// the shim is reported at the source line that a later note names.
+/// Reads the compiler's errors, and its warnings about code that is an error in MSL. An error
+/// inside the shim is reported at the source line that a later note names.
 fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
     let shim = shim.to_string_lossy();
     let mut found = Vec::new();
@@ -107,7 +107,8 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
         let Some((file, number, severity, text)) = diagnostic(line) else { continue };
         let narrowing = text.contains("to 'bfloat'") || text.contains("__bf16')");
         let counts = match severity {
-            // Assertions are checked when the kernel is compiled to run, with packed vectors.
+            // Static assertions count only in the build that runs: this build has no packed
+            // vectors.
             "error" | "fatal error" => {
                 !is_of_a_space(text) && !text.starts_with("static assertion failed")
             }
@@ -141,7 +142,7 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
     found
 }
 
-/// Whether clang reports a missing member for an address space, although MSL's structs have it:
+/// Whether clang's error is due only to an address space, for an operation that MSL's structs have:
 /// copies in `c ? x : y`, the operator of `matrix[i]`, or the conversion in `bool(x)`.
 fn is_of_a_space(message: &str) -> bool {
     let is_plain = |word: &&str| *word != "const" && !word.starts_with("__attribute__");
@@ -159,12 +160,13 @@ fn violation(file: &str, line: u32, message: &str) -> Violation {
     Violation { file: file.to_string(), line, message: message.to_string(), advice: false }
 }
 
-/// Whether an implicit conversion is to bfloat. Its target is the last type that the message names.
+/// Whether the message is about an implicit conversion to bfloat. The last type that the message
+/// names is the target.
 fn loses(text: &str) -> bool {
     text.rsplit(" to ").next().is_some_and(|to| to.contains("bfloat") || to.contains("__bf16"))
 }
 
-/// `file:line:column: severity: text`
+/// Splits a message of the form `file:line:column: severity: text`.
 fn diagnostic(line: &str) -> Option<(&str, u32, &str, &str)> {
     let severities = ["fatal error", "error", "warning", "note"];
     let (at, severity) = severities

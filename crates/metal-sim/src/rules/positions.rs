@@ -1,13 +1,13 @@
-//! Rules about a kernel's positions and sizes in the grid: all are scalars, or all are vectors of
-//! the same width. Some must also have the same element type.
+//! Rules about a kernel's positions and sizes in the grid: they must all be scalars, or all be
+//! vectors of the same width. Some of them must also have the same element type.
 
 use std::ops::Range;
 
 use crate::rewrite::front::{Function, attributes};
 use crate::rewrite::{Tokens, Violation};
 
-/// The attributes that the rule covers. An index, such as `thread_index_in_simdgroup`, is always a
-/// scalar, and may be used beside vectors.
+/// The attributes that the rule about widths covers. An index, such as `thread_index_in_simdgroup`,
+/// is always a scalar, and may be used beside vectors.
 pub(super) const POSITIONS: [&str; 7] = [
     "thread_position_in_grid",
     "threadgroup_position_in_grid",
@@ -18,7 +18,7 @@ pub(super) const POSITIONS: [&str; 7] = [
     "dispatch_threads_per_threadgroup",
 ];
 
-/// Attributes whose parameters must have the same element type, according to notes in the
+/// Groups of attributes whose parameters must have the same element type, according to notes in the
 /// specification.
 const SAME: [&[&str]; 2] = [
     &["thread_position_in_grid", "threads_per_grid"],
@@ -59,9 +59,9 @@ fn types(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     SAME.into_iter().filter_map(of).collect()
 }
 
-/// "expecting input declarations with either all scalar types or all vector types with the same
-/// number of elements": finds the first parameter whose width differs from the first position's
-/// width.
+/// Finds "expecting input declarations with either all scalar types or all vector types with the
+/// same number of elements". Reports the first parameter whose width differs from the width of the
+/// first position.
 fn mix(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let ranges = function.parameters.iter();
     let mut positions = ranges.filter_map(|range| position(tokens, range.clone()));
@@ -90,8 +90,8 @@ fn position(tokens: &Tokens, range: Range<usize>) -> Option<Position> {
     Some(Position { attribute, width, at: range.start })
 }
 
-/// The width of a type that MSL allows for positions. Other names, such as aliases, are left to the
-/// compiler.
+/// Returns the width of a type that MSL allows for positions. The compiler checks other names, such
+/// as aliases.
 fn width(word: &str) -> Option<u32> {
     match word {
         "ushort" | "uint" | "uint16_t" | "uint32_t" => Some(1),

@@ -31,7 +31,7 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// "'max_total_threads_per_threadgroup' attribute cannot be applied to types": the attribute
+/// Finds "'max_total_threads_per_threadgroup' attribute cannot be applied to types": the attribute
 /// belongs to a function and comes after its parameters.
 fn after(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let end = tokens.close(function.at + 1) + 1;
@@ -40,9 +40,9 @@ fn after(tokens: &Tokens, function: &Function) -> Option<Violation> {
     tokens.is_attribute(end).then(|| Violation::at(tokens, end, format!("[[{name}]] {text}")))
 }
 
-/// "'buffer' attribute parameter is out of bounds: must be between 0 and 30", "'buffer' attribute
-/// takes one argument", "type 'uint' (aka 'unsigned int') is not valid for attribute 'buffer'",
-/// "invalid address space qualification for buffer pointee type 'threadgroup float'".
+/// Finds "'buffer' attribute parameter is out of bounds: must be between 0 and 30", "'buffer'
+/// attribute takes one argument", "type 'uint' (aka 'unsigned int') is not valid for attribute
+/// 'buffer'", "invalid address space qualification for buffer pointee type 'threadgroup float'".
 fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Violation> {
     let name = attribute.name.as_str();
     let spaces: &[&str] = match name {
@@ -70,8 +70,8 @@ fn resource(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Opti
     says(format!("is on a parameter in the address space '{space}'"))
 }
 
-/// "type 'int' is not valid for attribute 'position'" and "parameter may not be qualified with an
-/// address space": built-in values are unsigned integers that are passed by value.
+/// Finds "type 'int' is not valid for attribute 'position'" and "parameter may not be qualified
+/// with an address space": built-in values are unsigned integers that are passed by value.
 fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<Violation> {
     if !BUILTINS.contains(&attribute.name.as_str()) {
         return None;
@@ -96,7 +96,7 @@ fn value(tokens: &Tokens, range: Range<usize>, attribute: &Attribute) -> Option<
     (!scalar && !vector).then(|| Violation::at(tokens, attribute.at, text))
 }
 
-/// "kernel function cannot have input declarations with 'thread_execution_width' and
+/// Finds "kernel function cannot have input declarations with 'thread_execution_width' and
 /// 'threads_per_simdgroup' attributes", "cannot reserve 'buffer' resource location at index 0",
 /// "declaration with attribute 'position' already specified".
 fn conflict(

@@ -12,8 +12,8 @@ use crate::source::Source;
 /// The parts of Metal that a source and its headers use.
 #[derive(Clone, Debug, Default)]
 pub struct Vocabulary {
-    /// Attributes of kernels' parameters, each with the parameter's type. The type of a pointer or
-    /// a reference omits the type that it points to: `const device *`.
+    /// The attributes of kernel parameters, each with the parameter's type. The type of a pointer
+    /// or a reference omits the type that it points to: `const device *`.
     pub attributes: BTreeSet<(String, String)>,
     /// The names of functions that the source calls.
     pub called: BTreeSet<String>,
@@ -58,7 +58,7 @@ pub fn vocabulary(source: &Source, compiler: &Compiler, cache: &Path) -> Result<
         let word = tokens.at(i);
         let after = if tokens.at(i + 1) == "<" { tokens.close(i + 1) + 1 } else { i + 1 };
         let attribute = tokens.before(i) == "[" || word.starts_with("__");
-        // A word after a type's name is the name of a declaration.
+        // A word after the name of a type is the name that a declaration introduces, not a call.
         let statement = ["return", "else", "case"].contains(&tokens.before(i));
         if i > 0 && tokens.is_word(i - 1) && !statement && !is_type(word) {
             found.defined.insert(word.to_string());

@@ -1,4 +1,4 @@
-//! Words that MSL does not have: "'double' is not supported in Metal", "'goto' is not supported in
+//! Finds words that MSL forbids: "'double' is not supported in Metal", "'goto' is not supported in
 //! Metal", "lambda expressions are not supported in Metal", "pointers to functions are not
 //! allowed", "Metal does not support the 'register' storage class specifier", and the words that
 //! the specification lists under Restrictions.
@@ -52,8 +52,7 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Violation> {
             && tokens.at(i + 2) == "("
             && i > 2
             && tokens.is_word(i - 3);
-        // A template parameter may be a function, which is known only when the template is
-        // instantiated.
+        // A template parameter may be a function. Only an instantiation of the template tells.
         let parameter = || {
             let begin = (0..i).rev().find(|&at| tokens.at(at) == "template");
             begin.is_some_and(|at| tokens.at(at + 1) == "<" && tokens.close(at + 1) > i)

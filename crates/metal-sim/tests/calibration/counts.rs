@@ -1,5 +1,5 @@
-//! Compares MLX's kernels, as Apple compiled them, with this crate's kernels on the same inputs:
-//! bytes read and written, and barriers. The test prints a table, which
+//! Compares MLX's kernels, as Apple compiled them, with this crate's kernels on the same inputs.
+//! The compared counts are bytes read, bytes written, and barriers. The test prints a table, which
 //! `scripts/calibrate.sh --table` shows.
 
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use metal_sim::{Constants, Kernel, Report, Schedule};
 use crate::launch::{self, Dtype, Launch, RopeShape};
 use crate::{apple_kernels, ours, result};
 
-/// The counts of one dispatch. Parameters are left out, since a GPU holds them in registers.
+/// The counts of one dispatch. Parameter buffers do not count, since a GPU holds them in registers.
 #[derive(Clone, Copy)]
 struct Counts {
     read: u64,

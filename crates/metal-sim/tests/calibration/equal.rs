@@ -1,6 +1,6 @@
 //! Runs MLX's kernels twice in the same executor: as Apple compiled them, and compiled from source
-//! with the shim. Results must agree in every bit, and the same number of bytes of each tensor must
-//! be read and written.
+//! with the shim. The results must agree in every bit, and both kernels must read and write the
+//! same number of bytes of each tensor.
 
 use std::collections::BTreeMap;
 
@@ -37,8 +37,8 @@ fn compare(library: &Library, constants: &Constants, launches: &[Launch]) -> usi
     names.len()
 }
 
-/// Launches of a kernel that computes a row or a number for each row. The lengths suit the kernel's
-/// variant.
+/// Launches of a kernel that computes a row, or one number, for each row. The row lengths suit the
+/// kernel's variant.
 fn rows(kernel: &str, dtype: Dtype) -> Vec<Launch> {
     let looped = kernel.contains("looped");
     let axes = if looped { [4097, 5000, 9000] } else { [1, 33, 4096] };
@@ -81,9 +81,9 @@ fn kernels_of_headers() {
     );
 }
 
-/// x, weight, bias. MLX's layer_norm takes 8 elements per thread, and loops above 6656 elements. If
-/// the last threads have no elements, it overruns a private array, so only whole threadgroups run
-/// here.
+/// The inputs are x, weight and bias. MLX's layer_norm takes 8 elements per thread, and loops above
+/// 6656 elements. If the last threads have no elements, it overruns a private array. The lengths
+/// here therefore fill whole threadgroups.
 fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     let looped = axis > 6656;
     let (threads, group) = launch::mlx_rows(2, axis, 8, looped);
@@ -102,7 +102,8 @@ fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     }
 }
 
-/// MLX's six kernels of rope: one or more positions, a base or frequencies, 64-bit indices.
+/// Launches of MLX's six rope kernels: for one position or several positions, with a base or with
+/// frequencies, and with 64-bit indices.
 fn ropes(dtype: Dtype) -> Vec<Launch> {
     let mut all = Vec::new();
     for shape in [[2, 5, 1, 64], [2, 5, 6, 64]].map(RopeShape) {

@@ -1,5 +1,5 @@
 //! Compares MLX's kernels as Apple compiled them, from MLX's macOS wheel, with the shim and with
-//! this crate's kernels. scripts/calibrate.sh fetches the wheel and sets the variables.
+//! this crate's kernels. scripts/calibrate.sh fetches the wheel and sets the environment variables.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
@@ -18,7 +18,8 @@ use std::sync::OnceLock;
 use metal_sim::air::{Library, Metallib};
 use metal_sim::{Constants, Kernel};
 
-/// A path that scripts/calibrate.sh passes in a variable. Without it these tests fail.
+/// Returns a path that scripts/calibrate.sh passes in an environment variable. These tests fail if
+/// it is not set.
 fn variable(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
     value.unwrap_or_else(|| panic!("{name} is not set; run scripts/calibrate.sh")).into()
@@ -29,12 +30,12 @@ fn metallib() -> &'static Metallib {
     METALLIB.get_or_init(|| Metallib::open(variable("METAL_SIM_METALLIB")).unwrap())
 }
 
-/// Kernels as Apple compiled them, as text.
+/// Reads these kernels of MLX's wheel, as Apple compiled them.
 fn apple(names: &[impl AsRef<str>]) -> Library {
     Library::read(metallib(), names, common::compiler(), common::cache()).unwrap()
 }
 
-/// Kernels as Apple compiled them, compiled for the executor.
+/// Compiles these kernels of MLX's wheel for the executor.
 fn apple_kernels(names: &[impl AsRef<str>], constants: &Constants) -> BTreeMap<String, Kernel> {
     apple(names).compile(common::compiler(), constants).unwrap()
 }

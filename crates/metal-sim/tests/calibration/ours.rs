@@ -1,5 +1,5 @@
-//! Compares this crate's kernels with MLX's kernels as Apple compiled them, bit for bit if both are
-//! meant to add in the same order.
+//! Compares this crate's kernels with MLX's kernels as Apple compiled them. Results must be equal
+//! bit for bit if both kernels are meant to add in the same order.
 
 use std::collections::BTreeMap;
 
@@ -127,7 +127,7 @@ fn rms_norm_is_apples() {
     compare("rms_norm", &library, &cases, &Constants::new());
 }
 
-/// The comparison can fail: another epsilon gives another result.
+/// Checks that the comparison can fail: another epsilon gives another result.
 #[test]
 fn a_difference_shows() {
     let library = library("rms_norm");

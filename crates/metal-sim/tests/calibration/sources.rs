@@ -31,7 +31,7 @@ fn instances() -> Vec<(&'static str, String, String)> {
     list
 }
 
-/// The kernels that one header of the wheel declares, and their names.
+/// Compiles the kernels that one header of the wheel declares. Returns the library and their names.
 pub fn header(op: &str) -> (Library, Vec<String>) {
     let mut text = String::from("#include <metal_common>\n#include <metal_simdgroup>\n");
     text.push_str("using namespace metal;\n");

@@ -1,5 +1,5 @@
-//! Compares tables of arguments: the rewriter's, from source, with Apple's, from the metadata of
-//! AIR.
+//! Compares two tables of each kernel's arguments. The rewriter makes one table from the source,
+//! and Apple's compiler has stored the other table in the metadata of AIR.
 
 use metal_sim::KernelInfo;
 
@@ -28,13 +28,13 @@ fn compare(ours: &[KernelInfo]) -> usize {
     theirs.len()
 }
 
-/// The names of all of Apple's kernels that begin with a prefix.
+/// Returns the names of all of Apple's kernels that begin with one of the prefixes.
 fn every(prefixes: &[&str]) -> Vec<String> {
     let names = metallib().names();
     names.filter(|name| prefixes.iter().any(|p| name.starts_with(p))).map(String::from).collect()
 }
 
-/// Compares the tables, and checks that none of Apple's kernels is left out.
+/// Compares the tables, and checks that they include every kernel of Apple's with these prefixes.
 fn all(kernels: &[KernelInfo], prefixes: &[&str], expected: usize) {
     assert_eq!(compare(kernels), expected);
     let mut names: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();

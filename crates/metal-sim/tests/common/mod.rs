@@ -1,4 +1,4 @@
-//! Helpers for all tests: one compiler, one cache, and kernels from text.
+//! Helpers for all tests: one compiler, one cache, and functions that compile kernels from text.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub fn metal(name: &str) -> PathBuf {
 }
 
 const HEAD: &str = "#include <metal_stdlib>\nusing namespace metal;\n";
-/// The number of lines before the text of [`library`].
+/// The number of lines that [`library`] puts before the text.
 pub const HEAD_LINES: u32 = 2;
 
 /// Compiles the text of a source.

@@ -142,7 +142,7 @@ fn own_kernels_are_clean() {
     }
 }
 
-/// Bindings without an index are not counted.
+/// Advice does not count, such as advice about bindings without an index.
 #[test]
 #[ignore = "needs METAL_SIM_MLX, a checkout of MLX"]
 fn mlx_kernels_are_clean() {
