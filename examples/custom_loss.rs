@@ -1,6 +1,6 @@
 //! Fine-tunes the demo model with a focal loss ([Lin et al.
-//! 2017](https://arxiv.org/abs/1708.02002)), which is written with operators:
-//! `-(1 - p)^gamma * log(p)`, with the probability p of the target.
+//! 2017](https://arxiv.org/abs/1708.02002)), written with operators on arrays: `-(1 - p)^gamma *
+//! log(p)`, where p is the probability of the target.
 //!
 //! ```sh
 //! cargo run --example custom_loss
@@ -20,7 +20,7 @@ const SCALE: f32 = 2.0;
 const STEPS: usize = 12;
 const RATE: f32 = 0.3;
 
-/// The mean over all targets; gamma = 0 is the cross-entropy.
+/// The mean loss over all targets. With gamma = 0 the loss is the cross-entropy.
 fn focal_loss(logits: &Array, targets: &Array, gamma: f32) -> Result<Array> {
     let log_p =
         ops::log_softmax(logits)?.take_along_axis(&targets.expand_dims(-1)?, -1)?.squeeze(-1)?;

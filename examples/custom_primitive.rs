@@ -1,6 +1,6 @@
 //! A custom primitive in one file: the Huber loss of each element, with a Metal kernel, a CPU
-//! version, derivatives and vmap, compared with a reference in f64. On Linux a simulator runs the
-//! kernel.
+//! version, derivatives and vmap. The program compares it with a reference in f64. On Linux a
+//! simulator runs the kernel.
 //!
 //! ```sh
 //! cargo run --example custom_primitive
@@ -38,8 +38,8 @@ struct HuberParams {
 }
 ";
 
-/// `d² / 2` where `d = |x - y|` is at most delta, and else `delta * (d - delta / 2)`, of two
-/// float32 arrays of one shape.
+/// Returns `d² / 2` where `d = |x - y|` is at most delta, and `delta * (d - delta / 2)` elsewhere.
+/// The inputs are two float32 arrays of one shape.
 fn huber(x: &Array, y: &Array, delta: f32) -> Result<Array> {
     apply_one(Huber { delta, library: MetalLibrary::from_source(SOURCE)? }, &[x, y])
 }
@@ -58,7 +58,7 @@ struct HuberParams {
 }
 
 impl Huber {
-    /// The derivative in x; the derivative in y is its negative.
+    /// The derivative with respect to x. The derivative with respect to y is its negative.
     fn slope(&self, inputs: &[Array]) -> Result<Array> {
         (&inputs[0] - &inputs[1])?.maximum(-self.delta)?.minimum(self.delta)
     }
@@ -118,7 +118,8 @@ impl CustomPrimitive for Huber {
     }
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
-        // Mapped axes come first; an input without a mapped axis is repeated along the other's.
+        // Move mapped axes to the front. An input without a mapped axis is repeated along the
+        // mapped axis of the other input.
         let front = |i: usize| match axes[i] {
             Some(axis) => {
                 let mut order: Vec<i32> = (0..x[i].ndim() as i32).collect();

@@ -1,13 +1,13 @@
 //! Runs a Llama from `config.json` and `model.safetensors` on the ops of this crate: the layers, a
-//! cache of keys and values, and a loop that draws the most probable token.
+//! cache of keys and values, and a loop that chooses the most probable token.
 //!
 //! ```sh
 //! cargo run --release --example llama -- "Once upon a time"
 //! cargo run --release --example llama -- "Once upon a time" folder/of/a/model
 //! ```
 //!
-//! It reads Llamas with plain weights and the original rotation. `mlx_primitives_llama` reads many
-//! more models, samples tokens, and is faster.
+//! It reads Llamas with weights that are not quantized and the original rotary embedding.
+//! `mlx_primitives_llama` reads many more models, samples tokens, and is faster.
 
 use std::io::Write;
 use std::path::Path;
@@ -36,7 +36,7 @@ struct Config {
     eos_token_id: serde_json::Value, // a number or a list
 }
 
-/// The weights of a layer, `[outputs, inputs]`, and of its norms.
+/// The weights of a layer: matrices `[outputs, inputs]`, and the weights of its norms.
 struct Layer {
     attention_norm: Array,
     q: Array,
@@ -99,7 +99,8 @@ impl Llama {
         })
     }
 
-    /// The logits `[1, 1, vocabulary]` after `tokens`, int32 or uint32 `[1, time]`.
+    /// Returns the logits `[1, 1, vocabulary]` after `tokens`, an int32 or uint32 array `[1,
+    /// time]`.
     fn forward(&self, tokens: &Array, caches: &mut [Cache]) -> Result<Array> {
         let mut x = self.embedding.take(tokens, 0)?;
         for (layer, cache) in self.layers.iter().zip(caches) {
@@ -148,8 +149,8 @@ impl Llama {
         Ok(attended.transpose((0, 2, 1, 3))?.reshape((1, time, heads * dims))?)
     }
 
-    /// Calls `each` with every token that follows `prompt`, until it returns an error, the model
-    /// ends its text, or `most` tokens are drawn.
+    /// Calls `each` with every token that follows `prompt`. Stops if `each` returns an error, the
+    /// model ends its text, or `most` tokens have been generated.
     pub fn generate<F>(&self, prompt: &[u32], most: usize, mut each: F) -> Result<()>
     where
         F: FnMut(u32) -> Result<()>,

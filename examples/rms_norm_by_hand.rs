@@ -1,4 +1,5 @@
-//! RMSNorm written with operators, beside `ops::rms_norm`: values and gradients in three types.
+//! Compares RMSNorm written with operators on arrays with `ops::rms_norm`: values and gradients in
+//! three types.
 //!
 //! ```sh
 //! cargo run --example rms_norm_by_hand
@@ -11,8 +12,8 @@ const ROWS: i32 = 4;
 const FEATURES: i32 = 64;
 const EPS: f32 = 1e-5;
 
-/// A type, its epsilon, and the largest differences that are allowed, in epsilons times the largest
-/// number of the array.
+/// A type, its epsilon, and the largest allowed differences of values and gradients. The unit of
+/// the differences is an epsilon times the largest number of the array.
 struct Case {
     dtype: Dtype,
     epsilon: f32,
@@ -21,30 +22,30 @@ struct Case {
 }
 
 const CASES: [Case; 3] = [
-    // Each side adds FEATURES squares in a different order, with an error of up to FEATURES / 2
-    // epsilons; the square root halves it. So the sides differ by up to FEATURES / 2 epsilons and
-    // the errors of a few roundings. In the gradient of x this factor occurs four times, and there
-    // is a second sum.
+    // Each of the two versions adds FEATURES squares, in a different order, with an error of up to
+    // FEATURES / 2 epsilons. The square root halves the error. So the results differ by up to
+    // FEATURES / 2 epsilons and the errors of a few roundings. The gradient of x contains this
+    // factor four times, and a second sum.
     Case {
         dtype: Dtype::Float32,
         epsilon: f32::EPSILON,
         value: FEATURES as f32 / 2.0 + 8.0,
         gradient: 4.0 * FEATURES as f32,
     },
-    // Both sides add in float32, whose errors are far below an epsilon of 16 bits, and round twice:
-    // the normalized number and its product with the weight. The error of a rounding is half an
-    // epsilon, so four roundings give 2 epsilons.
+    // Both versions add in float32, whose errors are far below an epsilon of 16 bits, and round
+    // twice: the normalized number, and its product with the weight. The error of a rounding is
+    // half an epsilon, so four roundings give 2 epsilons.
     //
     // The gradient of the weight rounds the normalized number, which it uses twice, two products
-    // and three additions of rows; all terms have one sign. These are 3.5 epsilons a side, 7 in
-    // all. The gradient of x has four roundings a side, of terms that may be twice as large as
-    // their difference: 8 in all.
+    // and three additions of rows. All terms have the same sign. These are 3.5 epsilons per
+    // version, 7 in all. The gradient of x has four roundings per version, of terms that may be
+    // twice as large as their difference: 8 in all.
     Case { dtype: Dtype::Float16, epsilon: 1.0 / 1024.0, value: 2.0, gradient: 8.0 },
     Case { dtype: Dtype::Bfloat16, epsilon: 1.0 / 128.0, value: 2.0, gradient: 8.0 },
 ];
 
-/// The steps that `ops::rms_norm` documents: the norm is computed in float32, and rounded before it
-/// is multiplied by the weight.
+/// Computes the steps that `ops::rms_norm` documents. The norm is computed in float32, and rounded
+/// before it is multiplied by the weight.
 fn by_hand(x: &Array, weight: &Array) -> Result<Array> {
     let wide = x.astype(Dtype::Float32)?;
     let rstd = (wide.square()?.mean_keepdims(-1)? + EPS)?.rsqrt()?;
@@ -55,8 +56,8 @@ fn by_primitive(x: &Array, weight: &Array) -> Result<Array> {
     ops::rms_norm(x, Some(weight), EPS)
 }
 
-/// Half the sum of squares of the norm, in float32, so that the cotangent of the norm is the norm
-/// itself.
+/// Differentiates half the sum of squares of the norm, in float32. The cotangent of the norm is
+/// then the norm itself.
 fn gradients(
     norm: fn(&Array, &Array) -> Result<Array>,
     x: &Array,
@@ -68,7 +69,7 @@ fn gradients(
     )
 }
 
-/// The largest difference, in epsilons times the largest number of `b`.
+/// Returns the largest difference, in units of an epsilon times the largest number of `b`.
 fn distance(a: &Array, b: &Array, epsilon: f32) -> Result<f32> {
     let (a, b) = (a.astype(Dtype::Float32)?, b.astype(Dtype::Float32)?);
     let largest = b.abs()?.max(..)?.item::<f32>()?;

@@ -1,4 +1,5 @@
-//! Adds the run-time path to MLX. Cargo does not pass it on from a dependency to a program.
+//! Adds the run-time library path of MLX to the program. Cargo does not pass it on from a
+//! dependency.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

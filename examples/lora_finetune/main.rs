@@ -1,12 +1,13 @@
-//! Teaches the demo model a new kind of text by low-rank updates of its projections, and shows the
-//! falling loss.
+//! Teaches the demo model a new kind of text by low-rank updates of its projections, and prints the
+//! loss as it falls.
 //!
 //! ```text
 //! cargo run --release --example lora_finetune [-- STEPS [FOLDER]]
 //! ```
 //!
-//! The texts, the updates in mlx-lm's format and the state of the run are written to the folder, by
-//! default `lora_finetune`: `mlx-primitives lora --train --data FOLDER` trains on the same texts.
+//! The program writes the texts, the updates in mlx-lm's format and the state of the run to the
+//! folder, by default `lora_finetune`. `mlx-primitives lora --train --data FOLDER` trains on the
+//! same texts.
 
 mod text;
 
@@ -18,10 +19,10 @@ use mlx_primitives_llama::train::{
 };
 use mlx_primitives_llama::{Checkpoint, Options};
 
-/// Steps between evaluations on the held-out texts.
+/// The number of steps between evaluations on the held-out texts.
 const LOOK: u64 = 20;
 const BATCH: usize = 8;
-/// The number of tokens after which texts are cut.
+/// Texts are cut after this number of tokens.
 const LONGEST: usize = 128;
 
 fn main() -> Result<()> {
@@ -66,7 +67,7 @@ fn main() -> Result<()> {
     trainer.save(folder.join("adapters"), false)?;
     println!("wrote {}", folder.display());
 
-    // The updates are merged into the weights, so that the model alone writes log entries.
+    // Merge the updates into the weights, so that the model writes log entries without adapters.
     let merged = llama.merged(&trainer.adapters()?)?;
     let prompt = checkpoint.tokenizer.encode("Log of the")?;
     let options = Options { max_tokens: 60, ..Options::default() };
@@ -75,7 +76,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Writes texts to a file of JSON lines, and reads their tokens.
+/// Writes texts to a file of JSON lines, and encodes them as tokens.
 fn written(path: &Path, texts: &[String], checkpoint: &Checkpoint) -> Result<Dataset> {
     let line = |text: &String| format!("{}\n", serde_json::json!({"text": text}));
     std::fs::write(path, texts.iter().map(line).collect::<String>())?;

@@ -1,4 +1,5 @@
-//! New text: log entries of a ship, in a style that the demo model has never seen.
+//! The training text: log entries of a ship, in a style that the demo model has not been trained
+//! on.
 
 /// A small linear congruential generator, which gives the same text on every machine.
 struct Dice(u64);
@@ -53,7 +54,7 @@ fn entry(dice: &mut Dice) -> String {
     )
 }
 
-/// Entries for training, and held-out entries.
+/// Makes entries for training, and held-out entries for evaluation.
 pub fn entries(train: usize, held_out: usize) -> (Vec<String>, Vec<String>) {
     let mut dice = Dice(7);
     let mut all: Vec<String> = Vec::new();

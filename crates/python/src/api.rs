@@ -1,5 +1,5 @@
-//! Calls functions of Python by address. The library needs no symbol of Python, so one file serves
-//! every version. All functions belong to Python's stable interface.
+//! Calls Python's C functions by address. The library links to no symbol of Python, so one file
+//! works with every version of Python. All of these functions belong to Python's stable interface.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::objects::Object;
 use crate::refused::Refused;
 
-/// Addresses, which the Python package fills in, in this order.
+/// Addresses of Python's functions and objects. The Python package fills them in, in this order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Api {
@@ -23,7 +23,7 @@ pub struct Api {
     /// `mx.array`.
     pub array_type: Object,
     pub none: Object,
-    /// The arguments with which `mx.array` makes an array that becomes a result.
+    /// The arguments of `mx.array` when it makes an array that receives a result.
     array_arguments: Object,
     type_error: Object,
     value_error: Object,
@@ -48,7 +48,7 @@ pub fn api() -> Result<&'static Api, Refused> {
 
 /// The caller of each function holds Python's lock, and passes objects that live during the call.
 impl Api {
-    /// A whole number of 32 bits.
+    /// Reads an integer of 32 bits.
     ///
     /// # Safety
     ///
@@ -64,7 +64,7 @@ impl Api {
         i32::try_from(value).map_err(refused)
     }
 
-    /// A number.
+    /// Reads a number.
     ///
     /// # Safety
     ///
@@ -79,7 +79,7 @@ impl Api {
         Ok(value as f32)
     }
 
-    /// Whether an object is true.
+    /// Whether Python treats an object as true.
     ///
     /// # Safety
     ///
@@ -92,7 +92,7 @@ impl Api {
         }
     }
 
-    /// A new `mx.array`.
+    /// Makes a new `mx.array`.
     ///
     /// # Safety
     ///
@@ -104,14 +104,14 @@ impl Api {
         if made.is_null() { Err(Refused::Raised) } else { Ok(made) }
     }
 
-    /// Makes a tuple of objects, which it takes over.
+    /// Makes a tuple, which takes over the references to the objects.
     ///
     /// # Safety
     ///
     /// The objects are Python's, and this thread holds Python's lock.
     pub unsafe fn tuple(&self, objects: &[Object]) -> Result<Object, Refused> {
-        // SAFETY: the caller's promise. The new tuple has this number of places, and each is set
-        // once.
+        // SAFETY: the caller's promise. The new tuple has this number of places, and each place is
+        // set once.
         unsafe {
             let made = (self.tuple_new)(objects.len() as isize);
             if made.is_null() {
@@ -124,7 +124,7 @@ impl Api {
         }
     }
 
-    /// Sets the error of this thread, and returns null.
+    /// Sets Python's error for this thread, and returns null.
     ///
     /// # Safety
     ///

@@ -1,5 +1,5 @@
-//! Ends a call with its results or an error. Functions that ctypes calls return the text of the
-//! error.
+//! Ends a call: returns its results or its error. The functions that ctypes calls return an error
+//! as text.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
@@ -54,8 +54,8 @@ pub fn finish(f: impl FnOnce() -> Result<(), Refused>) -> *const c_char {
     TEXT.try_with(keep).unwrap_or(c"Rthe thread is ending".as_ptr())
 }
 
-/// Builds an op with the thread's order of rows. Returns an error if the op would run on a GPU for
-/// which this build has no kernels.
+/// Builds an op with this thread's setting for the order of rows (`mlx_primitives_row_order`).
+/// Returns an error if the op would run on a GPU for which this build has no kernels.
 pub fn built<R>(op: &str, build: impl FnOnce() -> Result<R>) -> Result<R, Refused> {
     if REFUSES_GPU.load(Ordering::Relaxed) && device::current()? == Device::Gpu {
         let cure = "pass stream=mx.cpu, or make it the default device";
@@ -87,7 +87,7 @@ pub unsafe fn answer(op: &str, run: impl FnOnce() -> Result<Object, Refused>) ->
     }
 }
 
-/// The arguments of a call.
+/// Returns the arguments of a call, or an error if their number is not `N`.
 ///
 /// # Safety
 ///

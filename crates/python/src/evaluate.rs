@@ -1,7 +1,8 @@
-//! Evaluates arrays by the core. On a CPU, the core hands several kernels at a time to the stream's
-//! thread, and the thread that waits helps to run the kernels.
+//! Evaluates arrays with the crate `mlx-primitives`. On a CPU, this crate hands several kernels at
+//! a time to the stream's thread, and the thread that waits helps to run the kernels.
 //!
-//! Python collects arrays while it holds its lock, and evaluates them without it.
+//! Python calls `mlx_primitives_collect` while it holds its lock, and `mlx_primitives_evaluate`
+//! without the lock.
 
 use std::ffi::c_char;
 
@@ -11,14 +12,14 @@ use crate::call::finish;
 use crate::objects::{Object, layout};
 use crate::refused::Refused;
 
-/// Arrays on the way from one call to the next.
+/// The arrays that `mlx_primitives_collect` hands to `mlx_primitives_evaluate`.
 type Collected = Vec<Array>;
 
-/// Writes the address of a list of the arrays in `count` objects to `list`.
+/// Makes a list of the arrays in `count` objects, and writes the address of the list to `list`.
 ///
 /// # Safety
 ///
-/// The objects are Python's, and `list` is a place for an address.
+/// `objects` has `count` Python objects, and an address can be written to `list`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_collect(
     objects: *const Object,
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn mlx_primitives_collect(
 ) -> *const c_char {
     finish(|| {
         let layout = layout()?;
-        // SAFETY: the caller promises this many objects, of which each lives during the call.
+        // SAFETY: the caller promises this number of objects, which live during the call.
         let arrays = (0..count).map(|i| unsafe { layout.array(*objects.add(i), "all arguments") });
         let arrays = Box::new(arrays.collect::<Result<Collected, _>>()?);
         // SAFETY: the caller's promise.
@@ -36,11 +37,12 @@ pub unsafe extern "C" fn mlx_primitives_collect(
     })
 }
 
-/// Computes the arrays of a list, or only starts to compute them if `later`, and frees the list.
+/// Computes the arrays of a list, and frees the list. If `later`, only starts to compute them.
 ///
 /// # Safety
 ///
-/// The list is one of `mlx_primitives_collect` on this thread, and is not used again.
+/// `mlx_primitives_collect` made the list on this thread, and the caller does not use the list
+/// again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_evaluate(
     list: *mut Collected,

@@ -12,10 +12,11 @@ use crate::call::{built, finish};
 use crate::objects::{Object, Place, layout};
 use crate::refused::Refused;
 
-/// The most dimensions of an input whose shape or strides a kernel reads, as in `_metal.py`.
+/// The maximum number of dimensions of an input whose shape or strides a kernel reads, as in
+/// `_metal.py`.
 const DIMENSIONS: usize = 8;
 
-/// The facts about an input that a kernel reads in addition to its elements, one bit each.
+/// Properties of an input that a kernel reads in addition to the elements, one bit each.
 const SHAPE: u8 = 1;
 const STRIDES: u8 = 2;
 const NDIM: u8 = 4;
@@ -24,7 +25,7 @@ const NDIM: u8 = 4;
 struct Kernel {
     name: String,
     library: MetalLibrary,
-    /// For each input, the facts that the kernel reads.
+    /// For each input, the bits of the properties that the kernel reads.
     read: Vec<u8>,
     layout: Layout,
     inputs: Vec<Spec>,
@@ -39,7 +40,7 @@ impl Kernel {
     }
 }
 
-/// The numbers of an input, padded with zeros.
+/// The values `from`, padded with zeros.
 fn padded<T: Copy + Default>(from: &[T]) -> [T; DIMENSIONS] {
     let mut all = [T::default(); DIMENSIONS];
     all.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
@@ -121,7 +122,7 @@ impl CustomPrimitive for Kernel {
     }
 }
 
-/// The call of a kernel as Python describes it: the function `name` of the library `source`.
+/// A kernel call as Python describes it: the function `name` of the Metal source `source`.
 #[repr(C)]
 pub struct Request {
     name: *const c_char,
@@ -129,14 +130,15 @@ pub struct Request {
     input_count: usize,
     /// `mx.array` objects.
     inputs: *const Object,
-    /// For each input, the facts that the kernel reads.
+    /// For each input, the bits of the properties that the kernel reads.
     read: *const u8,
     output_count: usize,
-    /// `mx.array` objects with the shapes and types of the outputs.
+    /// `mx.array` objects that have the shapes and types of the outputs.
     like: *const Object,
     /// `mx.array` objects that become the outputs.
     outputs: *const Place,
-    /// The number of threads of the grid along three axes, then of a threadgroup.
+    /// The number of threads of the grid along three axes, then the number of threads of a
+    /// threadgroup along three axes.
     threads: [u32; 6],
     contiguous: bool,
 }
@@ -145,9 +147,9 @@ pub struct Request {
 ///
 /// # Safety
 ///
-/// `request` and the data that it points to do not change during the call. Texts end with a zero.
-/// Lists have the number of entries that their counts say, and contain Python objects. No other
-/// thread uses the outputs.
+/// `request` and the data that it points to do not change during the call. Strings end with a zero
+/// byte. Lists have the number of entries that their counts say. Their objects are Python objects.
+/// No other thread uses the outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *const c_char {
     finish(|| {
@@ -163,7 +165,7 @@ pub unsafe extern "C" fn mlx_primitives_kernel(request: *const Request) -> *cons
                 slice::from_raw_parts(request.outputs, request.output_count),
             )
         };
-        // SAFETY: the caller promises that the texts end with a zero.
+        // SAFETY: the caller promises that the strings end with a zero byte.
         let [name, source] = [request.name, request.source]
             .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         let array = |object: &Object| {

@@ -1,13 +1,14 @@
 //! The ops of `mlx-primitives` as C functions, for the Python package in `python/`.
 //!
-//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. A table lists the
-//! ops (`ops.rs`), so a new op is one entry in the table and one function in
+//! Python loads this library by ctypes after `mlx.core`, so both use one libmlx. A table in
+//! `ops.rs` lists the ops. A new op is one entry in this table and one function in
 //! `python/mlx_primitives/ops`. The C functions take `mx.array` objects by address (`objects.rs`),
-//! and call Python by address too (`api.rs`). The library needs no symbol of Python, so one file
-//! serves every version of it.
+//! and call Python's functions by address too (`api.rs`). The library links to no symbol of Python,
+//! so one file works with every version of Python.
 //!
 //! The functions that ctypes calls return null, or the text of an error. The first letter of the
-//! text is its type in Python: `T`, `V` or `R`. The text stays valid until the thread's next call.
+//! text stands for the type of the error in Python: `T`, `V` or `R`. The text stays valid until the
+//! thread's next call.
 
 mod api;
 mod arguments;
@@ -34,12 +35,13 @@ fn built_for() -> String {
     device::mlx_versions().0
 }
 
-/// Prepares the library, before any other call. `head` is the size of a Python object's header,
-/// `size` that of an `mx.array`. `probe` is an `mx.array` of shape `[3, 5, 7]` and float16.
+/// Prepares the library, before any other call. `head` is the size of a Python object's header, and
+/// `size` is the size of an `mx.array` object. `probe` is an `mx.array` of shape `[3, 5, 7]` and
+/// float16.
 ///
 /// # Safety
 ///
-/// The addresses are right, and `probe` has `size` bytes.
+/// The addresses are correct, and `probe` has `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlx_primitives_begin(
     api: *const Api,
@@ -77,7 +79,7 @@ pub extern "C" fn mlx_primitives_table() -> *const ops::Method {
 }
 
 /// Returns the letter `I` and four lines: the version of this library, the version of MLX that it
-/// is for, its CPU kernels and its GPU kernels.
+/// was built for, its CPU kernels and its GPU kernels.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_info() -> *const c_char {
     finish(|| {
@@ -99,7 +101,7 @@ pub extern "C" fn mlx_primitives_row_order(order: i32) -> i32 {
     call::set_row_order(order) as i32
 }
 
-/// A panic, for the tests of this library.
+/// Panics, for the tests of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_panic() -> *const c_char {
     finish(|| std::panic::resume_unwind(Box::new("as asked")))

@@ -1,8 +1,9 @@
 //! Reads and writes `mx.array` objects by address.
 //!
-//! nanobind keeps a C++ value inside the Python object. Behind Python's header are 32 bits that
-//! say how far from the object's address the value lies, and flags. Both are the same for each
-//! array that MLX makes, so an object whose type and words are those of the probe holds an array.
+//! nanobind stores a C++ value inside the Python object. Two 32-bit words follow Python's header:
+//! the offset of the value from the object's address, and flags. They are equal for all arrays that
+//! MLX makes. An object with the type, offset and flags of the probe array therefore holds an
+//! array.
 
 use std::sync::OnceLock;
 
@@ -11,18 +12,18 @@ use mlx_primitives::support::guest;
 
 use crate::refused::Refused;
 
-/// The address of a Python object that is read.
+/// The address of a Python object that this library reads.
 pub type Object = *const u8;
 /// The address of an `mx.array` of Python that receives a result.
 pub type Place = *mut u8;
 
-/// The bits of the flags that say whether and where the object holds a value.
+/// The flag bits that tell whether the object holds a value, and where.
 const FLAGS: u64 = 0xf;
 
 /// The layout of a Python object that holds an array.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// The size of Python's header, which ends with the type.
+    /// The size of Python's header. The type is the last field of the header.
     head: usize,
     array_type: Object,
     none: Object,
@@ -46,7 +47,7 @@ pub fn layout() -> Result<&'static Layout, Refused> {
     LAYOUT.get().ok_or_else(|| Refused::Runtime("the library has not begun".to_owned()))
 }
 
-/// The type of an object, and the offset and flags behind its header.
+/// Returns the type of an object, and the offset and flags that follow its header.
 ///
 /// # Safety
 ///
@@ -61,11 +62,11 @@ unsafe fn words(object: Object, head: usize) -> (Object, usize, u64) {
 }
 
 impl Layout {
-    /// The layout of `probe`, of which only the size in bytes is known.
+    /// Reads the layout from `probe`, an array of `size` bytes.
     ///
     /// # Safety
     ///
-    /// `probe` is a Python object of that size, and `head` the size of Python's header.
+    /// `probe` is a Python object of this size, and `head` is the size of Python's header.
     pub unsafe fn of(
         head: usize,
         size: usize,
@@ -85,7 +86,7 @@ impl Layout {
         Ok(Self { head, array_type, none, offset, flags })
     }
 
-    /// The address of the array in an object; `None` if the object has another type.
+    /// Returns the address of the array in an object; `None` if the object is no `mx.array`.
     ///
     /// # Safety
     ///
@@ -102,7 +103,7 @@ impl Layout {
         }
     }
 
-    /// The array of an argument.
+    /// Returns the array of an argument.
     ///
     /// # Safety
     ///
@@ -116,7 +117,7 @@ impl Layout {
         }
     }
 
-    /// The array of an argument that may be None.
+    /// Returns the array of an argument that may be None.
     ///
     /// # Safety
     ///
@@ -129,7 +130,7 @@ impl Layout {
         unsafe { self.array(object, name) }.map(Some)
     }
 
-    /// Makes the array in an object equal to `array`.
+    /// Makes the array in the object at `place` equal to `array`.
     ///
     /// # Safety
     ///

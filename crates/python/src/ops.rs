@@ -1,5 +1,5 @@
-//! The table of ops. An entry has the arguments in order, each with its kind (`arguments.rs`), and
-//! the expression of the results.
+//! The table of ops. An entry lists the arguments in order, each with its kind (`arguments.rs`),
+//! and gives an expression for the results.
 
 use std::ffi::{c_char, c_int};
 
@@ -11,14 +11,14 @@ use crate::arguments::{Kind, kinds};
 use crate::call::{Results, answer, built, exactly};
 use crate::objects::Object;
 
-/// A function in the form in which Python describes a module's functions, a `PyMethodDef`.
+/// A function in the form in which a Python module describes it, a `PyMethodDef`.
 #[repr(C)]
 pub struct Method {
     name: *const c_char,
     function: Option<unsafe extern "C" fn(Object, *const Object, isize) -> Object>,
-    /// The way of passing arguments: as an array, without names.
+    /// The calling convention: an array of arguments without names.
     flags: c_int,
-    /// The arguments with their kinds: `x:array weight:optional`.
+    /// The arguments with their kinds, such as `x:array weight:optional`.
     arguments: *const c_char,
 }
 
@@ -46,7 +46,7 @@ impl Packing {
         QuantizedWeight::new(w, scales, biases, self.group_size, self.bits, self.mode()?)
     }
 
-    /// A packed weight of a product. The op checks the shapes and types of its arrays.
+    /// Makes a quantized weight for a product. The op checks the shapes and types of its arrays.
     fn factor(&self, w: &Array, scales: &Array, biases: Option<&Array>) -> Result<QuantizedWeight> {
         let (w, scales, biases) = (w.clone(), scales.clone(), biases.cloned());
         let (group_size, bits, mode) = (self.group_size, self.bits, self.mode()?);
@@ -54,7 +54,7 @@ impl Packing {
         Ok(if self.int8 { weight.with_activations(CpuActivations::Int8) } else { weight })
     }
 
-    /// A weight, which is not packed if it has no scales.
+    /// Makes a weight. It is quantized if it has scales.
     fn linear(
         &self,
         w: &Array,
@@ -77,7 +77,7 @@ impl Packing {
     }
 }
 
-/// A packed weight, or `None`: its codes, scales and biases.
+/// A quantized weight, or `None`: its codes, scales and biases.
 type Parts<'a> = (Option<&'a Array>, Option<&'a Array>, Option<&'a Array>);
 
 fn activation(kind: i32) -> Option<Activation> {
@@ -90,7 +90,8 @@ fn activation(kind: i32) -> Option<Activation> {
     }
 }
 
-/// The positions of a step: one number, or a number for each sequence in an array.
+/// The positions of the tokens: one start for all sequences, or an array with a start for each
+/// sequence.
 fn offset(position: i32, each: Option<&Array>) -> Offset<'_> {
     each.map_or(Offset::Position(position), Offset::Each)
 }
@@ -122,7 +123,7 @@ macro_rules! table {
                 _module: Object, arguments: *const Object, count: isize
             ) -> Object {
                 let run = || {
-                    // SAFETY: Python passes this many objects, and keeps them for the call.
+                    // SAFETY: Python passes this number of objects, which live during the call.
                     let [$($argument),*] = unsafe { exactly(arguments, count) }?;
                     $(
                         let name = stringify!($argument);
@@ -288,8 +289,8 @@ table! {
         let up = packing.factor(up, up_scales, up_biases)?;
         ops::quantized_swiglu(x, &gate, &up, norm.map(|norm| (norm, eps)))
     };
-    // A block of a Llama for few tokens. It returns the new state of its layer, and the block's
-    // result.
+    // One block (attention and MLP) of a Llama for few tokens. Returns the new state of its layer,
+    // and the block's result.
     llama_block(
         x: array, state: array, norm: array, eps: float, q: array, q_scales: array,
         q_biases: optional, k: array, k_scales: array, k_biases: optional, v: array,
@@ -333,7 +334,7 @@ table! {
     dequantize(w: array, scales: array, biases: array, group_size: int, bits: int) =>
         ops::dequantize(w, scales, biases, group_size, bits);
 
-    // Reductions, over the last axis or over all axes.
+    // Reductions over the last axis or over all axes.
     sum(x: array, all: flag, keepdims: flag) =>
         reduced!(sum, sum_keepdims, x, all, keepdims);
     mean(x: array, all: flag, keepdims: flag) =>

@@ -1,18 +1,18 @@
-//! Checks whether arrays lie where the layout says, without following a pointer that may be
-//! invalid.
+//! Checks whether arrays have the expected layout in memory, without following a pointer that may
+//! be invalid.
 
 use mlx_primitives::Dtype;
 use mlx_primitives::support::guest;
 
 use crate::objects::{Layout, Object};
 
-/// The shape of the probe, which the library looks for.
+/// The shape of the probe array. The library looks for these numbers in memory.
 const SHAPE: [i32; 3] = [3, 5, 7];
-/// The probe checks that this many bytes of MLX's array description are readable. The fields for
-/// the shape and the type lie within them.
+/// The number of bytes of MLX's array description that must be readable. The fields for the shape
+/// and the type lie within them.
 const DESCRIPTION: usize = 256;
 
-/// The layout of `mx.array` objects, or an error that says why it is not as expected.
+/// Finds the layout of `mx.array` objects, or returns an error that says what is unexpected.
 ///
 /// # Safety
 ///
@@ -57,8 +57,8 @@ fn bytes_of(shape: [i32; 3]) -> [u8; 12] {
     bytes
 }
 
-/// Copies the bytes at an address; returns false if the process may not read them. The system reads
-/// them, so an invalid address does no harm.
+/// Copies the bytes at an address. Returns false if the process may not read them. The operating
+/// system reads the bytes, so an invalid address does no harm.
 fn copied(address: usize, into: &mut [u8]) -> bool {
     let mut ends = [0; 2];
     // SAFETY: the array has room for both ends of the pipe.

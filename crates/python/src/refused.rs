@@ -9,7 +9,7 @@ pub enum Refused {
     Runtime(String),
     /// Python's error has been set already.
     Raised,
-    /// A text that the caller wants. It is not an error.
+    /// A text that the caller asked for. It is not an error.
     Info(String),
 }
 

@@ -1,5 +1,5 @@
-//! Chooses the GPU of each rank that NCCL connects. A rank sees only this GPU, which is therefore
-//! MLX's default device and the device of its streams and of NCCL.
+//! Chooses the GPU of each rank that NCCL connects. A rank sees only this GPU. MLX and NCCL
+//! therefore use it for everything.
 
 use std::env;
 
@@ -8,7 +8,8 @@ use super::hosts::Place;
 use mlx_primitives::collectives::{gpu_count, gpu_uuid};
 use mlx_primitives::{Error, Result};
 
-/// The variable by which CUDA limits a process to some GPUs. `mlx.launch` gives each rank one.
+/// The variable that limits the GPUs which CUDA shows to a process. `mlx.launch` gives each rank
+/// one GPU.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Lets this process see only the GPU of its rank. It runs before CUDA starts.
@@ -19,16 +20,16 @@ pub(super) fn choose(place: &Place) -> Result<()> {
     let visible = env::var_os(VISIBLE);
     let visible = visible.as_deref().map(|text| text.to_string_lossy());
     if let Some(card) = card(visible.as_deref(), place)? {
-        // SAFETY: a thread that reads the environment meanwhile sees the old or the new list of
-        // variables. The C library frees neither the texts nor the list with which the process has
-        // started, and no other code in this process sets this variable.
+        // SAFETY: a thread that reads the environment at the same time sees the old or the new list
+        // of variables. The C library frees neither the strings nor the list with which the process
+        // has started, and no other code in this process sets this variable.
         unsafe { env::set_var(VISIBLE, card) }
     }
     Ok(())
 }
 
-/// The GPU of a rank, given the GPUs that the process sees; `None` if it sees only that one
-/// already.
+/// Returns the GPU of a rank, given the GPUs that the process sees; `None` if the process sees only
+/// one.
 fn card(visible: Option<&str>, place: &Place) -> Result<Option<String>> {
     let Some(visible) = visible else { return Ok(Some(place.rank.to_string())) };
     let cards: Vec<&str> = visible.split(',').map(str::trim).collect();
@@ -43,7 +44,7 @@ fn card(visible: Option<&str>, place: &Place) -> Result<Option<String>> {
     }
 }
 
-/// The name of this rank's GPU; empty for a backend without GPUs.
+/// Returns the name of this rank's GPU; empty for a backend without GPUs.
 pub(super) fn own(place: &Place) -> Result<String> {
     if place.backend != Backend::Nccl {
         return Ok(String::new());

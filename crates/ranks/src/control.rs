@@ -1,5 +1,6 @@
-//! The control connections of a group: each rank has one to rank 0. They carry signs of life, the
-//! reason why a rank fails, and small messages. MLX's own connections have no time limits.
+//! The control connections of a group. Each rank has a connection to rank 0. The connections carry
+//! heartbeats, the reason why a rank fails, and small messages. MLX's own connections have no time
+//! limits.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read};
@@ -14,34 +15,34 @@ use super::keys::Seal;
 use super::{end, watch};
 use mlx_primitives::{Error, Result};
 
-/// The number of parts of the timeout. A rank counts as lost if no data arrives in any of them.
+/// The timeout consists of this number of slices. A rank counts as lost if none of them brings
+/// data.
 const SLICES: u32 = 4;
-/// The largest number of bytes of messages that may wait to be read.
+/// The maximum number of bytes of messages that wait to be read.
 const INBOX: usize = 64 << 20;
-/// The time for which a failing rank waits for another rank's reason, which is more often the
-/// cause.
+/// How long a failing rank waits for another rank's reason. The other rank is more often the cause.
 const VERDICT: Duration = Duration::from_secs(1);
-/// The number of characters of another rank's reason that are shown.
+/// The maximum number of characters that are shown of another rank's reason.
 const REASON: usize = 1000;
-/// Stands for no limit.
+/// Stands for a wait without a limit.
 pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-/// The time for which the end of this process waits, so that the last messages arrive.
+/// How long this process waits before it ends, so that its last messages arrive.
 const LINGER: Duration = Duration::from_millis(100);
 
 pub(super) struct Control {
     rank: usize,
-    /// The silence after which a rank counts as lost.
+    /// A rank that is silent for this time counts as lost.
     timeout: Duration,
-    /// The longest time that any other wait may take.
+    /// The limit for any other wait.
     stall: Duration,
     writers: BTreeMap<usize, Mutex<Writer>>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether this process is ending. The thread that sets it reports the reason.
+    /// Whether this process is ending. The thread that sets the value reports the reason.
     ending: Mutex<bool>,
 }
 
-/// The end of a connection that frames are written to.
+/// The sending half of a connection.
 struct Writer {
     stream: TcpStream,
     seal: Seal,
@@ -67,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Control {
-    /// Starts the threads that read from the connections and send signs of life.
+    /// Starts the threads that read from the connections and send heartbeats.
     pub(super) fn start(
         rank: usize,
         links: Links,
@@ -108,8 +109,8 @@ impl Control {
         format!("rank {peer} has not answered for {seconds} s; it may be stopped or unreachable")
     }
 
-    /// Reads a rank's frames until the connection ends. The end is an error unless the rank has
-    /// said that it leaves.
+    /// Reads a rank's frames until the connection ends. If the rank has not announced that it
+    /// leaves, the end of the connection is an error.
     fn read(&self, peer: usize, stream: TcpStream, mut seal: Seal) {
         let mut stream = Listener { stream, slice: self.timeout / SLICES, quiet: 0 };
         let reason = loop {
@@ -145,18 +146,18 @@ impl Control {
         }
     }
 
-    /// Sends signs of life, and checks how long this process's waits take.
+    /// Sends heartbeats, and checks whether a wait of this process has exceeded its limit.
     fn beat(&self) {
         let pause = (self.timeout / SLICES).min(Duration::from_secs(1));
         let mut last = Instant::now();
         while !self.state().done {
-            // If a pause is longer than this, the whole process was stopped.
+            // If more time than two pauses and a second has passed, the whole process was stopped.
             let stopped = last.elapsed().saturating_sub(2 * pause + Duration::from_secs(1));
             watch::forgive(stopped);
             last = Instant::now();
             for writer in self.writers.values() {
-                // If another thread is writing to a connection, this thread need not send a sign of
-                // life there. The thread that reads notices errors.
+                // If another thread is writing to a connection, this thread need not send a
+                // heartbeat there. The reading thread notices errors.
                 if let Ok(mut writer) = writer.try_lock() {
                     let _ = writer.write(FrameKind::Beat, &[]);
                 }
@@ -169,7 +170,7 @@ impl Control {
     }
 
     /// Ends this process because of another rank, after telling the other ranks the reason. Does
-    /// nothing if the process is ending already.
+    /// nothing if this process is ending already.
     fn end(&self, reason: &str) {
         let mut ending = lock(&self.ending);
         if !std::mem::replace(&mut *ending, true) {
@@ -197,7 +198,8 @@ impl Control {
     }
 
     /// Tells the other ranks why this rank ends. If an evaluation failed, another rank is probably
-    /// the cause. If the reason of that rank arrives in time, it ends this process.
+    /// the cause. This rank then waits first, because the other rank's reason may arrive and end
+    /// this process.
     pub(super) fn fail(&self, reason: &str) {
         if watch::is_broken() {
             thread::sleep(VERDICT);
@@ -220,8 +222,8 @@ impl Control {
         })
     }
 
-    /// Waits for a message of a rank. If `patient`, the wait has no limit, and the rank's end still
-    /// ends this process.
+    /// Waits for a message from a rank. If `patient`, the wait has no limit, but the end of the
+    /// other rank still ends this process.
     pub(super) fn receive(&self, op: &str, peer: usize, patient: bool) -> Result<Vec<u8>> {
         let limit = if patient { YEAR } else { self.stall };
         let found = self.wait(limit, |state| {
@@ -285,8 +287,8 @@ impl Control {
     }
 }
 
-/// Reads from a rank. Fails if nothing has arrived for the timeout. Time in which this process was
-/// stopped does not count, because the rank may have been stopped too.
+/// Reads from a rank. Fails if no data arrives within the timeout. Time in which this process was
+/// stopped does not count, because the other rank may have been stopped too.
 struct Listener {
     stream: TcpStream,
     slice: Duration,
@@ -315,7 +317,7 @@ impl Read for Listener {
     }
 }
 
-/// Whether a read or a write ended because no bytes moved for the time limit.
+/// Whether a read or a write ended because no bytes moved before the time limit.
 fn silent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

@@ -1,4 +1,4 @@
-//! The parts of a model that the ranks hold, as ranges on its axes.
+//! The part of a model that each rank holds, as ranges on the model's axes.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use mlx_primitives_llama::{Config, base::Axis};
 
 use super::scheme::Scheme;
 
-/// Blocks of kernels begin at multiples of this number of rows. Parts begin at such multiples too,
-/// if each rank has at least four times this number of rows.
+/// The kernels' blocks begin at multiples of this number of rows. The ranks' parts begin at such
+/// multiples too, if each rank has at least four times this number of rows.
 const UNIT: i32 = 32;
 
-/// The parts of the axes that each rank holds. If the scheme does not cut an axis, every rank holds
-/// all of it.
+/// The range of each axis that each rank holds. If the scheme does not divide an axis, every rank
+/// holds the complete axis.
 pub(super) struct Cuts {
     pub scheme: Scheme,
     pub rank: usize,
     /// The query heads of each rank.
     pub heads: Vec<Range<i32>>,
-    /// The key heads of each rank. If ranks share a key head, each of them holds it.
+    /// The key heads of each rank. If several ranks use one key head, each of them holds it.
     pub kv_heads: Vec<Range<i32>>,
     pub head_dim: i32,
     pub hidden: Vec<Range<i32>>,
@@ -63,8 +63,8 @@ impl Cuts {
             Scheme::Pipeline => {
                 least("layers", layers)?;
                 cuts.layers = cut(layers, shares);
-                // Rank 0 has the embedding and the output projection. The other ranks have one row,
-                // which gives the type of the logits.
+                // Rank 0 holds the embedding and the output projection. The other ranks hold one
+                // row, only to know the type of the logits.
                 cuts.vocab.iter_mut().skip(1).for_each(|row| *row = 0..1);
             }
         }
@@ -76,7 +76,8 @@ impl Cuts {
         ranges.get(self.rank).cloned().unwrap_or(0..0)
     }
 
-    /// The ranges of the ranks on an axis, and the number of features of an element of the axis.
+    /// Returns the range of each rank on an axis, and the number of features per element of the
+    /// axis.
     pub fn of(&self, axis: Axis) -> (&[Range<i32>], i32) {
         match axis {
             Axis::Heads => (&self.heads, self.head_dim),
@@ -86,13 +87,13 @@ impl Cuts {
         }
     }
 
-    /// The rows of the matrix at `path`, of the shape `[outputs, ...]`, that this rank holds.
+    /// Returns the rows of the matrix at `path`, of shape `[outputs, ...]`, that this rank holds.
     pub fn rows(&self, path: &str, outputs: i32) -> Range<i32> {
         let rows = self.rows_of_ranks(path);
         rows.map_or(0..outputs, |(ranges, features)| times(&self.own(ranges), features))
     }
 
-    /// The rows of this rank that no lower rank holds.
+    /// Returns the rows of this rank that no lower rank holds.
     pub fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
         let own = self.rows(path, outputs);
         let of_own_layer = self.scheme == Scheme::Pipeline && path.starts_with("model.layers.");
@@ -104,8 +105,8 @@ impl Cuts {
         own.start.max(held.unwrap_or(0)).min(own.end)..own.end
     }
 
-    /// The range of each rank, and the number of rows of an element of a range; `None` for a matrix
-    /// that every rank holds as a whole.
+    /// Returns the range of each rank, and the number of matrix rows per element of a range; `None`
+    /// for a matrix that every rank holds completely.
     fn rows_of_ranks(&self, path: &str) -> Option<(&Vec<Range<i32>>, i32)> {
         Some(match path.rsplit('.').next().unwrap_or_default() {
             "q_proj" => (&self.heads, self.head_dim),
@@ -117,8 +118,9 @@ impl Cuts {
         })
     }
 
-    /// The numbers of query heads that share this rank's key head and that lower and higher ranks
-    /// hold; `None` if this rank holds all of them.
+    /// Some of the query heads that share this rank's key head may be on other ranks. Returns how
+    /// many lower ranks hold, and how many higher ranks hold; `None` if this rank holds all of
+    /// them.
     pub fn absent_queries(&self) -> Option<(i32, i32)> {
         let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);
         let group = self.heads.last()?.end / self.kv_heads.last()?.end;
@@ -135,7 +137,7 @@ fn times(range: &Range<i32>, features: i32) -> Range<i32> {
     range.start * features..range.end * features
 }
 
-/// Cuts `0..count` in the ratio of the shares. Each part has at least one element.
+/// Divides `0..count` in the ratio of the shares. Each part has at least one element.
 fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
     let ranks = shares.len() as i64;
     let unit = if i64::from(count) >= ranks * 4 * i64::from(UNIT) { UNIT } else { 1 };
@@ -155,8 +157,9 @@ fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
     parts
 }
 
-/// Cuts query heads and key heads. A rank has all query heads of its key heads. If there are more
-/// ranks than key heads, a rank has some query heads of one key head.
+/// Divides query heads and key heads among the ranks. A rank holds all query heads of its key
+/// heads. If there are more ranks than key heads, a rank holds some of the query heads of one key
+/// head.
 fn cut_heads(heads: i32, kv_heads: i32, shares: &[u32]) -> (Vec<Range<i32>>, Vec<Range<i32>>) {
     let group = heads / kv_heads;
     let ranks = shares.len() as i32;

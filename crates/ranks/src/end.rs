@@ -1,5 +1,5 @@
-//! The end of a process whose group is broken. A thread that waits inside MLX for a lost rank
-//! cannot be stopped, so the process ends without unwinding and without destructors.
+//! Ends a process whose group is broken. A thread that waits inside MLX for a lost rank cannot be
+//! stopped, so the process ends without unwinding and without destructors.
 
 /// Writes a line to stderr, if stderr accepts it within 0.2 s, and ends the process with status 1.
 #[cfg(unix)]

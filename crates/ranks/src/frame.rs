@@ -1,5 +1,5 @@
-//! The frames on a control connection. A frame has a kind, a length, the bytes, and a tag that only
-//! the other end of the connection can make.
+//! The frames on a control connection. A frame has a kind, a length, a payload, and a tag that only
+//! the other end of the connection can compute.
 
 use std::io::{self, Read, Write};
 
@@ -7,7 +7,7 @@ use super::keys::{self, Seal, TAG};
 
 /// The largest payload.
 pub(super) const LIMIT: usize = 16 << 20;
-/// The number of bytes of a kind and a length.
+/// The number of bytes of the kind and the length.
 const HEAD: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +17,9 @@ pub(super) enum FrameKind {
     Beat = 1,
     /// Data of an operation of the group.
     Data = 2,
-    /// The reason of a failure that ends all ranks.
+    /// The reason for a failure that ends all ranks.
     Fail = 3,
-    /// The sender has left the group in order.
+    /// The sender has left the group normally.
     Leave = 4,
 }
 
@@ -47,8 +47,8 @@ pub(super) fn write(
     to.write_all(&frame)
 }
 
-/// Reads a frame; `None` if the connection was closed. A frame with another tag than the next one
-/// from the other end is an error of the kind `InvalidData`.
+/// Reads a frame; `None` if the connection was closed. If the tag is not the next tag of the other
+/// end, the error has the kind `InvalidData`.
 pub(super) fn read(
     from: &mut impl Read,
     seal: &mut Seal,
@@ -70,7 +70,7 @@ pub(super) fn read(
     if length > LIMIT {
         return Err(invalid());
     }
-    // The buffer grows as bytes arrive, so a false length allocates nothing.
+    // The buffer grows as bytes arrive, so a false length does not allocate memory.
     let mut payload = Vec::new();
     from.take((length + TAG) as u64).read_to_end(&mut payload)?;
     if payload.len() < length + TAG {
@@ -83,8 +83,8 @@ pub(super) fn read(
     Ok(Some((kind, payload)))
 }
 
-/// At most `longest` characters of a text from another rank, without characters that could control
-/// a terminal.
+/// Returns at most `longest` characters of a text from another rank. Characters that could control
+/// a terminal become spaces.
 pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut characters = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut kept: String = characters.by_ref().take(longest).collect();
@@ -94,8 +94,8 @@ pub(super) fn printable(text: &str, longest: usize) -> String {
     kept
 }
 
-/// Two different texts of ranks, printable. If they are long, only the text around the first
-/// difference is kept.
+/// Makes two different texts of ranks printable. If they are long, keeps only the text around the
+/// first difference.
 pub(super) fn excerpts(one: &str, other: &str) -> (String, String) {
     const LONGEST: usize = 160;
     const BEFORE: usize = 40;

@@ -1,4 +1,4 @@
-//! Writes and reads the bytes between ranks without a secret, for fuzzers.
+//! Encodes and decodes the bytes between ranks without a secret, for fuzzers.
 
 use std::net::TcpStream;
 
@@ -18,7 +18,7 @@ fn seals() -> (Seal, Seal) {
     Secret::of(b"a secret of fuzzers").seals("fuzz", &[])
 }
 
-/// The greeting of rank 1 of 2, and the JSON text in it.
+/// Returns the greeting of rank 1 of 2, and the JSON text in it.
 pub fn greeting() -> Result<(Vec<u8>, Vec<u8>)> {
     let place =
         Place { rank: 1, size: 2, backend: Backend::Ring, first: String::new(), hosts: vec![] };
@@ -31,7 +31,7 @@ pub fn is_greeting(bytes: &[u8]) -> bool {
     matches!(greeting::judge(&Secret::of(b""), &FIRST, bytes), Heard::Rank(_))
 }
 
-/// The bytes of a control connection whose frames have these payloads.
+/// Returns the bytes of a control connection whose frames have these payloads.
 pub fn frames(payloads: &[Vec<u8>]) -> Vec<u8> {
     let (mut seal, mut bytes) = (seals().0, Vec::new());
     for payload in payloads {
@@ -40,7 +40,7 @@ pub fn frames(payloads: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// The payloads of the frames that a rank reads from these bytes.
+/// Returns the payloads of the frames that a rank reads from these bytes.
 pub fn read_frames(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let (mut seal, mut payloads) = (seals().0, Vec::new());
     while let Ok(Some((_, payload))) = frame::read(&mut bytes, &mut seal) {
@@ -65,7 +65,7 @@ pub fn send_part(stream: TcpStream, part: &[u8]) -> Result<()> {
     mesh(stream, 1)?.send(1, part)
 }
 
-/// Fills the part of an array with the bytes that rank 0 sends over a connection.
+/// Fills `part` with the bytes that rank 0 sends over a connection.
 ///
 /// # Errors
 ///

@@ -31,15 +31,15 @@ impl Group {
     /// Joins the ranks' parts of an array along the last axis, where rank `r` has `lengths[r]`
     /// elements. All other lengths, and the type, are the same on all ranks.
     ///
-    /// On a CPU, each rank sends its part directly to each other rank, and a rank that waits
-    /// sleeps. On a GPU, [`all_gather`](Self::all_gather) joins the parts, whose `vmap` is right
-    /// only if the mapped axis is not the first one. The derivative with respect to a rank's part
-    /// is the same part of that rank's cotangent.
+    /// On a CPU, each rank sends its part directly to each other rank, and a waiting rank sleeps.
+    /// On a GPU, [`all_gather`](Self::all_gather) joins the parts, and its `vmap` is right only if
+    /// the mapped axis is not the first one. The cotangent of a rank's part is the matching part of
+    /// the output's cotangent on this rank.
     ///
     /// # Errors
     ///
-    /// Returns an error for the causes that [`Group::all_sum`] lists, if there is not one length
-    /// for each rank, and if the length for this rank is not the length of the last axis of `x`.
+    /// Returns an error for the causes that [`Group::all_sum`] lists, if `lengths` does not have
+    /// one entry for each rank, or if this rank's entry is not the length of the last axis of `x`.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -69,7 +69,7 @@ impl Group {
         }
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if x.size() == longest as usize && lengths.iter().all(|length| *length == longest) {
-            // With a single row, the parts lie one after the other already.
+            // With a single row, the parts are already contiguous in the result.
             let mut whole = x.shape().to_vec();
             if let Some(last) = whole.last_mut() {
                 *last = lengths.iter().sum();
@@ -95,7 +95,7 @@ impl Group {
 }
 
 impl Gather {
-    /// The first element of this rank's part, and the element after its last.
+    /// The indices at which this rank's part begins and ends.
     fn own(&self) -> (i32, i32) {
         let before = self.lengths.iter().take(self.joined.rank).sum();
         (before, before + self.lengths.get(self.joined.rank).copied().unwrap_or(0))
@@ -145,7 +145,7 @@ pub(super) fn bytes<T: Element>(elements: &[T]) -> &[u8] {
 }
 
 pub(super) fn bytes_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and all bit patterns of these types are valid.
+    // SAFETY: as in `bytes`, and all bit patterns of these types are valid.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 

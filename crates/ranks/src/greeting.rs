@@ -1,6 +1,7 @@
-//! Starts a group, before MLX connects the ranks. Every rank connects to rank 0, both prove to each
-//! other that they know the secret, and rank 0 compares the rank's versions and number of ranks
-//! with its values. MLX itself waits for a missing rank without a limit, and compares nothing.
+//! Starts a group, before MLX connects the ranks. Every rank connects to rank 0, and the two ranks
+//! prove to each other that they know the secret. Rank 0 then compares the other rank's versions
+//! and number of ranks with its values. MLX itself waits for a missing rank without a limit, and
+//! compares nothing.
 //!
 //! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its
 //! [`Greeting`], a second nonce, and a proof over the greeting and both nonces. Rank 0 answers with
@@ -21,18 +22,18 @@ use super::keys::{self, Key, Seal, Secret, TAG};
 use super::lobby::{Heard, LONGEST, Lobby, PATIENCE};
 use mlx_primitives::{Error, Result};
 
-/// The first bytes that each end of a connection sends. A connection that begins with other bytes
-/// is closed.
+/// The first bytes that each end of a connection sends. A rank closes a connection that begins with
+/// other bytes.
 const MAGIC: &[u8; 16] = b"mlx-primitives 2";
-/// The number of bytes of a greeting before its text: the magic bytes, a length and a nonce.
+/// The size in bytes of a greeting before its text: the magic bytes, a length and a nonce.
 const HEAD: usize = MAGIC.len() + 4 + NONCE;
 const NONCE: usize = blake3::KEY_LEN;
-/// The time for which rank 0 waits for further ranks after it has found that the group cannot work.
-/// These ranks get the reason too.
+/// How long rank 0 waits for more ranks after it has found that the group cannot work, to tell the
+/// reason to these ranks too.
 const LAST_CALL: Duration = Duration::from_secs(2);
 /// The pause before a rank tries again to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The purposes for which proofs and keys are made.
+/// Purposes of proofs, so that a proof for one purpose is not valid for another.
 const OF_RANK: &str = "a rank greets rank 0";
 const OF_FIRST: &str = "rank 0 greets a rank";
 const CONTROL: &str = "a control connection";
@@ -79,8 +80,8 @@ impl Greeting {
         }
     }
 
-    /// The reason why a rank with this greeting cannot join the group of rank 0, whose greeting is
-    /// `first`.
+    /// Returns the reason why a rank with this greeting cannot join the group of rank 0, whose
+    /// greeting is `first`; `None` if it can.
     fn refusal(&self, first: &Self) -> Option<String> {
         let rank = self.rank;
         if self.version != first.version {
@@ -105,7 +106,7 @@ impl Greeting {
     }
 }
 
-/// The addresses of `host:port`. Only IPv4 addresses count, since MLX connects by IPv4.
+/// Resolves `host:port`. Returns only IPv4 addresses, since MLX connects by IPv4.
 fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(address.to_socket_addrs()?.filter(SocketAddr::is_ipv4).collect())
 }
@@ -114,7 +115,7 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("join", reason)
 }
 
-/// A greeting with a correct proof, as rank 0 has read it.
+/// A greeting with a correct proof that rank 0 has received.
 pub(super) struct Known {
     greeting: Greeting,
     /// The nonce of rank 0.
@@ -149,8 +150,8 @@ pub(super) fn judge(secret: &Secret, first: &Key, bytes: &[u8]) -> Heard<Known> 
     }
 }
 
-/// Three parts of a rank's answer to the nonce of rank 0: all bytes, the rank's nonce, and the text
-/// of the greeting.
+/// Makes a rank's answer to the nonce of rank 0. Returns all bytes of the answer, the rank's nonce,
+/// and the text of the greeting.
 pub(super) fn greet(
     secret: &Secret,
     first: &Key,
@@ -163,7 +164,7 @@ pub(super) fn greet(
     Ok(([&MAGIC[..], &length, &nonce, &text, proof.as_bytes()].concat(), nonce, text))
 }
 
-/// Whether the other side has closed a connection, which is in non-blocking mode.
+/// Whether the other side has closed a connection. The connection must be in non-blocking mode.
 fn closed(stream: &TcpStream) -> bool {
     match stream.peek(&mut [0]) {
         Ok(count) => count == 0,
@@ -171,7 +172,7 @@ fn closed(stream: &TcpStream) -> bool {
     }
 }
 
-/// The ranks of a list in words: "rank 1", "ranks 1 and 2", "ranks 1, 2 and 3".
+/// Names the ranks of a list in words: "rank 1", "ranks 1 and 2", "ranks 1, 2 and 3".
 pub(super) fn ranks(list: &[usize]) -> String {
     let words: Vec<_> = list.iter().map(usize::to_string).collect();
     match words.split_last() {
@@ -181,7 +182,7 @@ pub(super) fn ranks(list: &[usize]) -> String {
     }
 }
 
-/// On rank 0, waits for the other ranks at its address until the deadline.
+/// Runs on rank 0: waits for the other ranks at its address until the deadline.
 pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     let first = &place.first;
@@ -232,7 +233,7 @@ pub(super) fn host(place: &Place, secret: &Secret, timeout: Duration) -> Result<
     }
     let answer = Answer { refused: reason };
     for link in refused.iter_mut().chain(links.values_mut()) {
-        // If a rank cannot be reached, the control connection reports it.
+        // If this rank cannot reach the other rank, the control connection reports it.
         let _ = link.stream.set_nonblocking(false).and_then(|()| tell(link, &answer));
     }
     answer.refused.map_or(Ok(links), |reason| Err(failed(reason)))
@@ -257,7 +258,8 @@ impl Read for Until<'_> {
     }
 }
 
-/// On any other rank, connects to rank 0, repeatedly until the deadline, and waits for its answer.
+/// Runs on every other rank: tries to connect to rank 0 until the deadline, and waits for its
+/// answer.
 pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<Links> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -281,13 +283,13 @@ pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<
 fn attempt(place: &Place, secret: &Secret, deadline: Instant) -> io::Result<(Link, Answer)> {
     let address = resolve(&place.first)?.into_iter().next();
     let address = address.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
-    // Rank 0 answers at once, unless it closed this connection because strangers opened too many.
+    // Rank 0 answers immediately. If too many strangers connect, it may close this connection
+    // instead.
     let soon = deadline.min(Instant::now() + PATIENCE);
     let left = soon.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
     let mut stream = TcpStream::connect_timeout(&address, left)?;
     if stream.local_addr()? == stream.peer_addr()? {
-        // Nobody listens on the port yet, and the system gave this end of the connection the same
-        // port.
+        // If no process listens on the port yet, the system may connect this socket to itself.
         return Err(ErrorKind::ConnectionRefused.into());
     }
     stream.set_nodelay(true)?;

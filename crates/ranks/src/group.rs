@@ -38,8 +38,8 @@ impl Group {
     /// Joins the group that MLX's environment variables describe, and waits until all of its ranks
     /// have started. A process joins only once, and later calls return the same group.
     ///
-    /// The group has one rank, and nothing is connected, if `MLX_RANK` is not set, or if the host
-    /// file is empty (`mlx.launch -n 1` writes such a file) or has one entry.
+    /// The group has one rank and no connections if `MLX_RANK` is not set, or if the host file is
+    /// empty or has one entry. `mlx.launch -n 1` writes an empty host file.
     ///
     /// # The end of the process
     ///
@@ -50,7 +50,7 @@ impl Group {
     /// value is not possible, because the thread that evaluates waits inside MLX and cannot be
     /// stopped.
     ///
-    /// If a rank is lost while this one evaluates, the evaluation may return an error before the
+    /// If a rank is lost while this rank evaluates, the evaluation may return an error before the
     /// line is written. Later evaluations and operations of the group then return errors too, since
     /// MLX would wait without a limit. The program should call [`Group::fail`] and end, because the
     /// other ranks may wait for it.
@@ -60,14 +60,14 @@ impl Group {
     /// Returns an error that names the variable or the file if they do not describe a group, or if
     /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank
     /// does not start within [`Options::timeout`], has another version of MLX or of this crate, or
-    /// the number of another rank; an error with the address if a port cannot be used, or if it is
-    /// reached over a network and there is no secret, and one that names the variable if the secret
-    /// is too short or its file cannot be read.
+    /// the number of another rank; an error with the address if a port cannot be used, or if the
+    /// address is not a loopback address and there is no secret; an error that names the variable
+    /// if the secret is too short or its file cannot be read.
     ///
-    /// MLX before 0.32.1 is refused if there is more than one rank: a rank that lost another one
-    /// would hang (ml-explore/mlx#4060). NCCL is refused without MLX for CUDA, and where two ranks
-    /// or more have one GPU or none. A rank then sees one GPU, which `CUDA_VISIBLE_DEVICES` says:
-    /// join before anything else uses a GPU.
+    /// Also returns an error for MLX before 0.32.1 if there is more than one rank: a rank that lost
+    /// another rank would hang (ml-explore/mlx#4060). NCCL needs MLX for CUDA and a separate GPU
+    /// for each rank. This call sets `CUDA_VISIBLE_DEVICES` so that the process sees only its GPU.
+    /// Call it before any other code uses a GPU.
     ///
     /// ```
     /// use mlx_primitives_ranks::{Backend, Group, Options};
@@ -102,9 +102,9 @@ impl Group {
         self.joined.as_ref().map_or(1, |joined| joined.size)
     }
 
-    /// The sum of the ranks' arrays, on every rank, in the type of `x`. All ranks give the same
-    /// shape and type. Derivatives and `vmap` are MLX's: each rank passes its cotangent on to its
-    /// input.
+    /// Adds the ranks' arrays. Every rank gets the sum, in the type of `x`. All ranks give the same
+    /// shape and type. MLX implements derivatives and `vmap`: each rank passes its cotangent on to
+    /// its input.
     ///
     /// With more than two ranks, the order of additions follows the ring, and differs from element
     /// to element. All ranks get the same bits.
@@ -125,8 +125,8 @@ impl Group {
         self.reduce("all_sum", Reduction::Sum, x)
     }
 
-    /// The largest element of all ranks at each index, on every rank. [`Group::all_sum`] has an
-    /// example.
+    /// Returns, on every rank, the largest of the ranks' elements at each index. [`Group::all_sum`]
+    /// has an example.
     ///
     /// # Errors
     ///
@@ -135,8 +135,8 @@ impl Group {
         self.reduce("all_max", Reduction::Max, x)
     }
 
-    /// The smallest element of all ranks at each index, on every rank. [`Group::all_sum`] has an
-    /// example.
+    /// Returns, on every rank, the smallest of the ranks' elements at each index.
+    /// [`Group::all_sum`] has an example.
     ///
     /// # Errors
     ///
@@ -151,11 +151,11 @@ impl Group {
         joined.ranks.all_reduce(reduction, x)
     }
 
-    /// The ranks' arrays, joined along the first axis in the order of the ranks, on every rank. All
-    /// ranks give the same shape and type. With more than one rank, scalars become an array with
-    /// one axis. Derivatives and `vmap` are MLX's. The cotangent of a rank's input is the same part
-    /// of that rank's cotangent. `vmap` is right only if the mapped axis is not the first one,
-    /// because MLX 0.32 would join along the mapped axis.
+    /// Joins the ranks' arrays along the first axis in the order of the ranks. Every rank gets the
+    /// result. All ranks give the same shape and type. With more than one rank, scalars become an
+    /// array with one axis. MLX implements derivatives and `vmap`. The cotangent of a rank's input
+    /// is the matching part of the output's cotangent on this rank. `vmap` is right only if the
+    /// mapped axis is not the first one, because MLX 0.32 would join along the mapped axis.
     ///
     /// # Errors
     ///
@@ -180,8 +180,8 @@ impl Group {
     /// # Errors
     ///
     /// Returns an error for the causes that [`Group::all_sum`] lists, if `to` is not another rank,
-    /// and in a ring if it is not a neighbor. Also returns an error with NCCL, with which MLX
-    /// cannot send to a single rank.
+    /// and in a ring if `to` is not a neighbor. Also returns an error with NCCL, since MLX cannot
+    /// send to a single rank through NCCL.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -201,7 +201,8 @@ impl Group {
         joined.ranks.send(x, to)
     }
 
-    /// The array of this shape and type that rank `from` sends. [`Group::send`] has an example.
+    /// Receives the array of this shape and type that rank `from` sends. [`Group::send`] has an
+    /// example.
     ///
     /// # Errors
     ///
@@ -220,9 +221,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// If the texts are not all equal, returns the same error on every rank, which names `what`,
-    /// the ranks that differ from rank 0, and their texts. Also returns an error for the causes
-    /// that [`Group::gather_text`] lists.
+    /// If the texts are not all equal, returns the same error on every rank. It names `what`, the
+    /// ranks that differ from rank 0, and their texts. Also returns an error for the causes that
+    /// [`Group::gather_text`] lists.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -259,8 +260,8 @@ impl Group {
         Ok(())
     }
 
-    /// The texts of all ranks, in their order, on every rank. All ranks have to call it, in the
-    /// same order; the texts may be of different lengths.
+    /// Returns the texts of all ranks, in the order of the ranks, on every rank. All ranks must
+    /// call it in the same order. The texts may have different lengths.
     ///
     /// # Errors
     ///
@@ -286,9 +287,9 @@ impl Group {
         }
     }
 
-    /// Returns the bytes that rank 0 gives, on every rank, and ignores what other ranks give. The
-    /// control connections carry the bytes. They are for small messages, of less than 16 MiB, such
-    /// as a prompt.
+    /// Returns the bytes that rank 0 gives, on every rank, and ignores the bytes that other ranks
+    /// give. The control connections carry the bytes. Use it for small messages, of less than 16
+    /// MiB, such as a prompt.
     ///
     /// The other ranks wait as long as rank 0 is alive, since rank 0 may be waiting for its user.
     /// Rank 0 does not wait for the other ranks, which store up to 64 MiB until they call.
@@ -356,7 +357,7 @@ impl Group {
         }
     }
 
-    /// The connections for an operation; `None` if this is the only rank.
+    /// Returns the connections for an operation; `None` if this is the only rank.
     pub(super) fn usable(&self, op: &str) -> Result<Option<&Joined>> {
         let Some(joined) = &self.joined else { return Ok(None) };
         if watch::is_broken() {

@@ -8,13 +8,14 @@ use super::Backend;
 use mlx_primitives::support::files;
 use mlx_primitives::{Error, Result};
 
-/// The address at which rank 0 waits for the others in MLX's NCCL backend, and the number of ranks.
+/// Variables of MLX's NCCL backend: the address at which rank 0 waits for the other ranks, and the
+/// number of ranks.
 const NCCL_HOST: &str = "NCCL_HOST_IP";
 pub(super) const NCCL_PORT: &str = "NCCL_PORT";
 const SIZE: &str = "MLX_WORLD_SIZE";
 
 impl Backend {
-    /// The backend that `Any` means, which is the one that the environment describes.
+    /// Returns the backend that `Any` stands for. The environment determines it.
     pub(super) fn of_environment() -> Self {
         let is_set = |name: &str| env::var_os(name).is_some();
         match () {
@@ -26,7 +27,7 @@ impl Backend {
     }
 }
 
-/// The number of this process among several ranks, and the ways to reach them.
+/// The rank of this process, the number of ranks, and the ways to reach them.
 pub(super) struct Place {
     pub rank: usize,
     pub size: usize,
@@ -45,7 +46,7 @@ impl Place {
     }
 }
 
-/// The host of `host:port`, as MLX reads it.
+/// Returns the host of `host:port`, as MLX reads it.
 pub(super) fn host_of(address: &str) -> &str {
     address.split(':').next().unwrap_or_default()
 }
@@ -115,7 +116,8 @@ fn of_nccl(rank: &str) -> Result<Option<Place>> {
     Ok((size > 1).then_some(Place { rank, size, backend: Backend::Nccl, first, hosts }))
 }
 
-/// Parses the number of this rank, which `source` has to contain.
+/// Parses the rank of this process, which must be below `size`. `source` names the list of ranks in
+/// the error.
 fn number(rank: &str, size: usize, source: &dyn Display) -> Result<usize> {
     rank.parse().ok().filter(|rank| *rank < size).ok_or_else(|| {
         let last = size - 1;
@@ -156,12 +158,12 @@ fn addresses(path: &Path, entries: &[serde_json::Value]) -> Result<Vec<Vec<Strin
     Ok(hosts)
 }
 
-/// The error for variables whose address [`check_address`] refuses.
+/// Makes the error for a variable whose address [`check_address`] refuses.
 fn refused(names: &str, reason: &str) -> Error {
     Error::argument(names, reason.trim_start_matches("expected "))
 }
 
-/// MLX reads the text before the first colon as the host.
+/// Checks that an address is `host:port`. MLX reads the text before the first colon as the host.
 pub(super) fn check_address(text: &str) -> std::result::Result<(), String> {
     let parts = text
         .split_once(':')

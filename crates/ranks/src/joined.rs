@@ -15,15 +15,14 @@ use mlx_primitives::device::{self, Device};
 use mlx_primitives::{Array, Dtype};
 use mlx_primitives::{Error, Result};
 
-/// The shortest timeout. Ranks give signs of life four times in each timeout.
+/// The shortest allowed timeout. A rank sends at least four heartbeats in each timeout.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// For tests: ranks open no direct connections, so gathers take MLX's ring, as on a GPU. With the
-/// value `gathers`, a rank cannot send to one other rank alone and uses gathers instead, as with
-/// NCCL.
+/// For tests. Ranks open no direct connections, so a gather uses MLX's ring, as on a GPU. With the
+/// value `gathers`, a rank also uses gathers in place of a send to one rank, as with NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
-/// The oldest MLX whose ring notices a lost rank, as `(0, 32, 1)`.
+/// The oldest version of MLX whose ring notices a lost rank.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];
-/// The types that MLX's NCCL exchanges.
+/// The types that MLX can exchange through NCCL.
 const OF_NCCL: [Dtype; 9] = [
     Dtype::Uint8,
     Dtype::Uint32,
@@ -35,23 +34,23 @@ const OF_NCCL: [Dtype; 9] = [
     Dtype::Float32,
     Dtype::Bfloat16,
 ];
-/// The limit for MLX's connection of the ranks. MLX tries for half a minute to connect to a rank.
+/// How long MLX may take to connect the ranks. MLX tries for half a minute to reach a rank.
 const CONNECT: Duration = Duration::from_secs(60);
-/// The shortest limit for the ranks' first exchanges. It holds even if the timeout is shorter.
+/// The minimum time limit for the ranks' first exchanges, even if the timeout is shorter.
 const FIRST: Duration = Duration::from_secs(30);
 
-/// This process's place in a group of more than one rank.
+/// The state of this process in a group of more than one rank.
 pub(super) struct Joined {
     pub rank: usize,
     pub size: usize,
     pub backend: Backend,
-    /// Whether a rank can send to one other rank alone.
+    /// Whether a rank can send to a single other rank.
     pub sends: bool,
     pub ranks: Ranks,
     pub messages: Messages,
     /// The connections for [`Group::gather_last`](super::Group::gather_last).
     pub mesh: Option<Mesh>,
-    /// The GPU memory that ranks on one machine share, for
+    /// The GPU memory that ranks on one machine share for
     /// [`Group::all_gather`](super::Group::all_gather).
     peers: Option<Peers>,
     pub left: Mutex<bool>,
@@ -68,7 +67,7 @@ fn numbers(version: &str) -> [u64; 3] {
 }
 
 impl Joined {
-    /// Greets the other ranks and lets MLX connect them.
+    /// Exchanges greetings with the other ranks and lets MLX connect them.
     pub(super) fn start(place: &Place, options: Options) -> Result<Self> {
         if options.timeout < SHORTEST {
             let got = options.timeout;
@@ -113,7 +112,7 @@ impl Joined {
         };
         let messages = Messages::new(rank, size, control);
         // Each rank tells the others a nonce, the address of its listener, its GPU, and the
-        // addresses at which its MLX listens.
+        // addresses at which MLX listens on this rank.
         let card = cards::own(place)?;
         let host = place.own().first().map_or("", |address| hosts::host_of(address));
         let test = std::env::var_os(TEST_RING);
@@ -174,8 +173,9 @@ impl Joined {
         Err(Error::argument(op, format_args!("a type that NCCL exchanges, got {dtype}")))
     }
 
-    /// The memory through which GPUs of one machine exchange small arrays faster than through NCCL.
-    /// `None` for other backends, and if a rank cannot reach the memory of another rank.
+    /// Returns the memory through which the GPUs of one machine exchange small arrays faster than
+    /// through NCCL. `None` for other backends, or if a rank cannot reach the memory of another
+    /// rank.
     fn meet_peers(&self) -> Result<Option<Peers>> {
         if self.backend != Backend::Nccl {
             return Ok(None);
@@ -197,7 +197,7 @@ impl Joined {
         Ok(peers.filter(|_| all))
     }
 
-    /// The arrays of all ranks, joined along the first axis.
+    /// Joins the arrays of all ranks along the first axis.
     pub(super) fn all_gather(&self, x: &Array) -> Result<Array> {
         self.check("all_gather", x)?;
         match &self.peers {

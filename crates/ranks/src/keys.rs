@@ -1,5 +1,5 @@
-//! The secret that the ranks of a group share, and the values that are derived from it: proofs that
-//! a rank knows the secret, keys of connections, and tags of the frames on them.
+//! The secret that the ranks of a group share, and the values that ranks derive from it: proofs
+//! that a rank knows the secret, keys of connections, and tags of the frames on them.
 
 use std::env;
 use std::net::ToSocketAddrs;
@@ -14,13 +14,13 @@ use mlx_primitives::{Error, Result};
 /// The variables with the secret itself and with the path of a file that contains it.
 const TEXT: &str = "MLX_PRIMITIVES_RANK_SECRET";
 const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
-/// The limits of a secret's length in bytes. Whoever has seen a greeting could guess a short
-/// secret.
+/// The limits of a secret's length in bytes. An attacker who has seen a greeting could find a short
+/// secret by guessing.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
-/// Distinguishes these keys from keys of other programs.
+/// Makes these keys differ from the keys of other programs.
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
-/// Replaces the secret if all ranks are on one machine and no secret is set. It proves nothing.
+/// Replaces the secret if all ranks are on one machine and no secret is set. It protects nothing.
 const NO_SECRET: &[u8] = b"";
 
 /// A key, or random bytes of the same length.
@@ -68,19 +68,19 @@ impl Secret {
         Self(blake3::derive_key(CONTEXT, bytes))
     }
 
-    /// A hash of a purpose and `parts`, which only a rank that knows the secret can compute.
+    /// Hashes a purpose and `parts`. Only a rank that knows the secret can compute the hash.
     pub(super) fn prove(&self, purpose: &str, parts: &[&[u8]]) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.0);
         for part in [purpose.as_bytes()].iter().chain(parts) {
-            // The length in front of each part makes the hashed bytes of different lists of parts
-            // differ.
+            // The length precedes each part, so that different lists of parts give different bytes
+            // to hash.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
         hasher.finalize()
     }
 
-    /// The seals of the frames on a connection: forward, and back. The caller decides which rank
-    /// sends forward.
+    /// Returns the seals of the frames on a connection, forward and back. The caller decides which
+    /// rank sends forward.
     pub(super) fn seals(&self, purpose: &str, parts: &[&[u8]]) -> (Seal, Seal) {
         let seal = |way: &[u8]| {
             let parts = [parts, &[way]].concat();
@@ -90,7 +90,7 @@ impl Secret {
     }
 }
 
-/// The key of ranks without a secret. Returns an error if an address is not a loopback address.
+/// Returns the key of ranks without a secret, or an error if an address is not a loopback address.
 fn without_secret(place: &Place) -> Result<Secret> {
     match place.hosts.iter().flatten().find(|address| !is_of_this_machine(address)) {
         None => Ok(Secret::of(NO_SECRET)),
@@ -122,7 +122,7 @@ pub(super) struct Seal {
 }
 
 impl Seal {
-    /// The tag of the next frame. All heads on one connection have the same length.
+    /// Computes the tag of the next frame. All headers on one connection have the same length.
     pub(super) fn next(&mut self, head: &[u8], content: &Hash) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.key);
         hasher.update(&self.number.to_le_bytes()).update(head).update(content.as_bytes());
@@ -131,13 +131,13 @@ impl Seal {
     }
 }
 
-/// Whether `got` is the expected proof or tag. The time does not depend on the bytes.
+/// Whether `got` is the expected proof or tag. The time of the comparison does not depend on the
+/// bytes.
 pub(super) fn is_same(expected: &Hash, got: &[u8]) -> bool {
-    // The comparison of a `Hash` with an array takes a constant time.
     <&[u8; TAG]>::try_from(got).is_ok_and(|got| expected == got)
 }
 
-/// Random bytes that nobody can predict.
+/// Returns random bytes that nobody can predict.
 pub(super) fn random() -> Result<Key> {
     let mut bytes = Key::default();
     getrandom::fill(&mut bytes)

@@ -23,22 +23,23 @@
 //! The messages between ranks have no names. If ranks call different operations, or use different
 //! shapes or types, they compute wrong numbers or wait for each other. All ranks must build the
 //! same collectives in the same order, and evaluate them. Each collective must depend on the result
-//! of the one before. [`Group::agree`] compares the settings on which the collectives depend, such
-//! as options, files and shapes.
+//! of the previous collective. [`Group::agree`] compares the settings on which the collectives
+//! depend, such as options, files and shapes.
 //!
 //! # Trust
 //!
 //! Ranks prove to each other that they know a secret of 16 bytes or more. It is in
 //! `MLX_PRIMITIVES_RANK_SECRET`, or in the file that `MLX_PRIMITIVES_RANK_SECRET_FILE` names.
-//! Without a secret, all addresses must be loopback addresses. Messages are authenticated and not
-//! encrypted. The connections of MLX's ring are neither. The book's page on several machines
-//! explains the consequences.
+//! Without a secret, all addresses must be loopback addresses. Messages are authenticated but not
+//! encrypted. The connections of MLX's ring are neither authenticated nor encrypted. The book's
+//! page on several machines explains the consequences.
 //!
 //! # Failures
 //!
 //! [`Group::join`] opens a control connection from each rank to rank 0 before MLX connects the
 //! ranks. Through this connection, ranks of different versions refuse each other. If a rank ends,
-//! stops or fails, all ranks end with a message that names it. MLX itself has no time limits.
+//! stops or fails, all ranks end with a message that names this rank. MLX itself has no time
+//! limits.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -94,11 +95,12 @@ pub enum Backend {
     /// NVIDIA's library, between GPUs of one machine. Each rank computes on a different GPU. Rank 0
     /// awaits the others at the address in `NCCL_HOST_IP` and `NCCL_PORT`, and `MLX_WORLD_SIZE` is
     /// the number of ranks. NCCL needs Linux and MLX for CUDA. [`Group::send`] does not work with
-    /// it, because MLX does not support that.
+    /// NCCL, because MLX does not support it there.
     ///
-    /// GPUs that reach each other's memory exchange small arrays through this memory. Otherwise MLX
-    /// captures each exchange into a CUDA graph. The capture takes longer on the CPU than the start
-    /// of an exchange, so a program of many small exchanges is faster with `MLX_USE_CUDA_GRAPHS=0`.
+    /// GPUs that can access each other's memory exchange small arrays through this memory. For
+    /// other exchanges, MLX captures each exchange into a CUDA graph. The capture takes longer on
+    /// the CPU than the start of an exchange, so a program of many small exchanges is faster with
+    /// `MLX_USE_CUDA_GRAPHS=0`.
     Nccl,
 }
 
@@ -121,12 +123,12 @@ pub struct Options {
     pub backend: Backend,
     /// Whether to return an error if the environment describes only one rank.
     pub strict: bool,
-    /// How long ranks wait for each other at the start. Later, a rank that is silent for this time
-    /// counts as lost. The time must be at least 100 ms, and longer than any pause of the system.
-    /// Ranks that are stopped and continued together do not count each other as lost.
+    /// How long ranks wait for each other at the start. After the start, a rank that is silent for
+    /// this time counts as lost. The time must be at least 100 ms, and longer than any pause of the
+    /// system. Ranks that are stopped and continued together do not count each other as lost.
     pub timeout: Duration,
-    /// The limit for an evaluation, or for another wait for the other ranks, while all ranks give
-    /// signs of life. `None` means ten times [`Options::timeout`]. The limit also holds for
+    /// The limit for an evaluation, or for another wait for the other ranks, while all ranks send
+    /// heartbeats. `None` means ten times [`Options::timeout`]. The limit also holds for
     /// evaluations that read large files.
     pub stall: Option<Duration>,
 }

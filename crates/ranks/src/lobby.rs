@@ -1,5 +1,5 @@
-//! The connections to a port that have not yet proved that they come from a rank. Whoever reaches
-//! the port can open many connections, so their number and their time are limited.
+//! The connections to a port that have not yet proved that they come from a rank. Anyone who
+//! reaches the port can open many connections, so their number and their duration are limited.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -7,15 +7,15 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most connections that are open at a time, and the longest time of each connection.
+/// The maximum number of open connections, and the maximum duration of each.
 const SEATS: usize = 128;
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// The most bytes that one connection may send.
+/// The maximum number of bytes that one connection may send.
 pub(super) const LONGEST: usize = 2048;
 /// The sleep if nothing arrived.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The sender of a connection's bytes, judged by these bytes.
+/// The judgment about the sender of a connection's bytes.
 pub(super) enum Heard<T> {
     /// The bytes are not complete yet.
     Part,
@@ -44,9 +44,9 @@ impl<S> Lobby<S> {
         Self { listener, guests: Vec::new() }
     }
 
-    /// Accepts the waiting connections for which `greet` succeeds, and reads from all open ones.
-    /// Returns the connections that `judge` recognizes as ranks. Sleeps briefly if there was no new
-    /// connection and no rank.
+    /// Accepts the waiting connections for which `greet` succeeds, and reads from all open
+    /// connections. Returns the connections that `judge` recognizes as ranks. Sleeps briefly if
+    /// there was no new connection and no rank.
     pub(super) fn round<T>(
         &mut self,
         greet: impl Fn(&TcpStream) -> Option<S>,
@@ -80,7 +80,7 @@ impl<S> Lobby<S> {
     }
 
     /// Closes the oldest connection of the address that has the most connections. A machine that
-    /// opens too many connections therefore loses only its own.
+    /// opens too many connections therefore loses only its connections.
     fn dismiss(&mut self) {
         let mut counts = HashMap::new();
         for guest in &self.guests {

@@ -1,6 +1,6 @@
 //! Connects each rank to every other rank. The ranks have told each other a nonce and an address
 //! over the authenticated control connections. Each end of a new connection first sends a proof
-//! over all of these texts, so the proof is valid in this group only.
+//! over all nonces and addresses, so the proof is valid in this group only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -13,7 +13,7 @@ use super::keys::{self, Seal, Secret, TAG};
 use super::lobby::{Heard, Lobby, PATIENCE};
 use mlx_primitives::{Error, Result};
 
-/// The first bytes of a connection. The number of the rank and its proof follow.
+/// The first bytes of a connection. The sender's rank and proof follow.
 const MAGIC: &[u8; 8] = b"mlxpmesh";
 const HELLO: usize = MAGIC.len() + 8 + TAG;
 /// The pause before a rank tries to connect again.
@@ -35,7 +35,8 @@ fn failed(reason: impl std::fmt::Display) -> Error {
     Error::distributed("exchange", reason)
 }
 
-/// A socket at this rank's address, to which the lower ranks connect, and the text of its address.
+/// Opens a listening socket at this rank's address, to which the lower ranks connect. Returns the
+/// socket and its address as text.
 pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
     let refuse = |error| failed(format_args!("cannot listen at {host}: {error}"));
     let listener = TcpListener::bind((host, 0)).map_err(refuse)?;
@@ -70,7 +71,8 @@ pub(super) fn all(
         Ok(stream)
     };
 
-    // The system completes a connection before the other rank accepts it, so no rank waits here.
+    // The operating system completes a connection before the other rank accepts it, so no rank
+    // waits here.
     let mut higher = Vec::new();
     for peer in rank + 1..told.len() {
         higher.push((peer, greet(peer).map_err(lost(peer))?));
@@ -84,8 +86,8 @@ pub(super) fn all(
         let ranks = lobby
             .round(|_| Some(()), |(), bytes| judge(bytes, rank, |low| prove(OF_LOWER, low, rank)));
         for (mut stream, peer) in ranks {
-            // A stranger can repeat the hello of a rank, but has no keys for the messages that
-            // follow.
+            // A stranger can repeat the first bytes of a rank, but does not have the keys for the
+            // messages that follow.
             if peers.iter().all(|(other, _)| *other != peer) {
                 let proof = prove(OF_HIGHER, peer, rank);
                 stream.write_all(proof.as_bytes()).map_err(lost(peer))?;
@@ -94,7 +96,8 @@ pub(super) fn all(
         }
     }
     for (peer, mut stream) in higher {
-        // Strangers that open many connections can make the other rank close this one.
+        // If strangers open many connections, the other rank may close this one. Then connect
+        // again.
         while let Err(error) = check(&stream, deadline, &prove(OF_HIGHER, rank, peer)) {
             if Instant::now() >= deadline {
                 return Err(lost(peer)(error));
@@ -123,7 +126,7 @@ fn reach(address: &str, deadline: Instant) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The rank below `rank` that sent these bytes, if its proof is right.
+/// Returns the rank below `rank` that sent these bytes, if its proof is right.
 fn judge(bytes: &[u8], rank: usize, proof: impl Fn(usize) -> Hash) -> Heard<usize> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] || bytes.len() > HELLO {
@@ -140,7 +143,7 @@ fn judge(bytes: &[u8], rank: usize, proof: impl Fn(usize) -> Hash) -> Heard<usiz
     }
 }
 
-/// Reads and checks the proof with which the other rank answers.
+/// Reads and checks the proof that the other rank sends as an answer.
 fn check(mut stream: &TcpStream, deadline: Instant, expected: &Hash) -> io::Result<()> {
     let mut proof = [0; TAG];
     let mut read = 0;

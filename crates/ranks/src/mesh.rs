@@ -1,7 +1,7 @@
 //! Connections from each rank to every other rank, over which ranks exchange parts of an array.
-//! MLX's ring passes a part on from rank to rank, and its threads poll while they wait. Here a part
-//! goes directly to the rank that needs it. A waiting rank sleeps, so that other ranks can use its
-//! core.
+//! MLX's ring passes a part from rank to rank, and its threads poll while they wait. Here a part
+//! goes directly to the rank that needs it. A waiting rank sleeps after a short time, so that other
+//! ranks can use its core.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -14,14 +14,14 @@ use super::meet::Direct;
 use super::watch;
 use mlx_primitives::{Error, Result};
 
-/// The length of a header: the number of the message and the length of the part that follows. A tag
-/// follows the part.
+/// The length of a header, which contains the number of the message and the length of the part. The
+/// part follows the header, and a tag follows the part.
 const HEADER: usize = 16;
-/// How long a rank polls its connections before it sleeps. A rank wakes late from a sleep, so this
-/// is longer than a message takes in a local network. While a rank polls, it yields its core to
-/// other threads.
+/// How long a rank polls its connections before it sleeps. Waking up takes long, so this is longer
+/// than a message takes in a local network. While a rank polls, it yields its core to other
+/// threads.
 const WATCH: Duration = Duration::from_millis(3);
-/// The longest sleep before a rank checks whether the group is broken.
+/// The maximum sleep before a rank checks whether the group is broken.
 const NAP: Duration = Duration::from_millis(100);
 
 pub(super) struct Mesh(Mutex<Vec<Peer>>);
@@ -29,7 +29,7 @@ pub(super) struct Mesh(Mutex<Vec<Peer>>);
 /// The connection to another rank.
 struct Peer {
     direct: Direct,
-    /// The numbers of messages to and from that rank so far.
+    /// The number of messages sent to that rank so far, and the number received from it.
     sent: u64,
     received: u64,
 }
@@ -67,7 +67,7 @@ impl Mesh {
     }
 
     /// Sends and receives until all messages are complete. For each other rank, `with` returns the
-    /// bytes to send and the buffer for the bytes to receive.
+    /// bytes to send and the buffer for the bytes to receive, each of which may be absent.
     fn transfer<'a>(
         &self,
         mut with: impl FnMut(usize) -> Result<(Option<&'a [u8]>, Option<&'a mut [u8]>)>,
@@ -87,7 +87,7 @@ impl Mesh {
             *received += u64::from(part.is_some());
             let title = header(*sent, message.map_or(0, <[u8]>::len));
             let tag = message.map_or([0; TAG], |message| {
-                // Bytes that go to several ranks are hashed only once.
+                // A message that goes to several ranks is hashed only once.
                 let known = hashed.filter(|(bytes, _)| std::ptr::eq(*bytes, message));
                 let (_, content) =
                     *hashed.insert(known.unwrap_or_else(|| (message, blake3::hash(message))));
@@ -132,30 +132,31 @@ impl Mesh {
     }
 }
 
-/// The transfer of the messages to and from one rank.
+/// The transfer of one message to a rank and of one message from that rank.
 struct Transfer<'a, 'b> {
     peer: usize,
     stream: &'b TcpStream,
-    /// Makes the tag that the received part must have.
+    /// Computes the tag that the received part must have.
     seal: &'b mut Seal,
-    /// The header of the message that is sent. Its tag is `tag`.
+    /// The header of the sent message. `tag` is the tag of this message.
     title: [u8; HEADER],
     message: Option<&'a [u8]>,
     tag: [u8; TAG],
-    /// The number of bytes sent so far, with header and tag.
+    /// The number of bytes sent so far, including header and tag.
     sent: usize,
     head: [u8; HEADER],
     /// The header that the received part must have.
     expected: [u8; HEADER],
     /// The received tag of the part.
     proof: [u8; TAG],
-    /// The number of bytes read so far, with header and tag.
+    /// The number of bytes read so far, including header and tag.
     read: usize,
     part: Option<&'a mut [u8]>,
 }
 
 impl Transfer<'_, '_> {
-    /// The numbers of bytes that are left to send and to read.
+    /// Returns the number of bytes that are still to be sent, and the number that are still to be
+    /// read.
     fn left(&self) -> (usize, usize) {
         let sends = self.message.map_or(0, |message| HEADER + message.len() + TAG);
         let reads = self.part.as_ref().map_or(0, |part| HEADER + part.len() + TAG);
@@ -213,7 +214,7 @@ impl Transfer<'_, '_> {
         Ok(count > 0)
     }
 
-    /// The number of bytes that a read or a write has moved; 0 if it would block.
+    /// Returns the number of bytes that a read or a write has moved; 0 if it would block.
     fn moved(&self, result: std::io::Result<usize>) -> Result<usize> {
         match result {
             Err(error) if waits(&error) => Ok(0),

@@ -6,14 +6,14 @@ use super::control::Control;
 use super::frame;
 use mlx_primitives::{Error, Result};
 
-/// How many characters of another rank's message an error shows.
+/// The maximum number of characters of another rank's message that an error shows.
 const LINE: usize = 200;
 
 pub(super) struct Messages {
     pub rank: usize,
     pub size: usize,
     pub control: Arc<Control>,
-    /// The number of messages so far. It is locked during each message.
+    /// The number of messages so far. A thread holds the lock while it exchanges a message.
     calls: Mutex<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Messages {
         Self { rank, size, control, calls: Mutex::new(0) }
     }
 
-    /// Gathers the lists of all ranks through rank 0.
+    /// Gathers a list of texts from every rank through rank 0.
     pub(super) fn gather(&self, op: &str, texts: &[&str]) -> Result<Vec<Vec<String>>> {
         let (_calls, header) = self.header(op);
         let malformed = |rank| Error::distributed(op, format_args!("rank {rank} sent no list"));
@@ -56,8 +56,8 @@ impl Messages {
         Ok(bytes.to_owned())
     }
 
-    /// The first bytes of a message: its operation and its number, which must be equal on all
-    /// ranks.
+    /// Returns the first bytes of a message: its operation and its number, which must be equal on
+    /// all ranks.
     fn header(&self, op: &str) -> (MutexGuard<'_, u64>, String) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         *calls += 1;

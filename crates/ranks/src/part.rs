@@ -1,4 +1,4 @@
-//! The part of a model that a rank holds, and what the ranks exchange to compute together.
+//! The part of a model that a rank holds, and the exchanges by which the ranks compute together.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -15,17 +15,17 @@ use super::scheme::Scheme;
 
 /// The part of a model that one of several ranks holds.
 pub(super) struct RankPart {
-    /// `None` for a rank that is only planned.
+    /// `None` for a rank of a group that does not exist yet (`Split::planned`).
     group: Option<Group>,
     cuts: Cuts,
-    /// The types of the hidden states before the first layer of each rank, and after the last layer
-    /// of the model.
+    /// The types of the hidden states before the first layer of each rank, and the type after the
+    /// last layer of the model.
     types: OnceLock<Vec<Dtype>>,
 }
 
 impl RankPart {
-    /// The part of a rank. Returns an error unless `said`, how the ranks share the model, is equal
-    /// on all ranks.
+    /// Makes the part of a rank. `said` is a text that says how the ranks share the model. Returns
+    /// an error unless it is equal on all ranks.
     pub fn new(group: Option<Group>, cuts: Cuts, said: String) -> Result<Self> {
         let part = Self { group, cuts, types: OnceLock::new() };
         part.agree("the split", &mut || Ok(said.clone()))?;
@@ -46,17 +46,17 @@ impl RankPart {
         self.cuts.layers.len()
     }
 
-    /// The type of the hidden states before the first layer of a rank. If `rank` is the number of
-    /// ranks, the type after the last layer of the model.
+    /// Returns the type of the hidden states before the first layer of a rank. If `rank` is the
+    /// number of ranks, returns the type after the last layer of the model.
     fn type_before(&self, rank: usize) -> Result<Dtype> {
         let known = self.types.get().and_then(|types| types.get(rank)).copied();
         known.ok_or_else(|| Error::argument("split", "a model that has been loaded"))
     }
 
-    /// Gives all ranks the hidden states of the ranks `which`, by one gather for each of them. It
-    /// is for groups in which a rank cannot send to one other rank alone. `h` has the hidden states
-    /// of this rank, or any values if `which` does not contain this rank. Each gather reads the
-    /// result of the gather before, so all ranks run the gathers in the same order.
+    /// Gives all ranks the hidden states of the ranks `which`, with one gather for each of these
+    /// ranks. Used in groups in which a rank cannot send to a single other rank. `h` has the hidden
+    /// states of this rank, or any values if `which` does not contain this rank. Each gather reads
+    /// the result of the previous gather, so all ranks run the gathers in the same order.
     fn pass(&self, h: &Array, which: Range<usize>) -> Result<Passed> {
         let of = |all: &Array, rank: usize| {
             let rank = rank as i32;
@@ -70,7 +70,8 @@ impl RankPart {
         Ok(Passed { own, from })
     }
 
-    /// Returns an error inside of a derivative, because a rank would compute only its part's terms.
+    /// Returns an error if the caller differentiates, because a rank computes only the terms of its
+    /// part.
     fn refuse_derivatives(&self) -> Result<()> {
         if !differentiates() {
             return Ok(());
@@ -82,9 +83,9 @@ impl RankPart {
 
 /// The results of [`RankPart::pass`].
 struct Passed {
-    /// The array `h` of this rank, which depends on the gathers.
+    /// The array `h` of this rank, as a result of the gathers.
     own: Array,
-    /// The hidden states of the last of the ranks `which`, or `h` if there is none.
+    /// The hidden states of the last rank in `which`, or `h` if `which` is empty.
     from: Array,
 }
 
@@ -204,7 +205,7 @@ impl Exchange for RankPart {
         let (ranges, features) = self.cuts.of(axis);
         let lengths: Vec<i32> = ranges.iter().map(|range| length(range) * features).collect();
         let all = self.group()?.gather_last(&x, &lengths)?;
-        // Rank 0 of a pipeline has the logits of all tokens.
+        // In a pipeline, rank 0 computes the logits of the complete vocabulary.
         match self.is_pipeline() {
             true => all.slice_axis(-1, ..lengths.first().copied().unwrap_or(0)),
             false => Ok(all),
@@ -215,8 +216,9 @@ impl Exchange for RankPart {
         self.cuts.absent_queries()
     }
 
-    /// In a pipeline, the ranks find their types one after the other. Each rank starts from the
-    /// type that the rank before it has found. Other schemes do not need the types.
+    /// Finds the types of the hidden states. In a pipeline, one rank after the other finds its
+    /// types, and each rank starts from the type that the previous rank has found. Other schemes do
+    /// not need the types.
     fn learn_types(
         &self,
         first: Dtype,

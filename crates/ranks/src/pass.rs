@@ -1,4 +1,4 @@
-//! Arrays that one rank sends to another one.
+//! Sends arrays from one rank to another rank.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ struct Send {
     to: usize,
 }
 
-/// Receives an array from another rank after its input has been computed.
+/// Receives an array from another rank, after this primitive's input has been computed.
 struct Receive {
     joined: Arc<Joined>,
     from: usize,
@@ -25,13 +25,13 @@ struct Receive {
 }
 
 impl Group {
-    /// Whether a rank can send to one other rank alone.
+    /// Whether a rank can send to a single other rank.
     pub(crate) fn sends(&self) -> bool {
         self.joined.as_ref().is_none_or(|joined| joined.sends)
     }
 
-    /// The arrays of all ranks, stacked along a new first axis. It replaces a send if a rank cannot
-    /// send to one other rank alone.
+    /// Stacks the arrays of all ranks along a new first axis. It replaces a send if a rank cannot
+    /// send to a single other rank.
     pub(crate) fn pass(&self, x: &Array) -> Result<Array> {
         self.all_gather(&x.expand_dims(0)?)
     }
@@ -48,7 +48,7 @@ impl Group {
         }
     }
 
-    /// The array that the previous rank sends. It is received after `after` has been computed.
+    /// Receives the array that the previous rank sends, after `after` has been computed.
     pub(crate) fn receive_after(&self, after: &Array, spec: Spec) -> Result<Array> {
         let from = self.rank().wrapping_sub(1);
         match &self.joined {

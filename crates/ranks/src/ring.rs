@@ -1,5 +1,6 @@
-//! MLX's connections between ranks. MLX takes whoever connects first for a rank. So it does not use
-//! the ports of the host file, which others know, but ports that the ranks tell each other.
+//! MLX's connections between ranks. MLX accepts any process that connects first as a rank. This
+//! module therefore does not use the ports of the host file, which other users may know. Each rank
+//! reserves other ports and tells the ranks their numbers over the control connections.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,15 +18,16 @@ use mlx_primitives::{Error, Result};
 /// The variable with the path of the host file that MLX reads.
 const HOSTS: &str = "MLX_HOSTFILE";
 
-/// Ports at which MLX will await the previous rank. With NCCL, rank 0 awaits all others there.
+/// The ports at which MLX will wait for the previous rank. With NCCL, rank 0 waits there for all
+/// others.
 pub(super) struct Ports {
-    /// Sockets that are bound, so that no other program gets the ports, but do not listen.
+    /// Bound sockets that do not listen. They keep other programs from getting the ports.
     _held: Vec<Socket>,
     pub addresses: Vec<String>,
 }
 
 impl Ports {
-    /// Reserves a free port at the host of each address.
+    /// Reserves a free port on the host of each address.
     pub(super) fn reserve(own: &[String]) -> io::Result<Self> {
         let (mut held, mut addresses) = (Vec::new(), Vec::new());
         for address in own {
@@ -75,19 +77,19 @@ impl Ports {
     }
 }
 
-/// Writes a host file, which is removed when the result is dropped.
+/// Writes a host file. Dropping the result removes the file.
 fn write(all: &[Vec<String>]) -> io::Result<NamedTempFile> {
     let file = NamedTempFile::new()?;
     serde_json::to_writer(&file, all)?;
     Ok(file)
 }
 
-/// Sets a variable that MLX reads. The variable exists already, since this rank read its place from
-/// it. So only its entry changes: by one store of a pointer on Linux, under the system's lock on
-/// macOS.
+/// Sets a variable that MLX reads. The variable exists already, since this rank has read it. So
+/// only the entry of this variable changes: by one store of a pointer on Linux, under the system's
+/// lock on macOS.
 fn set(name: &str, text: &std::ffi::OsStr) {
     // SAFETY: threads that search for other variables at the same time read the old or the new text
-    // of this entry. Neither text is freed, and only MLX on this thread keeps a pointer to such a
+    // of this entry. Neither text is freed, and only MLX, on this thread, keeps a pointer to the
     // text.
     unsafe { std::env::set_var(name, text) }
 }

@@ -1,4 +1,4 @@
-//! Joins the parts of a saved prompt cache that the ranks hold, and takes a rank's part of it.
+//! Joins the ranks' parts of a saved prompt cache, and extracts a rank's part from it.
 
 use mlx_primitives::{Array, Dtype, Error, Result, concatenate};
 use mlx_primitives_llama::base::SavedCache;
@@ -16,8 +16,8 @@ struct Kept {
     layers: Vec<Value>,
 }
 
-/// Gathers the keys or values of all heads, or first the keys and then the values. `own`, `[1, n *
-/// own heads, ...]`, has only the heads of this rank.
+/// Gathers the keys or values of all heads. `own`, `[1, n * own heads, ...]`, has only the heads of
+/// this rank. If `n` is 2, the keys come first and then the values.
 pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Array> {
     let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
     let held = lengths.get(cuts.rank).copied().unwrap_or(1);
@@ -28,7 +28,7 @@ pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Ar
     let (mut parts, mut known) = (Vec::new(), 0);
     let mut start = 0;
     for range in &cuts.kv_heads {
-        // If several ranks hold a head, the first rank's copy is taken.
+        // If several ranks hold a head, use the copy of the first of these ranks.
         let new = range.start.max(known)..range.end;
         if !new.is_empty() {
             let at = start + new.start - range.start;
@@ -41,7 +41,7 @@ pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Ar
     joined.reshape([1, shape[0] * known, shape[2], shape[3]])
 }
 
-/// The keys or values of this rank's heads. `all`, `[1, n * heads, ...]`, has all heads.
+/// Returns the keys or values of this rank's heads. `all`, `[1, n * heads, ...]`, has all heads.
 pub(super) fn own_heads(cuts: &Cuts, all: &Array) -> Result<Array> {
     let heads = cuts.kv_heads.last().map_or(1, |range| range.end);
     if all.ndim() != 4 || all.dim(1)? % heads != 0 {
@@ -94,7 +94,7 @@ pub(super) fn joined_layers(
     Ok((arrays, Value::Array(layers)))
 }
 
-/// The shape `[n, heads, time, features]` of an array `[1, n * heads, time, features]`.
+/// Returns the shape `[n, heads, time, features]` of an array `[1, n * heads, time, features]`.
 fn by_heads(array: &Array, heads: i32) -> Result<[i32; 4]> {
     let (_, all, time, features) = array.dims4()?;
     Ok([all / heads.max(1), heads, time, features])

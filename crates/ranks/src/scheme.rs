@@ -3,16 +3,17 @@
 #[non_exhaustive]
 pub enum Scheme {
     /// The results equal the results of one process bit for bit. Each rank holds some rows of every
-    /// matrix, and some key heads with their keys and values. It computes its features of an
-    /// activation, and then all ranks gather all features. Nothing is summed across ranks. One rank
-    /// computes each dot product, in the same order as one process. For a decoded token, the ranks
-    /// gather four times in each layer, once for the embedding and once for the logits.
+    /// matrix, and some key heads with their keys and values. A rank computes its features of an
+    /// activation, and then all ranks gather all features. The ranks do not sum partial results.
+    /// One rank computes each complete dot product, in the same order as one process. For a decoded
+    /// token, the ranks gather four times in each layer, once for the embedding and once for the
+    /// logits.
     #[default]
     Gather,
-    /// The results equal the results of one process bit for bit. Each rank holds whole layers, and
-    /// hands the hidden states to the next rank. Rank 0 also holds the embedding and the output
-    /// projection. A prompt of several steps keeps all ranks busy; a decoded token keeps one rank
-    /// busy at a time.
+    /// The results equal the results of one process bit for bit. Each rank holds complete layers,
+    /// and sends the hidden states to the next rank. Rank 0 also holds the embedding and the output
+    /// projection. A prompt that is processed in several steps keeps all ranks busy. A decoded
+    /// token keeps one rank busy at a time.
     Pipeline,
 }
 

@@ -11,17 +11,18 @@ use super::group::Group;
 use super::part::RankPart;
 use super::scheme::Scheme;
 
-/// One model on the ranks of a group, which share it by a [`Scheme`]. With the default scheme, the
+/// Divides a model among the ranks of a group, by a [`Scheme`]. With the default scheme, the
 /// results equal the results of one process bit for bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
-/// rank reads only its part of the files. A model on several ranks has no derivatives: inside of a
-/// closure that is differentiated it returns an error, before the ranks exchange anything.
+/// rank reads only its part of the files. A model on several ranks has no derivatives: inside a
+/// closure that is differentiated, its functions return an error before the ranks exchange
+/// anything.
 ///
 /// ```
 /// use mlx_primitives_ranks::{Group, Options, Split};
 ///
-/// // Of one rank here; several join under `mlx.launch`.
+/// // The group has one rank here, and several ranks under `mlx.launch`.
 /// let group = Group::join(Options::default())?;
 /// let checkpoint = Split::new(&group, &[])?.demo()?;
 /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
@@ -32,18 +33,18 @@ use super::scheme::Scheme;
 /// ```
 #[derive(Clone)]
 pub struct Split {
-    /// `None` for a rank that is only planned.
+    /// `None` for a rank of a group that does not exist yet ([`Split::planned`]).
     pub(crate) group: Option<Group>,
     pub(crate) rank: usize,
-    /// The share of each rank in the rows of a matrix, or in the layers.
+    /// The share of each rank of the rows of a matrix, or of the layers.
     pub(crate) shares: Vec<u32>,
     pub(crate) scheme: Scheme,
 }
 
 impl Split {
-    /// A split across the ranks of `group`. `shares` has a number for each rank, and the ranks hold
-    /// rows and heads, or layers, in this ratio. Use `[3, 1]` if rank 0 has three times the memory
-    /// of rank 1. If `shares` is empty, all shares are equal.
+    /// Makes a split across the ranks of `group`. `shares` has a number for each rank, and the
+    /// ranks hold rows and heads, or layers, in this ratio. Use `[3, 1]` if rank 0 has three times
+    /// the memory of rank 1. If `shares` is empty, all shares are equal.
     ///
     /// # Errors
     ///
@@ -59,8 +60,8 @@ impl Split {
         Ok(Self { group: Some(group.clone()), rank: group.rank(), shares, scheme: Scheme::Gather })
     }
 
-    /// A rank of a group that does not exist yet. Its models load by
-    /// [`load_lazily`](Self::load_lazily) and compute nothing. They only tell how many bytes the
+    /// Makes a split for one rank of a group that does not exist yet. Load its models by
+    /// [`load_lazily`](Self::load_lazily). They compute nothing, and only tell how many bytes the
     /// rank would hold and send.
     ///
     /// # Errors
@@ -105,12 +106,12 @@ impl Split {
         Self { scheme, ..self }
     }
 
-    /// The ranges of each axis of a model, one for each rank.
+    /// The ranges of each axis of a model, one range for each rank.
     pub(crate) fn cuts(&self, config: &Config) -> Result<Cuts> {
         Cuts::new(self.scheme, self.rank, &self.shares, config)
     }
 
-    /// Restricts weights to the part of this rank.
+    /// Restricts weights to the part that this rank holds.
     fn hold(&self, config: &Config, weights: Weights) -> Result<Weights> {
         if self.shares.len() < 2 {
             return Ok(weights);
@@ -159,7 +160,7 @@ impl Split {
         Checkpoint::load_part(path, |config, weights| self.hold(config, weights), progress)
     }
 
-    /// This rank's part of the small model that comes with the crate.
+    /// Loads this rank's part of the small model that comes with the crate.
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ impl Split {
         Checkpoint::demo_part(|config, weights| self.hold(config, weights))
     }
 
-    /// This rank's part of the model that [`Llama::random`] draws.
+    /// Makes this rank's part of the model that [`Llama::random`] makes.
     ///
     /// # Errors
     ///

@@ -7,13 +7,13 @@ use super::scheme::Scheme;
 use super::split::Split;
 
 impl Split {
-    /// The exchanges of one decoded token without the computation of the model, to measure them.
-    /// `llama` is the part of the model that this rank has loaded. All ranks evaluate the result
-    /// together.
+    /// Runs the exchanges of one decoded token without the computation of the model, to measure
+    /// them. `llama` is the part of the model that this rank has loaded. All ranks evaluate the
+    /// result together.
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX cannot build them.
+    /// Returns an error if MLX cannot build the exchanges.
     pub fn exchanges_of_a_token(&self, llama: &Llama) -> Result<Array> {
         let (cuts, exchange) = (self.cuts(llama.config())?, llama.exchange());
         let hidden = llama.config().hidden_size;
@@ -41,8 +41,8 @@ impl Split {
         gather(&last, Axis::Vocab)
     }
 
-    /// The number of exchanges for one decoded token of this model, which run one after the other,
-    /// and the number of bytes that this rank sends in them.
+    /// Returns the number of exchanges for one decoded token, which run one after the other, and
+    /// the number of bytes that this rank sends in them.
     ///
     /// # Errors
     ///
@@ -58,9 +58,9 @@ impl Split {
     }
 }
 
-/// The number of exchanges for a token, and the number of elements that this rank sends in them. In
-/// a pipeline whose ranks cannot send to one other rank alone, every rank sends the same number to
-/// all others.
+/// Returns the number of exchanges for a token, and the number of elements that this rank sends in
+/// them. In a pipeline whose ranks cannot send to a single other rank, every rank sends equally
+/// much to all other ranks.
 fn traffic(cuts: &Cuts, config: &Config, sends: bool) -> (u64, u64) {
     let own = |axis: Axis| {
         let (ranges, features) = cuts.of(axis);
@@ -79,8 +79,8 @@ fn traffic(cuts: &Cuts, config: &Config, sends: bool) -> (u64, u64) {
             (others + 2, ((others + 1) * hidden + tokens) * others)
         }
         Scheme::Pipeline => {
-            // Hidden states go to the next rank, and from the last rank to all. The logits go to
-            // all.
+            // A rank sends hidden states to the next rank. The last rank sends them to all. The
+            // logits go to all ranks.
             let sent = if cuts.rank as u64 == others { hidden * others } else { hidden + others };
             (others + 2, sent + own(Axis::Vocab) * others)
         }

@@ -1,5 +1,6 @@
-//! Limits the waits for MLX while ranks are joined. MLX's waits have no time limit. A connection
-//! that was lost once must not be used again: a later collective on it would never return.
+//! Limits how long a joined rank waits for MLX, since MLX's waits have no time limit. After a
+//! connection is lost, this rank must not use it again: a later collective on it would never
+//! return.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use mlx_primitives::collectives::{WaitObserver, observe_waits};
 use mlx_primitives::{Error, Result};
 
-/// Whether a group of more than one rank is joined.
+/// Whether this process has joined a group of more than one rank.
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<State> =
     Mutex::new(State { last: 0, waits: BTreeMap::new(), limit: None, broken: false });
@@ -17,7 +18,7 @@ static STATE: Mutex<State> =
 struct State {
     last: u64,
     waits: BTreeMap<u64, Wait>,
-    /// The longest time that an evaluation may take.
+    /// The limit for the duration of an evaluation.
     limit: Option<Duration>,
     broken: bool,
 }
@@ -94,14 +95,14 @@ pub(super) fn waiting<R>(name: &'static str, limit: Duration, f: impl FnOnce() -
     result
 }
 
-/// Extends the limits of all waits by the time for which this process was stopped.
+/// Extends the limits of all waits by the time in which this process was stopped.
 pub(super) fn forgive(stopped: Duration) {
     if !stopped.is_zero() {
         state().waits.values_mut().for_each(|wait| wait.start += stopped);
     }
 }
 
-/// The description of a wait that has taken longer than its limit.
+/// Describes a wait that has taken longer than its limit, if there is one.
 pub(super) fn overdue() -> Option<String> {
     state().waits.values().find_map(|wait| {
         let limit = wait.limit.filter(|limit| wait.start.elapsed() > *limit)?.as_secs_f64();

@@ -1,5 +1,5 @@
-//! Two custom primitives, with CPU kernels in Rust and Metal kernels in `metal/own.metal`: an
-//! elementwise one and a reduction.
+//! Two custom primitives, with CPU kernels in Rust and Metal kernels in `metal/own.metal`. One
+//! primitive is elementwise, the other is a reduction.
 
 mod mean_square;
 mod soft_cap;
@@ -11,7 +11,7 @@ use mlx_primitives::{Dtype, Element, Error, Result};
 pub use mean_square::mean_square;
 pub use soft_cap::soft_cap;
 
-/// The types that have kernels, which compute in `f32`.
+/// The types for which there are kernels. The kernels compute in `f32`.
 pub(crate) trait Float: Element {
     fn to_f32(self) -> f32;
     fn of_f32(value: f32) -> Self;
@@ -44,7 +44,7 @@ impl Float for bf16 {
     }
 }
 
-/// Calls a generic function for the type of an array; `one_float` has refused other types.
+/// Calls a generic function for the type of an array. `one_float` has already refused other types.
 macro_rules! with_float {
     ($dtype:expr, $run:ident($($argument:expr),*)) => {
         match $dtype {
@@ -56,7 +56,7 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// The only input of an op, if there are kernels for its type.
+/// Returns the only input of an op, or an error if there are no kernels for its type.
 pub(crate) fn one_float<'a>(op: &str, inputs: &'a [Spec]) -> Result<&'a Spec> {
     match inputs {
         [x] if [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&x.dtype) => Ok(x),

@@ -7,10 +7,10 @@ use mlx_primitives::{Array, Error, Result, metal_library};
 
 use crate::{Float, one_float, with_float};
 
-/// The mean of the squares along the last axis, added up in float32.
+/// Returns the mean of the squares along the last axis. The sum is computed in float32.
 ///
-/// `x` is `[..., n]` with n >= 1, of float32, float16 or bfloat16; the result is `[...]` of its
-/// type.
+/// `x` has the shape `[..., n]` with n >= 1 and the type float32, float16 or bfloat16. The result
+/// has the shape `[...]` and the type of `x`.
 pub fn mean_square(x: &Array) -> Result<Array> {
     apply_one(MeanSquare { library: metal_library!("own")? }, &[x])
 }
@@ -29,7 +29,7 @@ fn run<T: Float>(axis: usize, x: &View<'_>, y: &mut ViewMut<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `x` times `2 / n` times a factor for each row.
+/// Multiplies `x` by `2 / n` and by a factor for each row.
 fn scaled(x: &Array, rows: &Array) -> Result<Array> {
     let n = x.dim(-1)? as f32;
     x.multiply(&rows.expand_dims(-1)?)?.multiply(2.0 / n)
@@ -77,7 +77,7 @@ impl CustomPrimitive for MeanSquare {
         Ok(vec![products.mean(-1)?.multiply(2.0)?.astype(x[0].dtype())?])
     }
 
-    /// The mapped axis moves to the front, where it is one more row axis.
+    /// Moves the mapped axis to the front, where it is one more axis of rows.
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let axis = axes[0].unwrap_or(0) as i32;
         let mut order: Vec<i32> = (0..x[0].ndim() as i32).filter(|&other| other != axis).collect();

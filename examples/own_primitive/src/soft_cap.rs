@@ -9,7 +9,8 @@ use crate::{Float, one_float, with_float};
 
 /// `cap * tanh(x / cap)`: close to `x` if `x` is small, and always within ±`cap`.
 ///
-/// `x` has any shape and the type float32, float16 or bfloat16; the result has its shape and type.
+/// `x` has any shape and the type float32, float16 or bfloat16. The result has the shape and type
+/// of `x`.
 pub fn soft_cap(x: &Array, cap: f32) -> Result<Array> {
     apply_one(SoftCap { cap, library: metal_library!("own")? }, &[x])
 }
@@ -66,7 +67,8 @@ impl CustomPrimitive for SoftCap {
         Ok(vec![g[0].multiply(&slope)?])
     }
 
-    /// The Jacobian is diagonal, so a tangent is multiplied like a cotangent.
+    /// The Jacobian is diagonal, so forward mode multiplies a tangent by the same factor as reverse
+    /// mode multiplies a cotangent.
     fn jvp(&self, x: &[Array], t: &[Array], argnums: &[usize]) -> Result<Vec<Array>> {
         let y = apply_one(self.clone(), &[&x[0]])?;
         self.vjp(x, t, argnums, &[y])

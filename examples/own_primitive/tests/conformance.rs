@@ -1,12 +1,12 @@
-//! Compares both ops with references in f64, on the CPU and in Metal: simulated on Linux, real on a
-//! Mac.
+//! Compares both ops with references in f64, on the CPU and in Metal. A simulator runs the Metal
+//! kernels on Linux, and the GPU runs them on a Mac.
 
 use mlx_primitives::transforms::{compile, grad};
 use mlx_primitives::{Array, Dtype, Result};
 use mlx_primitives_check::{Bound, Conformance, Report};
 use own_primitive::{mean_square, soft_cap};
 
-/// Passes if all comparisons passed and included Metal kernels.
+/// Returns an error unless all comparisons passed and some of them used Metal kernels.
 fn passed(report: &Report) -> Result<()> {
     println!("{report}");
     assert!(report.ran_metal(), "no Metal kernel ran: {:?}", report.not_run());
@@ -29,9 +29,9 @@ fn soft_cap_conforms() -> Result<()> {
 }
 
 /// In float32 each of the n squares, the n - 1 additions and the division has an error of at most
-/// half an epsilon, which is at most an ulp. All errors have one direction if all elements of a row
-/// are equal. A result in 16 bits is rounded once more, from a sum whose error is far below its
-/// ulp.
+/// half an epsilon, which is at most an ulp. If all elements of a row are equal, all errors have
+/// the same sign. A result in 16 bits is rounded once more, from a sum whose error is far below the
+/// ulp of the result.
 #[test]
 fn mean_square_conforms() -> Result<()> {
     let report = Conformance::new(
