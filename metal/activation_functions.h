@@ -6,8 +6,9 @@
 // Each step is rounded to T, because MLX's kernels compute in T.
 
 /**
- * The error function within 7.1e-8 and 1.2 ulps. It uses minimax polynomials: of erf(x) / x - 1 in
- * x^2, and where that one would lose digits, of log(erfc(|x|)).
+ * The error function, with an error of at most 7.1e-8 and 1.2 ulps. It uses two minimax
+ * polynomials: one of erf(x) / x - 1 in x^2, and, where this polynomial would lose digits, one of
+ * log(erfc(|x|)).
  */
 METAL_FUNC float error_function(float x) {
   const float t = fabs(x);
@@ -40,7 +41,7 @@ METAL_FUNC T sigmoid_of(T x) {
   return float(x) < 0.0f ? y : T(1.0f - float(y));
 }
 
-/** max(x, 0), with 0 for -0 and NaN for NaN. */
+/** max(x, 0). Returns 0 for -0 and NaN for NaN. */
 template <typename T>
 METAL_FUNC T relu(T x) {
   return float(x) <= 0.0f ? T(0.0f) : x;
@@ -145,7 +146,7 @@ METAL_FUNC T combined(T a, T b) {
   }
 }
 
-/** The gradients of `combined` for a and b, given the gradient of its result. */
+/** The gradients of `combined` with respect to a and b, given the gradient of its result. */
 template <typename T, ActivationKind KIND>
 METAL_FUNC void combined_gradients(T a, T b, float g, thread T& of_a, thread T& of_b) {
   switch (KIND) {

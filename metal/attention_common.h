@@ -3,11 +3,11 @@
 #include "attention.h"
 #include "common.h"
 
-// The score of a key that is hidden from a row. It is finite, so a row that sees no key gives all
-// keys equal weights, as in MLX, which replaces masked scores by the lowest number.
+// The score of a key that is hidden from a row. It is finite, as in MLX, which replaces masked
+// scores by the lowest number. A row that sees no key therefore gives all keys equal weights.
 #define MASKED_SCORE (-FLT_MAX)
 
-/** The larger score. Unlike max(), whose result for NaN depends on the hardware, it drops NaN. */
+/** The larger score; ignores NaN, while the result of max() for NaN depends on the hardware. */
 METAL_FUNC float larger_score(float a, float b) {
   return a < b ? b : a;
 }
@@ -36,7 +36,7 @@ struct KeySpan {
   uint end;
 };
 
-/** The keys that a query sees by the causal rule and the window, possibly none. */
+/** The keys that a query sees by the causal rule and the window. There may be none. */
 template <typename Params>
 METAL_FUNC KeySpan visible_keys(constant Params& params, uint query) {
   const int after = int(params.keys) - int(params.queries) + int(query) + 1;
@@ -64,7 +64,7 @@ METAL_FUNC float capped_score(float score, float cap) {
   return cap * precise::tanh(score / cap);
 }
 
-/** The position of the mask's element for a row's first key. */
+/** The position of a row's first element in the mask. */
 template <typename Params>
 METAL_FUNC long mask_of_row(constant Params& params, uint batch, uint head, uint query) {
   constant AttentionView& view = params.mask;
@@ -83,7 +83,7 @@ METAL_FUNC float masked_score(
 }
 
 METAL_FUNC float seen_score(float score, uint key, KeySpan seen) {
-  // One unsigned comparison has the effect of two signed ones.
+  // One unsigned comparison replaces two signed comparisons.
   const uint keys = max(seen.end, seen.first) - seen.first;
   return key - seen.first < keys ? score : MASKED_SCORE;
 }
@@ -99,7 +99,7 @@ struct Stored {
   const device T* biases;
 };
 
-/** `count` features of a plain row from `at` on; zeros past its end. */
+/** Loads COUNT features of a row of elements, from feature `at` on; zeros past the end. */
 template <typename T, uint COUNT>
 METAL_FUNC void load_features(
     thread float* values, const device T* row, long step, uint at, uint dim) {

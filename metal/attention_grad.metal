@@ -1,8 +1,9 @@
 #include "attention_grad_rows.h"
 
-// The backward pass over plain keys and values. One kernel writes the statistics of each row: its
-// largest score, the inverse of the sum of its weights, and the sum of its weights times their
-// derivatives. The other kernels compute the scores again, and get weights from these statistics.
+// The backward pass for keys and values that are not quantized. One kernel writes the statistics of
+// each row: its largest score, the inverse of the sum of its weights, and the sum of its weights
+// times their derivatives. The other kernels compute the scores again, and get the weights from
+// these statistics.
 
 /** Each SIMD group computes the statistics of eight rows. */
 template <typename T, uint FEATURES>
@@ -120,9 +121,10 @@ template <typename T, uint FEATURES>
 }
 
 /**
- * The derivatives in queries, keys or values, or in an additive mask. Each SIMD group computes
- * eight rows of them and keeps its eight rows of the inputs; the rows that these are multiplied
- * with pass through a tile. A lane holds two neighboring elements of a row of each 8x8 matrix.
+ * The derivatives with respect to queries, keys or values, or to an additive mask. Each SIMD group
+ * computes eight rows of the derivatives and keeps the same eight rows of the inputs. The rows that
+ * are multiplied with these rows pass through a tile in threadgroup memory. A lane holds two
+ * neighboring elements of a row of each 8x8 matrix.
  */
 template <typename T, uint FEATURES, uint KIND>
 [[kernel]] void attention_grad(
@@ -159,7 +161,7 @@ template <typename T, uint FEATURES, uint KIND>
   const HeadRows of_rows = {at.z, at.y * params.group, params.group};
   const HeadRows of_keys = {at.z, at.y, 1};
 
-  // The rows that the SIMD groups keep: queries and cotangents, or keys and values, as KIND needs.
+  // The rows that the SIMD groups keep: queries and cotangents, or keys and values. KIND decides.
   threadgroup T* tile = scratch;
   threadgroup T* scored = tile + ROOM * PITCH;
   threadgroup T* weighed = scored + block * PITCH;
@@ -243,7 +245,7 @@ template <typename T, uint FEATURES, uint KIND>
           const device float* kept = stats + ATTENTION_STATS * size_t(row);
           value = fast::exp(score.value - kept[0]) * kept[1];
           if (KIND != ATTENTION_VALUES) {
-            // A row that sees no key weighs all keys equally, whatever the scores are.
+            // If a row sees no key, all its keys have equal weights, whatever the scores are.
             const float grad = value * (grads[c].thread_elements()[i] - kept[2]);
             value = score.slope == 0.0f ? 0.0f : grad * score.slope;
           }
@@ -297,7 +299,7 @@ template <typename T, uint FEATURES, uint KIND>
   }
 }
 
-/** The derivative in the sink of each head. One SIMD group computes each head. */
+/** The derivative with respect to the sink of each head. One SIMD group computes each head. */
 template <typename T>
 [[kernel]] void attention_grad_sinks(
     const device T* sinks [[buffer(0)]],

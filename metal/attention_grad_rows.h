@@ -2,14 +2,14 @@
 
 #include "attention_tile.h"
 
-/** The rows in a tile: rows of all heads that share a key-value head, or keys. */
+/** The rows in a tile: query rows of all heads that share a key-value head, or keys. */
 struct HeadRows {
   uint batch;
   uint head; // the first
   uint heads;
 };
 
-/** Copies rows from `first` on to a tile of `room` rows, with zeros past either end. */
+/** Copies rows, beginning with `first`, to a tile of `room` rows; zeros past either end. */
 template <typename T, uint FEATURES>
 METAL_FUNC void load_head_rows(
     threadgroup T* tile,
@@ -43,7 +43,7 @@ METAL_FUNC void load_head_rows(
   }
 }
 
-/** The products of a SIMD group's eight rows with each eight rows of a transposed tile. */
+/** Multiplies a SIMD group's eight rows with every group of eight rows of a transposed tile. */
 template <typename T, uint FEATURES, uint COLUMNS>
 METAL_FUNC void multiply_rows(
     thread simdgroup_float8x8* products,
@@ -72,13 +72,13 @@ METAL_FUNC void multiply_rows(
   }
 }
 
-/** A score, and its derivative in the product of query and key, or in the mask. */
+/** A score, and its derivative with respect to the product of query and key, or to the mask. */
 struct Score {
   float value;
   float slope; // 0 if the score is hidden
 };
 
-/** The score of a row and a key. The row exists, but the key may be past the end. */
+/** Returns the score of a row and a key. The row exists, but the key may be past the end. */
 template <typename T, bool OF_MASK = false>
 METAL_FUNC Score score_of(
     float product,
@@ -122,7 +122,7 @@ needed_keys(constant AttentionGradParams& params, uint first_row, uint last_row)
   return {span.first, min(span.end, params.keys)};
 }
 
-/** The rows with a weight for one of these keys. A row that sees no key weighs all keys. */
+/** The rows that give weight to one of these keys. A row that sees no key weighs all equally. */
 METAL_FUNC KeySpan
 needed_rows(constant AttentionGradParams& params, uint first_key, uint last_key) {
   KeySpan queries = {0, params.queries};

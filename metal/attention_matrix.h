@@ -3,9 +3,9 @@
 #include "attention_tile.h"
 
 /**
- * Each SIMD group computes eight rows with up to FEATURES features. Queries are in threadgroup
- * memory. Tiles of keys, then of values, pass through it. Scores and outputs stay in registers. A
- * lane holds two neighboring elements of a row of each 8x8 matrix.
+ * Each SIMD group computes eight rows with up to FEATURES features. Threadgroup memory holds the
+ * queries. Tiles of keys, then tiles of values, pass through it. Scores and outputs stay in
+ * registers. A lane holds two neighboring elements of a row of each 8x8 matrix.
  */
 template <typename T, uint BITS, uint FEATURES, bool PLAIN>
 [[kernel]] void attention_matrix(
@@ -37,7 +37,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint split = at.z % params.splits;
   const uint rows = params.group * params.queries;
 
-  // The layout of simdgroup_matrix.
+  // The row and the column of a lane's first element in a simdgroup_matrix.
   const uint matrix_y = (lane / 4 & 4) + lane / 2 % 4;
   const uint matrix_x = (lane / 4 & 2) * 2 + lane % 2 * 2;
 
@@ -48,7 +48,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint head = kv_head * params.group + row % params.group;
   const uint query = row / params.group;
 
-  // The scratch has a tile, then the starts of arrays and of the mask's rows, then the queries.
+  // The scratch memory has a tile, then the offsets of arrays and of the mask's rows, then the
+  // queries.
   threadgroup T* tile = scratch;
   threadgroup long* begins = (threadgroup long*)(tile + KEYS * PITCH);
   threadgroup T* all_queries = (threadgroup T*)(begins + (PLAIN ? 0 : ATTENTION_BEGINS));
@@ -62,7 +63,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     }
     all_queries[i / FEATURES * PITCH + feature] = value;
   }
-  // The positions of a lane's elements in the first matrices.
+  // The addresses of a lane's elements in the first matrices.
   const threadgroup T* own_queries =
       all_queries + ((simd * ATTENTION_FRAGMENT + matrix_y) * PITCH + matrix_x);
 
@@ -75,7 +76,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
-  // For every block of rows, tiles begin at multiples of KEYS.
+  // The first tile begins at a multiple of KEYS, for every block of rows.
   uint first = max(seen.first / KEYS * KEYS, params.first);
   uint end = min(seen.end, params.end);
   if (params.splits > 1) {
@@ -87,8 +88,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const KeySpan shared = {
       visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
       visible_keys(params, first_row / params.group).end};
-  // Plain rows are a fixed distance apart. Threadgroup memory keeps the starts of other rows, and
-  // of the rows of the mask.
+  // Plain rows have a constant stride. For other layouts, threadgroup memory holds the offsets of
+  // the arrays and of the mask's rows.
   const device T* keys = (const device T*)k;
   const device T* values = (const device T*)v;
   if (PLAIN) {
@@ -106,7 +107,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     *begin_of_mask = mask_of_row(params, batch, head, query);
   }
 
-  // If the mask hides all keys of a row in the span, run again: the row weighs all keys equally.
+  // If the mask hides all keys of a row in the span, run again over all keys, because this row
+  // gives equal weights to all keys.
   for (uint pass = 0; pass < 2; pass++) {
     maximum = MASKED_SCORE;
     weight = 0.0f;
@@ -230,7 +232,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
         end - first == params.keys) {
       break;
     }
-    // The threads agree by writing to the tile, which is not read after the barrier.
+    // Each SIMD group writes its flag to the tile, whose contents are not needed after the barrier.
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const bool none = simd_any(exists && maximum == MASKED_SCORE);
     if (lane == 0) {
@@ -309,7 +311,7 @@ template <typename T>
   if (params.has_sinks != 0) {
     weight = fast::exp(sink - maximum);
   }
-  // A split has the same lane for all rows, even if rows begin with different splits.
+  // A split has the same lane for all rows, even if the rows begin with different splits.
   const uint end = params.before + params.splits;
   for (uint base = 0; base < end; base += SIMD_WIDTH) {
     const uint head = base == 0 ? params.before : 0;

@@ -2,8 +2,10 @@
 
 #include "attention_common.h"
 
-/** The part of one head's row that a lane loads: features from `part * PART` on, with the scale and
- * the bias of the group that contains them. */
+/**
+ * The part of one head's row that a lane loads: the features from `part * PART` on, with the scale
+ * and the bias of the group that contains these features.
+ */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC Stored<T, BITS> part_of_row(
     Stored<T, BITS> all,
@@ -23,7 +25,7 @@ METAL_FUNC Stored<T, BITS> part_of_row(
   return all;
 }
 
-/** The type of loaded features: elements, or the numbers that codes represent. */
+/** The type of loaded features: elements, or the numbers that quantized codes represent. */
 template <typename T, uint BITS>
 using feature_t = conditional_t<BITS == 0, T, float>;
 
@@ -87,8 +89,10 @@ METAL_FUNC void load_part(
   }
 }
 
-/** Each lane sends N of its 2 N sums to the lane at this distance, and adds the N sums that it
- * receives to its other N sums. */
+/**
+ * Adds sums across lanes. Each lane sends N of its 2 N sums to the lane at this distance, and adds
+ * the N sums that it receives to its other N sums.
+ */
 template <uint N>
 METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   const bool upper = (lane & distance) != 0;
@@ -99,7 +103,7 @@ METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   }
 }
 
-/** Eight sums over a SIMD group. The four lanes of slot i get the sum i. */
+/** Sums each of eight values over a SIMD group. The four lanes of slot i get the sum of value i. */
 METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   exchange<4>(eight, 16, lane);
   exchange<2>(eight, 8, lane);
@@ -120,9 +124,9 @@ METAL_FUNC ushort lanes_apart(uint bit) {
 
 /**
  * Computes a block of up to ROWS rows of a key-value head with a split of its keys. The lanes of a
- * SIMD group share a key, with PART features each. Every SIMD group keeps separate maxima and sums
- * until the end. Each key and value is read once for all rows. The order of a row's sums does not
- * depend on ROWS.
+ * SIMD group share a key, and each lane has PART of its features. Every SIMD group keeps separate
+ * maxima and sums until the end. The block reads each key and value once for all rows. The order of
+ * additions in a row does not depend on ROWS.
  */
 template <typename T, uint BITS, uint ROWS, uint PART>
 [[kernel]] void attention_vector(
@@ -191,8 +195,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
     }
   }
 
-  // A slot of four lanes has the scores of one row with one of TOGETHER keys. Each lane of a slot
-  // keeps the scores of every fourth turn, in reverse order of the turns.
+  // A slot is a group of four lanes. It has the scores of one row with one of TOGETHER keys. Each
+  // lane of a slot keeps the scores of every fourth turn, in reverse order of the turns.
   constexpr uint OF_SLOT = SIMD_WIDTH / ATTENTION_TILE; // lanes
   constexpr uint KEPT = (ROWS + OF_SLOT - 1) / OF_SLOT;
   const uint own_row = part / OF_SLOT % ROWS;
@@ -206,7 +210,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   float maximum_of_slot = MASKED_SCORE;
   float weight_of_slot = 0.0f;
 
-  // At each step, each SIMD group processes ATTENTION_TILE keys, with a stride of `simds` keys.
+  // In each step, each SIMD group processes ATTENTION_TILE keys, with a stride of `simds` keys.
   for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
     if (!HELD) {
       simdgroup_barrier(mem_flags::mem_threadgroup); // or the queries would be held after all
@@ -303,7 +307,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
           }
         }
       }
-      // Shift the scores by a lane; the first lane of a slot gets the score of the next turn.
+      // Shift the scores by a lane. The first lane of a slot gets the score of the next turn.
       next = x % OF_SLOT == OF_SLOT - 1 ? scores[0] : simd_shuffle_down(next, ushort(1));
     }
   }
@@ -317,7 +321,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   // Combine the SIMD groups.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* stats = scratch;
-  // Compilers load the numbers of two SIMD groups at once, even if the second group does not exist.
+  // Compilers load the values of two SIMD groups at once, even if the second group does not exist.
   // Two floats of padding keep this load away from memory that another SIMD group writes.
   threadgroup float* slots = stats + 2 * (ROWS * simds + 1);
   for (uint r = 0; r < ROWS; r++) {

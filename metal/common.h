@@ -7,18 +7,18 @@
 using namespace metal;
 using namespace mlx_primitives;
 
-// Explicit instantiation with a name of this crate. Every name starts with mlxp_, so that none is
-// equal to a name of MLX.
+// Instantiates a kernel with a name of this crate. Every name starts with mlxp_, so that it differs
+// from all names of MLX.
 #define MLXP_KERNEL(NAME, ...) \
   template [[host_name(NAME)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
 
-// MACRO(name, type) for each dtype, with the names that mlx::core::type_to_name returns.
+// Calls MACRO(name, type) for each dtype, with the names that mlx::core::type_to_name returns.
 #define MLXP_EACH_DTYPE(MACRO) \
   MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)
 
 /**
- * Packed vectors need only the alignment of their elements, so they can access rows of any length,
- * at any offset.
+ * Packed vectors need only the alignment of their elements, so a thread can load them from rows of
+ * any length, at any offset.
  */
 template <typename T>
 struct Packed;
@@ -49,7 +49,7 @@ using packed2 = typename Packed<T>::two;
 template <typename T>
 using packed4 = typename Packed<T>::four;
 
-/** The values after rounding to T. */
+/** Rounds the values to T. */
 template <typename T>
 METAL_FUNC packed4<T> rounded(const thread float* values) {
   packed4<T> quad;
@@ -59,7 +59,7 @@ METAL_FUNC packed4<T> rounded(const thread float* values) {
   return quad;
 }
 
-/** Products and sums are computed in float, then rounded to T. */
+/** Computes products and sums in float, then rounds them to T. */
 template <typename T>
 METAL_FUNC packed4<T> times(packed4<T> a, packed4<T> b) {
   for (uint i = 0; i < READS; i++) {
@@ -77,8 +77,8 @@ METAL_FUNC packed4<T> plus(packed4<T> a, packed4<T> b) {
 }
 
 /**
- * Makes the compiler unpack a row again after a barrier, so that the row takes only the registers
- * of its packed elements while a threadgroup waits. This has an effect only on CUDA.
+ * Makes the compiler convert a packed row again after a barrier. While a threadgroup waits, the row
+ * then takes only the registers of its packed elements. This has an effect only on CUDA.
  */
 template <typename T>
 METAL_FUNC void keep_packed(thread packed4<T>&) {}
@@ -110,9 +110,9 @@ METAL_FUNC void keep_packed(thread packed4<T>& quad) {
 
 #endif
 
-// Whether a weight is loaded before the barrier of a sum, so that the load overlaps the wait. On
-// CUDA, a core runs more threadgroups at a time if the weight is loaded later, because it needs
-// registers only from then on; and one barrier is saved.
+// Whether a kernel loads a weight before the barrier of a sum, so that the load overlaps the wait.
+// On CUDA a later load is better: it needs registers for a shorter time, so that a multiprocessor
+// runs more threadgroups at a time, and it saves a barrier.
 enum : uint {
 #ifdef __CUDACC__
   LOADS_EARLY = 0,
@@ -121,7 +121,7 @@ enum : uint {
 #endif
 };
 
-/** Loads elements at, ..., at + 3 of a row, with `pad` in place of elements past its end. */
+/** Loads elements at, ..., at + 3 of a row. Elements past its end are `pad`. */
 template <typename T>
 METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
   const device T* from = row + at;
@@ -159,9 +159,9 @@ struct Place {
 };
 
 // Every SIMD group writes its partial result to a separate slot. A threadgroup has at most 32 SIMD
-// groups, so one SIMD group can load all slots, one per lane. The first SIMD group combines them
-// and shares the result, which needs a second barrier. In the `_at_once` variants every SIMD group
-// combines them, which needs one more SIMD operation per group.
+// groups, so one SIMD group can load all slots, one per lane. The first SIMD group combines the
+// slots and shares the result, which needs a second barrier. In the `_at_once` variants every SIMD
+// group combines the slots, which needs one more SIMD operation per group.
 
 METAL_FUNC float combined_sum(const threadgroup float* slots, Place at) {
   return simd_sum(at.lane < at.simds ? slots[at.lane] : 0.0f);
@@ -178,7 +178,7 @@ METAL_FUNC void write_slot(float partial, threadgroup float* slots, Place at) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** Returns the first lane's value of the first SIMD group in every thread. */
+/** Returns the result of the first lane of the first SIMD group, in every thread. */
 METAL_FUNC float shared_result(float result, threadgroup float* slots, Place at) {
   if (at.simd == 0 && at.lane == 0) {
     slots[0] = result;
@@ -187,7 +187,7 @@ METAL_FUNC float shared_result(float result, threadgroup float* slots, Place at)
   return slots[0];
 }
 
-/** The sum over the threadgroup, returned in every thread. */
+/** Returns the sum over the threadgroup, in every thread. */
 METAL_FUNC float group_sum(float value, threadgroup float* slots, Place at) {
   float sum = simd_sum(value);
   write_slot(sum, slots, at);
@@ -197,7 +197,7 @@ METAL_FUNC float group_sum(float value, threadgroup float* slots, Place at) {
   return shared_result(sum, slots, at);
 }
 
-/** The maximum over the threadgroup, returned in every thread. */
+/** Returns the maximum over the threadgroup, in every thread. */
 METAL_FUNC float group_max(float value, threadgroup float* slots, Place at) {
   float maximum = simd_max(value);
   write_slot(maximum, slots, at);

@@ -1,7 +1,7 @@
 #include "cross_entropy.h"
 #include "softmax_rows.h"
 
-// If a target is not a class, the result of its row is NaN, and no logit is read for the target.
+// If a target is not a class, the result of its row is NaN, and the kernel reads no logit for it.
 
 METAL_FUNC bool is_ignored(constant CrossEntropyParams& params, int target) {
   return params.ignores != 0 && target == params.ignored;
@@ -18,7 +18,7 @@ METAL_FUNC float total4(float total, const thread float* values, uint at, uint a
   return total;
 }
 
-/** Writes the loss of a row, and the stats that its gradient needs. One thread calls it. */
+/** Writes the loss of a row and the statistics for its gradient. One thread calls it per row. */
 template <typename T>
 METAL_FUNC void store_loss(
     const device T* row,
@@ -91,7 +91,7 @@ template <typename T>
     total = total4(total, values, at, params.classes);
     stats = with4(stats, values);
   }
-  // This is written before the barrier of the stats and read after it.
+  // Threads write this before the barrier of `group_stats`, and read it after the barrier.
   total = simd_sum(total);
   if (lane == 0) {
     scratch[2 * simds + simd] = total;
@@ -103,7 +103,7 @@ template <typename T>
   }
 }
 
-/** The numbers that all elements of a row's gradient share. */
+/** The values that all elements of a row's gradient share. */
 struct Shares {
   float maximum;
   float factor; // of exp(x - maximum)
@@ -112,7 +112,7 @@ struct Shares {
   int target;   // -1 if the row does not count
 };
 
-/** The first lane reads these numbers for all lanes. */
+/** Computes the shared values. The first lane reads memory for all lanes. */
 template <typename T>
 METAL_FUNC Shares load_shares(
     const device int* targets,
@@ -162,7 +162,7 @@ METAL_FUNC void store_gradients4(
   store4(out, at, axis, quad);
 }
 
-/** A SIMD group computes a whole row, or a threadgroup computes a part of a row. */
+/** A SIMD group computes a complete row, or a threadgroup computes a part of a row. */
 template <typename T, uint QUADS>
 [[kernel]] void cross_entropy_grad(
     const device T* x [[buffer(0)]],

@@ -3,8 +3,8 @@
 #include "rms_norm_sums.h"
 #include "rows.h"
 
-// Normalizes rows, whose elements may have any source. With CENTERED this is layer normalization;
-// otherwise it is RMS normalization, which has no mean and no bias.
+// Normalizes rows. A `Source` provides the elements. With CENTERED this is layer normalization.
+// Otherwise it is RMS normalization, which has no mean and no bias.
 
 /** A source of elements: a row in memory. */
 template <typename T>
@@ -19,7 +19,7 @@ struct Plain {
   }
 };
 
-/** The weight that a normalized row is multiplied by and the bias that is added, if present. */
+/** The optional weight and bias: a normalized row is multiplied by weight, then bias is added. */
 template <typename T>
 struct Affine {
   const device T* weight;
@@ -50,7 +50,7 @@ METAL_FUNC float add_deviations(float sum, packed4<T> x, float mean, uint at, ui
   return sum;
 }
 
-/** Each step is rounded to T before the next, as in MLX's composition. */
+/** Rounds the result of each step to T, as in MLX's composition of ops. */
 template <typename T, bool CENTERED>
 METAL_FUNC packed4<T> normalized(
     packed4<T> x, float mean, float inverse, packed4<T> weight, packed4<T> bias, Affine<T> affine) {
@@ -129,14 +129,14 @@ METAL_FUNC void normalize(
   }
 }
 
-/** The mean and the squared deviations of the quads that a thread has read. */
+/** The mean of the quads that a thread has read, and the sum of squared deviations from it. */
 struct Moments {
   float count;
   float mean;
   float squares;
 };
 
-/** The update of Chan, Golub and LeVeque reads the row once and avoids cancellation. */
+/** Adds a quad by the update of Chan, Golub and LeVeque: one pass, without cancellation. */
 template <typename T>
 METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   const float count = float(at + READS <= axis ? uint(READS) : axis - at);
@@ -152,7 +152,7 @@ METAL_FUNC Moments add_quad(Moments seen, packed4<T> x, uint at, uint axis) {
   return next;
 }
 
-/** Reads the elements again. Each thread reads the elements that it read at first. */
+/** Reads a row of any length twice. Each thread reads the same elements both times. */
 template <typename T, bool CENTERED, typename Source, typename Params, typename Row>
 METAL_FUNC void normalize(
     Source source, Affine<T> affine, device T* out, constant Params& params, Row row, Quads<0>) {

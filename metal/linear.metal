@@ -19,7 +19,7 @@ METAL_FUNC void load_weights(
   }
 }
 
-/** Adds the products of these weights with values of each row of x. */
+/** Adds the products of these weights with the values of each row of x. */
 template <typename T, uint ROWS>
 METAL_FUNC void add_products(
     thread float* sums, const thread packed4<T>* weights, const threadgroup float* staged) {
@@ -33,7 +33,7 @@ METAL_FUNC void add_products(
   }
 }
 
-/** Up to ROWS rows of x, which the threadgroup stages as floats. Each row of w is read once. */
+/** Computes up to ROWS rows of x, which the threadgroup stages as floats. Reads w once. */
 template <typename T, uint ROWS>
 [[kernel]] void linear_few(
     const device T* x [[buffer(0)]],
@@ -92,7 +92,7 @@ template <typename T, uint ROWS>
     }
   }
 
-  // Each output of the SIMD group gets one lane.
+  // Select the sum of this lane's output: each output of the SIMD group gets one lane.
   float mine = 0.0f;
   for (uint i = 0; i < ROWS * LINEAR_SIMD_ROWS; i++) {
     const float sum = simd_sum(sums[i]);
@@ -107,8 +107,8 @@ template <typename T, uint ROWS>
 }
 
 /**
- * Copies ROWS by COLUMNS elements of a matrix from (row, column) on, with zeros past its end. With
- * PARTED they get the order in which `add_staged_products` reads them.
+ * Copies ROWS by COLUMNS elements of a matrix, beginning at (row, column), with zeros past its end.
+ * With PARTED it stores the elements in the order in which `add_staged_products` reads them.
  */
 template <typename T, uint ROWS, uint COLUMNS, uint STRIDE, uint THREADS, bool PARTED>
 METAL_FUNC void load_tile(
@@ -149,8 +149,8 @@ METAL_FUNC void load_tile(
 }
 
 /**
- * Uses HIGH by WIDE SIMD groups. Each has a square of outputs in registers. Tiles of x and w are
- * staged in threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
+ * Uses HIGH by WIDE SIMD groups. Each SIMD group has a square of outputs in registers. Tiles of x
+ * and w are staged in threadgroup memory. w is [n, k], or [k, n] with COLUMNS.
  */
 template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
 [[kernel]] void linear_tiled(
@@ -225,7 +225,8 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
     }
   }
 
-  // Eight rows of each SIMD group at a time pass through threadgroup memory, which held the tiles.
+  // Eight rows of each SIMD group at a time pass through threadgroup memory. The tiles there are
+  // done.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
   for (uint i = 0; i < SQUARES; i++) {

@@ -3,10 +3,10 @@
 #include "common.h"
 
 /**
- * Adds products of staged rows with staged columns to HIGH by WIDE matrices of 8x8, which are in
- * `sums` row by row. Rows and columns have DEPTH elements and begin PITCH elements apart. In every
- * 2 * DEPTH / 8 elements of a column, the elements with even indices come first. So a lane loads
- * neighbors at once, and multiplies them at successive steps.
+ * Adds the products of staged rows and staged columns to HIGH by WIDE matrices of 8x8, stored row
+ * by row in `sums`. Rows and columns have DEPTH elements and a stride of PITCH elements. In every 2
+ * * DEPTH / 8 elements of a column, the elements with even indices come first. A lane can therefore
+ * load neighbors at once, and multiply them in successive steps.
  */
 template <typename T, uint HIGH, uint WIDE, uint DEPTH, uint PITCH>
 METAL_FUNC void add_staged_products(
@@ -18,7 +18,7 @@ METAL_FUNC void add_staged_products(
     uint lane) {
   constexpr uint STEPS = DEPTH / 8;
   constexpr uint AHEAD = 8 / sizeof(T); // steps whose elements of a column are loaded at once
-  // The layout of simdgroup_matrix.
+  // The row and the column of a lane's first element in a simdgroup_matrix.
   const uint matrix_y = (lane / 4 & 4) + lane / 2 % 4;
   const uint matrix_x = (lane / 4 & 2) * 2 + lane % 2 * 2;
   rows += (row + matrix_y) * PITCH + matrix_x * STEPS;

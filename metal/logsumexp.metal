@@ -1,8 +1,9 @@
 #include "logsumexp.h"
 #include "softmax_rows.h"
 
-// Maxima start at the lowest finite number, so that a row with only -inf gives log(0). SUBTRACT
-// computes log-softmax: the logarithm, rounded as in MLX, is subtracted from the row.
+// The maximum starts at the lowest finite number, so that a row with only -inf gives log(0). With
+// SUBTRACT the kernels compute log-softmax: they subtract the logarithm, rounded as in MLX, from
+// the row.
 
 METAL_FUNC float log_of(RowStats stats) {
   return isinf(stats.maximum) ? stats.maximum : precise::log(stats.sum) + stats.maximum;
@@ -18,7 +19,7 @@ METAL_FUNC void store_less4(
   store4(row, at, axis, quad);
 }
 
-/** The maximum that is subtracted in exponentials: of the row, or of the thread. */
+/** The number to subtract in exponentials: the maximum of the row, or of the thread. */
 METAL_FUNC float reference(float maximum, SimdRow row) {
   return row.maximum(maximum);
 }
@@ -56,7 +57,7 @@ METAL_FUNC void write_log(const device T* x, device T* out, uint axis, Row row, 
   }
 }
 
-/** Reads the row once, and a second time if something is subtracted from it. */
+/** Reads the row once. With SUBTRACT, reads it a second time to subtract from it. */
 template <bool SUBTRACT, typename T, typename Row>
 METAL_FUNC void write_log(const device T* x, device T* out, uint axis, Row row, Quads<0>) {
   float values[READS];
@@ -104,8 +105,8 @@ template <typename T, uint QUADS, bool SUBTRACT>
 }
 
 /**
- * The gradient of logsumexp, softmax(x) * g with one g per row; or the gradient of log-softmax, g -
- * softmax(x) * sum(g). Rows have any length.
+ * The gradient of logsumexp is softmax(x) * g with one g per row. The gradient of log-softmax is g
+ * - softmax(x) * sum(g). Rows have any length.
  */
 template <typename T, bool SUBTRACT>
 [[kernel]] void logsumexp_grad(

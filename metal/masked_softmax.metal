@@ -2,8 +2,8 @@
 #include "masked_softmax_rows.h"
 #include "softmax_rows.h"
 
-// A hidden score is replaced by the type's lowest finite number, as in MLX's attention. So if all
-// scores of a row are hidden, its weights are equal.
+// The kernels replace a score that the mask hides by the type's lowest finite number, as in MLX's
+// attention. If all scores of a row are hidden, the weights of the row are therefore equal.
 
 template <typename T>
 METAL_FUNC float lowest_of();
@@ -35,7 +35,7 @@ struct MaskedScores {
   MaskedRow row;
   float unseen; // the exponential of a score that is not seen
 
-  /** Scores key, ..., key + 3, rounded after each step as in MLX; -inf if not seen. */
+  /** Loads scores key, ..., key + 3, rounded after each step as in MLX; -inf outside the range. */
   METAL_FUNC void load(thread float* values, uint key) const {
     for (uint i = 0; i < READS; i++) {
       values[i] = -INFINITY;
@@ -56,13 +56,13 @@ struct MaskedScores {
     bool shown[READS];
     load_shown4(shown, mask, *params, row, key);
     for (uint i = 0; i < READS; i++) {
-      // If the scale is negative, the padding must not become +inf.
+      // Select the padding last: with a negative scale, scaled padding would become +inf.
       const float hidden = row.sees(key + i) ? lowest_of<T>() : -INFINITY;
       values[i] = shown[i] ? values[i] : hidden;
     }
   }
 
-  /** The maximum of the row, in which every score that is not seen has the lowest number. */
+  /** The maximum of the row, with the lowest finite number for each score outside the range. */
   METAL_FUNC float with_unseen(float maximum) const {
     return row.seen() < params->keys ? larger(maximum, lowest_of<T>()) : maximum;
   }
@@ -77,7 +77,7 @@ struct MaskedScores {
     return sum;
   }
 
-  /** Writes the scaled exponentials. Scores that are not seen all have the exponential `unseen`. */
+  /** Writes the scaled exponentials. Scores outside the range have the exponential `unseen`. */
   METAL_FUNC void store(thread float* values, uint key, float factor) const {
     for (uint i = 0; i < READS; i++) {
       values[i] = row.sees(key + i) ? values[i] : unseen;

@@ -1,7 +1,8 @@
 #include "masked_softmax.h"
 #include "masked_softmax_rows.h"
 
-// The gradient of the scores. It is zero for a hidden score, even if its softmax is not zero.
+// The gradient with respect to the scores. It is zero for a hidden score, even if its softmax is
+// not zero.
 
 template <typename T>
 struct MaskedGradient {
@@ -12,7 +13,7 @@ struct MaskedGradient {
   constant MaskedSoftmaxParams* params;
   MaskedRow row;
 
-  /** Four products y * g, added up, and their factors; zero for scores that are not seen. */
+  /** Loads y and g, zeros outside the range, and returns the sum of their four products. */
   METAL_FUNC float load(thread float* y, thread float* g, uint key) const {
     float sum = 0.0f;
     for (uint i = 0; i < READS; i++) {
@@ -31,7 +32,7 @@ struct MaskedGradient {
     return sum;
   }
 
-  /** scale * y * (g - along), and zero for a score that was hidden. */
+  /** Writes scale * y * (g - along). For a score that was hidden, writes zero. */
   METAL_FUNC void store(const thread float* y, const thread float* g, uint key, float along) const {
     bool shown[READS];
     load_shown4(shown, mask, *params, row, key);
@@ -61,7 +62,7 @@ METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<QUADS>) {
   }
 }
 
-/** Reads the elements that are seen, two times. */
+/** Reads the elements in the row's range twice. */
 template <typename T, typename Row>
 METAL_FUNC void write_gradient(MaskedGradient<T> of, Row row, Quads<0>) {
   float y[READS];

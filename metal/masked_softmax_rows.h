@@ -1,4 +1,5 @@
-// The range of keys that a query sees in its row of scores. Keys outside it are not read.
+// The range of keys that a query sees in its row of scores. The kernels do not read keys outside
+// it.
 #pragma once
 
 #include "masked_softmax.h"

@@ -38,7 +38,7 @@ METAL_FUNC void store_codes(device uchar* packed, uint at, ulong codes) {
   }
 }
 
-/** The scale and the bias of a group with numbers from `low` to `high`. Zero gets an exact code. */
+/** The scale and the bias of a group with numbers from `low` to `high`; 0 gets an exact code. */
 METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   const bool below = abs(low) > abs(high);
   const float range = precise::divide(high - low, top);
@@ -49,7 +49,7 @@ METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   return steps == 0.0f ? float2(scale, 0.0f) : float2(precise::divide(edge, steps), edge);
 }
 
-/** A thread quantizes eight elements. The threads of a group find its extremes together. */
+/** A thread quantizes eight elements. A group's threads find its minimum and maximum together. */
 template <typename T, uint BITS>
 [[kernel]] void quantize(
     const device T* x [[buffer(0)]],
@@ -136,7 +136,7 @@ template <typename T, uint BITS>
   }
 }
 
-/** Takes rows `ids` of a matrix. For a number beyond the matrix it takes the last row. */
+/** Gathers the rows `ids` of a matrix. An id beyond the matrix stands for the last row. */
 template <typename T, uint BITS>
 [[kernel]] void dequantize_rows(
     const device uchar* packed [[buffer(0)]],

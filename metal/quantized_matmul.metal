@@ -3,7 +3,7 @@
 #include "quantized_matmul_stage.h"
 #include "quantized_matmul_tile.h"
 
-/** The weights that a lane multiplies in a step, still packed. */
+/** The packed weights that a lane multiplies in a step. */
 template <typename T, uint BITS, uint FLOATS, uint R>
 struct Weights {
   piece_t<BITS> pieces[R * Pieces<BITS>::count];
@@ -11,7 +11,7 @@ struct Weights {
   T biases[R];
 };
 
-/** Loads the weights at `k` of R rows. The two halves of the rows begin at separate rows. */
+/** Loads the weights at `k` of R rows. The two halves of these rows begin at separate rows. */
 template <typename T, uint BITS, uint FLOATS, uint R>
 METAL_FUNC void load_weights(
     thread Weights<T, BITS, FLOATS, R>& weights,
@@ -35,8 +35,8 @@ METAL_FUNC void load_weights(
 }
 
 /**
- * A lane's products. All weights of the lane are in one group, whose scale and bias apply to the
- * sums of the weights' products, as in MLX.
+ * Adds a lane's products. All weights of the lane are in one group, so the lane applies the scale
+ * and the bias to the sum of the products, as in MLX.
  */
 template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 METAL_FUNC void add_products(
@@ -89,8 +89,8 @@ METAL_FUNC void add_products(
 }
 
 /**
- * Up to M rows of x. Each SIMD group reads R rows of weights once; x is staged for the whole
- * threadgroup.
+ * Multiplies up to M rows of x with packed weights. Each SIMD group reads R rows of weights once.
+ * The threadgroup stages x for all of its SIMD groups.
  */
 template <typename T, uint BITS, uint FLOATS, uint M, uint R>
 [[kernel]] void quantized_matvec(
@@ -131,12 +131,12 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   const Part<T> second = {packed1, scales1, biases1};
   const Part<T> third = {packed2, scales2, biases2};
   const Where where = find_part(group.x, params);
-  // Half of the rows belong to the gate, and half to the matrix whose product it multiplies.
+  // Half of the rows belong to the gate. The other half belong to the matrix that it multiplies.
   const uint together = params.swiglu != 0 ? R / 2 : R;
   const uint column = (where.block * simds + simd) * together;
   const uint last = params.part_columns[where.part] - 1;
 
-  // Each half begins at a separate row. Rows past the end are replaced by the last row.
+  // Each half begins at a separate row. The last row replaces rows past the end.
   Part<T> parts[2];
   uint next[2];
   const uint groups = params.axis >> params.group_shift;
@@ -154,8 +154,9 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   for (uint i = 0; i < M * R; i++) {
     sums[i] = 0.0f;
   }
-  // For one row, enough registers are free to load the weights of a lane's next step, and mostly
-  // the first values that a thread stages. These loads run while the threads wait for one another.
+  // For one row of x, enough registers are free to load the weights of a lane's next step early,
+  // and in most kernels the first values that a thread stages. These loads run while the threads
+  // wait for each other.
   constexpr bool EARLY = M == 1 && BITS != 5; // whose many pieces would take more instructions
   constexpr bool VALUES_EARLY = M == 1 && sizeof(T) == 2;
   constexpr uint QUADS = QUANTIZED_VALUES / READS;
@@ -216,7 +217,7 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
     }
   }
 
-  // Lane m * R + r finishes the product of row m with row r.
+  // Lane m * R + r finishes the product of row m of x with row r of the weights.
   float mine = 0.0f;
   for (uint i = 0; i < M * R; i++) {
     const float sum = simd_sum(sums[i]);
@@ -259,7 +260,8 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   QUANTIZED_KERNELS("mxfp8", DTYPE, T, 8, MX_FLOATS) \
   QUANTIZED_KERNELS("nvfp4", DTYPE, T, 4, NV_FLOATS)
 
-// Files with K-quants have float32 norms, so the products are float32 too.
+// Files with K-quants (GGUF's formats with scales in blocks of 256) have float32 norms, so the
+// products are float32 too.
 QUANTIZED_KERNELS("k4", "float32", float, 4, K_QUANTS)
 QUANTIZED_KERNELS("k5", "float32", float, 5, K_QUANTS)
 QUANTIZED_KERNELS("k6", "float32", float, 6, K_QUANTS)

@@ -1,11 +1,13 @@
-// Shared by the kernels of quantized weights: how weights are packed, and the steps after products.
+// How weights are packed, and the steps after products. All kernels for quantized weights use this
+// file. A weight is packed as a code of BITS bits; groups of codes share a scale and, in some
+// formats, a bias.
 #pragma once
 
 #include "common.h"
 #include "quantized_matmul.h"
 
-// A row of packed weights is a little-endian stream of BITS-bit numbers. A lane loads
-// QUANTIZED_VALUES of them, in words. A number begins at each 16-bit half of a word.
+// A row of packed weights is a little-endian stream of codes of BITS bits. A lane loads
+// QUANTIZED_VALUES of them, in words. A code begins at each 16-bit half of a word.
 
 template <uint BITS>
 struct Format {
@@ -20,7 +22,7 @@ struct Format {
   };
 };
 
-/** The numbers that codes represent: integers, or floats whose scales are bytes. */
+/** The numbers that codes represent: integers, or floats with scales of one byte. */
 enum : uint {
   INTEGERS = 0, // scaled by numbers of the model's type, with biases
   MX_FLOATS,    // scaled by powers of two
@@ -32,11 +34,11 @@ constexpr bool are_floats(uint kind) {
   return kind == MX_FLOATS || kind == NV_FLOATS;
 }
 
-/** The floats of 4 or 8 bits at an index of both halves of a word. */
+/** Converts the codes at an index of both halves of a word, which are floats of 4 or 8 bits. */
 template <uint BITS>
 METAL_FUNC half2 two_floats(uint word, uint index) {
   // Shift exponent and mantissa to their fields in a half, and the sign to its bit. The result is
-  // too small by a power of two, the same one for normal and subnormal numbers.
+  // too small by a power of two, which is equal for normal and subnormal numbers.
   const uint bit = index * BITS;
   const uint place = BITS == 4 ? 9 : 7;
   const uint placed =
@@ -50,15 +52,16 @@ METAL_FUNC half2 two_floats(uint word, uint index) {
 }
 
 /**
- * Returns the number that `two_numbers` adds to each weight. `two_numbers` needs no conversion: it
- * writes a weight into the mantissa of a half, whose value is then a power of two plus the weight.
+ * Returns the number that `two_numbers` adds to each code. To avoid a conversion, `two_numbers`
+ * writes a code into the mantissa of a half. The value of this half is a power of two plus the
+ * code.
  */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float added_number() {
   return are_floats(FLOATS) || sizeof(T) == sizeof(float) ? 0.0f : float(1u << BITS);
 }
 
-/** The numbers at an index of both halves of a word, plus `added_number`. */
+/** Returns the codes at an index of both halves of a word, each increased by `added_number`. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC float2 two_numbers(uint word, uint index) {
   if (are_floats(FLOATS)) {
@@ -77,7 +80,7 @@ METAL_FUNC float2 two_numbers(uint word, uint index) {
   return float2(as_type<half2>((placed & mask * 0x10001u) | exponent * 0x10001u));
 }
 
-/** The type of the pieces in which a lane loads packed numbers. */
+/** The type of the pieces in which a lane loads packed codes. */
 template <uint BITS>
 using piece_t = conditional_t<BITS == 3 || BITS == 5, ushort, uint>;
 
@@ -86,7 +89,7 @@ struct Pieces {
   enum : uint { count = BITS == 3 || BITS == 5 ? BITS : BITS / 2 };
 };
 
-/** Loads the pieces of the lane with this index, counted from the beginning of a row. */
+/** Loads the pieces of the lane with this index. Indices count from the beginning of a row. */
 template <uint BITS>
 METAL_FUNC void load_pieces(const device uchar* row, uint lane, thread piece_t<BITS>* pieces) {
   if (BITS == 4) {
@@ -170,7 +173,7 @@ struct Scales {
   }
 };
 
-/** The stored scale data of a group of K-quants, read from its block. */
+/** The stored scale data of a group in a format with K-quants, read from its block. */
 struct OfBlock {
   uint steps; // two halves
   uchar scale;
@@ -179,8 +182,8 @@ struct OfBlock {
 
 /**
  * The groups of a block of 256 weights share 20 bytes: two halves, then sixteen integers. With 6
- * bits, these integers are the scales of sixteen groups, plus 128, and codes have the offset 32.
- * Otherwise the integers are the scales, then the biases, of eight groups.
+ * bits, these integers are the scales of sixteen groups, plus 128, and the codes have the offset
+ * 32. With other bits, the integers are the scales, then the biases, of eight groups.
  */
 template <typename T, uint BITS>
 struct Scales<T, BITS, K_QUANTS> {
@@ -216,7 +219,7 @@ METAL_FUNC T stored_bias(Part<T> part, I index) {
   return KIND == INTEGERS ? ((const device T*)part.biases)[index] : T(0.0f);
 }
 
-/** Moves the pointers to a part's scales and biases by a number of groups. */
+/** Moves the pointers to the scales and biases of a part by a number of groups. */
 template <typename T, uint BITS, uint KIND>
 METAL_FUNC void skip_groups(thread Part<T>& part, size_t groups) {
   part.scales += Scales<T, BITS, KIND>::bytes(groups);
@@ -235,8 +238,10 @@ METAL_FUNC Part<T> part_of(uint index, Part<T> a, Part<T> b, Part<T> c) {
   return part;
 }
 
-/** The part that a threadgroup computes, its block within the part, and the first column of the
- * part. */
+/**
+ * The part (one of up to three matrices) that a threadgroup computes, the block in this part, and
+ * the first column of the part in the output.
+ */
 struct Where {
   uint part;
   uint block;

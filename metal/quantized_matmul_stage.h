@@ -1,11 +1,12 @@
-// The norm and the staging of x in products of few rows.
+// Normalizes and stages x for products of few rows. A band is a block of up to M rows of x that a
+// kernel computes together.
 #pragma once
 
 #include "quantized_matmul_format.h"
 
 /**
- * Reciprocal root mean square of the only row, in every thread. The order of addition does not
- * depend on the number of threads.
+ * Returns the reciprocal root mean square of the only row, in every thread. The order of additions
+ * does not depend on the number of threads.
  */
 template <typename T>
 METAL_FUNC float find_inverse(
@@ -40,8 +41,8 @@ METAL_FUNC float find_inverse(
 }
 
 /**
- * Reciprocal root mean squares of the rows of a band, in threadgroup memory. Each row is added up
- * in the order that is used for a single row.
+ * Computes the reciprocal root mean squares of the rows of a band, in threadgroup memory. The order
+ * of additions in each row is the order for a single row.
  */
 template <typename T, uint M>
 METAL_FUNC void find_inverses(
@@ -60,7 +61,7 @@ METAL_FUNC void find_inverses(
   }
 }
 
-/** Elements of x, and the norm's weights for their columns. */
+/** Elements of x, and the weights of the norm for their columns. */
 template <typename T>
 struct Values {
   packed4<T> x;
@@ -75,7 +76,7 @@ METAL_FUNC packed4<T> normalized(Values<T> values, float inverse) {
   return values.x;
 }
 
-/** Loads elements k, ..., k + READS - 1 of a row; for x, zeros past the row's end. */
+/** Loads elements k, ..., k + READS - 1 of x and norm; x is zero past the end of its row. */
 template <typename T>
 METAL_FUNC Values<T> load_values(
     const device T* row,
@@ -97,8 +98,10 @@ METAL_FUNC Values<T> load_values(
   return values;
 }
 
-/** The staging area for the band's rows: `lanes` * QUANTIZED_VALUES columns of each, from k0 on.
- * */
+/**
+ * The staging area for the rows of a band. It has `lanes` * QUANTIZED_VALUES columns of each row,
+ * beginning with column k0.
+ */
 template <typename T>
 struct Stage {
   threadgroup T* values;
@@ -108,9 +111,9 @@ struct Stage {
 };
 
 /**
- * Stages the values with number `index`, which a lane multiplies in a step, and their sum. The
- * order is the one in which a SIMD group reads them: by step, then row, then position, for all
- * lanes. Values beyond the ends are zeros. With LOADED, `loaded` has the values of the only row.
+ * Stages the values with number `index`, which a lane multiplies in a step, and their sum. A SIMD
+ * group reads them in this order: by step, then by row, then by position, for all lanes. Values
+ * beyond the ends are zeros. With LOADED, `loaded` has the values of the only row.
  */
 template <typename T, uint M, bool LOADED>
 METAL_FUNC void stage_values(

@@ -4,8 +4,8 @@
 #include "quantized_matmul_format.h"
 
 /**
- * The eight weights with this number, counted from the beginning of a row, in two words with four
- * each. Each half begins with two of them.
+ * Returns eight codes, the `index`th eight of a row, in two words of four codes. Each half of a
+ * word begins with two of them.
  */
 template <uint BITS>
 METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* words) {
@@ -40,7 +40,7 @@ METAL_FUNC void load_eight(const device uchar* row, uint index, thread uint* wor
   words[1] = as_type<uint>(ushort2(ushort(high), ushort(high >> (2 * BITS))));
 }
 
-/** Writes a tile of the product with one part to `tile`; four SIMD groups write a quarter each. */
+/** Writes a tile of the product with a part to `tile`. Each of four SIMD groups has a quarter. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 METAL_FUNC void multiply_tile(
     const device T* x,
@@ -56,7 +56,7 @@ METAL_FUNC void multiply_tile(
   threadgroup T* of_x = staged;
   threadgroup T* of_w = staged + ROWS * QUANTIZED_TILE_PITCH;
   // A thread stages eight elements of a row of weights, and of one or two rows of x. Beyond the
-  // ends, the last row or column is staged again, and its products are not written.
+  // ends it stages the last row or column again, and the kernel does not write their products.
   const uint line = place.index / 4;
   const uint at = place.index % 4 * 8;
   const uint column = min(left + line, columns - 1);
@@ -117,7 +117,7 @@ METAL_FUNC void multiply_tile(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** Many rows of x: tiles whose weights are decoded into threadgroup memory. x is normalized. */
+/** Multiplies many normalized rows of x. Weights are decoded into tiles in threadgroup memory. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],
@@ -149,7 +149,8 @@ template <typename T, uint BITS, uint FP4, uint ROWS>
   const uint top = group.y * ROWS;
   const uint left = where.block * QUANTIZED_TILE;
   const uint columns = params.part_columns[where.part];
-  // A product overwrites the elements that were staged for it. Only swiglu keeps the gates.
+  // A product overwrites the elements that were staged for it. Only swiglu keeps the products of
+  // gates.
   threadgroup float* tile = scratch;
   threadgroup T* staged = (threadgroup T*)scratch;
   threadgroup float* gates = scratch + quantized_tile_bytes(ROWS, sizeof(T)) / sizeof(float);

@@ -1,8 +1,8 @@
 #include "quantized_matmul_tile.h"
 
 /**
- * out = x W + residual for packed W [columns, axis]. Tiles of weights are decoded into threadgroup
- * memory with rows and columns exchanged.
+ * Computes out = x W + residual for a packed W of shape [columns, axis]. Tiles of weights are
+ * decoded into threadgroup memory with rows and columns exchanged.
  */
 template <typename T, uint BITS, uint FLOATS>
 [[kernel]] void quantized_transposed(
@@ -24,13 +24,13 @@ template <typename T, uint BITS, uint FLOATS>
   const uint top = group.y * QUANTIZED_TILE;
   const uint left = group.x * QUANTIZED_TILE;
   const Part<T> part = {packed, scales, biases};
-  // A thread stages eight elements of a row of x, and eight weights of one row. Past the end, the
-  // last row of x is staged, and its products are not written; columns past the end are zeros.
+  // A thread stages eight elements of a row of x, and eight weights of one row. Past the end it
+  // stages the last row of x, whose products are not written. Columns past the end are zeros.
   const uint line = thread_index / 4;
   const uint at = thread_index % 4 * 8;
   const device T* row = x + size_t(min(top + line, params.rows - 1)) * params.columns;
   threadgroup T* to_x = of_x + (line * QUANTIZED_TILE_PITCH + at);
-  // In every eight weights of a column, the weights with even indices come first.
+  // Among every eight weights of a column, the weights with even indices come first.
   const uint turned = line / 8 * 8 + line % 2 * 4 + line % 8 / 2;
   threadgroup T* to_w = of_w + (at * QUANTIZED_TILE_PITCH + turned);
   const uint bytes = params.axis / 8 * BITS;

@@ -25,7 +25,7 @@ struct SquaresFold {
   }
 };
 
-/** NaN if any element is NaN, as in MLX; simd_max alone would drop a NaN. */
+/** Returns NaN if any element is NaN, as in MLX. simd_max alone would ignore a NaN. */
 struct MaxFold {
   static METAL_FUNC float start() {
     return -INFINITY;
@@ -38,7 +38,7 @@ struct MaxFold {
   }
 };
 
-/** Combines every `stride`-th quad of x, from `at` on. */
+/** Combines every `stride`-th quad of x, beginning at `at`. */
 template <typename T, typename Fold>
 METAL_FUNC float fold_quads(const device T* x, uint at, uint stride, uint length) {
   float value = Fold::start();
@@ -98,7 +98,8 @@ template <typename T, typename U, typename Fold>
   }
 }
 
-// The types of input and output: a whole row at once, or pieces to floats, then floats to results.
+// The types of input and output. One dispatch reduces complete rows. If rows are split, one
+// dispatch reduces pieces to floats, and a second dispatch reduces the floats to results.
 #define REDUCE_ROWS(NAME, FOLD, DTYPE, T)                                        \
   MLXP_KERNEL("mlxp_reduce_simd_" NAME DTYPE "_" DTYPE, reduce_simd<T, T, FOLD>) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME DTYPE "_" DTYPE, reduce_group<T, T, FOLD>)

@@ -3,8 +3,9 @@
 #include "rope_turn.h"
 
 /**
- * Grid: columns x length x (batch * groups of HEADS heads). A thread has one pair of up to HEADS
- * heads, which share the pair's angle, or two of the features that are only copied.
+ * Grid: columns x length x (batch * groups of HEADS heads). A thread rotates one pair of features
+ * in each of up to HEADS heads, which share the angle of the pair. Other threads copy two features
+ * past the pairs.
  */
 template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope(
@@ -18,7 +19,8 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
   if (at.x >= params.columns || at.y >= params.length || at.z >= params.batch * head_groups) {
     return;
   }
-  // If a thread has one head and all texts have one offset, `head` counts the heads of all texts.
+  // If a thread has one head and all sequences have one offset, `head` counts the heads of all
+  // sequences.
   const uint batch = HEADS == 1 && params.offset_stride == 0 ? 0 : at.z / head_groups;
   const uint head = (at.z - batch * head_groups) * HEADS;
   const uint heads = HEADS > 1 ? min(uint(HEADS), params.heads - head) : 1;

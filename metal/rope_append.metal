@@ -2,12 +2,12 @@
 #include "rope_append.h"
 #include "rope_turn.h"
 
-/** The row of the state for a head's vector of position `time`, or `rows` if it is not stored. */
+/** The state's row for a head's vector at position `time`, or `rows` if it is not stored. */
 METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendParams& params) {
   if (head < params.heads) {
     return head * params.length + time;
   }
-  // The sum slot + time is not computed here, because it may overflow an int.
+  // Do not compute the sum slot + time, because it may overflow an int.
   if (slot < -int(time) || slot >= int(params.capacity) - int(time)) {
     return params.rows;
   }
@@ -16,9 +16,9 @@ METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendPar
 }
 
 /**
- * Grid: columns x length x (batch * groups of APPEND_HEADS heads). A thread has one pair of up to
- * APPEND_HEADS heads, which share the pair's angle, or two of the features that are only copied.
- * Values are copied.
+ * Grid: columns x length x (batch * groups of APPEND_HEADS heads). A thread rotates one pair of
+ * features in each of up to APPEND_HEADS heads, which share the angle of the pair. Other threads
+ * copy two features past the pairs. The features of values are only copied.
  */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append(
@@ -43,7 +43,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   const uint turned = params.heads + params.kv_heads;
   qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
   state += size_t(batch) * params.rows * params.features;
-  // All loads begin before the load of the offset, which may be in the processor's memory.
+  // All loads begin before the load of the offset, which may be in the CPU's memory.
   packed2<T> pairs[APPEND_HEADS];
   if (at.x < params.pairs) {
     for (uint h = 0; h < APPEND_HEADS; h++) {
@@ -93,8 +93,9 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
 }
 
 /**
- * The derivatives of all heads, with a thread for each pair as above. The gradients of the state's
- * rows that a step wrote move to the step, and become zeros in the state.
+ * Computes the derivatives of all heads, with a thread for each pair as in `rope_append`. The
+ * gradients of the rows that a step wrote to the state move to the step, and become zeros in the
+ * state.
  */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append_grad(
@@ -168,7 +169,7 @@ struct HeadSpan {
   Turn by;
 };
 
-/** The grid is as above, for all heads. */
+/** The heads and the angle of a thread. The grid is the grid of `rope_append` for all heads. */
 template <bool EXPLICIT>
 METAL_FUNC HeadSpan span_of_heads(
     uint3 at,
@@ -193,7 +194,7 @@ METAL_FUNC HeadSpan span_of_heads(
   return {batch, first, min(first + APPEND_HEADS, all_heads), by};
 }
 
-/** A head's vector at a position of q, k or v, each [batch, heads, length, features]. */
+/** The address of a head's vector at a position of q, k or v [batch, heads, length, features]. */
 template <typename P>
 METAL_FUNC P
 place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendParams& params) {
@@ -205,7 +206,10 @@ place_of(P q, P k, P v, uint batch, uint head, uint time, constant RopeAppendPar
   return part + row * params.features;
 }
 
-/** Moves two features of a head: scaled and rotated, or only copied for values and past pairs. */
+/**
+ * Moves two features of a head. Scales and rotates them, or only copies them: for values, and past
+ * the pairs.
+ */
 template <typename T, bool INTERLEAVED, bool FORWARD>
 METAL_FUNC void move_pair(
     const device T* from,
@@ -234,7 +238,7 @@ METAL_FUNC void move_pair(
   store_pair<T, INTERLEAVED>(to, column, params.pairs, pair);
 }
 
-/** Splits a step into queries, keys and values by heads. Queries and keys are rotated. */
+/** Splits a step into the heads of queries, keys and values. Queries and keys are rotated. */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_heads(
     const device T* qkv [[buffer(0)]],

@@ -3,9 +3,10 @@
 
 #include "common.h"
 
-// NVIDIA's compiler would fuse the sum with one of its products, and not always with the same one.
+// NVIDIA's compiler would fuse the sum with one of its products, but not always with the same
+// product.
 
-/** a * b + c * d. */
+/** Returns a * b + c * d. */
 METAL_FUNC float sum_of_products(float a, float b, float c, float d) {
 #ifdef __CUDACC__
   return fma(a, b, c * d);
@@ -14,7 +15,7 @@ METAL_FUNC float sum_of_products(float a, float b, float c, float d) {
 #endif
 }
 
-/** a * b - c * d. */
+/** Returns a * b - c * d. */
 METAL_FUNC float difference_of_products(float a, float b, float c, float d) {
 #ifdef __CUDACC__
   return fma(a, b, -(c * d));

@@ -1,15 +1,15 @@
-// Shared by the kernels that rotate features.
+// Rotates pairs of features. The kernels of rope and rope_append use this file.
 #pragma once
 
 #include "rope_products.h"
 
-/** cos and sin of one (position, pair); the inverse rotation has the opposite sine. */
+/** cos and sin of the angle of a position and a pair. The inverse rotation negates the sine. */
 struct Turn {
   float cosine;
   float sine;
 };
 
-/** The reciprocal of the period of pair `i`: explicit, or from a power of the base. */
+/** Returns the reciprocal of the period of pair `i`, from `freqs` or as a power of the base. */
 template <bool EXPLICIT>
 METAL_FUNC float inverse_frequency(const device float* freqs, uint i, uint pairs, float log2_base) {
   return EXPLICIT ? 1.0f / freqs[i] : precise::exp2(-(float(i) / float(pairs)) * log2_base);
@@ -17,7 +17,8 @@ METAL_FUNC float inverse_frequency(const device float* freqs, uint i, uint pairs
 
 METAL_FUNC Turn turn(int position, float inverse_frequency, float scale, float direction) {
   const float angle = scale * float(position) * inverse_frequency;
-  // The fast variants lose accuracy outside [-pi, pi], and an angle can be as large as a position.
+  // The fast variants of sin and cos lose accuracy outside [-pi, pi], and an angle can be as large
+  // as a position.
   return {precise::cos(angle), direction * precise::sin(angle)};
 }
 
@@ -31,7 +32,7 @@ METAL_FUNC packed2<T> rotated(packed2<T> pair, Turn by) {
   return turned;
 }
 
-/** Pair `i` of a row: adjacent if interleaved ("traditional" in MLX), else half a row apart. */
+/** Pair `i` of a row: neighbors if interleaved ("traditional" in MLX), else `pairs` apart. */
 template <typename T, bool INTERLEAVED>
 METAL_FUNC packed2<T> load_pair(const device T* row, uint i, uint pairs) {
   if (INTERLEAVED) {

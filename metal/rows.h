@@ -3,8 +3,8 @@
 
 #include "common.h"
 
-// The parameters after the buffers, for kernels in which every SIMD group has a row, and for
-// kernels in which every threadgroup has a row.
+// The parameters that follow the buffers: MLXP_SIMD_ROW for kernels in which every SIMD group has a
+// row, and MLXP_GROUP_ROW for kernels in which every threadgroup has a row.
 #define MLXP_SIMD_ROW                                                                   \
   uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]], \
       uint simd [[simdgroup_index_in_threadgroup]], uint simds [[simdgroups_per_threadgroup]]
@@ -15,9 +15,9 @@
       uint simds [[simdgroups_per_threadgroup]]
 
 /**
- * A thread holds N quads of READS elements in registers. Its quads are a whole SIMD group or
- * threadgroup apart, as in MLX's order of addition. With N = 0 the row may have any length, and is
- * read again.
+ * A thread holds N quads of READS elements in registers. The stride between its quads is a complete
+ * SIMD group or threadgroup, as in MLX's order of additions. With N = 0 the row may have any
+ * length, and the kernel reads the row again.
  */
 template <uint N>
 struct Quads {};
@@ -39,9 +39,8 @@ struct SimdRow {
 };
 
 /**
- * The threads of a row that a whole threadgroup has. Every sum needs separate slots, because a
- * slow SIMD group may still be reading the result before. AT_ONCE selects one barrier instead of
- * two.
+ * The threads of a row that a threadgroup processes. Every sum needs separate slots, because a slow
+ * SIMD group may still be reading the previous result. AT_ONCE selects one barrier instead of two.
  */
 template <bool AT_ONCE>
 struct GroupRow {

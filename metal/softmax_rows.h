@@ -1,4 +1,4 @@
-// Shared by the kernels that take exponentials of a row.
+// Computes exponentials of a row. The kernels of softmax and logsumexp use this file.
 #pragma once
 
 #include "rows.h"
@@ -8,7 +8,7 @@ METAL_FUNC float softmax_exp(float x) {
   return fast::exp(x);
 }
 
-/** The larger value. Unlike max(), whose result for NaN depends on the hardware, it drops NaN. */
+/** The larger value; ignores NaN, while the result of max() for NaN depends on the hardware. */
 METAL_FUNC float larger(float a, float b) {
   return a < b ? b : a;
 }
@@ -38,7 +38,7 @@ METAL_FUNC float max4(float maximum, const thread float* values) {
   return maximum;
 }
 
-/** Turns values into exp(values - maximum) and adds them to `sum` in the order of the row. */
+/** Replaces values by exp(values - maximum), and adds them to `sum` in the order of the row. */
 METAL_FUNC float exp4(float sum, thread float* values, float maximum) {
   for (uint i = 0; i < READS; i++) {
     values[i] = softmax_exp(values[i] - maximum);
@@ -57,7 +57,7 @@ METAL_FUNC RowStats no_stats() {
   return {-FLT_MAX, 0.0f};
 }
 
-/** Adds four elements. They are replaced by their exponentials relative to the new maximum. */
+/** Adds four elements, and replaces them by their exponentials relative to the new maximum. */
 METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
   const float grown = max4(stats.maximum, values);
   if (grown > stats.maximum) { // else the factor is exp(0) = 1
@@ -73,7 +73,7 @@ METAL_FUNC RowStats simd_stats(RowStats stats) {
   return {maximum, simd_sum(stats.sum * softmax_exp(stats.maximum - maximum))};
 }
 
-/** Combines the stats of the threadgroup in every thread, with one barrier for both numbers. */
+/** Combines the threadgroup's statistics in every thread, with one barrier for both numbers. */
 METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Place at) {
   const RowStats simd = simd_stats(stats);
   if (at.lane == 0) {
@@ -88,12 +88,12 @@ METAL_FUNC RowStats group_stats(RowStats stats, threadgroup float* scratch, Plac
   return simd_stats(part);
 }
 
-// Maxima start at the lowest finite number, not at -inf, so that exp(-inf - max) is 0, and a row
+// The maximum starts at the lowest finite number, not at -inf. Then exp(-inf - max) is 0, and a row
 // with only -inf gives 0 * (1 / 0), which is NaN as in MLX. Short rows are padded with -inf.
 
 /**
- * Writes the softmax of a row. Scores before `begin` and from `end` on may have a common value that
- * is not read: `with_unseen` and `total` count these scores.
+ * Writes the softmax of a row. The scores before `begin` and from `end` on may have a common value
+ * that the kernel does not read. `with_unseen` and `total` include these scores.
  */
 template <typename Scores, typename Row, uint QUADS>
 METAL_FUNC void write_softmax(Scores scores, Row row, Quads<QUADS>) {
@@ -114,7 +114,7 @@ METAL_FUNC void write_softmax(Scores scores, Row row, Quads<QUADS>) {
   }
 }
 
-/** Reads the row twice: maximum and sum together, then out. */
+/** Reads the row twice: first for the maximum and the sum together, then to write the results. */
 template <typename Scores, typename Row>
 METAL_FUNC void write_softmax(Scores scores, Row row, Quads<0>) {
   float values[READS];

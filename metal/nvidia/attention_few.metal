@@ -8,7 +8,7 @@ enum : uint {
   FEW_PARTS = 16,  // of the splits, at most
 };
 
-/** The lower or the upper elements of two words, in one word. */
+/** Returns the lower or the upper elements of two words, in one word. */
 METAL_FUNC uint two_of(uint first, uint second, uint upper) {
   return upper != 0 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
 }
@@ -21,10 +21,10 @@ METAL_FUNC float2 elements_of(uint word) {
 }
 
 /**
- * A block of up to FEW_QUERIES rows of a key-value head with a split of its keys. Small matrices
- * are multiplied: the rows with eight keys at a time, then the transposed values with the weights.
- * The SIMD groups take sixteen keys in turn, with separate maxima and sums until the end. The order
- * of a row's sums does not depend on other rows.
+ * Computes a block of up to FEW_QUERIES rows of a key-value head with a split of its keys. It
+ * multiplies small matrices: the rows with eight keys at a time, then the transposed values with
+ * the weights. Each SIMD group processes sixteen keys at a time, and keeps separate maxima and sums
+ * until the end. The order of additions in a row does not depend on other rows.
  */
 template <typename T, uint DIM>
 [[kernel]] void attention_few(
@@ -133,7 +133,7 @@ template <typename T, uint DIM>
     }
     maximum = grown;
 
-    // A weight is split into two elements whose sum has about as many bits as a float.
+    // Split a weight into two elements. Their sum has about as many bits as a float.
     float total = 0.0f;
     uint high[2];
     uint low[2];
@@ -235,7 +235,7 @@ template <typename T, uint DIM>
   }
 }
 
-/** Loads four features of FEW_SPLITS splits, `step` places apart; zeros for missing splits. */
+/** Loads four features of FEW_SPLITS splits, `step` splits apart; zeros for missing splits. */
 METAL_FUNC void load_splits(
     thread float4* values,
     const device float* own,
@@ -253,9 +253,9 @@ METAL_FUNC void load_splits(
 }
 
 /**
- * Combines the splits of a row, with one threadgroup for each row. A thread adds up four features
- * of every `parts`th split. Skipped splits (`before`) keep their places, so the order of the
- * additions does not depend on the first split.
+ * Combines the splits of a row, with one threadgroup for each row. A thread adds four features of
+ * every `parts`th split. Skipped splits (`before`) keep their places, so the order of the additions
+ * does not depend on the first split.
  */
 template <typename T>
 [[kernel]] void attention_few_combine(

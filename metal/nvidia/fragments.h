@@ -1,7 +1,7 @@
-// Products of small matrices whose elements are in the registers of a SIMD group, as the tensor
-// cores of NVIDIA GPUs take them. Lane l = 4 g + t holds, of the left matrix (16 by 16), columns 2
-// t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8; of the right matrix (16 by 8), the same four
-// rows of column g; of the result, columns 2 t and 2 t + 1 of rows g and g + 8.
+// Products of small matrices whose elements are in the registers of a SIMD group, in the layout of
+// the tensor cores of NVIDIA GPUs. Lane l = 4 g + t holds these elements. Left matrix (16 by 16):
+// columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8. Right matrix (16 by 8): the same
+// four indices as rows, in column g. Result (16 by 8): columns 2 t and 2 t + 1 of rows g and g + 8.
 #pragma once
 
 #include "common.h"
@@ -16,7 +16,7 @@ METAL_FUNC uint two_elements(float low, float high) {
 #endif
 }
 
-/** Subtracts two elements from two. */
+/** Subtracts two elements from two elements. */
 template <typename T>
 METAL_FUNC uint minus_two(uint a, uint b) {
 #ifdef __CUDACC__
@@ -27,7 +27,7 @@ METAL_FUNC uint minus_two(uint a, uint b) {
 #endif
 }
 
-/** (word & mask) | bits, in one instruction. */
+/** Computes (word & mask) | bits in one instruction. */
 template <uint MASK>
 METAL_FUNC uint masked_or(uint word, uint bits) {
 #ifdef __CUDACC__
@@ -73,7 +73,7 @@ METAL_FUNC float4 load_floats(const device float* from) {
 #endif
 }
 
-/** The sums of several values over a SIMD group, as by `simd_sum`. On CUDA they overlap. */
+/** The sums of several values over a SIMD group, as by `simd_sum`; they overlap on CUDA. */
 template <uint COUNT>
 METAL_FUNC void simd_sums(thread float* values) {
 #ifdef __CUDACC__
@@ -89,7 +89,7 @@ METAL_FUNC void simd_sums(thread float* values) {
 #endif
 }
 
-/** sums += left * right. */
+/** Computes sums += left * right. */
 template <typename T>
 METAL_FUNC void multiply_add(
     thread float* sums, const thread uint* left, const thread uint* right, uint lane) {

@@ -3,7 +3,7 @@
 #include "nvidia/linear_tiles.h"
 #include "rms_norm_sums.h"
 
-/** A threadgroup's memory for the norm of the row of x, in `units` of eight elements. */
+/** The threadgroup memory for the norm of the row of x. A unit is eight elements. */
 template <typename T>
 struct NormStage {
   const device T* x;
@@ -12,7 +12,7 @@ struct NormStage {
   uint units;
 };
 
-/** The units that a thread loads first. */
+/** The units of x and of the norm's weight that a thread loads first. */
 struct NormUnits {
   uint4 x[LINEAR_GATED_EARLY];
   uint4 norm[LINEAR_GATED_EARLY];
@@ -43,7 +43,7 @@ METAL_FUNC float add_staged(float sum, const threadgroup T* from) {
   return sum;
 }
 
-/** Each step is rounded to T, as in `rms_norm`. */
+/** Normalizes one element. Each step is rounded to T, as in `rms_norm`. */
 template <typename T>
 METAL_FUNC uint4 normalized_unit(uint4 x, uint4 norm, float inverse) {
   for (uint i = 0; i < 4; i++) {
@@ -57,7 +57,7 @@ METAL_FUNC uint4 normalized_unit(uint4 x, uint4 norm, float inverse) {
 }
 
 /**
- * Normalizes the row in place. Its squares are added in the order of `rms_norm`, which uses
+ * Normalizes the row in place. The squares are added in the order of `rms_norm`, which uses
  * `params.sums` threads.
  */
 template <typename T>
@@ -106,9 +106,9 @@ METAL_FUNC void stage_normed(
 }
 
 /**
- * silu(y * gate^T) * (y * up^T) for a normalized row y of x. The products are computed as in
- * `linear_tiles`; half of a block's rows belong to each matrix. A threadgroup normalizes x once,
- * then computes several blocks.
+ * Computes silu(y * gate^T) * (y * up^T) for a normalized row y of x. The products are computed as
+ * in `linear_tiles`. Half of a block's rows belong to each of the two matrices. A threadgroup
+ * normalizes x once, then computes several blocks.
  */
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(LINEAR_GATED_THREADS)]] void linear_gated(
@@ -135,7 +135,7 @@ template <typename T>
   threadgroup float* partial = slots + LINEAR_GATED_SLOTS;
   threadgroup uint4* staged = (threadgroup uint4*)(partial + 2 * simds * LINEAR_TILE_ROWS);
 
-  // Loads return in order: x comes first, then the first weights, which arrive during staging.
+  // Loads return in order: x arrives first, then the first weights, which arrive during staging.
   const NormStage<T> stage = {x, norm, staged, params.k / 8};
   NormUnits early;
   load_units(early, stage, {index, threads, lane, simd, simds});
@@ -172,7 +172,8 @@ template <typename T>
       load_tile_weights(weights, both, next, params.k);
     }
 
-    // Two buffers alternate, so that the sums are read while the next sums are computed.
+    // Two buffers alternate, so that threads read these sums while other threads compute the next
+    // sums.
     threadgroup float* of_block = partial + turn * simds * LINEAR_TILE_ROWS;
     if (t == 0) { // whose first column is the row of x
       of_block[simd * LINEAR_TILE_ROWS + g] = sums[0];

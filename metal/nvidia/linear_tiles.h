@@ -1,4 +1,4 @@
-// Rows of unquantized weights in the layout of products of small matrices.
+// Loads rows of unquantized weights in the register layout of fragments.h.
 #pragma once
 
 #include "linear.h"
@@ -9,7 +9,7 @@ struct TileWeights {
   uint4 words[2][LINEAR_TILE_LOADS];
 };
 
-/** Loads the weights of a block of columns from k on; zeros past the end of the rows. */
+/** Loads the weights of a block of columns, beginning at k, with zeros past the end of the rows. */
 template <typename T>
 METAL_FUNC void load_tile_weights(
     thread TileWeights& weights, const device T* const thread* rows, uint k, uint axis) {

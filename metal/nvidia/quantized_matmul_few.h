@@ -1,4 +1,6 @@
-// Products of few rows with packed weights on NVIDIA GPUs.
+// Products of few rows of x with packed weights on NVIDIA GPUs. A weight is packed as a code of a
+// few bits; groups of codes share a scale and a bias. A band is a block of rows of x that a kernel
+// computes together.
 #pragma once
 
 #include "nvidia/fragments.h"
@@ -19,7 +21,7 @@ METAL_FUNC uint few_exponents() {
   return (is_same_v<T, half> ? (15 + BITS) << 10 : (127 + BITS) << 7) * 0x10001u;
 }
 
-/** The numbers at an index of both halves of a word, plus `few_added`, as two elements. */
+/** The codes at an index of both halves of a word, plus `few_added`, as two elements. */
 template <typename T, uint BITS, uint FLOATS>
 METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   if (FLOATS) {
@@ -29,8 +31,8 @@ METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   }
   const uint bit = index * BITS;
   if (is_same_v<T, bfloat> && BITS == 8) {
-    // With seven bits of a number in the mantissa, the value is 128 plus these bits. The eighth bit
-    // is worth 128 too, so 128 is subtracted if it is 0.
+    // Seven bits of a code fit into the mantissa, which makes the element 128 plus these bits. The
+    // eighth bit is also worth 128. If it is 0, subtract 128.
     const uint both = word >> bit;
     const uint none = (~both & 0x00800080u) * 0x86u; // 128, or 0
     return minus_two<T>(masked_or<0x007f007fu>(both, exponents), none);
@@ -42,7 +44,7 @@ METAL_FUNC uint few_numbers(uint word, uint index, uint exponents) {
   return masked_or<(((1u << BITS) - 1u) << PLACE) * 0x10001u>(placed, exponents);
 }
 
-/** The weights of two rows that a lane multiplies with a block of x, still packed. */
+/** The packed weights of two rows that a lane multiplies with a block of x. */
 template <typename T, uint BITS, uint FLOATS>
 struct FewWeights {
   enum : uint {
@@ -56,7 +58,7 @@ struct FewWeights {
 
 /**
  * Loads the weights of the block at k, and the scale and the bias for the lane's columns of
- * results. If the block has several groups, of SPAN chunks each, the lane selects the group.
+ * results. If the block has several groups, of SPAN chunks each, the lane selects its group.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 METAL_FUNC void load_few(
@@ -93,7 +95,7 @@ METAL_FUNC void load_few(
   }
 }
 
-/** The staged values that a lane multiplies in each pass, and the totals for its columns. */
+/** The addresses of a lane's staged values in each pass, and of the totals for its columns. */
 template <uint PASSES>
 struct FewPlaces {
   const threadgroup uint4* x[PASSES]; // zeros in the passes for the columns of other lanes
@@ -101,7 +103,7 @@ struct FewPlaces {
   const threadgroup float* totals;
 };
 
-/** Adds the products with a block of x. Each total covers the columns of OF_TOTAL units. */
+/** Adds the products with a block of x. A total sums x over the columns of OF_TOTAL units. */
 template <typename T, uint BITS, uint FLOATS, uint BAND, uint SPAN, uint OF_TOTAL>
 METAL_FUNC void add_few(
     thread float* sums, // of two rows of weights and two rows of x, in each pass
@@ -179,7 +181,7 @@ METAL_FUNC void add_few(
   }
 }
 
-/** Stores sums of rows of weights. Groups are added in the same order for every size of band. */
+/** Stores sums of rows of weights. The order of adding groups does not depend on BAND. */
 template <uint BAND, uint SPAN>
 METAL_FUNC void store_sums(thread float* sums, threadgroup float* to, uint lane) {
   constexpr uint PASSES = BAND == 2 ? 1 : 4 / SPAN;
@@ -205,7 +207,7 @@ METAL_FUNC void store_sums(thread float* sums, threadgroup float* to, uint lane)
   }
 }
 
-/** Adds up the splits of a block of `tiles` times FEW_ROWS rows of weights, and writes the sums. */
+/** Adds the splits of a block of `tiles` times FEW_ROWS rows of weights, and writes the sums. */
 template <typename T, uint BAND>
 METAL_FUNC void write_few(
     const threadgroup float* partial,
@@ -259,7 +261,7 @@ METAL_FUNC void begin_block(
     Place place,
     constant QuantizedMatmulParams& params) {
   const uint groups = params.axis >> params.group_shift;
-  // Half of the rows belong to the gate, and half to the matrix whose product it multiplies.
+  // Half of the rows belong to the gate. The other half belong to the matrix that it multiplies.
   const uint together = params.swiglu != 0 ? FEW_ROWS / 2 : FEW_ROWS;
   const Where where = find_part(cursor.block, params);
   const uint column = (where.block * (place.simds / ways) + place.simd / ways) * together;
@@ -273,7 +275,7 @@ METAL_FUNC void begin_block(
   }
 }
 
-/** Loads the weights at the cursor, and moves it along the rows, then `stride` blocks ahead. */
+/** Loads the weights at the cursor. Moves the cursor along the rows, then `stride` blocks ahead. */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 METAL_FUNC void load_next(
     thread FewWeights<T, BITS, FLOATS>& weights,

@@ -1,11 +1,12 @@
 #include "nvidia/quantized_matmul_few.h"
 
 /**
- * Up to BAND rows of x with packed weights. Each SIMD group multiplies FEW_ROWS rows of weights, as
- * small matrices, with TURNS of the `splits` parts of the columns; other SIMD groups multiply the
- * other parts. A column of the right matrix has a row of x in the columns of one group of weights,
- * or of one lane if groups are shorter, and zeros elsewhere, so the result has a separate sum for
- * each group. The order of each sum's products is the same in every band and for any TURNS.
+ * Multiplies up to BAND rows of x with packed weights. Each SIMD group multiplies FEW_ROWS rows of
+ * weights, as small matrices, for TURNS of the `splits` parts of the columns. Other SIMD groups
+ * compute the other parts. Each column of the right matrix has a row of x in the columns of one
+ * group of weights, and zeros elsewhere, so that the result has a separate sum for each group. If
+ * groups are shorter than the columns of a lane, a lane's columns replace the group. The order of
+ * additions does not depend on BAND or TURNS.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
 [[kernel]] void quantized_few(
@@ -57,7 +58,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
   cursor.block = group.x;
   begin_block<T, BITS, FLOATS>(cursor, all, ways, place, params);
 
-  // Load the first weights early, so that they arrive while x is staged.
+  // Load the first weights early, so that they arrive while the threads stage x.
   FewWeights<T, BITS, FLOATS> weights[AHEAD];
   const uint step = splits * FEW_BLOCK;
   uint k = simd % ways * TURNS * FEW_BLOCK;
@@ -90,6 +91,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint end = min(k0 + count, params.axis);
     // A column of the right matrix has a row of x in the columns of one group, and zeros elsewhere.
+    // `text` is the index of the row of x.
     FewPlaces<PASSES> places;
     const uint text = BAND == 2 ? g % 2 : g;
     for (uint p = 0; p < PASSES; p++) {
@@ -145,8 +147,8 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
 }
 
 /**
- * The products of `quantized_few` with up to two rows of x, if there are many rows of weights. A
- * threadgroup computes several blocks of these rows, one after the other, and stages x once.
+ * Computes the products of `quantized_few` with up to two rows of x, for many rows of weights. A
+ * threadgroup stages x once, then computes several blocks of rows of weights one after the other.
  */
 template <typename T, uint BITS, uint FLOATS, uint SPAN>
 [[kernel, max_total_threads_per_threadgroup(QUANTIZED_WALK_THREADS)]] void quantized_walk(
@@ -190,7 +192,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
   const uint count = quantized_few_staged(texts, BAND, params.axis, splits); // all of the axis
   threadgroup T* values = (threadgroup T*)(totals + BAND * count / QUANTIZED_VALUES);
 
-  // The next weights are loaded early, so that they arrive while x is staged or products are added.
+  // Load the next weights early, so that they arrive while threads stage x or add products.
   const Part<T> all[3] = {
       {packed0, scales0, biases0}, {packed1, scales1, biases1}, {packed2, scales2, biases2}};
   const uint step = splits * FEW_BLOCK;
@@ -233,7 +235,8 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
       places.x[0] += splits * places.steps[0];
       places.totals += splits * TOTALS;
     }
-    // Two buffers alternate, so that the sums are read while the next sums are computed.
+    // Two buffers alternate, so that threads read these sums while other threads compute the next
+    // sums.
     threadgroup float* of_block = partial + turn * simds * FEW_ROWS * BAND;
     store_sums<BAND, SPAN>(sums, of_block + simd * FEW_ROWS * BAND, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,4 +1,5 @@
-// The norm and the staging of x in products of few rows on NVIDIA GPUs.
+// Normalizes and stages x for products of few rows on NVIDIA GPUs. A band is a block of rows of x
+// that a kernel computes together, and `text` is the index of a row in it.
 #pragma once
 
 #include "nvidia/fragments.h"
@@ -11,7 +12,7 @@ enum : uint {
   FEW_ROWS = 16, // of weights for a SIMD group
 };
 
-/** The staging area for `texts` rows of x: `count` columns of each row, from k0 on. */
+/** The staging area for `texts` rows of x: `count` columns of each row, from column k0 on. */
 template <typename T>
 struct FewStage {
   threadgroup T* values;
@@ -29,9 +30,10 @@ struct FewStage {
 };
 
 /**
- * Stages the unit with number `index`, if it exists, in the order in which `few_numbers` returns
- * the weights: eight values for each lane of a block, lane by lane. A total covers the columns of
- * OF_TOTAL units. All lanes of a SIMD group call this function.
+ * Stages the unit `index` if it exists. A unit is QUANTIZED_VALUES columns of a row. The order is
+ * the one in which `few_numbers` returns the weights: eight values for each lane of a block, lane
+ * by lane. A total covers the columns of OF_TOTAL units. All lanes of a SIMD group call this
+ * function.
  */
 template <typename T, uint BITS, uint BAND, uint OF_TOTAL>
 METAL_FUNC void stage_few(
@@ -96,8 +98,8 @@ METAL_FUNC void stage_few(
 }
 
 /**
- * Reciprocal root mean squares of the rows of a band, available in threadgroup memory after a
- * barrier. Each is computed in the order of `find_inverse`.
+ * Computes the reciprocal root mean squares of the rows of a band. They are available in
+ * threadgroup memory after a barrier. Additions have the order of `find_inverse`.
  */
 template <typename T>
 METAL_FUNC void few_inverses(
