@@ -1,6 +1,6 @@
 //! Fine-tunes the demo model with a focal loss ([Lin et al.
-//! 2017](https://arxiv.org/abs/1708.02002)), written with operators on arrays: `-(1 - p)^gamma *
-//! log(p)`, where p is the probability of the target.
+//! 2017](https://arxiv.org/abs/1708.02002)), written with operators on arrays:
+//! `-(1 - p)^gamma * log(p)`, where p is the probability of the target.
 //!
 //! ```sh
 //! cargo run --example custom_loss

@@ -99,8 +99,8 @@ impl Llama {
         })
     }
 
-    /// Returns the logits `[1, 1, vocabulary]` after `tokens`, an int32 or uint32 array `[1,
-    /// time]`.
+    /// Returns the logits `[1, 1, vocabulary]` after `tokens`, an int32 or uint32 array
+    /// `[1, time]`.
     fn forward(&self, tokens: &Array, caches: &mut [Cache]) -> Result<Array> {
         let mut x = self.embedding.take(tokens, 0)?;
         for (layer, cache) in self.layers.iter().zip(caches) {

@@ -76,7 +76,9 @@ METAL_FUNC packed4<T> normalized(Values<T> values, float inverse) {
   return values.x;
 }
 
-/** Loads elements k, ..., k + READS - 1 of x and norm; x is zero past the end of its row. */
+/**
+ * Loads elements k, ..., k + READS - 1 of x and of the weights of the norm; zeros unless `live`.
+ */
 template <typename T>
 METAL_FUNC Values<T> load_values(
     const device T* row,

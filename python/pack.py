@@ -1,4 +1,4 @@
-"""Packs the package and its libraries as a wheel: the backend of pyproject.toml.
+"""Packs the package and its libraries as a wheel. pyproject.toml names this file as the build backend.
 
 `scripts/build_wheel.sh` builds the libraries into `mlx_primitives/`, and calls `python3 pack.py FOLDER`.
 """
@@ -22,8 +22,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGE = "mlx_primitives"
 LIBRARY = re.compile(r"libmlx_primitives_(\d+_\d+_\d+)\.(so|dylib)")
-# For each version of libstdc++, the oldest glibc of a distribution that has it, as in the policies
-# of manylinux.
+# For each version of libstdc++, the oldest glibc of a Linux distribution with this libstdc++. The
+# table follows the policies of manylinux.
 LIBSTDCXX = [((3, 4, 24), 28), ((3, 4, 28), 31), ((3, 4, 29), 34), ((3, 4, 30), 35), ((3, 4, 33), 39)]
 
 
@@ -32,7 +32,7 @@ def number(text):
 
 
 def needed(library):
-    """The second number of the oldest glibc 2 that a library runs with, by the symbols that it needs."""
+    """The minor version of the oldest glibc 2 that the library runs with, according to the symbols that it needs."""
     said = subprocess.run(["readelf", "--version-info", library], check=True, capture_output=True, text=True).stdout
     glibc = max(number(version)[1] for version in re.findall(r"GLIBC_(2\.\d+)", said))
     libstdcxx = max(number(version) for version in re.findall(r"GLIBCXX_(\d+\.\d+\.\d+)", said))
@@ -50,9 +50,9 @@ def tag(libraries):
 
 
 def extras(versions):
-    """The extras of MLX that this package has too, as in `mlx-primitives[cpu]`, and what pip installs with them.
+    """Returns the metadata of the extras, such as `mlx-primitives[cpu]`. Each extra installs the extra of MLX.
 
-    MLX_PRIMITIVES_CUDA names the versions whose libraries have CUDA.
+    MLX_PRIMITIVES_CUDA lists the versions of MLX whose libraries have CUDA.
     """
     if sys.platform == "darwin":
         return []
@@ -88,7 +88,7 @@ def metadata(project, versions):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    """Writes the wheel and returns its name, as PEP 517 has it."""
+    """Writes the wheel and returns its name, as PEP 517 requires."""
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
     libraries = sorted(path for path in (HERE / PACKAGE).iterdir() if LIBRARY.fullmatch(path.name))
     if not libraries:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Measures the kernels of metal/ as machine code of Apple's G13 (M1), beside MLX's as compiled by Apple's
-# front end: registers, threads, spills, cycles. docs/metal-without-a-mac.md explains how.
+# Measures the kernels of metal/ as machine code for Apple's G13 (M1): registers, threads, spills,
+# cycles. Compares them with MLX's kernels as Apple's front end compiles them.
+# docs/metal-without-a-mac.md explains how.
 #
 #   scripts/agx.sh --table [WORD...]   prints the table, or the cases and kernels with a word in their name
 #   scripts/agx.sh --check [--all]     fails if a kernel is worse than in tests/agx/table.json
 #   scripts/agx.sh --update            writes tests/agx/table.json and docs/metal-table.md
 #   scripts/agx.sh --file SOURCE [FOLDER | -DMACRO...]
-#                                      prints the costs of anybody's kernels as JSON, for metal-check --cost
+#                                      prints costs of a user's kernels as JSON (metal-check --cost)
 #
 # If the tools are not available, --check says so and succeeds, unless --all is given.
 set -euo pipefail

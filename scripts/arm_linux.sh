@@ -39,7 +39,7 @@ unpack() {
   rm -r "$folder.part/deb" && rm -rf "$folder" && mv "$folder.part" "$folder"
 }
 
-# Finds the emulator, or brings it.
+# Finds the emulator, or downloads it.
 emulator=
 for name in qemu-aarch64-static qemu-aarch64 "$cross/qemu/usr/bin/qemu-aarch64-static"; do
   emulator=$(command -v "$name") && break
@@ -50,7 +50,7 @@ if [ -z "$emulator" ]; then
   emulator=$cross/qemu/usr/bin/qemu-aarch64-static
 fi
 
-# Finds GCC for the target with its libraries, or brings them.
+# Finds GCC for the target with its libraries, or downloads them.
 if compiler=$(command -v $triple-g++); then
   sysroot=/usr/$triple
   tools=$(dirname "$compiler")
@@ -63,7 +63,7 @@ else
       sed -n 's/^Inst \([^ ]*\) .*/\1/p')
     [ ${#packages[@]} -gt 0 ] || die "apt-get knows no g++-$triple; run apt-get update, or install it"
     unpack "$cross/gcc" "${packages[@]}"
-    # The linker's scripts name libraries by their installed paths, which do not exist here.
+    # The linker scripts name libraries by their installed paths, which do not exist here.
     grep -lE '^(GROUP|INPUT)' "$sysroot"/lib/*.so 2>/dev/null | xargs -r sed -i "s,/usr/$triple/lib/,,g"
   fi
   for name in gcc g++ ar ranlib objdump; do
@@ -83,9 +83,9 @@ mlx=$cross/mlx-$mlx_version-aarch64
 bring_rust "$target" std,panic_abort,test || die "not run: $rust_missing"
 
 export CARGO_TARGET_DIR=$cross/target MLX_DIR=$mlx/mlx QEMU_LD_PREFIX=$sysroot
-# Each build is run once, so it needs no incremental data and no debug information.
+# Each build runs once, so it needs no incremental data and no debug information.
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
-# CMake runs an ARM program that asks libmlx for its version.
+# The emulator lets CMake run an ARM program that asks libmlx for its version.
 export CMAKE_CROSSCOMPILING_EMULATOR=$emulator
 export CC_aarch64_unknown_linux_gnu=$tools/$triple-gcc CXX_aarch64_unknown_linux_gnu=$tools/$triple-g++
 export AR_aarch64_unknown_linux_gnu=$tools/$triple-ar
@@ -94,8 +94,8 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$emulator
 cargo_for_arm() {
   local command=$1
   shift
-  # The compiler needs less time to optimize the kernels than the emulator loses on unoptimized
-  # ones.
+  # Optimize the kernels: the compiler takes less time for it than the emulator would lose on
+  # unoptimized kernels.
   (cd "$root" && env -u RUSTFLAGS "${rust_cargo[@]}" "$command" "${rust_std[@]}" --target "$target" \
     --config 'profile.dev.package.mlx-primitives-kernels.opt-level=3' "$@")
 }
@@ -115,22 +115,21 @@ passed() {
   sed -n -E 's/^test result: ok\. ([1-9][0-9]*) passed.*/\1/p' "$1" | grep . || die "no test passed: $1"
 }
 
-# The processors, and the instruction sets that the kernels choose on them: a Raspberry Pi 4, then
-# Graviton2, whose instructions the Raspberry Pi 5 also has, then a processor with the instructions
-# of Graviton3 and DGX Spark.
+# The emulated processors, each with the instruction set that the kernels choose on it: a Raspberry
+# Pi 4; Graviton2, whose instructions the Raspberry Pi 5 also has; and a processor with the
+# instructions of Graviton3 and DGX Spark.
 processors=(cortex-a72:neon neoverse-n1:dotprod max:i8mm)
 
 kernels() {
   local program processor filter log count
   program=$(binary -p mlx-primitives-kernels --test kernels)
-  # If this function were compiled for another level, its results would be right, but it would be
-  # slow.
+  # A function that is compiled for another level gives right results, but is slow.
   "$tools/$triple-objdump" --disassemble --demangle --no-show-raw-insn "$program" |
     awk '/>:$/ { at = /::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
     die "the products of digits for i8mm have no usdot"
   for processor in "${processors[@]}"; do
-    # Above neon, only the products of bytes differ between the levels. `verify` runs all products
-    # on max. Here all products would take most of an hour.
+    # The levels above neon differ from it only in the products of bytes. `verify` runs all products
+    # on max. All products would take most of an hour on a processor here.
     case $processor in
       *:neon) filter=(--skip quantized_matmul::) ;;
       *) filter=(level:: bytes:: quantized_matmul::extremes::bytes quantized_matmul::extremes::digits) ;;
@@ -143,7 +142,8 @@ kernels() {
   done
 }
 
-# Builds the command without downloads of models, whose crates take long to build. `run` runs it.
+# Builds the command without downloads of models: the crates for downloads take long to build. `run`
+# runs the command.
 command_built=
 build_command() {
   [ -z "$command_built" ] || return 0
@@ -153,7 +153,7 @@ build_command() {
 }
 run() { "$emulator" "$CARGO_TARGET_DIR/$target/debug/mlx-primitives" "$@"; }
 
-# Runs the tests that the command has: a share of the conformance table of every op, against
+# Runs the tests that the command contains: a part of the conformance table of every op, against
 # references in double precision and MLX's ops, and the tokens of the demo model.
 verify() {
   build_command
@@ -162,8 +162,8 @@ verify() {
   say "verify: $(sed -n 3p "$logs/arm-verify.md")"
 }
 
-# The text must equal the text of mlx-lm on x86-64. The tests on x86-64 compare the same model with
-# it.
+# Checks that the generated text equals the text that mlx-lm generates on x86-64. The tests on
+# x86-64 compare the same model with mlx-lm.
 generate() {
   local processor level text want packed=$cross/demo-4bit
   build_command
@@ -176,7 +176,7 @@ print(found[0]["float32"]["text"])' "$root/crates/cli/assets/greedy.json")
     run info | grep -qE "^CPU kernels +$level," || die "$QEMU_CPU does not run the kernels for $level"
     text=$(run generate --quiet "Once upon a time")
     [[ "$text" == "$want"* ]] || die "$QEMU_CPU writes: $text"
-    # The emulated processor packs the weights, and multiplies them by products of bytes.
+    # The emulated processor quantizes the weights, and multiplies by them with products of bytes.
     rm -rf "$packed"
     run quantize --quiet --model "$root/crates/llama/assets/demo" --dtype bfloat16 --bits 4 --output "$packed"
     text=$(run generate --quiet --model "$packed" "Once upon a time")

@@ -1,4 +1,4 @@
-"""Ops of mlx-primitives on `mx.array`: lazy, and usable in `mx.grad`, `mx.vmap` and `mx.compile`.
+"""Lazy ops of mlx-primitives on `mx.array`, which `mx.grad`, `mx.vmap` and `mx.compile` can transform.
 
     import mlx.core as mx
     from mlx_primitives import ops

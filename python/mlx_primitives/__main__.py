@@ -1,6 +1,6 @@
 """`python -m mlx_primitives MODULE ...` runs a module of mlx-lm, such as `generate`, on the ops of this package.
 
-With `--report` before the module it tells at the end what ran on which ops.
+With `--report` before the module, the command prints at its end which functions ran on which ops.
 """
 
 import os
@@ -12,8 +12,11 @@ _LARGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def _use_large_pages() -> None:
-    """Starts this process anew with large pages for its memory: weights on small ones are read at two thirds of the
-    speed. The C library of Linux decides at its start, and others do not know the variable."""
+    """Restarts this process with large pages for its memory.
+
+    A CPU reads weights in small pages at two thirds of the speed. Linux's C library reads the variable only when a
+    process starts, and the C libraries of other systems do not know the variable.
+    """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if not sys.platform.startswith("linux") or "hugetlb" in tunables:
         return

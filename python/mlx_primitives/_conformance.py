@@ -1,4 +1,4 @@
-"""Checks of a primitive that you write, as `conformance` runs them."""
+"""The checks of a user-written primitive, which `conformance` runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ._kernel import Kernel, _all
 # The largest allowed error, as a fraction of the largest value of the reference. It covers the
 # rounding of sums of a few thousand products.
 _NEAR = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
-# The largest allowed error of a derivative, compared with a difference of values in float64 along
-# the gradient's direction.
+# The largest allowed error of a derivative along the gradient's direction. The reference is a
+# difference of values in float64.
 _SLOPE = {mx.float32: 1e-3, mx.float16: 2e-2, mx.bfloat16: 1e-1}
 
 
 class Report:
-    """The checks of a primitive, in the order in which they ran. As text it is a table."""
+    """The results of the checks of a primitive, in the order in which they ran. As text they are a table."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,7 +45,7 @@ def _largest(x: mx.array) -> float:
 
 
 def _far(got: mx.array, want: mx.array, tolerance: float | None) -> str:
-    """Why values are not those of the reference, or nothing."""
+    """Says how values differ from the reference. Returns an empty text if they agree."""
     if (got.shape, got.dtype) != (want.shape, want.dtype):
         return f"{got.dtype} {got.shape}, and the reference has {want.dtype} {want.shape}"
     if not _floating(got):
@@ -63,7 +63,7 @@ def _far(got: mx.array, want: mx.array, tolerance: float | None) -> str:
 
 
 def _views(x: mx.array) -> list[mx.array]:
-    """The values of an array, in other places in memory."""
+    """Arrays with the same values, in other layouts in memory."""
     if x.ndim == 0 or x.size == 0:
         return [x]
     spaced = mx.stack([x, mx.full(x.shape, 7, x.dtype)], -1)[..., 0]
@@ -72,7 +72,7 @@ def _views(x: mx.array) -> list[mx.array]:
 
 
 def _special(x: mx.array) -> mx.array:
-    """An array with values that kernels forget: NaN, infinities, zeros of both signs, large numbers."""
+    """An array with values that kernels often handle wrongly: NaN, infinities, both zeros, large numbers."""
     values = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 3e4, -3e4]
     at = mx.arange(x.size)
     flat = x.reshape(-1)
@@ -90,7 +90,7 @@ class _Checks:
             raise RuntimeError("[conformance] expected a GPU that has kernels, or the simulator, which needs Linux")
 
     def run(self, function: Callable, order: str = "forward") -> tuple:
-        """The evaluated results of a function whose kernels run, on a GPU or in the simulator."""
+        """Runs a function and its kernels on a GPU or in the simulator, and returns the evaluated results."""
         if not self.on_gpu:
             return _all(simulate(function, order))
         with mx.stream(mx.gpu):
@@ -192,16 +192,17 @@ class _Checks:
 
 
 def conformance(op: Kernel, *inputs: mx.array, tolerance: float | None = None) -> Report:
-    """Checks a primitive of `kernel` with these inputs, and returns the report, or raises AssertionError with it.
+    """Checks a primitive of `kernel` with these inputs. Returns the report, or raises AssertionError with it.
 
         print(conformance(square, mx.random.normal((33, 7))))
 
-    The kernel runs on the GPU, or in the simulator in every order of threads, and its results are compared with
-    those of `cpu`: with the inputs as they are; with each one spaced, transposed and reversed in memory, which must
-    give the same bits; with NaN, infinities and large numbers; under `mx.vmap`. The gradient in each floating input
-    is compared with a difference of `cpu` in float64.
+    The kernel runs on the GPU, or in the simulator in every order of threads. The checks compare its results with the
+    results of `cpu` for four kinds of inputs: the given inputs; each input spaced, transposed and reversed in memory,
+    where the bits must not change; inputs with NaN, infinities and large numbers; and inputs under `mx.vmap`. They
+    also compare the gradient of each floating input with a difference of values of `cpu` in float64.
 
-    `tolerance` is a share of the largest value; by default 1e-5 in float32, 4e-3 in float16, 3e-2 in bfloat16.
+    `tolerance` is the largest allowed error, as a fraction of the largest value. The default is 1e-5 in float32, 4e-3
+    in float16 and 3e-2 in bfloat16.
     """
     checks = _Checks(op, inputs, tolerance)
     checks.values()

@@ -1,4 +1,4 @@
-"""Primitives that you write: a kernel in the Metal language, and a function of MLX ops."""
+"""Primitives that users write: a Metal kernel, and a reference function of MLX ops."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _all(x: Any) -> tuple:
 
 
 def _of(given: Any, inputs: tuple) -> Any:
-    """A value, or that of a function of the inputs."""
+    """Returns `given`. If it is a function, returns its result for the inputs."""
     return given(*inputs) if callable(given) else given
 
 
 def simulating() -> bool:
-    """Whether kernels of this thread run in the simulator: see `simulate`."""
+    """Whether kernels of this thread run in the simulator, because `simulate` called the code."""
     return library.mlx_primitives_simulates() == 1
 
 
@@ -33,7 +33,7 @@ def _on_gpu(stream: Any) -> bool:
 
 
 class Kernel:
-    """A primitive of a program: `kernel` makes it."""
+    """A user-written primitive, which `kernel` makes."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Kernel:
         self._op = self._differentiable()
 
     def __call__(self, *inputs: mx.array, stream: mx.Stream | mx.Device | None = None) -> Any:
-        """The lazy results: an array, or a tuple where there are several outputs."""
+        """Returns the lazy results: an array, or a tuple if there are several outputs."""
         if len(inputs) != len(self.inputs):
             raise ValueError(f"[{self.name}] expected {', '.join(self.inputs)}, got {len(inputs)} arrays")
         for name, x in zip(self.inputs, inputs):
@@ -74,12 +74,12 @@ class Kernel:
         return simulating() or _on_gpu(None)
 
     def _forward(self, *inputs: mx.array) -> Any:
-        # MLX differentiates nothing behind stop_gradient, so the derivatives of the custom function
-        # count.
+        # MLX does not differentiate through stop_gradient, so only the derivatives of the custom
+        # function count.
         return self._launch(tuple(map(mx.stop_gradient, inputs))) if self._launches() else self.cpu(*inputs)
 
     def _differentiable(self) -> Callable:
-        """The op, with its derivatives: those of `vjp` if there is one, or of `cpu`."""
+        """Makes the op with its derivatives. `vjp` gives the gradients if there is one; `cpu` gives the rest."""
         op = mx.custom_function(self._forward)
         op.vjp(lambda primals, cotangents, outputs: self._backward(_all(primals), cotangents, outputs))
         op.jvp(lambda primals, tangents: self._along(_all(primals), _all(tangents)))
@@ -97,7 +97,7 @@ class Kernel:
         return tuple(along) if len(self.outputs) > 1 else along[0]
 
     def _known(self, inputs: tuple) -> list:
-        """Arrays of the shapes and types of the outputs, which those of `cpu` have."""
+        """Returns arrays with the shapes and types of the outputs, which `cpu` determines."""
         key = tuple((x.shape, x.dtype) for x in inputs)
         like = self._like.get(key)
         if like is None:
@@ -111,7 +111,7 @@ class Kernel:
         return like
 
     def source(self, *inputs: mx.array) -> str:
-        """The Metal source for these inputs."""
+        """Returns the Metal source for these inputs."""
         return self.body.text(inputs, self._known(inputs), _of(self._template, inputs))
 
     def _launch(self, inputs: tuple) -> Any:
@@ -139,7 +139,7 @@ def kernel(
     vjp: Callable | None = None,
     ensure_row_contiguous: bool = True,
 ) -> Kernel:
-    """A primitive with a Metal kernel and a reference, as a function of `mx.array`.
+    """Makes a primitive from a Metal kernel and a reference. It is a function of `mx.array` objects.
 
         square = kernel(
             "square",
@@ -151,19 +151,20 @@ def kernel(
         )
         y = square(mx.array([1.0, 2.0]))
 
-    `metal` is the body of a kernel as in `mx.fast.metal_kernel`: inputs and outputs are pointers of these names, a
-    scalar input is a value, and built-in variables such as `thread_position_in_grid` and, of an input `x`,
-    `x_shape`, `x_strides` and `x_ndim` are there if the body names them. `header` comes before the function. The
-    kernel starts `grid` threads in groups of `threadgroup`, each of three numbers or a function of the inputs, and
-    writes all outputs. `template` gives names in the body to types, ints and bools: `lambda x: {"T": x.dtype}`.
+    `metal` is the body of a kernel as in `mx.fast.metal_kernel`. Inputs and outputs are pointers with the given names,
+    but a scalar input is a value. The body can use built-in variables such as `thread_position_in_grid`, and for an
+    input `x` the variables `x_shape`, `x_strides` and `x_ndim`. `header` is source that comes before the function. The
+    kernel starts `grid` threads in groups of `threadgroup`. Both are three numbers, or a function of the inputs that
+    returns them. The kernel must write all outputs. `template` defines names of types, ints and bools for the body:
+    `lambda x: {"T": x.dtype}`.
 
-    `cpu` computes the same from the same inputs by MLX ops. It runs on a CPU, says the shapes and types of the
-    outputs, and has the derivatives, unless `vjp(primals, cotangents, outputs)` returns the gradients
-    of all inputs, as of an `mx.custom_function`.
+    `cpu` computes the same results from the same inputs by MLX ops. It runs on a CPU, and determines the shapes and
+    types of the outputs. It also gives the derivatives, unless `vjp(primals, cotangents, outputs)` returns the
+    gradients of all inputs, as for an `mx.custom_function`.
 
-    Under `mx.vmap` the kernel is launched for each entry. It runs inside `simulate`, and is built to run on a Mac's GPU
-    and, by a library with CUDA, on an NVIDIA GPU, neither of which has run it yet. Inputs that are not row-contiguous
-    are copied first, unless `ensure_row_contiguous` is False.
+    Under `mx.vmap` the kernel is launched for each entry. The kernel runs inside `simulate`. It is also built to run
+    on a Mac's GPU and, by a library with CUDA, on an NVIDIA GPU, but has not run on either GPU yet. Inputs that are
+    not row-contiguous are copied first, unless `ensure_row_contiguous` is False.
     """
     return Kernel(
         name, inputs, outputs, metal, cpu, vjp, grid, threadgroup, template, header, ensure_row_contiguous

@@ -32,7 +32,7 @@ class _Method(ctypes.Structure):
 
 
 def _choose(folder, version):
-    """The path of the library for a version of MLX."""
+    """Returns the path of the library for a version of MLX."""
     found = {}
     for name in os.listdir(folder):
         match = re.fullmatch(r"libmlx_primitives_(\d+(?:_\d+)*)\.(?:so|dylib)", name)
@@ -46,10 +46,10 @@ def _choose(folder, version):
 
 
 def _load(path):
-    """The library at a path, which holds Python's lock during calls.
+    """Loads the library at a path. Its calls hold Python's lock.
 
-    Its functions are looked up when they are called: MLX for CPUs lacks those of CUDA, which are not called then.
-    ctypes would look up all of them at once.
+    The loader looks up the library's functions only when they are called. MLX for CPUs lacks the functions of CUDA,
+    which are then never called. ctypes would look up all functions at once, and fail.
     """
     system = ctypes.CDLL(None)
     open_, error = system.dlopen, system.dlerror  # a look-up would forget an error
@@ -62,7 +62,7 @@ def _load(path):
 
 
 def _begin(library, array_type, probe, size):
-    """Compares versions, and finds out where `mx.array` objects hold their arrays."""
+    """Prepares the library, which compares versions and finds out where `mx.array` objects store their arrays."""
     functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _OF_PYTHON]
     objects = (array_type, None, _for_results, TypeError, ValueError, RuntimeError)
     for it in objects:  # the library uses them until Python ends, also while modules are taken down
@@ -77,7 +77,7 @@ def _begin(library, array_type, probe, size):
 
 
 def _functions(library):
-    """The ops of the library's table as functions, by name."""
+    """Returns the ops of the library's table as Python functions, by name."""
     table = library.mlx_primitives_table
     table.restype = ctypes.POINTER(_Method)
     make = ctypes.pythonapi.PyCFunction_NewEx
@@ -97,13 +97,13 @@ def _check(functions, probe):
 
 
 def failure(name, error):
-    """The error of a function from its text."""
+    """Makes an exception from the error text of the function `name`."""
     text = error[1:].decode()
     return _ERRORS[chr(error[0])](text if text.startswith("[") else "[%s] %s" % (name, text))
 
 
 def call(function, stream, *arguments):
-    """The results of a function of the table, built on a stream, a device or the default ones."""
+    """Calls a function of the table. Its results are built on a stream, a device, or the default stream."""
     if stream is None:
         return function(*arguments)
     with mx.stream(stream):
@@ -137,12 +137,12 @@ def cpu_threads():
 
 
 def set_cpu_threads(threads):
-    """Sets the number of `cpu_threads`, before the first op runs on the CPU."""
+    """Sets the number of `cpu_threads`. Call it before the first op runs on the CPU."""
     if not 1 <= threads <= 1024:
         raise ValueError("[set_cpu_threads] expected 1 to 1024 threads, got %s" % threads)
     _info("mlx_primitives_threads", ctypes.c_size_t(threads))
 
 
 def set_row_order(order):
-    """Sets the order of rows of the thread's ops, and returns the previous one, as numbers."""
+    """Sets the order of rows for this thread's ops, and returns the previous order. Orders are numbers."""
     return library.mlx_primitives_row_order(ctypes.c_int(order))

@@ -1,4 +1,4 @@
-"""The body of a Metal kernel: its signature, and its launches."""
+"""The Metal source of a user-written kernel, and its launches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ inline long elem_to_loc(long place, constant int* shape, constant long* strides,
   return at;
 }
 """ % (_DIMENSIONS, _DIMENSIONS)
-# The built-in variables of a thread, by name, and their types.
+# The built-in variables that give a thread's position and the sizes of groups, with their types.
 _PLACES = {
     **dict.fromkeys(
         (
@@ -89,7 +89,7 @@ _kernel.argtypes = [ctypes.POINTER(_Request)]
 
 
 def _value(name: str, value: Any) -> str:
-    """A line that gives a template parameter its value."""
+    """Returns a line of source that gives a template parameter its value."""
     if isinstance(value, bool):
         return f"constexpr bool {name} = {str(value).lower()};"
     if isinstance(value, int):
@@ -100,7 +100,7 @@ def _value(name: str, value: Any) -> str:
 
 
 class Body:
-    """The body of a kernel, whose signature is made as `mx.fast.metal_kernel` makes it."""
+    """The body of a kernel. The kernel gets the signature that `mx.fast.metal_kernel` would give it."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Body:
         return [what for what in _READ if f"{name}_{what}" in self._words]
 
     def text(self, inputs: Sequence[mx.array], like: Sequence[mx.array], template: dict) -> str:
-        """The source of the kernel for these inputs and outputs like these."""
+        """Returns the source of the kernel for inputs like `inputs` and outputs like `like`."""
         parameters: list[str] = []
         begin = [_value(name, value) for name, value in template.items()]
 
@@ -166,7 +166,7 @@ class Body:
             raise TypeError(f"[{self.name}] the Metal language has no {x.dtype}, of {name}") from None
 
     def threads(self, given: Sequence[int], what: str) -> tuple[int, ...]:
-        """Numbers of threads along three axes."""
+        """Checks and returns the numbers of threads along three axes."""
         threads = tuple(int(n) for n in given)
         if len(threads) != 3 or not all(0 < n < 1 << 32 for n in threads):
             raise ValueError(f"[{self.name}] expected three positive numbers for the {what}, got {threads}")
@@ -180,7 +180,7 @@ class Body:
         threadgroup: Sequence[int],
         template: dict,
     ) -> list[mx.array]:
-        """The lazy outputs, of the shapes and types of `like`."""
+        """Launches the kernel. Returns the lazy outputs, with the shapes and types of `like`."""
         grid = self.threads(grid, "grid")
         group = map(min, self.threads(threadgroup, "threadgroup"), grid)
         results = [mx.array(0) for _ in like]

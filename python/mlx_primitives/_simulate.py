@@ -1,4 +1,4 @@
-"""Kernels without a GPU, for tests."""
+"""Runs kernels without a GPU, for tests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ ORDERS = ("forward", "reversed", "shuffled")
 
 
 def can_simulate() -> bool:
-    """Whether this library has a simulator: it is for Linux."""
+    """Whether this library has a simulator. Only a library for Linux has one."""
     return library.mlx_primitives_simulates() >= 0
 
 
 def simulate(function: Callable[[], Any], order: str = "forward") -> Any:
-    """The evaluated result of a function, in which kernels run in a simulator on the CPU.
+    """Returns the evaluated result of a function, whose kernels run in a simulator on the CPU.
 
-    It checks every load and store of the kernels, those of `kernel` and of `ops`: an access outside of a buffer, a
-    race between threads, or a read of memory that was not written is a RuntimeError. `order` is that of the threads:
-    "forward", "reversed" or "shuffled". The simulator compiles kernels with clang 17 or later, or with the one of `pip
-    install ziglang`; METAL_SIM_CLANG names the compiler, or the folder that pip installed into.
+    The simulator checks every load and store, in kernels of `kernel` and of `ops`. It raises RuntimeError for an
+    access outside a buffer, a race between threads, or a read of memory that was not written. `order` is the order of
+    the threads: "forward", "reversed" or "shuffled".
+
+    The simulator compiles kernels with clang 17 or later, or with the clang that `pip install ziglang` installs.
+    METAL_SIM_CLANG names the compiler, or the folder that pip installed into.
     """
     if order not in ORDERS:
         raise ValueError("[simulate] expected %s, got %r" % (" or ".join(ORDERS), order))

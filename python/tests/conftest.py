@@ -22,7 +22,7 @@ mx.disable_compile()  # MLX's layers are compiled functions, for which its CPU b
 
 @pytest.fixture(autouse=True)
 def nvidia(monkeypatch):
-    """Says whether a patch is for an NVIDIA GPU: not, so that all functions are replaced, or as asked."""
+    """Says whether a patch is for an NVIDIA GPU. By default it is not, so that all functions are replaced."""
 
     def answer(it):
         for module in (_core, _layers, _patch):
@@ -43,7 +43,7 @@ def compiling():
 
 @pytest.fixture
 def python():
-    """Runs a program in another process, and returns its exit code and what it wrote."""
+    """Runs a program in another process, and returns its exit code, its output and its errors."""
 
     def run(program, **variables):
         head = "import mlx.core as mx\nmx.set_default_device(mx.%s)\n" % DEVICE
@@ -66,7 +66,7 @@ def counts(name):
 
 @pytest.fixture
 def models(monkeypatch):
-    """Imports a module of mlx_lm.models, without the rest of mlx-lm and the packages that it needs."""
+    """Imports a module of mlx_lm.models without the other parts of mlx-lm and without the packages that they need."""
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None:
         pytest.skip("mlx-lm is not installed")

@@ -1,4 +1,4 @@
-"""The blocks of a Llama, whose few tokens are one call each."""
+"""Tests the blocks of a Llama, which compute few tokens in one call each."""
 
 import copy
 import threading
@@ -27,7 +27,7 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddin
 
 
 class Run:
-    """A model, its cache and what it answered."""
+    """A model, its cache and its outputs."""
 
     def __init__(self, module, seed=0, dtype=mx.bfloat16, **options):
         mx.random.seed(seed)
@@ -58,9 +58,10 @@ def same(got, want):
 
 
 def near(got, want):
-    """Within twenty roundings of a type: a path through two blocks has about as many, and each may fall otherwise.
+    """Whether results differ by at most twenty roundings.
 
-    In float32, each sum of up to 192 terms, added in another order, counts for fourteen, the root of their number.
+    A path through two blocks has about twenty roundings, and each may round to the other side. In float32, each sum of
+    up to 192 terms, added in another order, counts as fourteen roundings, the square root of the number of terms.
     """
     bound = {mx.float32: 20 * 14 * 2.0**-24, mx.bfloat16: 20 * 2.0**-9}
     differences = [mx.abs(a - b).max().item() / max(1.0, mx.abs(b).max().item()) for a, b in zip(got, want)]
@@ -220,7 +221,7 @@ def test_functions_that_others_replaced_are_called(models, monkeypatch):
 
 
 def test_a_cache_changes_between_steps(models):
-    """As much as mlx-lm's own does, without the patch or with it in turns."""
+    """A step sees these changes as mlx-lm's step does, with the patch and with the patch in every other step."""
     module = models("llama")
 
     def quantized(run):

@@ -1,4 +1,4 @@
-"""mlx_primitives.eval and async_eval, in place of MLX's."""
+"""Tests `mlx_primitives.eval` and `async_eval` against MLX's functions."""
 
 import threading
 import time

@@ -10,7 +10,7 @@ has_gpu = not _conformance.gpu_kernels.startswith("none") and mx.is_available(mx
 
 @pytest.fixture(autouse=True)
 def simulated(request, monkeypatch):
-    """`conformance` takes the simulator, as where there is no GPU, except in the test that needs one."""
+    """Makes `conformance` use the simulator, as on a machine without a GPU, except in the test that needs a GPU."""
     if request.node.originalname != "test_a_primitive_conforms_on_a_gpu":
         monkeypatch.setattr(_conformance, "gpu_kernels", "none")
 
@@ -28,7 +28,7 @@ def softplus(body="y[i] = log(1.0f + exp(float(x[i])));", **options):
 
 
 def scaled_rows(**options):
-    """Two results of rows at any strides, of weights and a scalar."""
+    """A primitive with two outputs. Its inputs are rows with any strides, a weight and a scalar."""
     return kernel(
         "scaled_rows",
         inputs=["x", "w", "s"],

@@ -1,4 +1,4 @@
-"""The library refuses what it does not fit, in one sentence and without a crash."""
+"""The library refuses an MLX, a Python or an object that it does not fit, with one sentence and without a crash."""
 
 import ctypes
 import gc
@@ -66,8 +66,8 @@ def test_another_layout_is_refused():
 
 @pytest.mark.parametrize("word", [0, 1, 8, 0xDEAD0000BEEF, (1 << 64) - 8])
 def test_a_pointer_to_nowhere_is_refused(word):
-    # A bytes object has its length, 40, where nanobind has an offset. The offset 40 lies within the
-    # object.
+    # Where nanobind stores an offset, a bytes object stores its length, 40. The offset 40 lies
+    # within the object.
     probe = word.to_bytes(8, "little") * 5
     with pytest.raises(ImportError, match="where nanobind says"):
         begin(bytes, probe, object.__basicsize__ + 16 + len(probe))

@@ -1,8 +1,8 @@
-"""Each op against a composition of MLX's ops, in every type.
+"""Compares each op with a composition of MLX's ops, in every type.
 
-The bound is relative to the largest number of the result. In float32 it is that of sums of a few hundred terms in
-another order. In 16 bits both round where MLX rounds, from sums of different order, so they may differ by two units
-in the last place; where a result is rounded several times, by more.
+The bound is relative to the largest number of the result. In float32 it allows for sums of a few hundred terms in
+another order. In 16 bits, both sides round where MLX rounds, after sums in different orders, so results may differ by
+two units in the last place. If an op rounds a result several times, the bound is larger.
 """
 
 import math
@@ -35,7 +35,7 @@ def compare(ours, theirs, times=1):
 
 
 def sdpa(q, k, v, scale=None, mask=None, sinks=None, window=None, soft_cap=None):
-    """Attention in float32 by MLX's general ops, rounded once."""
+    """Computes attention in float32 by MLX's general ops, and rounds once."""
     dtype = q.dtype
     q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     repeats = q.shape[1] // k.shape[1]

@@ -1,4 +1,4 @@
-"""Patched layers in threads, after a fork, at the end of the process, and the command."""
+"""Tests patched layers in threads, after a fork and at the end of the process, and tests the command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What `patch` puts in the place of MLX's functions, and that it puts back what was there."""
+"""Tests what `patch` puts in the place of MLX's functions, and that `unpatch` restores the originals."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Threads, streams, failures, forks and the end of the process."""
+"""Tests threads, streams, failures, forks and the end of the process."""
 
 import gc
 import queue

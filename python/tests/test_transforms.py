@@ -1,4 +1,4 @@
-"""Ops inside MLX's transforms, against the same transforms of MLX's ops."""
+"""Compares transforms of this package's ops with the same transforms of MLX's ops."""
 
 import mlx.core as mx
 import pytest
@@ -25,7 +25,7 @@ PAIRS = {
 
 
 def close(ours, theirs, bound=2e-5):
-    """The bound is relative to the largest number: sums of 64 float32 terms in another order."""
+    """The bound is relative to the largest number, and allows for sums of 64 float32 terms in another order."""
     for a, b in zip(ours, theirs):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert mx.abs(a - b).max().item() <= bound * max(1.0, mx.abs(b).max().item())

@@ -1,12 +1,12 @@
 """The ops of mlx-primitives on `mx.array`.
 
-Each builds a node of MLX's graph and computes nothing. They take float32, float16 and bfloat16 in any
-layout, add in float32, and work in `mx.grad`, `mx.vjp`, `mx.jvp`, `mx.vmap` and `mx.compile`. Arguments have
-the names of `mlx.core.fast` or `mlx.core` where it has the op. `stream` is a stream or a device; without it
-an op goes to MLX's default ones. A wrong type raises TypeError, and a shape or a number that an op refuses
-raises ValueError.
+Each op adds a node to MLX's graph, and computes nothing until the result is evaluated. Ops take float32, float16
+and bfloat16 in any layout, and add in float32. They work in `mx.grad`, `mx.vjp`, `mx.jvp`, `mx.vmap` and
+`mx.compile`. If `mlx.core.fast` or `mlx.core` has the op, the arguments have the same names. `stream` is a stream
+or a device; the default is MLX's default stream. An argument of a wrong type raises TypeError. A shape or a number
+that an op does not support raises ValueError.
 
-A packed weight is what `mx.quantize` returns: codes, scales and biases, which only the mode "affine" has.
+A packed weight is a weight that `mx.quantize` has quantized: codes, scales and, with the mode "affine", biases.
 """
 
 from ._attention import (

@@ -26,11 +26,11 @@ def rope(
     freqs: mx.array | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """Rotates pairs of the first `dims` features of position t by `(t + offset) * scale / freq`.
+    """Rotates pairs of the first `dims` features at position t by the angle `(t + offset) * scale / freq`.
 
-    `a` is `[batch, ..., time, features]`. A pair is features i and i + dims / 2, or 2i and 2i + 1 with
-    `traditional`. `freq` is `base**(2i / dims)`, or comes from `freqs` `[dims / 2]`. `offset` is an int or an
-    array of one int, or of one for each batch entry.
+    `a` is `[batch, ..., time, features]`. A pair consists of features i and i + dims / 2, or of features 2i and 2i + 1
+    if `traditional`. `freq` is `base**(2i / dims)`, or `freqs[i]` if `freqs` `[dims / 2]` is given. `offset` is an
+    int, an array of one int, or an array of one int per batch entry.
     """
     if type(offset) is _array:
         return call(f.rope, stream, a, dims, traditional, base, scale, 0, offset, freqs)
@@ -51,10 +51,11 @@ def attention(
 ) -> mx.array:
     """`softmax(scale * q @ k.T) @ v` in one pass over keys and values.
 
-    `q` is `[batch, heads, queries, d]`, `k` `[batch, kv_heads, keys, d]`, `v` `[batch, kv_heads, keys, e]`, with
-    d and e at most 256 and any strides. `scale` is `1 / sqrt(d)` by default. `mask` is "causal", or bools or
-    floats that broadcast to `[batch, heads, queries, keys]`. `sinks` is `[heads]`. In a `window` a query sees
-    that many keys up to its own position. `soft_cap` makes a score `cap * tanh(score / cap)`.
+    `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v` is `[batch, kv_heads, keys, e]`. d
+    and e are at most 256, and strides are arbitrary. `scale` is `1 / sqrt(d)` by default. `mask` is "causal", or an
+    array of bools or floats that broadcasts to `[batch, heads, queries, keys]`. `sinks` is `[heads]`. With a `window`
+    a query sees only this number of keys, up to its own position. With `soft_cap` a score becomes
+    `cap * tanh(score / cap)`.
     """
     causal, mask = mask_of("attention", mask)
     return call(f.attention, stream, q, k, v, scale, causal, window, mask, soft_cap, sinks)
@@ -78,10 +79,10 @@ def attention_quantized(
     soft_cap: float | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """`attention` over keys and values that `mx.quantize` packed, expanded in registers only.
+    """`attention` over keys and values that `mx.quantize` has quantized. They are dequantized in registers only.
 
-    `k` and `v` are codes, scales and biases of `[batch, kv_heads, keys, ...]`. `bits` is 4 or 8, `group_size` 32,
-    64 or 128.
+    `k` and `v` consist of codes, scales and biases, each `[batch, kv_heads, keys, ...]`. `bits` is 4 or 8, and
+    `group_size` is 32, 64 or 128.
     """
     causal, mask = mask_of("attention_quantized", mask)
     rules = (scale, causal, window, mask, soft_cap, sinks)
@@ -89,8 +90,11 @@ def attention_quantized(
 
 
 class KvLayout(NamedTuple):
-    """The state of a layer, `[batch, rows, head_dim]`: an area for the queries of a step, then the keys of each
-    key head for `capacity` positions, then the values in the same order."""
+    """The layout of a layer's state, an array `[batch, rows, head_dim]`.
+
+    The first rows hold the queries of a step. Then come the keys of each key head for `capacity` positions, then the
+    values in the same order.
+    """
 
     heads: int
     kv_heads: int
@@ -113,11 +117,11 @@ class KvLayout(NamedTuple):
         return state[:, : self.heads * time].reshape(state.shape[0], self.heads, time, self.head_dim)
 
     def keys(self, state: mx.array, len: int) -> mx.array:
-        """The keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view."""
+        """A view of the keys of the first `len` positions, `[batch, kv_heads, len, head_dim]`."""
         return self._stored(state, 0, len)
 
     def values(self, state: mx.array, len: int) -> mx.array:
-        """The values of the first `len` positions, `[batch, kv_heads, len, head_dim]`: a view."""
+        """A view of the values of the first `len` positions, `[batch, kv_heads, len, head_dim]`."""
         return self._stored(state, 1, len)
 
     def _stored(self, state: mx.array, part: int, len: int) -> mx.array:
@@ -172,11 +176,11 @@ def rope_append(
     slot: int | mx.array | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """Rotates the queries and keys of a step and writes them, and its values, into a layer's state.
+    """Rotates the queries and keys of a step, and writes queries, keys and values into a layer's state.
 
-    `state` is `[batch, layout.rows, head_dim]` and `qkv` `[batch, time, (heads + 2 * kv_heads) * head_dim]`. The
-    first position is `offset`, which is written to slot `slot` or else `offset`. The result takes over the
-    state's memory where nothing else holds it.
+    `state` is `[batch, layout.rows, head_dim]`, and `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]`. The
+    step begins at position `offset`. Its keys and values go to the slots from `slot` on, by default `offset`. The
+    result reuses the memory of `state` if nothing else refers to it.
     """
     rotation = _append(layout, dims, traditional, base, scale, offset, freqs, multiplier, slot)
     return call(f.rope_append, stream, state, qkv, *rotation)
@@ -203,9 +207,9 @@ def rope_append_attention(
     soft_cap: float | None = None,
     stream: Stream = None,
 ) -> tuple[mx.array, mx.array]:
-    """`rope_append` and the attention of the step over the first `len` positions, as one node.
+    """`rope_append`, and the attention of the step over the first `len` positions, as one node of the graph.
 
-    The results are the new state and `[batch, time, heads * head_dim]`. A step has at most 8 positions.
+    The results are the new state and the attention, `[batch, time, heads * head_dim]`. A step has at most 8 positions.
     """
     rotation = _append(layout, dims, traditional, base, scale, offset, freqs, multiplier, slot)
     causal, mask = mask_of("rope_append_attention", mask)

@@ -1,4 +1,4 @@
-"""What the functions of ops share."""
+"""Helpers that all modules of ops use."""
 
 from __future__ import annotations
 

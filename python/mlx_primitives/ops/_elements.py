@@ -20,37 +20,37 @@ def _all(op: str, x: mx.array, axis: int | None) -> bool:
 
 
 def sum(x: mx.array, axis: int | None = None, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
-    """The sum over the last or all axes."""
+    """The sum over the last axis, or over all axes."""
     return call(f.sum, stream, x, _all("sum", x, axis), keepdims)
 
 
 def mean(x: mx.array, axis: int | None = None, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
-    """The arithmetic mean over the last or all axes."""
+    """The arithmetic mean over the last axis, or over all axes."""
     return call(f.mean, stream, x, _all("mean", x, axis), keepdims)
 
 
 def max(x: mx.array, axis: int | None = None, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
-    """The largest element over the last or all axes, NaN if any is NaN."""
+    """The largest element over the last axis, or over all axes. It is NaN if any element is NaN."""
     return call(f.max, stream, x, _all("max", x, axis), keepdims)
 
 
 def norm(x: mx.array, axis: int | None = None, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
-    """The Euclidean norm over the last or all axes."""
+    """The Euclidean norm over the last axis, or over all axes."""
     return call(f.norm, stream, x, _all("norm", x, axis), keepdims)
 
 
 def sum_of_squares(
     x: mx.array, axis: int | None = None, keepdims: bool = False, *, stream: Stream = None
 ) -> mx.array:
-    """The sum of the squares over the last or all axes."""
+    """The sum of the squares over the last axis, or over all axes."""
     return call(f.sum_of_squares, stream, x, _all("sum_of_squares", x, axis), keepdims)
 
 
-# Activations. Each step is rounded as by `mlx.nn`.
+# Activations. Each step is rounded as in `mlx.nn`.
 
 
 def relu(x: mx.array, *, stream: Stream = None) -> mx.array:
-    """`max(x, 0)`, and NaN for NaN."""
+    """`max(x, 0)`. The result for NaN is NaN."""
     return call(f.relu, stream, x)
 
 
@@ -65,7 +65,7 @@ def gelu(x: mx.array, *, stream: Stream = None) -> mx.array:
 
 
 def gelu_tanh(x: mx.array, *, stream: Stream = None) -> mx.array:
-    """`gelu` approximated by tanh, as `mlx.nn.gelu_approx`."""
+    """`gelu` approximated with tanh, like `mlx.nn.gelu_approx`."""
     return call(f.gelu_tanh, stream, x)
 
 
@@ -95,5 +95,5 @@ def mul_relu(a: mx.array, b: mx.array, *, stream: Stream = None) -> mx.array:
 
 
 def affine(x: mx.array, scale: mx.array, shift: mx.array, *, stream: Stream = None) -> mx.array:
-    """`x * scale + shift`; `scale` and `shift` are scalars or as long as the last axis."""
+    """`x * scale + shift`. `scale` and `shift` are scalars, or have the length of the last axis."""
     return call(f.affine, stream, x, scale, shift)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Stream = None) -> mx.array:
     """`x / sqrt(mean(x**2) + eps) * weight` over the last axis.
 
-    `x` is `[..., n]`, `weight` `[n]` or None. The result has the shape of `x` and the type that both promote to.
+    `x` is `[..., n]`, and `weight` is `[n]` or None. The result has the shape of `x`, and the type to which `x` and
+    `weight` promote.
     """
     return call(f.rms_norm, stream, x, weight, eps)
 
@@ -26,7 +27,8 @@ def rms_norm_residual(
 ) -> tuple[mx.array, mx.array]:
     """`(h, rms_norm(h, weight, eps))` for `h = x + residual`, in one kernel.
 
-    `x` and `residual` are `[..., n]` of one shape. Both results equal those of the separate ops in every bit.
+    `x` and `residual` are `[..., n]` and have the same shape. The results equal the results of separate ops bit for
+    bit.
     """
     return call(f.rms_norm_residual, stream, x, residual, weight, eps)
 
@@ -36,7 +38,7 @@ def layer_norm(
 ) -> mx.array:
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last axis.
 
-    `x` is `[..., n]`, `weight` and `bias` are `[n]` or None. The variance is divided by n.
+    `x` is `[..., n]`, `weight` and `bias` are `[n]` or None. The variance is a sum of squares divided by n.
     """
     return call(f.layer_norm, stream, x, weight, bias, eps)
 
@@ -58,9 +60,9 @@ def layer_norm_residual(
 
 
 def softmax(x: mx.array, axis: int = -1, *, stream: Stream = None) -> mx.array:
-    """`exp(x - max(x)) / sum(exp(x - max(x)))` over the last axis, added in float32.
+    """`exp(x - max(x)) / sum(exp(x - max(x)))` over the last axis. The sum is computed in float32.
 
-    The result has the shape and type of `x`; integers become float32.
+    The result has the shape and type of `x`. Integers become float32.
     """
     if axis != -1:
         require_last("softmax", x, axis)
@@ -75,7 +77,7 @@ def log_softmax(x: mx.array, axis: int = -1, *, stream: Stream = None) -> mx.arr
 
 
 def logsumexp(x: mx.array, axis: int = -1, keepdims: bool = False, *, stream: Stream = None) -> mx.array:
-    """`log(sum(exp(x)))` over the last axis: `[..., n]` becomes `[...]`, or `[..., 1]` with `keepdims`."""
+    """`log(sum(exp(x)))` over the last axis. The result is `[...]`, or `[..., 1]` with `keepdims`."""
     if axis != -1:
         require_last("logsumexp", x, axis)
     return call(f.logsumexp, stream, x, keepdims)
@@ -91,8 +93,8 @@ def masked_softmax(
 ) -> mx.array:
     """`softmax(scale * x + mask)` over the last axis of scores `[..., queries, keys]`.
 
-    `mask` is "causal", or bools or floats that broadcast to `x`. In a `window` a query sees that many keys up to
-    its own position.
+    `mask` is "causal", or an array of bools or floats that broadcasts to `x`. With a `window` a query sees only this
+    number of keys, up to its own position.
     """
     causal, mask = mask_of("masked_softmax", mask)
     return call(f.masked_softmax, stream, x, scale, mask, causal, window)
@@ -106,10 +108,10 @@ def cross_entropy(
     ignore_index: int | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """`logsumexp(logits) - logits[target]` for each row, as `mlx.nn.losses.cross_entropy` has it.
+    """`logsumexp(logits) - logits[target]` for each row, like `mlx.nn.losses.cross_entropy`.
 
-    `logits` is `[..., classes]`, `targets` `[...]` of integers; the loss has the shape of the targets. Rows with
-    the target `ignore_index` have no loss and no gradient.
+    `logits` is `[..., classes]`, and `targets` is `[...]` with integers. The loss has the shape of the targets. Rows
+    with the target `ignore_index` have no loss and no gradient.
     """
     return call(f.cross_entropy, stream, logits, targets, label_smoothing, ignore_index)
 
@@ -130,10 +132,11 @@ def linear_cross_entropy(
     chunk_rows: int | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """`cross_entropy(x @ w.T + bias, targets)` without holding all logits.
+    """`cross_entropy(x @ w.T + bias, targets)` without storing all logits.
 
-    `x` is `[..., k]`, `w` `[classes, k]` or, with `scales`, packed; `targets` is `[...]`. The logits of
-    `chunk_rows` rows exist at a time, by default 2**24 of them. A packed weight is a constant to derivatives.
+    `x` is `[..., k]`. `w` is `[classes, k]`, or a packed weight if `scales` is given. `targets` is `[...]`. The op
+    computes the logits of `chunk_rows` rows at a time, by default 2**24 logits at a time. Derivatives treat a packed
+    weight as a constant.
     """
     layout = layout_of("linear_cross_entropy", group_size, bits, mode)
     steps = (bias, label_smoothing, ignore_index, chunk_rows)

@@ -1,4 +1,4 @@
-"""The order of rows."""
+"""The order of additions in a row of a product or of attention."""
 
 import contextlib
 from typing import Iterator
@@ -11,10 +11,10 @@ _ROW_ORDERS = {"by_count": 0, "tokens": 1, "prompt": 2}
 
 @contextlib.contextmanager
 def row_order(order: str) -> Iterator[None]:
-    """Within it, rows of products and of attention that this thread builds are added in one order.
+    """A context in which this thread's products and attention add up every row in a fixed order.
 
-    "tokens" is the order of one row alone, "prompt" that of prompts, and "by_count" takes that of tokens for up
-    to eight rows. No bit of a row then depends on the rows beside it.
+    "tokens" is the order for a single row, and "prompt" is the order for prompts. "by_count" uses the order for a
+    single row if there are up to eight rows. With "tokens" or "prompt", no bit of a row depends on the rows beside it.
     """
     before = _library.set_row_order(named("row_order", "order", _ROW_ORDERS, order))
     try:

@@ -1,4 +1,4 @@
-"""Products and packed weights."""
+"""Matrix products and quantized (packed) weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 
 
 def matmul(a: mx.array, b: mx.array, *, stream: Stream = None) -> mx.array:
-    """`a @ b` of `[..., m, k]` and `[..., k, n]`, added in float32 and rounded once."""
+    """`a @ b` of `[..., m, k]` and `[..., k, n]`. Sums are computed in float32 and rounded once."""
     return call(f.matmul, stream, a, b)
 
 
 def matmul_nt(a: mx.array, b: mx.array, *, stream: Stream = None) -> mx.array:
-    """`a @ b.T` of `[..., m, k]` and `[..., n, k]`, added in float32 and rounded once."""
+    """`a @ b.T` of `[..., m, k]` and `[..., n, k]`. Sums are computed in float32 and rounded once."""
     return call(f.matmul_nt, stream, a, b)
 
 
@@ -34,9 +34,9 @@ def linear(
     residual: mx.array | None = None,
     stream: Stream = None,
 ) -> mx.array:
-    """`act(x @ w.T + bias) + residual`, each step rounded as by separate ops.
+    """`act(x @ w.T + bias) + residual`. Each step is rounded as by separate ops.
 
-    `x` is `[..., k]`, `w` `[n, k]`, `bias` `[n]`, and the result and the `residual` are `[..., n]`. `activation`
+    `x` is `[..., k]`, `w` is `[n, k]` and `bias` is `[n]`. The result and the `residual` are `[..., n]`. `activation`
     is "relu", "gelu", "gelu_tanh" or "silu".
     """
     kind = 0 if activation is None else named("linear", "activation", _ACTIVATIONS, activation)
@@ -57,10 +57,10 @@ def lora_linear(
     mode: str = "affine",
     stream: Stream = None,
 ) -> mx.array:
-    """`x @ w.T + scale * (x @ a.T) @ b.T`, in one node.
+    """`x @ w.T + scale * (x @ a.T) @ b.T`, as one node of the graph.
 
-    `x` is `[..., k]`, `w` `[n, k]` or, with `scales`, packed; `a` is `[rank, k]` and `b` `[n, rank]`, which are
-    the transposes of `lora_a` and `lora_b` of mlx-lm. A packed weight is a constant to derivatives.
+    `x` is `[..., k]`. `w` is `[n, k]`, or a packed weight if `scales` is given. `a` is `[rank, k]` and `b` is
+    `[n, rank]`, the transposes of `lora_a` and `lora_b` of mlx-lm. Derivatives treat a packed weight as a constant.
     """
     layout = layout_of("lora_linear", group_size, bits, mode)
     return call(f.lora_linear, stream, x, w, scales, biases, *layout, a, b, scale)
@@ -82,10 +82,10 @@ def quantized_linear(
     int8: bool = False,
     stream: Stream = None,
 ) -> mx.array:
-    """`rms_norm(x, norm, eps) @ W.T + bias + residual` with a packed weight `[n, k]`.
+    """`rms_norm(x, norm, eps) @ W.T + bias + residual` with a packed weight W of shape `[n, k]`.
 
-    `x` is `[..., k]` and is normalized if `norm` `[k]` is given; `bias` is `[n]`, and the result and the
-    `residual` are `[..., n]`. With `int8` the CPU's products of prompts round `x` to eight bits.
+    `x` is `[..., k]`. It is normalized only if `norm` `[k]` is given. `bias` is `[n]`. The result and the `residual`
+    are `[..., n]`. With `int8`, the CPU rounds `x` to eight bits in products for prompts.
     """
     layout = layout_of("quantized_linear", group_size, bits, mode)
     return call(f.quantized_linear, stream, x, w, scales, biases, *layout, bias, residual, norm, eps, int8)
@@ -103,7 +103,7 @@ def quantized_matmul(
     *,
     stream: Stream = None,
 ) -> mx.array:
-    """`x @ W.T` with a packed weight `[n, k]`, with the arguments of `mx.quantized_matmul`."""
+    """`x @ W.T` with a packed weight W of shape `[n, k]`, with the arguments of `mx.quantized_matmul`."""
     if not transpose:
         raise ValueError("[quantized_matmul] expected transpose=True: weights are packed along their rows")
     layout = layout_of("quantized_matmul", group_size, bits, mode)
@@ -122,9 +122,9 @@ def quantized_linears(
     int8: bool = False,
     stream: Stream = None,
 ) -> mx.array:
-    """One to three products of one `x` `[..., k]`, joined along the last axis, in one dispatch.
+    """Up to three products of `x` `[..., k]` in one dispatch. The results are joined along the last axis.
 
-    `weights` are packed weights of one format; `x` is normalized first if `norm` `[k]` is given.
+    `weights` are one to three packed weights of one format. If `norm` `[k]` is given, `x` is normalized first.
     """
     if not 1 <= len(weights) <= 3:
         raise ValueError("[quantized_linears] expected 1 to 3 weights, got %d" % len(weights))
@@ -149,7 +149,7 @@ def quantized_swiglu(
 ) -> mx.array:
     """`silu(x @ Gate.T) * (x @ Up.T)` in one dispatch, with packed weights `[n, k]` of one format.
 
-    `x` is `[..., k]`, normalized first if `norm` `[k]` is given; the result is `[..., n]`.
+    `x` is `[..., k]`. If `norm` `[k]` is given, `x` is normalized first. The result is `[..., n]`.
     """
     layout = layout_of("quantized_swiglu", group_size, bits, mode)
     return call(f.quantized_swiglu, stream, x, *parts_of(gate), *parts_of(up), *layout, norm, eps, int8)
@@ -166,7 +166,7 @@ def quantized_embedding(
     mode: str = "affine",
     stream: Stream = None,
 ) -> mx.array:
-    """The rows `ids` `[...]` of a packed weight `[n, k]`, unpacked: `[..., k]`."""
+    """The rows `ids` `[...]` of a packed weight `[n, k]`, dequantized: `[..., k]`."""
     layout = layout_of("quantized_embedding", group_size, bits, mode)
     return call(f.quantized_embedding, stream, ids, w, scales, biases, *layout)
 
@@ -174,12 +174,12 @@ def quantized_embedding(
 def quantize(
     w: mx.array, group_size: int = 64, bits: int = 4, *, stream: Stream = None
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The codes, scales and biases of `mx.quantize` with the mode "affine", equal to it in every bit."""
+    """The codes, scales and biases of a weight, equal bit for bit to `mx.quantize` with the mode "affine"."""
     return call(f.quantize, stream, w, group_size, bits)
 
 
 def dequantize(
     w: mx.array, scales: mx.array, biases: mx.array, group_size: int = 64, bits: int = 4, *, stream: Stream = None
 ) -> mx.array:
-    """The numbers behind codes, scales and biases, equal in every bit to `mx.dequantize` on the CPU."""
+    """The values of a packed weight, equal bit for bit to `mx.dequantize` on the CPU."""
     return call(f.dequantize, stream, w, scales, biases, group_size, bits)

@@ -1,4 +1,4 @@
-"""MLX's layers and mlx-lm's models on the ops of this package.
+"""Runs MLX's layers and mlx-lm's models on the ops of this package.
 
     import mlx_primitives
 

@@ -1,7 +1,7 @@
-"""The block of a Llama as one call, for few tokens.
+"""Computes a block of a Llama (attention and MLP) in one call, for few tokens.
 
-The normalizations and the additions of a block are parts of its products, and so are queries, keys and values of each
-other. Each has the bits that it has alone.
+The kernels of the block's products also compute its normalizations and additions. One product computes queries, keys
+and values together. All results equal the results of separate ops bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _last: tuple[int, mx.array | None] = (0, None)
 
 
 def _position(offset: int) -> mx.array:
-    """A position as an array, which the blocks of a token share."""
+    """Returns a position as an array, which all blocks share for a token."""
     global _last
     number, array = _last
     if array is None or number != offset:
@@ -36,7 +36,7 @@ def _position(offset: int) -> mx.array:
 
 
 def _packed(layer: Any, names: tuple[str, ...]) -> tuple[list, tuple[int, int, int]]:
-    """The arrays of packed layers without a bias, and their one format."""
+    """Returns the arrays of quantized layers without a bias, and the format that they share."""
     arrays: list = []
     layouts = set()
     for name in names:
@@ -65,7 +65,7 @@ def _rotation(rope: Any, scaled: Any) -> tuple[int, bool, float | None, float, m
 
 
 def llama(hook: Hook) -> Callable:
-    """For `TransformerBlock` of `mlx_lm.models.llama`."""
+    """Makes the replacement of `TransformerBlock.__call__` of `mlx_lm.models.llama`."""
     module: Any = sys.modules["mlx_lm.models.llama"]
     try:
         attention, mlp, cache_class = module.Attention, module.MLP, module.KVCache
@@ -80,7 +80,7 @@ def llama(hook: Hook) -> Callable:
     usable = _states.install(cache_class)
 
     def is_known() -> bool:
-        """Whether the functions whose work a block does itself are the ones that the patch found or made."""
+        """Whether no other code has replaced the functions whose work the block does itself."""
         return (
             attention.__call__ is of_attention
             and mlp.__call__ is of_mlp

@@ -92,7 +92,7 @@ def quantized_matmul(hook: Hook) -> Callable:
 
 
 def evaluation(ours: Callable) -> Callable:
-    """Makes the replacement of `mx.eval` or `mx.async_eval`, by one of this package."""
+    """Makes the replacement of `mx.eval` or `mx.async_eval`, which calls `ours`."""
 
     def make(hook: Hook) -> Callable:
         def evaluate(*trees):

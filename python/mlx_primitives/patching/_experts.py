@@ -1,7 +1,7 @@
 """Products of mixtures of experts.
 
-MLX gathers the weights of the experts inside one op. Here the indices are computed first, and each expert that some
-token chose makes one product of its rows.
+MLX gathers the weights of the experts inside one op. This module computes the indices first. Then each expert that
+some token chose computes one product with its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Parts = tuple[Any, Any, Any, Any]  # a weight, scales, biases and a bias, of wh
 
 
 class _Experts:
-    """The experts of a layer, as views of its arrays that are made once."""
+    """The weights of a layer's experts, as views of the layer's arrays. Each view is made once."""
 
     def __init__(self, arrays: _Parts, places: list[int]) -> None:
         self.arrays = [None if a is None else alias(a) for a in arrays]
@@ -57,7 +57,7 @@ def forget() -> None:
 
 
 class _Routes:
-    """Which rows go to which expert, and back."""
+    """Maps rows to experts, and results back to the order of the indices."""
 
     def __init__(self, indices: mx.array, ordered: bool, rows: int) -> None:
         try:
@@ -90,7 +90,7 @@ class _Routes:
                 start = slot
 
     def lead(self, x: mx.array) -> mx.array:
-        """The rows `[slots, k]` in the order of experts, or the one row of all."""
+        """Returns the rows `[slots, k]` in the order of experts, or the single row that all slots share."""
         x = x.reshape(-1, x.shape[-1])
         return x if self.rows is None else x[self.rows]
 
@@ -101,7 +101,7 @@ class _Routes:
         return x if end - start == 1 else mx.broadcast_to(x, (end - start, x.shape[-1]))
 
     def bring_back(self, parts: list[mx.array], singles: bool) -> mx.array:
-        """The rows of all spans in the order of the indices: `[*indices, n]`, or `[*indices, 1, n]`."""
+        """Joins the rows of all spans in the order of the indices: `[*indices, n]`, or `[*indices, 1, n]`."""
         y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         if self.back is not None:
             y = y[self.back]
@@ -115,7 +115,7 @@ def _format(layer: Any) -> tuple[int, int, int]:
 
 
 def _products(layer: Any, x: mx.array, routes: _Routes) -> list[mx.array]:
-    """The product of each span's rows and its expert."""
+    """Returns the product of each span's rows with the weight of the span's expert."""
     experts, part = _experts_of(layer), routes.part
     if "scales" not in layer:
         return [
@@ -132,7 +132,7 @@ def _products(layer: Any, x: mx.array, routes: _Routes) -> list[mx.array]:
 
 
 def switch_linear(hook: Hook) -> Callable:
-    """For `SwitchLinear` and `QuantizedSwitchLinear`."""
+    """Makes the replacement of `SwitchLinear.__call__` and `QuantizedSwitchLinear.__call__`."""
 
     def __call__(self, x, indices, sorted_indices=False):
         try:
@@ -156,7 +156,7 @@ def switch_linear(hook: Hook) -> Callable:
 
 
 def switch_glu(silu_layer: type, plain: type, quantized: type) -> Callable:
-    """Makes the replacement of `SwitchGLU.__call__`, from the classes of its activation and its products."""
+    """Makes the replacement of `SwitchGLU.__call__`, given the classes of its activation and its products."""
 
     def make(hook: Hook) -> Callable:
         def __call__(self, x, indices):
@@ -183,7 +183,7 @@ def switch_glu(silu_layer: type, plain: type, quantized: type) -> Callable:
 
 
 def _fuses(gate: Any, up: Any) -> bool:
-    """Whether both are packed in one format, without a bias."""
+    """Whether both layers are quantized, in one format and without a bias."""
     if "scales" not in gate or "scales" not in up or "bias" in gate or "bias" in up:
         return False
     return _format(gate) == _format(up)

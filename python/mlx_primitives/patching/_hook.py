@@ -1,4 +1,4 @@
-"""A replacement of a function or method, which counts what it serves and what it passes on."""
+"""Replaces a function or method, and counts the calls that the replacement computes or passes on to MLX."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def on_nvidia() -> bool:
 
 
 def has_many_rows(x: Any) -> bool:
-    """Whether `x` has more rows than a kernel for few rows takes."""
+    """Whether `x` has too many rows for a kernel for few rows."""
     return type(x) is mx.array and x.size > FEW_ROWS * x.shape[-1]
 
 
 class Hook:
-    """One replaced function: the original, the calls that ours served, and why others went to the original."""
+    """One replaced function: the original, the number of calls that our ops computed, and why others did not."""
 
     def __init__(self, name: str, original: Callable, of_class: bool = False) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Hook:
         self.reasons: dict[str, int] = {}
 
     def pass_on(self, why: object, *args: Any, **kwargs: Any) -> Any:
-        """Calls the original, whose errors are those that a caller knows. A failure of ours is raised."""
+        """Calls the original, so that callers get the errors of MLX. If our op failed, raises its error instead."""
         if type(why) is RuntimeError and "no kernels" not in str(why):
             raise why
         reason = str(why)
@@ -48,7 +48,7 @@ class Hook:
 
     @property
     def passed_on(self) -> int:
-        """The number of calls that went to the original."""
+        """The number of calls that the original computed."""
         return sum(self.reasons.values())
 
     def clear(self) -> None:

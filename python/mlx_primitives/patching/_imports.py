@@ -8,7 +8,7 @@ from typing import Callable
 
 
 class _Finder:
-    """Finds a module as others do, and lets `then` know that it has run."""
+    """Finds a module as other finders do. After the module has run, calls its function in `then`."""
 
     def __init__(self) -> None:
         self.then: dict[str, Callable[[str], None]] = {}

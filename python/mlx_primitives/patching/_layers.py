@@ -111,7 +111,7 @@ def activation(op: str) -> Callable:
 
 
 def activation_layer(op: str) -> Callable:
-    """Makes the replacement of the method of a layer that calls such a function."""
+    """Makes the replacement of a layer's method that calls a function of one array."""
     native = getattr(f, op)
 
     def make(hook: Hook) -> Callable:

@@ -1,4 +1,4 @@
-"""Puts the replacements in the place of the originals, and the originals back."""
+"""Installs the replacements, and restores the originals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ._report import ModuleReport, Report, of_functions, of_modules
 
 
 class Target(NamedTuple):
-    """What is replaced: an attribute of a module, or of a class of it (`QuantizedLinear.__call__`).
+    """A replaced attribute of a module or of a class in it, such as `QuantizedLinear.__call__`.
 
-    On an NVIDIA GPU, MLX's ops for the others take no longer than ours, or less.
+    On an NVIDIA GPU only the targets with `nvidia` are replaced, since MLX's ops are as fast or faster for the others.
     """
 
     module: str
@@ -63,7 +63,7 @@ class _State:
 
 
 def _module(name: str) -> object:
-    """A module by its name, which for parts of `mlx.core` is not one that can be imported."""
+    """Returns a module by its name. Some parts of `mlx.core` cannot be imported by name."""
     if name.startswith("mlx.core"):
         import mlx.core as mx
 
@@ -87,7 +87,7 @@ def _replace(target: Target) -> None:
 
 
 def _exchange(new: dict[int, Callable]) -> None:
-    """Exchanges functions wherever a module has them, since many import them by value."""
+    """Replaces functions wherever a module refers to them, since many modules import functions by value."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if type(names) is dict:
@@ -105,9 +105,9 @@ def _replace_in(name: str) -> None:
 
 
 def patch() -> None:
-    """Makes `mlx.core.fast`, `mlx.nn` and `mlx_lm` run on the ops of this package, where those serve a call.
+    """Makes `mlx.core.fast`, `mlx.nn` and `mlx_lm` use the ops of this package for the calls that the ops support.
 
-    What is imported later is patched then. A second call does nothing.
+    Modules that are imported after this call are patched when they are imported. A second call does nothing.
     """
     with _State.lock:
         if _State.patched:
@@ -122,7 +122,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Puts every original back. Functions that `mx.compile` has traced keep the ops that they have seen."""
+    """Restores every original. Functions that `mx.compile` has traced already keep the ops of the trace."""
     with _State.lock:
         if not _State.patched:
             return
@@ -135,13 +135,13 @@ def unpatch() -> None:
 
 
 def is_patched() -> bool:
-    """Whether `patch` is in force."""
+    """Whether the functions are replaced."""
     return _State.patched
 
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Patches for a block, unless it is patched already."""
+    """Patches for the duration of a `with` block, unless the functions are patched already."""
     before = _State.patched
     patch()
     try:
@@ -152,9 +152,9 @@ def patched() -> Iterator[None]:
 
 
 def report(model: Any = None) -> tuple[Report, ...] | tuple[ModuleReport, ...]:
-    """What the replaced functions have done since `patch`; for a `model`, what its modules run on.
+    """Reports the calls of the replaced functions since `patch`, or, for a `model`, the ops that its modules use.
 
-    Printed, it is a table.
+    The result prints as a table.
     """
     hooks = [hook for _, _, hook in _State.hooks]
     return of_functions(hooks) if model is None else of_modules(model, hooks)

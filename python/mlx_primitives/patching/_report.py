@@ -1,4 +1,4 @@
-"""Which functions and modules ran on our ops, and why others did not."""
+"""Reports which functions and modules ran on our ops, and why others did not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """The calls of one replaced function since `patch`: how many ran on our ops, and how many did not, by reason."""
+    """The calls of one replaced function since `patch`: the number that our ops computed, and why others did not."""
 
     name: str
     served: int
@@ -24,7 +24,7 @@ class Report(NamedTuple):
 
 
 class ModuleReport(NamedTuple):
-    """The modules of one class in a model: how many there are, and the replaced functions that their calls name."""
+    """The modules of one class in a model: their number, and the replaced functions that their calls use."""
 
     name: str
     modules: int
@@ -36,7 +36,7 @@ class ModuleReport(NamedTuple):
 
 
 class _Table(tuple):
-    """Reports, which print as a table."""
+    """A tuple of reports, which prints as a table."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -45,12 +45,12 @@ class _Table(tuple):
 
 
 def of_functions(hooks: list[Hook]) -> tuple[Report, ...]:
-    """A report of each replaced function."""
+    """Returns a report for each replaced function."""
     return _Table(Report(hook.name, hook.served, dict(hook.reasons)) for hook in hooks)
 
 
 def of_modules(model: Any, hooks: list[Hook]) -> tuple[ModuleReport, ...]:
-    """A report of each class of the modules of an `mlx.nn.Module`, without those that only hold others."""
+    """Returns a report for each class of modules in an `mlx.nn.Module`, except classes of mere containers."""
     counts: dict[type, int] = {}
     holders = set()
     for module in model.modules():

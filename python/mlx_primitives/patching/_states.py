@@ -1,6 +1,6 @@
-"""The keys and values of a layer as a state of `rope_append_attention`, inside a `KVCache` of mlx-lm.
+"""Stores the keys and values of a layer as a state of `rope_append_attention`, inside a `KVCache` of mlx-lm.
 
-A step writes into the state. Whoever asks the cache for its keys or values gets them as before.
+A step of the model writes into the state. Code that reads the cache's keys or values gets views of the state.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Held(NamedTuple):
 
 
 class _Attribute(property):
-    """The keys or the values of a cache that may hold a state."""
+    """A property for the keys or the values of a cache that may hold a state."""
 
 
 def _release(names: dict[str, Any]) -> None:
-    """Gives a cache its keys and values again, which are views of the state.
+    """Gives a cache its keys and values back, which are views of its state.
 
-    It holds the state until it has them, so an interruption loses nothing.
+    The cache keeps the state until it has the views, so an interruption loses nothing.
     """
     held = names.get(_HELD)
     if held is not None:
@@ -59,9 +59,9 @@ def _attribute(name: str) -> property:
 
 
 def install(kind: Any) -> bool:
-    """Lets caches of a class hold a state. This stays when a patch ends, since such caches may live on.
+    """Lets the caches of a class hold a state. `unpatch` does not undo this, since such caches may live on.
 
-    It answers False for a class whose keys or values are something else than attributes of an object.
+    Returns False for a class whose keys or values are not plain attributes of its objects.
     """
     found = [getattr(kind, name, None) for name in ("keys", "values")]
     if found == [None, None]:
@@ -71,7 +71,7 @@ def install(kind: Any) -> bool:
 
 
 def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[int, int], dtype: mx.Dtype) -> Held:
-    """The state of a cache with room for a step of `shape` `[batch, time]`; the cache does not change."""
+    """Returns a state of the cache with room for a step of `shape` `[batch, time]`. Does not change the cache."""
     names, (batch, time) = vars(cache), shape
     held, offset = names.get(_HELD), cache.offset
     end = offset + time
@@ -100,7 +100,7 @@ def state_of(cache: Any, heads: int, kv_heads: int, head_dim: int, shape: tuple[
 
 
 def keep(cache: Any, state: mx.array, layout: KvLayout, time: int) -> None:
-    """Gives a cache the state after a step, before it forgets the keys and values that it had."""
+    """Gives a cache the state after a step. The cache then drops the keys and values that it had."""
     names = vars(cache)
     with _lock:
         names[_HELD] = Held(state, layout)
