@@ -44,7 +44,8 @@ template <typename T, uint HEADS, bool INTERLEAVED, bool EXPLICIT>
   const float frequency = inverse_frequency<EXPLICIT>(freqs, at.x, params.pairs, params.log2_base);
   const int position = int(at.y) + offset[batch * params.offset_stride];
   const Turn by = turn(position, frequency, params.scale, params.direction);
-  // All loads come before the first store. `out` may be x, so the compiler cannot reorder them.
+  // All loads come before the first store. `out` may be x, so the compiler must keep the order of
+  // loads and stores.
   packed2<T> pairs[HEADS];
   for (uint h = 0; h < HEADS; h++) {
     if (h < heads) {

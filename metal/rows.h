@@ -1,4 +1,4 @@
-// Kernels that process rows: the threads of a row, and the code that these kernels share.
+// Code that the kernels for rows share, such as the threads of a row.
 #pragma once
 
 #include "common.h"

@@ -132,7 +132,7 @@ version, mlx_version, cpu_kernels, gpu_kernels = _info("mlx_primitives_info").sp
 
 
 def cpu_threads():
-    """The number of threads that the CPU kernels use."""
+    """Returns the number of threads that the CPU kernels use."""
     return int(_info("mlx_primitives_threads", ctypes.c_size_t(0)))
 
 

@@ -26,7 +26,7 @@ _TYPES = {
     mx.int64: "long",
     mx.uint64: "ulong",
 }
-# The names and the function of MLX's headers that kernels use most often.
+# The names from MLX's headers that kernels use most often, and the function elem_to_loc.
 _PRELUDE = """#include <metal_stdlib>
 using namespace metal;
 typedef half float16_t;

@@ -136,11 +136,12 @@ pub struct Report {
     pub threads: u64,
     /// Threadgroups that ran.
     pub threadgroups: u64,
-    /// The number of threadgroup barriers, counted once for each threadgroup that passes.
+    /// The number of threadgroup barriers. A barrier counts once for each threadgroup that passes
+    /// it.
     pub threadgroup_barriers: u64,
-    /// The number of SIMD-group barriers, counted once for each SIMD group that passes.
+    /// The number of SIMD-group barriers. A barrier counts once for each SIMD group that passes it.
     pub simdgroup_barriers: u64,
-    /// The number of SIMD-group exchanges, counted once for each SIMD group.
+    /// The number of exchanges in SIMD groups. An exchange counts once for each SIMD group.
     pub simd_operations: u64,
     /// The bytes of threadgroup memory that a threadgroup uses: the bound arguments and the
     /// variables that the kernel declares.

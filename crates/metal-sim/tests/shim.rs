@@ -287,7 +287,7 @@ fn conversions() {
     assert_eq!(y[..4], [3.0, 12.0, 15.0, 32.0]);
 }
 
-/// A kernel may have the name of one of Metal's functions, and packed vectors compute like other
+/// A kernel may have the name of one of Metal's functions. Packed vectors compute like other
 /// vectors.
 #[test]
 fn packed_vectors() {
@@ -313,7 +313,7 @@ fn packed_vectors() {
     assert_eq!(y, expected);
 }
 
-/// Casts and functions of vectors and numbers, in templates whose `T` may be a vector.
+/// Tests casts and functions of vectors and numbers, in templates whose `T` may be a vector.
 #[test]
 fn vectors_with_numbers() {
     let kernel = kernel(

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn mlx_primitives_begin(
     })
 }
 
-/// The ops. The last entry has no name.
+/// Returns the table of ops. The last entry has no name.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_table() -> *const ops::Method {
     ops::TABLE.as_ptr()
@@ -89,8 +89,8 @@ pub extern "C" fn mlx_primitives_info() -> *const c_char {
     })
 }
 
-/// Sets the order of rows for the ops that this thread builds, and returns the previous order: 0 if
-/// the number of rows decides, 1 for tokens, 2 for prompts.
+/// Sets the order in which this thread's ops add up a row, and returns the previous order: 0 if the
+/// number of rows decides, 1 for the order of tokens, 2 for the order of prompts.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_row_order(order: i32) -> i32 {
     let order = match order {
@@ -107,7 +107,8 @@ pub extern "C" fn mlx_primitives_panic() -> *const c_char {
     finish(|| std::panic::resume_unwind(Box::new("as asked")))
 }
 
-/// Sets the number of threads of the CPU kernels if `threads` is not 0, and returns the number.
+/// Sets the number of threads of the CPU kernels, unless `threads` is 0. Returns the number of
+/// threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_threads(threads: usize) -> *const c_char {
     finish(|| {

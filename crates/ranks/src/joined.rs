@@ -206,7 +206,7 @@ impl Joined {
         }
     }
 
-    /// The connections between all ranks.
+    /// Returns the direct connections between all ranks.
     pub(super) fn mesh(&self) -> Result<&Mesh> {
         let mesh = self.mesh.as_ref();
         mesh.ok_or_else(|| Error::distributed("exchange", "the ranks are not connected"))

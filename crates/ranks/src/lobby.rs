@@ -39,7 +39,7 @@ struct Guest<S> {
 }
 
 impl<S> Lobby<S> {
-    /// The listener must be nonblocking.
+    /// Makes an empty lobby. The listener must be nonblocking.
     pub(super) fn new(listener: TcpListener) -> Self {
         Self { listener, guests: Vec::new() }
     }

@@ -45,8 +45,8 @@ pub(super) fn listen(host: &str) -> Result<(TcpListener, String)> {
     Ok((listener, format!("{host}:{port}")))
 }
 
-/// Connects this rank to all others. `told[r]` begins with the nonce of rank `r` and the address of
-/// its listener.
+/// Connects this rank to all other ranks. `told[r]` begins with the nonce of rank `r` and the
+/// address of its listener.
 pub(super) fn all(
     rank: usize,
     listener: TcpListener,

@@ -115,7 +115,6 @@ impl Order {
         races
     }
 
-    /// Records an atomic access of a thread.
     fn atomic(&mut self, object: Byte, now: Stamp, [reads, writes]: [bool; 2]) {
         if let (true, Some(carried)) = (reads, self.carried.get(&object)) {
             self.seen.insert(object, carried.count);
@@ -142,7 +141,6 @@ impl Order {
         carried.count += 1;
     }
 
-    /// Records a plain access of a thread.
     fn plain(&mut self, byte: Byte, now: Stamp) {
         let fenced = self.fenced.get(&now.thread());
         if let Some(((_, count), _)) = fenced.and_then(|fenced| fenced.released.as_ref()) {

@@ -58,7 +58,7 @@ impl Drop for Thread {
     }
 }
 
-/// The order in which threads take turns, and in which the threadgroups of the grid run.
+/// The order in which the threads of a threadgroup run, and in which the threadgroups run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// From the first to the last.

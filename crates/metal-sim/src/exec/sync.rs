@@ -223,7 +223,8 @@ impl Machine {
         }
     }
 
-    /// Publishes a value to the SIMD group. Returns the round in which the values can be read.
+    /// Publishes a value to the SIMD group. Returns the index of the exchange buffer that has the
+    /// values.
     pub(super) fn arrive_at_exchange(&mut self, value: &[u8], site: usize) -> usize {
         let (lane, group) = (self.current % SIMD_WIDTH, self.current / SIMD_WIDTH);
         let simd = &mut self.simds[group];

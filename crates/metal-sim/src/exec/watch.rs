@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::shadow::{Earlier, Stamp};
 
-/// A byte of a storage, as the number of the storage and the offset of the byte.
+/// A byte of memory that buffers may share: the index of its `Storage`, and the offset in it.
 pub(super) type Byte = (usize, usize);
 
 /// The maximum number of loads, and of stores, that are kept for a byte.

@@ -150,7 +150,7 @@ fn outside(tokens: &Tokens) -> Vec<Violation> {
     found
 }
 
-/// Whether a declaration that begins with this word does not declare a variable.
+/// Whether a declaration that begins with this word declares something other than a variable.
 fn is_other(head: &str) -> bool {
     matches!(head, "using" | "typedef" | "template" | "static_assert" | "friend")
         || matches!(head, "struct" | "class" | "union" | "enum")

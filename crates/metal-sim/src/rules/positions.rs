@@ -29,7 +29,7 @@ const SAME: [&[&str]; 2] = [
     ],
 ];
 
-/// A parameter that has one of these attributes.
+/// A parameter that has one of the attributes in `POSITIONS`.
 struct Position {
     attribute: String,
     width: u32,
@@ -41,7 +41,7 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     functions.iter().filter_map(|function| mix(tokens, function)).chain(types).collect()
 }
 
-/// Finds parameters whose element type differs from a parameter that they must match.
+/// Finds parameters that must have the same element type, but have different ones.
 fn types(tokens: &Tokens, function: &Function) -> Vec<Violation> {
     let of = |attributes: &[&str]| {
         let mut seen: Option<bool> = None;

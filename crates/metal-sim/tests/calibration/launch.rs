@@ -90,8 +90,8 @@ pub fn longs(words: &[u64]) -> Vec<u8> {
 
 pub const EPS: f32 = 1e-5;
 
-/// MLX's launch of a row kernel: a threadgroup per row, with `reads` elements per thread. Above
-/// 4096 elements the kernel loops with the most threads that a threadgroup can have.
+/// MLX's launch of a row kernel: one threadgroup per row, with `reads` elements per thread. Above
+/// 4096 elements the kernel loops, with 1024 threads, the maximum of a threadgroup.
 pub fn mlx_rows(rows: usize, axis: usize, reads: usize, looped: bool) -> ([u32; 3], [u32; 3]) {
     let threads = if looped { 1024 } else { axis.div_ceil(reads).next_multiple_of(32) as u32 };
     ([rows as u32 * threads, 1, 1], [threads, 1, 1])
@@ -133,7 +133,7 @@ pub fn mlx_rms_norm(dtype: Dtype, rows: usize, axis: usize) -> Launch {
     }
 }
 
-/// A shape `[batch, heads, length, features]`, in which all features are rotated.
+/// A shape `[batch, heads, length, features]`. All features are rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeShape(pub [usize; 4]);
 

@@ -168,8 +168,8 @@ fn rope_is_apples() {
     }
 }
 
-/// The constants of the kernel: forward, traditional, and whether heads and positions are
-/// transposed, which is false.
+/// The function constants of the rope kernel: forward, traditional, and whether heads and positions
+/// are transposed. The last constant is always false.
 pub fn rope_constants(traditional: bool) -> Constants {
     Constants::new().with(1, true).with(2, traditional).with(3, false)
 }

@@ -1,4 +1,4 @@
-//! The table of lints, with the mistakes that show each of them.
+//! The table of lints, each with the mistakes that it finds.
 
 /// A rule of Apple's front end, given as its message and a source with planted mistakes. The
 /// message is from public logs of compilations. If no log is known, a section of the Metal Shading
