@@ -28,7 +28,7 @@ fn focal_loss(logits: &Array, targets: &Array, gamma: f32) -> Result<Array> {
     (-(miss.power(gamma)? * log_p)?)?.mean(..)
 }
 
-/// The losses before each step and after the last one.
+/// Trains the model for a few steps. Returns the loss before each step and after the last step.
 fn fine_tune() -> Result<Vec<f32>> {
     let checkpoint = Checkpoint::demo()?;
     let llama = &checkpoint.llama;

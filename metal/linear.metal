@@ -64,10 +64,10 @@ template <typename T, uint ROWS>
   for (uint start = 0; start < params.k; start += CHUNK) {
     const uint length = min(CHUNK, params.k - start);
     packed4<T> weights[LINEAR_SIMD_ROWS];
-    if (EARLY) { // on their way before the threads wait for one another
+    if (EARLY) { // loaded before the threads wait for each other
       load_weights(weights, w + start, first, lane * READS, length, params);
     }
-    if (start > 0) { // wait until every SIMD group is done with the last chunk
+    if (start > 0) { // wait until every SIMD group is done with the previous chunk
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (uint m = 0; m < ROWS; m++) {

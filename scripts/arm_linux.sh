@@ -123,7 +123,8 @@ processors=(cortex-a72:neon neoverse-n1:dotprod max:i8mm)
 kernels() {
   local program processor filter log count
   program=$(binary -p mlx-primitives-kernels --test kernels)
-  # A function that is compiled for another level gives right results, but is slow.
+  # Check that `on_i8mm` contains usdot. If it were compiled for another level, its results would be
+  # right, but it would be slow.
   "$tools/$triple-objdump" --disassemble --demangle --no-show-raw-insn "$program" |
     awk '/>:$/ { at = /::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
     die "the products of digits for i8mm have no usdot"
@@ -176,7 +177,8 @@ print(found[0]["float32"]["text"])' "$root/crates/cli/assets/greedy.json")
     run info | grep -qE "^CPU kernels +$level," || die "$QEMU_CPU does not run the kernels for $level"
     text=$(run generate --quiet "Once upon a time")
     [[ "$text" == "$want"* ]] || die "$QEMU_CPU writes: $text"
-    # The emulated processor quantizes the weights, and multiplies by them with products of bytes.
+    # Quantize the weights on the emulated processor, and run the model with them. The kernels for
+    # quantized weights use products of bytes.
     rm -rf "$packed"
     run quantize --quiet --model "$root/crates/llama/assets/demo" --dtype bfloat16 --bits 4 --output "$packed"
     text=$(run generate --quiet --model "$packed" "Once upon a time")

@@ -279,7 +279,7 @@ template <typename T>
   const device float* stats = partials + params.splits * pitch + 2 * row;
   const device float* own = partials + size_t(row) * dim + 4 * quad;
   const uint end = params.before + params.splits;
-  float4 values[FEW_SPLITS]; // on their way while the maximum is found
+  float4 values[FEW_SPLITS]; // loaded while the maximum is found
   load_splits(values, own, pitch, part, parts, params);
   float maximum = MASKED_SCORE;
   for (uint s = lane; s < params.splits; s += SIMD_WIDTH) {

@@ -175,7 +175,7 @@ template <typename T>
     // Two buffers alternate, so that threads read these sums while other threads compute the next
     // sums.
     threadgroup float* of_block = partial + turn * simds * LINEAR_TILE_ROWS;
-    if (t == 0) { // whose first column is the row of x
+    if (t == 0) { // lanes with the first column, the row of x
       of_block[simd * LINEAR_TILE_ROWS + g] = sums[0];
       of_block[simd * LINEAR_TILE_ROWS + g + COLUMNS] = sums[2];
     }

@@ -73,7 +73,7 @@ METAL_FUNC void load_few(
   const uint group = min(k + t % (4 / SPAN) * SPAN * FEW_CHUNK, last) >> params.group_shift;
   for (uint r = 0; r < 2; r++) {
     thread piece_t<BITS>* to = weights.pieces + r * W::pieces_of_row;
-    if (BITS == 4 || BITS == 8) { // whose chunks are multiples of 16 bytes
+    if (BITS == 4 || BITS == 8) { // a chunk is a multiple of 16 bytes
       const device uint* from = (const device uint*)parts[r].packed + chunk * BITS;
       for (uint i = 0; i < BITS / 4; i++) {
         const uint4 all = load_once(from + 4 * i);

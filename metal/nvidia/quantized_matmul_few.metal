@@ -33,7 +33,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
     uint simd [[simdgroup_index_in_threadgroup]],
     uint simds [[simdgroups_per_threadgroup]]) {
   constexpr uint PASSES = BAND == 2 ? 1 : 4 / SPAN;
-  constexpr uint AHEAD = TURNS > 1 && SPAN > 1 ? 2 : 1; // blocks whose weights are on their way
+  constexpr uint AHEAD = TURNS > 1 && SPAN > 1 ? 2 : 1; // blocks whose weights are loaded early
   constexpr uint OF_TOTAL = BAND == 2 ? 1 : SPAN * FEW_UNITS; // takes less time before the products
   constexpr uint TOTALS = FEW_BLOCK / QUANTIZED_VALUES / OF_TOTAL * BAND; // of a block
   const Place place = {thread_index, group_size.x, lane, simd, simds};

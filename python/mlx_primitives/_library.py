@@ -52,7 +52,7 @@ def _load(path):
     which are then never called. ctypes would look up all functions at once, and fail.
     """
     system = ctypes.CDLL(None)
-    open_, error = system.dlopen, system.dlerror  # a look-up would forget an error
+    open_, error = system.dlopen, system.dlerror  # looking up a function later would clear the error
     open_.restype, error.restype = ctypes.c_void_p, ctypes.c_char_p
     open_.argtypes = [ctypes.c_char_p, ctypes.c_int]
     handle = open_(os.fsencode(path), os.RTLD_LAZY)
@@ -65,7 +65,7 @@ def _begin(library, array_type, probe, size):
     """Prepares the library, which compares versions and finds out where `mx.array` objects store their arrays."""
     functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _OF_PYTHON]
     objects = (array_type, None, _for_results, TypeError, ValueError, RuntimeError)
-    for it in objects:  # the library uses them until Python ends, also while modules are taken down
+    for it in objects:  # the library uses them until Python ends, even while modules are unloaded
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
     api = functions + [id(it) for it in objects]
     begin = library.mlx_primitives_begin

@@ -82,7 +82,7 @@ def test_a_block_has_the_bits_of_its_ops(models, monkeypatch, options, dtype):
         assert counts(BLOCK) == (0, 0)
         got = outcome(8)
         assert counts(BLOCK) == (2 * 4, 0)
-    if DEVICE == "gpu":  # whose kernels for a product with a norm in it, and for attention over a state, add otherwise
+    if DEVICE == "gpu":  # its kernels for products with a norm, and for attention over a state, add in other orders
         assert near(got, want)[0], near(got, want)[1]
     else:
         assert same(got, want)

@@ -17,7 +17,7 @@ from mlx_primitives import ops
 TYPES = [mx.float32, mx.float16, mx.bfloat16]
 BOUNDS = {mx.float32: 2e-5, mx.float16: 2 * 2**-10, mx.bfloat16: 2 * 2**-7}
 DEEP = 4  # times the bound, for compositions that round several times
-EXACT = 0 if DEVICE == "cpu" else 1  # as MLX on the CPU, in every bit
+EXACT = 0 if DEVICE == "cpu" else 1  # on the CPU, results equal MLX's bit for bit
 
 
 def rand(*shape, dtype=mx.float32, seed=0, scale=1.0):

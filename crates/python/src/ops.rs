@@ -77,7 +77,7 @@ impl Packing {
     }
 }
 
-/// A quantized weight, or `None`: its codes, scales and biases.
+/// The codes, scales and biases of a quantized weight. All are `None` if there is no weight.
 type Parts<'a> = (Option<&'a Array>, Option<&'a Array>, Option<&'a Array>);
 
 fn activation(kind: i32) -> Option<Activation> {

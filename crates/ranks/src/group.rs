@@ -292,7 +292,8 @@ impl Group {
     /// MiB, such as a prompt.
     ///
     /// The other ranks wait as long as rank 0 is alive, since rank 0 may be waiting for its user.
-    /// Rank 0 does not wait for the other ranks, which store up to 64 MiB until they call.
+    /// Rank 0 does not wait for the other ranks. They store up to 64 MiB of messages until they
+    /// call this method.
     ///
     /// # Errors
     ///

@@ -30,8 +30,8 @@ impl Group {
         self.joined.as_ref().is_none_or(|joined| joined.sends)
     }
 
-    /// Stacks the arrays of all ranks along a new first axis. It replaces a send if a rank cannot
-    /// send to a single other rank.
+    /// Stacks the arrays of all ranks along a new first axis. Pipelines use this function if a rank
+    /// cannot send to a single other rank.
     pub(crate) fn pass(&self, x: &Array) -> Result<Array> {
         self.all_gather(&x.expand_dims(0)?)
     }

@@ -22,7 +22,7 @@ pub(super) fn joined_heads(group: &Group, cuts: &Cuts, own: &Array) -> Result<Ar
     let lengths: Vec<i32> = cuts.kv_heads.iter().map(length).collect();
     let held = lengths.get(cuts.rank).copied().unwrap_or(1);
     let shape = by_heads(own, held)?;
-    // Moves the heads of `[n, heads, time, features]` to the last axis, which `gather_last` joins.
+    // Move the heads of `[n, heads, time, features]` to the last axis, which `gather_last` joins.
     let last = own.reshape(shape)?.transpose([0, 2, 3, 1])?;
     let all = group.gather_last(&last, &lengths)?.transpose([0, 3, 1, 2])?;
     let (mut parts, mut known) = (Vec::new(), 0);

@@ -62,7 +62,7 @@ class _Routes:
     def __init__(self, indices: mx.array, ordered: bool, rows: int) -> None:
         try:
             each: Any = indices.reshape(-1).tolist()
-        except Exception as why:  # inside mx.compile and mx.vmap, which do not know them, or if an op before failed
+        except Exception as why:  # mx.compile and mx.vmap do not know the values, or an earlier op failed
             raise ValueError("indices that cannot be computed here") from why
         self.slots = len(each)
         if rows == 0 or self.slots % rows:

@@ -95,8 +95,9 @@ impl Loads {
         *self = Loads { waits: self.waits + 1, accesses: 0 };
     }
 
-    /// Returns the number of the instruction that makes the next access of the thread of `stamp`:
-    /// 24 bits for the threadgroup, 5 for the SIMD group, 20 for the waits and 15 for the accesses.
+    /// Returns a number that identifies the instruction of a thread's next access, equal for lanes
+    /// that are at the same instruction: 24 bits for the threadgroup, 5 for the SIMD group, 20 for
+    /// the waits and 15 for the accesses.
     pub(super) fn next(&mut self, stamp: Stamp) -> u64 {
         self.accesses += 1;
         stamp.0 >> 40 << 40

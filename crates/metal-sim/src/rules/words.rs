@@ -52,7 +52,8 @@ pub(super) fn look(tokens: &Tokens) -> Vec<Violation> {
             && tokens.at(i + 2) == "("
             && i > 2
             && tokens.is_word(i - 3);
-        // A template parameter may be a function. Only an instantiation of the template tells.
+        // A template parameter may stand for a function, which is known only when the template is
+        // instantiated.
         let parameter = || {
             let begin = (0..i).rev().find(|&at| tokens.at(at) == "template");
             begin.is_some_and(|at| tokens.at(at + 1) == "<" && tokens.close(at + 1) > i)
