@@ -57,17 +57,17 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// Returns an error that names the variable or the file if they do not describe a group, or if
-    /// [`Options::strict`] is set and there is one rank; an error that names the rank if a rank
-    /// does not start within [`Options::timeout`], has another version of MLX or of this crate, or
-    /// the number of another rank; an error with the address if a port cannot be used, or if the
-    /// address is not a loopback address and there is no secret; an error that names the variable
-    /// if the secret is too short or its file cannot be read.
+    /// Returns an error if the environment or the host file does not describe a group, or if
+    /// [`Options::strict`] is set and there is one rank. Returns an error if a rank does not start
+    /// within [`Options::timeout`], has another version of MLX or of this crate, or has the number
+    /// of another rank. Returns an error if a port cannot be used, if an address is not a loopback
+    /// address and there is no secret, if the secret is too short, or if its file cannot be read.
+    /// The error names the variable, the file, the rank or the address.
     ///
     /// Also returns an error for MLX before 0.32.1 if there is more than one rank: a rank that lost
     /// another rank would hang (ml-explore/mlx#4060). NCCL needs MLX for CUDA and a separate GPU
-    /// for each rank. This call sets `CUDA_VISIBLE_DEVICES` so that the process sees only its GPU.
-    /// Call it before any other code uses a GPU.
+    /// for each rank. With NCCL, this call sets `CUDA_VISIBLE_DEVICES` so that the process sees
+    /// only its GPU. Call it before any other code uses a GPU.
     ///
     /// ```
     /// use mlx_primitives_ranks::{Backend, Group, Options};
