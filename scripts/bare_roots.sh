@@ -23,7 +23,7 @@ die() {
 }
 [ "$(id -u)" = 0 ] || die "this mounts minimal systems; run it as root"
 command -v debootstrap >/dev/null || die "debootstrap is not on PATH; on Debian, apt-get install debootstrap"
-# Runs in a mount namespace, whose mounts end with the script.
+# Runs in a separate mount namespace, so that the mounts disappear when the script ends.
 [ -n "${BARE_ROOTS_INSIDE:-}" ] || exec env BARE_ROOTS_INSIDE=yes unshare --mount "$root/scripts/bare_roots.sh" "$@"
 
 build=yes target='' systems=()
@@ -83,14 +83,14 @@ fresh() {
   mount --bind "$rust" "$work/copy/opt/rust"
   [ -z "$target" ] || mount --bind "$target" "$work/copy/opt/target"
   cp -L /etc/resolv.conf "$work/copy/etc/resolv.conf"
-  # The certificate of a proxy, if this machine has one.
+  # If SSL_CERT_FILE is set, downloads may go through a proxy that needs this certificate.
   [ -z "${SSL_CERT_FILE:-}" ] || cp -L "$SSL_CERT_FILE" "$work/copy/opt/certificates"
   git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null |
     tar -x -C "$work/copy/$2"
   system=$1 clone=$2 with_rust='' with_certificates=''
 }
 
-# inside COMMAND: runs the command inside of the system, in the clone.
+# inside COMMAND: runs the command in the mounted system, in the copy of the repository.
 inside() {
   local path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin environment=(LANG=C.UTF-8 HOME=/root)
   [ -z "$with_rust" ] || path=/opt/rust/bin:$path

@@ -34,7 +34,7 @@ for argument in "$@"; do
 done
 [ -z "$with_cuda" ] || [ "$system" = Linux ] || die "--cuda is for Linux: MLX has no CUDA on $system"
 
-# at_least WANTED FOUND: compares versions by their first two numbers.
+# at_least WANTED FOUND: succeeds if FOUND is not older. Compares the first two numbers only.
 at_least() {
   local wanted_major wanted_minor major minor
   IFS=. read -r wanted_major wanted_minor _ <<<"$1"
@@ -98,7 +98,7 @@ version_at() {
   sed -n -E 's/^#define MLX_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$header" | paste -sd. -
 }
 
-# supported VERSION: whether the crate supports that version of MLX.
+# supported VERSION: succeeds if the crate supports that version of MLX.
 supported() {
   [ "${1%.*}" = "$line" ] && [ "${1##*.}" -ge "${oldest##*.}" ]
 }
@@ -130,9 +130,9 @@ fi
 version=$(version_at "$mlx")
 say "MLX $version in $mlx"
 
-# An installed command outlives the clone, so MLX's libraries are also kept in a folder of the user.
-# build.rs makes the command search there. If the folder is on the same disk, the
-# libraries there are hard links.
+# An installed command still needs MLX's libraries after the user removes the clone. The script
+# therefore also keeps them in the user's data folder, where build.rs makes the command search. They
+# are hard links if that folder is on the same disk.
 data=${XDG_DATA_HOME:-${HOME:+$HOME/.local/share}}
 kept=$data/mlx-primitives/mlx-$version
 if [ "$mlx" = "$site/mlx" ] && [ -n "$data" ] && [ ! -d "$kept" ]; then

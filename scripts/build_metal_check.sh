@@ -3,9 +3,9 @@
 #
 #   scripts/build_metal_check.sh [--dev] [TARGET...]
 #
-# A TARGET is x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu, by default the one of this
-# machine. --dev builds with the profile of the tests. The command is then larger and slower, and
-# needs a glibc as new as this machine's.
+# A TARGET is x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu. The default is this machine's.
+# --dev builds with Cargo's profile `dev`. The command is then larger and slower, and needs a glibc
+# as new as this machine's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 maturin=$PWD/.mlx/maturin
@@ -19,7 +19,8 @@ rm -f dist/metal_check-*.whl
 if [ "${1:-}" = --dev ]; then
   exec "${build[@]}" --profile dev
 fi
-# zig builds for distributions from 2018 on. glibc has memfd_create from 2.27 on.
+# With zig, the command needs only glibc 2.28, which distributions from 2018 on have. glibc has
+# memfd_create, which the command calls, from 2.27 on.
 scripts/build_metal.sh --simulator
 build+=(--release --zig --compatibility manylinux_2_28)
 [ "$#" != 0 ] || set -- "$(uname -m)-unknown-linux-gnu"

@@ -3,7 +3,7 @@
 #
 #   scripts/build_wheel.sh [--dev] [--cuda] [VERSION...]
 #
-# --dev builds with the profile of the tests. The library is then larger and slower.
+# --dev builds with Cargo's profile `dev`. The library is then larger and slower.
 # --cuda adds support for NVIDIA GPUs to the libraries for MLX 0.32.4 and later. Such a library
 # works with MLX for CUDA 13 and with MLX for CPUs. Earlier versions of MLX for CUDA do not export
 # the functions that it calls.

@@ -1,6 +1,7 @@
-"""Compares the losses of `mlx-primitives lora` with those of mlx_lm.lora on the same texts, from the
-same first adapters: with float and packed bases, LoRA, DoRA and whole layers, layouts, optimizers
-and schedules. Then each judges the adapters that the other wrote.
+"""Trains with `mlx-primitives lora` and with mlx_lm.lora, and compares their losses. Both start from
+the same adapters and use the same data. The cases cover float and quantized base models, LoRA, DoRA
+and full fine-tuning, the formats of the data, optimizers and learning-rate schedules. At the end,
+each program evaluates the adapters that the other program wrote.
 
 pip install "mlx[cpu]" mlx-lm
 cargo build --release && python scripts/compare_training.py [--model DIR] [--binary FILE]
@@ -29,8 +30,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 SEAS = ["calm", "rough", "heavy"]
-# The largest relative difference between losses. In bfloat16, the losses of mlx-lm differ by 2.3 %
-# from its losses in float32.
+# The largest accepted relative difference between the losses of the two programs. In bfloat16, the
+# losses of mlx-lm differ by 2.3 % from its losses in float32.
 BOUNDS = {"float32": 0.01, "packed": 0.01, "bfloat16": 0.03}
 # At this learning rate, mlx-lm's losses do not depend on how sums are rounded.
 COMMON = {
@@ -89,7 +90,7 @@ class Losses(TrainingCallback):
 
 
 def prepare(binary, model, folder):
-    """Writes the bases and the texts: one batch, since the orders of the batches differ."""
+    """Writes the base models and the data. The data is one batch, since each program orders batches differently."""
     shutil.copytree(model, folder / "float32")
     config = folder / "float32" / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
@@ -108,7 +109,7 @@ def prepare(binary, model, folder):
 
 
 def ours(binary, base, data, config, adapters, *flags):
-    """Returns the reports of a run, whose options lie beside its adapters."""
+    """Runs `mlx-primitives lora` and returns its reports. Writes the options to a file beside the adapters."""
     path = Path(f"{adapters}.json")
     path.write_text(json.dumps(config))
     command = [binary, "lora", "-q", "--json", "-c", path, "--model", base, "--data", data]

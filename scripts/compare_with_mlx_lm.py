@@ -61,7 +61,7 @@ def score(model, tokens):
 
 
 def greedy(model, tokens, count):
-    """Returns the most likely tokens, and the margin of each over the second."""
+    """Returns the greedy tokens, and for each the difference between the two largest logits."""
     from mlx_lm.models.cache import make_prompt_cache
 
     cache, found, margins = make_prompt_cache(model), [], []
@@ -76,7 +76,7 @@ def greedy(model, tokens, count):
 
 
 def compare(binary, directory, text_file, adapters=None):
-    """Prints the perplexities, and the number of equal greedy tokens up to mlx-lm's first close choice."""
+    """Compares perplexities and, without adapters, greedy tokens. Tokens may differ where mlx-lm's logits are close."""
     adapter = ["--adapter-path", adapters] if adapters else []
     model, tokenizer = load(str(directory), adapter_path=adapters and str(adapters))
     text = Path(text_file).read_text()

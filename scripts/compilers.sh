@@ -21,7 +21,8 @@ die() {
 
 mlx=${MLX_DIR:-$root/.mlx/python/mlx}
 [ -f "$mlx/include/mlx/version.h" ] || die "$mlx holds no MLX: run scripts/build_metal.sh, or set MLX_DIR"
-# The build must contain the bridge's part for the stand-in of a Mac's Metal device.
+# Only builds with the feature `simulate-metal` generate this file. The tests' replacement for MLX's
+# Metal device needs it.
 bridge=$(ls -td "${CARGO_TARGET_DIR:-target}"/*/build/mlx-primitives-*/out/cxxbridge/sources/mlx-primitives/src/simulate.rs.cc \
   2>/dev/null | head -n 1)
 bridge=${bridge%/sources/*}
@@ -35,7 +36,7 @@ if [ ${#compilers[@]} = 0 ]; then
   [ ${#compilers[@]} -gt 0 ] || die "no clang++-N or g++-N is on the PATH: apt-get install clang-15"
 fi
 
-# Leaves out CUDA's encoder, which needs CUDA's headers and is for Linux.
+# Leaves out the sources for CUDA, which need CUDA's headers and are for Linux only.
 sources=()
 for source in cpp/{bridge,ops,runtime}/*.cpp tests/metal_device/*.cpp \
   "$bridge"/sources/mlx-primitives/src/{,*/}*.rs.cc; do

@@ -110,7 +110,8 @@ link() {
     -o "$output" >"$output.log" 2>&1
 }
 
-# C++ may lack only the symbols that Rust defines. The link below gets a label for each of them.
+# Only symbols that Rust defines may be undefined in the C++ objects. The link below gets a dummy
+# label for each of them.
 rust_symbols='^_((mlx_primitives\$bridge\$)?cxxbridge1\$|mlxp_cpu_)'
 
 count=0
@@ -158,8 +159,9 @@ for plant in unexported:contiguous_copy_gpu wrong_signature:softmax; do
   say "planted ${plant%%:*}: refused, $(grep -o 'undefined symbol: [^ ]*' "$log")"
 done
 
-# Builds std, dependencies, library and command of the crate, and links them with the same objects,
-# but without labels. Then checks the types of all code that `cargo test` compiles on a Mac.
+# Builds Rust's std, the dependencies, the library and the command, and links them with the same C++
+# objects, without the dummy labels. Then checks the types of all code that `cargo test` compiles on
+# a Mac.
 rust_for_apple() {
   local target=aarch64-apple-darwin log=$logs/rust.log build=$cross/build-$mlx_version-14.0 arguments file binary cargo
   arguments=(-Clinker="$(compiler 14.0)")

@@ -4,9 +4,10 @@
 #
 #   scripts/cuda_gpu.sh [--quick] [--seconds N] [--part checks|times]
 #
-# checks   facts, the conformance table and greedy tokens in many processes at a time, the tests of
+# checks   `info`, the conformance table and greedy tokens in parallel processes, the tests of
 #          examples/own_primitive, memcheck and racecheck of each family of kernels
-# times    kernels alone, shapes that fill a GPU beside MLX's ops and a copy, decoding of a Llama 8B shape
+# times    single kernels; shapes that fill a GPU, compared with MLX's ops and with a copy; decoding
+#          with the shapes of a Llama 8B
 #
 # By default it runs both parts with a limit of an hour, and builds the programs against MLX as
 # docs/cuda.md says. Where programs cannot be built, these variables hold commands that were built
@@ -50,12 +51,12 @@ if [ -z "$program" ]; then
   kernels="cargo bench --quiet -p mlx-primitives-cuda --bench kernels --"
   own="cargo test --quiet --features cuda --manifest-path $own_manifest --test conformance"
 fi
-# Uses our kernels, whatever choices were tuned on this machine. MLX computes float32 products
-# without TF32, because the checks compare with them.
+# Uses our kernels even if `mlx-primitives tune` chose MLX's on this machine. MLX computes float32
+# products without TF32, because the checks compare our results with them.
 export MLX_PRIMITIVES_TUNE=off MLX_ENABLE_TF32=0
 
 work=$(mktemp -d)
-# MLX keeps the kernels that it compiles in this folder, for all processes.
+# MLX writes the kernels that it compiles to this folder, so that all processes can load them.
 export MLX_PTX_CACHE_DIR=${MLX_PTX_CACHE_DIR:-$work/ptx}
 mkdir -p "$MLX_PTX_CACHE_DIR"
 deadline=$((SECONDS + seconds))
@@ -133,7 +134,7 @@ cat >"$config" <<'JSON'
 JSON
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1 || true)
-# Each process runs one family of kernels and this share of its cases.
+# Each line is the job of one process: a family of kernels, and the share of its cases to run.
 families=(
   "norms::rms_norm 1/6" "norms::layer_norm 1/6" "norms::residual_norm 1/6" "sums::softmax 1/4"
   "sums::logsumexp 1/4" "softmaxes::masked_softmax_of_every_size 1/8" "softmaxes::cross_entropy 1/8"
@@ -250,7 +251,7 @@ trap cleanup EXIT
 trap 'exit 143' TERM INT
 
 if [[ $parts = *checks* ]]; then
-  # Each group of jobs gets some of the processes, so that no group waits for all others.
+  # Three pools of processes run side by side, so that no group of jobs waits for another group.
   few=$((cores > 7 ? cores / 4 : 1))
   half=$((cores > 3 ? cores / 2 : 1))
   other_jobs >"$work/other.jobs"

@@ -30,8 +30,8 @@ bring() {
   [ -f "$prefix/include/mlx/version.h" ] || python3 scripts/wheels.py install "$versions/$1" "$package==$1"
 }
 
-# compile INCLUDE ARGUMENT...: runs the compiler with MLX's headers. The headers of MLX's Metal
-# backend get the tests' stand-in for the device.
+# compile INCLUDE ARGUMENT...: runs the compiler with MLX's headers. The tests' headers in
+# tests/metal_device/include replace the headers of MLX's Metal device.
 compile() {
   local include=$1
   shift
@@ -60,7 +60,8 @@ headers() {
   foreseen "$prefix/include"
 }
 
-# against VERSION INCLUDE: checks cpp/ without CUDA's sources, which need the wheel for CUDA.
+# against VERSION INCLUDE: compiles cpp/, except the sources for CUDA, with the headers of that
+# MLX. The CUDA sources need the headers of MLX's CUDA wheel.
 against() {
   local common=$versions/common.h file sources=()
   printf '#include <%s>\n' sstream mlx/mlx.h mlx/primitives.h >"$common"
@@ -75,8 +76,9 @@ against() {
   say "${#sources[@]} sources compile against MLX $1"
 }
 
-# foreseen INCLUDE: compiles the call of scaled_dot_product_attention with each position and type
-# that a later version may give to its sliding window. Checks that another parameter is refused.
+# foreseen INCLUDE: a later MLX may add a parameter for a sliding window to
+# scaled_dot_product_attention. Checks that our call compiles with each expected position and type
+# of that parameter, and does not compile with an unknown parameter.
 foreseen() {
   local made=$versions/foreseen form count=0
   mkdir -p "$made/mlx"

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Plants faults in cpp/ and in the CPU's kernels, one at a time, and expects the tests to notice each of them.
+"""Plants faults in cpp/ and in the CPU kernels, one at a time, and expects the tests to detect each of them.
 
   scripts/planted_faults.py                    build the tests with all faults, then run all of them
-  scripts/planted_faults.py TEXT...            only faults with one of these in their names or files
+  scripts/planted_faults.py TEXT...            only faults whose name or file contains one of the texts
   scripts/planted_faults.py --tree DIR         only write the faults into a copy of the sources in DIR
   scripts/planted_faults.py --tests PROGRAM... run tests that were built from such sources
 
-tests/mutants/cpp.toml and tests/mutants/rust.toml list the faults. All are compiled at once, each behind a condition
-that the variable MLX_PRIMITIVES_TEST_FAULT makes true, so that the sources are built once. PLANTED_FAULTS_JOBS runs
-that many tests at a time, half as many as there are cores unless it is set.
+tests/mutants/cpp.toml and tests/mutants/rust.toml list the faults. One build contains all of them. The environment
+variable MLX_PRIMITIVES_TEST_FAULT selects the fault that takes effect. PLANTED_FAULTS_JOBS sets how many faults are
+tested at a time. The default is half the number of cores.
 """
 
 import argparse
@@ -42,7 +42,7 @@ inline bool planted_fault(int number) {{
 }}
 """
 
-# This module is added at the end of the kernels' crate.
+# `weave` appends this module to the lib.rs of the kernels' crate.
 MODULE = f"""
 mod planted_fault {{
     pub fn planted_fault(number: u32) -> bool {{
@@ -69,7 +69,7 @@ def read_list():
 
 
 def locate(fault, text):
-    """The start and the end of the code that a fault replaces: all of `from`, or what is in its [[ ]]."""
+    """Returns the start and the end of the code that a fault replaces: all of `from`, or its part in [[ ]]."""
     context = re.fullmatch(r"(.*)\[\[(.*)\]\](.*)", fault["from"], re.DOTALL)
     parts = context.groups() if context else ("", fault["from"], "")
     patterns = [r"\s+".join(re.escape(word) for word in part.split()) for part in parts]
@@ -80,7 +80,7 @@ def locate(fault, text):
 
 
 def weave(tree, faults):
-    """Writes all faults into the sources of a copy of the repository."""
+    """Writes all faults into the sources of `tree`, a copy of the repository."""
     by_file = {"crates/kernels/src/lib.rs": []}
     for fault in faults:
         by_file.setdefault(fault["file"], []).append(fault)
@@ -100,7 +100,7 @@ def weave(tree, faults):
 
 
 def either(fault, old, rust):
-    """The code of a fault, or else the old code: a statement, or an expression in brackets."""
+    """Returns a statement or an expression that runs the fault's code if that fault is selected, else the old code."""
     new, condition = fault["to"], f"planted_fault({fault['number']})"
     if rust:
         choice = f"if crate::planted_fault::{condition} {{ {new} }} else {{ {old} }}"
@@ -111,14 +111,14 @@ def either(fault, old, rust):
 
 
 def write(path, content):
-    """Leaves a file alone that has this content, so that it is not compiled again."""
+    """Writes a file, unless it already has this content, so that Cargo does not compile it again."""
     if not (path.is_file() and path.read_bytes() == content):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
 
 def build(faults, chosen):
-    """Copies the repository, writes the faults into the copy, and builds the tests of the chosen ones."""
+    """Copies the repository, writes all faults into the copy, and builds the tests that detect the chosen ones."""
     home = ROOT / "target/planted_faults"
     tree = home / "tree"
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -153,14 +153,17 @@ def build(faults, chosen):
 
 
 def run(programs, number, tests, simulated):
-    """Runs tests, each in its program, until one fails; returns how."""
+    """Runs each test in the program that contains it, until one fails. Returns the failure, or None."""
     by_program = {program: [test for test in tests if test in listed] for program, listed in programs.items()}
     results = (run_in(program, number, own, simulated) for program, own in by_program.items() if own)
     return next((failed for failed in results if failed), None)
 
 
 def run_in(program, number, tests, simulated):
-    """Runs tests with a fault, or with none, perhaps by `eval_gpu` in the simulator; returns how they failed."""
+    """Runs tests of one program with a fault (0 is none), on the CPU or in the Metal simulator.
+
+    Returns the failures in words, or None if all tests pass.
+    """
     command = [program, *tests, "--test-threads", "2"]
     environment = {**os.environ, VARIABLE: str(number)}
     environment.update({SIMULATOR: "forward"} if simulated else {})

@@ -3,7 +3,8 @@
 # process) with ThreadSanitizer and with AddressSanitizer and UndefinedBehaviorSanitizer, and the
 # kernels' thread pool with ThreadSanitizer.
 #
-#   scripts/sanitize.sh [ROUNDS]     runs each role 3 times by default
+#   scripts/sanitize.sh [ROUNDS]     runs each scenario of tests/sanitize/runtime.cpp ROUNDS times,
+#                                    by default 3 times
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +28,8 @@ build() {
 build tsan -fsanitize=thread
 build asan -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
-# Disables address randomization, because ThreadSanitizer's shadow memory needs room.
+# Disables address randomization, which may place mappings where ThreadSanitizer needs its shadow
+# memory.
 run() {
   if command -v setarch >/dev/null; then
     timeout -s KILL 300 setarch -R "$@"
@@ -36,13 +38,13 @@ run() {
   fi
 }
 # MLX's library is not built with ThreadSanitizer. ThreadSanitizer therefore cannot see MLX's
-# reference counts, and would report races on the data that they protect. So only accesses in our
-# code count. Locks are seen in our code and in MLX.
+# reference counts, and would report races on the data that they protect. This option ignores
+# accesses outside our code. ThreadSanitizer sees the locks of our code and of MLX.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66"
 # MLX keeps its scheduler and streams until the process ends. That is not a leak in our code.
 export ASAN_OPTIONS="detect_leaks=0 exitcode=66" UBSAN_OPTIONS="print_stacktrace=1"
 
-# expect_fault TOOL ROLE: checks that the tool finds a planted fault.
+# expect_fault TOOL SCENARIO: checks that the tool finds the fault that the scenario contains.
 expect_fault() {
   local status=0
   run "$out/$1" "$2" >"$out/log" 2>&1 || status=$?

@@ -19,7 +19,7 @@ filter=("$@")
 done
 
 # Stable compilers have sanitizers too, but enable them only with RUSTC_BOOTSTRAP. The C++ compiler
-# instruments the C++ half for the same interface. Rust links the sanitizer's run time.
+# instruments cpp/. Both halves use the sanitizer's run-time library that Rust links.
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan CARGO_INCREMENTAL=0
 export CXXFLAGS="-fsanitize=address -fno-omit-frame-pointer ${CXXFLAGS:-}"
 # MLX keeps its scheduler and streams until the process ends. That is not a leak in our code.
@@ -40,6 +40,6 @@ if suite --ignored --exact memory::planted_overflow >"$log" 2>&1 ||
   exit 1
 fi
 
-# Instrumented code is several times slower.
+# Instrumented code is several times slower, so the tests' time limits are multiplied by 10.
 MLX_PRIMITIVES_TEST_PATIENCE=10 suite "${filter[@]}"
 echo "sanitize: most tests without a fault"

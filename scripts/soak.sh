@@ -6,7 +6,8 @@
 #   scripts/soak.sh 30 --all            all tests
 #   scripts/soak.sh 200 endings::       the tests whose names contain a word
 #
-# Exits with 1 if a test failed or a program of tests took longer than SOAK_LIMIT seconds (1800 unless set).
+# Exits with 1 if a test failed or a test program took longer than SOAK_LIMIT seconds. The default
+# is 1800.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

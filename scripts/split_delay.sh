@@ -56,7 +56,7 @@ for side in 0 1; do
   ip -n "${spaces[side]}" link set lo up
 done
 
-# Measures half of the round-trip time of a short message, in microseconds.
+# The latency is half of the round-trip time of a short message, in microseconds.
 ip netns exec "${spaces[1]}" python3 "$root/tests/delay/latency.py" answer 10.213.0.2 &
 answer=$!
 latency=$(ip netns exec "${spaces[0]}" python3 "$root/tests/delay/latency.py" measure 10.213.0.2)

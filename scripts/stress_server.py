@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Asks the example server for many texts at once, hangs up on some, and sends it what is no request.
+"""Sends the example server many requests at once, closes some connections early, and sends invalid data.
 
-Every whole answer has to be the text that the server gives alone, and the server has to keep its
-memory and to answer at the end.
+Each complete answer must equal the answer to that request on an idle server. At the end, the server must
+still give these answers. The script prints the server's memory and threads after the first quarter and at
+the end, so that a leak shows.
 
     cargo build --release -p mlx-primitives-llama --example serve
     scripts/stress_server.py --requests 1000 target/release/examples/serve
@@ -25,7 +26,7 @@ WAIT = 120  # seconds for an answer
 
 
 def requests():
-    """The requests whose texts are compared."""
+    """Yields the requests whose answers are compared."""
     for at, prompt in enumerate(PROMPTS):
         for kind in ({"temperature": 0}, {"seed": at, "temperature": 0.9}, {"seed": 7, "top_p": 0.8},
                      {"temperature": 0, "stop": ["little", "."]}):
@@ -35,7 +36,10 @@ def requests():
 
 
 def ask(address, request, stop_after=None):
-    """The text and the reason of its end, streamed or whole; hangs up after some pieces."""
+    """Returns the text and its finish reason, or the status and the message of an error.
+
+    If `stop_after` is given, closes a streamed answer after that many pieces and returns None.
+    """
     connection = http.client.HTTPConnection(*address, timeout=WAIT)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(request))
@@ -62,7 +66,7 @@ def ask(address, request, stop_after=None):
 
 
 def misbehave(address, dice):
-    """Opens a connection and does something else than to ask for a text."""
+    """Opens a connection, sends random data or a request, and closes it without reading an answer."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n"
     whole = json.dumps({"messages": [{"role": "user", "content": "Once"}], "stream": True}).encode()
     data = dice.choice([

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""A model of one decoded token at 4 bits on Apple GPUs, ours beside mlx-lm's. Nothing here ran on a Mac.
+"""Predicts the time of one decoded token with 4-bit weights on Apple GPUs, for this project and for mlx-lm.
+Nothing here ran on a Mac.
 
     scripts/token_model.py             prints the tables
     scripts/token_model.py --update    writes them into docs/metal-without-a-mac.md
 
-What is counted: the bytes of the weights; the dispatches of a layer (`mlx-primitives info --graph`), and
-how many of them have to wait for the one before; threadgroups and threads as they are launched; cycles of
-machine code (tests/agx/table.json), staging and norm included.
-What is assumed is in this file, in capitals, and was not fitted to the result.
+The prediction counts the bytes of the weights; the dispatches of a layer (`mlx-primitives info --graph`), and
+how many of them wait for an earlier dispatch; the threadgroups and threads of the launches; and the cycles of
+the machine code (tests/agx/table.json), with the norm and the copy of x to threadgroup memory ("staging").
+The constants in capitals are assumptions. They were not fitted to the result.
 """
 
 import json
@@ -20,21 +21,23 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metal-without-a-mac.md"
 BEGIN, END = "<!-- token:begin, made by scripts/token_model.py -->\n", "<!-- token:end -->\n"
 
-# A stream of weights reaches this share of the memory's rate, with either kernel.
+# Our kernels and MLX's are assumed to read weights at this share of the memory's bandwidth.
 STREAMED = 0.85
-# Microseconds from the end of a dispatch to the beginning of one that waits for it, with the drain of the
-# one and the first access of the other: what earlier estimates took, and what fusing three dispatches of
-# each of 36 layers saved on an M3 Ultra (8.57 to 8.32 ms a token: ml-explore/mlx, pull request 4295).
-# Dispatches that wait for the same one run side by side and cost nothing more. Of MLX's 17 in a layer at
-# least 12 wait: norm, q k v, rotation, append, attention, output, sum, norm, gate and up, activation,
-# down, sum. The order in which MLX encodes them may add some, and 17 is the most.
+# Pairs: the number of waits in a layer of mlx-lm, and the microseconds of a wait. A wait is the
+# time from the end of a dispatch to the start of the dispatch that needs its result. It includes
+# the drain of the first dispatch and the first memory access of the second. Earlier estimates used
+# 1.25. The larger value follows from an M3 Ultra, where fusing three dispatches in each of 36
+# layers saved time (8.57 to 8.32 ms a token: ml-explore/mlx, pull request 4295). Dispatches that
+# wait for the same result run in parallel and cost one wait. Of MLX's 17 dispatches in a layer, at
+# least 12 wait: norm, q k v, rotation, append, attention, output, sum, norm, gate and up,
+# activation, down, sum. The order in which MLX encodes them may add waits, up to 17.
 CASES = ((12, 1.25), (17, 1.25), (12, 2.4), (17, 2.4))
-# Microseconds of an access to the L2 cache and of one to memory, and of a barrier of a threadgroup.
+# Microseconds of an access to the L2 cache, of an access to memory, and of a threadgroup barrier.
 CACHE, MEMORY, BARRIER = 0.25, 0.5, 0.05
-PIPES = 4  # of a core, each for 32 threads
-KEYS = (128, 512)  # in the cache
-ROW_BYTES = 16 * 4.5 / 8  # of a row of weights that a lane takes in a step
-STEP_ROWS = 4  # of a SIMD group
+PIPES = 4  # SIMD pipelines of a core, each for 32 threads
+KEYS = (128, 512)  # positions in the key/value cache
+ROW_BYTES = 16 * 4.5 / 8  # bytes of a row of weights that a lane reads in a step
+STEP_ROWS = 4  # rows of weights that a SIMD group reads in a step
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Chip:
     rate: float  # gigabytes a second, by Apple's specification
 
     def stream(self, size):
-        """Microseconds for this many bytes."""
+        """Returns the microseconds of reading this many bytes."""
         return size / (self.rate * STREAMED * 1e3)
 
     def cycles(self, count):
@@ -72,7 +75,10 @@ class Model:
     vocabulary: int
 
     def products(self):
-        """Columns of x, rows of weights of ours, whether there is a norm, and rows of each of MLX's."""
+        """Returns a tuple for each product of ours: columns of x, whether a norm precedes it, MLX's rows.
+
+        One of our products fuses several of MLX's, whose numbers of weight rows are the last item.
+        """
         kv = self.kv_heads * self.dim
         q = self.heads * self.dim
         layer = [
@@ -89,16 +95,22 @@ MODELS = (
     Model("1B", 16, 2048, 8192, 32, 8, 64, 128256),
 )
 
-# Cycles of a thread before its first product, of machine code in bfloat16: with a norm and without.
+# Cycles of a thread before its first multiplication, with and without a norm, from the machine code
+# for bfloat16.
 STAGING = {True: 424, False: 87}
 
 
 def product(chip, axis, rows, threads, of_group, resident, cycles, prologue):
-    """Microseconds of a product of one row: the stream, what it takes longer, and of that the prologue."""
+    """Returns three times of a product with one row of x, in microseconds.
+
+    They are the time to read the weights, the extra time of the arithmetic and of the last threadgroups,
+    and the part of the prologue that the reading does not hide.
+    """
     size = rows * axis * 4.5 / 8
     stream = chip.stream(size)
     work = chip.cycles(rows * axis / 32 * cycles / PIPES / chip.cores)
-    # A thread's first weights are asked for at once, and the memory is busy with them meanwhile.
+    # Each thread requests its first weights immediately, so reading them hides a part of the
+    # prologue.
     group = threads // 32 * 32 * STEP_ROWS * ROW_BYTES
     slots = chip.cores * (resident // threads)
     groups = ceil(rows / of_group)
@@ -112,7 +124,7 @@ def product(chip, axis, rows, threads, of_group, resident, cycles, prologue):
 
 
 def attention(chip, model, keys, groups, chunk, cycles, rows):
-    """Microseconds of the arithmetic, or of the keys and values if that is longer."""
+    """Returns the microseconds of the arithmetic, or of reading keys and values if that takes longer."""
     of_core = ceil(groups / chip.cores) * chunk * rows * cycles * model.dim / 128 / PIPES
     return max(chip.cycles(of_core), chip.stream(keys * 4 * model.kv_heads * model.dim))
 
@@ -123,7 +135,8 @@ def ours(chip, model, keys, _, wait, cases):
     for axis, normed, together in model.products():
         rows = sum(together)
         threads = 128 if rows < 8192 and axis <= (2048 if normed else 4096) else 256
-        # One access for x and the norm, the barriers of the norm and of the staging, and the staging.
+        # The prologue consists of cache accesses, a barrier after the staging, another barrier if
+        # there is a norm, and the cycles of the staging.
         staged = ceil(axis / 16 / threads)
         work = chip.cycles(STAGING[normed] * staged * 512 / 32 / PIPES)
         prologue = CACHE * (1 + (staged - 1)) + BARRIER * (2 if normed else 1) + work
@@ -145,7 +158,7 @@ def theirs(chip, model, keys, waiting, wait, cases):
     weights, scores = (case["mlx"] for case in cases)
     parts = dict.fromkeys(("memory", "waits", "attention", "prologue", "rest"), 0.0)
     for axis, _, together in model.products():
-        # Products of the same x run side by side, as one.
+        # Products of the same x run in parallel, so they count as one product.
         stream, rest, _ = product(chip, axis, sum(together), 64, 8, 832, weights["alu"], 0.0)
         parts["memory"] += stream
         parts["rest"] += rest

@@ -37,7 +37,7 @@ for name in "${steps[@]}"; do
     mutants) METAL_SIM_EVERY_MUTANT=1 cargo test -p mlx-primitives --test mutants ;;
     planted_faults) scripts/planted_faults.py ;;
     checks)
-      # A separate folder, because the other builds have these checks off.
+      # Builds in a separate folder, because the other builds disable these checks.
       kernels=profile.dev.package.mlx-primitives-kernels
       CARGO_TARGET_DIR=target/checks cargo test -p mlx-primitives-kernels --test kernels \
         --config "$kernels.debug-assertions=true" --config "$kernels.overflow-checks=true"
@@ -58,7 +58,7 @@ for name in "${steps[@]}"; do
       scripts/build_metal.sh --cuda
       MLX_PRIMITIVES_NEED_NVRTC=1 MLX_PRIMITIVES_CUDA_ARCHITECTURES="75 80 90 120" \
         cargo test -p mlx-primitives-cuda --test kernels -- --nocapture
-      # Without a GPU, a command and a library with CUDA use MLX for CPUs.
+      # Checks that a command and a library with support for CUDA also work with MLX for CPUs.
       cargo run --release --features cuda -- generate "Once upon a time" -m 5
       scripts/build_wheel.sh --dev --cuda "$(tr -d '[:space:]' <cmake/mlx_version.txt)" && scripts/test_wheel.sh
       ;;

@@ -1,14 +1,14 @@
-"""Installs wheels of the Python package index, with Python's standard library alone.
+"""Installs wheels from the Python package index, with only Python's standard library.
 
     python3 scripts/wheels.py install FOLDER NAME==VERSION...
     python3 scripts/wheels.py versions NAME PREFIX
 
-`install` unpacks the wheels for this machine in FOLDER, without what they depend on, and replaces what an
-earlier version left there. A VERSION may end in `.*`. `versions` prints the versions that begin with
-PREFIX, the oldest first. MLX_WHEELS_PLATFORM (as pip writes it, such as macosx_14_0_arm64) stands for
-another machine than this one.
+`install` unpacks the wheels for this machine in FOLDER, and replaces earlier versions there. It does not
+install dependencies. A VERSION may end in `.*`. `versions` prints the versions that begin with PREFIX,
+oldest first. MLX_WHEELS_PLATFORM selects wheels for another machine, with pip's name of its platform, such
+as macosx_14_0_arm64.
 
-The index, its certificates and a proxy are those that pip's configuration and environment name.
+The script takes the index, its certificates and a proxy from pip's configuration and environment.
 """
 
 import base64
@@ -35,7 +35,7 @@ TRIES = 3
 
 
 class Failed(Exception):
-    """What went wrong and what to do, in one sentence."""
+    """An error whose text says in one sentence what failed and what to do."""
 
     status = 1
 
@@ -47,7 +47,7 @@ class NotHere(Failed):
 
 
 def pip_option(name):
-    """An option of pip's, from the environment or else pip's files; None if it has none."""
+    """Returns the value of a pip option from the environment or from pip's files, or None if it is not set."""
     value = os.environ.get("PIP_" + name.upper().replace("-", "_"))
     if value:
         return value
@@ -75,7 +75,8 @@ class Index:
         if (pip_option("no-index") or "0").lower() not in ("0", "false", "no", "off"):
             raise Failed("pip's option no-index forbids to fetch what is missing; unset it, or install by hand")
         self.url = (pip_option("index-url") or "https://pypi.org/simple").rstrip("/") + "/"
-        # urllib does not accept a name and a password in an address. They are only for this server.
+        # urllib does not accept a user name and a password in a URL. `open` sends them to this
+        # server only.
         parts = urllib.parse.urlsplit(self.url)
         self.url, self.server, self.authorization = clean(self.url), (parts.scheme, parts.hostname, parts.port), None
         if parts.username:
@@ -96,7 +97,10 @@ class Index:
         return self.opener.open(request, timeout=60)
 
     def read(self, url, accept, into=None):
-        """The bytes at an address, or in the file `into`; tried again where the network fails."""
+        """Returns the final URL, the type and the bytes of a URL, or writes the bytes to the file `into`.
+
+        If the network or the server fails, it tries again.
+        """
         host = urllib.parse.urlsplit(url).hostname
         for attempt in range(TRIES):
             try:
@@ -121,7 +125,7 @@ class Index:
             time.sleep(2 ** attempt)
 
     def files(self, name):
-        """The file names, addresses and hashes of a package."""
+        """Returns the file name, the URL and the hash of each file of a package."""
         page = urllib.parse.urljoin(self.url, re.sub(r"[-_.]+", "-", name).lower() + "/")
         accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
         base, kind, content = self.read(page, accept)
@@ -142,7 +146,7 @@ class Index:
 
 
 class Links(html.parser.HTMLParser):
-    """The links of an index's page that is not JSON."""
+    """Collects the links of a package's index page in HTML."""
 
     def __init__(self):
         super().__init__()
@@ -155,13 +159,13 @@ class Links(html.parser.HTMLParser):
 
 
 def clean(url):
-    """An address without a name and password."""
+    """Returns a URL without its user name and password."""
     parts = urllib.parse.urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def number(version):
-    """The parts of a release's version; None for others, such as release candidates."""
+    """Returns the numbers of a release's version, or None for other versions, such as release candidates."""
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else None
 
 
@@ -176,7 +180,7 @@ def command_output(*command):
 
 
 class Machine:
-    """The system that wheels have to be for: its kind, the versions of it, and the processor."""
+    """The system that wheels must support: its kind, its version and its processor."""
 
     def __init__(self):
         asked = re.fullmatch(r"(macosx|manylinux)_(\d+)_(\d+)_(\w+)", os.environ.get("MLX_WHEELS_PLATFORM", ""))
@@ -184,8 +188,8 @@ class Machine:
             self.kind, self.processor = asked.group(1), asked.group(4)
             self.version = (int(asked.group(2)), int(asked.group(3)))
         elif sys.platform == "darwin":
-            # macOS 26 tells a Python that was built for an old system that its version is 16.
-            # Rosetta tells a Python that the processor is x86_64.
+            # macOS 26 reports version 16 to a Python that was built for an old system. Rosetta
+            # reports an x86_64 processor.
             said = command_output("sysctl", "-n", "kern.osproductversion") or platform.mac_ver()[0]
             version = [int(part) for part in re.findall(r"\d+", said)] + [0, 0]
             self.kind, self.version = "macosx", (version[0] + 10 if version[0] == 16 else version[0], version[1])
@@ -205,7 +209,7 @@ class Machine:
         return "glibc %d.%d on %s" % (self.version + (self.processor,))
 
     def takes(self, tag):
-        """The version that a platform's tag asks for, if it is for this kind of machine; else None."""
+        """Returns the system version that a platform tag needs, or None for a tag of another kind of machine."""
         old = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
         found = re.fullmatch(r"(macosx|manylinux)_(\d+)_(\d+)_(\w+)", tag)
         kind, _, processor = tag.partition("_")
@@ -221,7 +225,7 @@ class Machine:
 
 
 def choose(index, machine, wanted):
-    """The file name, address and hash of the wheel that a requirement NAME==VERSION means here."""
+    """Returns the file name, URL and hash of the newest wheel that fits NAME==VERSION and this machine."""
     name, _, version = wanted.partition("==")
     ours, others, versions = [], set(), set()
     for file in index.files(name):
@@ -251,7 +255,7 @@ def choose(index, machine, wanted):
 
 
 def describe(machine, tags):
-    """What wheels of other machines ask for, in words."""
+    """Returns the systems that the platform tags of other machines' wheels need, in words."""
     said = []
     for tag in sorted([tag for tag in tags if tag.startswith(machine.kind) and tag.endswith(machine.processor)] or tags):
         found = re.fullmatch(r"(macosx|manylinux)_(\d+)_(\d+)_(\w+)", tag)
@@ -297,7 +301,7 @@ def install(folder, wanted):
 
 
 def spread(data, folder):
-    """Moves what a wheel has beside its packages: programs to `bin`, and further packages."""
+    """Moves the contents of a wheel's .data folder: programs to `bin`, and the rest to `folder`."""
     for kind, target in (("scripts", "bin"), ("purelib", "."), ("platlib", "."), ("data", ".")):
         source = os.path.join(data, kind)
         for entry in os.listdir(source) if os.path.isdir(source) else []:

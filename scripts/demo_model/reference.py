@@ -1,4 +1,4 @@
-"""Writes mlx-lm's greedy continuations of the demo model, which the tests compare with."""
+"""Writes the texts that mlx-lm generates greedily with the demo model. The tests compare with them."""
 
 import argparse
 import hashlib
@@ -70,8 +70,8 @@ def main():
     assert all(len(p["prompt_ids"]) == 1 for p in prompts if p["prompt"] == ONE_TOKEN)
     logits = None
     for name, dtype in DTYPES.items():
-        # The model is loaded again for each type, so that no type is rounded from another 16-bit
-        # type.
+        # Loads the float32 weights again for each type. A conversion from one 16-bit type to the
+        # other would round the weights twice.
         model, _ = load(str(args.model))
         model.set_dtype(dtype)
         for p in prompts:

@@ -1,4 +1,4 @@
-"""Prints continuations of the demo model through mlx-lm, for reading."""
+"""Prints texts that mlx-lm generates with the demo model, for a person to read."""
 
 import argparse
 from pathlib import Path

@@ -185,7 +185,7 @@ ENDINGS = [
 
 
 def pick(rng, items, head=1):
-    """Picks the first items more often, so that greedy decoding meets few near ties."""
+    """Picks earlier items more often, so that the trained model rarely has two next tokens of nearly equal logits."""
     return rng.choices(items, [1 / (i + head) for i in range(len(items))])[0]
 
 

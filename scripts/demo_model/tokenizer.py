@@ -11,7 +11,7 @@ def train(texts, vocab_size):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # The whole byte alphabet is in the vocabulary, so any UTF-8 input survives the round trip.
+    # The vocabulary has a token for every byte, so decoding restores any encoded UTF-8 text.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOS],

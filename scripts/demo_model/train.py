@@ -30,8 +30,8 @@ class Windows:
         self.starts = starts[starts <= self.last]
 
     def sample(self, rng, batch):
-        # Half the windows begin a story, because a prompt begins at position 0 with no bos token;
-        # the rest begin anywhere, so that a prompt from the middle of a story works as well.
+        # Half of the windows begin with a story, because a prompt begins at position 0 without a
+        # bos token. The others begin anywhere, so that prompts from the middle of a story work too.
         at = rng.integers(0, self.last + 1, batch)
         half = batch // 2
         at[:half] = rng.choice(self.starts, half)
@@ -41,7 +41,7 @@ class Windows:
         return np.stack([self.stream[i : i + WINDOW + 1] for i in at])
 
     def consecutive(self, batch):
-        """Yields every whole window in order, as batches."""
+        """Yields batches of consecutive windows, from the first token on. Drops an incomplete last batch."""
         at = np.arange(0, self.last + 1, WINDOW)
         for i in range(0, len(at) - batch + 1, batch):
             yield self.cut(at[i : i + batch])
@@ -93,7 +93,7 @@ def save(params, tokenizer, directory):
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: np.ascontiguousarray(value, np.float32) for name, value in params.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    # save_file leaves the file readable only by its owner.
+    # save_file makes the file readable for its owner only.
     (directory / "model.safetensors").chmod(0o644)
     (directory / "config.json").write_text(json.dumps(model.CONFIG, indent=2) + "\n")
     generation = {"bos_token_id": model.CONFIG["bos_token_id"], "eos_token_id": model.CONFIG["eos_token_id"]}
