@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::ffi;
 use crate::ops::Rope;
 
-/// `mlx.fast.layer_norm`: [`ops::layer_norm`](crate::ops::layer_norm) by MLX. `x` is `[..., n]`,
-/// `weight` and `bias` are `[n]` or `None`.
+/// `mlx.fast.layer_norm`, MLX's version of [`ops::layer_norm`](crate::ops::layer_norm). `x` is
+/// `[..., n]`, `weight` and `bias` are `[n]` or `None`.
 ///
 /// # Errors
 ///
@@ -24,8 +24,8 @@ pub fn layer_norm(
     })
 }
 
-/// `mlx.fast.rms_norm`: [`ops::rms_norm`](crate::ops::rms_norm) by MLX. `x` is `[..., n]`, `weight`
-/// is `[n]` or `None`.
+/// `mlx.fast.rms_norm`, MLX's version of [`ops::rms_norm`](crate::ops::rms_norm). `x` is `[...,
+/// n]`, `weight` is `[n]` or `None`.
 ///
 /// # Errors
 ///
@@ -44,8 +44,8 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
     Array::from_bridge(ffi::bridge::binary(ffi::bridge::BinaryOp::Matmul, a.raw(), b.raw()))
 }
 
-/// `mlx.softmax` over the last axis with `precise` accumulation in float32:
-/// [`ops::softmax`](crate::ops::softmax) by MLX.
+/// `mlx.softmax` over the last axis with `precise` accumulation in float32, MLX's version of
+/// [`ops::softmax`](crate::ops::softmax).
 ///
 /// # Errors
 ///
@@ -54,12 +54,13 @@ pub fn softmax(x: &Array) -> Result<Array> {
     Array::from_bridge(ffi::ops::bridge::builtin_softmax(x.raw(), true))
 }
 
-/// `mlx.fast.rope`: [`ops::rope`](crate::ops::rope) by MLX. `x` is `[batch, ..., time, features]`.
+/// `mlx.fast.rope`, MLX's version of [`ops::rope`](crate::ops::rope). `x` is
+/// `[batch, ..., time, features]`.
 ///
 /// # Errors
 ///
-/// Returns an error if `x` has fewer than three axes, both or neither of `base` and `freqs` are
-/// given, or `mlx.fast.rope` does not take the shape of the offset or the frequencies.
+/// Returns an error if `x` has fewer than three axes, if both or neither of `base` and `freqs` are
+/// given, or if `mlx.fast.rope` refuses the shape of the offset or of the frequencies.
 pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     let Rope { dims, traditional, base, scale, offset, freqs } = rotation;
     let offset = offset.to_array()?;
@@ -78,8 +79,8 @@ pub fn rope(x: &Array, rotation: Rope<'_>) -> Result<Array> {
     })
 }
 
-/// Builds a graph of MLX's own ops that computes the values of `ours`, which is a lazy result of
-/// one of our ops. Returns an array for each output of the op.
+/// Builds a graph of MLX's own ops that computes the same values as `ours`, a lazy result of one of
+/// our ops. Returns an array for each output of the op.
 ///
 /// # Errors
 ///

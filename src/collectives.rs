@@ -63,10 +63,11 @@ mod ffi {
     }
 
     extern "Rust" {
-        /// Registers a wait for MLX, and returns 0 unless ranks are joined. Returns an error if the
-        /// group is broken: MLX must not be entered again.
+        /// Calls the observer before an evaluation waits for MLX, and returns the observer's number
+        /// of that wait. Returns 0 without an observer. An error prevents the evaluation: the group
+        /// of ranks is unusable after an earlier failure.
         fn begin_wait() -> Result<u64>;
-        /// Ends a wait. If it failed, the group is broken.
+        /// Calls the observer after a wait. If the wait `failed`, the group becomes unusable.
         fn end_wait(id: u64, failed: bool);
     }
 }
@@ -74,15 +75,15 @@ mod ffi {
 /// MLX's group of ranks.
 pub struct Ranks(UniquePtr<ffi::Ranks>);
 
-// SAFETY: MLX's group is a shared pointer that is never changed. Building a collective copies the
-// pointer, and its reference count is atomic. Only MLX's streams touch the connections.
+// SAFETY: MLX's group is a shared pointer that nothing changes. Building a collective copies the
+// pointer, and its reference count is atomic. Only MLX's streams use the connections.
 unsafe impl Send for Ranks {}
 // SAFETY: as above.
 unsafe impl Sync for Ranks {}
 
 impl Ranks {
-    /// Joins the ranks that the environment describes, through MLX's backend `backend`. Waits until
-    /// they are connected.
+    /// Connects this process to the ranks that the environment variables describe, by MLX's
+    /// communication backend of that name. Waits until all ranks are connected.
     pub fn join(backend: &str) -> Result<Self> {
         Ok(Self(ffi::join_ranks(backend)?))
     }
@@ -117,32 +118,32 @@ pub fn is_available(backend: &str) -> Result<bool> {
     Ok(ffi::ranks_available(backend)?)
 }
 
-/// The memory of the ranks' GPUs on one machine, through which they exchange small arrays.
+/// GPU memory that the ranks of one machine share, through which they exchange small arrays.
 pub struct Peers(UniquePtr<ffi::Peers>);
 
-// SAFETY: the memory is a shared pointer. Only one thread connects the ranks, and ranks evaluate
-// exchanges in one order, so only one thread at a time changes the memory.
+// SAFETY: the value is a shared pointer. Only one thread connects the ranks. All ranks evaluate
+// their exchanges in the same order, so only one thread at a time changes the memory.
 unsafe impl Send for Peers {}
 // SAFETY: as above.
 unsafe impl Sync for Peers {}
 
 impl Peers {
-    /// Shares memory of the GPU of this rank.
+    /// Allocates memory on this rank's GPU that other ranks can open.
     pub fn share(ranks: &Ranks) -> Result<Self> {
         Ok(Self(ffi::share_memory(&ranks.0)?))
     }
 
-    /// The handle with which other ranks open the memory; empty where they cannot open it.
+    /// The handle with which other ranks open the memory; empty if they cannot open it.
     pub fn handle(&self) -> Result<Vec<u8>> {
         Ok(ffi::handle_of(&self.0)?)
     }
 
-    /// Opens the memory of all ranks, by their handles in the order of the ranks.
+    /// Opens the memory of all ranks. `handles` contains their handles in the order of the ranks.
     pub fn reach(&self, handles: &[u8]) -> Result<()> {
         Ok(ffi::reach_peers(&self.0, handles)?)
     }
 
-    /// [`Ranks::all_gather`], through this memory where the array is small.
+    /// Like [`Ranks::all_gather`], but exchanges small arrays through this memory.
     pub fn all_gather(&self, ranks: &Ranks, x: &Array) -> Result<Array> {
         Array::from_bridge(ffi::all_gather_by(&self.0, &ranks.0, x.raw()))
     }
@@ -153,17 +154,17 @@ pub fn gpu_count() -> Result<i32> {
     Ok(ffi::gpu_count()?)
 }
 
-/// The unique name of the first GPU, which no other GPU has; empty if MLX knows none.
+/// The UUID of the first GPU; empty if MLX reports none.
 pub fn gpu_uuid() -> Result<String> {
     Ok(ffi::gpu_uuid()?)
 }
 
-/// Functions that are called around every evaluation that waits for MLX.
+/// Functions that run before and after every wait of an evaluation for MLX.
 #[derive(Clone, Copy)]
 pub struct WaitObserver {
-    /// Runs before MLX is entered, and returns a number for the wait. An error prevents the entry.
+    /// Runs before the call of MLX, and returns a number for the wait. An error prevents the call.
     pub begin: fn() -> Result<u64>,
-    /// Called when the wait of that number ends; the flag says whether it failed.
+    /// Runs after the wait of that number; the flag tells whether the wait failed.
     pub end: fn(u64, bool),
 }
 

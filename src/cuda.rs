@@ -7,7 +7,8 @@ use ffi::{CudaArgument, CudaBound, CudaCode, CudaConstant};
 
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]
 mod ffi {
-    /// A buffer index to which a launch binds an array, or a value of this number of bytes.
+    /// A buffer index of a launch. It gets an array or, if `bytes` is not 0, a value of `bytes`
+    /// bytes.
     struct CudaBound {
         index: u32,
         bytes: u32,
@@ -33,7 +34,7 @@ mod ffi {
     }
 
     extern "Rust" {
-        /// Compiles a kernel of Metal source for an architecture, 90 for `sm_90`.
+        /// Compiles a kernel of Metal source for an NVIDIA architecture, such as 90 for `sm_90`.
         fn cuda_kernel(
             source: &str,
             kernel: &str,
@@ -46,8 +47,8 @@ mod ffi {
     }
 }
 
-/// Embedded sources have a line with a comment before each file; this makes it a `#line` directive,
-/// so that compilers report the file's name.
+/// In embedded sources, a comment with the name of each file precedes its text. This function
+/// replaces the comment by a `#line` directive, so that compilers report the file's name.
 fn with_lines(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {

@@ -5,12 +5,13 @@ use std::pin::Pin;
 use super::Array;
 use crate::ffi::bridge as ffi;
 
-/// Leaves MLX's main thread and the streams of threads to the program. Call it before the first op.
+/// Tells the library that it runs inside a program that uses MLX directly. The library then does
+/// not change MLX's main thread or the threads' streams. Call this before the first op.
 pub fn begin() {
     ffi::be_guest();
 }
 
-/// A new handle of the array that the program holds as an `mlx::core::array` at `address`.
+/// Returns a new handle of the program's `mlx::core::array` at `address`.
 ///
 /// # Safety
 ///
@@ -20,17 +21,18 @@ pub unsafe fn array_at(address: *const ()) -> Array {
     Array::from_ref(unsafe { &*address.cast::<ffi::MlxArray>() })
 }
 
-/// The address and the number of the array's dimensions, without a read of the dimensions.
+/// Returns the address of the array's list of dimensions, and their number. Does not read the list.
 ///
 /// # Safety
 ///
 /// The word at `address` points to memory as large as MLX's description of an array.
 pub unsafe fn shape_at(address: *const ()) -> [usize; 2] {
-    // SAFETY: only words of the description are read; the caller promises that they are readable.
+    // SAFETY: the call reads only words of the description. The caller promises that they are
+    // readable.
     ffi::shape_words(unsafe { &*address.cast::<ffi::MlxArray>() })
 }
 
-/// Makes the `mlx::core::array` at `address` the same as `array`.
+/// Assigns `array` to the program's `mlx::core::array` at `address`.
 ///
 /// # Safety
 ///

@@ -10,8 +10,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// In an index: selects all elements of the axes that the index has no other part for; see
-/// [`Array::i`].
+/// In an index: stands for all axes that no other part selects from, and selects all their
+/// elements; see [`Array::i`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ellipsis;
 
@@ -73,7 +73,8 @@ ranges! {
     RangeToInclusive<i32>: |range| None, after(range.end);
 }
 
-/// The exclusive end of a range that ends with `last`; `None` if `last` is -1, the last element.
+/// The exclusive end of a range whose last element is `last`. Returns `None`, the end of the axis,
+/// if `last` is -1.
 fn after(last: i32) -> Option<i32> {
     last.checked_add(1).filter(|&end| end != 0)
 }
@@ -166,7 +167,7 @@ impl<const N: usize> IntoIndex for [Index; N] {
     }
 }
 
-/// A selection as the arguments of MLX's `slice`, and the axes that its result loses and gains.
+/// The arguments of MLX's `slice` for an index, and the axes that the result then drops and adds.
 #[derive(Default)]
 struct Selection {
     start: Vec<i32>,
@@ -274,15 +275,15 @@ impl Selection {
 
 /// Selections by index.
 impl Array {
-    /// The elements that `index` selects: one part for each axis, from the first on. Axes after the
-    /// last part are kept whole.
+    /// The elements that `index` selects. The index has one part for each axis, from the first axis
+    /// on. All elements of the remaining axes are selected.
     ///
     /// | part | selects |
     /// |---|---|
     /// | `2`, `-1` | one element, without the axis; a negative number counts from the end |
     /// | `..`, `1..3`, `1..`, `..-1`, `1..=3` | a range, cut to the axis as in Python |
     /// | [`step`]`(1..9, 2)`, `step(.., -1)` | every second element of a range, a reversed axis |
-    /// | [`Ellipsis`] | all axes that the other parts do not select from, whole |
+    /// | [`Ellipsis`] | all elements of the axes that no other part selects from |
     /// | [`NewAxis`] | a new axis of length 1 |
     ///
     /// The result is lazy, and a view where the array is evaluated. It is differentiable.
@@ -311,10 +312,10 @@ impl Array {
         if s.new.is_empty() { Ok(array) } else { array.expand_dims(&s.new) }
     }
 
-    /// The elements of one axis that a range, [`step`] of a range or a number selects; the result
-    /// keeps the axis, also for a number. A negative axis counts from the last.
+    /// Selects elements of one axis by a range, a [`step`] of a range, or a number. The result
+    /// keeps the axis, even for a number. A negative axis counts from the last.
     ///
-    /// Where the axis is known beforehand, [`Array::i`] is shorter.
+    /// If the axis is known at compile time, [`Array::i`] is shorter.
     ///
     /// # Errors
     ///

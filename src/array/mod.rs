@@ -24,13 +24,13 @@ pub use view::{concatenate, select, stack};
 
 /// A lazy, n-dimensional array of MLX: a node of a graph, computed when it is read.
 ///
-/// Building an op computes nothing; [`eval`], [`Array::to_vec`], [`Array::item`] and printing
-/// do. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative axes
-/// count from the last.
+/// Building an op does not compute it. [`eval`], [`Array::to_vec`], [`Array::item`] and printing
+/// compute it. Cloning shares the node. Shapes, axes and indices are `i32`, as in MLX; negative
+/// axes count from the last.
 ///
 /// `+`, `-`, `*`, `/` and unary `-` take arrays and references to arrays, which broadcast, and
-/// numbers on either side. Since building an op can fail, they return `Result<Array>`. One side of
-/// an operator may be such a result:
+/// numbers on either side. The operators return `Result<Array>`, since building an op can fail. One
+/// side of an operator may itself be a `Result<Array>`:
 ///
 /// ```
 /// use mlx_primitives::Array;
@@ -46,9 +46,9 @@ pub use view::{concatenate, select, stack};
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 ///
-/// Rust lets a crate implement an operator only where one side is a type of the crate, which a
-/// `Result` is not. An operator whose sides are two results, a result and a number, or one result
-/// alone (`-`) takes a `?` first: `((&a + &b)? * 2.0)?`.
+/// Rust lets a crate implement an operator only if one side is a type of the crate, and `Result` is
+/// not. So a `?` is needed if both sides are results, if one is a result and the other a number,
+/// and for `-` of a result: `((&a + &b)? * 2.0)?`.
 ///
 /// MLX's streams belong to the thread that made them, so an array stays on its thread.
 /// [`Array::into_send`] moves an evaluated one to another thread.
@@ -132,8 +132,8 @@ impl Array {
         self.size().saturating_mul(self.dtype().size())
     }
 
-    /// The distance in memory, in elements, between neighbors along each dimension. MLX knows it
-    /// only once the array is evaluated; before that, these are the strides of a row-major array.
+    /// The distance in memory, in elements, between neighbors along each dimension. MLX knows the
+    /// strides only after the evaluation. Before, this returns the strides of a row-major array.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -153,14 +153,14 @@ impl Array {
         ffi::dtype(self.raw()).into()
     }
 
-    /// Whether the computation of this array has been handed to its device; also true after it has
-    /// ended. [`Array::primitive`] has an example.
+    /// Whether MLX has handed the computation of this array to the device; also true after the
+    /// computation has ended. [`Array::primitive`] has an example.
     pub fn is_scheduled(&self) -> bool {
         ffi::is_scheduled(self.raw())
     }
 
-    /// Whether the elements lie in memory in row-major order without gaps. As for
-    /// [`Array::strides`], which has an example, MLX knows it only once the array is evaluated.
+    /// Whether the elements lie in memory in row-major order without gaps. MLX knows this only
+    /// after the evaluation. [`Array::strides`] has an example.
     pub fn is_row_contiguous(&self) -> bool {
         ffi::is_row_contiguous(self.raw())
     }
@@ -217,7 +217,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Dtype`] if `T` is not the array's type, to which [`Array::astype`] converts; an
+    /// [`Error::Dtype`] if `T` is not the array's type ([`Array::astype`] converts an array); an
     /// error if the evaluation fails.
     ///
     /// ```
@@ -291,9 +291,9 @@ impl Clone for Array {
 ///
 /// # Errors
 ///
-/// Returns an error if one of the arrays, or an array that it is computed from, fails now or failed
-/// in an earlier evaluation. A failed array stays failed. Arrays that are not computed from it are
-/// usable, even if they belong to the same evaluation.
+/// Returns an error if one of the arrays, or an input of its computation, fails now or failed in an
+/// earlier evaluation. A failed array stays failed. Arrays that do not depend on it are usable,
+/// even if they belong to the same evaluation.
 ///
 /// ```
 /// # use mlx_primitives::{Array, eval};

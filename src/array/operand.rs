@@ -148,8 +148,8 @@ binary! {
     subtract => Subtract;
 }
 
-/// Implements an operator for every pair of operands that Rust's orphan rule allows: one of them
-/// has to be an [`Array`] or a reference to one.
+/// Implements an operator for every pair of operands that Rust's orphan rule allows: one operand
+/// has to be an [`Array`] or an `&Array`.
 macro_rules! operators {
     ($($trait:ident $method:ident => $op:ident;)*) => {$(
         operators!($trait $method $op: both(Array, Array), both(Array, &Array), both(&Array, Array),
@@ -182,13 +182,13 @@ fn both(op: BinaryOp, left: impl Borrow<Array>, right: impl Borrow<Array>) -> Re
     Array::from_bridge(ffi::binary(op, left.raw(), right.raw()))
 }
 
-/// Applies the op to an array and a number, or another operand, on its right.
+/// Applies the op with an array on the left and a number, or another operand, on the right.
 fn right_of(op: BinaryOp, left: impl Borrow<Array>, number: impl Operand) -> Result<Array> {
     let left = left.borrow();
     both(op, left, number.operand(left)?)
 }
 
-/// Applies the op to a number and an array on its right.
+/// Applies the op with a number on the left and an array on the right.
 fn left_of(op: BinaryOp, number: impl Operand, right: impl Borrow<Array>) -> Result<Array> {
     let right = right.borrow();
     both(op, number.operand(right)?, right)

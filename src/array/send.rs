@@ -49,8 +49,8 @@ use crate::ffi::bridge as ffi;
 /// ```
 #[must_use = "an array that is not sent was evaluated for nothing"]
 pub struct SendArray {
-    /// The only handle of an array that is computed and has no graph, over memory that no other
-    /// array uses.
+    /// An evaluated array without a graph. No other handle refers to it, and no other array uses
+    /// its memory.
     handle: UniquePtr<ffi::MlxArray>,
 }
 

@@ -25,10 +25,10 @@ impl fmt::Display for Array {
 
 /// Prints the shape, the type and the state of the array, and evaluates nothing.
 ///
-/// The state is `lazy` and the name of the primitive that will compute the array, `scheduled` and
-/// that name once the computation has been handed to its device, or `evaluated` for elements in
-/// memory. An array with neither a primitive nor elements, such as an argument of a closure that a
-/// transform traces, is `traced`.
+/// The state is `lazy` with the name of the primitive that will compute the array; `scheduled` with
+/// that name after MLX has handed the computation to the device; or `evaluated` if the elements are
+/// in memory. An array with neither a primitive nor elements is `traced`, such as an argument of a
+/// closure that a transform traces.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

@@ -6,8 +6,8 @@ use crate::ffi::bridge as ffi;
 /// Shapes, types and selections. All of them are lazy, and most of them do not copy.
 impl Array {
     /// The elements, in row-major order, in another shape with the same number of elements. One
-    /// length may be -1: it is worked out from the others. Copies only if the strides do not allow
-    /// a view.
+    /// length may be -1, which MLX computes from the others. Copies only if the strides do not
+    /// allow a view.
     ///
     /// # Errors
     ///
@@ -149,13 +149,13 @@ impl Array {
         Array::from_bridge(ffi::contiguous(self.raw()))
     }
 
-    /// The slices of `axis` at `indices`, an array of integers of any shape, which replaces the
-    /// axis: `[..., n, ...]` becomes `[..., indices.shape(), ...]`.
+    /// Selects slices of `axis` by `indices`, an array of integers of any shape. The shape of the
+    /// indices replaces the axis: `[..., n, ...]` becomes `[..., indices.shape(), ...]`.
     ///
     /// Negative indices count from the end; indices outside the axis select its nearest slice.
-    /// Differentiable in the array. A kernel of this crate computes the gradient of a
-    /// floating-point matrix whose rows are taken, such as an embedding: each row gets the
-    /// gradients of its copies, added up in float32 in the order of the indices and rounded once.
+    /// Differentiable in the array. If the array is a floating-point matrix and `axis` is 0, as for
+    /// an embedding, a kernel of this crate computes the gradient. For each row, it adds the
+    /// gradients of the row's copies in float32, in the order of the indices, and rounds once.
     ///
     /// # Errors
     ///
@@ -174,9 +174,9 @@ impl Array {
         Array::from_bridge(ffi::take(self.raw(), indices.raw(), axis))
     }
 
-    /// The elements of each row along `axis` at the `indices` of that row. Both arrays have the
-    /// same rank, and their shapes broadcast except along `axis`, where the result has the length
-    /// of the indices.
+    /// Selects elements of each row along `axis` by the indices for that row. The array and
+    /// `indices` have the same rank, and broadcast along all axes other than `axis`. Along `axis`,
+    /// the result is as long as `indices`.
     ///
     /// Indices are as for [`Array::take`].
     ///
@@ -214,7 +214,7 @@ impl Array {
         Array::from_bridge(ffi::put_along_axis(self.raw(), indices.raw(), values.raw(), axis))
     }
 
-    /// The indices clamped to the axis, since MLX does not check them.
+    /// Clamps the indices to the axis, since MLX does not check them.
     pub(crate) fn in_bounds(&self, op: &str, indices: &Array, axis: i32) -> Result<Array> {
         let dim = self.dim(axis)?;
         if dim == 0 {
@@ -234,7 +234,7 @@ impl Array {
         }
     }
 
-    /// The values of the array, which are constants to derivatives.
+    /// The array itself, which derivatives treat as a constant.
     ///
     /// # Errors
     ///
@@ -253,8 +253,8 @@ impl Array {
     }
 
     /// Views of the elements before `place` along an axis, and of the elements from `place` on.
-    /// Their derivative is one [`concatenate`]; the derivatives of two slices would be two arrays
-    /// of the whole shape.
+    /// The derivative of both views together is one [`concatenate`]. Two slices would instead need
+    /// two gradients of the array's full shape.
     ///
     /// # Errors
     ///

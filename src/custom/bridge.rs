@@ -48,7 +48,7 @@ pub(crate) mod ffi {
     struct CustomLaunch {
         library: Box<LibraryHandle>,
         kernel: String,
-        /// The kernel's name with its constants, which is the key of the pipeline in the cache.
+            /// The kernel's name with its constants, which is the key of the pipeline in the cache.
         pipeline: String,
         constants: Vec<CustomConstant>,
         bindings: Vec<CustomBinding>,
@@ -58,8 +58,8 @@ pub(crate) mod ffi {
         grid_is_threads: bool,
     }
 
-    /// An evaluated array. Its dimensions and strides are in separate lists, which hold them for
-    /// all arrays in order.
+    /// An evaluated array. Its dimensions and strides are in two separate lists, which contain the
+    /// values of all arrays one after the other.
     struct CustomView {
         data: *mut u8,
         bytes: usize,
@@ -114,8 +114,8 @@ pub(crate) mod ffi {
             max_threads: u32,
         ) -> Result<Vec<CustomLaunch>>;
         fn custom_name(op: &CustomOp) -> &str;
-        /// The input whose memory the first output takes over, or -1; the output then holds the
-        /// input's elements when `custom_eval` is called.
+        /// The number of the input whose memory the first output takes over, or -1. That output
+        /// contains the input's elements when C++ calls `custom_eval`.
         fn custom_in_place(op: &CustomOp) -> i32;
         fn custom_shapes(op: &CustomOp, inputs: &CxxVector<MlxArray>) -> Result<Vec<CustomOutput>>;
         fn custom_vjp(

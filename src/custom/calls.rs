@@ -1,5 +1,5 @@
-//! The functions of a custom primitive that C++ calls. Errors and panics of the user's code become
-//! values: a panic that unwound into C++ would end the process.
+//! The functions of a custom primitive that C++ calls. They return errors and panics of the user's
+//! code as values: a panic that unwound into C++ would end the process.
 
 use std::any::Any;
 
@@ -29,8 +29,8 @@ impl<P: CustomPrimitive> Erased for P {
     }
 }
 
-/// A user's primitive. The name and the input that its methods return when it is applied are
-/// stored, since the methods may return other values later.
+/// A user's primitive. It stores the results of the methods `name` and `in_place` from the time of
+/// [`apply`], since the methods may return other values later.
 pub(crate) struct CustomOp {
     name: String,
     in_place: Option<usize>,
@@ -89,7 +89,7 @@ impl CustomOp {
         Ok(outputs)
     }
 
-    /// Whether the primitive takes any layout, for each of `inputs` inputs.
+    /// For each of `inputs` inputs, whether the primitive takes it in any layout.
     pub(super) fn any_layout(&self, inputs: usize) -> Result<Vec<bool>> {
         self.call("layout", |primitive| {
             let any =

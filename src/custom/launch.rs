@@ -6,7 +6,8 @@ use super::{MetalLibrary, Spec};
 use crate::custom::bridge::ffi;
 use crate::error::{Error, Result};
 
-/// The number of indices that a Metal kernel has for buffers, and for threadgroup memory.
+/// The number of indices that a Metal kernel has for buffers. It is also the number of indices for
+/// threadgroup memory.
 const BUFFERS: u32 = 31;
 /// The number of indices for function constants.
 const CONSTANTS: u32 = 65536;
@@ -15,8 +16,8 @@ const PARAMETER_BYTES: usize = 4096;
 /// The bytes of threadgroup memory that every Apple GPU has.
 const THREADGROUP_BYTES: u32 = 32 << 10;
 
-/// The evaluation that [`CustomPrimitive::launch`](super::CustomPrimitive::launch) returns kernels
-/// for.
+/// The evaluation for which [`CustomPrimitive::launch`](super::CustomPrimitive::launch) returns
+/// kernels.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The shapes and types of the evaluated inputs.
@@ -118,7 +119,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// A launch of one thread of the kernel of this name, with nothing bound.
+    /// A launch of the named kernel with one thread and without arguments.
     pub fn new(library: &MetalLibrary, kernel: impl Into<String>) -> Self {
         Self {
             library: library.clone(),
@@ -142,8 +143,8 @@ impl Launch {
         self.buffer(index, Buffer::Output(output))
     }
 
-    /// Binds output number `output`, which an earlier launch of the call wrote, to
-    /// `[[buffer(index)]]`. The kernel only reads it.
+    /// Binds output number `output` to `[[buffer(index)]]` for reading only. An earlier launch of
+    /// the same [`Call`] wrote it.
     pub fn written(self, index: u32, output: usize) -> Self {
         self.buffer(index, Buffer::Written(output))
     }
@@ -171,19 +172,20 @@ impl Launch {
         self
     }
 
-    /// Sets the grid in whole threadgroups: their number and their threads, in each dimension.
+    /// Sets the number of threadgroups, and the number of threads of a threadgroup, in each
+    /// dimension.
     pub fn groups(self, groups: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         Self { grid: groups, group: threads_per_group, grid_is_threads: false, ..self }
     }
 
-    /// Sets the grid in threads: their number, and the threads of a threadgroup, in each dimension.
-    /// Threadgroups at the far edges may be smaller.
+    /// Sets the total number of threads, and the number of threads of a threadgroup, in each
+    /// dimension. Threadgroups at the far edges may be smaller.
     pub fn threads(self, threads: [u32; 3], threads_per_group: [u32; 3]) -> Self {
         Self { grid: threads, group: threads_per_group, grid_is_threads: true, ..self }
     }
 
-    /// Checks the launch and converts it for C++. `written` says for each output whether earlier
-    /// launches write it, and is updated by this launch.
+    /// Checks the launch and converts it for C++. `written` tells for each output whether an
+    /// earlier launch writes it. The function marks the outputs that this launch writes.
     pub(super) fn checked(
         mut self,
         op: &str,
@@ -288,7 +290,7 @@ impl Launch {
     }
 }
 
-/// The first index that is given twice or is not below the limit.
+/// The first index that occurs a second time or is not below the limit.
 fn bad_index<T>(indexed: &[(u32, T)], limit: u32) -> Option<u32> {
     let bad = |(at, (index, _)): (usize, &(u32, T))| {
         let twice = indexed[..at].iter().any(|(other, _)| other == index);

@@ -11,14 +11,14 @@ use super::metallib::{self, MetalVersion};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// Metal kernels: compiled ahead of time, or their source, which is compiled when a kernel is first
-/// used.
+/// Metal kernels, either compiled ahead of time, or as source that MLX compiles when a kernel is
+/// first used.
 ///
-/// Libraries with the same contents are one library. Libraries with different contents never share
-/// a kernel, even of the same name. MLX loads a library at the first launch and keeps it until the
-/// process ends, so an array may outlive all handles to its library.
+/// Handles with the same contents refer to one library. Libraries with different contents never
+/// share a kernel, even of the same name. MLX loads a library at the first launch and keeps it
+/// until the process ends, so an array may outlive all handles to its library.
 ///
-/// On Linux the simulator runs a library's kernels, from its source.
+/// On Linux, the simulator compiles a library's source and runs its kernels.
 #[derive(Clone)]
 pub struct MetalLibrary(Arc<Library>);
 
@@ -77,9 +77,9 @@ impl MetalLibrary {
         Self::new(Contents { metallib: None, source: Some(source.into()) })
     }
 
-    /// A library from a metallib and the source that it was compiled from, as
-    /// `mlx-primitives-build` writes them. If it could not compile the source, the metallib is
-    /// empty and the source is compiled when a kernel is first used.
+    /// A library from a metallib and its source, as `mlx-primitives-build` writes them. If
+    /// `mlx-primitives-build` could not compile the source, the metallib is empty, and MLX compiles
+    /// the source when a kernel is first used.
     ///
     /// # Errors
     ///
@@ -112,7 +112,8 @@ impl MetalLibrary {
             Some(bytes) => Some(metallib::check(bytes)?),
             None => None,
         };
-        // MLX passes sources to Metal as ASCII. Other characters occur only in comments.
+        // MLX passes sources to Metal as ASCII. Other characters can occur only in comments, so
+        // spaces may replace them.
         if let Some(source) = contents.source.take_if(|source| !source.is_ascii()) {
             let ascii = source.chars().map(|c| if c.is_ascii() { c } else { ' ' });
             contents.source = Some(Cow::Owned(ascii.collect()));
@@ -160,7 +161,7 @@ impl LibraryHandle {
         Ok(path.display().to_string())
     }
 
-    /// Removes the file, which is not needed after MLX has loaded the library.
+    /// Removes the file, since MLX has loaded the library and does not need the file again.
     pub(crate) fn loaded(&self) {
         if let Some(Ok(path)) = self.0.file.get() {
             let _ = fs::remove_file(path);

@@ -1,4 +1,4 @@
-//! Checks the header of a `.metallib` before Metal loads it, since the error of Metal is vague.
+//! Checks the header of a `.metallib` before Metal loads it, since Metal's own error is vague.
 
 use crate::error::{Error, Result};
 
@@ -26,7 +26,7 @@ const RELEASES: [(u32, MetalVersion); 5] = [
     (27, MetalVersion { major: 4, minor: 1 }),
 ];
 
-/// The first number of the version that a new macOS reports to programs linked with an old SDK.
+/// The major version that macOS 26 reports to programs that were linked with an old SDK.
 const CALLS_ITSELF: u32 = 16;
 const IS_REALLY: u32 = 26;
 
@@ -74,7 +74,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     check_for(bytes, macos_release())
 }
 
-/// Like `check`, for a release of macOS, or for `None`, a system that does not run metallibs.
+/// Like `check`, for a given release of macOS. `None` means a system that does not run metallibs.
 ///
 /// # Errors
 ///
@@ -83,8 +83,8 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     if bytes.len() < HEADER_BYTES || !bytes.starts_with(b"MTLB") {
         return Err(damaged("header is not that of one"));
     }
-    // The words from byte 16 on: the size of the file; offset and size of the function list, of
-    // public and of private metadata, and of the bitcode.
+    // The 64-bit words from byte 16 on are the size of the file, then an offset and a size for each
+    // of these: the function list, the public metadata, the private metadata and the bitcode.
     let word = |i: usize| number(&bytes[16 + 8 * i..][..8]);
     if word(0) != bytes.len() as u64 {
         return Err(damaged("size is not what its header says: it may be cut short"));
@@ -96,7 +96,7 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     if sections.iter().any(|&(at, size)| part(bytes, at, size).is_none()) {
         return Err(damaged("sections lie outside of it"));
     }
-    // The function list's size does not count the count at its start.
+    // The size of the function list does not include its first four bytes, the number of functions.
     let list = word(2).checked_add(4).and_then(|size| part(bytes, word(1), size));
     let version = list
         .and_then(|list| newest(list, word(8)))
@@ -117,8 +117,9 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     Ok(version)
 }
 
-/// The newest version in a function list. The list is a count, then for each function its size and
-/// tags; a tag has a length and data. `None` if the list is damaged.
+/// The newest version in a function list; `None` if the list is damaged. The list begins with the
+/// number of functions. Each function consists of its size and tags, and a tag of a name, a length
+/// and data.
 fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     let mut newest = None;
     let mut rest = list.get(4..)?;
@@ -151,8 +152,8 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     newest
 }
 
-/// The newest version of the language that a release of macOS runs; `None` if this crate does not
-/// know the release. Without a release, the newest known version.
+/// The newest version of the language that a release of macOS runs; `None` if the release is newer
+/// than this crate knows. Without a release, returns the newest known version.
 pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     let [(_, oldest), .., (latest, newest)] = RELEASES;
     match release {
@@ -165,14 +166,14 @@ pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     }
 }
 
-/// The first number of the version of macOS, or `None` on other systems.
+/// The major version of macOS, or `None` on other systems.
 #[cfg(target_os = "macos")]
 fn macos_release() -> Option<u32> {
     let mut text = [0u8; 64];
     let mut length = text.len();
     let name = c"kern.osproductversion";
     // SAFETY: the name ends with a zero; the call writes at most `length` bytes to `text`, and
-    // their number to `length`. No new value is passed, so it changes no setting.
+    // their number to `length`. The new value is null, so the call does not change the setting.
     let failed = unsafe {
         libc::sysctlbyname(
             name.as_ptr(),
@@ -190,7 +191,7 @@ fn macos_release() -> Option<u32> {
     None
 }
 
-/// The first number of a version of macOS, such as 14.5.
+/// The major number of a macOS version, such as 14 of 14.5.
 pub fn release_of(version: &str) -> Option<u32> {
     let first = version.split(['.', '\0']).next()?.trim().parse().ok()?;
     Some(if first == CALLS_ITSELF { IS_REALLY } else { first })

@@ -1,8 +1,8 @@
 //! Custom primitives, written in Rust, with Metal kernels.
 //!
-//! [`apply`] makes a value of a type that implements [`CustomPrimitive`] a node of MLX's lazy
-//! graph. It runs on the CPU and on the GPU, inside `compile`, and has the derivatives and the
-//! `vmap` that the type implements. [The
+//! [`apply`] turns a value whose type implements [`CustomPrimitive`] into a node of MLX's lazy
+//! graph. The node runs on the CPU and on the GPU, inside `compile`, and has the derivatives and
+//! the `vmap` that the type implements. [The
 //! guide](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md)
 //! goes from an empty folder to a tested crate.
 //!
@@ -67,9 +67,9 @@ pub enum Layout {
 /// A custom op: its outputs, its computation and, if it has them, its derivatives. A value of the
 /// type holds the parameters of one node.
 ///
-/// `eval_cpu` runs on the thread of a CPU stream, the other methods on the thread that builds or
-/// evaluates the graph, which is why the type is `Send` and `Sync`. An `Err` or a panic in a method
-/// becomes an `Err` of the op, of the transform or of the evaluation, and names the primitive.
+/// `eval_cpu` runs on the thread of a CPU stream. The other methods run on the thread that builds
+/// or evaluates the graph. The type is therefore `Send` and `Sync`. If a method panics or returns
+/// an `Err`, the op, the transform or the evaluation returns an `Err` that names the primitive.
 /// (With `panic = "abort"`, a panic ends the program.) The outputs of a failed `eval_cpu` cannot be
 /// read.
 pub trait CustomPrimitive: Send + Sync + 'static {
@@ -78,26 +78,27 @@ pub trait CustomPrimitive: Send + Sync + 'static {
 
     /// The shapes and types of the outputs. There is at least one output.
     ///
-    /// They may depend on `self` and the inputs only: `compile` calls the method again for other
-    /// shapes.
+    /// The result may depend on `self` and the inputs only, because `compile` calls the method
+    /// again for other shapes.
     ///
     /// # Errors
     ///
     /// Returns an error to refuse the inputs.
     fn outputs(&self, inputs: &[Spec]) -> Result<Vec<Spec>>;
 
-    /// The layout that the primitive needs of input number `input`; [`Layout::RowContiguous`] by
+    /// The layout that the primitive needs for input number `input`; [`Layout::RowContiguous`] by
     /// default.
     fn layout(&self, input: usize) -> Layout {
         let _ = input;
         Layout::RowContiguous
     }
 
-    /// The input whose memory output 0, of the same shape and type, takes over; `None` by default.
-    /// The input is not copied if nothing else will read it.
+    /// The number of an input whose memory output 0 takes over; `None` by default. The input must
+    /// have the shape and type of output 0. MLX does not copy the input if nothing else will read
+    /// it.
     ///
-    /// `eval_cpu` then finds the input's elements in output 0, and only there. Kernels get the same
-    /// buffer for both.
+    /// `eval_cpu` then finds the input's elements in output 0, and only there. Kernels get one
+    /// buffer for the input and the output.
     fn in_place(&self) -> Option<usize> {
         None
     }
@@ -124,9 +125,9 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         Err(self.lacks("Metal kernel"))
     }
 
-    /// The vector-Jacobian product: the cotangents pulled back to the primals numbered `argnums`.
-    /// Returns an array of the primal's shape and type for each of these primals, in that order.
-    /// There is a cotangent for each output.
+    /// The vector-Jacobian product. `cotangents` has an array for each output. Returns the
+    /// gradients of the primals that `argnums` numbers, in that order. Each gradient has the shape
+    /// and type of its primal.
     ///
     /// # Errors
     ///
@@ -153,8 +154,9 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         Err(self.lacks("jvp"))
     }
 
-    /// The op mapped over an additional axis: `axes` has the mapped axis of each input, if any.
-    /// Returns the outputs and the mapped axis of each output.
+    /// The op mapped over an additional axis of its inputs. `axes` tells the position of that axis
+    /// in each input, or `None` for an input without it. Returns the outputs, and the position of
+    /// the axis in each output.
     ///
     /// # Errors
     ///
@@ -181,9 +183,9 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     }
 }
 
-/// Opens the library that `mlx-primitives-build` made in the build script of the calling crate,
-/// once. Evaluates to a `Result` of a [`MetalLibrary`](crate::custom::MetalLibrary), which is an
-/// error for a metallib that this machine cannot run.
+/// Opens, at its first use, the library that `mlx-primitives-build` made in the build script of the
+/// calling crate. Evaluates to a `Result` of a [`MetalLibrary`](crate::custom::MetalLibrary), which
+/// is an error for a metallib that this machine cannot run.
 ///
 /// ```ignore
 /// let library = mlx_primitives::metal_library!("own")?; // of metal/own.metal

@@ -81,8 +81,8 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// A view of an evaluated array, whose memory lives and is not written for `'a`, unless `taken`
-    /// says that an output took it over.
+    /// A view of an evaluated array. Its memory is valid for `'a`. Nothing writes to the memory
+    /// during `'a`, unless `taken` tells that an output took it over.
     pub(super) fn new(op: &'a str, index: usize, array: Evaluated<'a>, taken: bool) -> Self {
         Self { op, index, array, taken }
     }
@@ -92,7 +92,7 @@ impl<'a> View<'a> {
         self.array.shape
     }
 
-    /// Elements to step over in memory for each dimension.
+    /// The distance in memory, in elements, between neighbors along each dimension.
     pub fn strides(&self) -> &'a [i64] {
         self.array.strides
     }
@@ -192,7 +192,7 @@ impl<T: Copy> Iterator for Elements<'_, T> {
     fn next(&mut self) -> Option<T> {
         self.left = self.left.checked_sub(1)?;
         // SAFETY: MLX's strides lead to an element of the array for every index within its shape,
-        // and an index is left.
+        // and `checked_sub` showed that another index follows.
         let element = unsafe { *self.data };
         if self.left > 0 {
             let mut step = 0;
@@ -244,7 +244,8 @@ impl<'a> ViewMut<'a> {
                 // Bytes other than 0 and 1 are not valid bools in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
                 (true, false) => memory.fill(1),
-                // Elements that `eval_cpu` leaves out stay NaN, so that the mistake is seen.
+                // In debug builds, elements that `eval_cpu` does not write stay NaN, which shows
+                // the mistake.
                 (false, _) => memory.fill(0xff),
             }
         }
@@ -266,8 +267,8 @@ impl<'a> ViewMut<'a> {
         self.array.size()
     }
 
-    /// The elements in row-major order. Their values before they are written are not defined; in
-    /// debug builds all their bits are set, which is NaN for floats.
+    /// The elements in row-major order. Before the first write, their values are unspecified. In
+    /// debug builds all their bits are 1, which is NaN for floats.
     ///
     /// # Errors
     ///
