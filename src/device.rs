@@ -1,18 +1,18 @@
 //! Devices, streams, threads and versions. By default ops run on MLX's default device (the GPU
 //! where there is one), in order on a stream of the calling thread.
 //!
-//! A thread gets its default CPU stream when it first builds an op, and another thread gets the
-//! stream when the thread ends. Up to sixteen threads at a time have such streams. The stream of
-//! each further thread has an operating-system thread that stays until the process ends. Programs
-//! with many threads should therefore evaluate on a fixed set of them.
+//! A thread gets a default CPU stream when it first builds an op. When the thread ends, another
+//! thread can get that stream. Up to sixteen threads at a time share streams in this way. Each
+//! further thread gets a new stream, whose operating-system thread stays until the process ends.
+//! Programs with many threads should therefore evaluate on a fixed set of threads.
 //!
 //! # Threads and processes that end, and forks
 //!
-//! Ops, evaluations and transforms return errors as soon as MLX's streams are destroyed. This
-//! concerns destructors of thread-local values when a thread ends, and `atexit` handlers. It also
-//! concerns the child of a `fork`, if its parent had run an op, because the child does not have the
-//! threads that compute. The child can `exec` another program, exit, and read arrays that its
-//! parent computed. A fork before the first op restricts neither process.
+//! Ops, evaluations and transforms return errors after MLX's streams are destroyed. Destructors of
+//! thread-local values and `atexit` handlers may run that late. After a `fork`, the child gets the
+//! same errors if its parent had run an op, because the child lacks the parent's worker threads.
+//! The child can `exec` another program, exit, and read arrays that its parent computed. A fork
+//! before the first op restricts neither process.
 
 use std::marker::PhantomData;
 
@@ -24,7 +24,7 @@ use crate::ffi::bridge::{self as ffi, Place};
 pub enum Device {
     /// The CPU, present everywhere.
     Cpu,
-    /// The GPU, where MLX was built with one.
+    /// The GPU, if MLX was built with support for one.
     Gpu,
 }
 
@@ -52,7 +52,7 @@ impl Device {
     }
 }
 
-/// The device of ops outside [`with_device`]: the GPU where there is one.
+/// The device of ops outside [`with_device`]: the GPU if the machine has one.
 ///
 /// # Errors
 ///
@@ -168,17 +168,16 @@ pub fn active_tasks() -> Result<i32> {
     Ok(ffi::active_tasks()?)
 }
 
-/// Ends the streams that this thread made with [`Stream::new`], and on a GPU its default stream.
-/// The thread's next op gets a new one. The default CPU stream needs no such call when its thread
-/// ends.
+/// Ends the streams that this thread made with [`Stream::new`], and its default GPU stream. The
+/// thread's next op gets a new stream. A thread that uses only its default CPU stream need not call
+/// this before it ends.
 ///
 /// Arrays of these streams must have been evaluated or dropped: evaluating them later is an error.
 /// Evaluated arrays can still be read.
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot end the streams, for example because work that was given to them
-/// failed.
+/// Returns an error if MLX cannot end the streams, for example because work on them failed.
 pub fn clear_streams() -> Result<()> {
     Ok(ffi::clear_streams()?)
 }
@@ -200,7 +199,7 @@ pub fn check_version() -> Result<()> {
 }
 
 /// The path of the libmlx that this process has loaded, which depends on variables such as
-/// `LD_LIBRARY_PATH`; `None` where MLX is a part of the program, or the system cannot tell.
+/// `LD_LIBRARY_PATH`; `None` if MLX is linked into the program, or if the system cannot tell.
 pub fn mlx_library() -> Option<std::path::PathBuf> {
     #[cfg(unix)]
     {
@@ -229,8 +228,8 @@ pub fn mlx_prefix() -> &'static str {
     option_env!("MLX_PRIMITIVES_MLX_PREFIX").unwrap_or("")
 }
 
-/// A description of the origin of the Metal kernels: the path of the metallib, the embedded source,
-/// or none.
+/// Describes where the Metal kernels come from: the path of the metallib, the embedded source, or
+/// nowhere.
 ///
 /// # Errors
 ///
@@ -265,8 +264,8 @@ pub fn system() -> String {
 
 /// Checks the environment variables of this crate, and MLX's variables that are numbers.
 ///
-/// The CPU kernels never fail for an unusable value: they run as if the variable were not set. MLX
-/// reads a number from any text. A program that wants to tell its user calls this first, as the
+/// The CPU kernels ignore unusable values, and MLX converts any text to a number. Neither reports a
+/// mistake. A program that wants to report mistakes calls this function first, as the
 /// `mlx-primitives` command does.
 ///
 /// # Errors
@@ -289,8 +288,9 @@ pub fn cpu_kernels() -> &'static str {
 }
 
 /// Whether the CPU kernels can round activations to eight bits, as
-/// [`CpuActivations::Int8`](crate::ops::CpuActivations) asks: with `avx512bf16`, `amx`, `avx2` and,
-/// where the processor has `dotprod`, `neon`. Other instruction sets multiply exact activations.
+/// [`CpuActivations::Int8`](crate::ops::CpuActivations) requests. The instruction sets
+/// `avx512bf16`, `amx` and `avx2` can, and `neon` if the processor has `dotprod`. With other
+/// instruction sets, the kernels multiply exact activations.
 pub fn cpu_multiplies_bytes() -> bool {
     mlx_primitives_kernels::multiplies_bytes()
 }

@@ -1,5 +1,5 @@
-//! The environment variables of this crate, and MLX's variables that make a program hang, or have
-//! another effect than documented, if their value is wrong.
+//! Checks the environment variables of this crate, and those variables of MLX whose wrong values
+//! make a program hang or have an undocumented effect.
 
 use std::env;
 
@@ -20,8 +20,9 @@ const READ: [&str; 10] = [
 ];
 pub(crate) const TUNE: &str = "MLX_PRIMITIVES_TUNE";
 
-/// The names, after `MLX_PRIMITIVES_`, of variables that builds, scripts and tests read, and that
-/// programs may inherit. `cargo run` sets the two that `build.rs` writes.
+/// The names, without the prefix `MLX_PRIMITIVES_`, of variables that builds, scripts and tests
+/// read. A program may inherit them, so they are not mistakes. `cargo run` sets the two variables
+/// that `build.rs` writes.
 const INHERITED: &str = "\
     COMMAND COMMIT CORRUPT_CHILD CUDA_ARCHITECTURES CUDA_KERNELS CUDA_LOGS CUDA_RESULT \
     KERNELS_BENCH KERNELS_HASH LOAD_CHILD MLX_PREFIX NEED_NVRTC NVIDIA_BENCH OWN_TESTS SOURCES \
@@ -30,8 +31,9 @@ const OF_TESTS: [&str; 2] = ["MLX_PRIMITIVES_TEST_", "MLX_PRIMITIVES_SUITE_"];
 
 const MOST: i64 = i32::MAX as i64;
 
-/// The whole numbers that MLX 0.32 reads, and the least and the largest value that have the
-/// documented effect. MLX reads a number, such as 0, from other texts; with a width of 0 it hangs.
+/// MLX 0.32's variables with integer values, and the smallest and the largest value that have the
+/// documented effect. MLX converts other text to a number too, such as 0. With
+/// `MLX_BFS_MAX_WIDTH` of 0 it hangs.
 const NUMBERS: [(&str, i64, i64); 16] = [
     ("MLX_BFS_MAX_WIDTH", 1, MOST),
     ("MLX_CUDA_CONV_CACHE_SIZE", 1, MOST),
@@ -61,7 +63,7 @@ pub(crate) enum Tune {
     File,
 }
 
-/// The meaning of `MLX_PRIMITIVES_TUNE`, or an error that names its choices.
+/// Returns the meaning of `MLX_PRIMITIVES_TUNE`, or an error that names the accepted values.
 pub(crate) fn tune() -> Result<Tune> {
     let value = env::var_os(TUNE).unwrap_or_default();
     match value.to_str() {
@@ -77,7 +79,7 @@ fn refused<T>(name: &str, expected: &str, got: &str) -> Result<T> {
     Err(Error::argument(name, format_args!("{expected}, got {got:?}")))
 }
 
-/// Returns an error for the first variable that is not understood.
+/// Returns an error for the first variable that has an unusable value or an unknown name.
 pub(crate) fn check() -> Result<()> {
     if let Some((name, expected, got)) = mlx_primitives_kernels::unusable_variable() {
         return refused(name, &expected, &got);

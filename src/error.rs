@@ -7,7 +7,7 @@ use crate::printable::{line, lines};
 /// The result of the fallible functions of this crate, with [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation was refused or failed.
+/// The reason why an operation was refused or failed.
 ///
 /// The text of an error begins with the op that failed, in brackets, or with the path of a file. It
 /// quotes at most about a line of a file or an argument, without control characters. `Debug` writes
@@ -132,7 +132,7 @@ impl Error {
         Self::Argument { op: Some(op.into()), message: line(&format!("expected {expected}")) }
     }
 
-    /// Like [`argument`](Self::argument), for a text of this crate that has several lines.
+    /// Like [`argument`](Self::argument), but keeps the line breaks of `expected`.
     #[doc(hidden)]
     pub fn report(op: &str, expected: impl std::fmt::Display) -> Self {
         let message = lines(&format!("expected {expected}"));

@@ -1,4 +1,4 @@
-//! Opens files that a caller names, without waiting, and replaces files atomically.
+//! Opens regular files, refuses others such as named pipes, and replaces files atomically.
 
 use std::fs::{self, File, FileType};
 use std::io;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// This crate's folder in the user's folder of caches, or `None` if neither `XDG_CACHE_HOME` nor
-/// `HOME` names an absolute folder.
+/// This crate's folder in the user's cache folder, or `None` if neither `XDG_CACHE_HOME` nor `HOME`
+/// names an absolute folder.
 pub fn user_cache() -> Option<PathBuf> {
     let folder = |name: &str| {
         std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
@@ -65,11 +65,11 @@ fn regular(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// Checks that a file can be written to the path: a regular file is there, or nothing.
+/// Checks that a file may be written to the path: the path leads to a regular file or to nothing.
 ///
 /// # Errors
 ///
-/// Returns an error if the path leads to a directory, a named pipe, a device or the like.
+/// Returns an error if the path leads to something else, such as a directory or a named pipe.
 pub fn check_replaceable(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(found) => regular(found.file_type()).map_err(|e| Error::io(path, e)),
@@ -110,12 +110,13 @@ mod replacement {
 
     use crate::error::{Error, Result};
 
-    /// A new file that replaces another file in the same folder once it is complete.
+    /// A new file that replaces another file in the same folder when it is complete.
     ///
-    /// If it is dropped before that, it is removed and the other file stays as it was. If the
-    /// process is killed, the new file stays, under a name that begins with `.partial-`, until the
-    /// next such file is created in that folder. If the other file is a link, the link is replaced
-    /// and not its target, so another user's link cannot damage a file.
+    /// Dropping a `Replacement` without [`commit`](Self::commit) removes the new file, and the
+    /// other file stays as it was. If the process is killed, the new file stays, under a name that
+    /// begins with `.partial-`. The next `Replacement` in that folder removes it. If the other file
+    /// is a link, the link is replaced and not its target, so another user's link cannot damage a
+    /// file.
     pub struct Replacement {
         path: PathBuf,
         partial: TempPath,
@@ -123,8 +124,9 @@ mod replacement {
     }
 
     impl Replacement {
-        /// Creates the new file, empty, or returns an error if no file of that name can be written.
-        /// It has the permissions of the other file, or of any new file if there is none.
+        /// Creates the new, empty file, or returns an error if no file of that name can be written.
+        /// The new file gets the permissions of the other file, or default permissions if there is
+        /// no other file.
         pub fn of(path: &Path) -> Result<Self> {
             Self::with_mode(path, 0o666)
         }
@@ -144,7 +146,7 @@ mod replacement {
             builder.prefix(partial::PREFIX).suffix(&suffix);
             // The process's umask limits these permissions.
             builder.permissions(fs::Permissions::from_mode(mode));
-            // Only the kind of the error, since its text names the temporary file.
+            // Reports only the kind of the error, since its text names the temporary file.
             let failed = |error: io::Error| {
                 Error::file(path, format_args!("cannot be written: {}", error.kind()))
             };
@@ -191,13 +193,13 @@ mod replacement {
             Error::Io { error, .. } => error.to_string(),
             other => other.to_string(),
         };
-        // The text of MLX says how many bytes it could not write, but not why.
+        // MLX's error tells how many bytes it could not write, but not why.
         let hint = if reason.contains("Unable to write") { " Is the disk full?" } else { "" };
         reason + hint
     }
 
-    /// Folders that were created to write files in them. When dropped, it removes the empty ones,
-    /// unless [`keep`](Self::keep) was called.
+    /// New folders that files will be written to. Dropping this value removes those folders that
+    /// are empty, unless [`keep`](Self::keep) was called.
     pub struct NewFolders(Vec<PathBuf>);
 
     impl NewFolders {
@@ -231,9 +233,10 @@ mod replacement {
         }
     }
 
-    /// Writes the names in a folder to the disk, on file systems that can do this.
+    /// Makes sure that the names in a folder are on the disk, if the file system supports this.
     pub fn sync_folder(folder: &Path) {
-        // If the machine fails and the new name is lost, the earlier file is still complete.
+        // An error does no harm: if the machine crashes and loses the new name, the earlier file is
+        // still complete.
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
     }
 }

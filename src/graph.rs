@@ -11,7 +11,7 @@ pub struct Node {
     pub name: String,
     /// Whether the primitive is one of ours rather than one of MLX's.
     pub ours: bool,
-    /// The number of GPU dispatches of its evaluation; 0 for a view.
+    /// The number of GPU dispatches that evaluating the node makes; 0 for a view.
     pub dispatches: u32,
     /// The least number of bytes that these dispatches read from and write to device memory.
     pub device_bytes: usize,
@@ -22,20 +22,20 @@ pub struct Node {
 pub struct Cost {
     /// The number of GPU dispatches.
     pub dispatches: u32,
-    /// The least number of bytes that they read from and write to device memory.
+    /// The least number of bytes that the dispatches read from and write to device memory.
     pub device_bytes: usize,
 }
 
-/// Built-ins of MLX whose results are views of their input's memory. `Reshape` and `Contiguous`
-/// copy an input that is not contiguous, but here their inputs are contiguous.
+/// MLX's primitives whose results are views of their input's memory. `Reshape` and `Contiguous`
+/// copy an input that is not contiguous. The count assumes contiguous inputs.
 const VIEWS: &str = "\
     AsStrided Barrier Broadcast BroadcastAxes Contiguous CustomTransforms Depends ExpandDims \
     Flatten NumberOfElements Reshape Slice Split Squeeze StopGradient Transpose Unflatten";
 
 /// The nodes that evaluating `arrays` would run, the results first.
 ///
-/// A node of MLX counts as one dispatch, as in its Metal backend, and a view as none. One of our
-/// nodes counts the dispatches of its `eval_gpu`.
+/// A node of MLX counts as one dispatch, as in MLX's Metal backend, and a view as no dispatch. One
+/// of our nodes counts as the dispatches of its `eval_gpu`.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ pub const MAX_THREADS: u32 = 1024;
 /// needed.
 ///
 /// Inputs that are not evaluated count as row-contiguous. If the result may take over the memory of
-/// an input, it is counted as if it does.
+/// an input, the function assumes that it does.
 ///
 /// # Errors
 ///
@@ -121,7 +121,7 @@ impl From<ffi::GraphNode> for Node {
         let (dispatches, device_bytes) = match name.as_str() {
             _ if node.ours => (node.dispatches, node.device_bytes),
             view if VIEWS.split(' ').any(|it| it == view) => (0, 0),
-            // These primitives move only the rows that are read or written.
+            // These primitives move only the selected rows, and not the whole array.
             "Gather" | "GatherAxis" => (1, 2 * node.output_bytes + node.last_input_bytes),
             "SliceUpdate" => (1, 2 * node.last_input_bytes),
             _ => (1, node.input_bytes + node.output_bytes),

@@ -108,14 +108,14 @@ pub fn save_safetensors<'a>(
 ///
 /// [`load_gguf_with`] keeps Q4_K, Q5_K and Q6_K at nearly the bits a weight of the file.
 ///
-/// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers; in MLX a
-/// step belongs to at least 32 weights. The half of a group with the larger step keeps its numbers,
-/// and the numbers of the other half are rounded. The table states the error in terms of the larger
-/// step.
+/// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers. In MLX, at
+/// least 32 weights share a step, so a group of 32 gets the larger step of its two halves. The half
+/// with that step keeps its numbers, and the numbers of the other half are rounded. The table gives
+/// the error as a part of the larger step.
 ///
-/// [`Tensors::metadata`] holds the entries of the header: texts, numbers as text, `True` and
-/// `False`, and lists of up to 1000 numbers as `[1, 2]`. Longer lists and lists of texts are left
-/// out.
+/// [`Tensors::metadata`] has the entries of the header as strings: strings, numbers, `True` and
+/// `False`, and lists of up to 1000 numbers as `[1, 2]`. It does not have longer lists and lists of
+/// strings.
 ///
 /// ```no_run
 /// use mlx_primitives::io;
@@ -170,7 +170,7 @@ pub fn load_gguf_with(path: impl AsRef<Path>, k_quants: KQuants) -> Result<Tenso
     Ok(Tensors { arrays, metadata: entries.to_texts() })
 }
 
-/// Loads a GGUF file like [`load_gguf_with`], with the types of its entries.
+/// Loads a GGUF file like [`load_gguf_with`], but keeps the types of the header's entries.
 #[doc(hidden)]
 pub fn gguf_tensors(
     path: &Path,
@@ -214,13 +214,13 @@ fn as_str(path: &Path) -> Result<&str> {
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Calls `check` with the bytes of a file.
+/// Maps a file into memory and calls `check` with its bytes.
 fn map<T>(file: &File, check: impl FnOnce(&[u8]) -> Result<T, String>) -> Result<T, Failure> {
     if file.metadata()?.len() == 0 {
         return Ok(check(&[])?); // nothing to map
     }
-    // SAFETY: the map is only read, here, and dropped at the end of the function. A reader cannot
-    // guard against another process that truncates the file during the call.
+    // SAFETY: this function only reads the map, and drops it before it returns. No reader of a map
+    // can guard against another process that truncates the file during the call.
     let bytes = unsafe { Mmap::map(file)? };
     Ok(check(&bytes)?)
 }

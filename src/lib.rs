@@ -27,7 +27,7 @@
 //! | `mlx-primitives` | this one: arrays, ops, transforms, primitives that you write |
 //! | `mlx-primitives-llama` | a Llama on these ops: checkpoints, tokenizers, generation |
 //! | `mlx-primitives-ranks` | one program, or one Llama, on several processes or machines |
-//! | `mlx-primitives-check` | tests of an op against a reference, by every transform and device |
+//! | `mlx-primitives-check` | tests of an op against a reference, with every transform and device |
 //! | `mlx-primitives-build` | compiles your Metal kernels in `build.rs` |
 //! | `mlx-primitives-cli` | the command `mlx-primitives`: text, measurements, checks |
 //!

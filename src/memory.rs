@@ -7,9 +7,9 @@
 //! Evaluating the array then returns an error, and later evaluations are not affected. This crate
 //! cannot turn four cases into an error:
 //!
-//! - MLX 0.32's own ops write to a null pointer on a CPU where the system refuses them memory,
-//!   which ends the process. On a GPU this is an error. The ops include the conversions of
-//!   functions that [`compile`](crate::transforms::compile) traces, which MLX fuses with
+//! - MLX 0.32's own ops on a CPU write to a null pointer if the system refuses them memory, which
+//!   ends the process. On a GPU they return an error. Type conversions in functions that
+//!   [`compile`](crate::transforms::compile) traces are such ops, since MLX fuses them with
 //!   neighboring ops.
 //! - Rust's own collections end the process when the system refuses them memory, as in every Rust
 //!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
@@ -35,9 +35,9 @@ use crate::device::{self, Device};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
-/// Starts to move the memory of evaluated arrays to the NVIDIA GPU that ops of this thread use, so
-/// that kernels which read a little of an array do not wait for the system to move its pages. It
-/// does nothing for other devices and for arrays that do not fit.
+/// Starts to move the memory of evaluated arrays to the NVIDIA GPU that ops of this thread use.
+/// Otherwise a kernel that reads a small part of an array waits while the system moves its pages.
+/// Does nothing for other devices and for arrays that do not fit.
 ///
 /// # Errors
 ///
@@ -145,8 +145,8 @@ pub fn recommended_working_set() -> Result<Option<usize>> {
 #[doc(hidden)]
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Advises Linux to use large pages for the parts of untouched memory that fill whole pages, so
-/// that reads wait less for the page tables.
+/// Advises Linux to back new memory with large pages, except for its ends that do not fill a large
+/// page. With large pages, reads wait less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
 pub fn advise_large_pages(start: usize, bytes: usize) {

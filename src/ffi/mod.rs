@@ -1,8 +1,9 @@
-//! The bridge to C++, which only converts. This file has its core, and `ops.rs` has the ops. The
-//! modules that use the types have the other parts; `cmake/bridge.rs` lists all files.
+//! The bridge to C++, which only converts arguments and results. This file declares its core, and
+//! `ops.rs` the ops. Other modules declare the parts that only they use; `cmake/bridge.rs` lists
+//! all files.
 //!
-//! Every function that can reach code that throws returns `Result`, since an exception in any other
-//! function would end the process. Functions without a `Result` only read a descriptor.
+//! A function that can reach throwing code returns `Result`, since an exception in another function
+//! would end the process. Functions without a `Result` only read an array's description.
 
 pub(crate) mod ops;
 
@@ -13,8 +14,8 @@ use cxx::CxxVector;
 use crate::dtype::Dtype;
 use mlx_primitives_kernels as cpu;
 
-/// Lends this thread to the kernels until the arrays are computed. The check whether they are
-/// computed may return an error of the evaluation.
+/// Runs parts of kernels on this thread until the arrays are computed. Returns an error if the
+/// evaluation of an array has failed.
 fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
     let error = Cell::new(None);
     cpu::lend_thread(&|| {
@@ -161,7 +162,7 @@ pub(crate) mod bridge {
         fn gpu_available() -> Result<bool>;
         fn default_is_gpu() -> Result<bool>;
         fn device_name(gpu: bool) -> Result<String>;
-        /// The bytes that should at most be resident on an Apple GPU; 0 for another GPU or none.
+        /// The most bytes that should stay resident for an Apple GPU; 0 without an Apple GPU.
         fn recommended_working_set() -> Result<usize>;
         fn kernels_origin() -> Result<String>;
         fn metal_kernels() -> Vec<MetalKernel>;
@@ -190,7 +191,7 @@ pub(crate) mod bridge {
 
         // Handles and descriptors.
         fn share(array: &MlxArray) -> UniquePtr<MlxArray>;
-        /// The address and the number of the dimensions in `shape`.
+        /// The address of the list that `shape` returns, and its length.
         fn shape_words(array: &MlxArray) -> [usize; 2];
         fn assign(place: Pin<&mut MlxArray>, array: &MlxArray);
         fn shape(array: &MlxArray) -> &[i32];
@@ -217,7 +218,7 @@ pub(crate) mod bridge {
         /// Uninitialized memory, as an array of 64-bit words.
         #[allow(dead_code)] // used only with the feature llama
         fn block(bytes: usize) -> Result<UniquePtr<MlxArray>>;
-        /// A view of a block from byte `offset` on; both of its ends are multiples of 8.
+        /// A view of a block from byte `offset` on. The view begins and ends at multiples of 8.
         #[allow(dead_code)]
         fn within(
             block: &MlxArray,
@@ -278,7 +279,7 @@ pub(crate) mod bridge {
         fn cumsum(a: &MlxArray, axis: i32) -> Result<UniquePtr<MlxArray>>;
         fn stop_gradient(a: &MlxArray) -> Result<UniquePtr<MlxArray>>;
 
-        // Random numbers, from the thread's own sequence if the key is null.
+        // Random numbers. If the key is null, MLX uses this thread's sequence of keys.
         fn random_seed(seed: u64) -> Result<()>;
         fn random_key(seed: u64) -> Result<UniquePtr<MlxArray>>;
         fn random_split(key: &MlxArray, count: i32) -> Result<UniquePtr<MlxArray>>;
@@ -308,17 +309,18 @@ pub(crate) mod bridge {
 
         // Graphs.
         fn graph_nodes(arrays: &CxxVector<MlxArray>) -> Result<Vec<GraphNode>>;
-        /// The dispatches of evaluating one of our lazy nodes on a GPU.
+        /// The dispatches that the evaluation of one of our lazy nodes would make on a GPU.
         fn dispatches(array: &MlxArray, max_threads: u32) -> Result<Vec<LaunchPlan>>;
-        /// A graph of MLX's own ops for the values of one of our nodes, which stays unchanged.
+        /// A graph of MLX's own ops that computes the values of one of our nodes. The node does not
+        /// change.
         fn composition(array: &MlxArray) -> Result<UniquePtr<CxxVector<MlxArray>>>;
     }
 
     extern "Rust" {
-        /// Runs tasks of the kernels until the arrays are computed or there is no work for a while.
+        /// Runs parts of kernels until the arrays are computed, or no kernel has run for a while.
         fn lend_thread(arrays: &CxxVector<MlxArray>) -> Result<()>;
 
-        /// Runs tasks of the kernels until the signal is set, or there is no task for a while.
+        /// Runs parts of kernels until the signal is set, or no kernel has run for a while.
         fn lend_thread_until(signal: &Signal);
     }
 }

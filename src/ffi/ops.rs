@@ -18,7 +18,7 @@ pub(crate) mod bridge {
         MulRelu,
     }
 
-    /// How scores become weights. A window or a cap of 0 means `None`.
+    /// The parameters that turn attention scores into weights. A window or a cap of 0 means `None`.
     struct AttentionRules {
         scale: f32,
         causal: bool,
@@ -47,7 +47,8 @@ pub(crate) mod bridge {
         mode: QuantizedMode,
     }
 
-    /// The steps before and after the products, without their arrays.
+    /// Parameters of the steps before and after a quantized product. The arrays of these steps are
+    /// separate arguments.
     struct QuantizedSteps {
         eps: f32,
         swiglu: bool,
@@ -144,7 +145,7 @@ pub(crate) mod bridge {
             activation: ActivationKind,
             residual: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        /// Null if no kernel computes the product.
+        /// Returns null if no kernel computes the product.
         fn gated_linear(inputs: &CxxVector<MlxArray>, eps: f32) -> Result<UniquePtr<MlxArray>>;
         fn set_row_order(order: u8) -> u8;
         fn matmul(a: &MlxArray, b: &MlxArray, transposed: bool) -> Result<UniquePtr<MlxArray>>;
@@ -266,7 +267,7 @@ pub(crate) mod bridge {
             offset: &MlxArray,
             slots: *const MlxArray,
         ) -> Result<UniquePtr<MlxArray>>;
-        /// Queries, keys and values, in a list.
+        /// Returns a list of the queries, the keys and the values.
         unsafe fn rope_heads(
             qkv: &MlxArray,
             layout: &AppendLayout,
@@ -274,7 +275,7 @@ pub(crate) mod bridge {
             freqs: *const MlxArray,
             offset: &MlxArray,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The state and the result of the attention, in a list.
+        /// Returns a list of the state and the result of the attention.
         unsafe fn rope_append_attention(
             state: &MlxArray,
             qkv: &MlxArray,

@@ -1,5 +1,5 @@
-//! Incomplete files and folders. They are locked while their process lives, so that other processes
-//! can find and remove the files of killed processes.
+//! Incomplete files and folders. A process locks those that it writes. An unlocked one is stale:
+//! its process was killed, so other processes remove it.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The prefix of the names of incomplete files and folders. Random letters follow.
 pub const PREFIX: &str = ".partial-mlx-primitives-";
 
-/// How often a new file may be mistaken for a stale one and removed before this is an error.
+/// How often another process may remove a new file as stale before `create` returns an error.
 const ATTEMPTS: usize = 16;
 
 /// The incomplete files and folders of this process.
@@ -20,7 +20,7 @@ fn live() -> MutexGuard<'static, Vec<PathBuf>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells other processes, while it exists, that a file or folder is not stale.
+/// A lock that tells other processes, while the value exists, that a file or folder is not stale.
 pub struct Alive {
     path: PathBuf,
     /// The locked file. The system releases the lock when the process ends.
@@ -41,7 +41,8 @@ pub fn create<T>(
     for _ in 0..ATTEMPTS {
         let mut live = live(); // nothing is created behind the back of `abandon`
         let made = create()?;
-        // Before the lock, another process may take it for stale and lock or remove it.
+        // Until this process locks the new file, another process may consider it stale, and lock or
+        // remove it.
         let file = match File::open(path(&made)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             opened => opened?,
@@ -50,7 +51,7 @@ pub fn create<T>(
         let locked = match lock {
             Ok(()) => true,
             Err(fs::TryLockError::WouldBlock) => false,
-            // File systems without locks return an error; on them no file is taken for stale.
+            // File systems without locks return an error. `remove_stale` removes nothing there.
             Err(fs::TryLockError::Error(_)) => true,
         };
         let same = |found: fs::Metadata| file.metadata().is_ok_and(|own| own.ino() == found.ino());
@@ -96,7 +97,7 @@ fn remove(path: &Path) {
 pub fn abandon() {
     let live = live();
     for path in &*live {
-        // Another thread may be writing files into a folder.
+        // Another thread may still write files into a folder, so its removal may need attempts.
         for _ in 0..ATTEMPTS {
             remove(path);
             if !path.exists() {

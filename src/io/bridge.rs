@@ -1,4 +1,5 @@
-//! Files of arrays: MLX writes them, and arrays of this crate read them when they are used.
+//! Files of arrays. MLX writes them. Lazy arrays of this crate read their elements from a file when
+//! they are used.
 
 use super::stored::Stored;
 
@@ -19,8 +20,8 @@ pub(crate) mod ffi {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// Reads the elements of an array that is not yet read from its file, into `bytes`. Returns
-        /// false for another array.
+        /// If the array is not yet read from its file, reads its elements into `bytes`. Otherwise
+        /// returns false.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
         /// Elements `start` to `end` of an axis of an array. If the array is not yet read from its
         /// file, only these elements are read, if they are whole blocks.
@@ -44,10 +45,12 @@ pub(crate) mod ffi {
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
 
-        /// Whether the elements are contiguous in the file, and `bytes` bytes can be read alone.
+        /// Whether the elements are contiguous in the file, and any `bytes` of them can be read
+        /// separately.
         fn divides(self: &Stored, bytes: usize) -> bool;
 
-        /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
+        /// Selects bytes `start` to `end` of every `pitch` bytes. If `pitch` is 0, selects bytes
+        /// `start` to `end` once.
         fn runs(self: &Stored, start: usize, end: usize, pitch: usize) -> Box<Stored>;
     }
 }

@@ -1,5 +1,5 @@
-//! Checks the header of a safetensors file, one tensor at a time, before any array is made. The
-//! error names the tensor.
+//! Reads the header of a safetensors file and makes its arrays. First checks the header, one tensor
+//! at a time, so that an error can name the tensor.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Makes the arrays of the file, whose elements are read from `source` when they are used.
+    /// Makes the arrays of the file. An array reads its elements from `source` when it is used.
     pub(super) fn load(self, source: Source) -> crate::Result<Tensors> {
         let source = Arc::new(source);
         let mut arrays = HashMap::new();
@@ -103,7 +103,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<Header, String> {
     Ok(Header { metadata, start: 8 + length })
 }
 
-/// Deserializes the header; `name` is set to the name of the current tensor.
+/// Deserializes and checks the header. Sets `name` to the name of the current tensor.
 struct Walk<'a> {
     name: &'a mut Option<String>,
     /// The number of bytes of data.
@@ -179,7 +179,8 @@ impl Entry {
     }
 }
 
-/// Dimensions, at most [`MAX_RANK`] of them, so that no file can fill the memory with a list.
+/// A tensor's dimensions. There are at most [`MAX_RANK`], so that a file cannot fill the memory
+/// with a long list.
 struct Shape(Vec<u64>);
 
 impl<'de> serde::Deserialize<'de> for Shape {

@@ -40,7 +40,7 @@ pub struct Stored {
     form: Form,
     /// The bytes of the tensor's elements before the first one of the array.
     skipped: usize,
-    /// The runs of elements that the array has; `None` if all its elements are one run.
+    /// The runs of contiguous elements that make up the array; `None` if it is one run.
     runs: Option<Runs>,
 }
 
@@ -68,8 +68,9 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), shape, dtype.into()))
     }
 
-    /// A lazy array of one part of the blocks at `offset`. `shape` is the shape
-    /// of the weights in the file; its last extent is a multiple of the weights of a block.
+    /// A lazy array of one part, such as the scales, of the blocks at `offset`. `shape` is the
+    /// shape of the weights in the file; its last extent is a multiple of a block's number of
+    /// weights.
     pub(super) fn unpacked(
         source: &Arc<Source>,
         tensor: &str,
@@ -94,14 +95,14 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Whether the array's elements are one run, and `bytes` bytes are whole elements or, in a type
-    /// of blocks, whole blocks.
+    /// Whether the array's elements are one run, and `bytes` is a multiple of the unit that can be
+    /// read separately: a byte, or the array's part of a block.
     pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }
 
-    /// Bytes `start` to `end` of every `pitch` bytes, or these bytes alone if `pitch` is 0.
-    /// [`divides`](Self::divides) must be true for all three numbers.
+    /// Selects bytes `start` to `end` of every `pitch` bytes. If `pitch` is 0, selects bytes
+    /// `start` to `end` once. [`divides`](Self::divides) must be true for all three numbers.
     pub fn runs(&self, start: usize, end: usize, pitch: usize) -> Box<Self> {
         Box::new(Self {
             source: Arc::clone(&self.source),
@@ -118,7 +119,7 @@ impl Stored {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }
 
-    /// The bytes that are read together.
+    /// The number of this array's bytes that are read together: those from one block, or 1.
     fn unit(&self) -> usize {
         match self.form {
             Form::Blocks(kind, part) => kind.part_bytes(part),
@@ -145,7 +146,7 @@ impl Stored {
         Ok(())
     }
 
-    /// Fills `part`, which begins `start` bytes into the array.
+    /// Fills `part`, the bytes of the array from byte `start` on.
     fn read_part(&self, mut start: usize, mut part: &mut [u8]) -> std::io::Result<()> {
         let Some(Runs { length, pitch }) = self.runs else {
             return self.read_run(self.skipped + start, part);
@@ -198,6 +199,5 @@ impl Stored {
     }
 }
 
-/// The number of blocks to read at once: few enough that a CPU cache holds them while they are
-/// unpacked.
+/// The number of blocks to read at once. They fit in a CPU cache until they are unpacked.
 const FEW: usize = 512;

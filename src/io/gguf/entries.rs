@@ -1,5 +1,5 @@
-//! The entries of a header, with their types. They take at most their bytes in the file and a fixed
-//! size for each entry, and the number of entries is limited.
+//! The entries of a header, with their types. An entry takes at most its bytes in the file plus a
+//! fixed size of memory, and the number of entries is limited. Strings are called texts here.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ pub type Checked<T = ()> = Result<T, String>;
 /// Longer lists are kept only under the keys of a tokenizer.
 const MOST_LISTED: u64 = 1000;
 
-/// The bytes of the longest text that is accepted: far more than templates have.
+/// The bytes of the longest accepted text: far more than chat templates have.
 const MOST_TEXT: u64 = 16 << 20;
 
-/// The bytes of the longest name that is accepted: several times those of known models.
+/// The bytes of the longest accepted name: several times as long as the names of known models.
 const MOST_NAME: usize = 200;
 
 /// The types of entries that are not numbers.
@@ -80,14 +80,15 @@ impl Value {
         match *self {
             Self::Unsigned(number) => Some(number as f64),
             Self::Signed(number) => Some(number as f64),
-            // The shortest decimal of the 32-bit number is most likely what its author wrote.
+            // Converts through the shortest decimal of the 32-bit number, which is most likely the
+            // number that the author wrote.
             Self::F32(number) => number.to_string().parse().ok(),
             Self::F64(number) => Some(number),
             _ => None,
         }
     }
 
-    /// The entry in an error: the beginning of a text, without control characters.
+    /// The value as an error shows it: shortened and without control characters.
     pub fn brief(&self) -> String {
         match self {
             Self::List(list) => format!("a list of {}", list.count),
@@ -145,7 +146,7 @@ impl Entries {
         self.0.keys().map(String::as_str)
     }
 
-    /// The entries that have a text, as [`Tensors::metadata`](crate::io::Tensors).
+    /// The entries that can be converted to text, for [`Tensors::metadata`](crate::io::Tensors).
     pub fn to_texts(&self) -> HashMap<String, String> {
         self.0.iter().filter_map(|(key, value)| Some((key.clone(), value.to_text()?))).collect()
     }
@@ -202,7 +203,7 @@ impl<'a> Cursor<'a> {
         Ok(text.to_owned())
     }
 
-    /// Reads a value of a type of fixed size.
+    /// Reads a value whose type has a fixed size.
     fn scalar(&mut self, kind: u32, key: &str) -> Checked<Value> {
         Ok(match kind {
             0 => Value::Unsigned(u8::from_le_bytes(self.array()?).into()),

@@ -5,8 +5,7 @@ use std::cell::Cell;
 use crate::dtype::Dtype;
 use mlx_primitives_kernels::ggml_blocks::BlockType;
 
-/// A type of a GGUF file's tensors, and the result that [`load_gguf`](crate::io::load_gguf)
-/// converts it to.
+/// A type of tensors in a GGUF file, and the result of [`load_gguf`](crate::io::load_gguf) for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufType {
@@ -37,12 +36,12 @@ pub enum KQuants {
 }
 
 thread_local! {
-    /// The layout that this thread chose.
+    /// The layout that [`KQuants::with`] has set on this thread.
     static CHOICE: Cell<Option<KQuants>> = const { Cell::new(None) };
 }
 
 impl KQuants {
-    /// Runs `f`, in which this thread loads models with this layout.
+    /// Runs `f`. While it runs, this thread loads models with this layout.
     pub fn with<R>(self, f: impl FnOnce() -> R) -> R {
         struct Restore(Option<KQuants>);
         impl Drop for Restore {
@@ -54,8 +53,8 @@ impl KQuants {
         f()
     }
 
-    /// The layout of models that this thread loads: the one that [`with`](Self::with) sets, else
-    /// [`Own`](Self::Own).
+    /// The layout of models that this thread loads: the layout that [`with`](Self::with) sets, or
+    /// [`Own`](Self::Own) outside of `with`.
     pub fn of_models() -> Self {
         CHOICE.get().unwrap_or(Self::Own)
     }
@@ -69,7 +68,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The type with this number in files, or the text of the error for a type that is not read.
+    /// The type with this number in files, or an error for a type that this crate does not read.
     pub fn of(number: u32) -> std::result::Result<Self, String> {
         Ok(match number {
             0 => Self::Plain(Dtype::Float32),

@@ -1,5 +1,5 @@
-//! Checks the header of a GGUF file before any array is made: every count, length and offset has to
-//! lie within the file.
+//! Reads the header of a GGUF file and makes its arrays. First checks that every count, length and
+//! offset lies within the file.
 
 mod entries;
 mod kinds;
@@ -40,7 +40,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Makes the arrays of the file, whose elements are read from `source` when they are used.
+    /// Makes the arrays of the file. An array reads its elements from `source` when it is used.
     pub(super) fn load(
         self,
         source: Source,
@@ -77,7 +77,7 @@ impl Header {
         Ok((arrays, self.entries))
     }
 
-    /// The types of the tensors, and the results of converting them.
+    /// The types of the tensors, and the results of loading them.
     pub(super) fn types(&self) -> Vec<GgufType> {
         let mut types: BTreeMap<&str, GgufType> = BTreeMap::new();
         for tensor in &self.tensors {
