@@ -24,8 +24,8 @@ pub fn layer_norm(
     })
 }
 
-/// `mlx.fast.rms_norm`, MLX's version of [`ops::rms_norm`](crate::ops::rms_norm). `x` is `[...,
-/// n]`, `weight` is `[n]` or `None`.
+/// `mlx.fast.rms_norm`, MLX's version of [`ops::rms_norm`](crate::ops::rms_norm). `x` is
+/// `[..., n]`, `weight` is `[n]` or `None`.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`Array::matmul`] refuses.
+/// Returns an error in the cases of [`Array::matmul`].
 pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
     Array::from_bridge(ffi::bridge::binary(ffi::bridge::BinaryOp::Matmul, a.raw(), b.raw()))
 }

@@ -85,8 +85,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Returns an error if work that was given to the stream failed, and no array stores the
-    /// failure.
+    /// Returns an error if work on the stream failed and no array recorded the failure.
     pub fn synchronize(&self) -> Result<()> {
         Ok(ffi::synchronize(self.device.place(self.index))?)
     }
@@ -150,7 +149,7 @@ fn with_place<R>(place: Place, f: impl FnOnce() -> R) -> R {
 ///
 /// # Errors
 ///
-/// Returns an error if work that was given to the stream failed, and no array stores the failure.
+/// Returns an error if work on the stream failed and no array recorded the failure.
 pub fn synchronize() -> Result<()> {
     Ok(ffi::synchronize(ffi::current_place())?)
 }

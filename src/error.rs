@@ -119,8 +119,8 @@ impl std::fmt::Debug for Error {
 }
 
 impl Error {
-    /// An error for an argument that `op` refuses, `[op] expected …`, for primitives and helpers
-    /// outside this crate.
+    /// An error with the text `[op] expected …`, for an argument that `op` refuses. For primitives
+    /// and helpers outside this crate.
     ///
     /// ```
     /// use mlx_primitives::Error;
@@ -159,7 +159,7 @@ impl Error {
         Self::OutOfRange { op: op.to_owned(), expected: expected.to_string(), got: got.into() }
     }
 
-    /// An error of MLX from its text, which may begin with the op in brackets.
+    /// Makes an [`Error::Mlx`] from MLX's text, which may begin with the op in brackets.
     #[doc(hidden)]
     pub fn mlx(text: &str) -> Self {
         let (op, message) = split(&lines(text));
@@ -186,7 +186,7 @@ impl Error {
     }
 }
 
-/// Makes an [`Error::Argument`] of a text, which may begin with the op in brackets.
+/// Makes an [`Error::Argument`] from a message, which may begin with the op in brackets.
 ///
 /// ```
 /// use mlx_primitives::Error;
@@ -201,7 +201,7 @@ impl From<&str> for Error {
     }
 }
 
-/// Makes an [`Error::Argument`] of a text, which may begin with the op in brackets.
+/// Makes an [`Error::Argument`] from a message, which may begin with the op in brackets.
 impl From<String> for Error {
     fn from(text: String) -> Self {
         Self::from(text.as_str())

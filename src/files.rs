@@ -220,7 +220,7 @@ mod replacement {
     impl Drop for NewFolders {
         fn drop(&mut self) {
             for folder in &self.0 {
-                let _ = fs::remove_dir(folder); // the caller reports the failure before this one
+                let _ = fs::remove_dir(folder); // the caller reports an earlier failure
             }
         }
     }

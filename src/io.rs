@@ -164,7 +164,7 @@ pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`load_gguf`] refuses.
+/// Returns an error in the cases of [`load_gguf`].
 pub fn load_gguf_with(path: impl AsRef<Path>, k_quants: KQuants) -> Result<Tensors> {
     let (arrays, entries) = gguf_tensors(path.as_ref(), k_quants)?;
     Ok(Tensors { arrays, metadata: entries.to_texts() })
@@ -197,7 +197,7 @@ pub fn gguf_entries(path: &Path) -> Result<gguf::Entries> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`load_gguf`] refuses.
+/// Returns an error in the cases of [`load_gguf`].
 pub fn gguf_types(path: impl AsRef<Path>) -> Result<Vec<GgufType>> {
     Ok(gguf_header(path.as_ref())?.1.types())
 }

@@ -71,7 +71,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::full`] refuses.
+    /// Returns an error in the cases of [`Array::full`].
     ///
     /// ```
     /// # use mlx_primitives::{Array, Dtype};
@@ -88,7 +88,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::full`] refuses.
+    /// Returns an error in the cases of [`Array::full`].
     pub fn ones<T: Element>(shape: impl IntoShape) -> Result<Self> {
         Self::full(shape, T::from_f64(1.0))
     }
@@ -97,7 +97,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::full`] refuses.
+    /// Returns an error in the cases of [`Array::full`].
     pub fn zeros_of(shape: impl IntoShape, dtype: Dtype) -> Result<Self> {
         Self::filled(shape, dtype, &Self::scalar(0.0f32)?.astype(dtype)?)
     }

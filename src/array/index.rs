@@ -265,7 +265,7 @@ impl Selection {
         let step = step.clamp(-dim.max(1), dim.max(1));
         match stop {
             _ if empty => self.push(0, 0, 1),
-            // MLX would take -1 for the last element.
+            // MLX would interpret -1 as the last element.
             -1 => self.push(start, -dim - 1, step),
             _ => self.push(start, stop, step),
         }
@@ -319,8 +319,8 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] for an axis outside the rank, and an error for what [`Array::i`]
-    /// refuses.
+    /// [`Error::OutOfRange`] for an axis outside the rank, and an error in the cases of
+    /// [`Array::i`].
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -347,7 +347,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::i`] refuses, for steps other than 1, and for an update
+    /// Returns an error in the cases of [`Array::i`], for steps other than 1, and for an update
     /// that does not broadcast.
     ///
     /// ```

@@ -207,7 +207,7 @@ reductions! {
     var, var_keepdims => Var;
 }
 
-/// Products, order and prefix sums.
+/// Matrix products, sorting and prefix sums.
 impl Array {
     fn reduce(&self, op: ReduceOp, axes: impl IntoAxes, keepdims: bool) -> Result<Array> {
         Array::from_bridge(ffi::reduce(op, self.raw(), &axes.axes(self.ndim()), keepdims))
@@ -257,7 +257,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::argmax`] refuses.
+    /// Returns an error in the cases of [`Array::argmax`].
     pub fn argmax_keepdims(&self, axis: i32) -> Result<Array> {
         Array::from_bridge(ffi::argmax(self.raw(), axis, true))
     }

@@ -185,7 +185,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error where [`eval()`] does.
+    /// Returns an error in the cases of [`eval()`].
     pub fn eval(&self) -> Result<()> {
         eval([self])
     }
@@ -264,8 +264,8 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] for another number of elements, and an error for what [`Array::to_vec`]
-    /// refuses.
+    /// [`Error::Shape`] for another number of elements, and an error in the cases of
+    /// [`Array::to_vec`].
     ///
     /// ```
     /// # use mlx_primitives::Array;

@@ -59,7 +59,7 @@ pub struct SendArray {
 unsafe impl Send for SendArray {}
 
 impl SendArray {
-    /// Makes the array an [`Array`] of this thread.
+    /// Returns the array as an [`Array`] of this thread.
     pub fn into_array(self) -> Array {
         Array::new(self.handle)
     }

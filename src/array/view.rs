@@ -182,7 +182,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::take`] refuses, and [`Error::Mlx`] for indices of another
+    /// Returns an error in the cases of [`Array::take`], and [`Error::Mlx`] for indices of another
     /// rank, or of a shape that does not broadcast.
     ///
     /// ```
@@ -207,7 +207,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`Array::take_along_axis`] refuses, and [`Error::Mlx`] for values
+    /// Returns an error in the cases of [`Array::take_along_axis`], and [`Error::Mlx`] for values
     /// that do not broadcast.
     pub fn put_along_axis(&self, indices: &Array, values: &Array, axis: i32) -> Result<Array> {
         let indices = self.in_bounds("put_along_axis", indices, axis)?;

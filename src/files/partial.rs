@@ -39,7 +39,7 @@ pub fn create<T>(
     path: impl Fn(&T) -> &Path,
 ) -> io::Result<(T, Alive)> {
     for _ in 0..ATTEMPTS {
-        let mut live = live(); // nothing is created behind the back of `abandon`
+        let mut live = live(); // locked, so that `abandon` sees every file that is created
         let made = create()?;
         // Until this process locks the new file, another process may consider it stale, and lock or
         // remove it.

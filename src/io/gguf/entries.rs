@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 pub type Checked<T = ()> = Result<T, String>;
 
-/// Longer lists are kept only under the keys of a tokenizer.
+/// The longest list that is kept, in elements. Entries of a tokenizer may be longer.
 const MOST_LISTED: u64 = 1000;
 
 /// The bytes of the longest accepted text: far more than chat templates have.
