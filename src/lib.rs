@@ -58,7 +58,7 @@
 //! - [The book](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/introduction.md):
 //!   installing, models, Python, exactness, platforms, and the errors that people meet.
 //! - [All ops](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/ops.md), with their
-//!   speed beside MLX's.
+//!   speed compared with MLX's.
 //! - [Write your own
 //!   primitive](https://github.com/mlx-primitives/mlx-primitives/blob/main/docs/write-your-own-primitive.md),
 //!   from an empty folder to a tested crate.

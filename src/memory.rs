@@ -66,7 +66,7 @@ pub fn cache_memory() -> usize {
     ffi::cache_memory()
 }
 
-/// Starts measuring [`peak_memory`] anew.
+/// Restarts the measurement of [`peak_memory`].
 pub fn reset_peak_memory() {
     ffi::reset_peak_memory();
 }

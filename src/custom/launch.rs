@@ -91,8 +91,8 @@ enum Buffer {
 
 /// A kernel and its arguments, grid and threadgroups.
 ///
-/// The indices are the indices in the kernel's parameter list. A Mac does not detect a buffer that
-/// is bound to the wrong index; tests in the simulator do.
+/// Each `index` is an index of the kernel's parameters, such as `n` of `[[buffer(n)]]`. A Mac does
+/// not detect a buffer that is bound to the wrong index; tests in the simulator do.
 ///
 /// ```
 /// use mlx_primitives::custom::{Launch, MetalLibrary};

@@ -91,8 +91,8 @@ fn remove(path: &Path) {
     };
 }
 
-/// Removes the files and folders that this process is writing, before it ends without running
-/// destructors. Nothing can be written afterwards.
+/// Removes the files and folders that this process is writing. Call this before the process ends
+/// without running destructors. No file can be created afterwards.
 #[doc(hidden)]
 pub fn abandon() {
     let live = live();

@@ -119,7 +119,7 @@ impl Stored {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }
 
-    /// The number of this array's bytes that are read together: those from one block, or 1.
+    /// The smallest number of this array's bytes that can be read: its part of a block, or 1 byte.
     fn unit(&self) -> usize {
         match self.form {
             Form::Blocks(kind, part) => kind.part_bytes(part),

@@ -30,8 +30,8 @@ pub enum KQuants {
     /// MLX's affine layout, which all other types use.
     #[default]
     Affine,
-    /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant), with the numbers of
-    /// the file and nearly its bits a weight.
+    /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant). It keeps the weights'
+    /// values, and takes nearly as few bits for each weight as the file.
     Own,
 }
 
