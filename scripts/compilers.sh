@@ -7,8 +7,8 @@
 # Without names, it checks all known compilers on the PATH, and fails if there are none. clang 15 is
 # the oldest clang that Xcode has for macOS 14, and gcc 11 is the gcc of Ubuntu 22.04. A clang uses
 # libc++, as on a Mac, if its headers are installed (Debian:
-# apt-get install clang-15 libc++-15-dev). MLX_DIR names another MLX than the one in .mlx. The
-# script uses the bridge that the last build generated.
+# apt-get install clang-15 libc++-15-dev). MLX_DIR selects an MLX other than the installation in
+# .mlx. The script uses the bridge that the last build generated.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD

@@ -4,8 +4,8 @@
 #
 #   scripts/cross_link.sh [--no-rust] [--all] [--mlx=VERSION]
 #
-# --no-rust skips the Rust half. --all fails if any part could not be run. --mlx takes the wheels of another version of
-# MLX than the one that scripts/build_metal.sh installs.
+# --no-rust skips the Rust half. --all fails if any part could not be run. --mlx selects the wheels
+# of another version of MLX. The default is the version that scripts/build_metal.sh installs.
 set -euo pipefail
 # shellcheck source=tests/cross_link/tools.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../tests/cross_link/tools.sh"

@@ -20,8 +20,8 @@ mod ffi {
         bits: u64,
     }
 
-    /// An argument of a kernel: kind 0 is the contents of a buffer index, kind 1 is the offset of
-    /// threadgroup memory, and kind 2 is the number of threads of the grid.
+    /// An argument of a kernel. Kind 0 is the array or value bound to a buffer index, kind 1 is the
+    /// offset of threadgroup memory, and kind 2 is the number of threads of the grid.
     struct CudaArgument {
         kind: u8,
         index: u32,
