@@ -3,14 +3,14 @@ use crate::error::Result;
 use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
 use crate::tune::{chosen, rows};
 
-/// The activation that [`linear`](crate::ops::linear) applies to the sum of product and bias.
+/// The activation function that [`linear`](crate::ops::linear) applies after it adds the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// [`relu`]: `max(x, 0)`.
     Relu,
     /// [`gelu`]: `x * (1 + erf(x / sqrt(2))) / 2`.
     Gelu,
-    /// [`gelu_tanh`]: [`gelu`] approximated by tanh.
+    /// [`gelu_tanh`]: the approximation of [`gelu`] that uses tanh.
     GeluTanh,
     /// [`silu`]: `x * sigmoid(x)`.
     Silu,
@@ -37,16 +37,16 @@ fn of_two(name: &str, kind: ActivationKind, a: &Array, b: &Array) -> Result<Arra
 
 /// Rectified linear unit: `max(x, 0)`. The result of NaN is NaN.
 ///
-/// The result has the shape and type of `x` (integers become float32). Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable in `x`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s` elements for an `x` of s, and computes `s` operations. The gradient is
-/// one kernel and keeps `x`.
+/// One kernel moves `2 s` elements for an `x` of s elements, and computes `s` operations. The
+/// gradient takes one kernel and keeps `x` in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for float64 or complex.
+/// Returns an error if `x` is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -59,19 +59,19 @@ pub fn relu(x: &Array) -> Result<Array> {
     of_one("relu", ActivationKind::Relu, x)
 }
 
-/// Sigmoid linear unit ([Elfwing et al. 2017](https://arxiv.org/abs/1702.03118)):
-/// `x * sigmoid(x)`, each factor rounded to the type of `x` as by `mlx.nn.silu`.
+/// Sigmoid linear unit ([Elfwing et al. 2017](https://arxiv.org/abs/1702.03118)): `x * sigmoid(x)`,
+/// with the sigmoid and the product each rounded to the type of `x`, as in `mlx.nn.silu`.
 ///
-/// The result has the shape and type of `x` (integers become float32). Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable in `x`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s` elements for an `x` of s, and computes `4 s` operations, of which s are
-/// exponentials. The gradient is one kernel and keeps `x`.
+/// One kernel moves `2 s` elements for an `x` of s elements, and computes `4 s` operations, of
+/// which s are exponentials. The gradient takes one kernel and keeps `x` in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for float64 or complex.
+/// Returns an error if `x` is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -85,18 +85,19 @@ pub fn silu(x: &Array) -> Result<Array> {
 }
 
 /// Gaussian error linear unit ([Hendrycks and Gimpel 2016](https://arxiv.org/abs/1606.08415)):
-/// `x * (1 + erf(x / sqrt(2))) / 2`, each step rounded as by `mlx.nn.gelu`.
+/// `x * (1 + erf(x / sqrt(2))) / 2`, with each step rounded to the type of `x`, as in
+/// `mlx.nn.gelu`.
 ///
-/// The result has the shape and type of `x` (integers become float32). Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable in `x`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s` elements for an `x` of s, and computes `5 s` operations, of which s are
-/// error functions. The gradient is one kernel and keeps `x`.
+/// One kernel moves `2 s` elements for an `x` of s elements, and computes `5 s` operations, of
+/// which s are error functions. The gradient takes one kernel and keeps `x` in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for float64 or complex.
+/// Returns an error if `x` is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -109,19 +110,20 @@ pub fn gelu(x: &Array) -> Result<Array> {
     of_one("gelu", ActivationKind::Gelu, x)
 }
 
-/// The approximation of [`gelu`] by tanh:
-/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, rounded as by `mlx.nn.gelu_approx`.
+/// The approximation of [`gelu`] that uses tanh:
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))`, with each step rounded to the type of
+/// `x`, as in `mlx.nn.gelu_approx`.
 ///
-/// The result has the shape and type of `x` (integers become float32). Differentiable.
+/// The result has the shape and type of `x` (integers become float32). Differentiable in `x`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s` elements for an `x` of s, and computes `9 s` operations, of which s are
-/// hyperbolic tangents. The gradient is one kernel and keeps `x`.
+/// One kernel moves `2 s` elements for an `x` of s elements, and computes `9 s` operations, of
+/// which s are hyperbolic tangents. The gradient takes one kernel and keeps `x` in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for float64 or complex.
+/// Returns an error if `x` is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -135,19 +137,21 @@ pub fn gelu_tanh(x: &Array) -> Result<Array> {
 }
 
 /// The gated unit of a Llama's feed-forward layer ([Shazeer
-/// 2020](https://arxiv.org/abs/2002.05202)): `silu(gate) * up`, rounded after [`silu`].
+/// 2020](https://arxiv.org/abs/2002.05202)): `silu(gate) * up`. The result of [`silu`] is rounded
+/// before the multiplication.
 ///
-/// The arrays are broadcast to one shape and promoted to one type, which the result has (integers
-/// become float32). Differentiable in both.
+/// The two arrays are broadcast to one shape and promoted to one type. The result has this shape
+/// and type (integers become float32). Differentiable in both arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `3 s` elements for a result of s, and computes `5 s` operations. Both gradients
-/// are one kernel, which keeps `gate` and `up` and not the result of [`silu`].
+/// One kernel moves `3 s` elements for a result of s elements, and computes `5 s` operations. One
+/// kernel computes both gradients. It keeps `gate` and `up` in memory, but not the result of
+/// [`silu`].
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not broadcast, float64 or complex.
+/// Returns an error if the shapes do not broadcast, or an array is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -161,17 +165,19 @@ pub fn swiglu(gate: &Array, up: &Array) -> Result<Array> {
     of_two("swiglu", ActivationKind::Swiglu, gate, up)
 }
 
-/// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`, rounded
-/// after [`gelu`]. Shapes, types and errors are as for [`swiglu`]. Differentiable in both.
+/// A gated unit ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): `gelu(gate) * up`. The result
+/// of [`gelu`] is rounded before the multiplication. Shapes, types and errors are as for
+/// [`swiglu`]. Differentiable in both arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `3 s` elements for a result of s, and computes `6 s` operations. Both gradients
-/// are one kernel, which keeps `gate` and `up` and not the result of [`gelu`].
+/// One kernel moves `3 s` elements for a result of s elements, and computes `6 s` operations. One
+/// kernel computes both gradients. It keeps `gate` and `up` in memory, but not the result of
+/// [`gelu`].
 ///
 /// # Errors
 ///
-/// Returns an error for what [`swiglu`] refuses.
+/// Returns an error for arrays that [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -184,17 +190,18 @@ pub fn geglu(gate: &Array, up: &Array) -> Result<Array> {
     of_two("geglu", ActivationKind::Geglu, gate, up)
 }
 
-/// Gemma's gated unit: `gelu_tanh(gate) * up`, rounded after [`gelu_tanh`]. Shapes, types and
-/// errors are as for [`swiglu`]. Differentiable in both.
+/// Gemma's gated unit: `gelu_tanh(gate) * up`. The result of [`gelu_tanh`] is rounded before the
+/// multiplication. Shapes, types and errors are as for [`swiglu`]. Differentiable in both arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `3 s` elements for a result of s, and computes `10 s` operations. Both
-/// gradients are one kernel, which keeps `gate` and `up` and not the result of [`gelu_tanh`].
+/// One kernel moves `3 s` elements for a result of s elements, and computes `10 s` operations. One
+/// kernel computes both gradients. It keeps `gate` and `up` in memory, but not the result of
+/// [`gelu_tanh`].
 ///
 /// # Errors
 ///
-/// Returns an error for what [`swiglu`] refuses.
+/// Returns an error for arrays that [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -207,17 +214,17 @@ pub fn geglu_tanh(gate: &Array, up: &Array) -> Result<Array> {
     of_two("geglu_tanh", ActivationKind::GegluTanh, gate, up)
 }
 
-/// The rectified sum `max(a + b, 0)`, with the sum rounded first. Shapes, types and errors are as
-/// for [`swiglu`]. Differentiable in both.
+/// The rectified sum `max(a + b, 0)`. The sum is rounded before the maximum. Shapes, types and
+/// errors are as for [`swiglu`]. Differentiable in both arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `3 s` elements for a result of s, and computes `2 s` operations. Both gradients
-/// are one kernel, which keeps `a` and `b` and not the sum.
+/// One kernel moves `3 s` elements for a result of s elements, and computes `2 s` operations. One
+/// kernel computes both gradients. It keeps `a` and `b` in memory, but not the sum.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`swiglu`] refuses.
+/// Returns an error for arrays that [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -231,17 +238,17 @@ pub fn add_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("add_relu", ActivationKind::AddRelu, a, b)
 }
 
-/// The rectified product `max(a * b, 0)`, with the product rounded first. Shapes, types and errors
-/// are as for [`swiglu`]. Differentiable in both.
+/// The rectified product `max(a * b, 0)`. The product is rounded before the maximum. Shapes, types
+/// and errors are as for [`swiglu`]. Differentiable in both arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `3 s` elements for a result of s, and computes `2 s` operations. Both gradients
-/// are one kernel, which keeps `a` and `b` and not the product.
+/// One kernel moves `3 s` elements for a result of s elements, and computes `2 s` operations. One
+/// kernel computes both gradients. It keeps `a` and `b` in memory, but not the product.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`swiglu`] refuses.
+/// Returns an error for arrays that [`swiglu`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -255,19 +262,20 @@ pub fn mul_relu(a: &Array, b: &Array) -> Result<Array> {
     of_two("mul_relu", ActivationKind::MulRelu, a, b)
 }
 
-/// The affine map `x * scale + shift`, with the product rounded first.
+/// The affine map `x * scale + shift`. The product is rounded before `shift` is added.
 ///
-/// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`; all
-/// three are promoted to one type. Differentiable in all three.
+/// `scale` and `shift` are each a scalar array or a vector as long as the last axis of `x`. The
+/// three arrays are promoted to one type. Differentiable in all three arrays.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s + 2 n` elements for an `x` of s and vectors of n, and computes `2 s`
-/// operations. The gradients keep `x` and `scale`; with vectors, CPUs compute them in one kernel.
+/// One kernel moves `2 s + 2 n` elements for an `x` of s elements and vectors of n elements, and
+/// computes `2 s` operations. The gradients keep `x` and `scale` in memory. If `scale` and `shift`
+/// are vectors, a CPU computes all gradients in one kernel.
 ///
 /// # Errors
 ///
-/// Returns an error for another shape, float64 or complex.
+/// Returns an error if `scale` or `shift` has another shape, or an array is float64 or complex.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

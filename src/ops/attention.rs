@@ -3,34 +3,37 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::chosen;
 
-/// The options by which attention turns scores into weights: it scales, caps and masks the scores,
-/// in this order, and then takes their softmax.
+/// The options of attention. Attention scales, caps and masks the scores `q·kᵀ`, in this order, and
+/// then takes their softmax.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
-    /// Multiplies the scores; `None` is `1 / sqrt(d)`.
+    /// The factor of the scores. With `None` it is `1 / sqrt(d)`, where d is the head dimension.
     pub scale: Option<f32>,
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// The size of a sliding window: a query sees this many keys, up to its own position. Implies
-    /// `causal`. With `None` there is no window.
+    /// The size of a sliding window: a query sees this many keys, and the last of them is at the
+    /// query's position. A window implies `causal`. With `None` there is no window.
     pub window: Option<i32>,
-    /// Bools that are true where a query sees a key, or floats that are added to the scores. The
-    /// mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any strides.
+    /// Either bools that are true where a query sees a key, or floats that are added to the scores.
+    /// The mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any
+    /// strides.
     pub mask: Option<&'a Array>,
     /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. With `None` there is no
     /// cap.
     pub soft_cap: Option<f32>,
-    /// A logit for each head, `[heads]`, that takes part in the softmax but has no value.
+    /// One extra logit for each head, `[heads]`. It adds to the denominator of the softmax, but no
+    /// value belongs to it.
     pub sinks: Option<&'a Array>,
-    /// The number of keys that were dropped from the start of a text. On a CPU, prompts then add up
-    /// the remaining keys in the order of the full text: see [`RowOrder`](super::RowOrder).
+    /// The number of keys that were dropped from the start of the sequence. With it, a prompt on a
+    /// CPU adds up the remaining keys in the order of the full sequence: see
+    /// [`RowOrder`](super::RowOrder).
     pub dropped: i32,
 }
 
 impl Attention<'_> {
     pub(super) fn rules(&self, dim: i32) -> Result<ffi::AttentionRules> {
-        // C++ takes 0 for `None` and refuses -1, which replaces every number that is not allowed.
+        // C++ reads 0 as `None` and refuses -1, so -1 stands for every number that is not allowed.
         let window = self.window.map_or(0, |window| if window > 0 { window } else { -1 });
         let soft_cap = self.soft_cap.map_or(0.0, |cap| if cap > 0.0 { cap } else { -1.0 });
         let scale = self.scale.unwrap_or_else(|| 1.0 / (dim.max(1) as f32).sqrt());
@@ -40,7 +43,7 @@ impl Attention<'_> {
     }
 }
 
-/// The features of a head.
+/// The number of features of a head.
 fn head_dim(q: &Array) -> i32 {
     q.shape().last().copied().unwrap_or(1)
 }
@@ -50,10 +53,10 @@ fn queries(q: &Array) -> usize {
     q.shape().iter().rev().nth(1).map_or(1, |&dim| dim.unsigned_abs() as usize)
 }
 
-/// Keys or values in MLX's affine layout, as `mlx.quantize` packs the rows of `[..., d]`.
+/// Keys or values in MLX's affine layout: the result of `mlx.quantize` for an array `[..., d]`.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
-    /// The codes, uint32: `[batch, kv_heads, keys, d * bits / 32]`.
+    /// The packed integers, uint32: `[batch, kv_heads, keys, d * bits / 32]`.
     pub packed: &'a Array,
     /// The scale of each group: `[batch, kv_heads, keys, d / group_size]`.
     pub scales: &'a Array,
@@ -65,30 +68,31 @@ pub struct QuantizedRows<'a> {
 /// pass over keys and values ([Dao et al. 2022](https://arxiv.org/abs/2205.14135)):
 /// `softmax(scale * q·kᵀ) · v`.
 ///
-/// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v` `[batch,
-/// kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256. All may
-/// have any strides, as views of a larger cache do: nothing is copied. The result is `[batch,
-/// heads, queries, e]`, of the type that the three promote to. It lies in memory as `[batch,
-/// queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads copy
-/// nothing. Scores and sums are float32, and only the result is rounded. A query that sees no key
-/// gives all keys the same weight, as in MLX. The result of a query is NaN if a mask adds -inf to
-/// all its scores, and 0 if there are no keys. No bit of it depends on other queries: see
-/// [`RowOrder`](super::RowOrder).
+/// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v`
+/// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256.
+/// The arrays may have any strides, such as views of a larger cache: nothing is copied. The result
+/// is `[batch, heads, queries, e]`, of the type that the three arrays promote to. It lies in memory
+/// as `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
+/// copy nothing. Scores and sums are float32. Only the result is rounded to its type. A query that
+/// sees no key gives all keys the same weight, as in MLX. The result of a query is NaN if a mask
+/// adds -inf to all its scores, and 0 if there are no keys. Other queries do not change a bit of a
+/// query's result: see [`RowOrder`](super::RowOrder).
 ///
 /// Differentiable in all arrays except a mask of bools.
 ///
 /// # Cost
 ///
 /// One kernel moves `h l d + g s d + g s e + h l e` elements for each batch entry of h heads, g
-/// heads of keys, l queries and s keys, and computes `2 h l s (d + e)` operations. Few queries of
-/// many keys take a second kernel, which joins their parts. The gradient in `q` is two kernels, and
-/// the gradients in `q`, `k` and `v` are four; they compute the scores again and keep none.
+/// key/value heads, l queries and s keys, and computes `2 h l s (d + e)` operations. If few queries
+/// see many keys, the keys are split into parts, and a second kernel joins the results of the
+/// parts. The gradient in `q` takes two kernels; the gradients in `q`, `k` and `v` take four. They
+/// compute the scores again, so the forward pass keeps no scores.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not fit, d or e above 256, a mask or sinks of a type that
-/// does not promote to the result's, a window below 1, a cap that is not positive or a type other
-/// than float32, float16 and bfloat16.
+/// Returns an error if the shapes do not fit together, d or e is above 256, the type of the mask or
+/// of the sinks does not promote to the result's type, the window is below 1, the cap is not
+/// positive, or a type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -108,21 +112,22 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
     chosen(format_args!("attention of {}", head_dim(q)), || queries(q), built)
 }
 
-/// [`attention`] over quantized keys and values, which the kernel expands in registers only.
+/// [`attention`] over quantized keys and values. The kernel dequantizes them in registers.
 ///
-/// `bits` is 4 or 8, `group_size` 32, 64 or 128 and a divisor of d and e. The result has the type
+/// `bits` is 4 or 8. `group_size` is 32, 64 or 128, and divides d and e. The result has the type
 /// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases if MLX's
-/// `quantized_matmul` is.
+/// `quantized_matmul` is differentiable in them.
 ///
 /// # Cost
 ///
-/// One kernel moves `h l d + p + h l e` elements for keys and values that take the bytes of p
-/// elements. The numbers of kernels and operations are as in [`attention`]. The gradient unpacks
-/// keys and values once.
+/// One kernel moves `h l d + p + h l e` elements, where p is the size of the packed keys and values
+/// in bytes, divided by the size of an element. The numbers of kernels and operations are as in
+/// [`attention`]. The gradient dequantizes keys and values once.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`attention`] refuses, and for other bits, groups or shapes.
+/// Returns an error for arguments that [`attention`] refuses, and for other values of `bits` or
+/// `group_size` and other shapes.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -159,11 +164,12 @@ pub fn attention_quantized(
     )
 }
 
-/// The composition of MLX's ops that an NVIDIA GPU runs for a lazy attention.
+/// The composition of MLX's ops that an NVIDIA GPU runs in place of `ours`, a result of
+/// [`attention_quantized`] that is not evaluated yet.
 ///
 /// # Errors
 ///
-/// Returns an error for another array.
+/// Returns an error if `ours` is another array.
 pub fn dequantizing_composition(ours: &Array) -> Result<Option<Array>> {
     Ok(from_list(&*ffi::dequantizing_composition(ours.raw())?).into_iter().next())
 }

@@ -9,34 +9,34 @@ pub struct CrossEntropy {
     /// The share of each target's weight that is spread evenly over all classes, in `[0, 1)`
     /// ([Szegedy et al. 2015](https://arxiv.org/abs/1512.00567)).
     pub label_smoothing: f32,
-    /// The loss and the gradient of a row with this target are zero for any logits.
+    /// The loss and the gradient of a row with this target are zero, for any logits.
     pub ignore_index: Option<i32>,
 }
 
-/// Cross-entropy of logits against class numbers, a loss for each row:
-/// `logsumexp(logits) - logits[target]`, and with label smoothing `s`
-/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as `mlx.nn.losses` has it.
+/// Cross-entropy of logits and target classes, with one loss for each row:
+/// `logsumexp(logits) - logits[target]`. With label smoothing `s` the loss is
+/// `logsumexp(logits) - (1 - s) * logits[target] - s * mean(logits)`, as in `mlx.nn.losses`.
 ///
 /// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
-/// integer type. The result has the shape of the targets and the type of the logits. It is computed
-/// in float32 relative to each row's maximum and rounded once. The logits are read once; their
-/// gradient is one more kernel. The loss and the gradient of a row are NaN if its target is
-/// negative or not below the number of classes.
-/// [`linear_cross_entropy`](super::linear_cross_entropy) computes the logits too, without holding
-/// all of them.
+/// integer type. The result has the shape of the targets and the type of the logits. The kernel
+/// subtracts each row's maximum, computes in float32 and rounds once. It reads the logits once. The
+/// loss and the gradient of a row are NaN if its target is negative or not below the number of
+/// classes. [`linear_cross_entropy`](super::linear_cross_entropy) computes the logits too, and
+/// never has all of them in memory.
 ///
 /// Differentiable in the logits.
 ///
 /// # Cost
 ///
-/// One kernel moves `r n + 4 r` elements in float32 for r rows of n classes, two of them kept for
-/// each row, and computes `4 r n` operations, or `5 r n` with smoothing. The gradient is one
-/// kernel, which reads the logits again: no softmax is kept.
+/// One kernel moves `r n + 4 r` elements in float32 for r rows of n classes, and computes `4 r n`
+/// operations, or `5 r n` with smoothing. Two elements of each row stay in memory for the gradient.
+/// The gradient takes one kernel, which reads the logits again: no softmax is kept.
 ///
 /// # Errors
 ///
-/// Returns an error for scalar logits, an axis of no classes, logits of another type, targets of
-/// another shape or of no integer type, or smoothing outside `[0, 1)`.
+/// Returns an error if the logits are a scalar, have no classes or have another type, if the
+/// targets have another shape or a type that is not an integer, or if the smoothing is outside
+/// `[0, 1)`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

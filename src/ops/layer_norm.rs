@@ -9,23 +9,25 @@ use crate::tune::{chosen, rows};
 /// `sum((x - mean(x))²) / n`.
 ///
 /// `x` is `[..., n]` with n >= 1; `weight` is `[n]` or `None` (all ones), `bias` is `[n]` or `None`
-/// (all zeros). The result has the shape of `x` and the type that `x`, `weight` and, if there is
-/// a weight, `bias` promote to. The normalized `x` is rounded to that type before it is multiplied
-/// by the weight, and the product before the bias is added, as in MLX's composition. (MLX's own
-/// Metal kernel may fuse that multiplication and addition, and then rounds once.)
+/// (all zeros). The result has the shape of `x`. Its type is the one to which `x`, `weight` and, if
+/// there is a weight, `bias` promote. As in MLX's composition of ops, the normalized `x` is rounded
+/// to that type before it is multiplied by the weight, and the product is rounded before the bias
+/// is added. (MLX's own Metal kernel may fuse the multiplication and the addition, and then rounds
+/// once.)
 ///
 /// Differentiable in `x`, `weight` and `bias`.
 ///
 /// # Cost
 ///
 /// One kernel moves `2 r n + 2 n` elements for r rows, and computes `7 r n` operations. The
-/// gradient in `x` is one kernel. With the gradient of the weight or bias there are two for rows of
-/// up to 8192 elements, else three. It keeps `x` and the weight, and no statistics of rows.
+/// gradient in `x` takes one kernel. With the gradient of the weight or bias there are two kernels
+/// for rows of up to 8192 elements, and three for longer rows. They keep `x` and the weight in
+/// memory, but not the mean and variance of the rows.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, a weight or bias of another shape or a
-/// type other than float32, float16 and bfloat16.
+/// Returns an error if `x` is a scalar, the last axis has no elements, the weight or bias has
+/// another shape, or a type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

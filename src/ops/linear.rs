@@ -4,37 +4,39 @@ use crate::error::Result;
 use crate::ffi::ops::bridge::{self as ffi, ActivationKind};
 use crate::tune::{chosen, rows};
 
-/// The steps of [`linear`] after the product; none by default.
+/// The steps of [`linear`] after the product. By default there are none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Linear<'a> {
-    /// Added to each row of the product: `[n]`.
+    /// The vector `[n]` that is added to each row of the product.
     pub bias: Option<&'a Array>,
-    /// Applied to the sum of product and bias.
+    /// The function that is applied after the bias is added.
     pub activation: Option<Activation>,
-    /// Added last: `[..., n]`. The result takes over its buffer where nothing else reads it.
+    /// The array `[..., n]` that is added last. If nothing else reads the residual, its buffer
+    /// becomes the result's.
     pub residual: Option<&'a Array>,
 }
 
-/// A linear layer with the bias, activation and residual that follow it in a transformer:
+/// A linear layer, with a bias, an activation and a residual connection:
 /// `act(x · wᵀ + bias) + residual`.
 ///
-/// `x` is `[..., k]`, `w` is `[n, k]` as linear layers keep their weights. The result is `[..., n]`
-/// of the type that all inputs promote to. Products are summed in float32; then the product, the
-/// sum with the bias, the activation and the sum with the residual are each rounded to that type,
-/// as by separate ops. No bit of a row depends on other rows: see [`RowOrder`](super::RowOrder).
+/// `x` is `[..., k]`, and `w` is `[n, k]`, the usual layout of a linear layer's weight. The result
+/// is `[..., n]` of the type that all inputs promote to. Products are summed in float32. The
+/// product, the sum with the bias, the activation and the sum with the residual are each rounded to
+/// that type, as separate ops would do. Other rows do not change a bit of a row's result: see
+/// [`RowOrder`](super::RowOrder).
 ///
-/// Differentiable in every array.
+/// Differentiable in all arrays.
 ///
 /// # Cost
 ///
 /// One kernel moves `m k + n k + m n` elements for m rows, `n` more with a bias and `m n` more with
-/// a residual, and computes `2 m k n` operations. Each gradient is one product, or a sum for the
-/// bias; with an activation the product is computed again instead of kept.
+/// a residual, and computes `2 m k n` operations. The gradient of `x` and of `w` is one product
+/// each, and the gradient of the bias is a sum. With an activation, the gradients compute the
+/// product again instead of keeping it in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for extents that do not match or a type other than float32, float16 and
-/// bfloat16.
+/// Returns an error if the dimensions do not match, or a type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Activation, Linear};
@@ -57,8 +59,9 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` for `y`, the norm of x, with the bits of `rms_norm`, [`linear`]
-/// and `swiglu`; `None` without a kernel for all steps: it is for one row on an NVIDIA GPU.
+/// `silu(y · Gateᵀ) * (y · Upᵀ)`, where `y` is the RMS norm of `x`, in one kernel. The result has
+/// the same bits as `rms_norm`, [`linear`] and `swiglu`. The kernel exists for one row on an NVIDIA
+/// GPU; in all other cases the function returns `None`.
 /// # Errors
 /// Returns an error if MLX cannot be started.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {
@@ -66,20 +69,21 @@ pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {
     if built.is_null() { Ok(None) } else { Array::from_bridge(Ok(built)).map(Some) }
 }
 
-/// The product of matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`; leading axes broadcast
-/// and the result is `[..., m, n]`, of the type that both promote to.
+/// The product of two matrices: `a` is `[..., m, k]` and `b` is `[..., k, n]`. Leading axes
+/// broadcast. The result is `[..., m, n]`, of the type that `a` and `b` promote to.
 ///
-/// Summed in float32 and rounded once. Differentiable in both.
+/// Terms are summed in float32, and the sum is rounded once. Differentiable in both matrices.
 ///
 /// # Cost
 ///
 /// One kernel moves `m k + k n + m n` elements for each product of `[m, k]` and `[k, n]`, and
-/// computes `2 m k n` operations. Each gradient is one product, and keeps the other matrix.
+/// computes `2 m k n` operations. The gradient in `a` is one product with `b`, and the gradient in
+/// `b` is one product with `a`.
 ///
 /// # Errors
 ///
-/// Returns an error for rank below 2, extents that do not match or a type other than float32,
-/// float16 and bfloat16.
+/// Returns an error if a rank is below 2, the dimensions do not match, or a type is not float32,
+/// float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -94,10 +98,10 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
 }
 
 /// The product of a matrix and a transposed matrix: `a` is `[..., m, k]` and `b` is `[..., n, k]`,
-/// as linear layers keep their weights; leading axes broadcast and the result is `[..., m, n]`, of
-/// the type that both promote to.
+/// the usual layout of a linear layer's weight. Leading axes broadcast. The result is
+/// `[..., m, n]`, of the type that `a` and `b` promote to.
 ///
-/// Summed in float32 and rounded once. Differentiable in both.
+/// Terms are summed in float32, and the sum is rounded once. Differentiable in both matrices.
 ///
 /// # Cost
 ///
@@ -106,7 +110,7 @@ pub fn matmul(a: &Array, b: &Array) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`matmul`] refuses.
+/// Returns an error for arrays that [`matmul`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
