@@ -165,7 +165,7 @@ pub fn attention_quantized(
 }
 
 /// The composition of MLX's ops that an NVIDIA GPU runs in place of `ours`, a result of
-/// [`attention_quantized`] that is not evaluated yet.
+/// [`attention`] or [`attention_quantized`] that is not evaluated yet.
 ///
 /// # Errors
 ///

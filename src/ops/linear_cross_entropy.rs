@@ -11,50 +11,51 @@ use crate::transforms;
 
 const OP: &str = "linear_cross_entropy";
 
-/// The number of logits that exist at a time by default: 64 MB of float32.
+/// By default, the number of logits in memory at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
 /// The options of [`linear_cross_entropy`]: by default no bias, plain targets, and chunks of
 /// 2^24 logits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearCrossEntropy<'a> {
-    /// `[classes]`, added to each row of logits.
+    /// The vector `[classes]` that is added to each row of logits.
     pub bias: Option<&'a Array>,
-    /// Label smoothing and the target to ignore.
+    /// The label smoothing, and the target class to ignore.
     pub cross_entropy: CrossEntropy,
-    /// The number of rows whose logits exist at a time, at least 1. With `None` it is the number of
-    /// rows that have 2^24 logits, which are 64 MB of float32.
+    /// The number of rows of a chunk, at least 1. Only the logits of one chunk are in memory at a
+    /// time. With `None`, a chunk has 2^24 logits, which are 64 MB of float32.
     pub chunk_rows: Option<usize>,
 }
 
-/// Cross-entropy of a linear layer's outputs against class numbers, a loss for each row, without
-/// holding all logits: `cross_entropy(x · wᵀ + bias, targets)`.
+/// Cross-entropy of a linear layer's outputs and target classes, with one loss for each row:
+/// `cross_entropy(x · wᵀ + bias, targets)`. The logits are never all in memory.
 ///
 /// `x` is `[..., k]`, `weight` is `[classes, k]`, an array or a [`QuantizedWeight`], and `targets`
 /// is `[...]` of any integer type. The loss has the shape of the targets and the type that `x`, the
-/// weight and the bias promote to. Each logit is rounded to that type, as by [`linear`] or
-/// [`quantized_linear`]; the loss of a row is computed as by [`cross_entropy`].
+/// weight and the bias promote to. Each logit is rounded to that type, as in [`linear`] and
+/// [`quantized_linear`]. The loss of a row is computed as in [`cross_entropy`].
 ///
-/// The rows of `x` run in chunks, one after the other, and the backward pass computes the logits of
-/// each chunk again. A training step then holds the logits and their gradient for `chunk_rows` rows
-/// instead of for all rows, and computes the product with the weight one more time. Gradients of
-/// the weight and the bias are summed over the chunks in float32, which takes one float32 array of
-/// the weight's shape beside the gradient of a chunk.
+/// The rows of `x` are processed in chunks, one after the other, and the backward pass computes the
+/// logits of each chunk again. So the logits of only `chunk_rows` rows, and their gradient, are in
+/// memory at a time; in exchange a training step computes the product with the weight one more
+/// time. Gradients of the weight and the bias are summed over the chunks in float32. The sum takes
+/// one float32 array of the weight's shape, in addition to the gradient of a chunk.
 ///
-/// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a CPU of a
-/// machine without a GPU, evaluation waits for each chunk before it queues the next, also in
-/// [`async_eval`](crate::async_eval). Elsewhere MLX bounds how many chunks wait in its queue.
+/// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a machine
+/// without a GPU, evaluation waits for each chunk before it queues the next one, even in
+/// [`async_eval`](crate::async_eval). On other machines, MLX limits the number of chunks in its
+/// queue.
 ///
 /// # Cost
 ///
-/// Two kernels for each chunk of r rows, which move `r k + n k + 2 r n + 4 r` elements in float32
-/// for n classes and a plain weight, and compute `2 r k n + 4 r n` operations. The gradient keeps
-/// no logits.
+/// Two kernels run for each chunk of r rows. With n classes and a plain weight, they move
+/// `r k + n k + 2 r n + 4 r` elements in float32, and compute `2 r k n + 4 r n` operations. The
+/// gradient keeps no logits in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not fit, chunks of no rows, and for the types, targets and
-/// smoothing that [`linear`], [`quantized_linear`] and [`cross_entropy`] refuse.
+/// Returns an error if the shapes do not fit together, if a chunk has no rows, and for types,
+/// targets and smoothing that [`linear`], [`quantized_linear`] or [`cross_entropy`] refuses.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, CrossEntropy, Linear, LinearCrossEntropy};
@@ -101,23 +102,23 @@ pub fn linear_cross_entropy(
     )
 }
 
-/// The layer without its arrays. The arrays are passed as a list: `x`, the targets, the parts of
-/// the weight and the bias, if there is one.
+/// The settings of the layer, without its arrays. The methods take the arrays as a list: `x`, the
+/// targets, the parts of the weight, and the bias if there is one.
 #[derive(Clone, Copy)]
 struct Head {
-    /// Group size, bits and mode of a packed weight.
+    /// The group size, bits and mode of a packed weight.
     packed: Option<(i32, i32, QuantizedMode)>,
     targets: CrossEntropy,
     chunk_rows: i32,
 }
 
-/// The arrays of one call, with `x` as a matrix.
+/// The arrays of one call, with `x` reshaped to a matrix.
 struct Rows<'a> {
     /// `[rows, k]`.
     x: Array,
     /// `[rows]`.
     targets: Array,
-    /// The weight or its parts, and the bias.
+    /// The plain weight, or the arrays of a packed weight, and then the bias.
     parameters: &'a [Array],
     rows: i32,
 }
@@ -170,11 +171,11 @@ impl Head {
         };
         let rows = i32::try_from(targets.size()).unwrap_or(i32::MAX);
         let x = x.reshape([rows, x.dim(-1)?])?;
-        // Class numbers have no derivative.
+        // The targets are integers, so they have no derivative.
         Ok(Rows { x, targets: targets.reshape([rows])?.stop_gradient()?, parameters, rows })
     }
 
-    /// The rows of each chunk; one empty chunk if there are no rows.
+    /// The range of rows of each chunk. If there are no rows, there is one empty chunk.
     fn chunks(&self, rows: i32) -> impl Iterator<Item = Range<i32>> + use<> {
         let step = self.chunk_rows;
         let starts = (0..rows.max(1)).step_by(usize::try_from(step).unwrap_or(1));
@@ -217,9 +218,10 @@ impl Head {
         concatenate(&losses.iter().collect::<Vec<_>>(), 0)?.reshape(shape)
     }
 
-    /// Computes a cotangent for each input from the cotangent of the losses. Each chunk waits for
-    /// the `wanted` cotangents of the chunk before it. The other cotangents are computed only if
-    /// they are evaluated.
+    /// Computes a cotangent for each input from the cotangent of the losses. `wanted` marks the
+    /// inputs of which the caller takes gradients. Each chunk waits for the cotangents of these
+    /// inputs from the previous chunk. The graph also has the other cotangents, but MLX computes
+    /// them only if they are evaluated.
     fn gradients(
         &self,
         inputs: &[Array],
@@ -228,7 +230,8 @@ impl Head {
     ) -> Result<Vec<Array>> {
         let Rows { x, targets, parameters, rows } = self.rows(inputs)?;
         let cotangent = cotangent.reshape([rows])?;
-        // A packed weight is a constant: the array after its parts is the bias.
+        // A packed weight is a constant, so its parts are skipped; the array after them is the
+        // bias.
         let constants = match self.packed {
             None => 0,
             Some((.., QuantizedMode::Affine)) => 3,
@@ -285,8 +288,8 @@ impl Head {
     }
 }
 
-/// A copy of one element of the array. It is computed after the array, and does not keep the
-/// array's memory in use.
+/// The negative of one element of the array, as an array. MLX computes it after `array`, so a node
+/// can wait for `array` through it without keeping the memory of `array` in use.
 fn one_of(array: &Array) -> Result<Array> {
     let mut one = array.clone();
     for axis in 0..i32::try_from(array.ndim()).unwrap_or(0) {

@@ -7,19 +7,19 @@ use crate::tune::{chosen, rows};
 /// `y = log(sum(exp(x - max(x)))) + max(x)`.
 ///
 /// `x` is `[..., n]` with n >= 1; the result is `[...]`, of the type of `x` (integers become
-/// float32). Accumulated in float32 and rounded once. The result of a row whose maximum is infinite
-/// is that maximum, as in MLX's built-in.
+/// float32). The kernel sums in float32 and rounds once. If the maximum of a row is infinite, the
+/// result is this maximum, as in MLX's built-in op.
 ///
 /// Differentiable.
 ///
 /// # Cost
 ///
 /// One kernel moves `r n + r` elements for r rows, and computes `4 r n` operations, of which r n
-/// are exponentials. The gradient is one kernel, which keeps `x` and no softmax.
+/// are exponentials. The gradient takes one kernel. It keeps `x` in memory, but no softmax.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, float64 or complex.
+/// Returns an error if `x` is a scalar, is float64 or complex, or has a last axis without elements.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -41,7 +41,7 @@ pub fn logsumexp(x: &Array) -> Result<Array> {
 ///
 /// # Errors
 ///
-/// Returns an error for what [`logsumexp`] refuses.
+/// Returns an error for arrays that [`logsumexp`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -54,22 +54,23 @@ pub fn logsumexp_keepdims(x: &Array) -> Result<Array> {
     chosen("logsumexp", || rows(x), ffi::logsumexp(x.raw(), true))
 }
 
-/// Logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
+/// The logarithm of the softmax over the last axis: `y = x - logsumexp(x)`.
 ///
-/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32). The
-/// logarithm is rounded to that type before it is subtracted, as in MLX's composition. The
-/// largest element stays the largest, and in 16 bits each result is as exact as that logarithm.
+/// `x` is `[..., n]` with n >= 1; the result has the shape and type of `x` (integers become
+/// float32). The result of `logsumexp` is rounded to that type before it is subtracted, as in MLX's
+/// composition of ops. The largest element stays the largest. In a 16-bit type the rounding of
+/// `logsumexp` limits the accuracy of all results.
 ///
 /// Differentiable.
 ///
 /// # Cost
 ///
 /// One kernel moves `2 r n` elements for r rows, and computes `5 r n` operations, of which r n are
-/// exponentials. The gradient is one kernel, which keeps `x` and no softmax.
+/// exponentials. The gradient takes one kernel. It keeps `x` in memory, but no softmax.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, float64 or complex.
+/// Returns an error if `x` is a scalar, is float64 or complex, or has a last axis without elements.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

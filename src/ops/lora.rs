@@ -41,7 +41,8 @@ impl From<&QuantizedWeight> for LinearWeight {
 }
 
 impl LinearWeight {
-    /// The arrays of the matrix: its rows, or the packed codes, the scales and perhaps biases.
+    /// The arrays of the matrix: either the matrix itself, or the packed integers, the scales and,
+    /// in affine mode, the biases.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let (plain, packed) = match self {
             Self::Plain(rows) => (Some(rows), None),
@@ -50,7 +51,8 @@ impl LinearWeight {
         plain.into_iter().chain(packed.into_iter().flatten())
     }
 
-    /// The matrix with `f` applied to each array; `f` must keep the numbers of the array.
+    /// The matrix with `f` applied to each of its arrays. `f` must not change the values of the
+    /// array.
     #[doc(hidden)]
     pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         match self {
@@ -59,7 +61,7 @@ impl LinearWeight {
         }
     }
 
-    /// The numbers of outputs and inputs, `[n, k]`.
+    /// The number of outputs and the number of inputs: `[n, k]`.
     ///
     /// # Errors
     ///
@@ -71,8 +73,8 @@ impl LinearWeight {
         }
     }
 
-    /// The type of the numbers: the type of the scales for an affine packing, float32 for K-quants,
-    /// and bfloat16 otherwise.
+    /// The type of the matrix's numbers. For a packed weight it is the type of the scales in affine
+    /// mode, float32 for K-quants, and bfloat16 in the other modes.
     pub fn dtype(&self) -> Dtype {
         match self {
             Self::Plain(rows) => rows.dtype(),
@@ -80,11 +82,11 @@ impl LinearWeight {
         }
     }
 
-    /// The product `x · Wᵀ`, `[..., n]`, of `x` `[..., k]`.
+    /// The product `x · Wᵀ`, of shape `[..., n]`, for an `x` of shape `[..., k]`.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`linear`] or [`quantized_linear`] refuses.
+    /// Returns an error if [`linear`] or [`quantized_linear`] refuses `x`.
     pub fn apply(&self, x: &Array) -> Result<Array> {
         match self {
             Self::Plain(rows) => linear(x, rows, Linear::default()),
@@ -92,7 +94,7 @@ impl LinearWeight {
         }
     }
 
-    /// The sum of the squares of each row, `[n]`, float32.
+    /// The sum of the squares of each row: a float32 vector `[n]`.
     ///
     /// # Errors
     ///
@@ -113,23 +115,25 @@ impl LinearWeight {
 /// A linear layer with a low-rank update ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)):
 /// `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`, in one node of the graph.
 ///
-/// `x` is `[..., k]`, the base `[n, k]`, `a` is `[rank, k]` and `b` is `[n, rank]`; the result is
-/// `[..., n]` of the type that all promote to. Products accumulate in float32; the three products,
-/// the scaling and the sum are each rounded to the result's type, as by separate ops. No bit of a
-/// row depends on other rows: see [`RowOrder`](super::RowOrder). [`Lora`] takes matrices as mlx-lm
-/// stores them.
+/// `x` is `[..., k]`, the frozen weight `base` is `[n, k]`, `a` is `[rank, k]` and `b` is
+/// `[n, rank]`. The result is `[..., n]`, of the type that all arrays promote to. Products
+/// accumulate in float32. The three products, the scaling and the sum are each rounded to the
+/// result's type, as separate ops would do. Other rows do not change a bit of a row's result: see
+/// [`RowOrder`](super::RowOrder). [`Lora`] takes the matrices in the layout of mlx-lm.
 ///
-/// Differentiable in `x`, `a` and `b` without a gradient of the base, and in a plain base.
+/// Differentiable in `x`, `a` and `b`, and in a plain base. If the base is frozen, no gradient of
+/// the base is computed.
 ///
 /// # Cost
 ///
 /// Three kernels move `m k + r k + n r + n k + m n + 2 m r` elements for m rows, rank r and a plain
-/// base, and compute `2 m (k n + k r + n r)` operations. The gradients keep the inputs and no
-/// product, and only the gradient in `x` reads the base.
+/// base, and compute `2 m (k n + k r + n r)` operations. The gradients keep the inputs in memory,
+/// but no product. Only the gradient in `x` reads the base.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not fit or a type other than float32, float16 and bfloat16.
+/// Returns an error if the shapes do not fit together, or a type is not float32, float16 or
+/// bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -164,8 +168,8 @@ pub fn lora_linear(
     }
 }
 
-/// A low-rank update `scale · B · A` of the weight `[n, k]` of a linear layer, optionally with
-/// norms to which the rows of the sum are scaled (DoRA, [Liu et al.
+/// A low-rank update `scale · B · A` of the weight `W`, `[n, k]`, of a linear layer. It may have
+/// magnitudes: norms to which the rows of `W + scale · B · A` are scaled (DoRA, [Liu et al.
 /// 2024](https://arxiv.org/abs/2402.09353)).
 #[derive(Clone, Debug)]
 pub struct Lora {
@@ -176,7 +180,7 @@ pub struct Lora {
 }
 
 impl Lora {
-    /// An update from `a`, `[rank, k]`, and `b`, `[n, rank]`, as the paper and PEFT write them.
+    /// An update from `a`, `[rank, k]`, and `b`, `[n, rank]`: the layout of the paper and of PEFT.
     ///
     /// # Errors
     ///
@@ -191,11 +195,12 @@ impl Lora {
         }
     }
 
-    /// The update with the norms `[n]` that the rows of `W + scale · B · A` are scaled to.
+    /// Adds magnitudes to the update: norms `[n]` to which the rows of `W + scale · B · A` are
+    /// scaled.
     ///
     /// # Errors
     ///
-    /// Returns an error for another shape.
+    /// Returns an error if `magnitude` has another shape.
     pub fn with_magnitude(self, magnitude: Array) -> Result<Self> {
         if magnitude.shape() != &self.b.shape()[..1] {
             let got = (magnitude.shape(), self.b.shape());
@@ -205,8 +210,8 @@ impl Lora {
         Ok(Self { magnitude: Some(magnitude), ..self })
     }
 
-    /// An update from `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store
-    /// them.
+    /// An update from `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`: the layout of mlx-lm's
+    /// adapters.
     ///
     /// # Errors
     ///
@@ -215,8 +220,9 @@ impl Lora {
         Self::new(lora_a.t()?.contiguous()?, lora_b.t()?.contiguous()?, scale)
     }
 
-    /// An update of a layer `[n, k]` that changes nothing yet: `a` is drawn uniformly from the
-    /// range ±1 / √k, by the thread's random sequence, and `b` is zero. Both are float32.
+    /// An initial update of a layer `[n, k]`. It changes nothing, because `b` is zero. `a` is drawn
+    /// uniformly from the range ±1 / √k, with the thread's random generator. Both matrices are
+    /// float32.
     ///
     /// # Errors
     ///
@@ -248,12 +254,12 @@ impl Lora {
         self.scale
     }
 
-    /// The norms `[n]` of the rows, in an update of [`with_magnitude`](Self::with_magnitude).
+    /// The magnitudes `[n]` that [`with_magnitude`](Self::with_magnitude) added, if there are any.
     pub fn magnitude(&self) -> Option<&Array> {
         self.magnitude.as_ref()
     }
 
-    /// `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`, as adapters of mlx-lm store them.
+    /// Returns `lora_a`, `[k, rank]`, and `lora_b`, `[rank, n]`: the layout of mlx-lm's adapters.
     ///
     /// # Errors
     ///
@@ -277,12 +283,13 @@ impl Lora {
         })
     }
 
-    /// [`lora_linear`] with this update, times [`row_factors`](Self::row_factors).
+    /// [`lora_linear`] with this update. The result is multiplied by
+    /// [`row_factors`](Self::row_factors), if there are any.
     ///
     /// # Errors
     ///
-    /// Returns an error for what [`lora_linear`] refuses, that is, if `x`, `base` and the update do
-    /// not fit together.
+    /// Returns an error if [`lora_linear`] refuses the arrays because the shapes or types of `x`,
+    /// `base` and the update do not fit together.
     pub fn apply(&self, x: &Array, base: &LinearWeight) -> Result<Array> {
         let y = lora_linear(x, base, &self.a, &self.b, self.scale)?;
         match self.row_factors(base, None)? {
@@ -291,14 +298,14 @@ impl Lora {
         }
     }
 
-    /// The factors `[n]` by which the rows of `W + scale · B · A` are multiplied, or `None` without
-    /// magnitudes: the magnitudes divided by the norms of these rows. The norms are constants to
-    /// derivatives. `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they
+    /// The factors `[n]` for the rows of `W + scale · B · A`: the magnitudes divided by the norms
+    /// of these rows. Returns `None` if there are no magnitudes. Gradients treat the norms as
+    /// constants. `squares` are the [`row_squares`](LinearWeight::row_squares) of `base`, if they
     /// are known.
     ///
     /// # Errors
     ///
-    /// Returns an error if the update does not have the extents of `base`.
+    /// Returns an error if the shape of the update does not fit `base`.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -317,7 +324,8 @@ impl Lora {
     ) -> Result<Option<Array>> {
         let Some(magnitude) = &self.magnitude else { return Ok(None) };
         let squares = squares.map_or_else(|| base.row_squares(), |it| Ok(it.clone()))?;
-        // |w + s·b·A|² is |w|² + s·b·(2·A·w + s·A·Aᵀ·b): only A's rows multiply the base.
+        // |w + s·b·A|² is |w|² + s·b·(2·A·w + s·A·Aᵀ·b). So only the product of A and the base is
+        // needed.
         let met = match base {
             LinearWeight::Plain(w) => base.apply(&self.a.astype(w.dtype())?)?,
             LinearWeight::Quantized(_) => base.apply(&self.a)?,
@@ -326,14 +334,14 @@ impl Lora {
         let [a, b] = [self.a.astype(Dtype::Float32)?, self.b.astype(Dtype::Float32)?];
         let among = matmul(&b, &matmul_nt(&a, &a)?)?.multiply(self.scale)?;
         let changed = b.multiply(met.t()?.multiply(2.0)?.add(among)?)?.sum(-1)?;
-        // Rows of zeros get a factor of zero.
+        // The lower bound avoids a division by zero for a row of zeros.
         let norms = squares.add(changed.multiply(self.scale)?)?.maximum(1e-30)?.sqrt()?;
         magnitude.divide(norms.stop_gradient()?).map(Some)
     }
 
-    /// `W + scale · B · A`, in the type and format of W, with rows scaled to the magnitudes, if
-    /// there are any. A packed W is quantized again, which rounds the sum. K-quants become affine
-    /// weights in groups of 32, and codes of 6 bits become codes of 8 bits.
+    /// Returns `W + scale · B · A`, in the type and format of W. If there are magnitudes, the rows
+    /// are scaled to them. A packed W is quantized again, which rounds the sum. K-quants become
+    /// affine weights in groups of 32, and K-quants of 6 bits become 8-bit weights.
     ///
     /// # Errors
     ///
@@ -343,12 +351,13 @@ impl Lora {
         self.moved(base, self.scale)
     }
 
-    /// `W - scale · B · A`: undoes [`merge`](Self::merge), up to rounding.
+    /// Returns `W - scale · B · A`: undoes [`merge`](Self::merge), except for rounding.
     ///
     /// # Errors
     ///
-    /// Returns an error if the update does not have the extents of `base`, if it has magnitudes,
-    /// which replace the norms of the rows, or if `base` cannot be quantized again.
+    /// Returns an error if the shape of the update does not fit `base`, if `base` cannot be
+    /// quantized again, or if the update has magnitudes: they replaced the original norms of the
+    /// rows.
     pub fn unmerge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         match self.magnitude {
             Some(_) => Err(Error::argument("lora", "an update without magnitudes to undo")),

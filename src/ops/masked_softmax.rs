@@ -3,19 +3,20 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// The scale and the masks that [`masked_softmax`] applies to scores; none by default.
+/// The scale and the masks that [`masked_softmax`] applies to scores. By default, the scale is 1
+/// and there is no mask.
 #[derive(Clone, Copy, Debug)]
 pub struct MaskedSoftmax<'a> {
     /// Multiplies the scores.
     pub scale: f32,
-    /// Floats that are added to the scaled scores, or bools that are true where a score counts. The
-    /// mask broadcasts to the shape of the scores.
+    /// Either floats that are added to the scaled scores, or bools that are false where a score is
+    /// hidden. The mask broadcasts to the shape of the scores.
     pub mask: Option<&'a Array>,
     /// Whether each query sees only the keys up to its own position. The last query is at the
     /// position of the last key.
     pub causal: bool,
-    /// The size of a sliding window: a query sees this many keys, up to its own position. Implies
-    /// `causal`. With `None` there is no window.
+    /// The size of a sliding window: a query sees this many keys, and the last of them is at the
+    /// query's position. A window implies `causal`. With `None` there is no window.
     pub window: Option<i32>,
 }
 
@@ -29,29 +30,31 @@ impl Default for MaskedSoftmax<'_> {
 /// `softmax(scale * x + mask)`, as in [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762).
 ///
 /// `x` is `[..., queries, keys]` (a vector is one query) of float32, float16 or bfloat16; the
-/// result has its shape and type. Key `k` is visible to query `q` of a causal softmax if `k <= q +
-/// keys - queries`, and in a window of `w` if also `k > q + keys - queries - w`. The kernel does
-/// not store these two masks, nor read the scores that they hide. It reads `mask` in place, with
-/// any strides.
+/// result has the shape and type of `x`. With `causal`, query `q` sees key `k` if
+/// `k <= q + keys - queries`. With a window of `w`, it must also hold that
+/// `k > q + keys - queries - w`. The kernel computes these two masks from the indices, and does not
+/// read the scores that they hide. It reads `mask` in place, with any strides.
 ///
-/// Rounds as MLX's composition does: scaled and masked scores are rounded to the type of `x`, and
-/// other steps are float32. A score that a mask of bools, the causal mask or the window hides
-/// counts as the type's lowest finite number, as in MLX's attention: the result of a query that
-/// sees no key is `1 / keys` everywhere, and NaN if an additive mask is `-inf` for all keys.
+/// The kernel rounds like MLX's composition of ops: scaled and masked scores are rounded to the
+/// type of `x`, and other steps are float32. As in MLX's attention, a score that a mask of bools,
+/// the causal mask or the window hides is replaced by the type's lowest finite number. So if a
+/// query sees no key, all its results are `1 / keys`. If an additive mask is `-inf` for all keys of
+/// a query, its results are NaN.
 ///
 /// Differentiable in `x` and an additive mask.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 r n` elements for r rows, the mask if there is one, and no score that a
-/// causal mask or a window hides; it computes `6 r n` operations, or `7 r n` with a mask that is
-/// added. The gradient is one kernel, which reads the result and keeps no scores.
+/// One kernel moves `2 r n` elements for r rows, and the elements of the mask if there is one. It
+/// moves no score that a causal mask or a window hides. It computes `6 r n` operations, or `7 r n`
+/// with an additive mask. The gradient takes one kernel, which reads the result; no scores are
+/// kept.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no keys, another type, a mask that does not broadcast
-/// to `x`, a mask of a type that is neither bool nor promotes to the type of `x`, and a window
-/// below 1.
+/// Returns an error if `x` is a scalar, has no keys or has another type, if the mask does not
+/// broadcast to `x`, if the type of the mask is neither bool nor promotes to the type of `x`, or if
+/// the window is below 1.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

@@ -1,14 +1,16 @@
-//! Our primitives. Each is a node of MLX's graph that runs our Metal kernel on the GPU and our CPU
-//! kernel on the CPU. It has `vjp`, `jvp` and `vmap`, and works inside `compile`.
+//! The ops of this crate. Each op is a primitive of MLX's graph. It runs this crate's Metal kernel
+//! on the GPU and this crate's CPU kernel on the CPU. It supports `vjp`, `jvp` and `vmap`, and
+//! works inside `compile`.
 //!
-//! All are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
-//! row-contiguous is copied first. Only `attention` reads views in place. Sums are accumulated in
-//! float32.
+//! All ops are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
+//! row-contiguous is copied first, except by `attention`, which reads views in place. Sums are
+//! accumulated in float32.
 //!
-//! The section "Cost" of an op states the kernels that a GPU launches; a CPU runs one call of a
-//! kernel for each node. The elements that they move are counted in the result's type, unless the
-//! section names another: inputs and results count once, temporaries twice. Operations are those of
-//! the formula. An array that a gradient keeps stays in memory after the forward pass.
+//! The section "Cost" of an op states how many kernels a GPU launches; a CPU calls one kernel for
+//! each node. It also states how many elements the kernels move to and from memory, in the result's
+//! type, unless the section names another type. An input or result counts once, and a temporary
+//! counts twice. The section counts the arithmetic operations of the op's formula. If a gradient
+//! keeps an array, the array stays in memory after the forward pass.
 
 mod activation;
 pub(crate) mod attention;

@@ -3,33 +3,35 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// The formula by which a group of codes becomes numbers, as `mode` in MLX's `quantize`.
+/// The formula that turns a group of packed integers (codes) into numbers. It is the `mode` of
+/// MLX's `quantize`.
 ///
-/// Floats of 4 bits have two exponent bits and one mantissa bit; floats of 8 bits have four
-/// exponent bits and three mantissa bits. There are no infinities. A float of 8 bits is NaN if all
-/// bits but the sign are ones.
+/// Floats of 4 bits have two exponent bits and one mantissa bit. Floats of 8 bits have four
+/// exponent bits and three mantissa bits. Neither format has infinities. A float of 8 bits is NaN
+/// if all its bits except the sign are ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedMode {
-    /// `scale * q + bias` with q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.
+    /// `scale * q + bias` with integers q of 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 or 128.
     Affine,
     /// [OCP
     /// microscaling](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf):
-    /// `2^(e - 127) * q` with 4-bit floats q, and for each group of 32 one byte e.
+    /// `2^(e - 127) * q` with 4-bit floats q, and one byte e for each group of 32.
     Mxfp4,
-    /// `2^(e - 127) * q` with 8-bit floats q, and for each group of 32 one byte e.
+    /// `2^(e - 127) * q` with 8-bit floats q, and one byte e for each group of 32.
     Mxfp8,
-    /// `scale * q` with 4-bit floats q and for each group of 16 an 8-bit float as its scale,
-    /// without a scale of the whole matrix. The number of weights in a row is a multiple of 32.
+    /// `scale * q` with 4-bit floats q. The scale is an 8-bit float for each group of 16; there is
+    /// no additional scale for the matrix. The number of weights in a row is a multiple of 32.
     Nvfp4,
-    /// The numbers of Q4_K, Q5_K and Q6_K in [GGUF files](crate::io::KQuants), which MLX does not
-    /// have: `scale * q + bias` with q of 4 or 5 bits and groups of 32, or `scale * (q - 32)` with
-    /// q of 6 bits and groups of 16. A row is whole blocks of 256 weights. Each block has 20 bytes
-    /// of scales: two floats of 16 bits, then 16 integers of 8 bits. With 4 or 5 bits the first
-    /// eight integers times the first float are the scales, and the others times the second are the
-    /// biases. With 6 bits the scales are the integers less 128, times the first float.
+    /// The formats Q4_K, Q5_K and Q6_K of [GGUF files](crate::io::KQuants): `scale * q + bias` with
+    /// q of 4 or 5 bits and groups of 32, or `scale * (q - 32)` with q of 6 bits and groups of 16.
+    /// The number of weights in a row is a multiple of 256. Each block of 256 weights has 20 bytes
+    /// of scales: two floats of 16 bits, then 16 integers of 8 bits. With 4 or 5 bits, the scales
+    /// are the first eight integers times the first float, and the biases are the last eight
+    /// integers times the second float. With 6 bits, 128 is subtracted from each integer, and the
+    /// differences times the first float are the scales.
     ///
-    /// GPUs have kernels for this mode in float32; products of other types unpack the matrix first.
-    /// MLX's `quantize` and its checkpoints do not have this mode.
+    /// The GPU kernels for this mode take float32. Products of other types unpack the matrix first.
+    /// MLX itself does not have this mode, in `quantize` or in checkpoints.
     KQuant,
 }
 
@@ -37,7 +39,8 @@ impl QuantizedMode {
     /// Every mode.
     pub const ALL: [Self; 5] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4, Self::KQuant];
 
-    /// MLX's name for the mode, such as `affine`; `k_quant` for K-quants, which MLX does not have.
+    /// MLX's name for the mode, such as `affine`. For K-quants, which MLX does not have, it is
+    /// `k_quant`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine => "affine",
@@ -48,8 +51,8 @@ impl QuantizedMode {
         }
     }
 
-    /// The group size and the bits of a mode that has only one layout; `None` for
-    /// [`Affine`](Self::Affine) and [`KQuant`](Self::KQuant), which have several.
+    /// The group size and the bits of a mode that has only one layout. Returns `None` for
+    /// [`Affine`](Self::Affine) and [`KQuant`](Self::KQuant), which have several layouts.
     pub fn only_layout(self) -> Option<(i32, i32)> {
         match self {
             Self::Affine | Self::KQuant => None,
@@ -70,45 +73,45 @@ impl QuantizedMode {
     }
 }
 
-/// How the CPU kernels round `x` in products of `x` with packed weights. GPUs do not round it.
+/// How the CPU kernels round `x` in products of `x` with packed weights. GPU kernels do not round
+/// `x`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuActivations {
-    /// `x` is not rounded. Sums are float32, and rounded once to the dtype.
+    /// The kernels do not round `x`. Sums are float32, and are rounded once to the result's type.
     #[default]
     Exact,
-    /// `x` is rounded to eight bits, with a scale for each group of weights, if its rows have the
-    /// [order](super::RowOrder) of prompts, and if the CPU kernels multiply bytes (AVX-512 VNNI,
-    /// ARM's `dotprod`, or AVX2 alone), as
-    /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes) tells. Normally distributed
-    /// numbers are then off by 0.6 % (root mean square; bfloat16 rounds by 0.17 %), and products by
-    /// 0.6 % of their usual size. All other products are [`Exact`](Self::Exact). So are products
-    /// with eight-bit weights on AVX2, where bytes save no time, and bfloat16 products on a
-    /// processor with AMX, where rounding saved no time (measured with 4 and 8 bits in groups of 64
-    /// and 128).
+    /// The kernels round `x` to eight bits, with a scale for each group of weights. They do so only
+    /// if the rows of `x` have the [order](super::RowOrder) of prompts, and if the CPU kernels
+    /// multiply bytes (with AVX-512 VNNI, ARM's `dotprod`, or AVX2 alone): see
+    /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes). The error of normally
+    /// distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an error of
+    /// 0.17 %), and the error of products is 0.6 % of their usual size. All other products are
+    /// [`Exact`](Self::Exact). Products with eight-bit weights on AVX2 are exact too, because bytes
+    /// save no time there. So are bfloat16 products on a processor with AMX, where rounding saved
+    /// no time (measured with 4 and 8 bits in groups of 64 and 128).
     Int8,
 }
 
-/// Packs each group of the last axis as small integers with a scale and a bias. Returns `(packed,
-/// scales, biases)` in the layout of `mlx.quantize` with mode `affine`, equal to it in every bit.
+/// Packs each group of the last axis as small integers (codes) with a scale and a bias. Returns
+/// `(packed, scales, biases)` with the layout and the bits of `mlx.quantize` in the mode `affine`.
 ///
-/// `x` is `[..., n]` of rank 2 or more, `n` a multiple of `group_size` (32, 64, 128). Codes of
-/// `bits` bits (2, 3, 4, 5, 6, 8) lie one after the other from the low end of uint32 words:
-/// `packed` is `[..., n * bits / 32]`, scales and biases are `[..., n / group_size]` of the type of
-/// `x`. An element is about `code * scale + bias`; a zero stays exactly zero.
+/// `x` is `[..., n]` of rank 2 or more, and `n` is a multiple of `group_size` (32, 64, 128). Codes
+/// of `bits` bits (2, 3, 4, 5, 6, 8) are packed without gaps into uint32 words, lowest bits first.
+/// `packed` is `[..., n * bits / 32]`. `scales` and `biases` are `[..., n / group_size]`, of the
+/// type of `x`. An element is about `code * scale + bias`; a zero stays exactly zero.
 ///
-/// A NaN gets the code 0. In a group of negative numbers, MLX's Metal kernel takes 0 as the
-/// largest; this op and MLX's CPU kernel take the largest number. Derivatives are as for
-/// `mlx.quantize`.
+/// A NaN gets the code 0. In a group of negative numbers, MLX's Metal kernel uses 0 as the maximum;
+/// this op and MLX's CPU kernel use the true maximum. Derivatives are as for `mlx.quantize`.
 ///
 /// # Cost
 ///
-/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for an `x` of s, b bits and groups
-/// of g.
+/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for an `x` of s elements, b bits
+/// and groups of g.
 ///
 /// # Errors
 ///
-/// Returns an error for other group sizes and bits, a last axis that is not a multiple of the group
-/// size, or a type other than float32, float16 and bfloat16.
+/// Returns an error for other values of `group_size` and `bits`, if the last axis is not a multiple
+/// of the group size, or if the type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -128,21 +131,21 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
     }
 }
 
-/// Unpacks the result of [`quantize`], which has an example: `code * scale + bias`, `[..., n]` in
-/// the type of the scales, equal in every bit to `mlx.dequantize` on the CPU. The product is
-/// rounded to the type before the bias is added.
+/// Unpacks the result of [`quantize`], whose documentation has an example. The result is
+/// `code * scale + bias`, of shape `[..., n]` and of the type of the scales. It has the same bits
+/// as `mlx.dequantize` on the CPU. The product is rounded to the type before the bias is added.
 ///
 /// Differentiable in scales and biases.
 ///
 /// # Cost
 ///
-/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for a result of s, b bits and
-/// groups of g, and computes `2 s` operations.
+/// One kernel moves `s + s b / 32 + 2 s / g` elements in float32 for a result of s elements, b bits
+/// and groups of g, and computes `2 s` operations.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not belong together, codes that are not uint32, and scales
-/// and biases of different types or not of float32, float16 or bfloat16.
+/// Returns an error if the shapes do not fit together, if `packed` is not uint32, or if the scales
+/// and biases differ in type or are not float32, float16 or bfloat16.
 pub fn dequantize(
     packed: &Array,
     scales: &Array,
@@ -154,7 +157,7 @@ pub fn dequantize(
     chosen(format_args!("dequantize, {bits} bits"), || rows(packed), built)
 }
 
-/// The rows `ids` of the matrix that [`dequantize`] unpacks.
+/// Like [`dequantize`], but unpacks only the rows with the indices `ids`.
 pub(super) fn dequantize_rows(
     packed: &Array,
     scales: &Array,

@@ -5,15 +5,16 @@ use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// The steps of [`quantized_linear`] before and after the product; none by default.
+/// The steps of [`quantized_linear`] before and after the product. By default there are none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantizedLinear<'a> {
-    /// Added to each row of the product: `[n]`.
+    /// The vector `[n]` that is added to each row of the product.
     pub bias: Option<&'a Array>,
-    /// Added last: `[..., n]`. The result takes over its buffer where nothing else reads it.
+    /// The array `[..., n]` that is added last. If nothing else reads the residual, its buffer
+    /// becomes the result's.
     pub residual: Option<&'a Array>,
-    /// The weight `[k]` and epsilon of an RMS normalization of `x` before the product, as by
-    /// [`rms_norm`](crate::ops::rms_norm).
+    /// The weight `[k]` and the epsilon of an RMS normalization of `x` before the product. The
+    /// normalization equals [`rms_norm`](crate::ops::rms_norm).
     pub norm: Option<(&'a Array, f32)>,
 }
 
@@ -54,26 +55,29 @@ fn run(
     chosen(op, || rows(x), built)
 }
 
-/// `norm(x) · Wᵀ + bias + residual` with packed weights, which are read once, in one dispatch for
-/// up to eight rows of `x`.
+/// `norm(x) · Wᵀ + bias + residual` with a packed weight. For up to eight rows of `x` it is one
+/// dispatch, which reads the weight once.
 ///
-/// `x` is `[..., k]`, the weight `[n, k]`; the result is `[..., n]`, of the type that `x`, the
-/// scales (unless bytes) and the options promote to. Products accumulate in float32; the normalized
-/// `x`, the product and each sum after it are rounded to the result's type, as by separate ops of
-/// MLX. No bit of a row depends on other rows: see [`RowOrder`](super::RowOrder).
+/// `x` is `[..., k]` and the weight is `[n, k]`. The result is `[..., n]`, of the type that `x`,
+/// the scales (unless they are bytes) and the arrays of the options promote to. Products accumulate
+/// in float32. The normalized `x`, the product and each sum after it are rounded to the result's
+/// type, as separate ops of MLX would do. Other rows do not change a bit of a row's result: see
+/// [`RowOrder`](super::RowOrder).
 ///
-/// Differentiable in `x`, the norm's weight, bias and residual, and (first derivatives only) in
-/// affine scales and biases.
+/// Differentiable in `x`, the norm's weight, the bias and the residual. Scales and biases of the
+/// affine mode have first derivatives only.
 ///
 /// # Cost
 ///
-/// One kernel moves `m k + w + m n` elements for m rows and a weight that takes the bytes of w
-/// elements, and computes `2 m k n` operations. More than eight rows with a norm take one kernel
-/// more. The gradient in `x` is one kernel: no unpacked weight is kept.
+/// One kernel moves `m k + w + m n` elements for m rows, and computes `2 m k n` operations. Here w
+/// is the size of the packed weight in bytes, divided by the size of an element. More than eight
+/// rows with a norm take one more kernel. The gradient in `x` takes one kernel: no unpacked weight
+/// is kept.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes that do not fit or a type other than float32, float16 and bfloat16.
+/// Returns an error if the shapes do not fit together, or a type is not float32, float16 or
+/// bfloat16.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, QuantizedMode, QuantizedLinear, QuantizedWeight};
@@ -94,17 +98,16 @@ pub fn quantized_linear(
     run(x, &[weight], options, false)
 }
 
-/// Up to three products of one input, such as queries, keys and values, in one dispatch: the
-/// results of [`quantized_linear`], which has an example, joined along the last axis.
+/// Up to three products of one input, such as queries, keys and values, in one dispatch. The result
+/// is the results of [`quantized_linear`], joined along the last axis.
 ///
-/// `x` is `[..., k]`, normalized first if `norm` is given, as by [`QuantizedLinear::norm`]. The
-/// weights are of one format and have the same `k`; their `n` may differ, and the result is
-/// `[..., sum of n]`.
+/// `x` is `[..., k]`, normalized first if `norm` is given: see [`QuantizedLinear::norm`]. The
+/// weights have one format and the same `k`. Their `n` may differ: the result is `[..., sum of n]`.
 ///
 /// # Cost
 ///
-/// One kernel moves `m k + w + m n` elements, as in [`quantized_linear`], for n outputs and all
-/// weights.
+/// One kernel moves `m k + w + m n` elements, as in [`quantized_linear`], where n and w are the
+/// sums over all weights.
 ///
 /// # Errors
 ///
@@ -136,9 +139,9 @@ pub fn quantized_linears(
 /// `silu(x · Gateᵀ) * (x · Upᵀ)` in one dispatch ([Shazeer
 /// 2020](https://arxiv.org/abs/2002.05202)).
 ///
-/// `x` is `[..., k]`, normalized first if `norm` is given, as by [`QuantizedLinear::norm`]. Both
-/// weights are `[n, k]` and of one format; the result is `[..., n]`. Each product, the sigmoid and
-/// both multiplications are rounded to the result's type.
+/// `x` is `[..., k]`, normalized first if `norm` is given: see [`QuantizedLinear::norm`]. Both
+/// weights are `[n, k]` and have the same format. The result is `[..., n]`. Each product, the
+/// sigmoid and both multiplications are rounded to the result's type.
 ///
 /// # Cost
 ///

@@ -4,12 +4,13 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 
-/// A matrix `[n, k]` in MLX's packed layout, as `mx.quantize` and checkpoints of mlx-lm store it.
+/// A matrix `[n, k]` in MLX's packed layout, the layout of `mx.quantize` and of mlx-lm's
+/// checkpoints.
 ///
-/// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. `scales` and `biases` are
-/// `[n, k / group_size]` of a floating type; for modes other than [`QuantizedMode::Affine`] the
-/// scales are uint8 and there are no biases. The scales of [`QuantizedMode::KQuant`] are
-/// `[n, k / 256 * 20]`. Cloning shares the arrays.
+/// `packed` is uint32 `[n, k * bits / 32]`, lowest bits first. In the mode
+/// [`QuantizedMode::Affine`], `scales` and `biases` are `[n, k / group_size]` of a floating type.
+/// In the other modes the scales are uint8 and there are no biases. The scales of
+/// [`QuantizedMode::KQuant`] are `[n, k / 256 * 20]`. Cloning shares the arrays.
 #[derive(Clone)]
 pub struct QuantizedWeight {
     packed: Array,
@@ -22,12 +23,12 @@ pub struct QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// A matrix `[n, k]` from its parts, of the shapes and types that [`QuantizedWeight`] lists.
+    /// A matrix `[n, k]` from its parts. [`QuantizedWeight`] states their shapes and types.
     ///
     /// # Errors
     ///
-    /// Returns an error for a group size, a number of bits, shapes or types that the layout does
-    /// not have.
+    /// Returns an error if the mode does not have this group size or number of bits, or if a part
+    /// has another shape or type.
     pub fn new(
         packed: Array,
         scales: Array,
@@ -41,7 +42,8 @@ impl QuantizedWeight {
         Ok(weight)
     }
 
-    /// Like [`QuantizedWeight::new`], only for products, which check the shapes and types.
+    /// Like [`QuantizedWeight::new`], but does not check the shapes and types. Use the matrix in
+    /// products only, because they check the shapes and types themselves.
     #[doc(hidden)]
     pub fn for_products(
         packed: Array,
@@ -59,10 +61,11 @@ impl QuantizedWeight {
         Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
     }
 
-    /// The matrix, whose products round `x` by `activations`. This applies to
+    /// Sets how products round `x` on a CPU. The setting applies to
     /// [`quantized_linear`](crate::ops::quantized_linear),
     /// [`quantized_linears`](crate::ops::quantized_linears) and
-    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), in which the first weight decides.
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), in an op with several weights, the
+    /// setting of the first weight applies.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -81,12 +84,12 @@ impl QuantizedWeight {
         Self { activations, ..self }
     }
 
-    /// Quantizes a matrix `[n, k]` by `mx.quantize`; k is a multiple of the group size.
+    /// Quantizes a matrix `[n, k]` with `mx.quantize`; k is a multiple of the group size.
     ///
     /// # Errors
     ///
     /// Returns an error if `w` is not a matrix of a floating type, `k` is not a multiple of the
-    /// group size, or the mode has no such bits or group size.
+    /// group size, or the mode does not have these bits or this group size.
     ///
     /// ```
     /// use mlx_primitives::Array;
@@ -113,18 +116,18 @@ impl QuantizedWeight {
         Self::new(packed, scales, biases, group_size, bits, mode)
     }
 
-    /// The matrix `[n, k]`, in the type of the scales, or bfloat16 if the scales are bytes.
-    /// K-quants become float32, as exact as their scales.
+    /// Unpacks the matrix `[n, k]`. The result has the type of the scales, or bfloat16 if the
+    /// scales are bytes. K-quants become float32, so that their scales lose no bits.
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX refuses the parts, which does not happen after
-    /// [`QuantizedWeight::new`].
+    /// Returns an error if MLX refuses the parts. This cannot happen if [`QuantizedWeight::new`]
+    /// checked them.
     pub fn dequantize(&self) -> Result<Array> {
         self.dequantize_to(self.dtype())
     }
 
-    /// The matrix `[n, k]` as an array of the type `dtype`.
+    /// Unpacks the matrix `[n, k]` to an array of the type `dtype`.
     ///
     /// # Errors
     ///
@@ -134,8 +137,8 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// The rows at the indices `ids`, an array `[...]` of integers, as `[..., k]` of the type
-    /// `dtype`: the lookup of an embedding. Indices are as for [`Array::take`].
+    /// Unpacks the rows with the indices `ids`, an array `[...]` of integers, to `[..., k]` of the
+    /// type `dtype`. This is the lookup of an embedding. Indices are as for [`Array::take`].
     ///
     /// # Errors
     ///
@@ -145,7 +148,8 @@ impl QuantizedWeight {
         if let [packed, scales, biases] = parts.as_slice()
             && [scales.dtype(), biases.dtype()] == [dtype; 2]
         {
-            // One node, with the bits of MLX's unpacking; MLX needs many nodes on a CPU.
+            // One node replaces the many nodes that MLX needs on a CPU. The result has the same
+            // bits.
             let ids = self.row_numbers(ids)?;
             return dequantize_rows(packed, scales, biases, &ids, self.group_size, self.bits);
         }
@@ -155,7 +159,8 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// Indices as uint32 that count from the first row. Indices outside the matrix may remain.
+    /// Converts indices to uint32, and negative indices to row numbers. Indices outside the matrix
+    /// stay outside.
     fn row_numbers(&self, ids: &Array) -> Result<Array> {
         if ids.dtype() == Dtype::Uint32 {
             return Ok(ids.clone());
@@ -167,7 +172,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// The type of the numbers, as [`dequantize`](Self::dequantize) returns them.
+    /// The type of the matrix that [`dequantize`](Self::dequantize) returns.
     pub(crate) fn dtype(&self) -> Dtype {
         match self.mode {
             QuantizedMode::Affine => self.scales.dtype(),
@@ -192,12 +197,13 @@ impl QuantizedWeight {
         &self.packed
     }
 
-    /// The scales of the groups, `[n, k / group_size]`, or of the blocks of K-quants.
+    /// The scales of the groups, `[n, k / group_size]`. For K-quants: the scales of the blocks of
+    /// 256 weights, `[n, k / 256 * 20]`.
     pub fn scales(&self) -> &Array {
         &self.scales
     }
 
-    /// The biases of the groups, `[n, k / group_size]`; `None` unless the mode is affine.
+    /// The biases of the groups, `[n, k / group_size]`. Returns `None` if the mode is not affine.
     pub fn biases(&self) -> Option<&Array> {
         self.biases.as_ref()
     }
@@ -212,7 +218,7 @@ impl QuantizedWeight {
         self.bits
     }
 
-    /// How groups of codes become numbers.
+    /// The formula that turns packed integers into numbers.
     pub fn mode(&self) -> QuantizedMode {
         self.mode
     }
@@ -222,7 +228,8 @@ impl QuantizedWeight {
         self.arrays().map(Array::nbytes).sum()
     }
 
-    /// The matrix with `f` applied to each array; `f` must keep the numbers of the array.
+    /// The matrix with `f` applied to each of its arrays. `f` must not change the values of the
+    /// array.
     #[doc(hidden)]
     pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);
@@ -239,7 +246,7 @@ impl QuantizedWeight {
         layout(self.group_size, self.bits, self.mode)
     }
 
-    /// The name of the format in the names of ops that [`tune`](crate::tune) lists.
+    /// The name of the format. It is part of the names of ops in [`tune`](crate::tune).
     pub(crate) fn format_name(&self) -> &'static str {
         match (self.mode, self.bits) {
             (QuantizedMode::Affine, 2) => "2 bits",

@@ -15,8 +15,8 @@ fn reduce(
     chosen(name, || if all { 1 } else { rows(x) }, built)
 }
 
-/// True if `axes` are all axes of an array of this rank, false if they are its last axis. The one
-/// axis of a vector counts as the last axis, except for `..`.
+/// Returns true if `axes` are all axes of an array of this rank, and false if they are its last
+/// axis. For a vector, `..` is all axes, and an index is the last axis.
 fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
     let listed = axes.axes(rank as usize);
     let from_first = |axis: &i32| if *axis < 0 { axis.saturating_add(rank) } else { *axis };
@@ -35,23 +35,24 @@ fn all_axes(name: &str, rank: i32, axes: &impl IntoAxes) -> Result<bool> {
 
 /// The sum of the elements over the last axis (`-1`) or over all axes (`..`).
 ///
-/// The result has the type of `x` and its shape without the reduced axes. Terms are added in
-/// float32, in a tree, and the sum is rounded once: in sixteen bits that is closer to the exact sum
-/// than MLX's CPU backend, which adds in the type itself. The sum of no elements is 0.
-/// [`Array::sum`] takes any axes and types.
+/// The result has the type of `x` and its shape without the reduced axes. The kernel adds the terms
+/// in float32, in a tree, and rounds the sum once. For 16-bit types this is more accurate than
+/// MLX's CPU backend, which adds in the 16-bit type. The sum of no elements is 0. [`Array::sum`]
+/// takes any axes and types.
 ///
 /// Differentiable.
 ///
 /// # Cost
 ///
-/// One kernel moves `r n + r` elements for r rows, and computes `r n` operations. Fewer than 256
-/// rows of more than 16,384 elements take a second kernel, which adds their pieces. The gradient is
-/// a view of the result's gradient, and keeps nothing.
+/// One kernel moves `r n + r` elements for r rows, and computes `r n` operations. If there are
+/// fewer than 256 rows, of more than 16,384 elements each, the kernel splits the rows into pieces,
+/// and a second kernel adds the sums of the pieces. The gradient is a view of the result's
+/// gradient, so it keeps no array in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for other axes, for the last axis of a scalar, or for a type other than
-/// float32, float16 and bfloat16.
+/// Returns an error for other axes, for the last axis of a scalar, or if the type is not float32,
+/// float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -66,18 +67,19 @@ pub fn sum(x: &Array, axes: impl IntoAxes) -> Result<Array> {
     reduce("sum", x, ReductionKind::Sum, axes, false)
 }
 
-/// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the rounded
-/// reciprocal of the number of elements, rounded once. The mean of no elements is NaN.
+/// The arithmetic mean over the last axis or over all axes: the float32 [`sum`] times the
+/// reciprocal of the number of elements. The reciprocal is rounded to float32, and the product is
+/// rounded to the result's type. The mean of no elements is NaN.
 ///
 /// Axes, shapes, types and errors are as for [`sum`]. Differentiable.
 ///
 /// # Cost
 ///
-/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient keeps nothing of `x`.
+/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient does not keep `x` in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`sum`] refuses.
+/// Returns an error for arguments that [`sum`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -90,19 +92,19 @@ pub fn mean(x: &Array, axes: impl IntoAxes) -> Result<Array> {
     reduce("mean", x, ReductionKind::Mean, axes, false)
 }
 
-/// The largest element over the last axis or over all axes, NaN if any is NaN.
+/// The largest element over the last axis or over all axes. It is NaN if any element is NaN.
 ///
-/// Axes, shapes and types are as for [`sum`]. Differentiable; where several elements are largest,
-/// it has the derivative of MLX's built-in.
+/// Axes, shapes and types are as for [`sum`]. Differentiable. If several elements are largest, the
+/// derivative is as for MLX's built-in op.
 ///
 /// # Cost
 ///
-/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient keeps `x` and the result; it is
-/// one kernel on CPUs, and MLX's ops on GPUs.
+/// One kernel moves `r n + r` elements, as in [`sum`]. The gradient keeps `x` and the result in
+/// memory. It is one kernel on CPUs, and several of MLX's ops on GPUs.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`sum`] refuses, and for axes without elements.
+/// Returns an error for arguments that [`sum`] refuses, and for axes without elements.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -117,17 +119,18 @@ pub fn max(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 
 /// The sum of the squares over the last axis or over all axes.
 ///
-/// Squares and sum are float32 and the sum is rounded once, so that only the result has to fit
-/// into the type. Axes, shapes, types and errors are as for [`sum`]. Differentiable.
+/// The squares and their sum are float32, and the sum is rounded once. So the squares may be
+/// outside the range of a 16-bit type. Axes, shapes, types and errors are as for [`sum`].
+/// Differentiable.
 ///
 /// # Cost
 ///
 /// One kernel moves `r n + r` elements, as in [`sum`], and computes `2 r n` operations. The
-/// gradient keeps `x`; it is one kernel on CPUs, and MLX's ops on GPUs.
+/// gradient keeps `x` in memory. It is one kernel on CPUs, and several of MLX's ops on GPUs.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`sum`] refuses.
+/// Returns an error for arguments that [`sum`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -148,11 +151,12 @@ pub fn sum_of_squares(x: &Array, axes: impl IntoAxes) -> Result<Array> {
 /// # Cost
 ///
 /// One kernel moves `r n + r` elements, as in [`sum`], and computes `2 r n` operations. The
-/// gradient keeps `x` and the result; it is one kernel on CPUs, and MLX's ops on GPUs.
+/// gradient keeps `x` and the result in memory. It is one kernel on CPUs, and several of MLX's ops
+/// on GPUs.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`sum`] refuses.
+/// Returns an error for arguments that [`sum`] refuses.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

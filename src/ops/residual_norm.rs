@@ -5,26 +5,26 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::ops::bridge as ffi;
 
-/// The residual connection and the RMS normalization after it, in one kernel:
+/// A residual connection, followed by RMS normalization, in one kernel: returns
 /// `(h, rms_norm(h, weight, eps))` for `h = x + residual`.
 ///
 /// `x` and `residual` are `[..., n]` of one shape, n >= 1; `weight` is `[n]` or `None` (all ones).
-/// `h` equals the result of MLX's `add`, and the norm the result of
-/// [`rms_norm`](crate::ops::rms_norm), in every bit, in shape and in type. A weight of a wider type
-/// than `x + residual` takes two nodes of the graph instead of one.
+/// Both results have the shape, the type and every bit of MLX's `add` followed by
+/// [`rms_norm`](crate::ops::rms_norm). If the type of the weight is wider than the type of
+/// `x + residual`, the graph has two nodes instead of one.
 ///
 /// Differentiable in `x`, `residual` and `weight`.
 ///
 /// # Cost
 ///
 /// One kernel moves `4 r n + n` elements for r rows, and computes `5 r n` operations. The gradient
-/// runs the kernels of [`rms_norm`](super::rms_norm), which also add the sum's gradient. It keeps
-/// the sum, which is a result.
+/// runs the kernels of the gradient of [`rms_norm`](super::rms_norm). They also add the gradient of
+/// `h`. The gradient keeps `h` in memory, which is a result of the op anyway.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, a residual or weight of another shape or
-/// a type other than float32, float16 and bfloat16.
+/// Returns an error if `x` is a scalar, the last axis has no elements, the residual or weight has
+/// another shape, or a type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -46,7 +46,7 @@ pub fn rms_norm_residual(
     pair(unsafe { ffi::rms_norm_residual(x.raw(), residual.raw(), or_null(weight), eps) })
 }
 
-/// The residual connection and the layer normalization after it, in one kernel:
+/// A residual connection, followed by layer normalization, in one kernel: returns
 /// `(h, layer_norm(h, weight, bias, eps))` for `h = x + residual`.
 ///
 /// Shapes, types and derivatives are as for [`rms_norm_residual`], with
@@ -56,12 +56,12 @@ pub fn rms_norm_residual(
 /// # Cost
 ///
 /// One kernel moves `4 r n + 2 n` elements for r rows, and computes `8 r n` operations. The
-/// gradient runs the kernels of [`layer_norm`](super::layer_norm), which also add the sum's
-/// gradient. It keeps the sum, which is a result.
+/// gradient runs the kernels of the gradient of [`layer_norm`](super::layer_norm). They also add
+/// the gradient of `h`. The gradient keeps `h` in memory, which is a result of the op anyway.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`rms_norm_residual`] refuses, and if `bias` is not `[n]`.
+/// Returns an error for arguments that [`rms_norm_residual`] refuses, and if `bias` is not `[n]`.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};

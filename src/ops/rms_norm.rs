@@ -8,21 +8,22 @@ use crate::tune::{Call, chosen};
 /// `y = x / sqrt(mean(x²) + eps) * weight`.
 ///
 /// `x` is `[..., n]` with n >= 1, `weight` is `[n]` or `None` (all ones). The result has the shape
-/// of `x` and the type that `x` and `weight` promote to. The normalized `x` is rounded to that
-/// type before it is multiplied by the weight, as by MLX's built-in.
+/// of `x` and the type that `x` and `weight` promote to. The normalized `x` is rounded to that type
+/// before it is multiplied by the weight, as in MLX's built-in op.
 ///
 /// Differentiable in `x` and `weight`.
 ///
 /// # Cost
 ///
 /// One kernel moves `2 r n + n` elements for r rows, and computes `4 r n` operations. The gradient
-/// in `x` is one kernel. With the weight's gradient there are two kernels for rows of up to 8192
-/// elements, otherwise three. It keeps `x` and the weight, and no statistics of rows.
+/// in `x` takes one kernel. With the weight's gradient there are two kernels for rows of up to 8192
+/// elements, and three for longer rows. They keep `x` and the weight in memory, but not the mean
+/// squares of the rows.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, a weight of another shape or a type other
-/// than float32, float16 and bfloat16.
+/// Returns an error if `x` is a scalar, the last axis has no elements, the weight has another
+/// shape, or a type is not float32, float16 or bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -33,8 +34,8 @@ use crate::tune::{Call, chosen};
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
-    // cpp/ops/rms_norm.cpp makes the node.
-    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
+    // The file cpp/ops/rms_norm.cpp builds the node. SAFETY: the pointer is null or belongs to a
+    // borrowed array, which outlives the call.
     let built = unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) };
     chosen("rms_norm", || Call::of_rows(x), built)
 }

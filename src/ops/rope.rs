@@ -3,12 +3,13 @@ use crate::error::Result;
 use crate::ffi::ops::bridge as ffi;
 use crate::tune::{chosen, rows};
 
-/// The position of the first row of a sequence: one for all batch entries, or one for each.
+/// The position of the first row of a sequence: either one position for all batch entries, or a
+/// separate position for each entry.
 #[derive(Clone, Copy, Debug)]
 pub enum Offset<'a> {
     /// One position for every batch entry.
     Position(i32),
-    /// An array of integers of one element, or `[batch]` with a position for each batch entry.
+    /// An array of integers: either one element, or `[batch]` with a position for each batch entry.
     Each(&'a Array),
 }
 
@@ -39,22 +40,25 @@ impl Offset<'_> {
     }
 }
 
-/// The rotation of [`rope`]. `dims` has to be given; the other fields have the defaults of MLX's
-/// models.
+/// The options of [`rope`]. The caller must set `dims`. The defaults of the other fields are those
+/// of MLX's models.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
-    /// The number of leading features that are rotated; even. Features after them do not change.
+    /// The number of leading features to rotate, which must be even. Features after them do not
+    /// change.
     pub dims: i32,
-    /// Whether features `2i` and `2i + 1` make a pair, rather than `i` and `i + dims / 2`.
+    /// If true, features `2i` and `2i + 1` form a pair. Otherwise features `i` and `i + dims / 2`
+    /// form a pair.
     pub traditional: bool,
-    /// Sets `freq_i = base^(2i / dims)`; 10,000 by default. Exactly one of `base` and `freqs` is
-    /// given.
+    /// Sets `freq_i = base^(2i / dims)`. The default is 10,000. Exactly one of `base` and `freqs`
+    /// must be given.
     pub base: Option<f32>,
-    /// Multiplies every position; 1 by default.
+    /// The factor of all positions; 1 by default.
     pub scale: f32,
     /// The position of the first row; 0 by default.
     pub offset: Offset<'a>,
-    /// The values `freq_i`, `[dims / 2]`: periods divided by 2 pi.
+    /// The values `freq_i`, `[dims / 2]`, in place of `base`. Each is the period of a pair in
+    /// positions, divided by 2 pi.
     pub freqs: Option<&'a Array>,
 }
 
@@ -75,21 +79,22 @@ impl Default for Rope<'_> {
 /// of the first `dims` features of position t by `(t + offset) * scale / freq`.
 ///
 /// `x` is `[batch, ..., time, features]` of rank 3 or more, of float32, float16 or bfloat16; the
-/// result has its shape and type. [`Rope`] says which features make a pair and what `freq` is.
+/// result has the shape and type of `x`. [`Rope`] defines the pairs of features and `freq`.
 ///
-/// On the CPU each step is rounded to the type of `x`, on the GPU only the result, as in MLX's
-/// built-in. Differentiable in `x`.
+/// As in MLX's built-in op, each step is rounded to the type of `x` on the CPU, and only the result
+/// is rounded on the GPU. Differentiable in `x`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 s + 1` elements for an `x` of s and an offset, and computes `3 s` operations
-/// beside an angle for each pair. The gradient is one kernel, which rotates back and keeps only the
-/// offset.
+/// One kernel moves `2 s + 1` elements for an `x` of s elements and one offset. It computes `3 s`
+/// operations, and also the angle of each pair. The gradient takes one kernel, which rotates in the
+/// other direction. It keeps only the offset in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for rank below 3, `dims` that are odd, below 2 or above the features, offsets
-/// of another shape or type, both or neither of `base` and `freqs`, or another type.
+/// Returns an error if `x` has a rank below 3 or another type, if `dims` is odd, below 2 or above
+/// the number of features, if the offset has another shape or type, or if not exactly one of `base`
+/// and `freqs` is given.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rope};

@@ -5,25 +5,26 @@ use crate::error::{Error, Result};
 use crate::ffi::bridge::MlxArray;
 use crate::ffi::ops::bridge as ffi;
 
-/// The layout of a layer's state `[batch, rows, head_dim]`: an area for the queries of a step, then
-/// the keys of each key head for `capacity` positions, then the values in the same order.
+/// The layout of the key/value cache of a layer, called its state. The state is an array
+/// `[batch, rows, head_dim]`. Its first rows are an area for the queries of a step. Then come
+/// `capacity` rows of keys for each key head, and then the values in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
     /// The number of query heads.
     pub heads: i32,
-    /// The number of key heads, and of value heads.
+    /// The number of key heads, which is also the number of value heads.
     pub kv_heads: i32,
     /// The number of features of a head.
     pub head_dim: i32,
-    /// The number of positions that the state has room for.
+    /// The number of positions whose keys and values fit into the state.
     pub capacity: i32,
 }
 
 impl KvLayout {
-    /// The most positions that a step may have for its queries to fit into a state.
+    /// The maximum number of positions of a step whose queries fit into the state's query area.
     pub const QUERY_POSITIONS: i32 = mlx_primitives_kernels::QUERY_POSITIONS as i32;
 
-    /// The number of rows before the first key.
+    /// The number of rows of the query area, which lies before the first key.
     fn area(&self) -> i32 {
         self.heads.saturating_mul(Self::QUERY_POSITIONS)
     }
@@ -82,7 +83,7 @@ impl KvLayout {
         self.stored("values", state, 1, len)
     }
 
-    /// The [`keys`](Self::keys) and the [`values`](Self::values), with fewer nodes.
+    /// The [`keys`](Self::keys) and the [`values`](Self::values), with fewer nodes in the graph.
     #[doc(hidden)]
     pub fn keys_and_values(&self, state: &Array, len: i32) -> Result<[Array; 2]> {
         if !(0..=self.capacity).contains(&len) {
@@ -121,15 +122,16 @@ impl KvLayout {
     }
 }
 
-/// How [`rope_append`] rotates queries and keys, and where it writes.
+/// Options that say how [`rope_append`] rotates queries and keys, and where it writes them.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAppend<'a> {
     /// The rotation; its offset is the position of the step's first row.
     pub rope: Rope<'a>,
-    /// Multiplies the features that are rotated, before the rotation; the product is rounded to the
-    /// type. 1 by default.
+    /// A factor for the rotated features, applied before the rotation. The product is rounded to
+    /// the type of `qkv`. The default is 1.
     pub multiplier: f32,
-    /// The first slot of the capacity to write to; `None` is the rotation's offset.
+    /// The first position of the state's capacity to write to. With `None` it is the rotation's
+    /// offset.
     pub slots: Option<Offset<'a>>,
 }
 
@@ -146,31 +148,32 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 }
 
 /// One step of decoding: rotates the queries and keys of a fused projection, and writes them and
-/// the values into a layer's state, which it returns. If nothing else holds the state's buffer, the
-/// result takes it over, and a step writes only its positions. Otherwise the buffer is copied
-/// first.
+/// the values into a layer's state. Returns the new state. If nothing else references the state's
+/// buffer, the kernel writes the positions of the step in place, and the result uses this buffer.
+/// Otherwise the buffer is copied first.
 ///
 /// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]` of the state's type. Queries and
-/// keys are rotated as by [`rope`](super::rope), bit for bit. Keys and values are written from slot
-/// `slots` of the capacity on, or from the rotation's offset; the queries are written into their
-/// area, from which [`KvLayout::queries`] takes them. Queries of more than
-/// [`KvLayout::QUERY_POSITIONS`] positions do not fit there, and are not written.
+/// keys have the same bits as the result of [`rope`](super::rope). The first position to write keys
+/// and values to is `slots`, or else the rotation's offset. The queries are written into their
+/// area; [`KvLayout::queries`] returns them. Queries of more than [`KvLayout::QUERY_POSITIONS`]
+/// positions do not fit into the area, and are not written.
 ///
-/// Differentiable in state and `qkv`.
+/// Differentiable in `state` and `qkv`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 t w + 2` elements for t positions of w columns in all batch entries, without
-/// the queries if there are more than eight positions, and computes three operations for each
-/// rotated feature. Where something else holds the state, another kernel copies it first. The
-/// gradient is one kernel, which keeps the offset and neither `state` nor `qkv`.
+/// One kernel moves `2 t w + 2` elements, where t is the number of positions in all batch entries
+/// and w is the number of columns of `qkv`. If a step has more than eight positions, the queries
+/// are not moved, and do not count. The kernel computes three operations for each rotated feature.
+/// If something else references the state's buffer, another kernel copies it first. The gradient
+/// takes one kernel. It keeps the offset in memory, but neither `state` nor `qkv`.
 ///
 /// # Errors
 ///
-/// Returns an error for shapes and types that do not belong together, a rotation that
-/// [`rope`](super::rope) refuses, more positions than the capacity, and slots outside it that are
-/// known when the op is built. Positions whose slots are the result of a computation, and outside
-/// the capacity, are not written.
+/// Returns an error if the shapes or types do not fit together, if [`rope`](super::rope) refuses
+/// the rotation, if there are more positions than the capacity, or if `slots` is a number outside
+/// the capacity. If `slots` is an array that is not evaluated yet, the op cannot check it; the
+/// kernel then skips all positions outside the capacity.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rope, KvLayout};
@@ -202,25 +205,26 @@ pub fn rope_append(
 }
 
 /// [`rope_append`] and the [`attention`](super::attention) of the step's queries over the first
-/// `len` positions of the state, as one node: the new state, and the result
-/// `[batch, time, heads * head_dim]` with the heads of each position side by side.
+/// `len` positions of the state, as one node. Returns the new state, and the result
+/// `[batch, time, heads * head_dim]`, in which the heads of a position are concatenated.
 ///
 /// A step has at most [`KvLayout::QUERY_POSITIONS`] positions. The results have the same bits as
-/// the two ops with [`KvLayout::queries`], [`KvLayout::keys`] and [`KvLayout::values`] between
-/// them; the graph has fewer nodes, so building and queueing it takes less time. The mask
-/// broadcasts to `[batch, heads, time, len]`.
+/// the two ops, connected by [`KvLayout::queries`], [`KvLayout::keys`] and [`KvLayout::values`].
+/// The graph has fewer nodes, so it takes less time to build and to queue. The mask broadcasts to
+/// `[batch, heads, time, len]`.
 ///
 /// Differentiable in the state, `qkv`, an additive mask and the sinks.
 ///
 /// # Cost
 ///
-/// The kernels of [`rope_append`] and then those of [`attention`](super::attention) over `len`
-/// positions, as one node. The gradient appends again, and keeps `state`, `qkv` and no scores.
+/// The node runs the kernels of [`rope_append`], and then the kernels of
+/// [`attention`](super::attention) over `len` positions. The gradient runs [`rope_append`] again.
+/// It keeps `state` and `qkv` in memory, but no scores.
 ///
 /// # Errors
 ///
-/// Returns an error for what [`rope_append`] and [`attention`](super::attention) refuse, for a
-/// longer step, and for a `len` that is not within 1 to the capacity.
+/// Returns an error for arguments that [`rope_append`] or [`attention`](super::attention) refuses,
+/// for a step of too many positions, and if `len` is less than 1 or more than the capacity.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Attention, KvLayout, Rope};
@@ -264,7 +268,7 @@ pub fn rope_append_attention(
     Ok((state, attended))
 }
 
-/// The arguments of both ops, in the types that the bridge takes.
+/// The arguments of the ops on states, in the types that the C++ bridge takes.
 pub(super) struct Arguments {
     pub offset: Array,
     slots: Option<Array>,

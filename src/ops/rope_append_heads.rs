@@ -3,22 +3,23 @@ use crate::array::{Array, from_list};
 use crate::error::{Error, Result};
 use crate::ffi::ops::bridge as ffi;
 
-/// The queries, keys and values of a fused projection by heads, with queries and keys rotated as
-/// [`rope_append`](super::rope_append) does: `[batch, heads, time, head_dim]` each, where keys and
-/// values have `kv_heads` heads.
+/// Splits a fused projection into queries, keys and values by heads, and rotates the queries and
+/// keys like [`rope_append`](super::rope_append). The queries are `[batch, heads, time, head_dim]`;
+/// the keys and the values are `[batch, kv_heads, time, head_dim]`.
 ///
-/// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]`. The layout's capacity and the
-/// options' slots are ignored. Differentiable in `qkv`, by one kernel.
+/// `qkv` is `[batch, time, (heads + 2 * kv_heads) * head_dim]`. The capacity of `layout` and the
+/// slots of `options` are ignored. Differentiable in `qkv`.
 ///
 /// # Cost
 ///
-/// One kernel moves `2 t w + 1` elements for t positions of w columns in all batch entries. The
-/// gradient is one kernel, which keeps the offset and not `qkv`.
+/// One kernel moves `2 t w + 1` elements, where t is the number of positions in all batch entries
+/// and w is the number of columns of `qkv`. The gradient takes one kernel. It keeps the offset in
+/// memory, but not `qkv`.
 ///
 /// # Errors
 ///
-/// Returns an error for a projection of another shape, a type other than float32, float16 and
-/// bfloat16, and a rotation that [`rope`](super::rope) refuses.
+/// Returns an error if `qkv` has another shape, if its type is not float32, float16 or bfloat16, or
+/// if [`rope`](super::rope) refuses the rotation.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, KvLayout, Rope};

@@ -1,28 +1,31 @@
 use crate::ffi::ops::bridge as ffi;
 
-/// The order in which a row of a product or of attention adds up its terms. The last bits of a
-/// result depend on it.
+/// The order in which an op adds up the terms of a row of a product, or of a query of attention.
+/// The last bits of a result depend on this order.
 ///
-/// The order depends only on the row and on the arrays that it is multiplied with. The number and
-/// the values of other rows, and the threads, do not change a bit. Prompts have a separate order,
-/// because tiles of many rows are several times as fast in it.
+/// The order depends only on the row and on the arrays that the row is multiplied by. Other rows
+/// and the number of threads do not change a bit. Prompts have a separate order, because tiles of
+/// many rows are several times as fast with it.
 ///
-/// The order applies to [`linear`](super::linear), the products of packed weights and of
-/// [`lora_linear`](super::lora_linear), and [`attention`](super::attention) with its variants. All
-/// other ops have one order for any number of rows.
+/// The choice applies to [`linear`](super::linear), to products with packed weights, to
+/// [`lora_linear`](super::lora_linear), and to [`attention`](super::attention) and its variants.
+/// All other ops have one order for any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// The order of tokens for up to eight rows (in attention: queries), and of prompts for more.
+    /// [`Tokens`](Self::Tokens) for up to eight rows (in attention: queries), and
+    /// [`Prompt`](Self::Prompt) for more rows.
     #[default]
     ByCount,
-    /// The order of one row alone: for decoding, the verification of drafts and batches of texts.
+    /// The order of a single row, for any number of rows. Decoding uses it, the verification of
+    /// draft tokens, and batches of sequences.
     Tokens,
-    /// The order of a prompt, for any part of it. Attention adds up keys in blocks at multiples of
-    /// a fixed number of keys, so that the start of a part makes no difference.
+    /// The order of prompts, for any number of rows. A prompt may be processed in parts: attention
+    /// adds up keys in blocks that start at multiples of a fixed number of keys, so the start of a
+    /// part does not change the order.
     Prompt,
 }
 
-/// The order of rows in the ops that this thread builds.
+/// The row order of the ops that this thread builds.
 pub fn row_order() -> RowOrder {
     let order = ffi::set_row_order(0);
     ffi::set_row_order(order);
@@ -33,7 +36,7 @@ pub fn row_order() -> RowOrder {
     }
 }
 
-/// Runs `f`, in which the rows of the ops that it builds have this order.
+/// Runs `f`. The ops that `f` builds on this thread have the row order `order`.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, RowOrder, with_row_order};

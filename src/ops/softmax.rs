@@ -5,19 +5,19 @@ use crate::tune::{chosen, rows};
 
 /// Softmax over the last axis: `y = exp(x - max(x)) / sum(exp(x - max(x)))`.
 ///
-/// `x` is `[..., n]` with n >= 1; the result has its shape and type (integers become float32).
-/// Always accumulated in float32, as by MLX's built-in with `precise`.
+/// `x` is `[..., n]` with n >= 1; the result has the shape and type of `x` (integers become
+/// float32). The kernel always accumulates in float32, like MLX's built-in op with `precise`.
 ///
 /// Differentiable.
 ///
 /// # Cost
 ///
 /// One kernel moves `2 r n` elements for r rows, and computes `5 r n` operations, of which r n are
-/// exponentials. The gradient is one kernel, which reads the result again and keeps nothing else.
+/// exponentials. The gradient takes one kernel. It keeps only the result in memory.
 ///
 /// # Errors
 ///
-/// Returns an error for a scalar, an axis of no elements, float64 or complex.
+/// Returns an error if `x` is a scalar, is float64 or complex, or has a last axis without elements.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
