@@ -1,10 +1,10 @@
-//! Panics in a caller's code, and in the destructors of its values.
+//! Catches panics in a caller's code, and in the destructors of a caller's values.
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a caller's code; if it panics, returns the message.
+/// Runs a caller's code. If the code panics, returns the message of the panic.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(message)
 }
@@ -17,7 +17,8 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("(no message)")
 }
 
-/// The message of a panic. The destructor of the payload may panic too.
+/// The message of a panic. If the destructor of the payload panics too, that second payload is
+/// leaked.
 fn message(payload: Box<dyn Any + Send>) -> String {
     let text = panic_message(&*payload).to_owned();
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
@@ -26,8 +27,8 @@ fn message(payload: Box<dyn Any + Send>) -> String {
     text
 }
 
-/// A caller's value that is dropped in a call from C++, where a panic of its destructor would end
-/// the process.
+/// A caller's value that is dropped in a call from C++. A panic of the value's destructor would
+/// unwind into C++ and end the process, so `Guarded` catches it.
 pub struct Guarded<T>(ManuallyDrop<T>);
 
 impl<T> Guarded<T> {
@@ -43,10 +44,10 @@ impl<T> Guarded<T> {
         &mut self.0
     }
 
-    /// Drops the value; if this panics, returns the message.
+    /// Drops the value. If the destructor panics, returns the message of the panic.
     pub fn end(self) -> Result<(), String> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped, so the value is taken only here.
+        // SAFETY: `this` is never dropped, so no other code takes the value.
         let value = unsafe { ManuallyDrop::take(&mut this.0) };
         caught(|| drop(value))
     }
@@ -54,7 +55,7 @@ impl<T> Guarded<T> {
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        // SAFETY: the value is taken once, since `end` does not drop `self`.
+        // SAFETY: `end` does not drop `self`, so no other code takes the value.
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
         let _ = caught(|| drop(value)); // the panic has been reported, and nobody waits for it
     }

@@ -1,32 +1,33 @@
-//! Prepares texts of files and of other processes for messages: removes control characters, and
-//! shortens long texts.
+//! Prepares strings from files and from other processes for messages: escapes control characters,
+//! and shortens long strings.
 
 use std::fmt::Write as _;
 
-/// The most characters of a message of one line.
+/// The maximum number of characters of a message of one line.
 const MOST: usize = 320;
 
-/// The most characters of a message that may have several lines, such as a compiler's.
+/// The maximum number of characters of a message of several lines, such as a compiler's output.
 const MOST_OF_LINES: usize = 32_000;
 
-/// Whether a terminal would act on a character instead of showing it.
+/// Returns true if a terminal would act on the character instead of showing it.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A text in one line: control characters are escaped, and the middle of a long text is left out.
+/// Returns the string as one line: escapes control characters, and removes the middle of a long
+/// string.
 pub fn line(text: &str) -> String {
     cut(&escaped(text, false), MOST)
 }
 
-/// A text that keeps its lines and tabulators.
+/// Like [`line`], but keeps line breaks and tabs, and allows a longer string.
 pub fn lines(text: &str) -> String {
     cut(&escaped(text, true), MOST_OF_LINES)
 }
 
 fn escaped(text: &str, lines: bool) -> String {
-    // A longer text is cut in any case, and escaping all of it could take long.
+    // Escaping makes a string only longer, so its middle can be cut before. This bounds the time.
     let short = cut(text, 2 * if lines { MOST_OF_LINES } else { MOST });
     let mut clean = String::with_capacity(short.len());
     for c in short.chars() {
@@ -41,7 +42,7 @@ fn escaped(text: &str, lines: bool) -> String {
     clean
 }
 
-/// The beginning and the end of a text of more than `most` characters.
+/// If the string has more than `most` characters, returns only its beginning and its end.
 fn cut(text: &str, most: usize) -> String {
     if text.len() <= most || text.chars().nth(most).is_none() {
         return text.to_owned();

@@ -1,12 +1,12 @@
-//! Random arrays. With a key, the numbers are a function of the key; without a key, they come from
-//! the calling thread's own sequence, which [`seed`] restarts.
+//! Random arrays. If the caller passes a key, the numbers are a function of the key. Otherwise they
+//! come from the random sequence of the calling thread, which [`seed`] restarts.
 
 use crate::array::{Array, IntoShape, or_null, require_addressable};
 use crate::dtype::{Dtype, Element};
 use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
-/// Restarts the calling thread's own sequence.
+/// Restarts the random sequence of the calling thread.
 ///
 /// # Errors
 ///
@@ -15,7 +15,7 @@ pub fn seed(seed: u64) -> Result<()> {
     Ok(ffi::random_seed(seed)?)
 }
 
-/// A key for the functions of this module: uint32 `[2]`.
+/// Makes a key for the functions of this module: a uint32 array `[2]`.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub fn key(seed: u64) -> Result<Array> {
     Array::from_bridge(ffi::random_key(seed))
 }
 
-/// Makes `count` new keys from one: uint32 `[count, 2]`.
+/// Makes `count` new keys from `key`: a uint32 array `[count, 2]`.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub fn normal<T: Element>(shape: impl IntoShape, key: Option<&Array>) -> Result<
     normal_of(shape, T::DTYPE, key)
 }
 
-/// [`normal`] for a type that is known only at run time.
+/// Like [`normal`], but takes the type at run time.
 ///
 /// # Errors
 ///
@@ -108,8 +108,8 @@ pub fn randint(low: i32, high: i32, shape: impl IntoShape, key: Option<&Array>) 
     Array::from_bridge(unsafe { ffi::random_randint(low, high, shape, or_null(key)) })
 }
 
-/// Draws an index along `axis` with probability proportional to `exp(logits)`: uint32, of the shape
-/// of the logits without that axis.
+/// Draws an index along `axis` with probability proportional to `exp(logits)`. The result is uint32
+/// and has the shape of the logits without this axis.
 ///
 /// # Errors
 ///

@@ -1,5 +1,6 @@
-//! The functions that the stand-in for MLX's Metal device calls: they run kernels in the simulator
-//! of `crates/metal-sim`. Compiled for tests only, by the feature `simulate-metal`.
+//! Runs kernels in the simulator of `crates/metal-sim`. The test replacement of MLX's Metal device,
+//! in C++, calls these functions. They are compiled for tests only, with the feature
+//! `simulate-metal`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -28,14 +29,14 @@ mod ffi {
         type SimulatedKernel;
         type SimulatedDispatch;
         fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        /// The kernel of that name, with function constants of these indices and bits.
+        /// Returns the kernel `name`. The function constant `indices[i]` has the value `bits[i]`.
         fn simulated_kernel(
             of: &SimulatedLibrary,
             name: &str,
             indices: &[u32],
             bits: &[u64],
         ) -> Result<Box<SimulatedKernel>>;
-        /// Whether this thread simulates Metal: 1 if so, 0 if not, -1 if the environment decides.
+        /// Returns 1 if this thread simulates Metal, 0 if not, and -1 if the environment decides.
         fn chosen_simulation() -> i8;
         fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<SimulatedDispatch>;
         fn bind(
@@ -49,18 +50,19 @@ mod ffi {
         fn bind_constant(self: &mut SimulatedDispatch, index: u32, at: usize, bytes: usize);
         fn reserve(self: &mut SimulatedDispatch, index: u32, bytes: usize);
         fn count_threads(self: &mut SimulatedDispatch);
-        /// The bound memory must be valid until the function returns.
+        /// The memory that is bound to `dispatch` must be valid until the function returns.
         unsafe fn simulate(kernel: &SimulatedKernel, dispatch: &SimulatedDispatch) -> Result<()>;
     }
 }
 
-/// The environment variable for the order of threads: `forward`, `reversed` or `shuffled:<seed>`.
+/// The environment variable that turns the simulator on and sets the order of threads: `forward`,
+/// `reversed` or `shuffled:<seed>`.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
-/// The environment variable for a log file. It gets a line with the kernel's name for each dispatch
-/// that ran without a fault. A file beside it with the extension `.kernels` gets the names of all
-/// kernels of each library that was compiled.
+/// The environment variable with the path of a log file. Each dispatch that runs without a fault
+/// appends a line with the kernel's name. A second file, with the additional extension `.kernels`,
+/// gets the names of all kernels of each compiled library.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
-/// The folder that this crate was built in, if it still exists.
+/// The folder in which this crate was built. It may not exist at run time.
 const BUILT: &str = env!("OUT_DIR");
 
 pub(crate) struct SimulatedLibrary(Library);
@@ -70,8 +72,8 @@ pub(crate) struct SimulatedKernel {
     constants: Constants,
 }
 
-/// The folder of compiled kernels, which are named by their content. It is in the build folder or,
-/// if that is not on this machine, in the user's cache.
+/// The cache folder for compiled kernels. It is in the build folder or, if the build folder does
+/// not exist on this machine, in the user's cache folder.
 fn cache() -> Result<PathBuf> {
     let built = Path::new(BUILT);
     if built.is_dir() {
@@ -83,12 +85,12 @@ fn cache() -> Result<PathBuf> {
 }
 
 pub(crate) fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>> {
-    // The name is a hash of the content, for the cache. The file is renamed into place, since
-    // several processes may start at the same time.
+    // The file's name contains a hash of the source, so it serves as a cache key. Several processes
+    // may write the file at the same time, so each writes a draft and renames it.
     let mut hasher = DefaultHasher::new();
     source.hash(&mut hasher);
     let hash = hasher.finish();
-    // A source that did not compile is not tried again for each op that needs it.
+    // Remembers the sources that did not compile, so later ops do not compile them again.
     static REFUSED: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
     let refused = || REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(messages) = refused().get(&hash) {
@@ -140,15 +142,16 @@ pub(crate) unsafe fn simulate(
         None => {}
         Some(Planted::Kernels(library)) => {
             let mutant = library.kernel(kernel.kernel.name(), &kernel.constants);
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller of `simulate` promises that the bound memory is valid.
             return unsafe { run(mutant.as_ref().unwrap_or(&kernel.kernel), dispatch) };
         }
         Some(Planted::Dispatch(_, change)) => {
-            // SAFETY: the caller promises this, and `kept` lives until the kernel has run.
+            // SAFETY: the caller promises that the bound memory is valid, and `kept` outlives the
+            // run.
             return unsafe { run(&kernel.kernel, &changed(dispatch, *change, &mut kept)?) };
         }
     }
-    // SAFETY: the caller promises this.
+    // SAFETY: the caller promises that the bound memory is valid.
     unsafe { run(&kernel.kernel, dispatch) }
 }
 
@@ -163,7 +166,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
             (true, false) => Access::Write,
             (true, true) => Access::ReadWrite, // elements that do not change need not be written
         };
-        // SAFETY: the caller promises what the simulator requires.
+        // SAFETY: the caller promises that the memory is valid until the kernel has run.
         let buffer = unsafe { Buffer::raw(address, bound.before + bound.bytes, access) };
         run = run.buffer(bound.index, buffer.from_offset(bound.before));
     }
@@ -184,7 +187,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
     })?;
     let mut bound: Vec<_> = dispatch.buffers.iter().filter(|bound| !bound.constant).collect();
     bound.sort_by_key(|bound| bound.index);
-    // SAFETY: the caller promises this.
+    // SAFETY: the caller promises that the bound memory is valid.
     let encoded = unsafe { Encoded::of(dispatch) };
     let arrays: Vec<_> = bound
         .iter()
@@ -228,7 +231,7 @@ fn record(kernel: &str) -> Result<()> {
     let open = |path| OpenOptions::new().create(true).append(true).open(path).ok();
     let file = FILE.get_or_init(|| std::env::var_os(LOG).and_then(open));
     match file {
-        // A single write, so that lines of several threads and processes do not mix.
+        // A single write keeps the lines of several threads and processes from mixing.
         Some(file) => (&*file).write_all(format!("{kernel}\n").as_bytes()).map_err(failed),
         None if std::env::var_os(LOG).is_some() => Err(failed(format_args!("cannot open {LOG}"))),
         None => Ok(()),

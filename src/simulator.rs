@@ -1,8 +1,9 @@
 //! A simulator of Metal for tests on Linux. It compiles kernels for this machine and checks every
 //! load and store for races, accesses outside a buffer and reads of memory that was never written.
 //!
-//! It needs the feature `simulate-metal` and, to compile kernels, clang 17 or later, or zig. The
-//! crate `metal-sim` runs a kernel alone and counts its bytes and barriers.
+//! The simulator needs the feature `simulate-metal`. To compile kernels, it also needs clang 17 or
+//! later, or zig. The crate `metal-sim` can run a single kernel and count its loaded and stored
+//! bytes and its barriers.
 //!
 //! ```
 //! use mlx_primitives::simulator::{self, Schedule};
@@ -27,7 +28,7 @@ pub enum Schedule {
     Forward,
     /// From the last to the first.
     Reversed,
-    /// In a random order, which the number seeds.
+    /// In a random order. The number is the seed.
     Shuffled(u64),
 }
 
@@ -46,7 +47,8 @@ impl std::fmt::Display for Schedule {
     }
 }
 
-/// The choice of a thread, which overrides the environment.
+/// A thread's choice between Metal in the simulator and the CPU kernels. With `Environment`, the
+/// environment variable decides.
 #[derive(Clone, Copy)]
 enum Choice {
     Environment,
@@ -58,13 +60,15 @@ thread_local! {
     static CHOICE: Cell<Choice> = const { Cell::new(Choice::Environment) };
 }
 
-/// Whether this build can simulate Metal: it is for Linux and has the feature `simulate-metal`.
+/// Returns true if this build can simulate Metal: it is for Linux and has the feature
+/// `simulate-metal`.
 pub const fn is_available() -> bool {
     cfg!(all(feature = "simulate-metal", target_os = "linux"))
 }
 
-/// Runs `f`. Primitives that it evaluates on this thread run their Metal kernels in the simulator,
-/// in place of their CPU kernels. A fault of a kernel is an `Err` of the evaluation.
+/// Runs `f`. If `f` evaluates primitives on this thread, they run their Metal kernels in the
+/// simulator, in place of their CPU kernels. If the simulator finds a fault in a kernel, the
+/// evaluation returns an error.
 ///
 /// # Errors
 ///
@@ -80,7 +84,7 @@ pub fn with_metal<R>(schedule: Schedule, f: impl FnOnce() -> R) -> Result<R> {
     Ok(with(Choice::Metal(schedule), f))
 }
 
-/// Runs `f`. Primitives that it evaluates on this thread run their CPU kernels, even if
+/// Runs `f`. If `f` evaluates primitives on this thread, they run their CPU kernels, even if
 /// `MLX_PRIMITIVES_SIMULATE_METAL` is set.
 pub fn without_metal<R>(f: impl FnOnce() -> R) -> R {
     with(Choice::Cpu, f)
@@ -97,7 +101,7 @@ fn with<R>(choice: Choice, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether primitives that this thread evaluates on the CPU run in the simulator.
+/// Returns true if primitives that this thread evaluates on the CPU run in the simulator.
 #[doc(hidden)]
 pub fn is_on() -> bool {
     let asked = || std::env::var_os("MLX_PRIMITIVES_SIMULATE_METAL").is_some();
@@ -109,7 +113,7 @@ pub fn is_on() -> bool {
         }
 }
 
-/// The order that this thread chose, or `None` if it chose none.
+/// The order that [`with_metal`] set for this thread, or `None` outside [`with_metal`].
 #[doc(hidden)]
 pub fn chosen_schedule() -> Option<Schedule> {
     match CHOICE.get() {
@@ -118,7 +122,7 @@ pub fn chosen_schedule() -> Option<Schedule> {
     }
 }
 
-/// Whether this thread simulates Metal: 1 if so, 0 if not, -1 if the environment decides.
+/// Returns 1 if this thread simulates Metal, 0 if not, and -1 if the environment decides.
 #[doc(hidden)]
 pub fn chosen_simulation() -> i8 {
     match CHOICE.get() {

@@ -171,9 +171,9 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 /// # Errors
 ///
 /// Returns an error if the shapes or types do not fit together, if [`rope`](super::rope) refuses
-/// the rotation, if there are more positions than the capacity, or if `slots` is a number outside
-/// the capacity. If `slots` is an array that is not evaluated yet, the op cannot check it; the
-/// kernel then skips all positions outside the capacity.
+/// the rotation, if there are more positions than the capacity, or if a slot outside the capacity
+/// is known when the op is built. If `slots` is the result of a computation, the op cannot check
+/// it; the kernel then skips all positions outside the capacity.
 ///
 /// ```
 /// use mlx_primitives::ops::{self, Rope, KvLayout};

@@ -1,4 +1,5 @@
-//! A dispatch before it runs in the simulator, and the record of one that ran.
+//! Two forms of a dispatch: its description before it runs in the simulator, and the record that is
+//! kept afterwards.
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,23 +12,26 @@ use crate::simulator::{Schedule, chosen_schedule};
 pub(super) struct Bound {
     pub index: u32,
     pub at: usize,
-    /// The bytes of a view before its first element, where strides are negative.
+    /// The number of bytes of a view that lie before its first element. It is not 0 if strides are
+    /// negative.
     pub before: usize,
     pub bytes: usize,
     pub writable: bool,
     pub constant: bool,
 }
 
-/// One dispatch, and its traffic to and from the arrays bound to it, without parameters.
+/// The record of one dispatch, with the traffic to and from the bound arrays. The traffic excludes
+/// parameters.
 #[derive(Clone, Debug)]
 pub struct Dispatched {
     /// The name of the kernel.
     pub kernel: String,
-    /// For each array, in the order of buffer indices: the bytes of all loads and of all stores,
-    /// and the distinct bytes among the loads. A byte that several lanes of a SIMD group load with
-    /// the same instruction counts once among the loads.
+    /// For each array, in the order of buffer indices: the number of loaded bytes, of stored bytes,
+    /// and of distinct loaded bytes. If several lanes of a SIMD group load a byte with the same
+    /// instruction, the byte counts once among the loaded bytes.
     pub arrays: Vec<[u64; 3]>,
-    /// The counts of the kernel's work: loads and stores of each buffer, barriers, exchanges.
+    /// The simulator's counts: loads and stores of each buffer, barriers, and exchanges between
+    /// lanes.
     pub report: metal_sim::Report,
     /// The data that the kernel was dispatched with.
     pub encoded: Encoded,
@@ -48,7 +52,8 @@ impl Dispatched {
 type Journal = Arc<Mutex<Vec<Dispatched>>>;
 
 thread_local! {
-    // The log of the dispatches of a thread. The tasks of its stream write it on another thread.
+    // The log of the dispatches of a thread. A stream's tasks run on another thread and append to
+    // it.
     static JOURNAL: Journal = Journal::default();
 }
 
@@ -79,8 +84,8 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
         grid_is_threads: false,
         buffers: Vec::new(),
         threadgroup: Vec::new(),
-        // If the thread is ending, its journal may have been dropped already. Then nobody can read
-        // the journal, so an empty one replaces it.
+        // While a thread ends, its journal may already be dropped. Then no code can read the
+        // journal, and an empty one takes its place.
         journal: JOURNAL.try_with(Arc::clone).unwrap_or_default(),
         chosen: chosen_schedule(),
         planted: planted::next(),
@@ -88,12 +93,13 @@ pub(crate) fn simulated_dispatch(grid: [u32; 3], group: [u32; 3]) -> Box<Simulat
 }
 
 impl SimulatedDispatch {
-    /// Counts the grid in threads instead of threadgroups.
+    /// States that the grid is a number of threads instead of threadgroups.
     pub(crate) fn count_threads(&mut self) {
         self.grid_is_threads = true;
     }
 
-    /// Binds memory to `[[buffer(index)]]`. An address that is bound twice is written in place.
+    /// Binds memory to `[[buffer(index)]]`. If an address is bound both for reading and for
+    /// writing, the kernel updates it in place.
     pub(crate) fn bind(
         &mut self,
         index: u32,
@@ -105,7 +111,7 @@ impl SimulatedDispatch {
         self.buffers.push(Bound { index, at, before, bytes, writable, constant: false });
     }
 
-    /// Binds parameters, which the encoder copied.
+    /// Binds parameters. The encoder has copied them, so they stay valid until the kernel runs.
     pub(crate) fn bind_constant(&mut self, index: u32, at: usize, bytes: usize) {
         self.buffers.push(Bound { index, at, before: 0, bytes, writable: false, constant: true });
     }
@@ -124,18 +130,18 @@ pub(super) fn failed(error: impl Display) -> Error {
     Error::mlx(&format!("[simulate] {error}"))
 }
 
-/// The data of a dispatch, as it was encoded.
+/// The encoded data of a dispatch.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
     /// The number of threadgroups, or of threads, along each axis.
     pub grid: [u32; 3],
     /// The number of threads of a threadgroup along each axis.
     pub group: [u32; 3],
-    /// The index and the bytes of each threadgroup memory.
+    /// The index and the number of bytes of each threadgroup memory.
     pub memory: Vec<(u32, usize)>,
-    /// The index and the bytes of each array, and whether it is written.
+    /// The index and the number of bytes of each array, and true if the kernel writes it.
     pub arrays: Vec<(u32, usize, bool)>,
-    /// The index and the words of each block of parameters.
+    /// The index and the 32-bit words of each block of parameters.
     pub parameters: Vec<(u32, Vec<u32>)>,
 }
 
@@ -151,7 +157,7 @@ impl Encoded {
         };
         for bound in &dispatch.buffers {
             if bound.constant {
-                // SAFETY: the caller promises this.
+                // SAFETY: the caller promises that the bound memory is valid.
                 let words = unsafe { words(bound) };
                 encoded.parameters.push((bound.index, words));
             } else {
@@ -166,10 +172,10 @@ impl Encoded {
 }
 
 /// # Safety
-/// The memory that is bound must be valid to read.
+/// The memory of `bound` must be valid to read.
 unsafe fn words(bound: &Bound) -> Vec<u32> {
     let at = std::ptr::with_exposed_provenance::<u8>(bound.at);
-    // SAFETY: the caller promises this. The encoder copied these bytes for this dispatch.
+    // SAFETY: the caller promises that the memory, a copy of the encoder, is valid to read.
     let bytes = unsafe { std::slice::from_raw_parts(at, bound.bytes) };
     bytes
         .chunks_exact(4)
@@ -177,7 +183,8 @@ unsafe fn words(bound: &Bound) -> Vec<u32> {
         .collect()
 }
 
-/// A word of parameters with `by` added: as a float if its bits look like one, else as an integer.
+/// Adds `by` to a word of parameters. The word counts as a float if its bits are a float of usual
+/// size, and otherwise as an integer.
 fn moved(word: u32, by: i32) -> u32 {
     let float = f32::from_bits(word);
     if float.is_normal() && (1e-9..1e9).contains(&float.abs()) {
@@ -187,7 +194,8 @@ fn moved(word: u32, by: i32) -> u32 {
     }
 }
 
-/// The dispatch with the change. Changed parameters are stored in `kept`.
+/// Returns a copy of the dispatch with the change. A changed copy of the parameters is stored in
+/// `kept`.
 ///
 /// # Safety
 /// The memory that is bound to `dispatch` must be valid to read.
@@ -212,7 +220,7 @@ pub(super) unsafe fn changed(
         }
         Change::Word(index, word, by) => {
             let bound = wrong.bound(index).ok_or_else(|| missing(change))?;
-            // SAFETY: the caller promises this.
+            // SAFETY: the caller promises that the bound memory is valid.
             *kept = unsafe { words(bound) };
             let number = kept.get_mut(word).ok_or_else(|| missing(change))?;
             *number = moved(*number, by);
@@ -223,7 +231,7 @@ pub(super) unsafe fn changed(
             (bound.at, bound.bytes) = (bound.at + bytes, bound.bytes.saturating_sub(bytes));
         }
     }
-    // The encoder refuses such dispatches before they are run.
+    // MLX's encoder would refuse such a dispatch, so the change has been noticed.
     let threads: u64 = wrong.group.iter().map(|extent| u64::from(*extent)).product();
     if threads > 1024 || wrong.grid.iter().chain(&wrong.group).any(|extent| *extent == 0) {
         return Err(failed(format_args!("{:?} groups of {:?}", wrong.grid, wrong.group)));

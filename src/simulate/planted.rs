@@ -1,4 +1,5 @@
-//! Faults that a test plants in this thread's dispatches, to see that other checks notice them.
+//! Faults that a test inserts (plants) into this thread's dispatches, to verify that other checks
+//! notice them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,30 +10,31 @@ use metal_sim::Library;
 /// A fault in the kernels or in the data of a dispatch.
 #[derive(Clone)]
 pub enum Planted {
-    /// The kernels of this library replace the kernels of the same names in the embedded source.
+    /// Kernels of this library run instead of the embedded kernels of the same names.
     Kernels(Library),
-    /// The dispatch with this number, counted from 0, is encoded with one wrong value.
+    /// The dispatch with this number, counted from 0, gets the change.
     Dispatch(usize, Change),
 }
 
 /// A fault in the data of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Adds a number to one extent of the grid: axis and number.
+    /// Changes the size of the grid: the axis, and the number to add.
     Grid(usize, i32),
-    /// Adds a number to one extent of the threadgroup: axis and number.
+    /// Changes the size of the threadgroup: the axis, and the number to add.
     Group(usize, i32),
-    /// Adds a number to the bytes of threadgroup memory: index and number.
+    /// Changes the size of a threadgroup memory: the index, and the number of bytes to add.
     Memory(u32, i32),
-    /// Exchanges the buffers of these two indices.
+    /// Exchanges the buffers with these two indices.
     Swapped(u32, u32),
-    /// Adds a number to a 32-bit word of parameters: buffer index, word and number.
+    /// Changes a 32-bit word of parameters: the buffer index, the word's index, and the number to
+    /// add.
     Word(u32, usize, i32),
-    /// Moves the beginning of a buffer: index and bytes.
+    /// Moves the start of a buffer: the buffer index, and the number of bytes.
     Offset(u32, usize),
 }
 
-/// A fault and the number of dispatches so far.
+/// A planted fault, and the number of dispatches so far.
 pub(super) struct Plant {
     planted: Planted,
     dispatches: AtomicUsize,
@@ -42,8 +44,8 @@ thread_local! {
     static PLANT: RefCell<Option<Arc<Plant>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` with a fault in the dispatches of this thread's evaluations to the simulator. `f` must
-/// evaluate the arrays that it computes.
+/// Runs `f`, and plants a fault in the simulated dispatches of this thread. `f` must evaluate the
+/// arrays that it computes.
 pub fn with_planted<R>(planted: Planted, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Arc<Plant>>);
     impl Drop for Restore {
@@ -56,7 +58,7 @@ pub fn with_planted<R>(planted: Planted, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The fault of the dispatch that this thread encodes next.
+/// Returns the fault for the next dispatch that this thread encodes, if it gets a fault.
 pub(super) fn next() -> Option<Planted> {
     let plant = PLANT.try_with(|plant| plant.borrow().clone()).ok()??;
     let number = plant.dispatches.fetch_add(1, Ordering::Relaxed);
