@@ -27,7 +27,7 @@ pub fn lines(text: &str) -> String {
 }
 
 fn escaped(text: &str, lines: bool) -> String {
-    // Escaping makes a string only longer, so its middle can be cut before. This bounds the time.
+    // Escaping never shortens a string, so its middle can be cut first. This bounds the time.
     let short = cut(text, 2 * if lines { MOST_OF_LINES } else { MOST });
     let mut clean = String::with_capacity(short.len());
     for c in short.chars() {

@@ -59,8 +59,8 @@ mod ffi {
 /// `reversed` or `shuffled:<seed>`.
 const SCHEDULE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 /// The environment variable with the path of a log file. Each dispatch that runs without a fault
-/// appends a line with the kernel's name. A second file, with the additional extension `.kernels`,
-/// gets the names of all kernels of each compiled library.
+/// appends a line with the kernel's name. A second file, of the same path but with the extension
+/// `.kernels`, gets the names of all kernels of each compiled library.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 /// The folder in which this crate was built. It may not exist at run time.
 const BUILT: &str = env!("OUT_DIR");

@@ -11,7 +11,8 @@ mod sealed {
     pub trait MapAxes {}
 }
 
-/// The arrays at which a function is transformed, and the form in which its closure receives them.
+/// The arrays that a caller passes to a transform. Their type determines the form in which the
+/// closure receives its arguments.
 ///
 /// | arrays | the closure receives | results, such as gradients |
 /// |---|---|---|
@@ -34,7 +35,7 @@ mod sealed {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub trait Arguments: sealed::Arguments {
-    /// One array for each argument, in the form that the closure receives and gradients have.
+    /// The form in which the closure receives its arguments, and in which gradients are returned.
     type Arrays: Outputs;
 
     /// The arrays in order.
@@ -42,7 +43,8 @@ pub trait Arguments: sealed::Arguments {
     fn all(&self) -> Vec<&Array>;
 }
 
-/// The results of a transform's closure: an [`Array`], a tuple of up to six, an array or a vector.
+/// The results of a closure: an [`Array`], or up to six in a tuple, or a Rust array or vector of
+/// them.
 ///
 /// The trait is sealed.
 ///
@@ -66,7 +68,8 @@ pub trait Outputs: sealed::Outputs + Sized {
     fn from_vec(arrays: Vec<Array>) -> Result<Self>;
 }
 
-/// This error does not occur, because MLX returns as many arrays as it is given.
+/// The error for a wrong number of arrays. It does not occur, because MLX returns one array for
+/// each array that it takes.
 fn miscounted(expected: usize, got: usize) -> Error {
     Error::argument("transform", format_args!("{expected} arrays, got {got}"))
 }
@@ -133,7 +136,8 @@ lists! {
     [const N: usize] [T; N];
 }
 
-/// Repeats a type once for each name of a tuple.
+/// Expands to a type and ignores a name. A repetition over the names of a tuple then repeats the
+/// type.
 macro_rules! one {
     ($name:ident, $($array:tt)*) => { $($array)* };
 }
@@ -174,12 +178,13 @@ tuples! {
     a b c d e f;
 }
 
-/// An axis for each array of [`vmap`](super::vmap): one `i32` for all arrays, or a list with an
-/// `i32` or an `Option<i32>` for each, where `None` means that every call gets the whole array.
+/// The axes of [`vmap`](super::vmap): either one `i32` for all arrays, or a list with an `i32` or
+/// an `Option<i32>` for each array. With `None`, every call of the closure gets the full array.
 ///
 /// The trait is sealed.
 pub trait MapAxes: sealed::MapAxes {
-    /// One axis for each of `count` arrays. A list is returned unchanged, also of another length.
+    /// Returns an axis for each of `count` arrays. A list is returned unchanged, even if its length
+    /// is not `count`; the caller checks the length.
     #[doc(hidden)]
     fn of(&self, count: usize) -> Vec<Option<i32>>;
 }

@@ -1,4 +1,4 @@
-//! The bridge to MLX's transforms of functions.
+//! The C++ bridge to MLX's function transforms.
 
 use super::Closure;
 
@@ -43,17 +43,19 @@ pub(crate) mod ffi {
             f: Box<Closure>,
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// `vjp` receives the inputs, then the cotangents of the outputs of `f`.
+        /// Gives `f` the custom derivative `vjp`, whose arguments are the inputs and then the
+        /// cotangents of the outputs of `f`.
         fn with_vjp(
             f: Box<Closure>,
             vjp: Box<Closure>,
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// The array, computed only after all earlier work of the stream.
+        /// Returns `array` as a node that waits for `others` and, on a CPU, for all earlier work of
+        /// the stream.
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
-        /// Whether the array stands for values in a function that MLX traces.
+        /// Returns true if the array is a placeholder in a function that MLX traces.
         fn is_tracer(array: &MlxArray) -> bool;
-        /// The number of arrays on the longest path from the outputs to the inputs, in MLX's walk.
+        /// The depth of MLX's recursion when it walks from the outputs to the inputs, in arrays.
         fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
         fn call_compiled(
             f: &Compiled,

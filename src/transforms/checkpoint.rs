@@ -1,23 +1,26 @@
-//! Functions whose backward pass differs from their graph's: recomputed, or written by hand.
+//! Functions with another backward pass than the gradient of their graph: `checkpoint` recomputes
+//! the graph first, and `with_vjp` takes a hand-written derivative.
 
 use super::bridge::ffi;
 use super::{Arguments, Closure, Outputs, behind, set_failure};
 use crate::array::{Array, from_list, to_list};
 use crate::error::{Error, Result};
 
-/// The outputs of `f` at `inputs`, whose intermediate results are not kept for a backward pass.
+/// Returns the outputs of `f` at `inputs`, without keeping intermediate results in memory for the
+/// backward pass.
 ///
 /// If a gradient is taken through the outputs, the backward pass runs `f` again and computes the
-/// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)). For a
-/// chain of `n` layers that each keep `m` bytes, memory falls from `n · m` to the layers' inputs
-/// and the `m` bytes of one layer at a time, at the cost of one more forward pass. Values and
-/// gradients equal `f`'s, bit for bit. The second run begins when the cotangents of the outputs are
-/// computed; on a CPU, evaluation waits for them, also in [`async_eval`](crate::async_eval).
+/// intermediate results a second time ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)).
+/// Suppose each of `n` layers keeps `m` bytes. With a checkpoint for each layer, memory falls from
+/// `n · m` bytes to the inputs of the layers and the `m` bytes of one layer, at the cost of one
+/// more forward pass. Values and gradients have the same bits as without a checkpoint. The second
+/// run starts after the cotangents of the outputs are computed. On a CPU, evaluation waits for
+/// them, even in [`async_eval`](crate::async_eval).
 ///
-/// The lazy outputs own the closure, so it captures by value (`move`); clones of an [`Array`] share
-/// the array. Gradients flow only to `inputs`: a captured array is a constant even if it depends on
-/// an argument of a surrounding transform. Weights to train are therefore passed as inputs, and so
-/// is every array that a surrounding [`vmap`](super::vmap) maps.
+/// The lazy outputs own the closure, so it must capture by value (`move`). A clone of an [`Array`]
+/// is cheap, because clones share the data. Gradients flow only to `inputs`: a captured array is a
+/// constant even if it depends on an argument of a surrounding transform. So pass weights to train
+/// as inputs, and also every array that a surrounding [`vmap`](super::vmap) maps.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, transforms};
@@ -37,16 +40,16 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 ///
-/// Returns the closure's error, its panic as [`Error::Panic`], and an error if the closure returns
-/// no array. If the closure fails in the backward pass, the surrounding transform returns that
-/// error.
+/// Returns the closure's error, or [`Error::Panic`] if the closure panics. Returns an error if the
+/// closure returns no array. If the closure fails in the backward pass, the surrounding transform
+/// returns the closure's error.
 pub fn checkpoint<A: Arguments, O: Outputs>(
     mut f: impl FnMut(A::Arrays) -> Result<O> + 'static,
     inputs: A,
 ) -> Result<O> {
     let closure = Closure::new(move |arrays| {
         let outputs = f(Outputs::from_vec(arrays)?)?.into_vec();
-        // MLX reads the first output without asking how many there are.
+        // MLX reads the first output without a check that there is one.
         if outputs.is_empty() {
             return Err(Error::argument("checkpoint", "a closure that returns an array"));
         }
@@ -58,8 +61,8 @@ pub fn checkpoint<A: Arguments, O: Outputs>(
     O::from_vec(from_list(&outputs))
 }
 
-/// The one output of `f` at `inputs`, with the derivative `vjp`, which computes a cotangent of each
-/// input from the inputs and the cotangent of the output.
+/// Returns the single output of `f` at `inputs`, with `vjp` as its derivative. `vjp` takes the
+/// inputs and the cotangent of the output, and returns a cotangent for each input.
 pub(crate) fn with_vjp(
     mut f: impl FnMut(&[Array]) -> Result<Array> + 'static,
     mut vjp: impl FnMut(&[Array], &Array) -> Result<Vec<Array>> + 'static,
@@ -88,7 +91,8 @@ pub(crate) fn with_vjp(
     Outputs::from_vec(from_list(&*outputs.map_err(behind)?))
 }
 
-/// `array`, computed after `others`. By then a CPU has freed the intermediate results of `others`.
+/// Returns a node with the value of `array` that MLX computes only after `others`. By then, on a
+/// CPU, the memory of the intermediate results of `others` has been freed.
 pub(crate) fn after<'a>(
     array: &Array,
     others: impl IntoIterator<Item = &'a Array>,
@@ -96,7 +100,7 @@ pub(crate) fn after<'a>(
     Array::from_bridge(ffi::after(array.raw(), &to_list(others)))
 }
 
-/// Whether a running transform may need the derivative with respect to the array.
+/// Returns true if a running transform may need the derivative with respect to the array.
 pub(crate) fn is_traced(array: &Array) -> bool {
     ffi::is_tracer(array.raw())
 }

@@ -1,4 +1,5 @@
-//! Whether this thread builds derivatives, so that functions without a derivative can refuse.
+//! Tracks whether this thread differentiates a closure. Functions without a derivative can then
+//! return an error.
 
 use std::cell::Cell;
 
@@ -6,7 +7,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While this value exists, the closures that this thread runs are differentiated.
+/// While a value of this type exists, this thread differentiates the closures that it runs.
 pub(super) struct Differentiation(());
 
 impl Differentiation {
@@ -22,7 +23,7 @@ impl Drop for Differentiation {
     }
 }
 
-/// Whether this thread runs a closure to differentiate it.
+/// Returns true if this thread runs a closure to differentiate it.
 pub fn differentiates() -> bool {
     DEPTH.with(Cell::get) > 0
 }

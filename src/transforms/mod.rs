@@ -1,7 +1,7 @@
 //! Derivatives, vectorization, checkpointing and compilation of Rust closures over arrays.
 //!
-//! A function is a closure, and its arguments are an array, a tuple of arrays or a list of them;
-//! the closure receives them in the same form ([`Arguments`]). Arrays that it captures are
+//! A transform takes a closure and its arguments: an array, a tuple of arrays or a list of arrays.
+//! The closure receives the arguments in the same form ([`Arguments`]). Captured arrays are
 //! constants.
 //!
 //! ```
@@ -14,18 +14,17 @@
 //! # Ok::<(), mlx_primitives::Error>(())
 //! ```
 //!
-//! A transform returns an `Err` of its closure unchanged, and a panic as [`Error::Panic`], also a
-//! panic in the destructor of a closure that was passed by value. A panic in the destructor of a
-//! closure that a lazy array or a [`Compiled`] owns is ignored.
+//! A transform returns an `Err` of its closure unchanged. It returns [`Error::Panic`] if the
+//! closure or its destructor panics. But if a lazy array or a [`Compiled`] owns the closure, a
+//! panic of the closure's destructor is ignored.
 //!
 //! # Long chains of ops
 //!
-//! MLX walks the graph of a closure by recursion, so the thread's stack bounds the length of a
-//! chain of ops: each op takes [`BYTES_PER_OP`] bytes, and in [`compile`]
-//! [`BYTES_PER_COMPILED_OP`]. Rust's default stack of 2 MiB has room for about 6,000 ops, in
-//! `compile` 4,000, and a main thread's 8 MiB for four times as many. A longer chain is an error;
-//! threads with a larger stack ([`std::thread::Builder::stack_size`]) take longer chains.
-//! Evaluation has no such bound.
+//! MLX walks the graph of a closure recursively, so the thread's stack limits the length of a chain
+//! of ops. Each op takes [`BYTES_PER_OP`] bytes, or [`BYTES_PER_COMPILED_OP`] in [`compile`].
+//! Rust's default stack of 2 MiB has room for about 6,000 ops, or 4,000 in `compile`. A main
+//! thread's stack of 8 MiB has room for four times as many. A longer chain is an error; run it on a
+//! thread with a larger stack ([`std::thread::Builder::stack_size`]). Evaluation has no such limit.
 
 mod arguments;
 mod bridge;
@@ -59,17 +58,18 @@ pub(crate) struct Closure {
 }
 
 thread_local! {
-    /// The last error of a closure on this thread. C++ carries only the text of an error, and the
-    /// closure that failed may have been made by another closure, as in [`checkpoint`].
+    /// The last error of a closure on this thread. C++ passes on only the message of an error. The
+    /// failing closure may be nested in another closure, as in [`checkpoint`].
     static FAILURE: Cell<Option<Error>> = const { Cell::new(None) };
 }
 
 fn set_failure(error: Option<Error>) -> Option<Error> {
-    // While a thread ends, the thread-local value may be gone. The caller then reports MLX's error.
+    // While a thread ends, the thread-local value may already be dropped. The caller then reports
+    // MLX's error.
     FAILURE.try_with(|failure| failure.replace(error)).ok().flatten()
 }
 
-/// The error of the closure whose text `exception` carries, or else an error of MLX.
+/// Returns the closure's error if `exception` has its message, and otherwise an error of MLX.
 fn behind(exception: cxx::Exception) -> Error {
     let failure = set_failure(None).filter(|error| error.to_string() == exception.what());
     failure.unwrap_or_else(|| exception.into())
@@ -110,7 +110,7 @@ fn panicked(message: String) -> Error {
     Error::Panic { op: "transform".to_owned(), message }
 }
 
-/// Lends a closure over the arguments `A` to C++ for the length of one call.
+/// Wraps a closure for C++ and passes it to `run`, which must not keep it after the call.
 fn with_closure<A: Arguments, O: Outputs, R>(
     mut f: impl FnMut(A::Arrays) -> Result<O>,
     run: impl FnOnce(&Closure) -> std::result::Result<R, cxx::Exception>,
@@ -132,9 +132,9 @@ fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
     (from_list(&lists.first), from_list(&lists.second))
 }
 
-/// The outputs of `f` at `primals`, and the cotangents pulled back to each primal.
+/// The outputs of `f` at `primals`, and the vector-Jacobian product for each primal.
 ///
-/// There is a cotangent for each output, of its shape and type.
+/// `cotangents` has one array for each output, of the shape and type of the output.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -148,8 +148,8 @@ fn pair(lists: ffi::ListPair) -> (Vec<Array>, Vec<Array>) {
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for cotangents of a wrong number, shape or type, or if
-/// `f` has no derivative there.
+/// Returns the closure's error. Returns an error if the number, a shape or a type of the cotangents
+/// is wrong, or if an op of `f` has no derivative.
 pub fn vjp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     primals: A,
@@ -159,7 +159,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
     let _differentiation = Differentiation::begin();
     let lists = with_closure::<A, O, _>(f, |f| ffi::vjp(f, &primals, &cotangents))?;
     let (outputs, gradients) = pair(lists);
-    // MLX refuses too few cotangents and ignores surplus ones.
+    // MLX refuses too few cotangents, but ignores surplus cotangents.
     if cotangents.len() > outputs.len() {
         return Err(Error::argument(
             "vjp",
@@ -171,7 +171,7 @@ pub fn vjp<A: Arguments, O: Outputs>(
 
 /// The outputs of `f` at `primals`, and their derivatives along `tangents`.
 ///
-/// There is a tangent for each primal, of its shape and type.
+/// `tangents` has one array for each primal, of the shape and type of the primal.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -185,8 +185,8 @@ pub fn vjp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for tangents of a wrong number, shape or type, or if
-/// `f` has no derivative there.
+/// Returns the closure's error. Returns an error if the number, a shape or a type of the tangents
+/// is wrong, or if an op of `f` has no derivative.
 pub fn jvp<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     primals: A,
@@ -199,9 +199,9 @@ pub fn jvp<A: Arguments, O: Outputs>(
     Ok((O::from_vec(outputs)?, O::from_vec(derivatives)?))
 }
 
-/// The value of a function to a scalar, and its gradient with respect to each of the arguments.
+/// The value of a function that returns a scalar, and its gradient with respect to each argument.
 ///
-/// The closure captures arrays whose gradient is not needed.
+/// To leave out the gradient of an array, let the closure capture the array.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -216,7 +216,8 @@ pub fn jvp<A: Arguments, O: Outputs>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error if the result is not a scalar or there is no argument.
+/// Returns the closure's error. Returns an error if the result is not a scalar or there is no
+/// argument.
 pub fn value_and_grad<A: Arguments>(
     f: impl FnMut(A::Arrays) -> Result<Array>,
     inputs: A,
@@ -229,8 +230,8 @@ pub fn value_and_grad<A: Arguments>(
     Ok((Array::from_vec(values)?, Outputs::from_vec(gradients)?))
 }
 
-/// The gradient of a function to a scalar with respect to each of the arguments, which
-/// [`value_and_grad`] returns beside the value.
+/// The gradient of a function that returns a scalar, with respect to each argument.
+/// [`value_and_grad`] also returns the value.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops, transforms};
@@ -244,7 +245,8 @@ pub fn value_and_grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error if the result is not a scalar or there is no argument.
+/// Returns the closure's error. Returns an error if the result is not a scalar or there is no
+/// argument.
 pub fn grad<A: Arguments>(
     f: impl FnMut(A::Arrays) -> Result<Array>,
     inputs: A,
@@ -254,8 +256,8 @@ pub fn grad<A: Arguments>(
 
 /// Maps `f` over an axis of each input and stacks each output along its axis in `out_axes`.
 ///
-/// `in_axes` and `out_axes` are one axis for all arrays, or a list with an axis for each. An input
-/// whose axis is `None` is the same in all calls.
+/// `in_axes` and `out_axes` are either one axis for all arrays, or a list with an axis for each
+/// array. An input whose axis is `None` is not mapped: `f` gets the full array.
 ///
 /// ```
 /// use mlx_primitives::{Array, transforms};
@@ -271,8 +273,8 @@ pub fn grad<A: Arguments>(
 ///
 /// # Errors
 ///
-/// Returns the closure's error, and an error for a wrong number of axes, axes outside the rank, or
-/// if no input is mapped.
+/// Returns the closure's error. Returns an error if the number of axes is wrong, an axis is outside
+/// the rank, or no input is mapped.
 pub fn vmap<A: Arguments, O: Outputs>(
     f: impl FnMut(A::Arrays) -> Result<O>,
     inputs: A,
@@ -307,7 +309,7 @@ pub fn vmap<A: Arguments, O: Outputs>(
     O::from_vec(stacked.collect::<Result<_>>()?)
 }
 
-/// The index of the dimension of `axis`, which may be negative.
+/// The index of the dimension of `axis`. A negative `axis` counts from the end.
 fn within(op: &str, axis: i32, rank: usize) -> Result<i32> {
     let rank = rank as i32;
     match axis {
@@ -327,7 +329,7 @@ fn first_axis_to(array: &Array, axis: i32) -> Result<Array> {
     array.transpose(&order)
 }
 
-/// A function whose graph MLX traced, simplified and fused; see [`compile`].
+/// A function that MLX compiles: it traces, simplifies and fuses the graph. See [`compile`].
 #[must_use = "a compiled function runs when it is called"]
 pub struct Compiled<O = Vec<Array>> {
     function: UniquePtr<ffi::Compiled>,
@@ -336,12 +338,12 @@ pub struct Compiled<O = Vec<Array>> {
 }
 
 impl<O: Outputs> Compiled<O> {
-    /// Runs the function, tracing it first for shapes and types not seen before.
+    /// Runs the function. For shapes and types that are new, MLX traces the function first.
     ///
     /// # Errors
     ///
-    /// Returns the closure's error, and an error if the closure calls the compiled function itself,
-    /// which MLX's cache does not support.
+    /// Returns the closure's error. Returns an error if the closure calls the compiled function
+    /// itself, because MLX's cache does not support this.
     pub fn call(&self, inputs: impl Arguments) -> Result<O> {
         if self.running.replace(true) {
             return Err(Error::argument("compile", "a function that does not call itself"));
@@ -356,16 +358,18 @@ impl<O: Outputs> Compiled<O> {
 
 /// Compiles `f`: MLX traces it once for each set of shapes and types, then reuses the optimized
 /// graph. With `shapeless`, MLX traces it once for each set of ranks, of types, and of axes of
-/// length 0 or 1. If `f` reduces an array only along such axes, each set of shapes is traced.
+/// length 0 or 1. If `f` reduces an array only along axes of length 0 or 1, MLX traces it for each
+/// set of shapes.
 ///
-/// The closure receives the arrays of a call as a list, since its arguments are not known earlier.
+/// The closure receives the arrays of a call as a list, because `compile` is called before the
+/// arguments are known.
 ///
-/// For a CPU, MLX fuses ops by running `g++` on a source that it writes. The first call of this
-/// function tests this. If it fails, ops are not fused.
+/// On a CPU, MLX fuses ops by writing C++ source and compiling it with `g++`. The first call of
+/// this function tests whether `g++` works. If not, ops are not fused.
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot start, for example because the system refuses it a thread.
+/// Returns an error if MLX cannot start, for example because the system refuses to start a thread.
 /// [`Compiled::call`] returns the errors of the closure.
 ///
 /// ```

@@ -7,18 +7,21 @@ use cxx::CxxVector;
 use super::bridge::ffi;
 use crate::error::{Error, Result};
 
-/// The bytes of stack that a derivative or [`vmap`](super::vmap) needs for each op of a chain, at
-/// most. MLX's library for Linux takes about half of it.
+/// An upper bound of the bytes of stack that a derivative or [`vmap`](super::vmap) needs for each
+/// op of a chain. MLX's library for Linux needs about half of this.
 pub const BYTES_PER_OP: usize = 320;
 
-/// The bytes of stack that [`compile`](super::compile) needs for each op of a chain, at most.
+/// An upper bound of the bytes of stack that [`compile`](super::compile) needs for each op of a
+/// chain.
 pub const BYTES_PER_COMPILED_OP: usize = 480;
 
-/// The bytes left for the transform itself and the methods of primitives that it calls.
+/// The bytes of stack to reserve for the transform itself and for the methods of primitives that it
+/// calls.
 const RESERVE: usize = 96 << 10;
 
-/// Returns an error if MLX would overflow this thread's stack in its walk from `outputs` to
-/// `inputs`. The walk starts at about the stack depth of this call, and takes `bytes` for each op.
+/// Returns an error if MLX's recursion from `outputs` to `inputs` would overflow this thread's
+/// stack. MLX starts the recursion at about the stack depth of this call, and takes `bytes` for
+/// each op.
 pub(super) fn check(
     bytes: usize,
     inputs: &CxxVector<ffi::MlxArray>,
@@ -41,15 +44,16 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The bytes to assume for a stack that is unknown to the system, such as a coroutine's.
+/// The assumed number of free bytes if the code does not run on the thread's own stack, for example
+/// in a coroutine.
 const ELSEWHERE: usize = 512 << 10;
 
 thread_local! {
-    /// This thread's stack, after the first query.
+    /// The bounds of this thread's stack, cached by the first query.
     static STACK: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
-/// The bytes of this thread's stack below the caller.
+/// The free bytes of this thread's stack, which lie below the caller's frame.
 fn left() -> Option<usize> {
     let here = 0u8;
     let at = std::ptr::from_ref(std::hint::black_box(&here)).addr();
@@ -58,15 +62,15 @@ fn left() -> Option<usize> {
     Some(if (lowest..end).contains(&at) { at - lowest } else { ELSEWHERE })
 }
 
-/// The lowest address of this thread's stack, and the first address above the stack.
+/// Returns the lowest address of this thread's stack, and the first address above the stack.
 #[cfg(target_os = "linux")]
 fn stack() -> Option<(usize, usize)> {
     use std::mem::MaybeUninit;
 
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut lowest, mut bytes, mut guard) = (std::ptr::null_mut(), 0, 0);
-    // SAFETY: the first call fills the attributes, which the others then read and free; each call
-    // writes only to its arguments.
+    // SAFETY: the first call fills the attributes, and the other calls read and free them. Each
+    // call writes only to its arguments.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;
@@ -74,7 +78,7 @@ fn stack() -> Option<(usize, usize)> {
         let found = libc::pthread_attr_getstack(attributes.as_ptr(), &mut lowest, &mut bytes);
         libc::pthread_attr_getguardsize(attributes.as_ptr(), &mut guard);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        // Some C libraries count the guard pages as a part of the stack.
+        // Some C libraries count the guard pages as part of the stack, so the guard is skipped.
         (found == 0).then(|| (lowest.addr() + guard, lowest.addr() + bytes))
     }
 }

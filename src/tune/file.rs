@@ -1,4 +1,5 @@
-//! The file of choices, and the key that says which machine and kernels it is for.
+//! Reads and writes the file of choices between our kernels and MLX's ops. The file has a key,
+//! which identifies the machine and the kernels that were measured.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +13,23 @@ use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::{files, simulator};
 
-/// The machine, MLX and kernels that choices were measured for. Others do not use the choices.
+/// Identifies the machine, the MLX version and the kernels of measurements. A process with another
+/// key does not use the measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
-    /// The name of the processor; for a CPU also the instruction set and the number of threads.
+    /// The name of the processor. For a CPU it includes the instruction set and the number of
+    /// threads.
     pub chip: String,
-    /// The operating system, as [`device::system`] returns it.
+    /// The operating system: the result of [`device::system`].
     pub system: String,
     /// The version of the loaded MLX.
     pub mlx: String,
-    /// The hash of the kernels, as [`device::kernels_hash`] returns it.
+    /// The hash of the kernels: the result of [`device::kernels_hash`].
     pub kernels: String,
 }
 
 impl Key {
-    /// The key of this process and a device.
+    /// The key of this process for a device.
     ///
     /// # Errors
     ///
@@ -47,14 +50,15 @@ impl Key {
         Ok(Self { chip, system: device::system(), mlx, kernels })
     }
 
-    /// Whether the device is an NVIDIA GPU, whose tensor cores our matrix kernels use only in part.
+    /// Returns true if the device is an NVIDIA GPU. Our matrix kernels use the tensor cores of
+    /// these GPUs only in part.
     pub(super) fn is_nvidia(&self) -> bool {
         self.chip.starts_with("NVIDIA ")
     }
 
-    /// Whether MLX's matrix products run on the neural accelerators of the GPU's cores: on the M5
-    /// and later, with macOS 26.2 (Darwin 25.2) or later, if the loaded MLX has kernels for them.
-    /// Our kernels do not use the neural accelerators.
+    /// Returns true if MLX's matrix products run on the neural accelerators of the GPU's cores.
+    /// This requires an M5 or later, macOS 26.2 (Darwin 25.2) or later, and a loaded MLX with
+    /// kernels for the accelerators. Our kernels do not use the neural accelerators.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         if self.chip.contains(" threads") {
             return false; // a CPU's key
@@ -81,7 +85,7 @@ struct Stored {
 const FORMAT: &str = "mlx-primitives tune 1";
 
 impl Choices {
-    /// The choices without measurements.
+    /// The choices that apply without measurements: one rule for each kind of device.
     pub fn built_in(key: &Key) -> Self {
         let rule = match key {
             _ if key.has_neural_accelerators() => Rule::MatricesMlx,
@@ -91,11 +95,11 @@ impl Choices {
         Self { rule, ..Self::default() }
     }
 
-    /// Reads the choices of a file, or returns `None` if there is no file.
+    /// Reads choices from a file. Returns `None` if there is no file.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file is incomplete, or was written for another key.
+    /// Returns an error if the file is incomplete, or has another key.
     pub fn read(path: &Path, key: &Key) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);
@@ -120,8 +124,8 @@ impl Choices {
         Ok(Some(Self { measured: stored.measured, ..Self::built_in(key) }))
     }
 
-    /// Writes a file for [`read`](Self::read), and the folders above it. A program that reads it
-    /// during the call gets either the whole previous file or the whole new file.
+    /// Writes a file for [`read`](Self::read), and creates its parent folders. The file is replaced
+    /// atomically: another program reads either the previous file or the new file.
     ///
     /// # Errors
     ///
@@ -145,8 +149,8 @@ impl Choices {
     }
 }
 
-/// The path of the user's file of choices, or `None` if neither `XDG_CACHE_HOME` nor `HOME` names
-/// an absolute folder.
+/// The path of the user's file of choices. Returns `None` if neither `XDG_CACHE_HOME` nor `HOME` is
+/// an absolute path.
 pub fn path(device: Device) -> Option<PathBuf> {
     let name = match device {
         Device::Gpu => "tune-gpu.json",

@@ -1,11 +1,11 @@
-//! Chooses for each op the implementation that is faster on this machine: our kernel, or a
-//! composition of MLX's own ops.
+//! Chooses an implementation for each op: this crate's kernel ("our kernel"), or a composition of
+//! MLX's own ops. The faster implementation depends on the machine.
 //!
-//! A built-in rule decides: our kernels everywhere, except on GPUs where MLX's ops are known to be
-//! faster for some calls ([`Choices::built_in`]). Only the command `mlx-primitives tune` measures:
-//! it times both implementations, and keeps the faster one for each op, type and number of rows in
-//! a file in the user's cache folder. The file is used if a program loads it for a thread with
-//! [`with_choices`], or if the environment variable `MLX_PRIMITIVES_TUNE` selects it:
+//! By default a built-in rule decides ([`Choices::built_in`]): all calls run our kernels, except on
+//! GPUs where MLX's ops are known to be faster for some calls. The command `mlx-primitives tune`
+//! times both implementations. It writes the times for each op, type and number of rows to a file
+//! in the user's cache folder. A program can load the file for a thread with [`with_choices`]. The
+//! environment variable `MLX_PRIMITIVES_TUNE` can select the file for a process:
 //!
 //! | `MLX_PRIMITIVES_TUNE` | the choices of the process |
 //! |---|---|
@@ -13,12 +13,12 @@
 //! | `off` | our kernels everywhere |
 //! | `file` | the measurements of the file, and the built-in rule for other calls |
 //!
-//! Rows in the order of tokens ([`RowOrder::Tokens`](crate::ops::RowOrder)) run our kernels unless
-//! [`with_choices`] selects other choices: the order of sums in MLX's ops depends on the number of
-//! rows.
+//! Ops that are built with [`RowOrder::Tokens`](crate::ops::RowOrder) run our kernels unless
+//! [`with_choices`] selects other choices, because the order of sums in MLX's ops depends on the
+//! number of rows.
 //!
-//! Any other value is an error of every op that has a choice, and so is `file` if there is no file
-//! for this machine, MLX and these kernels.
+//! With any other value, every op that has a choice returns an error. With `file`, it also returns
+//! an error if there is no file for this machine, this MLX and these kernels.
 //!
 //! ```
 //! use std::rc::Rc;
@@ -73,11 +73,11 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The number of rows of an op; for attention, the number of queries of each head.
+/// A range of the number of rows of an op. For attention, it is the number of queries of each head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Rows {
     One,
-    /// Up to eight, the most that the kernels for few rows take.
+    /// Two to eight rows. The kernels for few rows take at most eight.
     Few,
     Many,
 }
@@ -92,15 +92,15 @@ impl Rows {
     }
 }
 
-/// A size for which the faster implementation may differ.
+/// A range of sizes. The faster implementation may depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Size {
     Any,
-    /// Many rows of many elements.
+    /// At least 2048 rows of at least 2048 elements.
     WideRows,
 }
 
-/// A call's number of rows and its size, on which a choice may depend besides the op and the type.
+/// The properties of a call on which a choice depends, in addition to the op and the type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     rows: usize,
@@ -114,7 +114,7 @@ impl From<usize> for Call {
 }
 
 impl Call {
-    /// The number and the size of the rows of an array that is normalized.
+    /// The properties of a call that normalizes the rows of `x`.
     pub(crate) fn of_rows(x: &Array) -> Self {
         const MANY: usize = 2048;
         const WIDE: usize = 2048;
@@ -124,7 +124,8 @@ impl Call {
     }
 }
 
-/// The calls that share a choice: they have the same op, type, range of rows and size.
+/// A class of calls that share a choice. They have the same op, type, range of rows and range of
+/// sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     op: String,
@@ -154,26 +155,26 @@ impl fmt::Display for Class {
     }
 }
 
-/// The times that a choice was made from.
+/// The measurements from which a choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// The seconds of our kernel.
     pub ours: f64,
     /// The seconds of MLX's ops.
     pub mlx: f64,
-    /// Whether our result agrees with the result of MLX's ops.
+    /// True if the result of our kernel agrees with the result of MLX's ops.
     pub agrees: bool,
 }
 
 impl Measured {
-    /// [`Choice::Mlx`] if MLX's ops take at least 3 % less time, which is more than noise, or if
-    /// the results differ.
+    /// Returns [`Choice::Mlx`] if MLX's ops take at least 3 % less time, or if the results differ.
+    /// A smaller difference in time may be noise.
     pub fn choice(&self) -> Choice {
         if self.mlx < 0.97 * self.ours || !self.agrees { Choice::Mlx } else { Choice::Ours }
     }
 }
 
-/// A choice for each class of calls.
+/// The choices for all classes of calls: measurements of some classes, and a rule for the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choices {
     measured: BTreeMap<String, Measured>,
@@ -186,26 +187,29 @@ enum Rule {
     #[default]
     AllOurs,
     AllMlx,
-    /// MLX's ops run products of many rows of 16-bit numbers, and our kernels run all other calls.
+    /// MLX's ops run matrix products, and attention with heads of 64 or 128 features, if the calls
+    /// have more than eight rows of 16-bit numbers. Our kernels run all other calls.
     MatricesMlx,
-    /// MLX's ops run attention over plain keys and values, except for few queries of 16-bit types,
-    /// `rms_norm` of many wide rows, and products, except for few rows with packed weights.
+    /// MLX's ops run: matrix products, except for up to eight rows with packed weights; attention
+    /// over plain keys and values, except for up to eight queries of 16-bit types; and `rms_norm`
+    /// of [`Size::WideRows`]. Our kernels run all other calls.
     Nvidia,
 }
 
 impl Choices {
-    /// Choices with which all ops run our kernels.
+    /// Choices that make all ops run our kernels.
     pub fn ours() -> Self {
         Self::default()
     }
 
-    /// Choices with which all ops run MLX's ops if MLX has ops for them.
+    /// Choices that make all ops run MLX's ops, if MLX has ops for them.
     pub fn mlx() -> Self {
         Self { rule: Rule::AllMlx, ..Self::default() }
     }
 
-    /// Adds a measurement to the others of its class. Times add up, so longer calls count for more.
-    /// The results of a class agree only if the results of all its measurements agree.
+    /// Adds a measurement to a class. The times of all measurements of a class are added, so longer
+    /// calls count for more. The results of a class agree only if they agree in all its
+    /// measurements.
     pub fn add(&mut self, class: &Class, new: Measured) {
         let nothing = Measured { ours: 0.0, mlx: 0.0, agrees: true };
         let all = self.measured.entry(class.to_string()).or_insert(nothing);
@@ -216,7 +220,7 @@ impl Choices {
         };
     }
 
-    /// Adds the measurements of `other`, which replace measurements of the same classes.
+    /// Adds the measurements of `other`. They replace measurements of the same classes.
     pub fn replace(&mut self, other: Self) {
         self.measured.extend(other.measured);
     }
@@ -241,18 +245,19 @@ impl Choices {
             short && known && class.rows == Rows::Many
         };
         let of_mlx = || {
-            // The kernels for few rows take 16-bit types only.
+            // Our kernels for few rows take 16-bit types only.
             let short = class.dtype != Dtype::Float32;
             let packed = ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op));
             let attention = short && FEW_QUERIES.contains(&&*class.op);
             let ours = match class.rows {
                 Rows::One => packed || attention,
-                // MLX would unpack the whole matrix of K-quants for few rows.
+                // MLX has no K-quants, so it would unpack the full matrix even for few rows.
                 Rows::Few if class.op.contains(", k_quant") => true,
                 Rows::Few => attention || short && class.op.starts_with("quantized_"),
                 Rows::Many => false,
             };
-            // MLX's product of a batch of packed matrices refuses views and shared heads.
+            // Quantized attention is not in the list: MLX's product of a batch of packed matrices
+            // refuses views, and key heads that several query heads share.
             let known = class.op.starts_with("attention of ")
                 || MATRICES.iter().any(|name| class.op.starts_with(name));
             let wide = class.op == "rms_norm" && class.size == Size::WideRows;
@@ -272,7 +277,7 @@ impl Choices {
 }
 
 impl fmt::Display for Choices {
-    /// Describes the rule or the measurements that decide.
+    /// Describes the measurements and the rule that decide.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.measured.len();
         if all > 0 {
@@ -294,7 +299,7 @@ impl fmt::Display for Choices {
     }
 }
 
-/// The number of rows of an array: a row lies along the last axis.
+/// The number of rows of an array. A row consists of the elements along the last axis.
 pub(crate) fn rows(x: &Array) -> usize {
     let last = x.shape().last().map_or(1, |&dim| dim.unsigned_abs() as usize);
     x.size() / last.max(1)

@@ -1,6 +1,6 @@
 //! Finds out whether the loaded MLX has kernels for the neural accelerators of the GPU's cores. MLX
-//! compiles them only if it is built for macOS 26.2 or later: its wheels for macOS 14 and 15 lack
-//! them, and so do some other packages.
+//! contains them only if it is built for macOS 26.2 or later. MLX's wheels for macOS 14 and 15 and
+//! some other packages do not contain them.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,19 +9,21 @@ use std::sync::OnceLock;
 
 use crate::device;
 
-/// A part of the names of those kernels.
+/// A part of the names of MLX's kernels for neural accelerators.
 const NAMED: &[u8] = b"nax";
-/// The most bytes that are read of a list of functions; MLX's list has three million.
+/// The maximum number of bytes to read of a library's list of functions. MLX's list has three
+/// million bytes.
 const MOST: u64 = 64 << 20;
 
-/// Whether the loaded MLX has such kernels; `None` if its metallib is not beside it, as on systems
-/// other than macOS.
+/// Returns whether the loaded MLX has kernels for neural accelerators. Returns `None` if MLX's
+/// metallib is not in the folder of MLX's library, for example on systems other than macOS.
 pub(super) fn in_mlx() -> Option<bool> {
     static FOUND: OnceLock<Option<bool>> = OnceLock::new();
     *FOUND.get_or_init(|| has_kernels(&device::mlx_library()?.with_file_name("mlx.metallib")).ok())
 }
 
-/// Whether a metallib has such kernels: reads its header and its list of functions.
+/// Returns whether a metallib has kernels for neural accelerators. Reads only its header and its
+/// list of functions.
 ///
 /// # Errors
 ///

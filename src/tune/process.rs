@@ -1,4 +1,4 @@
-//! The choices of this process, in the form in which ops look them up.
+//! The choices of this process between our kernels and MLX's ops, with a fast look-up for ops.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -13,28 +13,28 @@ use crate::environment::{self, TUNE, Tune};
 use crate::error::{Error, Result};
 use crate::simulator;
 
-/// The choices for one device, and the results of earlier look-ups.
+/// The choices for one device, and a cache of look-ups.
 pub(super) struct Process {
     choices: Choices,
-    /// The choices found so far. The key is a hash of op, type, number of rows and size, which is
-    /// faster to look up than the name of a class.
+    /// The cache of look-ups. Its key is a hash of the op, the type, the range of rows and the
+    /// range of sizes. A hash is faster to look up than the name of a class.
     known: RwLock<HashMap<u64, Choice>>,
 }
 
 impl Choices {
     /// The choices of this process for a device: the choices that `MLX_PRIMITIVES_TUNE` selects, or
-    /// the built-in ones.
+    /// else the built-in choices.
     ///
     /// # Errors
     ///
-    /// Returns an error if the variable has an unknown value, or is `file` and [`read`](Self::read)
-    /// finds no usable file.
+    /// Returns an error if the variable has an unknown value. Returns an error if it is `file`, and
+    /// [`read`](Self::read) finds no usable file.
     pub fn of_process(device: Device) -> Result<Self> {
         Ok(Process::of(device)?.choices().clone())
     }
 }
 
-/// Hashes the text that is written to it.
+/// A formatter target that hashes the text instead of storing it.
 struct Hashed(DefaultHasher);
 
 impl fmt::Write for Hashed {
@@ -45,7 +45,7 @@ impl fmt::Write for Hashed {
 }
 
 impl Process {
-    /// The choices for a device, which are made once.
+    /// The choices for a device. The first call reads them; later calls return the same value.
     pub(super) fn of(device: Device) -> Result<&'static Self> {
         static ALL: [OnceLock<std::result::Result<Process, String>>; 3] =
             [const { OnceLock::new() }; 3];
@@ -75,7 +75,7 @@ impl Process {
                 let none = || unusable(format!("{}: there is no such file", path.display()));
                 read.map_err(|error| unusable(error.to_string()))?.ok_or_else(none)
             }
-            // The rule does not need the hash of the kernels, which takes time to compute.
+            // The built-in rule does not use the hash of the kernels, which takes time to compute.
             Tune::Rule => Ok(Choices::built_in(&Key::with(device, String::new())?)),
         }
     }
@@ -84,7 +84,7 @@ impl Process {
         &self.choices
     }
 
-    /// The choice for an op whose result has this type.
+    /// The choice for a call of `op` whose result has the type `dtype`.
     pub(super) fn choice(
         &self,
         op: &impl fmt::Display,

@@ -1,4 +1,4 @@
-//! The choices for the ops that a thread builds.
+//! Choices between our kernels and MLX's ops that a thread sets for the ops it builds.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::ffi::bridge::{self as ffi, MlxArray};
 use crate::ops::row_order::{RowOrder, row_order};
 
-/// The source of choices for ops of this thread, in place of [`Choices::of_process`].
+/// The source of choices for the ops of this thread. It replaces [`Choices::of_process`].
 enum Scope {
     Chosen(Rc<Choices>),
     /// All ops run our kernels, and the classes of the calls are recorded.
@@ -25,7 +25,8 @@ thread_local! {
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
-/// Reads the scope. While the thread ends, the scope may already be dropped.
+/// Calls `read` with this thread's scope. Returns `None` if the thread is ending and the scope is
+/// already dropped.
 fn scoped<R>(read: impl FnOnce(&mut Option<Scope>) -> Option<R>) -> Option<R> {
     SCOPE.try_with(|scope| read(&mut scope.borrow_mut())).ok().flatten()
 }
@@ -48,7 +49,7 @@ fn with_scope<R>(scope: Scope, f: impl FnOnce() -> R) -> (R, Option<Scope>) {
     (result, scope)
 }
 
-/// Runs `f` with these choices for the ops that it builds.
+/// Runs `f`. The ops that `f` builds on this thread use these choices.
 ///
 /// ```
 /// use std::rc::Rc;
@@ -65,7 +66,8 @@ pub fn with_choices<R>(choices: Rc<Choices>, f: impl FnOnce() -> R) -> R {
     with_scope(Scope::Chosen(choices), f).0
 }
 
-/// Runs `f` with our kernels for all ops, and returns the classes of the ops that have a choice.
+/// Runs `f` with our kernels for all ops. Returns the result, and the classes of the ops that have
+/// a choice.
 pub fn classes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     match with_scope(Scope::Counted(Vec::new()), f) {
         (result, Some(Scope::Counted(classes))) => (result, classes),
@@ -73,7 +75,7 @@ pub fn classes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     }
 }
 
-/// Whether every op that is built now runs our kernel, so that there is no choice.
+/// Returns true if every op that this thread builds runs our kernel, so there is no choice.
 ///
 /// # Errors
 ///
@@ -91,8 +93,8 @@ pub fn only_ours() -> Result<bool> {
     }
 }
 
-/// Returns the lazy result of an op or, if MLX's own ops are chosen, their result for the same
-/// inputs.
+/// Returns `built`, the lazy result of our op. If the choice is MLX's own ops, returns their lazy
+/// result for the same inputs instead.
 pub(crate) fn chosen<C: Into<Call>>(
     op: impl fmt::Display,
     call: impl Fn() -> C,
@@ -112,11 +114,12 @@ pub(crate) fn chosen<C: Into<Call>>(
     });
     let choice = match scope {
         Some(choice) => choice,
-        // MLX's ops add up in an order that depends on the number of rows.
+        // The order in which MLX's ops add up depends on the number of rows, so they are not used
+        // here.
         None if row_order() == RowOrder::Tokens => Choice::Ours,
         None => Process::of(device::current()?)?.choice(&op, ours.dtype(), call),
     };
-    // MLX's own ops refuse some inputs that our kernels take.
+    // MLX's own ops refuse some inputs that our kernels take. Our kernels run in this case.
     let theirs = (choice == Choice::Mlx).then(|| ffi::composition(ours.raw()).ok()).flatten();
     Ok(theirs.and_then(|all| from_list(&all).into_iter().next()).unwrap_or(ours))
 }
