@@ -1,4 +1,5 @@
-"""Kernels that Apple's front end compiled: out of a .metallib, and made into LLVM IR for SPIR-V."""
+"""Reads kernels from a .metallib, which Apple's compiler wrote in AIR, Apple's form of LLVM IR, and
+rewrites them to LLVM IR for SPIR-V."""
 
 import os
 import re
@@ -8,7 +9,8 @@ import intrinsics
 
 
 class Metallib:
-    """The container of compiled kernels; the format is told by crates/metal-sim/src/air/metallib.rs."""
+    """A .metallib: a container of compiled kernels. crates/metal-sim/src/air/metallib.rs describes
+    the format."""
 
     def __init__(self, path):
         self.file = open(path, "rb")
@@ -39,7 +41,8 @@ class Metallib:
 
 
 LAYOUT = "e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024-n8:16:32:64-G1"
-# A thread's built-in values: OpenCL's function, whether it takes a dimension, and its type.
+# For each built-in value of a thread: OpenCL's function, whether the function takes a dimension,
+# and the type of its result.
 BUILT_IN = {
     "threadgroup_position_in_grid": ("_Z12get_group_idj", True, "i64"),
     "thread_position_in_threadgroup": ("_Z12get_local_idj", True, "i64"),
@@ -55,7 +58,7 @@ BUILT_IN = {
 
 
 class Module:
-    """One kernel's module as text, from llvm-dis."""
+    """The module of one kernel, as text that llvm-dis printed."""
 
     def __init__(self, text, kernel, constants):
         self.kernel, self.constants = kernel, constants
@@ -67,7 +70,8 @@ class Module:
         return [self.metadata[node] for node in self.metadata[node.split(", ")[2]].split(", ")]
 
     def body(self):
-        """The lines of the module, the kernel renamed; and the types of its parameters."""
+        """Returns the lines of the module, in which the kernel is renamed to msl_kernel, and the
+        types of the kernel's parameters."""
         skipped = ("target ", "source_filename", "; ", "!", "attributes ", "@llvm.used", "@llvm.compiler")
         out, types = [], []
         for line in self.text.split("\n"):
@@ -87,7 +91,8 @@ class Module:
         return out, types
 
     def variable(self, line):
-        """Threadgroup memory has no value, function constants get theirs."""
+        """Returns the line. If it declares threadgroup memory, removes the initial value. If it
+        declares a function constant, sets the constant's value."""
         if line.startswith("@") and "addrspace(3)" in line:
             return line.replace(" zeroinitializer", " undef")
         found = re.match(
@@ -106,7 +111,8 @@ class Module:
         return f"{name} = internal addrspace(2) {kind} {of} {value}"
 
     def ir(self):
-        """The module with an entry point, named as the rewriter of crates/metal-sim names its own."""
+        """Returns the module with an entry point. The name follows the entry points that the
+        rewriter in crates/metal-sim makes."""
         lines, types = self.body()
         arguments = self.arguments()
         if len(types) != len(arguments):
@@ -135,10 +141,12 @@ class Module:
 
 
 def lanes(text):
-    """Matrices are of 64 elements in AIR: the two that a lane sees are left."""
+    """Replaces matrices of 64 elements, which is their form in AIR, with the two elements that a
+    lane holds."""
 
     def shuffle(m):
-        # The first two components of the result, each from the first or the second operand.
+        # Keep the first two components of the result. An index of 64 or more selects from the
+        # second operand, which has two elements here.
         picks = [pick.split()[-1] for pick in m[2].split(",")[:2]]
         picks = [str(int(p) - 62) if p.isdigit() and int(p) >= 64 else p for p in picks]
         return f"shufflevector {m[1]}<2 x i32> <i32 {picks[0]}, i32 {picks[1]}>"
@@ -148,7 +156,7 @@ def lanes(text):
 
 
 def built_in(kind, argument, place):
-    """The lines that compute what a thread is told, and its name."""
+    """Returns the lines that compute a built-in value of a thread, and the name of the value."""
     name = re.search(r'!"air\.(\w+)"', argument)[1]
     if name not in BUILT_IN:
         raise SystemExit(f"tests/agx/air.py does not know {name}")

@@ -1,6 +1,7 @@
-"""LLVM IR without bfloat: numbers of 16 bits that are widened by a shift, as on M1 and M2.
+"""Rewrites LLVM IR to use no bfloat: the numbers become 16-bit integers, which a shift widens to
+floats, as on M1 and M2.
 
-Neither Mesa nor those GPUs have the type. Narrowing rounds to even and keeps NaN.
+Neither Mesa nor the GPUs of M1 and M2 have the type. Narrowing rounds to even and keeps NaN.
 """
 
 import re
@@ -35,7 +36,7 @@ class Lowering:
         self.out.append(f"  {text}")
 
     def widen(self, kind, value):
-        """A float, or a vector of them, and its type."""
+        """Widens a number or a vector. Returns the name of the result and its type."""
         of = (lambda t: kind.replace("bfloat", t)) if "<" in kind else (lambda t: t)
         by = "splat (i32 16)" if "<" in kind else "16"
         wide, shifted, result = self.name(), self.name(), self.name()

@@ -1,10 +1,10 @@
-"""What got worse since a table was written."""
+"""Compares two tables of kernel costs, and finds the costs that became worse."""
 
 MORE = 1.03  # what is let pass
 
 
 def worse(before, after):
-    """Faults, and what got better, as sentences."""
+    """Returns two lists of sentences: the faults, and the costs that became better."""
     faults, better = [], []
     if before["versions"] != after["versions"]:
         faults.append(f"the table is of {before['versions']}, and these are {after['versions']}")
@@ -23,8 +23,9 @@ def worse(before, after):
         if old != new:
             (faults if new < old else better).append(f"{name}: threads {old} -> {new}{registers}")
 
-    # Judge a kernel that has a case by two results: by the part of its code where it spends its
-    # time, and by how many of its threads a core runs at once, counted in whole threadgroups.
+    # A kernel that has a case is judged by two numbers: the cost of the code in which it spends its
+    # time, and the number of its threads that a core runs at once, rounded down to full
+    # threadgroups.
     judged = {entry["kernel"] for entry in after["cases"].values()}
     for name in sorted(set(before["kernels"]) & set(after["kernels"])):
         old, new = before["kernels"][name], after["kernels"][name]

@@ -1,6 +1,6 @@
 // The kernel that MLX's graph compiler generates for mlx-lm's silu(gate) * up, in the variant for
 // rows without gaps. Each thread computes several elements, and each operation is rounded to the
-// element's type. MLX compiles it while a program runs, so it is in none of MLX's libraries.
+// element's type. MLX compiles it at run time, so no library of MLX contains it.
 #include <metal_stdlib>
 using namespace metal;
 

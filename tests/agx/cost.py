@@ -1,4 +1,7 @@
-"""The costs of a Metal source's kernels as a line of JSON, for `scripts/agx.sh --file`."""
+"""Prints the costs of the kernels of a Metal source as one line of JSON.
+
+The command `scripts/agx.sh --file` runs this program.
+"""
 
 import json
 import sys
@@ -9,7 +12,7 @@ from table import Tools, kernel_entry
 
 
 def costs(tools, source, options):
-    """By the names of kernels what `table.json` has of each."""
+    """Returns for each kernel's name the entry that `table.json` would have."""
     head, entries = tools.rewrite(source, options)
     text = head + "\n".join(entries.values()) + "\n"
     return {row["kernel"]: kernel_entry(row) for row in tools.statistics("file", text, [], tools.from_source)}

@@ -1,4 +1,5 @@
-"""The intrinsics of AIR as LLVM IR for SPIR-V: by instructions, and by OpenCL's functions."""
+"""Defines the intrinsics of AIR, Apple's form of LLVM IR, as LLVM IR for SPIR-V, with instructions
+and with OpenCL's functions."""
 
 import re
 
@@ -10,15 +11,15 @@ def native(function):
 
 
 def shuffle(operation):
-    """A read of the lane that an operation finds from this one's number and the second argument."""
+    """Reads a value from another lane. `operation` computes the lane's number from this lane's
+    number and the second argument."""
     return f"""%me = {LANE}
   %by = zext i16 %1 to i32
   %from = {operation} i32 %me, %by
   %r = call spir_func float @_Z19sub_group_broadcastfj(float %0, i32 %from)"""
 
 
-# Functions of floats; `%r` is the result. exp and log use the hardware's instructions for powers of
-# two.
+# The functions of floats; `%r` is the result. exp and log use the hardware's exp2 and log2.
 FLOATS = {
     "exp2": native("_Z11native_exp2f"),
     "log2": native("_Z11native_log2f"),
@@ -40,7 +41,7 @@ FLOATS = {
     "simd_shuffle_down": shuffle("add"),
     "simd_shuffle_up": shuffle("sub"),
 }
-# The functions that have instructions for halves too.
+# The functions that also have instructions for halves.
 HALVES = {"fabs", "fmax", "fmin", "simd_sum", "simd_max", "simd_min"}
 OTHERS = {
     "air.wg.barrier": "call spir_func void @_Z18work_group_barrierj(i32 1)",
@@ -53,7 +54,7 @@ OTHERS = {
 
 
 def widened(body, kind, kinds):
-    """A body for floats, with what is narrower as arguments and result."""
+    """Adapts a body for floats to half or bfloat: widens the arguments, and narrows the result."""
     for n, of in enumerate(kinds):
         if of in ("half", "bfloat"):
             body = f"%wide{n} = fpext {of} %{n} to float\n  " + re.sub(rf"%{n}\b", f"%wide{n}", body)
@@ -61,7 +62,8 @@ def widened(body, kind, kinds):
 
 
 def product(kinds):
-    """16 steps of two polynomials: see simdgroup_multiply_accumulate in crates/metal-sim/include."""
+    """Replaces a matrix product with 16 fused multiply-adds for the two elements of a lane: see
+    simdgroup_multiply_accumulate in crates/metal-sim/include."""
     lines = []
     for operand, (name, kind) in enumerate(zip("abs", kinds)):
         element = kind.split()[-1].rstrip(">")
@@ -103,7 +105,7 @@ def body(name, kind, kinds):
 
 
 def definition(name, kind, kinds):
-    """The definition of a function that replaces the intrinsic."""
+    """Returns the definition of a function that replaces the intrinsic."""
     given = ", ".join(f"{of} %{n}" for n, of in enumerate(kinds))
     ending = "ret void" if kind == "void" else f"ret {kind} %r"
     text = body(name, kind, kinds)
@@ -111,7 +113,8 @@ def definition(name, kind, kinds):
 
 
 def declarations(text):
-    """Of what the text calls and neither defines nor declares."""
+    """Returns declarations of the functions that the text calls but neither defines nor
+    declares."""
     present = set(re.findall(r"(?m)^(?:declare|define)[^@]*@([\w.]+)\(", text))
     found = {}
     for convention, kind, name, given in re.findall(

@@ -1,7 +1,9 @@
-"""What is measured: cases of use of a Llama, each of a kernel of metal/ and of MLX's counterpart.
+"""The cases that the table measures: uses of kernels in a Llama. Each case compares a kernel of
+metal/ with MLX's kernels for the same work.
 
-A case counts the cycles of the code that such a use spends its time in, for a unit of work. `per`
-and the values follow from how a kernel shares its work: they change when the kernel does.
+A case counts cycles for a unit of work, in the part of the code in which a kernel spends its time.
+`per`, `trips` and the other numbers depend on how the kernel divides its work, so change them
+together with the kernel.
 """
 
 from dataclasses import dataclass, field
@@ -13,23 +15,25 @@ AXIS = 4096  # columns of the products of few rows
 
 @dataclass
 class Side:
-    """A kernel's part of a case."""
+    """One kernel of a case, and the part of its code to count."""
 
     kernel: str
     per: float = 1  # units of work in what is counted
-    # "loop": one iteration of the loop that computes most; each loop inside it runs `trips` times.
-    # "once": the code outside loops, and `trips` iterations of that loop. "whole": the code outside
-    # loops, `trips` iterations of the innermost loop that computes most, `rounds` iterations of the
-    # loops around it, and `staging` iterations of each other loop. "all": all code, with both sides
-    # of branches, for kernels in which no rule finds the path that runs.
+    # The main loop is the loop with the most floating-point instructions. "loop" counts one
+    # iteration of the main loop; each loop inside it runs `trips` times. "once" counts the code
+    # outside loops, and `trips` iterations of the main loop. For "whole", the main loop is chosen
+    # among the innermost loops; "whole" counts the code outside loops, `trips` iterations of the
+    # main loop, `rounds` iterations of the loops around it, and `staging` iterations of each other
+    # loop. "all" counts all code with both sides of branches, for kernels in which no rule finds
+    # the path that runs.
     count: str = "loop"
     trips: float = 0
     rounds: float = 1
     staging: float = 0
     group: int = 0  # threads of a threadgroup as it is launched, if that matters
     source: str = ""  # MLX's: the file in this folder that has a kernel which no library has
-    # For our kernels: parameters that choose a path through the kernel, as fields of a struct in
-    # metal/.
+    # For kernels of metal/: the parameters that select a path through the kernel. They are fields
+    # of a struct in metal/.
     struct: str = ""
     values: dict = field(default_factory=dict)
     constants: dict = field(default_factory=dict)  # MLX's: function constants
@@ -45,7 +49,7 @@ class Case:
 
 
 def rows(t):
-    """Norms and softmax over rows of 4096."""
+    """Norms and softmax over rows of 4096 elements."""
     affine = {"weighted": 1, "biased": 1}
     element = lambda kernel, struct, values={}: Side(kernel, 4, "once", struct=struct, values=values)
     theirs = lambda kernel, per: Side(f"{kernel}{t}", per, "once", constants={20: 1}, group=4096 // per)
@@ -85,7 +89,8 @@ def rows(t):
 
 
 def quantized(t):
-    """Weights in groups of 64, or of their mode, one to eight rows of x; then a step of 32 of a tile."""
+    """Products with quantized weights, in groups of 64 or of the mode's group size: first for one
+    to eight rows of x, then a step of depth 32 of a tile."""
     mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
     plain = dict(parts=1, swiglu=0, normed=0, biased=0, added=0)
     cases = []
@@ -100,9 +105,10 @@ def quantized(t):
         fast = 8 if bits in (6, 8) else 16
         for count in (1, 2, 4, 8) if suffix == "b4" else (1, 8):
             form = "row" if count == 1 else f"band{count}"
-            # Rows of AXIS columns, in threadgroups of 256 threads. A SIMD group takes 512 columns
-            # at a time. A stage holds 16 KB of x. A thread stages 16 values at a time; for one row,
-            # the first staging is outside the loop.
+            # Rows have AXIS columns, and threadgroups have 256 threads. A SIMD group processes 512
+            # columns in an iteration. The kernel copies x in stages of 16 KB to threadgroup memory,
+            # and a thread copies 16 values at a time. For one row of a 16-bit type, the first copy
+            # is outside the loop.
             size = 4 if t == "float32" else 2
             first = count == 1 and size == 2
             ours = Side(
@@ -119,8 +125,8 @@ def quantized(t):
             if not mode:
                 theirs = None
             elif count == 1:
-                # The code for the rest of a row counts as one iteration, though no row of these
-                # cases has a rest.
+                # The code for the remainder of a row counts as one iteration, although no row of
+                # these cases has a remainder.
                 turns = AXIS / (32 * fast) - (mode == "affine")
                 kernel = f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4"
                 theirs = Side(kernel, AXIS // 32 * 4, "whole", turns, group=64)
@@ -146,19 +152,21 @@ def quantized(t):
 
 
 def linear(t):
-    """Plain weights: vectors, then 32 x 32 outputs of a SIMD group by a depth of 16."""
+    """Products with plain weights: first for few rows, then a tile in which a SIMD group computes
+    32 x 32 outputs, in steps of depth 16."""
     plain = dict(w_batched=0, biased=0, residual=0, activation=0)
     side = lambda kernel, *of, group: Side(
         f"mlxp_linear_{kernel}_{t}", *of, struct="LinearParams", values=plain, group=group
     )
-    # Rows of AXIS columns, in threadgroups of 256 threads. A SIMD group takes 128 columns at a
-    # time; for one row that is staged, the first 128 are outside the loop. A stage holds 4096
-    # floats, and a thread stages four at a time.
+    # Rows have AXIS columns, and threadgroups have 256 threads. A SIMD group processes 128 columns
+    # in an iteration. The kernel copies x in stages of 4096 floats to threadgroup memory, and a
+    # thread copies four floats at a time. For one row of a 16-bit type, the first 128 columns are
+    # outside the loop.
     few = lambda m: side(
         f"few{m}", AXIS // 32 * 4 * m, "whole", AXIS / 128 - (m == 1 and t != "float32"), AXIS * m / 4096, AXIS * m / 1024, group=256
     )
-    # The code for the rest of a row counts as one iteration, though no row of these cases has a
-    # rest.
+    # The code for the remainder of a row counts as one iteration, although no row of these cases
+    # has a remainder.
     gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", AXIS // 32 * 4, "whole", AXIS / 128 - 1, group=256)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
     gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned, group=128)
@@ -170,7 +178,7 @@ def linear(t):
 
 
 def attention(t):
-    """Decoding with 1, 4 and 8 query heads to a key head, then prefill."""
+    """Attention: decoding with 1, 4 and 8 query heads for each key head, then prefill."""
     mlx = {"float32": "float", "float16": "float16_t", "bfloat16": "bfloat16_t"}[t]
     plain = dict(quantized_group=0, window=0, causal=0, mask_kind=0, has_sinks=0, soft_cap=0)
     for view in ("q", "k[0]", "k[1]", "k[2]", "v[0]", "v[1]", "v[2]", "mask"):
@@ -179,7 +187,7 @@ def attention(t):
     whole = {200: 1, 201: 1, 300: 0, 301: 0, 302: 0, 303: 0}
     cases = []
     for heads in (1, 4, 8):
-        # 32 lanes share a key, and a SIMD group takes 8 keys in an iteration.
+        # 32 lanes share a key, and a SIMD group processes 8 keys in an iteration.
         ours = Side(
             f"mlxp_attention_vector_128_{heads}_{t}", 8 * heads, struct="AttentionParams", values=plain, group=256
         )
@@ -195,7 +203,7 @@ def attention(t):
         keys = 8 if row > 512 else 16 if row > 384 else 32
         values = {**plain, "dim": dim, "splits": 1}
         ours = Side(f"mlxp_attention_matrix_{dim}_{t}", keys, trips=1, struct="AttentionParams", values=values, group=128)
-        # With 256 or more features, two SIMD groups share the features of a row.
+        # In MLX's kernel for 256 features, two SIMD groups share the features of a row.
         mlx_keys, groups = (16, 2) if dim == 256 else (16, 1) if dim == 128 else (32, 1)
         steel = f"steel_attention_{t}_bq32_bk{mlx_keys}_bd{dim}_bv{dim}_wm4_wn{groups}_maskbool_"
         cases.append(

@@ -1,4 +1,4 @@
-"""Where the fields of the kernels' parameters lie, read off the structs in metal/*.h."""
+"""Computes the offsets of the fields of kernel parameters from the structs in metal/*.h."""
 
 import re
 import struct
@@ -27,7 +27,7 @@ class Layouts:
                 self.structs[name] = [(kind.strip(), field, count) for kind, field, count in fields]
 
     def size(self, kind):
-        """A type's size and alignment."""
+        """Returns the size and the alignment of a type."""
         if kind in NUMBERS:
             return NUMBERS[kind][0], NUMBERS[kind][0]
         fields = self.fields(kind)
@@ -36,7 +36,8 @@ class Layouts:
         return -(-end // align) * align, align
 
     def fields(self, kind):
-        """Offset, path and type of each member, elements of arrays apart."""
+        """Returns the offset, the path and the type of each member. Each element of an array is a
+        separate member."""
         found, at = [], 0
         for of, name, count in self.structs[kind]:
             size, align = self.size(of)
@@ -55,7 +56,7 @@ class Layouts:
                 yield from self.flat(of, base + at, f"{prefix}{name}.")
 
     def words(self, kind, values):
-        """(offset, word) of the 32-bit words that these values give."""
+        """Yields (offset, word) for each 32-bit word of these values."""
         if kind not in self.structs:
             raise SystemExit(f"metal/ has no struct {kind}: see tests/agx/kernels.py")
         places = dict(self.flat(kind))

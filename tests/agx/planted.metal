@@ -1,4 +1,5 @@
-// A kernel that tests/agx/test_agx.py makes worse in several ways. The comparison must report each.
+// A kernel with four faults, of which the macro PLANTED selects one. Each fault makes the kernel
+// slower, and tests/agx/test_agx.py checks that the comparison reports it.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -34,7 +34,8 @@ def case_row(name, entry, kernel):
 
 
 def families(found):
-    """The worst of the element types of each kernel."""
+    """Yields a row for each kernel, with the numbers of the element type that needs the most
+    registers."""
     members = {}
     for name, entry in found["kernels"].items():
         family, _, dtype = name.rpartition("_")
@@ -61,7 +62,7 @@ def markdown(found):
 
 
 FLOATS = ("mxfp4", "mxfp8", "nvfp4")
-# The rows of the summary in docs/ops.md, each with the cases that it sums up.
+# The rows of the summary in docs/ops.md, with the cases of each row.
 SUMMARY = {
     "`rms_norm`, `layer_norm`, `softmax`": ("rms_norm row", "layer_norm row", "softmax row"),
     "one row with weights of 3, 4, 5, 6, 8 bits": [f"quantized {b} bits, 1 row" for b in (3, 4, 5, 6, 8)],
@@ -91,6 +92,6 @@ def summary(found):
 
 
 def with_summary(page, found):
-    """The text of a page with its summary of the table made anew."""
+    """Returns the text of a page, with the summary of the table replaced."""
     before, _, rest = page.partition(BEGIN)
     return before + summary(found) + rest.partition(END)[2]

@@ -1,4 +1,4 @@
-"""Prints, writes or checks the table of what kernels cost: scripts/agx.sh runs this."""
+"""Prints, writes or checks the table of kernel costs. scripts/agx.sh runs this program."""
 
 import json
 import os
@@ -16,18 +16,18 @@ from render import markdown, with_summary
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("table.json")
 PRINTED = ROOT / "docs" / "metal-table.md"
-# The page that holds the summary of the table.
+# The page that contains the summary of the table.
 SUMMARIZED = ROOT / "docs" / "ops.md"
 
 
 def around(loops, index):
-    """The loops that a loop is in."""
+    """Yields the loops that contain a loop."""
     while (index := loops[index]["parent"]) >= 0:
         yield index
 
 
 def parts_of(side, row, case):
-    """Counts, each with how often a thread runs it."""
+    """Returns pairs: the counts of a part of the code, and how often a thread runs this part."""
     loops = row["loops"]
     key = lambda i: (loops[i]["hot"]["floats"], loops[i]["hot"]["fscib"])
     if not loops and (side.count == "loop" or side.trips):
@@ -47,13 +47,13 @@ def parts_of(side, row, case):
 
 
 def cost(side, row, case, least=0):
-    """Cycles of the busiest pipe and of the integer pipe, for a unit of work, which takes at least so
-    many instructions of floats."""
+    """Returns the cycles of the busiest pipe and of the integer pipe for a unit of work. A unit of
+    work has at least `least` floating-point instructions."""
     counted = parts_of(side, row, case)
     fscib, ic, floats = (
         sum(counts[key] * often for counts, often in counted) / side.per for key in ("fscib", "ic", "floats")
     )
-    # If the count is far from `least`, `per` does not describe what the kernel computes.
+    # If the count is far from `least`, the value of `per` is wrong for this kernel.
     if least and not least <= floats <= 6 * least:
         said = f"{floats:.2f} instructions of floats for each unit, and {least} is the least"
         raise SystemExit(f"{case}: {side.kernel} has {said}: see `per` in tests/agx/kernels.py")
@@ -61,7 +61,8 @@ def cost(side, row, case, least=0):
 
 
 class Measured:
-    """Rows by kernel and by the name of the known words, or "" without any."""
+    """The measured rows. The key is the kernel's name and a name for the known parameter words; the
+    second name is "" if no parameters are known."""
 
     def __init__(self, results):
         self.rows = {(row["kernel"], row["known"]): row for rows in results for row in rows}
@@ -79,7 +80,7 @@ class Measured:
 
 
 def word(name):
-    """A case's name, for a file of words."""
+    """Returns a case's name without spaces, for the file of known parameter words."""
     return name.replace(" ", "_")
 
 
@@ -97,14 +98,15 @@ def measure_ours(tools, pool, cases, wanted):
             known = []
             for name, case in cases.items():
                 if case.ours.kernel in chosen and case.ours.values:
-                    # The parameters are the last argument, which is in constant memory.
+                    # The parameter struct is the last argument in constant memory.
                     mask = int(chosen[case.ours.kernel].split("__c")[1].split("(")[0], 16)
                     for offset, value in layouts.words(case.ours.struct, case.ours.values):
                         known.append((word(name), case.ours.kernel, mask.bit_length() - 1, offset, value))
             if chosen:
                 text = head + "\n".join(chosen.values()) + "\n"
                 jobs.append((min(chosen), text, known, tools.from_source))
-    # Start the largest jobs first, so that no processor waits for a large one at the end.
+    # Start the largest jobs first. A large job that starts last would keep other processors
+    # waiting.
     jobs.sort(key=lambda job: -len(job[1]))
     return Measured(pool.map(lambda job: tools.statistics(*job), jobs))
 
@@ -123,7 +125,7 @@ def measure_theirs(tools, pool, cases):
 
 
 def launched(side, row):
-    """The threads that a core holds, in whole threadgroups."""
+    """Returns the number of threads that a core runs at once, rounded down to full threadgroups."""
     threads, group = row["threads"], side.group
     return threads // group * group if 0 < group <= threads else threads
 
@@ -154,7 +156,8 @@ def kernel_entry(row):
 
 
 def measure(wanted, with_mlx):
-    """The table; with words, only of cases and kernels whose names contain one of them."""
+    """Measures the table. If there are words in `wanted`, measures only cases and kernels whose
+    names contain one of the words."""
     cases = {f"{case.name}, {t}": case for t in kernels.DTYPES for case in kernels.cases(t)}
     if wanted:
         meant = lambda name, case: any(w in name or w in case.ours.kernel for w in wanted)
@@ -172,7 +175,7 @@ def measure(wanted, with_mlx):
 
 
 def dumped(found):
-    """JSON with a line for each case and kernel, so that changes can be read."""
+    """Returns JSON with one line for each case and kernel, so that diffs are readable."""
     parts = ['{\n"versions": ' + json.dumps(found["versions"])]
     for key in ("cases", "kernels"):
         lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found[key].items()]

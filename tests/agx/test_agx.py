@@ -1,4 +1,5 @@
-"""Tests of what makes the table: by themselves, and where scripts/agx.sh runs them, with its compilers."""
+"""Tests of the programs that make the table. Tests that need compilers run only if scripts/agx.sh
+runs this file."""
 
 import importlib.util
 import json
@@ -114,8 +115,8 @@ class Cost(unittest.TestCase):
         self.assertEqual(cost(1, "once"), (40, 40))
         self.assertEqual(cost(1, "once", 2), (230, 160))
         self.assertEqual(cost(1, "all"), (900, 700))
-        # The code outside loops counts once, the outer loop twice, the loop that computes three
-        # times, and another loop five times.
+        # The code outside loops counts once, the outer loop twice, the main loop three times, and
+        # the other loop five times.
         loops[2]["parent"] = 0
         self.assertEqual(cost(2, "whole", 3, 2, 5), ((30 + 1000 + 300 + 50) / 2, (40 + 16 + 180 + 100) / 2))
         for least in (10, 70):  # for 64 instructions of floats

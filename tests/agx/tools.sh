@@ -1,4 +1,4 @@
-# Functions that bring tools into .mlx/cross. scripts/agx.sh sources this file after
+# Functions that install tools into .mlx/cross. scripts/agx.sh sources this file after
 # tests/cross_link/tools.sh.
 # shellcheck shell=bash
 
@@ -9,14 +9,14 @@ mesa=$cross/mesa-$mesa_version
 agxstat=$cross/agxstat-$mesa_version-$(cat "$root"/tests/agx/*.[ch] "$root"/tests/agx/*.patch | sha256sum | cut -c 1-12)
 meson=$cross/meson-1.12.1
 
-# `missing WHY`: says why no table can be made, and ends the script.
+# `missing WHY` prints why no table can be made, and ends the script.
 missing() {
   say "not run: what the kernels cost: $*"
   [ "$lenient" = yes ] && exit 0
   exit 1
 }
 
-# Use Debian's lists of packages in a separate folder, not the lists of this machine.
+# apt-get reads Debian's lists of packages from a separate folder, not the lists of this machine.
 debian=(-q -o "Dir::Etc::sourcelist=$cross/apt/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::status=/dev/null
   -o "Dir::State::lists=$cross/apt/lists" -o "Dir::Cache=$cross/apt/cache" -o APT::Architecture=amd64 -o APT::Sandbox::User=root)
 read_lists() {
@@ -36,8 +36,8 @@ SOURCES
   touch "$cross/apt/read"
 }
 
-# Unpacks clang, opt, llc and llvm-dis without installing them. Another version of LLVM may change
-# the counts.
+# Downloads clang, opt, llc and llvm-dis and unpacks them, without installing them on the system.
+# The version is fixed, because another version of LLVM may change the counts.
 bring_clang() {
   [ ! -d "$clang_root" ] || return 0
   local major=${clang_version%%.*} package part=$clang_root.part version
@@ -65,7 +65,8 @@ bring_clang() {
   mv "$part" "$clang_root"
 }
 
-# Builds Mesa's NIR and its translator from SPIR-V, without LLVM and without drivers.
+# Builds Mesa's intermediate representation NIR and the translator from SPIR-V to NIR, without LLVM
+# and without drivers.
 bring_mesa() {
   [ ! -f "$mesa/built" ] || return 0
   local part=$cross/apt/mesa version name excluded=()
@@ -102,7 +103,8 @@ with_meson=("PYTHONPATH=$meson" "PATH=$meson/bin:$PATH" "PYTHONDONTWRITEBYTECODE
 mesa_libraries=(src/compiler/spirv/libvtn.a src/compiler/nir/libnir.a src/compiler/libcompiler.a
   src/util/libmesa_util.a src/util/blake3/libblake3.a src/c11/impl/libmesa_util_c11.a)
 
-# Builds agxstat: Mesa's AGX compiler without textures, and the files of tests/agx.
+# Builds agxstat from Mesa's compiler for Apple GPUs, without textures, and from the C files in
+# tests/agx.
 bring_agxstat() {
   local agx=$mesa/source/src/asahi/compiler here=$root/tests/agx objects=$agxstat.part file flags jobs=()
   [ ! -x "$agxstat" ] || return 0
@@ -118,7 +120,7 @@ bring_agxstat() {
   env "${with_meson[@]}" python3 "$agx/agx_nir_algebraic.py" -p "$mesa/source/src/compiler/nir" >"$objects/generated/agx_nir_algebraic.c"
   patch --quiet --output "$objects/generated/agx_performance.c" "$agx/agx_performance.c" "$here/agx_performance.patch" ||
     die "tests/agx/agx_performance.patch does not fit Mesa $mesa_version"
-  # The compiler flags that meson chose for a file of NIR.
+  # Take the compiler flags that meson chose for a file of Mesa.
   flags=$(env "${with_meson[@]}" ninja -C "$mesa/build" -t commands src/compiler/spirv/libvtn.a | grep 'vtn_cfg\.c$' |
     sed -e 's/^[^ ]* //' -e 's/ -MD .*//' -e 's/ -Wall / /')
   flags+=" -w -I'$mesa/source/src/asahi' -I'$agx' -I'$objects/generated' -I'$here'"
