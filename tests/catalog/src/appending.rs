@@ -8,8 +8,8 @@ use super::rotations::follows_mlx;
 use super::inputs::{Checked, ulp};
 use super::{composed, derivatives_of_ops, only, reference, slices, Hold};
 
-/// Inputs: the state, the step, the positions, the slots if they differ from the positions, and the
-/// periods unless there is a base.
+/// The options of a call of `rope_append`. Its inputs are the state, the step, the positions, the
+/// slots if they differ from the positions, and the periods if there is no base.
 #[derive(Clone, Copy, Debug)]
 struct Append {
     layout: KvLayout,
@@ -39,8 +39,8 @@ impl Append {
         move |x| {
             let Self { layout, dims, traditional, base, scale, multiplier } = self;
             let [slots, freqs] = self.split(x);
-            // The values of lazy slots are unknown when the op is built, so some may be outside the
-            // state.
+            // `maximum` makes the slots lazy. The op cannot check lazy slots, so some may be
+            // outside the state.
             let slots = slots.map(|slots| slots.maximum(i32::MIN)).transpose()?;
             let slots = slots.as_ref().map(Offset::Each);
             let offset = Offset::Each(&x[2]);
@@ -50,7 +50,8 @@ impl Append {
         }
     }
 
-    /// The state in f64, and a factor for each element that its error is proportional to.
+    /// Returns the new state in f64, and for each element a factor to which its error is
+    /// proportional.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let KvLayout { heads, kv_heads, head_dim, capacity } = self.layout;
         let [heads, kv, dim, capacity] = [heads, kv_heads, head_dim, capacity].map(|n| n as usize);
@@ -106,8 +107,8 @@ impl Append {
         [state, errors]
     }
 
-    /// The errors are those of rope, plus the rounding of the product with the multiplier. Copies
-    /// are exact. On Linux CPUs every bit equals MLX's.
+    /// The errors are as for `rope`, plus the rounding of the product with the multiplier. Copies
+    /// are exact. On Linux with an x86-64 CPU, every bit equals MLX's.
     fn row(self, positions: Input, slots: Input) -> Conformance {
         let float = Input::Float(-3.0, 3.0);
         let freqs = Input::Float32(0.5, 3.5);
@@ -134,7 +135,7 @@ impl Append {
             if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) }
         })
         .extremes_as_peer()
-        // If the periods are mapped, vmap runs MLX's composition instead of our op.
+        // If vmap maps the periods, it runs MLX's composition instead of our op.
         .vmap_bounds(move |compared| match self.base {
             Some(_) => Bound::default(),
             None => Bound { absolute: 1e-4 + 8.0 * ulp(1.0, compared.dtype), ..Bound::ulps(1.0) },
@@ -142,7 +143,7 @@ impl Append {
         .derivative_bounds(derivatives_of_ops(1e-4, 8.0))
     }
 
-    /// The shapes of the state for a batch of texts, and of a step of several positions.
+    /// The shapes of the state for a batch of sequences, and of a step of `time` positions.
     fn shapes(self, batch: i32, time: i32) -> Vec<Vec<i32>> {
         let KvLayout { heads, kv_heads, head_dim, .. } = self.layout;
         let width = (heads + 2 * kv_heads) * head_dim;
@@ -197,8 +198,8 @@ pub(super) fn rope_append_of_all_parameters(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// The cases: one position for all entries or one for each, separate slots, positions far away and
-/// before the start, slots outside the state, and empty steps.
+/// Tests one position for all batch entries or one for each, slots that differ from the positions,
+/// very large and negative positions, slots outside the state, and empty steps.
 pub(super) fn rope_append_to_every_slot(hold: &Hold<'_>) -> Checked {
     for (positions, slots) in [
         (Input::Integer(0, 13), NONE),

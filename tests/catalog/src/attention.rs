@@ -8,14 +8,15 @@ use super::attention_reference::Reference;
 use super::inputs::{Checked, TOLERANCE, tolerance_to_mlx, ulp};
 use super::{composed, derivatives_of_ops, only, slices, Hold};
 
-/// Inputs: queries, keys and values, then a mask and sinks, if present.
+/// The options of a call of attention. Its inputs are queries, keys and values, then a mask and
+/// sinks, if present.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     scale: Option<f32>,
     causal: bool,
     window: Option<i32>,
     soft_cap: Option<f32>,
-    /// Whether there is a mask, and whether it is boolean.
+    /// `None` if there is no mask, and otherwise true if the mask is boolean.
     mask: Option<bool>,
     sinks: bool,
 }
@@ -59,11 +60,11 @@ impl Rules {
             .inputs(&[float, float, float, mask])
             .bounds(near(TOLERANCE))
             .peer(composed(self.op()), move |c| near(tolerance_to_mlx(c.dtype))(c))
-            // If the sinks are mapped, vmap runs MLX's composition instead of our op.
+            // If vmap maps the sinks, it runs MLX's composition instead of our op.
             .vmap_bounds(move |c| {
                 near(if self.sinks { tolerance_to_mlx(c.dtype) } else { TOLERANCE })(c)
             })
-            // The derivatives are sums of a few dozen products, each at most 27.
+            // A derivative is a sum of a few dozen products, and each product is at most 27.
             .derivative_bounds(derivatives_of_ops(1e-4, 27.0))
             .without(Check::Extremes, "attention/mod.rs has those of which MLX makes the same")
     }
@@ -80,9 +81,9 @@ impl Rules {
     }
 }
 
-/// From one row to more than a block, from one key to more than a tile, with all usual and some
-/// unusual head dimensions. In some cases a query sees no keys. Two cases have more keys than one
-/// dispatch or one chunk takes.
+/// The sizes range from one query to more than a block of queries, and from one key to more than a
+/// tile of keys, with all usual and some unusual head dimensions. In some cases a query sees no
+/// keys. Two cases have more keys than one dispatch or one chunk can process.
 const SIZES: [([i32; 3], [i32; 3]); 23] = [
     ([1, 1, 1], [1, 1, 1]),
     ([1, 8, 2], [1, 67, 64]),
@@ -128,7 +129,7 @@ pub(super) fn attention_of_every_size(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Values whose heads have more or fewer features than the keys' heads, as in DeepSeek's attention.
+/// Tests values with more or fewer features per head than the keys, as in DeepSeek's attention.
 pub(super) fn attention_of_other_values(hold: &Hold<'_>) -> Checked {
     let rules = Rules { causal: true, ..Default::default() };
     let sized = |(heads, extents, dim): ([i32; 3], [i32; 3], i32)| {
@@ -183,7 +184,8 @@ pub(super) fn attention_by_every_rule(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// MLX's attention has no gradient in sinks on a GPU.
+/// Runs all checks of attention. They include derivatives in sinks, which MLX's attention does not
+/// have on a GPU.
 pub(super) fn attention(hold: &Hold<'_>) -> Checked {
     for (mask, every) in [(None, false), (Some(true), true), (Some(false), false)] {
         let (window, soft_cap) = (every.then_some(4), every.then_some(4.0));

@@ -1,4 +1,4 @@
-//! Attention in f64, written as simply as possible.
+//! A simple implementation of attention in f64, as a reference.
 
 use mlx_primitives::ops::Attention;
 use mlx_primitives::{Array, Dtype, Error, Result};
@@ -19,7 +19,8 @@ pub struct Reference {
     causal: bool,
     window: Option<i64>,
     soft_cap: Option<f64>,
-    /// The mask's terms, [batch, heads, queries, keys]; `None` where a bool masks the score.
+    /// The terms that the mask adds to the scores, [batch, heads, queries, keys]. A term is `None`
+    /// where a boolean mask hides the score.
     mask: Option<Vec<Option<f64>>>,
     sinks: Option<Vec<f64>>,
 }
@@ -34,8 +35,7 @@ impl Reference {
         Ok(Self::of([&q, &k, &v], mask, sinks.as_ref(), options))
     }
 
-    /// Takes queries, keys and values; a mask, and whether it is boolean. Ignores the arrays in
-    /// `options`.
+    /// `mask` is the mask, and true if it is boolean. Ignores the arrays in `options`.
     pub fn of(
         [q, k, v]: [&Tensor; 3],
         mask: Option<(&Tensor, bool)>,
@@ -60,7 +60,7 @@ impl Reference {
             q: q.values.clone(),
             k: k.values.clone(),
             v: v.values.clone(),
-            // The scale is computed in f32, as in the op.
+            // The op computes the scale in f32, so the reference does too.
             scale: f64::from(options.scale.unwrap_or(1.0 / (dim as f32).sqrt())),
             causal: options.causal || options.window.is_some(),
             window: options.window.map(i64::from),

@@ -7,14 +7,15 @@ use super::inputs::{Checked, simulated, ulp};
 use super::reference::{gelu, gelu_tanh, silu};
 use super::{broadcast, composed, derivatives_of_ops, exact, Hold};
 
-/// A function of `a` and, if it takes two inputs, of `b`.
+/// An element-wise function of an input `a` and, if `two` is true, a second input `b`.
 #[derive(Clone, Copy)]
 struct Activation {
     name: &'static str,
     two: bool,
     op: fn(&Array, &Array) -> Result<Array>,
     of: fn(f64, f64) -> f64,
-    /// Whether every backend gives the same bits, because it only adds, multiplies and compares.
+    /// True if every backend computes the same bits, because the function only adds, multiplies and
+    /// compares.
     exact: bool,
 }
 
@@ -61,15 +62,16 @@ fn each(x: &[Tensor], f: impl Fn(f64, f64) -> f64) -> Tensor {
     Tensor::new(shape.clone(), values)
 }
 
-/// Checks the activations. The error bound is five ulps. Half of it is for five roundings to the
-/// type: four of numbers up to 1 that multiply `a`, and one of the result. The other half is for
-/// the errors of f32's tanh, erf (1.5e-7 on the CPU) and constants.
+/// Checks the activations. The error bound is five ulps. Half of the bound covers five roundings to
+/// the type: four of factors up to 1 that multiply `a`, and one of the result. The other half
+/// covers the errors of tanh and erf in f32 (1.5e-7 on the CPU) and of constants.
 ///
 /// On the CPU, MLX uses the same polynomials as this crate, except that it calls libm's tanh. On
 /// other backends, MLX and this crate are both within this bound of the exact value.
 pub(super) fn activations(hold: &Hold<'_>) -> Checked {
-    // The ends of the ranges of exponentials, tanh, erf and polynomials. MLX's CPU backend computes
-    // e^-88 as 0, and 0 times infinity is NaN, so these numbers are left out in the simulator.
+    // Numbers at the ends of the ranges in which exponentials, tanh, erf and polynomials are
+    // computed. MLX's CPU backend computes e^-88 as 0, and 0 times infinity is NaN. So functions of
+    // two inputs skip `of_exp` in the simulator.
     let ends = [0.5, 9.0, 11.5, 17.5, 50.0, 300.0];
     let of_exp = [87.5, 88.5, 104.0];
     for case in ACTIVATIONS {
@@ -112,7 +114,7 @@ pub(super) fn activations(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// A product and a sum, each rounded to the type, like two separate ops.
+/// Checks `affine`. It rounds the product and the sum to the type, like two separate ops.
 pub(super) fn affine(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| Ok(vec![ops::affine(&x[0], &x[1], &x[2])?]);
     let mut row = Conformance::new("affine", op, |x| {

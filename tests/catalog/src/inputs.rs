@@ -1,25 +1,26 @@
-//! The inputs of the rows: types, random numbers, matrices and their dequantized values.
+//! Inputs for the rows of the catalog: types, random numbers, matrices and their dequantized
+//! values.
 
 use crate::reference_loops::{self, values};
 use half::{bf16, f16};
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Result};
 
-/// The result of a row, and of every test.
+/// The result of a check or of a test.
 pub type Checked<T = ()> = anyhow::Result<T>;
 
 pub const EPS: f32 = 1e-5;
 
 pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 
-/// Whether the environment sends primitives to the Metal simulator.
+/// Returns true if the environment makes primitives run in the Metal simulator.
 pub fn simulated() -> bool {
     std::env::var_os(SIMULATE).is_some()
 }
 
 pub const SIMULATE: &str = "MLX_PRIMITIVES_SIMULATE_METAL";
 
-/// The number of fraction bits, and the exponent of the smallest normal number.
+/// The number of fraction bits of a type, and the exponent of its smallest normal number.
 fn format(dtype: Dtype) -> (i32, i32) {
     match dtype {
         Dtype::Float16 => (10, -14),
@@ -36,13 +37,13 @@ pub fn ulp(value: f64, dtype: Dtype) -> f64 {
     2f64.powi(exponent.max(least) - fraction)
 }
 
-/// The elements of an array of any float type.
+/// Converts the elements of an array of any floating type to f64.
 pub fn numbers(x: &Array) -> Result<Vec<f64>> {
     let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
     Ok(values.into_iter().map(f64::from).collect())
 }
 
-/// An array of a floating type with these numbers, without a pending conversion.
+/// An evaluated array of a floating type with these numbers.
 pub fn data(values: &[f32], shape: &[i32], dtype: Dtype) -> Result<Array> {
     match dtype {
         Dtype::Float16 => {
@@ -64,13 +65,14 @@ pub fn random(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
     data(&values(count, seed, 3.0), shape, dtype)
 }
 
-/// The largest error of attention. Scores reach 12. The error of a weight is therefore 12 half ulps
-/// of f32 for each of three roundings: of a dot product of up to 256 terms, of the scale, and of
-/// the exponential (5 ulps for a GPU's fast one). Values reach 3.
+/// The largest error of attention. Scores are at most 12, so each of three roundings adds an error
+/// of 12 half ulps of f32 to a softmax weight. The roundings are of a dot product of up to 256
+/// terms, of the product with the scale, and of the exponential (5 ulps for a GPU's fast
+/// exponential). Values are at most 3.
 pub const TOLERANCE: f64 = 6e-5;
 
-/// The largest difference from MLX's attention, which rounds scores and weights to the type. Scores
-/// reach 12 and have errors of two ulps.
+/// The largest difference from MLX's attention. MLX rounds scores and weights to the type. Scores
+/// are at most 12, and have errors of two ulps.
 pub fn tolerance_to_mlx(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Float32 => 2.0 * TOLERANCE,
@@ -93,14 +95,14 @@ pub const FORMATS: [(i32, i32, QuantizedMode); 11] = [
     (16, 4, QuantizedMode::Nvfp4),
 ];
 
-/// The formats of K-quants. No function packs weights into these formats.
+/// The formats of K-quants. The crate has no function that packs weights into these formats.
 pub const K_QUANTS: [(i32, i32, QuantizedMode); 3] = [
     (32, 4, QuantizedMode::KQuant),
     (32, 5, QuantizedMode::KQuant),
     (16, 6, QuantizedMode::KQuant),
 ];
 
-/// A matrix `[n, k]` of K-quants with random codes, scales and biases.
+/// Makes a matrix `[n, k]` of K-quants with random codes, scales and biases.
 fn k_quants(bits: i32, n: i32, k: i32, seed: u64) -> Result<(Array, Array)> {
     let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
     let codes = values(words as usize, seed, 1.0);
@@ -122,7 +124,7 @@ fn k_quants(bits: i32, n: i32, k: i32, seed: u64) -> Result<(Array, Array)> {
     Ok((packed, Array::from_slice(&scales, [n, k / 256 * 20])?))
 }
 
-/// A random matrix `[n, k]` with scales of `dtype`.
+/// Makes a random packed matrix `[n, k]` with scales of `dtype`.
 pub fn weight(
     (group, bits, mode): (i32, i32, QuantizedMode),
     n: i32,
@@ -138,7 +140,7 @@ pub fn weight(
     QuantizedWeight::quantize(&w, group, bits, mode)
 }
 
-/// The scales and the biases of the groups of K-quants.
+/// Decodes the scales and the biases of the groups of K-quants.
 fn groups_of_blocks(bytes: &[u8], bits: i32) -> (Vec<f64>, Vec<f64>) {
     let (mut scales, mut biases) = (Vec::new(), Vec::new());
     for block in bytes.chunks_exact(20) {
@@ -155,7 +157,7 @@ fn groups_of_blocks(bytes: &[u8], bits: i32) -> (Vec<f64>, Vec<f64>) {
     (scales, biases)
 }
 
-/// The numbers of a packed matrix, decoded bit by bit.
+/// Decodes the numbers of a packed matrix with a simple reference implementation.
 pub fn decoded(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Vec<f64>> {
     let mut of_blocks = None;
     let scales = if w.mode() == QuantizedMode::Affine {
@@ -185,7 +187,7 @@ pub fn small(shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
     random(shape, dtype, seed)?.multiply(Array::scalar(0.2f32)?.astype(dtype)?)
 }
 
-/// The bases of low-rank updates, and their dequantized values.
+/// Makes weights for low-rank updates: plain and packed matrices, with their dequantized values.
 pub fn bases(n: i32, k: i32, dtype: Dtype) -> anyhow::Result<Vec<(LinearWeight, Vec<f64>)>> {
     let plain = small(&[n, k], dtype, 1)?;
     let dense = numbers(&plain)?;

@@ -1,7 +1,8 @@
-//! The catalog of ops. Each op has a row with its reference in f64, its shapes, and its error
-//! bounds with their derivation. `tests/core` makes a test of each function in [`ROWS`] and runs
-//! them again through `eval_gpu`. `mlx-primitives verify` runs them on the user's machine. [`ops`]
-//! has a call of each op with small inputs.
+//! The catalog of ops. Each op has rows. A row of the catalog is a [`Conformance`]: an op with its
+//! reference in f64, its shapes, and its error bounds. Comments derive the bounds. [`ROWS`] lists
+//! functions that pass rows to a callback, which checks them. `tests/core` makes a test of each
+//! function, and runs each again through `eval_gpu`. `mlx-primitives verify` runs the functions on
+//! the user's machine. [`ops`] has a call of each op with small inputs.
 
 pub mod attention_reference;
 pub mod inputs;
@@ -19,7 +20,7 @@ use inputs::{Checked, SIMULATE, simulated, ulp};
 /// Runs a row.
 pub type Hold<'a> = dyn Fn(Conformance) -> Checked + 'a;
 
-/// The rows of one or more ops, under a name.
+/// A named function that passes the rows of one or more ops to a callback.
 pub struct Rows {
     pub name: &'static str,
     pub each: fn(&Hold<'_>) -> Checked,
@@ -50,7 +51,8 @@ rows! {
     sums: softmax logsumexp log_softmax;
 }
 
-/// The CPU and the GPU, or the simulated backend if the environment asks for it.
+/// Returns the available backends: the CPU and the GPU, or only the simulator if the environment
+/// selects it.
 pub fn backends() -> anyhow::Result<Vec<Backend>> {
     if !simulated() {
         let simulated = |backend: &Backend| matches!(backend, Backend::SimulatedMetal(_));
@@ -65,9 +67,9 @@ pub fn backends() -> anyhow::Result<Vec<Backend>> {
     Ok(vec![Backend::SimulatedMetal(schedule)])
 }
 
-/// Adds rows for every variant of a row-wise kernel, up to this many elements. Adds a few small
-/// shapes with every check: `like` inputs have one shape, and `vectors` inputs are as long as the
-/// rows.
+/// Adds shapes that reach every variant of a row-wise kernel, with up to `elements` elements. The
+/// first `like` inputs have the same shape, and the next `vectors` inputs are vectors as long as a
+/// row. A few small shapes run all checks; the others only compare values.
 fn row_sizes(mut row: Conformance, elements: i32, like: usize, vectors: usize) -> Conformance {
     let inputs = |shape: &[i32]| -> Vec<Vec<i32>> {
         let axis = shape.last().copied().unwrap_or(1);
@@ -91,14 +93,14 @@ fn slices(shapes: &[Vec<i32>]) -> Vec<&[i32]> {
     shapes.iter().map(Vec::as_slice).collect()
 }
 
-/// Runs one check alone, for an op that another row tests with every check.
+/// Restricts a row to one check. Another row runs all checks of the op.
 fn only(check: Check, row: Conformance) -> Conformance {
     let others = Check::ALL.into_iter().filter(|other| *other != check);
     others.fold(row, |row, other| row.without(other, "there is another row for it"))
 }
 
-/// Runs the composition of MLX's ops that computes the same result as our op. It is the peer of an
-/// op that MLX does not have.
+/// Runs the composition of MLX's ops that computes the same result as our op. Rows use it as the
+/// peer, the implementation to compare with, if MLX does not have the op.
 fn composed(
     op: impl Fn(&[Array]) -> Result<Vec<Array>>,
 ) -> impl Fn(&[Array]) -> Result<Vec<Array>> {
@@ -112,7 +114,8 @@ fn composed(
     }
 }
 
-/// Bounds for derivatives with this absolute and relative error in f32, before they are rounded.
+/// Bounds for derivatives whose absolute and relative error is `error` in f32, before they are
+/// rounded to the type.
 fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
         let rounding = if compared.dtype == Dtype::Float32 { 0.0 } else { 0.51 };
@@ -120,8 +123,8 @@ fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     }
 }
 
-/// Bounds for derivatives that several ops compute. Each op rounds to the type: eight roundings of
-/// numbers up to `reach`, or of the derivative.
+/// Bounds for derivatives that several ops compute, each of which rounds to the type. They allow
+/// eight roundings, of numbers up to `reach` or of the derivative.
 fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
         let all = derivatives(error)(compared);
@@ -133,9 +136,10 @@ fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound
     }
 }
 
-/// The share of 16-bit values that must equal MLX's. Both results are rounded in the same way, so a
-/// value differs only if the f32 sums differ by a few ulps at a rounding boundary; a 16-bit ulp has
-/// 2^13 f32 ulps. In a row of equal numbers all values change together.
+/// The share of 16-bit values that must equal MLX's values. MLX and our op round in the same way,
+/// so a value differs only if the f32 sums differ by a few ulps at a rounding boundary. This is
+/// rare, because a 16-bit ulp is at least 2^13 f32 ulps. If all numbers of a row are equal, all its
+/// values may differ together, so the share is 0.
 fn share(compared: &Compared<'_>, same: f64) -> f64 {
     let x = &compared.inputs[0].values;
     let one = x.chunks(axis(compared.inputs).max(1)).any(|row| row.iter().all(|v| *v == row[0]));
@@ -147,8 +151,8 @@ fn exact(_: &Compared<'_>) -> Bound {
     Bound::default()
 }
 
-/// The index in an array of shape `own` that corresponds to element `index` of shape `all`, to
-/// which the array is broadcast. Both shapes have the same rank.
+/// Returns the index of an element in an array of shape `own` that is broadcast to the shape `all`.
+/// `index` is the element's index in the broadcast array. The two shapes have the same rank.
 pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
     let (mut at, mut step) = (0, 1);
     for (&all, &dim) in all.iter().zip(own).rev() {
@@ -158,12 +162,12 @@ pub fn broadcast(all: &[usize], own: &[usize], mut index: usize) -> usize {
     at
 }
 
-/// The length of the rows of the first input.
+/// The length of the last axis of the first input.
 fn axis(inputs: &[Tensor]) -> usize {
     inputs[0].shape.last().copied().unwrap_or(1)
 }
 
-/// The error of an exponential in ulps, which is larger for Metal's fast exponential.
+/// The error of an exponential, in ulps. Metal's fast exponential has a larger error.
 fn exponential(compared: &Compared<'_>) -> f64 {
     if compared.backend.is_metal() { 15.0 } else { 2.0 }
 }

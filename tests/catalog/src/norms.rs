@@ -6,14 +6,15 @@ use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 use super::inputs::{Checked, EPS, ulp};
 use super::{axis, composed, derivatives, derivatives_of_ops, exact, row_sizes, share, Hold};
 
-/// An element in f64, and the factors that its errors are proportional to.
+/// A normalized element in f64, and the factors to which its errors are proportional.
 struct Normed {
     y: f64,
     /// The input, the normalized value before the product with the weight, and the weight.
     x: f64,
     normalized: f64,
     weight: f64,
-    /// For the row: the mean of the magnitudes and the reciprocal deviation.
+    /// Numbers of the element's row: the mean of the magnitudes, and the reciprocal of the standard
+    /// deviation.
     magnitude: f64,
     inverse: f64,
 }
@@ -48,14 +49,14 @@ fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor 
     Tensor::new(like.shape.clone(), all.iter().map(of).collect::<Vec<_>>())
 }
 
-/// In 16 bits the normalized value and the product are each rounded once, by half an ulp; a last
-/// bit of the value can change the product by two last bits. In f32, four roundings follow the sum.
-/// The error of the sum is halved by the root and stays below one more ulp, because its positive
-/// terms are added in 64 chains whose errors average out. MLX adds in fewer chains: a random walk
-/// of one-ulp steps over the whole axis.
+/// In 16 bits, the normalized value and the product are each rounded once, by half an ulp. If the
+/// last bit of the value changes, the product can change by two ulps. In f32, four roundings follow
+/// the sum. The square root halves the error of the sum. This error stays below one ulp, because
+/// the terms are positive and are added in 64 chains whose errors average out. MLX adds in fewer
+/// chains, so its error is a random walk of one-ulp steps over the full axis.
 ///
-/// Results of 16 bits are rounded where MLX rounds them. If the normalized value is rounded
-/// differently, the product may be too.
+/// In 16 bits, our op rounds the same intermediate values as MLX. If a normalized value is rounded
+/// in another direction than MLX's, the product may be too.
 pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     for eps in [EPS, 0.0] {
         let row = Conformance::new(
@@ -80,10 +81,10 @@ pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// In f32 the error of the mean is a few half ulps of the elements' magnitude. The difference x -
-/// mean adds half an ulp, and the deviation and the products add a few more. At most three
-/// roundings to the type follow, the last of which the bound includes. MLX adds in one chain, so
-/// the error of its sums is a random walk of half ulps over the whole axis.
+/// In f32, the error of the mean is a few half ulps of the elements' magnitude. The difference x -
+/// mean adds half an ulp, and the standard deviation and the products add a few more. At most three
+/// roundings to the type follow. The bound of the row covers the last rounding. MLX adds in one
+/// chain, so the error of its sums is a random walk of half-ulp steps over the full axis.
 fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) -> Tensor {
     let (dtype, chain) = (compared.dtype, 2.0 + (axis(compared.inputs) as f64).sqrt() / 4.0);
     let (times, rounds) = if compared.peer { (chain, 2.0) } else { (1.0, 1.0) };
@@ -95,8 +96,8 @@ fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) 
     })
 }
 
-/// The weight and the bias among the inputs from `first` on. A single vector is the bias if
-/// `bias_alone`, otherwise the weight.
+/// Returns the weight and the bias, which are the inputs from the index `first` on. If there is one
+/// vector, it is the bias if `bias_alone` is true, and otherwise the weight.
 fn vectors<T>(x: &[T], first: usize, bias_alone: bool) -> (Option<&T>, Option<&T>) {
     if bias_alone { (None, x.get(first)) } else { (x.get(first), x.get(first + 1)) }
 }
@@ -134,8 +135,9 @@ pub(super) fn layer_norm(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// The result equals the two separate ops bit for bit. The sum is rounded once. This adds to the
-/// error of the norm half an ulp of each element, and half an ulp of their mean.
+/// Tests that the result has the same bits as the two separate ops. The sum is rounded once. This
+/// rounding adds half an ulp of each element, and half an ulp of their mean, to the error of the
+/// norm.
 pub(super) fn residual_norm(hold: &Hold<'_>) -> Checked {
     for (centered, bias_alone) in [(false, false), (true, false), (true, true)] {
         let op = move |x: &[Array]| -> Result<Vec<Array>> {

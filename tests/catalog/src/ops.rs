@@ -1,5 +1,5 @@
-//! A call of each op with small inputs. Tests use these calls for properties that all ops share:
-//! types, transforms, dispatches, refusals, failures and random inputs.
+//! A list with a call of each op with small inputs. Tests use the list to check what all ops have
+//! in common: types, transforms, dispatches, refused inputs, failures and random inputs.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
@@ -10,25 +10,26 @@ use crate::inputs::{EPS, random};
 
 pub type Run = fn(&[Array]) -> Result<Vec<Array>>;
 
-/// A placeholder for the number of rows in the first dimension of a shape.
+/// A placeholder in shapes, for the number of rows.
 const ROWS: i32 = -1;
 /// The length of rows.
 const AXIS: i32 = 8;
 
 #[derive(Clone, Copy)]
 pub struct Op {
-    /// The file name, without extension, of the primitive's sources.
+    /// The name of the primitive's source files, without extension.
     pub stem: &'static str,
     pub name: &'static str,
     pub run: Run,
     shapes: &'static [&'static [i32]],
     /// Whether x may hold integers.
     pub integers: bool,
-    /// Whether the types of its inputs are promoted to a common one.
+    /// True if the op promotes its inputs to a common type.
     pub promotes: bool,
-    /// Whether its derivatives are continuous.
+    /// True if the derivatives of the op are continuous.
     pub smooth: bool,
-    /// For an op along rows: the threadgroup memory of each SIMD group, in floats.
+    /// For an op that works along rows: the threadgroup memory of a SIMD group, in floats. It is 0
+    /// for other ops.
     pub scratch: u64,
 }
 
@@ -44,7 +45,7 @@ const fn op(
     Op { stem, name, run, shapes, integers: false, promotes: true, smooth: true, scratch: 0 }
 }
 
-/// A function of elements, which converts integers to floats.
+/// An element-wise op. It converts integers to floats.
 const fn elements(name: &'static str, shapes: &'static [&'static [i32]], run: Run) -> Op {
     Op { integers: true, ..op("activation", name, shapes, run) }
 }
@@ -71,8 +72,8 @@ impl Op {
         Self { promotes: false, ..self }
     }
 
-    /// The shapes of the inputs for this number of rows. If the op works along rows, they have the
-    /// length `axis`.
+    /// The shapes of the inputs for `rows` rows. If the op works along rows, a row has `axis`
+    /// elements.
     pub fn shapes(&self, rows: i32, axis: i32) -> Vec<Vec<i32>> {
         let dim = |&dim: &i32| match dim {
             ROWS => rows,
@@ -82,22 +83,22 @@ impl Op {
         self.shapes.iter().map(|shape| shape.iter().map(dim).collect()).collect()
     }
 
-    /// Random float32 inputs.
+    /// Makes random float32 inputs.
     ///
     /// # Errors
     ///
-    /// If MLX cannot make them.
+    /// Returns an error if MLX cannot make the arrays.
     pub fn inputs(&self, rows: i32, seed: u64) -> Result<Vec<Array>> {
         let shapes = self.shapes(rows, AXIS).into_iter().zip(seed..);
         shapes.map(|(shape, seed)| random(&shape, Dtype::Float32, seed)).collect()
     }
 }
 
-/// One output as a list.
+/// Converts one output to a list.
 ///
 /// # Errors
 ///
-/// The error of the op.
+/// Returns the error of the op.
 pub fn one(y: Result<Array>) -> Result<Vec<Array>> {
     Ok(vec![y?])
 }
@@ -182,7 +183,7 @@ pub const OPS: &[Op] = &[
     ),
 ];
 
-/// The functions of elements of this many inputs.
+/// The element-wise ops with `inputs` inputs.
 pub fn of_elements(inputs: usize) -> impl Iterator<Item = &'static Op> {
     OPS.iter().filter(move |op| op.stem == "activation" && op.shapes.len() == inputs)
 }

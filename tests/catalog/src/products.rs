@@ -1,4 +1,4 @@
-//! Rows of matrix products: plain products and linear layers.
+//! Rows of the catalog for matrix products: plain products and linear layers.
 
 use mlx_primitives_check::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, Activation, Linear};
@@ -12,14 +12,13 @@ use super::{broadcast, composed, derivatives_of_ops, exact, only, Hold};
 
 /// The error of a sum of k products in f32. In the worst case each addition adds half an ulp of the
 /// sum of magnitudes. With random signs the error grows with the square root of k. The bound is 8
-/// times that, for safety.
+/// times this error, for safety.
 fn slack(magnitude: f64, k: usize) -> f64 {
     magnitude * 2f64.powi(-24) * 8.0 * (4.0 + (k as f64).sqrt())
 }
 
-/// `x [..., k]` times each row of `w [..., n, k]`: the sums of the terms, and the sums of the
-/// terms' magnitudes. The leading axes of w are broadcast to the leading axes of x, or the other
-/// way around.
+/// Multiplies `x [..., k]` by each row of `w [..., n, k]`. Returns the sums of the terms, and the
+/// sums of the terms' magnitudes. The leading axes of x and w are broadcast to each other.
 pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     let (k, n) = (x.shape.last().copied().unwrap_or(0), w.shape[w.shape.len() - 2]);
     let m = if x.shape.len() > 1 { x.shape[x.shape.len() - 2] } else { 1 };
@@ -45,8 +44,8 @@ pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     [sums, magnitudes].map(|values| Tensor::new(shape.clone(), values))
 }
 
-/// m, n, k: few rows, tiles, incomplete tiles in both directions, and more than a chunk and than a
-/// block of k.
+/// The sizes [m, n, k]: few rows, full tiles, incomplete tiles in both directions, and a k that
+/// exceeds a chunk or a block.
 const EXTENTS: [[i32; 3]; 15] = [
     [1, 1, 1],
     [1, 37, 100],
@@ -69,7 +68,7 @@ fn plain(x: &[Array]) -> Result<Array> {
     ops::linear(&x[0], &x[1], Linear::default())
 }
 
-/// MLX's ops and ours round once, after the sum.
+/// MLX's ops and our ops each round once, after the sum.
 fn product_row() -> Conformance {
     let op = |x: &[Array]| {
         let columns = x[1].t()?;
@@ -107,13 +106,14 @@ fn product_row() -> Conformance {
 
 pub(super) fn products_of_matrices(hold: &Hold<'_>) -> Checked {
     hold(product_row().without(Check::Extremes, "sums overflow as their order has it"))?;
-    // Without bfloat16: a sum of products may overflow in float32, and then ours is NaN, but MLX's
-    // is not.
+    // The row excludes bfloat16. Its products may overflow the float32 sum; then our result is NaN,
+    // but MLX's is not.
     let row = product_row().dtypes(&[Dtype::Float32, Dtype::Float16]);
     hold(only(Check::Extremes, row.range(0.5, 3.0)))
 }
 
-/// Batches that are broadcast to each other. A result adds ten products of up to 9 each.
+/// Tests batches that are broadcast to each other. A result is the sum of ten products, each at
+/// most 9.
 pub(super) fn products_of_batches(hold: &Hold<'_>) -> Checked {
     let op = |x: &[Array]| {
         Ok(vec![ops::matmul_nt(&x[0], &x[1])?, ops::matmul(&x[0], &x[1].t()?)?])
@@ -151,9 +151,9 @@ const ACTIVATIONS: [(Option<Activation>, Function); 5] = [
     (Some(Activation::Silu), silu),
 ];
 
-/// The bounds take the rounded product as exact, so the fused steps equal our separate ops. They
-/// differ from f64 by the roundings of the product, of the sum with the bias, of the result and of
-/// the activation, whose slope is at most 1.13.
+/// Tests that the fused steps have the same bits as our separate ops. The difference from the f64
+/// reference is bounded by four roundings: of the product, of the sum with the bias, of the
+/// activation, whose slope is at most 1.13, and of the result.
 pub(super) fn linear(hold: &Hold<'_>) -> Checked {
     for (activation, of) in ACTIVATIONS {
         for residual_alone in [false, true] {
@@ -215,7 +215,7 @@ pub(super) fn linear(hold: &Hold<'_>) -> Checked {
                 .peer(steps, exact)
                 .extremes_as_peer()
                 .derivative_bounds(derivatives_of_ops(3e-5, 9.0));
-            // For the other activations, only the derivatives and the values are checked.
+            // For the other activations, only the values are checked.
             let whole = matches!(activation, None | Some(Activation::Silu | Activation::Gelu));
             let inputs: &[usize] = if residual_alone { &[3] } else { &[2, 3, 4] };
             for &inputs in inputs {

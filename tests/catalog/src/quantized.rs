@@ -1,5 +1,5 @@
-//! Rows of products with packed weights, which each row includes, and of low-rank updates of any
-//! weights.
+//! Rows of the catalog for products with packed weights, and for low-rank updates of plain and
+//! packed weights. The weight is part of the row, not an input.
 
 use mlx_primitives_check::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
@@ -9,14 +9,14 @@ use super::products::products;
 use super::inputs::{Checked, EPS, FLOATS, FORMATS, K_QUANTS, SCALE, bases, decoded, simulated, ulp, weight};
 use super::{composed, derivatives_of_ops, only, reference, Hold};
 
-/// The dequantized numbers of a packed matrix.
+/// Dequantizes a packed matrix.
 fn dense(w: &QuantizedWeight, dtype: Dtype) -> anyhow::Result<Tensor> {
     Ok(Tensor::new([w.outputs() as usize, w.inputs() as usize], decoded(w, dtype)?))
 }
 
-/// f32 sums have errors of a few ulps of the magnitudes of their terms. With an affine code and its
-/// bias, the terms are larger than the weight. The result is rounded once. With many rows, decoded
-/// weights are rounded to the type as well, by half an ulp for each term.
+/// An f32 sum has an error of a few ulps of the sum of its terms' magnitudes. The terms of an
+/// affine code and of its bias are larger than the weight itself. The result is rounded once. With
+/// many rows, the decoded weights are also rounded to the type, by half an ulp for each term.
 fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
     let dense = dense(&w, dtype)?;
     let of = dense.clone();
@@ -47,8 +47,9 @@ fn linear(w: QuantizedWeight, dtype: Dtype) -> anyhow::Result<Conformance> {
         .without(Check::Extremes, "MLX makes other numbers of them; quantized_matmul.rs has some"))
 }
 
-/// (rows, n, k): x is staged once or more often, one size exceeds a tile, and every loop has a
-/// remainder.
+/// The sizes [rows, n, k]. The kernel stages x (copies it to threadgroup memory) once for some
+/// sizes, and several times for others. Some sizes exceed a tile, and every loop of the kernels has
+/// a remainder for some size.
 const SIZES: [[i32; 3]; 13] = [
     [0, 3, 128],
     [1, 1, 128],
@@ -67,12 +68,12 @@ const SIZES: [[i32; 3]; 13] = [
 
 pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Checked {
     for (format, dtype) in FORMATS.into_iter().flat_map(|format| FLOATS.map(|d| (format, d))) {
-        // The last sizes take long in the simulator.
+        // The last sizes would take too long in the simulator.
         for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
             let w = weight(format, n, k, dtype, 1)?;
             let mut row = linear(w.clone(), dtype)?.sizes(&[&[rows, k]]);
-            // For 16-bit results, and for weights of three or six bits, MLX's CPU backend adds up
-            // products in the type of the result, so only float32 is compared.
+            // Only float32 is compared with MLX: for 16-bit results, and for weights of three or
+            // six bits, MLX's CPU backend adds up products in the type of the result.
             if dtype == Dtype::Float32 && rows * n * k < 300_000 {
                 let op = move |x: &[Array]| {
                     Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])
@@ -100,8 +101,8 @@ pub(super) fn quantized_linear(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// The inputs are x, the norm's weight, the bias and the residual. A result adds 64 products of
-/// numbers up to 9, in f32.
+/// Tests a product with all options. The inputs are x, the norm's weight, the bias and the
+/// residual. A result is an f32 sum of 64 products of numbers up to 9.
 pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     for format in [FORMATS[3], FORMATS[7]] {
         let w = weight(format, 5, 64, Dtype::Float32, 26)?;
@@ -129,8 +130,9 @@ pub(super) fn quantized_linear_with_everything(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Five roundings, the first of which is multiplied with B. With many rows the weights are rounded
-/// too. The inputs are x, A and B, and the base if it is not given.
+/// The op rounds five times, and the product with B multiplies the error of the first rounding.
+/// With many rows, the decoded weights are rounded too. The inputs are x, A and B, and also the
+/// base if `base` is `None`.
 fn lora(base: Option<(LinearWeight, Vec<f64>)>, [n, k]: [i32; 2], dtype: Dtype) -> Conformance {
     let (base, held) = base.unzip();
     let held = held.map(|values| Tensor::new([n as usize, k as usize], values));
@@ -202,8 +204,8 @@ pub(super) fn lora_linear(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Fixed two-bit codes. A weight is a product and a sum, each rounded to the type, like MLX's on
-/// the CPU.
+/// Tests `dequantize` with fixed two-bit codes. A weight is a product and a sum. Each is rounded to
+/// the type, as on MLX's CPU backend.
 pub(super) fn dequantize(hold: &Hold<'_>) -> Checked {
     const WORDS: [u32; 4] = [0x1234_5678, 0x9abc_def0, 7, 1 << 31];
     fn products(x: &[Tensor]) -> impl Iterator<Item = (f64, f64)> {

@@ -7,8 +7,8 @@ use crate::reference_loops::{self, Sums};
 use super::inputs::{Checked, simulated};
 use super::{composed, derivatives_of_ops, exact, only, Hold};
 
-/// Reduces the last axis, or all axes for `None`. The first function removes the reduced axes, and
-/// the second keeps them.
+/// Two functions that reduce the last axis, or all axes for `None`. The first function removes the
+/// reduced axes, and the second keeps them with length 1.
 type Op = [fn(&Array, Option<i32>) -> Result<Array>; 2];
 
 const OPS: [(&str, Op); 5] = [
@@ -19,7 +19,8 @@ const OPS: [(&str, Op); 5] = [
     ("norm", [ops::norm, ops::norm_keepdims]),
 ];
 
-/// The exact result, and the sum of the magnitudes of its terms, on the result's scale.
+/// Returns the exact result, and a number to which its error is proportional: the sum of the terms'
+/// magnitudes, in the scale of the result.
 fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;
@@ -32,7 +33,8 @@ fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     }
 }
 
-/// Reduces each row or the whole array, once without the reduced axes and once with them.
+/// Reduces each row or all elements. Returns the result twice: without the reduced axes, and with
+/// them.
 fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor> {
     let rank = x.shape.len();
     let rows = if axes.is_none() { 0 } else { rank - 1 };
@@ -42,10 +44,10 @@ fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor>
     vec![Tensor::new(&x.shape[..rows], values.clone()), Tensor::new(kept, values)]
 }
 
-/// Chains of up to about 64 additions, whose rounding errors average out, and then one rounding to
-/// the type. MLX adds in one chain, so its error grows with the length of the chain; it adds 16-bit
-/// numbers in 16 bits. In f32 the same bound holds for MLX. In 16 bits the peer is MLX's f32 op,
-/// rounded.
+/// Our op adds in chains of up to about 64 additions, whose rounding errors average out, and then
+/// rounds once to the type. MLX adds in one chain, so its error grows with the length of the chain.
+/// MLX also adds 16-bit numbers in 16 bits, so the peer for 16-bit types is MLX's f32 op, whose
+/// result is then rounded.
 fn row(name: &'static str, op: Op, axes: Option<i32>) -> Conformance {
     let both = move |x: &[Array]| Ok(vec![op[0](&x[0], axes)?, op[1](&x[0], axes)?]);
     Conformance::new(format!("{name} {}", axes.map_or("All", |_| "Last")), both, move |x| {
@@ -97,8 +99,8 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
             ] {
                 row = row.sizes(&[&[rows, axis]]);
             }
-            // Numbers with few bits are often equal. If several are the largest, `max` has no
-            // derivative.
+            // In 16 bits, random numbers are often equal. If several numbers are the largest, `max`
+            // has no derivative, so it gets only small shapes here.
             let short = name == "max";
             let many: &[&[i32]] = if short { &[] } else { &[&[2, 5, 31], &[2, 3, 1, 100], &[600]] };
             for shape in [&[3, 3][..], &[7, 1], &[6]].iter().chain(many) {
@@ -107,7 +109,8 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
             if axes.is_none() {
                 row = row.shapes(&[&[]]);
             }
-            // The sum of no numbers is 0 and their mean NaN; `max` refuses them.
+            // The sum of no numbers is 0, and their mean is NaN. `max` refuses axes without
+            // elements.
             let nothing = [&[0][..], &[3, 0], &[2, 0, 3], &[0, 3]];
             let from = if name == "max" { 3 } else { 0 };
             for shape in &nothing[from..if name == "max" && axes.is_none() { 3 } else { 4 }] {
@@ -119,7 +122,8 @@ pub(super) fn reductions(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Enough rows that none is split, and enough pieces that the pieces become longer.
+/// Tests 256 rows, which the kernel does not split, and one row that would need more than the
+/// maximum number of pieces, so the pieces become longer.
 pub(super) fn many_rows_and_many_pieces(hold: &Hold<'_>) -> Checked {
     if simulated() {
         return Ok(()); // ten million elements would take minutes

@@ -26,7 +26,8 @@ pub fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// A series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!.
+/// Computes erf from a series of positive terms: exp(-x²) times the sum of 2^n x^(2n+1) / (2n+1)!!,
+/// times 2 / sqrt(pi).
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         return x.signum();
@@ -48,7 +49,7 @@ pub fn gelu_tanh(x: f64) -> f64 {
     x / 2.0 * (1.0 + inner.tanh())
 }
 
-/// A rotation of `x`, `[batch, heads, seq, features]`, and its angles.
+/// A rotary embedding of an array `[batch, heads, seq, features]`.
 pub struct Rope<'a> {
     pub shape: [usize; 4],
     pub dims: usize,
@@ -56,7 +57,7 @@ pub struct Rope<'a> {
     /// The `dims / 2` periods.
     pub freqs: Vec<f64>,
     pub scale: f64,
-    /// One offset, or one per batch entry.
+    /// One offset for all batch entries, or one for each.
     pub offsets: &'a [i32],
 }
 
@@ -71,9 +72,9 @@ impl Rope<'_> {
         (t as f64 + f64::from(offset)) * self.scale / self.freqs[i]
     }
 
-    /// The rotated elements. Each has a factor: the length of its pair times (1 + |angle|), which
-    /// bounds the effect of an error in the angle or the coordinates. Zero where nothing is
-    /// computed.
+    /// Returns the rotated elements, and a factor for each element that bounds the effect of an
+    /// error in the angle or the coordinates. The factor is the length of the pair times (1 +
+    /// |angle|), and zero for elements that are not rotated.
     pub fn apply(&self, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let [_, heads, seq, features] = self.shape;
         let mut out = x.to_vec();

@@ -1,6 +1,7 @@
-//! The innermost loops of the tests' references. This crate is optimized even in test builds.
+//! The inner loops of the reference implementations for tests. Cargo optimizes this crate even in
+//! test builds.
 
-/// The sum of the products, and the sum of their magnitudes.
+/// Returns the sum of the products, and the sum of their magnitudes.
 pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let (mut sum, mut reach) = (0.0, 0.0);
     for (a, b) in a.iter().zip(b) {
@@ -10,7 +11,7 @@ pub fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     (sum, reach)
 }
 
-/// The results of all reductions of the same numbers.
+/// The results of several reductions of the same numbers.
 pub struct Sums {
     pub sum: f64,
     /// The sum of the magnitudes.
@@ -20,7 +21,7 @@ pub struct Sums {
     pub max: f64,
 }
 
-/// Reduces these numbers; the sums are added in order.
+/// Computes all reductions. The numbers are added in order.
 pub fn sums(x: &[f64]) -> Sums {
     let mut all = Sums { sum: 0.0, reach: 0.0, squares: 0.0, max: f64::NEG_INFINITY };
     for &v in x {
@@ -34,7 +35,7 @@ pub fn sums(x: &[f64]) -> Sums {
     all
 }
 
-/// Uniform numbers in [-scale, scale), equal for equal seeds.
+/// Uniform random numbers in [-scale, scale). Equal seeds give equal numbers.
 pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d;
     let mut next = || {
@@ -48,9 +49,9 @@ pub fn values(count: usize, seed: u64, scale: f32) -> Vec<f32> {
     (0..count).map(|_| next() * scale).collect()
 }
 
-/// The numbers of a packed matrix, decoded bit by bit: `inputs` codes of `bits` bits per row, a
-/// scale for each `group` of them, and a bias if codes are integers. Without biases, codes are
-/// floats of 4 or 8 bits.
+/// Decodes the numbers of a packed matrix. A row has `inputs` codes of `bits` bits, and each group
+/// of `group` codes has a scale. If there are biases, the codes are integers, and each group has a
+/// bias. Otherwise the codes are floats of 4 or 8 bits.
 pub fn decoded(
     words: &[u32],
     inputs: usize,
@@ -78,7 +79,8 @@ pub fn decoded(
     numbers
 }
 
-/// An 8-bit float: a sign, four exponent bits, three mantissa bits, no infinities.
+/// Decodes an 8-bit float with a sign, four exponent bits and three mantissa bits. The format has
+/// no infinities.
 pub fn fp8(code: u32) -> f64 {
     let (exponent, mantissa) = ((code >> 3 & 15) as i32, f64::from(code & 7));
     let magnitude = match exponent {

@@ -7,7 +7,8 @@ use mlx_primitives::{builtin, ops};
 use super::inputs::{Checked, ulp};
 use super::{derivatives_of_ops, exact, only, reference, Hold};
 
-/// Inputs: x, the offset, and the periods unless there is a base.
+/// The options of a call of `rope`. Its inputs are x, the offset, and the periods if there is no
+/// base.
 #[derive(Clone, Copy, Debug)]
 struct Rotation {
     dims: i32,
@@ -16,14 +17,15 @@ struct Rotation {
     scale: f32,
 }
 
-/// Whether the result must equal MLX's. MLX's sines and cosines differ with Apple's libraries and
-/// on a GPU.
+/// Returns true if every bit of the result must equal MLX's. With Apple's libraries and on a GPU,
+/// MLX computes other sines and cosines.
 pub(super) fn follows_mlx(compared: &Compared<'_>) -> bool {
     compared.backend == Backend::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 
 impl Rotation {
-    /// The rotated elements, and a factor for each element that its error is proportional to.
+    /// Returns the rotated elements, and for each element a factor to which its error is
+    /// proportional.
     fn exact(self, x: &[Tensor]) -> [Tensor; 2] {
         let (shape, rank) = (&x[0].shape, x[0].shape.len());
         let offsets: Vec<i32> = x[1].values.iter().map(|&offset| offset as i32).collect();
@@ -46,10 +48,10 @@ impl Rotation {
         [y, reach].map(|values| Tensor::new(shape.clone(), values))
     }
 
-    /// The angle has about five roundings of f32. The error of the logarithm of the base is
-    /// multiplied by up to ln(base), about 10. The sine, the cosine and both products are rounded
-    /// to the type. On Linux CPUs every bit equals MLX's. Derivatives rotate tangents up to 4 by
-    /// angles up to 118.
+    /// The angle has the error of about five f32 roundings. The error of the logarithm of the base
+    /// is multiplied by up to ln(base), about 10. The sine, the cosine and both products are
+    /// rounded to the type. On Linux with an x86-64 CPU, every bit equals MLX's. Derivatives rotate
+    /// tangents of up to 4 by angles of up to 118.
     fn row(self, input: Input) -> Conformance {
         let Self { dims, traditional, base, scale } = self;
         Conformance::new(
@@ -64,7 +66,7 @@ impl Rotation {
             },
         )
         .inputs(&[Input::Float(-3.0, 3.0), input, Input::Float32(0.5, 3.5)])
-        // Products of subnormal numbers have few significant bits.
+        // Extreme inputs include subnormal numbers, whose products have few significant bits.
         .bounds(|compared| Bound::ulps(if compared.check == Check::Extremes { 1.0 } else { 0.0 }))
         .errors(move |compared| {
             let times = match compared.peer {
@@ -74,7 +76,8 @@ impl Rotation {
             };
             let [_, reach] = self.exact(compared.inputs);
             let last = 2.0 * ulp(1.0, compared.dtype);
-            // A pair of ordinary numbers has a length below 16 at any angle.
+            // The factor of a pair of ordinary numbers grows with the angle, but the rounded
+            // products are always below 16.
             let longest = if compared.check == Check::Extremes { f64::INFINITY } else { 16.0 };
             vec![reach.map(|v| times * (v * 8.0 * 2f64.powi(-23) + v.min(longest) * last))]
         })
@@ -84,7 +87,7 @@ impl Rotation {
                 // On an NVIDIA GPU, MLX's op writes outside its result if the strides are negative.
                 Ok(vec![builtin::rope(&x[0].contiguous()?, ops::Rope { dims, traditional, base, scale, offset, freqs })?])
             },
-            // Products of subnormal numbers add to the errors.
+            // Products of subnormal numbers have larger errors.
             |compared| if follows_mlx(compared) { Bound::default() } else { Bound::ulps(2.0) },
         )
         .extremes_as_peer()

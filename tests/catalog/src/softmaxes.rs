@@ -1,4 +1,4 @@
-//! Rows of `cross_entropy` and `masked_softmax`.
+//! Rows of the catalog for `cross_entropy` and `masked_softmax`.
 
 use mlx_primitives_check::{Bound, Check, Compared, Conformance, Input, Tensor};
 use mlx_primitives::ops::{self, CrossEntropy, MaskedSoftmax};
@@ -25,13 +25,13 @@ fn losses(x: &[Tensor], options: CrossEntropy) -> Tensor {
     Tensor::new(x[1].shape.clone(), rows.map(of).collect::<Vec<_>>())
 }
 
-/// The f32 computation has the error of logsumexp and of the differences of a few numbers up to 12.
-/// The result is then rounded once. MLX's composition rounds every step: the shifted logits, up
-/// to 6, the logarithm, up to 10, the scores and their combinations; and MLX adds up a mean in 16
-/// bits.
+/// The f32 result has the error of logsumexp, and of the differences of a few numbers up to 12. It
+/// is then rounded once. MLX's composition of ops rounds every step: the shifted logits, which are
+/// at most 6, the logarithm, which is at most 10, the scores and their combinations. MLX also adds
+/// up a mean in 16 bits.
 ///
-/// Gradients have probabilities with errors of about 30 ulps, and are then rounded once. Forward
-/// mode rounds every step, as a composition does.
+/// A gradient uses probabilities with errors of about 30 ulps, and is then rounded once. The
+/// forward-mode derivative is a composition of ops, which rounds every step.
 pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     for options in [
         PLAIN,
@@ -83,8 +83,8 @@ pub(super) fn cross_entropy(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Rules that mask keys. If there is a second input, it is a mask with one number or bool per
-/// score.
+/// The options of a call of `masked_softmax`. Its inputs are the scores and, if present, a mask
+/// with a number or a bool for each score.
 #[derive(Clone, Copy, Debug)]
 struct Hiding {
     scale: f32,
@@ -102,7 +102,7 @@ impl Hiding {
         }
     }
 
-    /// The value of the mask, the second input, at each score.
+    /// Returns the value of the mask for each score.
     fn mask(x: &[Tensor]) -> Option<Vec<f64>> {
         let (mask, shape) = (x.get(1)?, &x[0].shape);
         let own = [vec![1; shape.len() - mask.shape.len()], mask.shape.clone()].concat();
@@ -134,9 +134,9 @@ impl Hiding {
         x[0].values.iter().enumerate().map(score).collect()
     }
 
-    /// The error of softmax. Scores differ by up to 6, or by up to 12 with a mask. Every
-    /// implementation rounds a score, and this error counts twice: in the score and in the largest
-    /// score.
+    /// The error is as for softmax. Scores differ by up to 6, or by up to 12 with a mask. Our op
+    /// and MLX's round the scores. This error counts twice: for the score itself and for the
+    /// largest score.
     fn row(self) -> Conformance {
         let mask = if self.bools { Input::Bool } else { Input::Float(-3.0, 3.0) };
         Conformance::new(format!("masked_softmax, {self:?}"), self.op(), move |x| {
@@ -243,7 +243,8 @@ pub(super) fn masked_softmax_of_every_size(hold: &Hold<'_>) -> Checked {
             let deep = [2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4];
             row = row.sizes(&[&deep, &[2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 4]]).sizes(&[&deep, &deep]);
             hold(only(Check::Values, row))?;
-            // MLX's composition needs an axis of queries.
+            // A vector has no axis of queries. MLX's composition needs one, so these rows have no
+            // peer.
             hold(only(Check::Values, hiding.row().sizes(&[&[100]]).sizes(&[&[100], &[100]])))?;
         }
     }

@@ -1,4 +1,4 @@
-//! Rows of ops that add exponentials.
+//! Rows of the catalog for ops that add exponentials: softmax and logsumexp.
 
 use mlx_primitives_check::{Bound, Check, Compared, Conformance, Tensor};
 use mlx_primitives::{Dtype, builtin, ops};
@@ -6,11 +6,12 @@ use mlx_primitives::{Dtype, builtin, ops};
 use super::inputs::{Checked, ulp};
 use super::{axis, exact, exponential, reference, row_sizes, Hold};
 
-/// f32: x - max is rounded once, and the exponential multiplies this error by the range of 6, which
-/// gives 3 ulps. The exponential adds its own error, the reciprocal and the product add two ulps,
-/// and a sum of positive terms in 16 chains adds two, or three if a chain has more than a thousand
-/// terms. MLX adds in fewer chains: a random walk of one-ulp steps over the whole axis. 16-bit: the
-/// last rounding, and a second one if the last bit of the f32 result changes it.
+/// In f32, x - max is rounded once. The exponential multiplies this error by the range of x, which
+/// is 6, and so adds 3 ulps. It also adds its own error. The reciprocal and the product add two
+/// ulps. The sum of positive terms in 16 chains adds two ulps, or three if a chain has more than a
+/// thousand terms. MLX adds in fewer chains, so its error is a random walk of one-ulp steps over
+/// the full axis. In 16 bits, the error is the last rounding. Two results can round differently if
+/// their f32 results differ.
 pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "softmax",
@@ -37,8 +38,8 @@ pub(super) fn softmax(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 100_000, 1, 0))
 }
 
-/// If a row has an infinite maximum and a NaN, the result is infinite in the kernels, but not in
-/// MLX's op.
+/// The logsumexp of a row. If the maximum is infinite and the row has a NaN, our kernels return
+/// infinity, but MLX's op returns NaN.
 fn logarithm(row: &[f64]) -> f64 {
     let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if max == f64::INFINITY || max == f64::NEG_INFINITY && !row.iter().any(|v| v.is_nan()) {
@@ -47,10 +48,10 @@ fn logarithm(row: &[f64]) -> f64 {
     row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max
 }
 
-/// The error of a logarithm before it is rounded. Each exponential has its error in ulps and half
-/// an ulp of its argument, which is at most 6 here. The sum has a random walk of ulps over MLX's
-/// single chain. A relative error of the sum is an absolute error of its logarithm. Adding the
-/// maximum rounds once more.
+/// The error of logsumexp before it is rounded to the type. Each exponential has its own error, and
+/// the error of its argument: half an ulp of a number of at most 6. MLX adds in a single chain, so
+/// the error of its sum is a random walk. A relative error of the sum is an absolute error of its
+/// logarithm. The addition of the maximum rounds once more.
 fn unrounded(compared: &Compared<'_>) -> f64 {
     let walk = (axis(compared.inputs) as f64).sqrt();
     (exponential(compared) + 8.0 + walk) * f64::from(f32::EPSILON)
@@ -83,7 +84,8 @@ pub(super) fn logsumexp(hold: &Hold<'_>) -> Checked {
     hold(row_sizes(row.vmap_bounds(exact), 50_000, 1, 0))
 }
 
-/// The logarithm is rounded to the type and then subtracted from the row, as two separate ops do.
+/// Checks `log_softmax`. It rounds the result of logsumexp to the type and then subtracts it from
+/// the row, like two separate ops.
 pub(super) fn log_softmax(hold: &Hold<'_>) -> Checked {
     let row = Conformance::new(
         "log_softmax",

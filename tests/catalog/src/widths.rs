@@ -1,4 +1,4 @@
-//! Tests whether the bits of a row depend on which other rows are computed with it.
+//! Tests whether the bits of a row's result depend on the other rows of the same call.
 
 mod cases;
 
@@ -9,25 +9,26 @@ use mlx_primitives::{Array, Dtype, Result};
 
 pub use cases::{all, few};
 
-/// The numbers of tokens in the steps that read a prompt.
+/// The step sizes with which a prompt is processed, in tokens.
 const STEPS: [usize; 5] = [1, 7, 64, 100, 512];
 
 type Run = dyn Fn(&[i32]) -> Result<Array>;
 
-/// The rows of an op. Any of them can be computed together.
+/// The rows of an op's input, any set of which the op can compute in one call.
 pub struct Rows {
     pub name: String,
     pub dtype: Dtype,
     count: usize,
-    /// Whether the rows are positions of a text. Then only adjacent rows are computed together.
+    /// True if the rows are the positions of a sequence. Then a call computes only adjacent rows.
     text: bool,
-    /// Computes the results of the rows at these indices; rows are the first axis of the results.
+    /// Computes the results of the rows with these indices in one call. The first axis of the
+    /// result is the rows.
     run: Box<Run>,
 }
 
-/// The numbers of rows that were computed together, and the numbers at which the bits of a row
-/// differed from the bits of the row alone. In a prompt, the bits are compared with those of the
-/// prompt in one step.
+/// The result of a comparison. `widths` counts the numbers of rows (widths) that a call computed.
+/// `differ` lists the widths at which a row's bits differed from the expected bits. The expected
+/// bits come from a call with the row alone or, in the order of prompts, from a call with all rows.
 pub struct Width {
     pub name: String,
     pub dtype: Dtype,
@@ -65,14 +66,14 @@ impl Rows {
         Ok(all.chunks(each.max(1)).map(bits).collect())
     }
 
-    /// The sets of rows that are computed together in one call.
+    /// Returns the sets of rows to compute in one call each.
     fn sets(&self, order: RowOrder) -> Vec<Vec<i32>> {
         let count = self.count;
         let part = |from: usize, to: usize| (from as i32..to as i32).collect::<Vec<_>>();
         let mut sets = Vec::new();
         if order == RowOrder::Prompt {
             for step in STEPS.into_iter().filter(|&step| step <= 2 * count) {
-                // Cut at multiples of the step, and at the same distances after an odd first part.
+                // Cut the prompt at multiples of the step, or 5 rows after each multiple.
                 for begin in [0, 5] {
                     let cuts = (begin..count).step_by(step);
                     sets.extend(cuts.map(|from| part(from, count.min(from + step))));
@@ -93,11 +94,11 @@ impl Rows {
         sets
     }
 
-    /// Compares the bits of rows in sets of every width.
+    /// Computes the rows in calls of all widths, and compares their bits.
     ///
     /// # Errors
     ///
-    /// The error of the op.
+    /// Returns the error of the op.
     pub fn compare(&self, order: RowOrder) -> Result<Width> {
         with_row_order(order, || {
             let all: Vec<i32> = (0..self.count as i32).collect();

@@ -1,4 +1,5 @@
-//! The rows of each op whose bits are compared at several widths.
+//! Lists ops with the rows whose bits are compared at several widths. A width is the number of rows
+//! of a call.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CpuActivations, Linear, LinearWeight, QuantizedLinear,
@@ -18,10 +19,11 @@ fn taken(x: &Array, rows: &[i32]) -> Result<Array> {
     x.take(&Array::from_slice(rows, [rows.len() as i32])?, 0)
 }
 
-/// Adds every op of the catalog whose inputs and results have rows; the rows of `x` are as long as
-/// a layer's.
+/// Adds the ops of the catalog whose inputs and results have rows. If an op works along rows, they
+/// have 129 elements.
 fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
-    // The other ops have separate cases, except sum_of_squares, which adds up all rows.
+    // The first three ops have separate cases. `sum_of_squares` adds up all rows, so it has no rows
+    // to compare.
     let others = ["attention", "linear", "lora_linear", "sum_of_squares"];
     for op in OPS.iter().filter(|op| !others.contains(&op.name)) {
         const COUNT: i32 = 66;
@@ -48,8 +50,8 @@ fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
     Ok(())
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)` of normalized rows y. On NVIDIA GPUs one kernel computes it for
-/// one row.
+/// Adds `silu(y · Gateᵀ) * (y · Upᵀ)` of normalized rows y. For one row, an NVIDIA GPU runs a
+/// single kernel.
 fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<()> {
     let (x, norm) = (random(&[count, k], dtype, 1)?, random(&[k], dtype, 7)?);
     let (gate, up) = (small(&[n, k], dtype, 2)?, small(&[n, k], dtype, 3)?);
@@ -65,8 +67,8 @@ fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<(
     Ok(())
 }
 
-/// Products with plain weights. k is not a multiple of a vector's length, or is longer than a
-/// block.
+/// Adds products with plain weights. One k exceeds a block and is not a multiple of a vector's
+/// length.
 fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     for (n, k) in [(37, 1029), (100, 64)] {
         let count = if k == 64 { 256 } else { 66 };
@@ -96,9 +98,9 @@ fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     Ok(())
 }
 
-/// Products with packed weights, whose rows have only whole chunks or also a remainder.
+/// Adds products with packed weights. A row consists of full chunks, with or without a remainder.
 fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
-    // On a GPU, kernels for K-quants exist only for float32.
+    // A GPU has kernels for K-quants only in float32.
     let k_quants = K_QUANTS.into_iter().filter(|_| dtype == Dtype::Float32);
     for format in FORMATS.into_iter().chain(k_quants) {
         let (group, bits, mode) = format;
@@ -160,7 +162,7 @@ fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     Ok(())
 }
 
-/// The steps that a call of attention has besides scaled dot products.
+/// The options of a call of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rule {
     Causal,
@@ -174,12 +176,12 @@ enum Rule {
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Plain,
-    /// The features of a head are not adjacent in memory.
+    /// The features of a head are not contiguous in memory.
     Strided,
     Bits(i32),
 }
 
-/// Keys or values `[batch, heads, keys, features]` as the arrays of this form.
+/// Converts keys or values `[batch, heads, keys, features]` to the arrays of a storage form.
 fn stored(x: &Array, stored: Stored) -> Result<Vec<Array>> {
     match stored {
         Stored::Plain => Ok(vec![x.clone()]),
@@ -206,7 +208,8 @@ fn attend(q: &Array, [k, v]: [&[Array]; 2], options: Attention<'_>) -> Result<Ar
     ops::attention_quantized(q, k, v, bits, 64, options)?.transpose([0, 2, 1, 3])
 }
 
-/// Adds the positions of a text that follow `past` others, and texts of one position each.
+/// Adds the positions of a sequence after its first `past` positions. With [`Rule::Bools`], it also
+/// adds a batch of sequences with one position each.
 fn attention(
     all: &mut Vec<Rows>,
     dtype: Dtype,
@@ -273,13 +276,13 @@ fn attention(
     Ok(())
 }
 
-/// A few short rows of each kernel, so that a simulator can run them. They cover products by bands
-/// and by tiles, and attention over more keys than the first split, or the first split of prompts,
-/// holds.
+/// A few short rows for each kernel, which a simulator can run in little time. They run the kernels
+/// for few rows and the kernels for tiles of rows. Attention has enough keys for at least two
+/// splits, in the order of tokens and in the order of prompts.
 ///
 /// # Errors
 ///
-/// If MLX cannot make the inputs.
+/// Returns an error if MLX cannot make the inputs.
 pub fn few() -> Result<Vec<Rows>> {
     let (mut all, dtype, count) = (Vec::new(), Dtype::Bfloat16, 17);
     let (n, k) = (9, 192);
@@ -312,11 +315,11 @@ pub fn few() -> Result<Vec<Rows>> {
     Ok(all)
 }
 
-/// The rows of every op in every type; fewer if `quick`.
+/// The rows of every op in every type. If `quick`, returns only one in seven.
 ///
 /// # Errors
 ///
-/// If MLX cannot make the inputs.
+/// Returns an error if MLX cannot make the inputs.
 pub fn all(quick: bool) -> Result<Vec<Rows>> {
     let mut all = Vec::new();
     for dtype in DTYPES {
