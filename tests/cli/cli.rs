@@ -1,4 +1,4 @@
-//! Tests the command as people and programs call it.
+//! Tests the command's most important uses, by people and by programs.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -84,8 +84,8 @@ fn info_shows_versions_and_kernels() {
     assert_eq!(run(&["bench", "--threads", "0"]).status.code(), Some(2));
 }
 
-/// The program refuses MLX's library when it first uses it, if its version is not the version of
-/// the headers.
+/// If the version of MLX's library differs from the version of the headers, the program refuses the
+/// library at its first use.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn another_libmlx_at_load_is_refused_naming_both_versions() {

@@ -1,5 +1,5 @@
-//! The command in a faulty environment. It always ends soon, prints one clear sentence and exits
-//! with 0, 1 or 2.
+//! Tests the command in a faulty environment. It must always end soon, print one clear sentence,
+//! and exit with the code 0, 1 or 2.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -18,19 +18,20 @@ use crate::support::models::DEMO;
 use crate::support::models::variant;
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
-/// A command that takes longer is considered to hang. The slowest command here takes a second.
+/// If a command takes longer, the test fails. The slowest command in this file takes a second.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// How a command ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The exit code; `None` if a signal ended the process.
+    /// The exit code, or `None` if a signal ended the process.
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-/// Waits for a child whose output is piped. Kills it after [`LIMIT`], which fails the test.
+/// Waits for a child process and collects its piped output. Kills the child after [`LIMIT`], and
+/// then the test fails.
 pub fn ended(mut child: Child) -> Ended {
     fn text(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
         thread::spawn(move || {
@@ -59,7 +60,7 @@ pub fn ended(mut child: Child) -> Ended {
 fn start(command: &mut Command, input: &str) -> Child {
     let piped = command.stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("the command");
-    // The command may end before it has read all of its input.
+    // The command may end before it has read all its input, so errors are ignored.
     let _ = child.stdin.take().expect("its stdin").write_all(input.as_bytes());
     child
 }
@@ -74,14 +75,16 @@ fn run_with(arguments: &[&str], input: &str, set: impl FnOnce(&mut Command)) -> 
     ended(start(&mut command, input))
 }
 
-/// Runs the command from a shell that first runs `shell`, which may close a stream or set a limit.
+/// Runs the command in a shell, after the shell code `shell`, which may close a stream or set a
+/// limit.
 pub fn run_after(shell: &str, arguments: &[&str], input: &str) -> Ended {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{shell} exec \"$0\" \"$@\""), COMMAND]).args(arguments);
     ended(start(command.stdout(Stdio::piped()), input))
 }
 
-/// Checks for an error of one sentence that has these parts, and nothing on stdout.
+/// Checks that the command printed an error of one sentence with these parts, and nothing on
+/// stdout.
 #[track_caller]
 pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -92,8 +95,8 @@ pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     }
 }
 
-/// Every command with arguments that make it write to stdout soon, and its input. `{}` is a new
-/// directory.
+/// For every command: arguments with which it soon writes to stdout, and its input. `{}` stands for
+/// a new directory.
 const WRITERS: [(&[&str], &str); 18] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
@@ -155,7 +158,7 @@ fn a_closed_stdout_is_a_failure() {
     });
 }
 
-/// Closes the pipe after one byte, like `generate | head -c 1`.
+/// The reader closes the pipe after one byte, like `generate | head -c 1`.
 #[test(simulated = never)]
 fn a_reader_that_goes_away_ends_the_command_quietly() {
     each_writer(|arguments, input| {
@@ -169,7 +172,7 @@ fn a_reader_that_goes_away_ends_the_command_quietly() {
     });
 }
 
-/// A model's directory with every file that the command may open.
+/// Makes a model's directory with every file that the command may open.
 fn whole_model() -> anyhow::Result<TempDir> {
     let folder = variant(Dtype::Float32, |_, _| {});
     for (name, text) in [
@@ -190,7 +193,8 @@ fn whole_model() -> anyhow::Result<TempDir> {
     Ok(folder)
 }
 
-/// Reading a named pipe would wait for a writer, and reading /dev/zero would never end.
+/// If the command read a named pipe, it would wait for a writer. If it read /dev/zero, it would
+/// never end. So it must refuse special files.
 #[test(simulated = never)]
 fn special_files_are_refused_by_name() -> Checked {
     let folder = whole_model()?;
@@ -277,7 +281,8 @@ fn bits_and_groups_of_caches_are_checked_first() {
         let arguments = ["generate", "x", "--kv-bits", "8", "--kv-group-size", value];
         assert_refused(&run(&arguments), 2, &["--kv-group-size", "[possible values: 32, 64, 128]"]);
     }
-    // The heads of the demo model have 32 features.
+    // The default of --kv-group-size is 64, which does not divide the 32 features of the demo
+    // model's heads.
     for arguments in [
         &["generate", "x", "--kv-bits", "8"][..],
         &["chat", "--kv-bits", "8"],
@@ -314,7 +319,7 @@ fn invalid_variables_are_bad_usage() {
     }
 }
 
-/// The error names the line that is too long, and the command answers the next line.
+/// If a line is too long, the error names the line, and the command answers the next line.
 #[test(simulated = never)]
 fn a_chat_goes_on_after_a_line_that_is_too_long() {
     let long = "word ".repeat(400);

@@ -15,7 +15,8 @@ pub fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// Runs the command with this input. A command that refuses its arguments reads none of it.
+/// Runs the command with this input. A command that refuses its arguments does not read the input,
+/// so errors of the write are ignored.
 pub fn piped(arguments: &[&str], input: &str) -> Output {
     let mut child = command(arguments).stdin(Stdio::piped()).spawn().unwrap();
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());

@@ -1,4 +1,4 @@
-//! Interrupted generations end well.
+//! Tests that interrupted generations end with success and a report.
 
 use std::process::Command;
 use std::thread;
@@ -8,7 +8,7 @@ use harness::roles::{LIMIT, Player, rounds};
 
 use crate::support::Checked;
 
-/// Waits until a process handles SIGINT.
+/// Waits until a process has installed a handler for SIGINT.
 fn wait_for_handler(id: u32) -> Checked {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -23,8 +23,8 @@ fn wait_for_handler(id: u32) -> Checked {
     anyhow::bail!("process {id} handles no SIGINT");
 }
 
-/// Interrupts the command while the model loads, while the prompt is read, and while tokens are
-/// generated.
+/// Interrupts the command at random times: while it loads the model, processes the prompt, or
+/// generates tokens.
 #[test(simulated = never)]
 fn interrupted_generations() -> Checked {
     let long_prompt = "Once upon a time there was a little girl. ".repeat(15);

@@ -1,4 +1,4 @@
-//! An environment variable with an invalid value is an error that names the variable and its valid
+//! If an environment variable has an invalid value, the error names the variable and its valid
 //! values.
 
 use std::fs;
@@ -10,7 +10,7 @@ use crate::support::compare::numbers;
 use crate::support::input::random;
 use crate::support::{Checked, root};
 
-/// The error of the command with this variable.
+/// Runs the command with this variable, and returns its error message.
 fn refused(name: &str, value: &str) -> Checked<String> {
     let output = command(&["generate", "Once upon a time", "-m", "2"]).env(name, value).output()?;
     assert_eq!(output.status.code(), Some(2), "{name}={value}: {}", stderr(&output));
@@ -28,7 +28,8 @@ fn unusable_values_are_refused() -> Checked {
         assert!(said.contains("off (") && said.contains("file ("), "{said}");
         assert!(said.contains(&format!("got {value:?}")), "{said}");
     }
-    // MLX reads some of these as 0, with which it never ends, and others as a different number.
+    // MLX itself would read some of these values as 0, with which it never ends, and others as a
+    // wrong number.
     for value in ["0", "-1", "x", "", "20x", "99999999999"] {
         let said = refused("MLX_BFS_MAX_WIDTH", value)?;
         assert!(said.contains("a whole number from 1 to 2147483647"), "{said}");
@@ -49,8 +50,8 @@ fn unusable_values_are_refused() -> Checked {
     Ok(())
 }
 
-/// If a program does not check the variables, its ops return an error. They neither hang nor choose
-/// other kernels.
+/// If a program does not check the variables itself, its ops return an error. They do not hang, and
+/// do not silently choose other kernels.
 #[test]
 fn programs_get_errors_of_their_ops() -> Checked {
     for (name, value) in [("MLX_BFS_MAX_WIDTH", "0"), ("MLX_PRIMITIVES_TUNE", "x")] {
@@ -91,7 +92,7 @@ fn usable_values_run() -> Checked {
     Ok(())
 }
 
-/// The command knows every variable that the sources read by name.
+/// The command must accept every environment variable that the sources read by name.
 #[test(simulated = never)]
 fn variables_of_the_sources_are_known() -> Checked {
     let root = root();

@@ -1,4 +1,4 @@
-//! Failures of files and memory while a model is read, run or written.
+//! Tests failures of files and of memory allocation while a model is read, run or written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,8 @@ use crate::support::{Checked, message};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_FAULTS";
 
-/// Runs one of these tests in a child process, from a shell that first runs `shell`.
+/// Runs a test of this file in a child process. A shell first runs `shell`, which may set a limit,
+/// and then starts the child.
 fn in_child(shell: &str, test: &str, folder: &Path) -> Checked {
     let child = Command::new("sh")
         .args(["-c", &format!("{shell} exec \"$0\" \"$@\"")])
@@ -36,7 +37,7 @@ fn in_child(shell: &str, test: &str, folder: &Path) -> Checked {
     Ok(())
 }
 
-/// The files of a folder and their contents.
+/// Returns the names and contents of the files of a folder.
 fn contents(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let read = |entry: std::io::Result<fs::DirEntry>| {
         let path = entry?.path();
@@ -46,7 +47,7 @@ fn contents(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     fs::read_dir(folder)?.map(read).collect()
 }
 
-/// Low-rank updates of a few kilobytes.
+/// Makes adapters (low-rank updates) whose file has a few kilobytes.
 fn adapters(llama: &Llama, rank: i32) -> anyhow::Result<Adapters> {
     let name = "model.layers.3.self_attn.v_proj".to_owned();
     let update = Lora::initial(llama.projection_shape(&name)?, rank, 2.0)?;
@@ -61,7 +62,7 @@ fn prompt_cache(checkpoint: &Checkpoint, tokens: usize) -> anyhow::Result<Prompt
     Ok(generation.into_prompt_cache()?)
 }
 
-/// Paths at which even root cannot write a file, and the reason for each.
+/// Returns paths at which even root cannot write a file, with the reason for each.
 fn unwritable(folder: &Path) -> anyhow::Result<Vec<(String, &'static str)>> {
     let file = folder.join("file");
     fs::write(&file, "")?;
@@ -95,15 +96,15 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
     }
     let cache = folder.path().join("cache.bin");
     assert!(message(PromptCache::check_path(&cache)).contains("ends in .safetensors"));
-    // A check leaves no files or folders.
+    // A successful check must not create files or folders.
     ModelFiles::check_path(folder.path().join("a/b/c"))?;
     PromptCache::check_path(folder.path().join("x.safetensors"))?;
     assert_eq!(contents(folder.path())?.len(), 1);
     Ok(())
 }
 
-/// A limit for the size of a file simulates a full disk, which would need a mount. In both cases
-/// the write that exceeds the limit fails.
+/// A limit for the size of files simulates a full disk, because a real one would need a mount. In
+/// both cases, a write that goes beyond the limit fails.
 #[test(simulated = never)]
 fn incomplete_writes_leave_the_old_files() -> Checked {
     if let Some(folder) = std::env::var_os(CHILD) {
@@ -113,7 +114,7 @@ fn incomplete_writes_leave_the_old_files() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     prompt_cache(&checkpoint, 2)?.save(folder.path().join("prompt.safetensors"))?;
     adapters(&checkpoint.llama, 1)?.save(folder.path().join("adapters"), &checkpoint.llama)?;
-    // 16 blocks are 8 or 16 kB, depending on the shell.
+    // `ulimit -f 16` is a limit of 8 or 16 kB: the size of a block depends on the shell.
     in_child(
         "trap '' XFSZ; ulimit -f 16;",
         "incomplete_writes_leave_the_old_files",
@@ -160,7 +161,8 @@ fn saves_fail(folder: &Path) -> Checked {
     Ok(())
 }
 
-/// Weights are read by system calls, not mapped, so a file that becomes shorter is an error.
+/// The loader reads weights with system calls instead of mapping the file. So if another process
+/// truncates the file, the loader returns an error.
 #[test(simulated = never)]
 fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     for lazily in [true, false] {
@@ -184,7 +186,8 @@ fn a_file_truncated_while_it_is_read_is_an_error() -> Checked {
     Ok(())
 }
 
-/// Ops that convert an input. The inputs have 16 million float32, int64 and float16 numbers.
+/// An op that converts an input to another type. Its arguments are arrays of 16 million float32,
+/// int64 and float16 numbers.
 type Converting = fn(&Array, &Array, &Array) -> mlx_primitives::Result<Array>;
 
 fn conversions() -> [(&'static str, Converting); 15] {
@@ -223,7 +226,8 @@ fn conversions() -> [(&'static str, Converting); 15] {
     ]
 }
 
-/// The evaluation of one op fails, and the next ones succeed.
+/// If an op gets no memory, its evaluation returns an error. Later evaluations succeed when there
+/// is memory again.
 #[cfg(target_os = "linux")] // other systems do not enforce the limit
 #[test(simulated = never)]
 fn memory_that_the_system_refuses_is_an_error() -> Checked {
@@ -241,7 +245,8 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             }
         };
         assert!(said.contains("no memory for "), "{said}");
-        // An op that copies an input with strides reports that the copy has no memory.
+        // If an op must copy an input that has strides, and there is no memory for the copy, the op
+        // returns an error.
         let row = Array::ones::<f32>(&[1 << 10])?;
         let wide = row.broadcast_to([1 << 14, 1 << 10])?;
         let strided = [x.t()?, wide, x.i((.., step(.., 2)))?, x.i(1..)?.t()?];
@@ -257,7 +262,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             ops::logsumexp,
             |x| ops::masked_softmax(x, ops::MaskedSoftmax::default()),
         ];
-        // Takes the remaining memory, except for less than a quarter of x's size.
+        // Allocates the remaining memory, except for less than a quarter of x's size.
         let quarter = x.i(0..1 << 12)?;
         let mut fill = || {
             for part in [&x, &quarter] {
@@ -281,7 +286,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             refused(name, op(&x, &integers, &narrow));
         }
         drop(kept);
-        // After the memory is free again, a model loads and runs.
+        // After the memory is free again, a model can be loaded and run.
         let checkpoint = Checkpoint::load(DEMO)?;
         let tokens =
             checkpoint.generate(&[5, 6], &Options { max_tokens: 8, ..Options::default() })?;
@@ -292,7 +297,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     let limit = "ulimit -v 2500000;"; // kilobytes: room for the program and its threads
     in_child(limit, "memory_that_the_system_refuses_is_an_error", folder.path())?;
 
-    // An allocation failure in Rust's collections ends the command with a sentence.
+    // If a Rust collection cannot allocate memory, the command ends with an error message.
     let folder = variant(Dtype::Float32, |_, _| {});
     fs::File::create(folder.path().join("tokenizer.json"))?.set_len(8 << 30)?;
     let arguments = ["generate", "x", "--model", text_of(folder.path())];
@@ -300,7 +305,8 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
     Ok(())
 }
 
-/// The limit is a guideline: work that exceeds it waits for memory, and still finishes.
+/// MLX's memory limit is only a guideline. If work exceeds the limit, MLX waits for memory to
+/// become free, and still finishes the work.
 #[test(simulated = never)]
 fn a_low_memory_limit_changes_no_token() -> Checked {
     if std::env::var_os(CHILD).is_some() {

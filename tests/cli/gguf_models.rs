@@ -1,4 +1,4 @@
-//! Runs every command with every format of model file.
+//! Runs the commands with GGUF model files in every supported arrangement.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,9 @@ use crate::command::{piped, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::gguf::{Entry, Gguf, bytes_speaker};
 
-/// The token that follows each token: after "a" come "bc" and the end of a turn, and after that a
-/// text that continues.
+/// The test model predicts the next token from the last token alone: each pair is a token and its
+/// successor. After "a" it generates "bc" and an end-of-turn token. After that token it generates
+/// text without an end.
 const NEXT: [(u32, u32); 6] = [(97, 98), (98, 99), (99, 259), (259, 100), (100, 101), (101, 100)];
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}";
 
@@ -33,7 +34,7 @@ fn model() -> Gguf {
     file
 }
 
-/// Writes the two halves of a model beside each other, and returns the path of the second one.
+/// Splits a model into two files in one folder, and returns the path of the second file.
 fn write_halves(folder: &Path, whole: &Gguf) -> anyhow::Result<std::path::PathBuf> {
     let mut halves = [whole.clone(), Gguf::default()];
     halves[1].tensors = halves[0].tensors.split_off(5);
@@ -77,18 +78,18 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
     let parts = TempDir::new()?;
     works(&write_halves(parts.path(), &model())?)?;
 
-    // Some writers leave out empty lists.
+    // Some programs that write GGUF files leave out empty lists.
     let mut without_merges = model();
     without_merges.remove("tokenizer.ggml.merges").write(&alone)?;
     ensure!(Checkpoint::load(&alone)?.tokenizer.encode("abc")? == [97, 98, 99]);
 
-    // The hub's cache names files by their hash, without an extension.
+    // A cache may name files by their hash, without an extension.
     let hashed = folder.path().join("sha256-0123");
     fs::copy(&alone, &hashed)?;
     works(&hashed)?;
 
-    // The directory that `quantize` writes has the values of the file's entries, and runs like the
-    // file.
+    // `quantize` writes a directory. Its configuration has the values of the GGUF file's metadata,
+    // and the model runs like the file.
     let directory = folder.path().join("packed");
     let packed = [
         "quantize",
@@ -112,8 +113,8 @@ fn every_command_runs_a_file_alone_with_a_tokenizer_in_parts_and_as_a_directory(
     works(&path)
 }
 
-/// Compares the greedy tokens of a file with attention and of the directory that `quantize` or
-/// `fuse` writes from it. The rows of the file's query weights are in llama.cpp's order.
+/// Compares the logits of a GGUF file with the logits of the directory that `quantize` writes from
+/// it. The file has the rows of its query weights in llama.cpp's order.
 #[test]
 fn conversions_compute_what_the_file_does() -> Checked {
     let fixtures = crate::support::root().join("tests/fixtures/checkpoints");
@@ -133,8 +134,8 @@ fn conversions_compute_what_the_file_does() -> Checked {
     let (expected, got) = (logits(&file)?, logits(&packed)?);
     let largest = expected.iter().fold(0f32, |all, value| all.max(value.abs()));
     let apart = expected.iter().zip(&got).fold(0f32, |all, (a, b)| all.max((a - b).abs()));
-    // Eight bits change a weight by at most half a percent of its group's range. Rows in a wrong
-    // order would change the logits by as much as their size.
+    // Quantization to eight bits changes a weight by at most half a percent of its group's range.
+    // If the rows were in a wrong order, the logits would change by about their own magnitude.
     ensure!(apart < 0.1 * largest, "{apart} of {largest}");
     let of_four_bits = fixtures.join("gguf-q4_0/model.gguf");
     let again = ["quantize", "--model", text_of(&of_four_bits), "--output"];
@@ -154,7 +155,7 @@ fn texts_end_where_entries_or_well_known_texts_say() -> Checked {
         file.write(&path)?;
         Ok(Checkpoint::load(&path)?.eos)
     };
-    // The tokens </s>, <|im_end|> and <|endoftext|> end a text because of their names.
+    // The loader recognizes the end tokens </s>, <|im_end|> and <|endoftext|> by their names.
     let always = [257, 259, 260];
     let with = |more: &[u32]| {
         let mut all = [&always[..], more].concat();
@@ -184,7 +185,7 @@ fn texts_end_where_entries_or_well_known_texts_say() -> Checked {
         })?,
         with(&[])
     );
-    // The tokens in generation_config.json beside the file end texts too.
+    // The tokens in a generation_config.json in the same folder are end tokens too.
     fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 66}"#)?;
     let mut found = ends(&|_| {})?;
     found.sort_unstable();

@@ -1,5 +1,5 @@
-//! `mlx-primitives ops` prints each row when it is measured, and an interrupted comparison keeps
-//! its rows.
+//! `mlx-primitives ops` compares the latencies of ops, and prints a row as soon as it is measured.
+//! If it is interrupted, the rows printed so far are complete.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::command::{command, stdout};
 use crate::support::{Checked, simulated};
 
-/// Longer than the slowest machine takes; --quick plans for 80 seconds.
+/// More time than the slowest machine needs. With --quick, the command plans to take 80 seconds.
 const LIMIT: Duration = Duration::from_secs(200);
 
 fn start(arguments: &[&str]) -> Checked<Child> {
@@ -30,7 +30,8 @@ fn status(child: &mut Child) -> Checked<Option<i32>> {
     }
 }
 
-/// Interrupts a comparison of all ops after some lines, and returns all of stdout and stderr.
+/// Starts a comparison of all ops, interrupts it after `lines` lines, and returns the complete
+/// stdout and stderr.
 fn interrupted(arguments: &[&str], lines: usize) -> Checked<(String, String)> {
     let mut child = start(arguments)?;
     let mut reader = BufReader::new(child.stdout.take().context("a pipe")?);
@@ -68,7 +69,7 @@ fn interrupted_comparisons_keep_their_rows() -> Checked {
     Ok(())
 }
 
-/// Columns are aligned although each row is written before the next one is measured.
+/// The columns must be aligned, although the command prints a row before it measures the next row.
 #[test]
 fn tables_and_objects_have_the_same_rows() -> Checked {
     if simulated() {
@@ -88,8 +89,8 @@ fn tables_and_objects_have_the_same_rows() -> Checked {
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout)?;
     assert_eq!(rows.len(), parts.iter().map(|part| part.len() - 2).sum::<usize>(), "{table}");
     assert_eq!(stdout(&output).lines().count(), rows.len() + 2, "an object on each line");
-    // On a busy machine, MLX's op may seem too slow for its largest case. The command then leaves
-    // it out.
+    // On a busy machine, the command may decide that MLX's op is too slow for the largest case, and
+    // skip it.
     let left_out = |row: &&Value| row["builtin_left_out_us"].is_number();
     assert!(rows.iter().filter(left_out).count() < rows.len() / 2, "{rows:?}");
     for row in rows.iter().filter(|row| !left_out(row)) {

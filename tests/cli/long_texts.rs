@@ -1,5 +1,6 @@
-//! Long texts are split into parts. Their tokens must equal the tokens of the whole text, as the
-//! `tokenizers` crate computes them. The least number of tokens must not exceed the actual number.
+//! The tokenizer splits long strings into parts. The tokens of the parts must equal the tokens that
+//! the `tokenizers` crate computes for the complete string. The tokenizer also computes a lower
+//! bound of the number of tokens, which must not exceed the actual number.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +12,14 @@ use crate::support::Checked;
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The character that GPT-2's vocabularies write for a byte.
+/// Returns the character that represents a byte in GPT-2's vocabularies.
 fn written(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let before = (0..byte).filter(|byte| !printable(*byte)).count() as u32;
     if printable(byte) { char::from(byte) } else { char::from_u32(0x100 + before).unwrap() }
 }
 
-/// A byte-pair model of all bytes and these words, each of which merges two tokens.
+/// Makes a byte-pair model. Its vocabulary has all bytes, and for each pair the merged token.
 fn model(bytes: bool, pairs: &[(&str, &str)]) -> Value {
     let mut vocab: BTreeMap<String, usize> = BTreeMap::new();
     let mut add = |token: String| {
@@ -86,8 +87,8 @@ const WORDS: [(&str, &str); 9] = [
     ("Ã", "©"),
 ];
 
-/// The kinds of tokenizers that Llama models have, with names. The last value tells whether the
-/// crate can compute the least number of tokens.
+/// Returns named tokenizers of the kinds that Llama models have. The last value is true if our
+/// tokenizer can compute a useful lower bound of the number of tokens.
 fn tokenizers() -> Vec<(&'static str, Value, bool)> {
     let words = |more: &[(&'static str, &'static str)]| model(true, &[&WORDS, more].concat());
     let spaces = |more: &[(&'static str, &'static str)]| {
@@ -165,7 +166,8 @@ fn tokenizers() -> Vec<(&'static str, Value, bool)> {
             tokenizer(json!(null), metaspace("always", true), spaces(&[])),
             true,
         ),
-        // The tokenizer does not split these texts at spaces.
+        // Tokens of the next tokenizers may contain a space or a line break, so the string must not
+        // be split there.
         (
             "joined words",
             tokenizer(json!(null), metaspace("first", false), spaces(&[("e", "▁"), ("e▁", "t")])),
@@ -210,7 +212,7 @@ fn tokenizers() -> Vec<(&'static str, Value, bool)> {
     ]
 }
 
-/// A text of words, numbers, spaces, lines, special tokens and other scripts.
+/// Makes a random string of words, numbers, spaces, line breaks, special tokens and other scripts.
 fn text(random: &mut fastrand::Rng, length: usize) -> String {
     let parts = [
         "the",
@@ -284,7 +286,7 @@ fn parts_have_the_tokens_of_the_whole() -> Checked {
     Ok(())
 }
 
-/// A prompt of ten megabytes is refused before it is tokenized, also in a conversation.
+/// `generate` and `chat` refuse a prompt of ten megabytes before they tokenize it.
 #[test(simulated = never)]
 fn prompts_that_cannot_fit_are_refused_at_once() {
     for prompt in ["a".repeat(10_000_000), "Once upon a time, ".repeat(550_000)] {
@@ -295,7 +297,7 @@ fn prompts_that_cannot_fit_are_refused_at_once() {
             assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
             let said = stderr(&output);
             assert!(said.contains("expected a prompt of 1 to 256 tokens, got at least "), "{said}");
-            // Tokenizing the prompt takes minutes in a debug build.
+            // In a debug build, it would take minutes to tokenize the prompt.
             assert!(started.elapsed().as_secs() < 30, "{command}: {:?}", started.elapsed());
         }
     }

@@ -1,5 +1,4 @@
-//! Fine-tuning by the command: its reports and files, killed and resumed runs, and the commands of
-//! the book's page about it.
+//! Tests fine-tuning with the command: its reports and files, and killed and resumed runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,7 @@ use crate::command::{command, run, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::DEMO;
 
-/// A folder of texts for training, validation and testing.
+/// Makes a folder of data sets for training, validation and testing.
 pub fn texts() -> Checked<TempDir> {
     let folder = TempDir::new()?;
     let line = |number: usize| {
@@ -84,7 +83,7 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     let lines: Vec<Value> =
         stdout(&output).lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
 
-    // The losses that calls of the library give.
+    // Compute the expected losses with calls of the library.
     let demo = Checkpoint::load(DEMO)?;
     let load = |name: &str| Dataset::load(&at(name), &demo, None, false);
     let (train, valid, test) = (load("train.jsonl")?, load("valid.jsonl")?, load("test.jsonl")?);
@@ -116,7 +115,8 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     }
     let tested = evaluate(&trainer.model()?, &test, 4, 2048, None, || {})?;
     assert_eq!(lines.len(), expected.len() + 1);
-    // serde_json may change the last bit of a number when it reads it.
+    // serde_json may change the last bit of a number that it reads, so the expected numbers are
+    // read by it too.
     let read = |loss: f64| serde_json::from_str::<f64>(&loss.to_string()).ok();
     for (line, (name, step, loss)) in lines.iter().zip(&expected) {
         assert_eq!((line["iteration"].as_u64(), line[name].as_f64()), (Some(*step), read(*loss)));
@@ -131,7 +131,7 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     assert!(drawn.starts_with("<svg") && drawn.contains("validation"), "{drawn:.200}");
     assert!(saved.join("0000004_adapters.safetensors").exists());
 
-    // The files can be used beside the weights, and can be added to them.
+    // The saved adapters can be loaded together with the model, and can be merged into its weights.
     let again = ["--test", "--data", text_of(data.path()), "--adapter-path", text_of(&saved)];
     let again = run(&[&["lora", "--model", DEMO, "--json"], &again[..]].concat());
     let object: Value = serde_json::from_slice(&again.stdout)?;
@@ -144,8 +144,8 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     Ok(())
 }
 
-/// A run that is killed or interrupted at any moment, and then resumed, writes the same bytes as a
-/// run without interruption. The base is packed.
+/// Kills or interrupts runs at random times and resumes them. They must write the same bytes as a
+/// run without interruption. The base model is quantized.
 #[test(simulated = never)]
 fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
     let data = texts()?;
@@ -197,8 +197,8 @@ fn killed_runs_end_with_the_bytes_of_whole_ones() -> Checked {
                 takes.mul_f32((0.1 + 0.7 * fastrand::f32()) * (attempt + 1) as f32 / 2.0),
             );
             let signal = [libc::SIGKILL, libc::SIGINT][attempt % 2];
-            // SAFETY: `kill` accesses no memory, and the child has not been waited for, so its id
-            // is still valid.
+            // SAFETY: `kill` accesses no memory. The child's id is still valid, because nothing has
+            // waited for the child yet.
             unsafe { libc::kill(child.id() as i32, signal) };
             let output = child.wait_with_output()?;
             let said = stderr(&output);

@@ -1,6 +1,6 @@
 //! The tests of the command.
 
-// `#[test]` registers a test with the harness.
+// The harness replaces Rust's `#[test]`: the attribute registers a test with the harness.
 #[macro_use]
 extern crate harness;
 

@@ -1,4 +1,4 @@
-//! A program loads only a metallib that was built from the same sources.
+//! Tests that a program loads only a metallib that was built from the same sources.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,8 @@ use crate::support::build::marker;
 use crate::support::compare::is_nvidia;
 use crate::support::{Checked, root};
 
-/// The layout of parameters may differ in other sources, so their metallib would read wrong values.
+/// Other versions of the sources may have other layouts of kernel parameters. The kernels of their
+/// metallib would then read wrong values.
 #[test(simulated = never)]
 fn a_metallib_of_other_sources_is_refused_by_name() -> Checked {
     if is_nvidia(device::default_device()?) {

@@ -1,5 +1,5 @@
-//! Each option of the command is listed where it has an effect, and is refused by name where its
-//! value is impossible.
+//! Tests the options of the command. The help of a subcommand lists an option only if the option
+//! has an effect there. If the value of an option is impossible, the error names the option.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::command::{command, run, stderr, stdout};
 use crate::support::Checked;
 
-/// Runs a command with a text on stdin.
+/// Runs a command with `input` on stdin.
 fn with_input(arguments: &[&str], input: &str) -> Checked<Output> {
     let mut child = command(arguments)
         .stdin(Stdio::piped())
@@ -88,7 +88,7 @@ fn unknown_commands_of_a_chat_are_no_messages() -> Checked {
     Ok(())
 }
 
-/// A speed is reported only if enough tokens were measured.
+/// The command reports a speed only if it measured enough tokens.
 #[test]
 fn speeds_are_those_of_enough_tokens() -> Checked {
     let generate = |tokens: &str, more: &[&str]| {
@@ -183,7 +183,7 @@ fn info_says_which_mlx_is_loaded_and_what_decides() -> Checked {
     assert!(text("choices").starts_with("built-in rule: "), "{object}");
     assert_eq!(text("built_with_mlx"), mlx_primitives::device::mlx_versions().0, "{object}");
     assert!(!text("built_with_mlx_of").is_empty(), "{object}");
-    // If the loader prefers another path of the library, the output names that path.
+    // If the dynamic loader finds MLX's library at another path first, the output names that path.
     #[cfg(target_os = "linux")]
     {
         let folder = tempfile::tempdir()?;

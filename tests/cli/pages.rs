@@ -1,6 +1,7 @@
-//! The commands of README, of the book and of CONTRIBUTING.md. Each of them is run here and prints
-//! the output that the page shows, or a script of the tests runs it, or a comment says why it is
-//! not run.
+//! Tests the commands that README.md, CONTRIBUTING.md and the book show. Commands of
+//! `mlx-primitives` run here, and must print the output that the page shows. Other commands must
+//! appear in a script that CI runs. A comment in the page can exclude a block of commands, with the
+//! reason.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +16,7 @@ use crate::lora::texts;
 use crate::support::models::DEMO;
 use crate::support::{Checked, root};
 
-/// The files whose commands CI runs elsewhere.
+/// Files with commands that CI runs outside this test.
 const RUN_ELSEWHERE: [&str; 6] = [
     ".ci/run",
     ".github/workflows/ci.yml",
@@ -29,8 +30,8 @@ fn pages() -> Checked<Vec<PathBuf>> {
     let mut pages = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
     for entry in fs::read_dir(root().join("docs"))? {
         let path = entry?.path();
-        // scripts/follow_guide.sh runs the first page, and crates/metal-check/tests runs the
-        // second.
+        // scripts/follow_guide.sh runs the commands of the first page, and crates/metal-check/tests
+        // runs the commands of the second page.
         let elsewhere = ["write-your-own-primitive.md", "metal-check.md"];
         if !elsewhere.iter().any(|page| path.ends_with(page))
             && path.extension().is_some_and(|end| end == "md")
@@ -49,8 +50,9 @@ struct Step {
     output: Option<String>,
 }
 
-/// The commands of a page. A `console` block has them after `$ `, followed by their output, and an
-/// `sh` block has one in each line. A comment before a block excludes it.
+/// Returns the commands of a page. In a `console` block, a command follows `$ `, and its output
+/// follows in the next lines. In an `sh` block, each line is a command. A comment before a block
+/// excludes the block.
 fn steps(page: &Path) -> Checked<Vec<Step>> {
     let text = fs::read_to_string(page)?;
     let name = page.strip_prefix(root())?.display();
@@ -77,13 +79,13 @@ fn steps(page: &Path) -> Checked<Vec<Step>> {
     Ok(steps)
 }
 
-/// Whether a text equals the text of a page, in which `…` stands for any text.
+/// Returns true if `text` equals the text `shown` of a page. A `…` in `shown` matches anything.
 fn is_as_shown(text: &str, shown: &str) -> Checked<bool> {
     let parts: Vec<String> = shown.split('…').map(regex::escape).collect();
     Ok(Regex::new(&format!("(?s)^{}$", parts.join(".*")))?.is_match(text))
 }
 
-/// The text with one space between words.
+/// Replaces all white space between words with one space.
 fn bare(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -142,7 +144,7 @@ fn what_a_page_shows_is_compared() -> Checked {
     Ok(())
 }
 
-/// The errors that docs/troubleshooting.md quotes are in the sources, word for word.
+/// The errors that docs/troubleshooting.md quotes must be in the sources, word for word.
 #[test(simulated = never)]
 fn errors_of_the_page_are_those_of_the_sources() -> Checked {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md"))?;
@@ -162,7 +164,7 @@ fn errors_of_the_page_are_those_of_the_sources() -> Checked {
         }
     }
     sources += &fs::read_to_string(root().join("build.rs"))?;
-    // Join a string that continues in the next line of a source.
+    // Join string literals that continue in the next line of a source.
     let joined = Regex::new(r#"\\\n\s*|"\s*\n\s*""#)?.replace_all(&sources, "").into_owned();
     let mut count = 0;
     for line in ours {

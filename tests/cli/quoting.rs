@@ -1,5 +1,5 @@
-//! Errors quote about one line of a file at most, without control characters that a terminal would
-//! obey.
+//! Tests that errors quote at most about one line of a file, and no control characters that a
+//! terminal would obey.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::support::{Checked, safetensors};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
 
-/// A text that sets a window's title and colors, overrides the direction of text, and has several
-/// lines and a megabyte.
+/// A string of a megabyte with several lines. It contains control characters that set a terminal's
+/// title and colors and override the direction of text.
 fn hostile() -> String {
     format!("\u{1b}]0;title\u{7}\u{9b}31m\u{202e}\r\nerror: other\n{}", "x".repeat(1 << 20))
 }
@@ -218,7 +218,7 @@ fn paths_and_arguments_are_shown_in_one_line() {
     let text = error.to_string();
     assert!(text.starts_with("[op] expected a number, got \\u{1b}]0;title\\u{7}"), "{text}");
     assert!(text.ends_with("xxx") && text.contains(" … "), "{text}");
-    // A message that other code made, such as a compiler, keeps its lines.
+    // A message from other code, such as a compiler, keeps its line breaks.
     let error = Error::from("[kernel] line 1: error\n\tline 2\u{1b}");
     assert_eq!(error.to_string(), "[kernel] line 1: error\n\tline 2\\u{1b}");
 }

@@ -1,5 +1,5 @@
-//! Every command that reads a model or an adapter refuses the kinds that are not supported by name,
-//! before it writes a result.
+//! Tests that commands refuse models and adapters of unsupported kinds. The error names the kind,
+//! and the command writes no result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,8 @@ use crate::command::{piped, stderr, stdout, text_of};
 use crate::support::Checked;
 use crate::support::models::{DEMO, variant};
 
-/// Runs each command with the arguments, and expects an error with these parts and no result.
+/// Runs each command with the arguments. Checks that the error contains these parts, and that the
+/// command wrote no result.
 fn refused(what: &str, commands: &[&str], arguments: &[&str], parts: &[&str]) -> Checked {
     let out = tempfile::tempdir()?;
     let saved = out.path().join("saved");
@@ -94,7 +95,7 @@ fn adapters_of_other_kinds() -> Checked {
             vec![(format!("{PROJECTION}.weight"), vec![hidden, hidden])],
             "\"full\"",
         ),
-        // Tensors of DoRA whose configuration does not mention DoRA.
+        // These adapters have tensors of DoRA, but their configuration does not mention DoRA.
         (
             "magnitudes of mlx-lm",
             mlx("lora", q),
@@ -171,7 +172,7 @@ fn rotations_that_differ_by_kind_of_layer() -> Checked {
     Ok(())
 }
 
-/// For a folder with only weights, the error says where to get a tokenizer.
+/// If a folder has weights but no tokenizer, the error says where to get one.
 #[test]
 fn a_model_without_a_tokenizer() -> Checked {
     let folder = variant(Dtype::Float32, |_, _| {});

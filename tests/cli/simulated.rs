@@ -1,4 +1,4 @@
-//! Runs the tests of the command again in the Metal simulator.
+//! Runs the tests of the command again, with all kernels in the Metal simulator.
 
 use harness::simulated::{in_other_orders, once};
 

@@ -1,4 +1,4 @@
-//! `generate` and `chat` with all of their options.
+//! Tests `generate` and `chat` with all their options.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -21,7 +21,7 @@ pub fn json_of(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)))
 }
 
-/// The demo model with a chat template.
+/// Writes a copy of the demo model with a chat template.
 pub fn with_template() -> tempfile::TempDir {
     let directory = variant(Dtype::Float32, |_, _| {});
     let config = json!({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE});
@@ -186,9 +186,9 @@ fn chats_keep_the_conversation() -> Checked {
     let answers = stdout(&output);
     let lines: Vec<&str> = answers.lines().collect();
     assert_eq!(lines.len(), 3, "{answers:?}");
-    // After a reset, the command gives the first answer again.
+    // After /reset, the command gives the same answer as at first.
     assert_eq!(lines[0], lines[2]);
-    // The second turn does not compute the common prefix again.
+    // The second turn uses the cached keys and values of the common prefix.
     let figures = stderr(&output);
     let cached: Vec<bool> = figures
         .lines()
@@ -197,7 +197,7 @@ fn chats_keep_the_conversation() -> Checked {
         .collect();
     assert_eq!(cached, [false, true, false], "{figures}");
 
-    // A single call with the whole conversation gives the same answer.
+    // One call with the complete conversation must give the same answer.
     let checkpoint = Checkpoint::load(directory.path())?;
     let template = ChatTemplate::load(directory.path())?.expect("a template");
     let messages =
@@ -220,18 +220,18 @@ fn chats_without_a_template_go_on_with_the_text() -> Checked {
     let both = |prompt: &str| run(&["generate", prompt, "-m", "8"]);
     assert_eq!(format!("{first}\n"), stdout(&both(PROMPT)));
     assert_eq!(format!("{second}\n"), stdout(&both(&format!("{PROMPT}{first} One day"))));
-    // If stdin is a pipe, a prompt that does not fit ends the command with an error.
+    // If stdin is a pipe and a prompt is too long, the command ends with an error.
     let output = piped(&["chat"], &"word ".repeat(400));
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("a prompt of 1 to 256 tokens"));
     Ok(())
 }
 
-/// Ctrl-C ends the text, and the command still prints its report.
+/// Ctrl-C stops the generation, and the command still prints its report.
 #[cfg(unix)]
 #[test(simulated = once)]
 fn interrupted_texts_end_with_figures() -> Checked {
-    // A model that accepts long texts and never ends a text.
+    // The model accepts long sequences, and never samples the end token.
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["max_position_embeddings"] = json!(1 << 20);

@@ -1,4 +1,4 @@
-//! Options that `generate` and `chat` have in common with mlx-lm, and signals.
+//! Tests options that `generate` and `chat` have in common with mlx-lm. Also tests signals.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -13,8 +13,8 @@ use crate::support::Checked;
 use crate::support::models::variant;
 use crate::text_cli::with_template;
 
-/// A signal also ends the command in a phase that does not check for signals. Here the command
-/// splits a prompt of 24 MB into tokens, and the model has enough positions for it.
+/// A signal must end the command even while it runs code that does not check for signals. In this
+/// test the command tokenizes a prompt of 24 MB, which the model has enough positions for.
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_any_phase() -> Checked {
@@ -51,7 +51,7 @@ fn a_signal_ends_any_phase() -> Checked {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        // If the signal comes before the command has a handler, the system ends the process.
+        // If the signal comes before the command installs its handler, the system ends the process.
         assert!(matches!(status.code(), None | Some(0 | 130)), "{name} {signal}: {status}");
     }
     Ok(())
@@ -66,7 +66,9 @@ fn json_of(arguments: &[&str]) -> Value {
 fn options_are_read_as_by_mlx_lm() -> Checked {
     let text =
         |arguments: &[&str]| json_of(arguments)["text"].as_str().unwrap_or_default().to_owned();
-    // `\n` in an argument becomes a line break, but not in a prompt from stdin.
+    // The command converts `
+    //
+    // ` in an argument to a line break, but not in a prompt from stdin.
     let typed = json_of(&["generate", r"Once\n\tupon", "-m", "1", "--json"]);
     let real = json_of(&["generate", "Once\n\tupon", "-m", "1", "--json"]);
     assert_eq!((&typed["text"], &typed["prompt_tokens"]), (&real["text"], &real["prompt_tokens"]));
@@ -86,13 +88,14 @@ fn options_are_read_as_by_mlx_lm() -> Checked {
     }
     let output = run(&[&story[..], &["--extra-eos-token", "99999"]].concat());
     assert!(stderr(&output).contains("expected a token of the vocabulary"), "{}", stderr(&output));
-    // Without a limit, a text continues to an end token or the last position.
+    // With `-m -1` there is no limit: the generation continues to an end token or the last
+    // position.
     let whole = json_of(&["generate", "She held the ball very tight.", "-m", "-1", "--json"]);
     assert_eq!(whole["finish_reason"], "stop", "{whole}");
     assert!(whole["generated_tokens"].as_u64() > Some(2), "{whole}");
     let output = run(&["generate", "a", "-m", "-2"]);
     assert_eq!(output.status.code(), Some(2));
-    // Runs without a seed draw different tokens, and runs with the same seed draw the same ones.
+    // Runs without a seed sample different tokens. Runs with the same seed sample the same tokens.
     let drawn = ["generate", "Once upon a time", "-m", "12", "--temp", "1.5", "--json"];
     assert_ne!(text(&drawn), text(&drawn));
     let seeded = [&drawn[..], &["--seed", "7"]].concat();

@@ -1,4 +1,4 @@
-//! Downloads that end in the middle.
+//! Tests downloads that a signal interrupts.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use super::server::Fault;
 use super::{Place, demo, expected, succeeds};
 use crate::support::Checked;
 
-/// Interrupts or kills the command in the middle of a download.
+/// Interrupts or kills the command during a download. The next run must continue the download.
 #[test]
 fn a_download_that_was_interrupted_goes_on() -> Checked {
     for name in ["-INT", "-TERM", "-KILL"] {
@@ -19,10 +19,11 @@ fn a_download_that_was_interrupted_goes_on() -> Checked {
         place.server.fail(Fault::Slow);
         let mut command = place.generate("org/model");
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec, this calls only a function that is safe in a signal
-        // handler.
+        // SAFETY: between fork and exec, the closure calls only a function that is
+        // async-signal-safe.
         unsafe {
-            // If a shell starts the tests in the background, they ignore Ctrl-C.
+            // If a shell runs the tests in the background, they ignore SIGINT, and so would the
+            // child.
             command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
                 libc::SIG_ERR => Err(std::io::Error::last_os_error()),
                 _ => Ok(()),

@@ -1,4 +1,5 @@
-//! Models by their names on the hub. A server on this machine replaces the hub.
+//! Tests models that are given by their names on the Hugging Face hub. A server on this machine
+//! replaces the hub.
 
 #[cfg(unix)]
 mod interrupted;
@@ -22,7 +23,7 @@ const BLOBS: &str = "models--org--model/blobs";
 /// A token.
 const PROMPT: &str = "Once";
 
-/// The files of a repository: the demo model, and files that no command needs.
+/// The files of a test repository: the demo model, and files that no command should download.
 fn demo() -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
     for name in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
@@ -31,7 +32,7 @@ fn demo() -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     for name in ["README.md", ".gitattributes", "pytorch_model.bin", "onnx/model.onnx"] {
         files.insert(name.to_owned(), vec![b'x'; 1000]);
     }
-    // Paths that lead out of the cache.
+    // These paths lead out of the cache.
     files.insert("../../outside.json".into(), b"{}".to_vec());
     files.insert("model/../../outside.safetensors".into(), b"{}".to_vec());
     Ok(files)
@@ -73,7 +74,8 @@ impl Place {
         self.cache.path().join(name)
     }
 
-    /// The number of bytes of weights in the cache, in complete and incomplete files.
+    /// The size of the largest file in the cache, complete or incomplete. It is the file of the
+    /// weights.
     fn bytes(&self) -> u64 {
         let entries = fs::read_dir(self.path(BLOBS)).into_iter().flatten().flatten();
         let lengths = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
@@ -86,7 +88,7 @@ fn said(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// The text that the demo model generates.
+/// The text that the demo model generates for the prompt.
 fn expected() -> String {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
@@ -103,7 +105,7 @@ fn succeeds(command: &mut Command) -> anyhow::Result<String> {
     Ok(out)
 }
 
-/// Checks that a command fails with one line that contains these texts.
+/// Checks that a command fails with an error of one line that contains these strings.
 fn refused(command: &mut Command, texts: &[&str]) -> Checked {
     let output = command.output()?;
     let (out, err) = said(&output);
@@ -134,14 +136,15 @@ fn a_name_is_downloaded_once() -> Checked {
         let link = fs::read_link(&weights)?;
         assert!(link.starts_with("../../blobs"), "{}", link.display());
     }
-    // A second run needs neither the hub nor a connection, and other commands accept the name.
+    // A second run works without a request and without a connection, and other commands accept the
+    // name too.
     assert_eq!(succeeds(&mut place.generate("org/model"))?, expected);
     succeeds(place.generate("org/model").env("HF_HUB_OFFLINE", "1"))?;
     succeeds(&mut place.generate(&format!("org/model@{COMMIT}")))?;
     succeeds(&mut place.command(&["info", "--model", "org/model"]))?;
     succeeds(&mut place.command(&["generate", "a", "-m", "2", "--draft-model", "org/model"]))?;
     assert_eq!(place.server.requests(), [""; 0]);
-    // Another revision of the same commit uses the same files.
+    // If another revision is the same commit, the command uses the files in the cache.
     succeeds(&mut place.generate("org/model@refs/pr/1"))?;
     let requests = place.server.requests();
     assert!(requests.iter().all(|request| request.contains("/api/models/")), "{requests:?}");
@@ -183,7 +186,7 @@ fn a_path_that_exists_wins() -> Checked {
     std::os::unix::fs::symlink(DEMO, folder.path().join("org/model"))?;
     succeeds(place.generate("org/model").current_dir(folder.path()))?;
     assert_eq!(place.server.requests(), [""; 0]);
-    // The command sends no request for a path that does not have the form of a name.
+    // If a path does not have the form `owner/name`, the command sends no request.
     for path in ["/org/model", "./org/model", "../org/model", "org", "org/..", "org/a b", "org/m/n"]
     {
         refused(&mut place.generate(path), &["there is no such folder"])?;
@@ -196,7 +199,7 @@ fn a_path_that_exists_wins() -> Checked {
 fn a_download_goes_on_where_it_ended() -> Checked {
     let place = Place::new(demo()?)?;
     let size = fs::metadata(Path::new(DEMO).join("model.safetensors"))?.len() as usize;
-    // The connection breaks several times, and the command requests the rest each time.
+    // The connection breaks several times. Each time, the command requests the rest of the file.
     place.server.fail(Fault::BreaksAfter(size / 4));
     assert_eq!(succeeds(&mut place.generate("org/model"))?, expected());
     let requests = place.server.requests();
@@ -212,7 +215,8 @@ fn a_download_goes_on_where_it_ended() -> Checked {
 fn servers_without_parts_and_busy_ones() -> Checked {
     for fault in [Fault::NoRanges, Fault::Busy(2)] {
         let place = Place::new(demo()?)?;
-        // A part of an earlier download. The server would send the rest.
+        // Put a part of an earlier download into the cache. Without the fault, the server would
+        // send the rest.
         let hash = blake3::hash(&fs::read(Path::new(DEMO).join("model.safetensors"))?).to_hex();
         fs::create_dir_all(place.path(BLOBS))?;
         fs::write(place.path(BLOBS).join(format!("{hash}.incomplete")), vec![0; 10_000_000])?;
@@ -249,7 +253,8 @@ fn faults_of_the_hub() -> Checked {
         place.server.fail(fault);
         refused(&mut place.generate("org/model"), texts).with_context(|| format!("{fault:?}"))?;
         assert!(!place.cache.path().join("../outside").exists());
-        // When the hub works again, the command uses the files that it already has.
+        // After the fault is gone, the command succeeds, in spite of the incomplete files in the
+        // cache.
         place.server.fail(Fault::None);
         assert_eq!(succeeds(&mut place.generate("org/model"))?, expected(), "{fault:?}");
     }
@@ -279,7 +284,7 @@ fn models_that_cannot_be_had() -> Checked {
     refused(&mut place.generate("org/model"), gated)?;
     let wrong = &["the model is gated", "the token of HF_TOKEN or `hf auth login` has no right"];
     refused(place.generate("org/model").env("HF_TOKEN", "hf_wrong"), wrong)?;
-    // The token that `hf auth login` stores.
+    // The command reads the token that `hf auth login` stores.
     let home = tempfile::tempdir()?;
     fs::write(home.path().join("token"), format!("{TOKEN}\n"))?;
     succeeds(place.generate("org/model").env("HF_HOME", home.path()))?;
@@ -311,7 +316,7 @@ fn repositories_of_other_files() -> Checked {
     succeeds(&mut info(&place, "org/model/more/q2.gguf@main"))?;
     let asked = place.server.requests().iter().any(|request| request.contains("q4.gguf"));
     assert!(!asked, "a file that nobody wants was asked for");
-    // A part of a split file is missing, as after a download that was interrupted.
+    // Remove one file of a split model, as if its download had been interrupted.
     let parts = [1, 2].map(|part| format!("q4-{part:05}-of-00002.gguf"));
     let place = with(&[&parts[0], &parts[1]])?;
     let named = format!("org/model/{}", parts[0]);
@@ -329,7 +334,7 @@ fn repositories_of_other_files() -> Checked {
     refused(&mut info(&place, "org/model"), &bin)?;
     refused(&mut info(&with(&[])?, "org/model"), &["has no weights in safetensors or GGUF"])?;
 
-    // An index names files of weights, some of which are missing.
+    // The index names two files of weights, and one of them is missing.
     let mut files = demo()?;
     let index = r#"{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}"#;
     files.insert("model.safetensors.index.json".into(), index.into());
@@ -343,7 +348,8 @@ fn repositories_of_other_files() -> Checked {
     )
 }
 
-/// Files that people pass instead of a model, and incomplete downloads.
+/// Tests wrong files that people pass as a model, such as a single file of it or a pointer of Git
+/// LFS.
 #[test]
 fn files_that_are_no_models() -> Checked {
     let place = Place::new(demo()?)?;

@@ -1,5 +1,5 @@
-//! A server on this machine that speaks the protocol of the Hugging Face hub, with faults that a
-//! test chooses.
+//! A server on this machine with the protocol of the Hugging Face hub. A test can choose a fault of
+//! the server.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -15,29 +15,32 @@ pub const TOKEN: &str = "hf_right";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Each answer with bytes of weights ends after this number of bytes.
+    /// The connection breaks after this number of bytes in each response with weights.
     BreaksAfter(usize),
     /// The weights come slowly.
     Slow,
-    /// The weights have more bytes than the server says, or fewer.
+    /// The response has more bytes of weights than the server announced, or fewer (`Shorter`).
     Longer,
     Shorter,
     /// One byte of the weights is wrong.
     Altered,
-    /// The server ignores ranges and sends whole files.
+    /// The server ignores ranges and sends the full files.
     NoRanges,
-    /// The first answers have the status 503.
+    /// The server answers this number of requests with the status 503, and the requests after them
+    /// correctly.
     Busy(usize),
-    /// The server refuses to send the bytes of weights.
+    /// The server refuses to send the contents of weights.
     NoWeights,
-    /// No ETag, an ETag that is a path outside the cache, or a list or a file of another commit.
+    /// The next variants are: no ETag; an ETag that is a path outside the cache; a file of another
+    /// commit; and a list whose commit is a path outside the cache.
     NoEtag,
     EtagOutside,
     OtherCommit,
     CommitOutside,
     /// The list is not JSON.
     NoList,
-    /// A redirect to the same address, and one without an address.
+    /// The server redirects to the same address, or sends a redirect without an address
+    /// (`RedirectNowhere`).
     Redirects,
     RedirectNowhere,
 }
@@ -63,7 +66,8 @@ impl Server {
     pub fn start(files: BTreeMap<String, Vec<u8>>) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let address = format!("http://{}", listener.local_addr()?);
-        // Another host sends the bytes, as on the hub.
+        // On the hub, another host sends the contents of large files, so the test uses a second
+        // address.
         let storage =
             TcpListener::bind(("127.0.0.2", 0)).or_else(|_| TcpListener::bind("127.0.0.1:0"))?;
         let elsewhere = format!("http://{}", storage.local_addr()?);
@@ -89,12 +93,12 @@ impl Server {
         self.state().fault = fault;
     }
 
-    /// Refuses requests without the token.
+    /// Makes the server refuse requests without the token.
     pub fn gate(&self) {
         self.state().gated = true;
     }
 
-    /// The paths and ranges of the requests since the last call.
+    /// Returns the paths and ranges of the requests since the last call.
     pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.state().requests)
     }
@@ -169,8 +173,8 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
     let large = file.ends_with("safetensors") || file.ends_with("gguf");
     let etag = match fault {
         Fault::EtagOutside => "../../../outside".to_owned(),
-        // As on the hub, the ETag of a large file is its SHA-256, and other files have shorter
-        // hashes.
+        // As on the hub, the ETag of a large file is its SHA-256, and the ETag of other files is a
+        // shorter hash.
         _ if large => hex(ring::digest::digest(&ring::digest::SHA256, content).as_ref()),
         _ => hex(&blake3::hash(content).as_bytes()[..20]),
     };
@@ -206,7 +210,7 @@ fn list(stream: &TcpStream, name: &str, files: &BTreeMap<String, Vec<u8>>, fault
         return send(stream, "404 Not Found", &[("X-Error-Code", "RevisionNotFound".into())], b"");
     }
     if !name.starts_with("org/model/") {
-        // The hub does not reveal to a client without a token whether a model exists.
+        // The hub gives the same response for private models and for models that do not exist.
         return send(stream, "401 Unauthorized", &[("X-Error-Code", "RepoNotFound".into())], b"");
     }
     let siblings: Vec<_> =
@@ -217,7 +221,7 @@ fn list(stream: &TcpStream, name: &str, files: &BTreeMap<String, Vec<u8>>, fault
     send(stream, "200 OK", &[], text.as_bytes());
 }
 
-/// The first byte of a range, and the byte after its last one.
+/// Parses a range. Returns the index of its first byte, and the index after its last byte.
 fn part(length: usize, range: &str) -> Option<(usize, usize)> {
     let (start, end) = range.strip_prefix("bytes=")?.split_once('-')?;
     let start = start.parse().ok()?;

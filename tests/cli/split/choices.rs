@@ -1,5 +1,5 @@
-//! A model on two ranks, with the default settings of a user, and with the choices of the rule for
-//! GPUs.
+//! Runs a model on two ranks (processes that share the work), once with the default settings and
+//! once with the choices of kernels that the built-in rule makes for NVIDIA GPUs.
 
 use std::process::Command;
 
@@ -14,7 +14,8 @@ use crate::support::ranks::{LIMIT, Ranks};
 use crate::support::tune::{choices_file, key};
 use crate::support::{Checked, simulated};
 
-/// The text that a packed model generates in one process and on two ranks, with these variables.
+/// Returns the texts that a quantized model generates in one process and on two ranks. `tune` is
+/// the value of the environment variable for the choice of kernels.
 fn texts(model: &str, cache: &str, tune: Option<&str>, scheme: &str) -> Checked<[String; 2]> {
     let command = |several: bool| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mlx-primitives"));
@@ -52,8 +53,8 @@ fn packed_weights_on_two_ranks_by_every_choice() -> Checked {
             assert_eq!(one, two, "{name}, {scheme}");
         }
 
-        // A file that stores the choices of the rule for NVIDIA GPUs as if they were measured on
-        // this machine.
+        // Write a file of choices: it claims that this machine measured the choices of the rule for
+        // NVIDIA GPUs.
         let checkpoint = Checkpoint::load(&model)?;
         let prompt = checkpoint.tokenizer.encode("Once upon a time, a dog saw a big ball.")?;
         let options = Options { max_tokens: 2, ..Options::default() };

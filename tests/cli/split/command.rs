@@ -1,4 +1,5 @@
-//! The command on two ranks: what it prints and reads, and how it ends when a rank fails.
+//! Tests the command on two ranks (processes that share the work of a model): their output, their
+//! input, and their end after a rank fails.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -17,10 +18,10 @@ use crate::support::Checked;
 use crate::support::models::{checkpoints as root, variant};
 use crate::support::ranks::{LIMIT, Ranks};
 
-/// How long ranks may take to end after a fault. The timeout of the commands is 5 seconds.
+/// The time within which ranks must end after a fault. The timeout of the commands is 5 seconds.
 const END: Duration = Duration::from_secs(60);
 
-/// The output of rank 0. Rank 1 must print nothing.
+/// Runs the command on two ranks, and returns the output of rank 0. Rank 1 must print nothing.
 fn printed(arguments: &[&str]) -> Checked<String> {
     let ends = Ranks::start(2, |_| command(arguments))?.ends(LIMIT)?;
     for (rank, (status, _, err)) in ends.iter().enumerate() {
@@ -40,7 +41,8 @@ fn alone(arguments: &[&str]) -> Checked<String> {
 fn rank_0_prints_what_one_process_prints() -> Checked {
     let generate = ["generate", "Once upon a time", "-m", "24"];
     assert_eq!(printed(&generate)?, alone(&generate)?);
-    // The environment of these ranks sets one thread, and connecting already runs kernels.
+    // The environment of the ranks sets one thread. --threads must override it, although the ranks
+    // already run kernels when they connect.
     let threads = [&generate[..], &["--threads", "2"]].concat();
     assert_eq!(printed(&threads)?, alone(&generate)?);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../LICENSE-MIT");
@@ -95,7 +97,7 @@ fn the_command_takes_a_scheme() -> Checked {
     Ok(())
 }
 
-/// MLX built for CPUs does not support NCCL.
+/// An MLX that is built for CPUs does not support NCCL, so the command must refuse it.
 #[test(simulated = never)]
 fn ranks_of_nccl_are_refused_without_it() -> Checked {
     if mlx_primitives_ranks::is_available(mlx_primitives_ranks::Backend::Nccl) {
@@ -113,8 +115,8 @@ fn ranks_of_nccl_are_refused_without_it() -> Checked {
     Ok(())
 }
 
-/// With `gather`, a token needs 15 more exchanges, each of a millisecond here, and about half of
-/// the time to compute.
+/// With the scheme `gather`, a token needs 15 more exchanges than with `pipeline`, but about half
+/// of the computing time. On the link of this test, an exchange takes a millisecond.
 #[test(simulated = never)]
 fn info_says_which_scheme_a_link_wants() -> Checked {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
@@ -134,7 +136,7 @@ fn info_says_which_scheme_a_link_wants() -> Checked {
         let said = alone(&[&plan[..], &["--tokens-per-second", tps]].concat())?;
         assert!(said.contains(wanted), "{said}");
     }
-    // The model has four layers and four query heads.
+    // The model has four layers and four query heads, so it can be split over four ranks.
     let four =
         ["info", "--model", demo, "--ranks", "4", "--link", "0us,1Gbit", "--split", "gather"];
     assert!(alone(&four)?.contains("On this link 4 ranks want "));
@@ -185,8 +187,7 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
     Ok(())
 }
 
-/// The ranks do not compare their paths, here paths that are not valid text. They compare other
-/// arguments.
+/// The ranks compare their arguments, but not their paths. A path may be no valid UTF-8.
 #[test(simulated = never)]
 fn arguments_that_are_no_text() -> Checked {
     let missing = OsStr::from_bytes(b"/missing/\xff\xfe");
@@ -206,7 +207,7 @@ fn arguments_that_are_no_text() -> Checked {
             assert_eq!(out, "");
         }
     }
-    // Bytes that are not valid text are bad usage where an option expects text.
+    // A prompt must be valid UTF-8. Otherwise the command exits with the code for wrong usage.
     let prompt = |_| {
         let mut command = command(&["generate"]);
         command.arg(OsStr::from_bytes(b"\xff"));
@@ -218,7 +219,8 @@ fn arguments_that_are_no_text() -> Checked {
     Ok(())
 }
 
-/// A text that continues until a fault. Its model accepts long texts and never draws the end token.
+/// Starts two ranks that generate tokens without an end. The model accepts long sequences and never
+/// samples the end token.
 fn endless(scheme: &str) -> Checked<(Ranks, TempDir)> {
     let directory = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
