@@ -9,11 +9,11 @@ use crate::tune::{chosen, rows};
 /// `sum((x - mean(x))²) / n`.
 ///
 /// `x` is `[..., n]` with n >= 1; `weight` is `[n]` or `None` (all ones), `bias` is `[n]` or `None`
-/// (all zeros). The result has the shape of `x`. Its type is the one to which `x`, `weight` and, if
-/// there is a weight, `bias` promote. As in MLX's composition of ops, the normalized `x` is rounded
-/// to that type before it is multiplied by the weight, and the product is rounded before the bias
-/// is added. (MLX's own Metal kernel may fuse the multiplication and the addition, and then rounds
-/// once.)
+/// (all zeros). The result has the shape of `x`. Its type results from the promotion of `x`,
+/// `weight` and, if there is a weight, `bias`. As in MLX's composition of ops, the normalized `x`
+/// is rounded to that type before it is multiplied by the weight, and the product is rounded before
+/// the bias is added. (MLX's own Metal kernel may fuse the multiplication and the addition, and
+/// then rounds once.)
 ///
 /// Differentiable in `x`, `weight` and `bias`.
 ///

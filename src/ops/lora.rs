@@ -345,7 +345,7 @@ impl Lora {
     ///
     /// # Errors
     ///
-    /// Returns an error if the update does not have the extents of `base`, or `base` cannot be
+    /// Returns an error if the shape of the update does not fit `base`, or `base` cannot be
     /// quantized again.
     pub fn merge(&self, base: &LinearWeight) -> Result<LinearWeight> {
         self.moved(base, self.scale)

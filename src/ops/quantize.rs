@@ -85,10 +85,11 @@ pub enum CpuActivations {
     /// multiply bytes (with AVX-512 VNNI, ARM's `dotprod`, or AVX2 alone): see
     /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes). The error of normally
     /// distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an error of
-    /// 0.17 %), and the error of products is 0.6 % of their usual size. All other products are
-    /// [`Exact`](Self::Exact). Products with eight-bit weights on AVX2 are exact too, because bytes
-    /// save no time there. So are bfloat16 products on a processor with AMX, where rounding saved
-    /// no time (measured with 4 and 8 bits in groups of 64 and 128).
+    /// 0.17 %), and the error of products is 0.6 % of their usual size. In all other cases the
+    /// kernels do not round `x`, as with [`Exact`](Self::Exact). They do not round it for eight-bit
+    /// weights on AVX2, because bytes save no time there. They do not round it for bfloat16 on a
+    /// processor with AMX, because rounding saved no time (measured with 4 and 8 bits in groups of
+    /// 64 and 128).
     Int8,
 }
 

@@ -98,8 +98,8 @@ pub fn quantized_linear(
     run(x, &[weight], options, false)
 }
 
-/// Up to three products of one input, such as queries, keys and values, in one dispatch. The result
-/// is the results of [`quantized_linear`], joined along the last axis.
+/// Up to three products of one input, such as queries, keys and values, in one dispatch. Joins the
+/// results of [`quantized_linear`] along the last axis.
 ///
 /// `x` is `[..., k]`, normalized first if `norm` is given: see [`QuantizedLinear::norm`]. The
 /// weights have one format and the same `k`. Their `n` may differ: the result is `[..., sum of n]`.

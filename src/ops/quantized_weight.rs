@@ -64,7 +64,7 @@ impl QuantizedWeight {
     /// Sets how products round `x` on a CPU. The setting applies to
     /// [`quantized_linear`](crate::ops::quantized_linear),
     /// [`quantized_linears`](crate::ops::quantized_linears) and
-    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), in an op with several weights, the
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), and, if an op has several weights, the
     /// setting of the first weight applies.
     ///
     /// ```

@@ -34,8 +34,8 @@ use crate::tune::{Call, chosen};
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
-    // The file cpp/ops/rms_norm.cpp builds the node. SAFETY: the pointer is null or belongs to a
-    // borrowed array, which outlives the call.
+    // The file cpp/ops/rms_norm.cpp builds the node.
+    // SAFETY: the pointer is null or belongs to a borrowed array, which outlives the call.
     let built = unsafe { ffi::rms_norm(x.raw(), or_null(weight), eps) };
     chosen("rms_norm", || Call::of_rows(x), built)
 }

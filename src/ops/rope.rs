@@ -40,8 +40,8 @@ impl Offset<'_> {
     }
 }
 
-/// The options of [`rope`]. The caller must set `dims`. The defaults of the other fields are those
-/// of MLX's models.
+/// The options of [`rope`]. The caller must set `dims`. The other fields have the defaults of MLX's
+/// models.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
     /// The number of leading features to rotate, which must be even. Features after them do not

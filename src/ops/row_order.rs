@@ -16,7 +16,7 @@ pub enum RowOrder {
     /// [`Prompt`](Self::Prompt) for more rows.
     #[default]
     ByCount,
-    /// The order of a single row, for any number of rows. Decoding uses it, the verification of
+    /// The order of a single row, for any number of rows. It is for decoding, the verification of
     /// draft tokens, and batches of sequences.
     Tokens,
     /// The order of prompts, for any number of rows. A prompt may be processed in parts: attention

@@ -175,7 +175,7 @@ impl Encoded {
 /// The memory of `bound` must be valid to read.
 unsafe fn words(bound: &Bound) -> Vec<u32> {
     let at = std::ptr::with_exposed_provenance::<u8>(bound.at);
-    // SAFETY: the caller promises that the memory, a copy of the encoder, is valid to read.
+    // SAFETY: the caller promises that the memory, which the encoder copied, is valid to read.
     let bytes = unsafe { std::slice::from_raw_parts(at, bound.bytes) };
     bytes
         .chunks_exact(4)
@@ -231,7 +231,7 @@ pub(super) unsafe fn changed(
             (bound.at, bound.bytes) = (bound.at + bytes, bound.bytes.saturating_sub(bytes));
         }
     }
-    // MLX's encoder would refuse such a dispatch, so the change has been noticed.
+    // The encoder refuses such dispatches before they run, so the change counts as noticed.
     let threads: u64 = wrong.group.iter().map(|extent| u64::from(*extent)).product();
     if threads > 1024 || wrong.grid.iter().chain(&wrong.group).any(|extent| *extent == 0) {
         return Err(failed(format_args!("{:?} groups of {:?}", wrong.grid, wrong.group)));

@@ -43,8 +43,8 @@ pub trait Arguments: sealed::Arguments {
     fn all(&self) -> Vec<&Array>;
 }
 
-/// The results of a closure: an [`Array`], or up to six in a tuple, or a Rust array or vector of
-/// them.
+/// The results of a closure: an [`Array`], a tuple of up to six arrays, or a Rust array or vector
+/// of arrays.
 ///
 /// The trait is sealed.
 ///

@@ -1,5 +1,5 @@
-//! Functions with another backward pass than the gradient of their graph: `checkpoint` recomputes
-//! the graph first, and `with_vjp` takes a hand-written derivative.
+//! Functions whose backward pass is not simply the gradient of their graph: `checkpoint` recomputes
+//! the intermediate results, and `with_vjp` takes a hand-written derivative.
 
 use super::bridge::ffi;
 use super::{Arguments, Closure, Outputs, behind, set_failure};

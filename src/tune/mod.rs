@@ -17,8 +17,9 @@
 //! [`with_choices`] selects other choices, because the order of sums in MLX's ops depends on the
 //! number of rows.
 //!
-//! With any other value, every op that has a choice returns an error. With `file`, it also returns
-//! an error if there is no file for this machine, this MLX and these kernels.
+//! With any other value of `MLX_PRIMITIVES_TUNE`, every op that has a choice returns an error. With
+//! `file`, it also returns an error if there is no file for this machine, this MLX and these
+//! kernels.
 //!
 //! ```
 //! use std::rc::Rc;
@@ -190,9 +191,9 @@ enum Rule {
     /// MLX's ops run matrix products, and attention with heads of 64 or 128 features, if the calls
     /// have more than eight rows of 16-bit numbers. Our kernels run all other calls.
     MatricesMlx,
-    /// MLX's ops run: matrix products, except for up to eight rows with packed weights; attention
-    /// over plain keys and values, except for up to eight queries of 16-bit types; and `rms_norm`
-    /// of [`Size::WideRows`]. Our kernels run all other calls.
+    /// Our kernels run most products of up to eight rows with packed weights, and attention of up
+    /// to eight queries of 16-bit types. MLX's ops run all other products, all other attention over
+    /// plain keys and values, and `rms_norm` of [`Size::WideRows`]. Our kernels run all other ops.
     Nvidia,
 }
 
