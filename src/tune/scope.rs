@@ -114,7 +114,7 @@ pub(crate) fn chosen<C: Into<Call>>(
     });
     let choice = match scope {
         Some(choice) => choice,
-        // The order in which MLX's ops add up depends on the number of rows, so they are not used
+        // The order in which MLX's ops add up depends on the number of rows, so our kernels run
         // here.
         None if row_order() == RowOrder::Tokens => Choice::Ours,
         None => Process::of(device::current()?)?.choice(&op, ours.dtype(), call),

@@ -1,5 +1,5 @@
-"""Reads kernels from a .metallib, which Apple's compiler wrote in AIR, Apple's form of LLVM IR, and
-rewrites them to LLVM IR for SPIR-V."""
+"""Reads kernels from a .metallib and rewrites them to LLVM IR for SPIR-V. A .metallib contains AIR,
+which is Apple's form of LLVM IR."""
 
 import os
 import re

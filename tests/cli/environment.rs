@@ -28,8 +28,8 @@ fn unusable_values_are_refused() -> Checked {
         assert!(said.contains("off (") && said.contains("file ("), "{said}");
         assert!(said.contains(&format!("got {value:?}")), "{said}");
     }
-    // MLX itself would read some of these values as 0, with which it never ends, and others as a
-    // wrong number.
+    // MLX itself would read some of these values as 0, and then never end. It would read others as
+    // a wrong number.
     for value in ["0", "-1", "x", "", "20x", "99999999999"] {
         let said = refused("MLX_BFS_MAX_WIDTH", value)?;
         assert!(said.contains("a whole number from 1 to 2147483647"), "{said}");

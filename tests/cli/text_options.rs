@@ -66,9 +66,7 @@ fn json_of(arguments: &[&str]) -> Value {
 fn options_are_read_as_by_mlx_lm() -> Checked {
     let text =
         |arguments: &[&str]| json_of(arguments)["text"].as_str().unwrap_or_default().to_owned();
-    // The command converts `
-    //
-    // ` in an argument to a line break, but not in a prompt from stdin.
+    // The command converts `\n` in an argument to a line break, but not in a prompt from stdin.
     let typed = json_of(&["generate", r"Once\n\tupon", "-m", "1", "--json"]);
     let real = json_of(&["generate", "Once\n\tupon", "-m", "1", "--json"]);
     assert_eq!((&typed["text"], &typed["prompt_tokens"]), (&real["text"], &real["prompt_tokens"]));

@@ -35,7 +35,7 @@ impl Reference {
         Ok(Self::of([&q, &k, &v], mask, sinks.as_ref(), options))
     }
 
-    /// `mask` is the mask, and true if it is boolean. Ignores the arrays in `options`.
+    /// `mask` is a pair: the mask, and true if it is boolean. Ignores the arrays in `options`.
     pub fn of(
         [q, k, v]: [&Tensor; 3],
         mask: Option<(&Tensor, bool)>,

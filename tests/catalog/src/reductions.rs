@@ -46,8 +46,8 @@ fn each(x: &Tensor, axes: Option<i32>, f: impl Fn(&[f64]) -> f64) -> Vec<Tensor>
 
 /// Our op adds in chains of up to about 64 additions, whose rounding errors average out, and then
 /// rounds once to the type. MLX adds in one chain, so its error grows with the length of the chain.
-/// MLX also adds 16-bit numbers in 16 bits, so the peer for 16-bit types is MLX's f32 op, whose
-/// result is then rounded.
+/// MLX also adds 16-bit numbers in 16 bits, so 16-bit results are compared with the rounded result
+/// of MLX's f32 op.
 fn row(name: &'static str, op: Op, axes: Option<i32>) -> Conformance {
     let both = move |x: &[Array]| Ok(vec![op[0](&x[0], axes)?, op[1](&x[0], axes)?]);
     Conformance::new(format!("{name} {}", axes.map_or("All", |_| "Last")), both, move |x| {

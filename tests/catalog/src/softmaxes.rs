@@ -243,8 +243,8 @@ pub(super) fn masked_softmax_of_every_size(hold: &Hold<'_>) -> Checked {
             let deep = [2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4];
             row = row.sizes(&[&deep, &[2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 4]]).sizes(&[&deep, &deep]);
             hold(only(Check::Values, row))?;
-            // A vector has no axis of queries. MLX's composition needs one, so these rows have no
-            // peer.
+            // A vector has no axis of queries. MLX's composition needs one, so these shapes are not
+            // compared with MLX.
             hold(only(Check::Values, hiding.row().sizes(&[&[100]]).sizes(&[&[100], &[100]])))?;
         }
     }

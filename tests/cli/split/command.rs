@@ -187,7 +187,7 @@ fn ranks_that_differ_refuse_each_other() -> Checked {
     Ok(())
 }
 
-/// The ranks compare their arguments, but not their paths. A path may be no valid UTF-8.
+/// The ranks compare their arguments, but not their paths. A path need not be valid UTF-8.
 #[test(simulated = never)]
 fn arguments_that_are_no_text() -> Checked {
     let missing = OsStr::from_bytes(b"/missing/\xff\xfe");
