@@ -22,7 +22,7 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
 fn message(payload: Box<dyn Any + Send>) -> String {
     let text = panic_message(&*payload).to_owned();
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(another); // and so on, without an end
+        std::mem::forget(another); // its destructor could panic again
     }
     text
 }
@@ -57,6 +57,6 @@ impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
         // SAFETY: `end` does not drop `self`, so no other code takes the value.
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
-        let _ = caught(|| drop(value)); // the panic has been reported, and nobody waits for it
+        let _ = caught(|| drop(value)); // no caller could receive the message
     }
 }

@@ -164,7 +164,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
         let access = match (bound.writable, in_place(dispatch, bound.at)) {
             (false, _) => Access::Read,
             (true, false) => Access::Write,
-            (true, true) => Access::ReadWrite, // elements that do not change need not be written
+            (true, true) => Access::ReadWrite, // unchanged elements may stay unwritten
         };
         // SAFETY: the caller promises that the memory is valid until the kernel has run.
         let buffer = unsafe { Buffer::raw(address, bound.before + bound.bytes, access) };
@@ -179,7 +179,7 @@ unsafe fn run(kernel: &Kernel, dispatch: &SimulatedDispatch) -> Result<()> {
         run.grid_groups(dispatch.grid, dispatch.group)
     };
     let strictly = |mut report: metal_sim::Report| {
-        report.faults.append(&mut report.notes); // a kernel of ours has neither
+        report.faults.append(&mut report.notes); // our kernels must have no notes either
         report.check()
     };
     let report = run.run().and_then(strictly).map_err(|error| {

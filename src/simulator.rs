@@ -33,7 +33,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// One order of each variant.
+    /// An order of each variant.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Reversed, Self::Shuffled(1)];
 }
 

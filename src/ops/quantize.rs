@@ -36,7 +36,7 @@ pub enum QuantizedMode {
 }
 
 impl QuantizedMode {
-    /// Every mode.
+    /// All modes.
     pub const ALL: [Self; 5] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4, Self::KQuant];
 
     /// MLX's name for the mode, such as `affine`. For K-quants, which MLX does not have, it is

@@ -192,7 +192,7 @@ impl QuantizedWeight {
         words * 32 / self.bits
     }
 
-    /// The packed codes, uint32 `[n, k * bits / 32]`.
+    /// The packed integers, uint32 `[n, k * bits / 32]`.
     pub fn packed(&self) -> &Array {
         &self.packed
     }

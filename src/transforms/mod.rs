@@ -54,7 +54,7 @@ type Function<'a> = dyn FnMut(Vec<Array>) -> Result<Vec<Array>> + 'a;
 /// A Rust closure in the form that C++ calls.
 pub(crate) struct Closure {
     function: RefCell<Guarded<Box<Function<'static>>>>,
-    bytes_per_op: usize, // of stack, for the transform that calls it
+    bytes_per_op: usize, // the stack that the transform needs
 }
 
 thread_local! {

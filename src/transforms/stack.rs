@@ -28,7 +28,7 @@ pub(super) fn check(
     outputs: &CxxVector<ffi::MlxArray>,
 ) -> Result<()> {
     let Some(left) = left() else {
-        return Ok(()); // no platform that this crate supports
+        return Ok(()); // a platform that is not supported
     };
     let ops = ffi::nesting(inputs, outputs)?;
     let most = left.saturating_sub(RESERVE) / bytes;

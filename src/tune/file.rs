@@ -61,7 +61,7 @@ impl Key {
     /// kernels for the accelerators. Our kernels do not use the neural accelerators.
     pub(super) fn has_neural_accelerators(&self) -> bool {
         if self.chip.contains(" threads") {
-            return false; // a CPU's key
+            return false; // only the key of a CPU has threads
         }
         let number = |text: &str| -> Option<u32> {
             let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -143,7 +143,7 @@ impl Choices {
             .and_then(|()| std::fs::write(&partial, text))
             .and_then(|()| std::fs::rename(&partial, path))
             .map_err(|error| {
-                let _ = std::fs::remove_file(&partial); // the error above is the one to report
+                let _ = std::fs::remove_file(&partial); // a failure to remove it is not reported
                 Error::file(path, format_args!("cannot be written: {error}"))
             })
     }

@@ -159,9 +159,9 @@ impl fmt::Display for Class {
 /// The measurements from which a choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// The seconds of our kernel.
+    /// The time of our kernel, in seconds.
     pub ours: f64,
-    /// The seconds of MLX's ops.
+    /// The time of MLX's ops, in seconds.
     pub mlx: f64,
     /// True if the result of our kernel agrees with the result of MLX's ops.
     pub agrees: bool,

@@ -1,6 +1,6 @@
 """Compares two tables of kernel costs, and finds the costs that became worse."""
 
-MORE = 1.03  # what is let pass
+MORE = 1.03  # a smaller increase is no fault
 
 
 def worse(before, after):

@@ -45,7 +45,7 @@ FLOATS = {
 HALVES = {"fabs", "fmax", "fmin", "simd_sum", "simd_max", "simd_min"}
 OTHERS = {
     "air.wg.barrier": "call spir_func void @_Z18work_group_barrierj(i32 1)",
-    "air.simdgroup.barrier": "",  # a SIMD group runs in step
+    "air.simdgroup.barrier": "",  # the lanes of a SIMD group run in lockstep
     "air.normalize_function_constant_predicate.i8": "%r = or i8 %0, 0",
     "air.convert.f.bf16.f.f16": "%wide = fpext half %0 to float\n  %r = fptrunc float %wide to bfloat",
     "air.is_uniform.i1": "%r = or i1 false, false",

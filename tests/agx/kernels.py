@@ -9,8 +9,8 @@ together with the kernel.
 from dataclasses import dataclass, field
 
 DTYPES = ("float32", "float16", "bfloat16")
-NAMED = (*DTYPES, "uint32")  # by which the names of kernels end
-AXIS = 4096  # columns of the products of few rows
+NAMED = (*DTYPES, "uint32")  # the suffixes of the names of kernels
+AXIS = 4096  # the columns in products of few rows
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Side:
     """One kernel of a case, and the part of its code to count."""
 
     kernel: str
-    per: float = 1  # units of work in what is counted
+    per: float = 1  # the units of work in the counted code
     # The main loop is the loop with the most floating-point instructions. "loop" counts one
     # iteration of the main loop; each loop inside it runs `trips` times. "once" counts the code
     # outside loops, and `trips` iterations of the main loop. For "whole", the main loop is chosen
@@ -30,13 +30,13 @@ class Side:
     trips: float = 0
     rounds: float = 1
     staging: float = 0
-    group: int = 0  # threads of a threadgroup as it is launched, if that matters
-    source: str = ""  # MLX's: the file in this folder that has a kernel which no library has
+    group: int = 0  # the threads of a threadgroup at launch, or 0 if they do not matter
+    source: str = ""  # for MLX: the file in this folder with a kernel that no library has
     # For kernels of metal/: the parameters that select a path through the kernel. They are fields
     # of a struct in metal/.
     struct: str = ""
     values: dict = field(default_factory=dict)
-    constants: dict = field(default_factory=dict)  # MLX's: function constants
+    constants: dict = field(default_factory=dict)  # for MLX: function constants
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Case:
     name: str
     unit: str
     ours: Side
-    theirs: tuple = ()  # several that do together what ours does
-    least: float = 0  # instructions of floats for a unit, as a check of `per`
+    theirs: tuple = ()  # the kernels of MLX that together do the same work
+    least: float = 0  # the minimum of floating-point instructions of a unit, to check `per`
 
 
 def rows(t):
@@ -96,7 +96,7 @@ def quantized(t):
     cases = []
     formats = [(f"{bits} bits", f"b{bits}", "affine", 64, bits) for bits in (3, 4, 5, 6, 8)]
     formats += [(mode,) * 3 + of for mode, of in dict(mxfp4=(32, 4), mxfp8=(32, 8), nvfp4=(16, 4)).items()]
-    if t == "float32":  # the type of their kernels; MLX has none
+    if t == "float32":  # our K-quant kernels take float32 only; MLX has no K-quants
         formats += [(f"k_quant {bits} bits", f"k{bits}", "", group, bits) for bits, group in ((4, 32), (5, 32), (6, 16))]
     for name, suffix, mode, group, bits in formats:
         name = f"quantized {name}"
@@ -113,7 +113,7 @@ def quantized(t):
             first = count == 1 and size == 2
             ours = Side(
                 f"mlxp_quantized_matmul_{form}_{suffix}_{t}",
-                AXIS // 32 * (4 if count < 8 else 2) * count,  # as quantized_rows says
+                AXIS // 32 * (4 if count < 8 else 2) * count,  # the columns of a SIMD group: see quantized_rows in metal/
                 "whole",
                 AXIS / 512,
                 max(1, AXIS * count * size / 16384),
@@ -135,7 +135,7 @@ def quantized(t):
                 kernel = f"affine_qmv_wide_{of}_nv_{together}_kl_8_batch_0"
                 theirs = Side(kernel, AXIS // 8 * together, "whole", AXIS / (8 * group), group=64)
             else:
-                theirs = None  # it works on vectors, which intrinsics.py does not know
+                theirs = None  # MLX's kernel uses vectors, which intrinsics.py does not support
             unit = "weight" if count == 1 else "weight, row"
             cases.append(Case(f"{name}, {count} row{'s' * (count > 1)}", unit, ours, (theirs,) if theirs else (), least=1))
         theirs = (Side(f"{mode}_qmm_t_{of}_alN_true_batch_0", group=128),) if mode else ()
@@ -173,7 +173,7 @@ def linear(t):
     cases = [Case("linear, 1 row", "weight", few(1), (gemv,), least=1)]
     cases += [Case(f"linear, {m} rows", "weight, row", few(m), least=1) for m in (2, 4, 8)]
     depth = 1 if t == "float32" else 2
-    quads = 64 * 16 * depth // 4  # of a tile, for 128 threads
+    quads = 64 * 16 * depth // 4  # the groups of four elements of a tile, which 128 threads copy
     return cases + [Case("linear, tile", "depth of 16", side("tiled_2x2", depth, "loop", quads / 128, group=128), (gemm,), 512)]
 
 

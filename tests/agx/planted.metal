@@ -16,7 +16,7 @@ kernel void planted_float32(
   for (uint k = 0; k < n; k++) {
     y[k] += kept[(k * i) % 32];
   }
-#elif PLANTED == 2 || PLANTED == 3 // more values than threads, or than registers, have room for
+#elif PLANTED == 2 || PLANTED == 3 // fewer threads fit, or registers spill
   constexpr uint COUNT = PLANTED == 2 ? 80 : 200;
   float kept[COUNT];
   for (uint k = 0; k < COUNT; k++) {
@@ -34,7 +34,7 @@ kernel void planted_float32(
 #else
   float sum = 0.0f;
   for (uint k = 0; k < n; k++) {
-#if PLANTED == 4 // a conversion more
+#if PLANTED == 4 // an additional conversion
     sum = fma(x[k], float(k), sum);
 #else
     sum = fma(x[k], x[k], sum);

@@ -48,9 +48,9 @@ class Token(unittest.TestCase):
         self.assertEqual(text, self.model.with_tables(text))
 
     def test_a_prologue_is_hidden_by_the_first_weights(self):
-        chip = self.model.Chip("one", 1, 1.0, 1 / self.model.STREAMED)  # a byte for each nanosecond
+        chip = self.model.Chip("one", 1, 1.0, 1 / self.model.STREAMED)  # it transfers a byte in each nanosecond
         of = lambda prologue: self.model.product(chip, 4096, 4096, 256, 32, 512, 1.0, prologue)
-        first = 2 * 8 * 32 * 4 * 9 / 1e3  # of two threadgroups of eight SIMD groups, four rows of nine bytes
+        first = 2 * 8 * 32 * 4 * 9 / 1e3  # two threadgroups of eight SIMD groups, each with four rows of nine bytes
         stream, rest, exposed = of(first + 1)
         self.assertAlmostEqual(exposed, 1)
         self.assertAlmostEqual(stream, 4096 * 4096 * 4.5 / 8 / 1e3)
@@ -119,7 +119,7 @@ class Cost(unittest.TestCase):
         # the other loop five times.
         loops[2]["parent"] = 0
         self.assertEqual(cost(2, "whole", 3, 2, 5), ((30 + 1000 + 300 + 50) / 2, (40 + 16 + 180 + 100) / 2))
-        for least in (10, 70):  # for 64 instructions of floats
+        for least in (10, 70):  # the loop has 64 floating-point instructions
             with self.assertRaisesRegex(SystemExit, "see `per`"):
                 table.cost(kernels.Side("k"), measured, "case", least)
 
@@ -199,7 +199,7 @@ class Bfloat(unittest.TestCase):
         lowered = bfloat.without_bfloat(text)
         self.assertNotIn("bfloat", lowered)
         self.assertIn("load i16, ptr %p", lowered)
-        self.assertIn("16256", lowered)  # one
+        self.assertIn("16256", lowered)  # the bits of 1.0 in bfloat16
         self.assertIn("declare float @llvm.fma.f32(float, float, float)", lowered)
         self.assertEqual(bfloat.without_bfloat("float"), "float")
 

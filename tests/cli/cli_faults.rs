@@ -21,7 +21,7 @@ const COMMAND: &str = env!("CARGO_BIN_EXE_mlx-primitives");
 /// If a command takes longer, the test fails. The slowest command in this file takes a second.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How a command ended.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub struct Ended {
     /// The exit code, or `None` if a signal ended the process.
@@ -127,7 +127,7 @@ fn each_writer(check: impl Fn(&[&str], &str)) {
     }
 }
 
-#[cfg(target_os = "linux")] // /dev/full
+#[cfg(target_os = "linux")] // other systems have no /dev/full
 #[test(simulated = never)]
 fn a_full_stdout_is_a_failure() {
     each_writer(|arguments, input| {

@@ -125,7 +125,7 @@ fn variables_of_the_sources_are_known() -> Checked {
     Ok(())
 }
 
-/// Has to fail.
+/// Another test runs this test in a process with invalid variables, where it must fail.
 #[test]
 #[ignore = "run by programs_get_errors_of_their_ops"]
 fn ops_of_this_process() -> Checked {

@@ -86,7 +86,7 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
         let arguments = ["generate", "One day", "--prompt-cache-file", &cache];
         assert_refused(&run_after("", &arguments, ""), 1, &[&cache, "cannot be written", why]);
         if why == "not found" {
-            continue; // folders are created for a checkpoint
+            continue; // missing folders are created for a checkpoint
         }
         let output = format!("{place}/new");
         let found = message(ModelFiles::check_path(&output));
@@ -294,7 +294,7 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
         return Ok(());
     }
     let folder = TempDir::new()?;
-    let limit = "ulimit -v 2500000;"; // kilobytes: room for the program and its threads
+    let limit = "ulimit -v 2500000;"; // in kilobytes: enough for the program and its threads
     in_child(limit, "memory_that_the_system_refuses_is_an_error", folder.path())?;
 
     // If a Rust collection cannot allocate memory, the command ends with an error message.

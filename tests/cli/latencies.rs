@@ -51,7 +51,7 @@ fn interrupted(arguments: &[&str], lines: usize) -> Checked<(String, String)> {
 #[test]
 fn interrupted_comparisons_keep_their_rows() -> Checked {
     if simulated() {
-        return Ok(()); // minutes there
+        return Ok(()); // it would take minutes in the simulator
     }
     let (text, said) = interrupted(&["--quick", "--json"], 3)?;
     let rows: Vec<Value> = serde_json::from_str(&text).with_context(|| text.clone())?;
@@ -73,7 +73,7 @@ fn interrupted_comparisons_keep_their_rows() -> Checked {
 #[test]
 fn tables_and_objects_have_the_same_rows() -> Checked {
     if simulated() {
-        return Ok(()); // minutes there
+        return Ok(()); // it would take minutes in the simulator
     }
     let arguments = ["--quick", "--op", "relu", "sum", "--dtype", "float32"];
     let output = command(&[&["ops"], &arguments[..]].concat()).output()?;

@@ -266,7 +266,7 @@ fn parts_have_the_tokens_of_the_whole() -> Checked {
         let json = json.to_string();
         let ours = Tokenizer::parse(json.as_bytes())?;
         let whole = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-        // Longer than a part.
+        // The string is longer than one part.
         let long = text(&mut random, 70_000);
         for special in [true, false] {
             let expected = whole.encode_fast(&*long, special).unwrap();

@@ -1,4 +1,4 @@
-//! The tests of the command.
+//! Tests of the command `mlx-primitives`.
 
 // The harness replaces Rust's `#[test]`: the attribute registers a test with the harness.
 #[macro_use]

@@ -14,7 +14,7 @@ use crate::support::{Checked, root};
 #[test(simulated = never)]
 fn a_metallib_of_other_sources_is_refused_by_name() -> Checked {
     if is_nvidia(device::default_device()?) {
-        return Ok(()); // such a GPU has no use for a metallib
+        return Ok(()); // an NVIDIA GPU does not use a metallib
     }
     let directory = tempfile::tempdir()?;
     let library = directory.path().join("own.metallib");

@@ -136,7 +136,7 @@ fn adapters_of_other_kinds() -> Checked {
         let folder = written(&config, file, &tensors)?;
         let arguments = ["--model", DEMO, "--adapter-path", text_of(folder.path())];
         let commands = ["generate", "chat", "perplexity", "bench", "fuse"];
-        // `fuse` takes all weights.
+        // `fuse` accepts adapters of the kind "full", which have all weights.
         let commands = if part == "\"full\"" { &commands[..4] } else { &commands };
         refused(what, commands, &arguments, &["adapter", part])?;
     }

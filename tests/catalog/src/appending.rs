@@ -1,4 +1,4 @@
-//! Rows of `rope_append`.
+//! Rows of the catalog for `rope_append`.
 
 use mlx_primitives_check::{Bound, Check, Conformance, Input, Tensor};
 use mlx_primitives::ops::{self, Offset, Rope, RopeAppend, KvLayout};

@@ -1,4 +1,4 @@
-//! Rows of attention.
+//! Rows of the catalog for attention.
 
 use mlx_primitives_check::{Bound, Check, Compared, Conformance, Input, Tensor};
 use mlx_primitives::ops::{self, Attention};

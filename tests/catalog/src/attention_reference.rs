@@ -105,7 +105,7 @@ impl Reference {
     }
 
     fn masked(&self, score: f64, row: usize, t: usize, s: usize) -> f64 {
-        const HIDDEN: f64 = -1e300; // finite: where all is hidden, all weigh alike
+        const HIDDEN: f64 = -1e300; // finite, so if all keys are hidden, they have equal weights
         let term = self.mask.as_ref().map_or(Some(0.0), |mask| mask[row * self.keys + s]);
         let position = (self.keys + t) as i64 - self.shape[2] as i64;
         let late = self.causal && s as i64 > position;

@@ -1,4 +1,4 @@
-//! Rows of elementwise ops.
+//! Rows of the catalog for element-wise ops.
 
 use mlx_primitives_check::{Bound, Conformance, Tensor};
 use mlx_primitives::{Array, Result, ops};

@@ -17,7 +17,7 @@ use mlx_primitives_check::{Backend, Bound, Check, Compared, Conformance, Tensor}
 
 use inputs::{Checked, SIMULATE, simulated, ulp};
 
-/// Runs a row.
+/// A callback that checks a row.
 pub type Hold<'a> = dyn Fn(Conformance) -> Checked + 'a;
 
 /// A named function that passes the rows of one or more ops to a callback.
@@ -146,7 +146,7 @@ fn share(compared: &Compared<'_>, same: f64) -> f64 {
     if compared.dtype == Dtype::Float32 || one { 0.0 } else { same }
 }
 
-/// Every bit is equal.
+/// A bound without tolerance: every bit must be equal.
 fn exact(_: &Compared<'_>) -> Bound {
     Bound::default()
 }

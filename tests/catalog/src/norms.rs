@@ -1,4 +1,4 @@
-//! Rows of normalizations.
+//! Rows of the catalog for normalizations.
 
 use mlx_primitives_check::{Bound, Compared, Conformance, Tensor};
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};

@@ -12,7 +12,7 @@ pub type Run = fn(&[Array]) -> Result<Vec<Array>>;
 
 /// A placeholder in shapes, for the number of rows.
 const ROWS: i32 = -1;
-/// The length of rows.
+/// The length of the rows in shapes.
 const AXIS: i32 = 8;
 
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub struct Op {
     pub name: &'static str,
     pub run: Run,
     shapes: &'static [&'static [i32]],
-    /// Whether x may hold integers.
+    /// True if the op also takes integers.
     pub integers: bool,
     /// True if the op promotes its inputs to a common type.
     pub promotes: bool,
@@ -55,7 +55,7 @@ const fn reduction(name: &'static str, run: Run) -> Op {
 }
 
 impl Op {
-    /// An op along rows.
+    /// Marks the op as one that works along rows.
     const fn along_rows(self, scratch: u64) -> Self {
         Self { scratch, ..self }
     }

@@ -1,4 +1,4 @@
-//! Rows of reductions.
+//! Rows of the catalog for reductions.
 
 use mlx_primitives_check::{Bound, Check, Conformance, Tensor};
 use mlx_primitives::{Array, Dtype, Result, ops};

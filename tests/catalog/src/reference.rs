@@ -1,4 +1,4 @@
-//! Plain references in f64.
+//! Simple reference implementations of ops in f64.
 
 /// `x / sqrt(mean(x²) + eps) * weight` of each row.
 pub fn rms_norm(x: &[f64], weight: Option<&[f64]>, axis: usize, eps: f64) -> Vec<f64> {

@@ -1,4 +1,4 @@
-//! Rows of `rope`.
+//! Rows of the catalog for `rope`.
 
 use mlx_primitives_check::{Backend, Bound, Check, Compared, Conformance, Input, Tensor};
 use mlx_primitives::ops::Offset;

@@ -127,7 +127,7 @@ impl Hiding {
             let term = mask.as_ref().map_or(0.0, |mask| mask[index]);
             let hidden = self.bools && mask.is_some() && term == 0.0;
             if far || late || hidden {
-                return -1e30; // finite: where all is hidden, all weigh alike
+                return -1e30; // finite, so if all keys are hidden, they have equal weights
             }
             value * f64::from(self.scale) + if self.bools { 0.0 } else { term }
         };

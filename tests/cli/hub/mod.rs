@@ -20,7 +20,7 @@ use server::{COMMIT, Fault, Server, TOKEN};
 
 const SNAPSHOT: &str = "models--org--model/snapshots/0123456789abcdef0123456789abcdef01234567";
 const BLOBS: &str = "models--org--model/blobs";
-/// A token.
+/// A prompt of one token.
 const PROMPT: &str = "Once";
 
 /// The files of a test repository: the demo model, and files that no command should download.
@@ -38,7 +38,7 @@ fn demo() -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// A hub, and a folder for the cache.
+/// A server in place of the hub, and a folder for the cache.
 struct Place {
     server: Server,
     cache: TempDir,

@@ -38,7 +38,7 @@ fn texts(model: &str, cache: &str, tune: Option<&str>, scheme: &str) -> Checked<
 #[test(simulated = never)]
 fn packed_weights_on_two_ranks_by_every_choice() -> Checked {
     if simulated() {
-        return Ok(()); // minutes there
+        return Ok(()); // it would take minutes in the simulator
     }
     let folder = tempfile::tempdir()?;
     let cache = folder.path().join("cache");
