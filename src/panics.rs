@@ -17,8 +17,8 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("(no message)")
 }
 
-/// The message of a panic. If the destructor of the payload panics too, that second payload is
-/// leaked.
+/// The message of a panic. The destructor of the payload may panic too. Then the payload of the
+/// second panic is leaked.
 fn message(payload: Box<dyn Any + Send>) -> String {
     let text = panic_message(&*payload).to_owned();
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {

@@ -21,7 +21,7 @@ pub fn line(text: &str) -> String {
     cut(&escaped(text, false), MOST)
 }
 
-/// Like [`line`], but keeps line breaks and tabs, and allows a longer string.
+/// Like `line`, but keeps line breaks and tabs, and allows a longer string.
 pub fn lines(text: &str) -> String {
     cut(&escaped(text, true), MOST_OF_LINES)
 }

@@ -19,7 +19,7 @@ use crate::ffi::ops::bridge as ffi;
 ///
 /// One kernel moves `4 r n + n` elements for r rows, and computes `5 r n` operations. The gradient
 /// runs the kernels of the gradient of [`rms_norm`](super::rms_norm). They also add the gradient of
-/// `h`. The gradient keeps `h` in memory, which is a result of the op anyway.
+/// `h`. The gradient keeps `h`, a result of the op, in memory.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn rms_norm_residual(
 ///
 /// One kernel moves `4 r n + 2 n` elements for r rows, and computes `8 r n` operations. The
 /// gradient runs the kernels of the gradient of [`layer_norm`](super::layer_norm). They also add
-/// the gradient of `h`. The gradient keeps `h` in memory, which is a result of the op anyway.
+/// the gradient of `h`. The gradient keeps `h`, a result of the op, in memory.
 ///
 /// # Errors
 ///

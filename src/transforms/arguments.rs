@@ -136,8 +136,8 @@ lists! {
     [const N: usize] [T; N];
 }
 
-/// Expands to a type and ignores a name. A repetition over the names of a tuple then repeats the
-/// type.
+/// Expands to the type and ignores the name. With it, a macro can repeat a type once for each name
+/// of a tuple.
 macro_rules! one {
     ($name:ident, $($array:tt)*) => { $($array)* };
 }

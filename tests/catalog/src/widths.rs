@@ -66,7 +66,7 @@ impl Rows {
         Ok(all.chunks(each.max(1)).map(bits).collect())
     }
 
-    /// Returns the sets of rows to compute in one call each.
+    /// Returns the sets of rows. Each set is computed in one call.
     fn sets(&self, order: RowOrder) -> Vec<Vec<i32>> {
         let count = self.count;
         let part = |from: usize, to: usize| (from as i32..to as i32).collect::<Vec<_>>();
