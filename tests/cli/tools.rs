@@ -68,8 +68,9 @@ fn perplexity_of_a_file_and_of_stdin() {
     assert!(stdout(&output).contains("tokens      619\n"), "{output:?}");
 }
 
-/// Rounding the activations of a prompt to eight bits changes the score only slightly. AMX tiles
-/// multiply bfloat16 exactly and as fast.
+/// Rounding the activations of a prompt to eight bits changes the score by less than 1 %. Kernels
+/// that use AMX do not round bfloat16 activations, because they multiply bfloat16 exactly and as
+/// fast.
 #[test(simulated = once)]
 fn activations_of_eight_bits_score_almost_as_well() {
     let fixture = fixture();
@@ -121,7 +122,8 @@ fn bench_measures_models_and_configurations() {
     for key in ["prompt_tps", "generation_tps", "peak_memory_bytes"] {
         assert!(figures[key].as_f64().unwrap() > 0.0, "{key}: {figures}");
     }
-    // 78,000 numbers of 4 bits, and a 16-bit scale and bias for every 32 numbers.
+    // The model has about 78,000 weights. A packed weight takes 4 bits, and each group of 32 has a
+    // 16-bit scale and a 16-bit bias. The norms are not packed.
     let parameters = 64 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 2 * 64) + 64;
     let norms = 5 * 64;
     assert_eq!(figures["parameters"], parameters);
@@ -163,7 +165,7 @@ fn quantized_and_fused_checkpoints_run() {
     let weights = figures["weight_bytes"].as_u64().unwrap();
     assert!((weights..weights + (1 << 15)).contains(&size));
     assert!(figures["bits_per_weight"].as_f64().unwrap() < 16.0);
-    // A second run does not overwrite a file.
+    // The command refuses to overwrite an existing file.
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("exists"), "{}", stderr(&output));
@@ -205,8 +207,8 @@ fn info_shows_the_memory_of_a_model() {
     assert_eq!((&object["model_type"], &object["parameters"]), (&json!("llama"), &json!(803_968)));
     assert_eq!(object["weight_bytes"], 4 * 803_968);
     assert_eq!(object["memory"][0]["context"], 1);
-    // Four layers. Each has two heads of keys and values, 512 positions of 32 features, and one
-    // position of four query heads.
+    // Each of the four layers caches 512 positions of two key heads and two value heads, with 32
+    // features per head. It also stores the four query heads of one position.
     let cache = 4 * 4 * 32 * (2 * 2 * 512 + 4);
     assert_eq!(object["memory"][1]["cache_bytes"].as_u64().unwrap() / cache, 1);
     assert_eq!(
@@ -226,9 +228,9 @@ fn info_shows_the_memory_of_a_model() {
     assert!(!graph.contains("Load") && !graph.contains("Quantize "), "{graph}");
 }
 
-/// Counts the dispatches with packed weights: the norm and the queries, keys and values; rotation
-/// and cache; attention, which takes two dispatches if its keys are split; output and residual;
-/// norm, gate and up; down and residual.
+/// With packed weights, each layer launches a kernel for each of: norm and projections to queries,
+/// keys and values; rotation and cache; attention (two if its keys are split); output projection;
+/// norm, gate and up projections; down projection.
 #[test(simulated = once)]
 fn a_decoded_token_takes_few_dispatches() {
     let directory = tempfile::tempdir().unwrap();
@@ -250,8 +252,9 @@ fn a_decoded_token_takes_few_dispatches() {
             .map(|name| cost["ours"]["nodes"][name]["dispatches"].as_u64().unwrap());
         assert_eq!(products, 4 * layers + 1, "{cost:#}");
         assert_eq!(products - 1 + attentions, ours_in_layer * layers, "{cost:#}");
-        // The row of the embedding is outside the layers. With MLX's ops, the last norm and the
-        // output projection are too. MLX also splits long caches.
+        // Looking up the embedding's row is outside the layers. With MLX's ops, the last norm and
+        // the output projection are two more dispatches outside the layers. MLX also splits long
+        // caches.
         let embedding = number("ours", "dispatches") - products - attentions;
         let theirs = number("builtins", "dispatches") - embedding - 2;
         assert_eq!(theirs, theirs_in_layer * layers, "{cost:#}");

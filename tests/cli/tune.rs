@@ -18,7 +18,7 @@ fn slower() -> Measured {
     Measured { ours: 2.0, mlx: 1.0, agrees: true }
 }
 
-/// The output of a command for which `MLX_PRIMITIVES_TUNE` has this value.
+/// Runs a command with this value of `MLX_PRIMITIVES_TUNE`, and returns its output.
 fn tuned(cache: &Path, arguments: &[&str], variable: &str) -> anyhow::Result<std::process::Output> {
     let mut command = command(arguments);
     Ok(command.env("XDG_CACHE_HOME", cache).env("MLX_PRIMITIVES_TUNE", variable).output()?)
@@ -64,8 +64,8 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
     assert_eq!(choices("")?, default);
     assert!(choices("file")?.starts_with("MLX_PRIMITIVES_TUNE=file: 4 measured, "));
     if !simulated() {
-        // This would take a minute in the simulator. `ops` shows the choice, but measures our
-        // kernel.
+        // In the simulator this would take a minute. The command `ops` prints which implementation
+        // was chosen, but always measures our kernel.
         let quick = ["ops", "--quick", "--op", "relu", "--dtype", "float32"];
         for (variable, choice, cell) in [("file", "mlx", "MLX's"), ("", "ours", "ours")] {
             let json = run(&[&quick[..], &["--json"]].concat(), variable)?;
@@ -76,15 +76,15 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
             assert!(table.contains("choice") && table.contains(cell), "{table}");
         }
     }
-    // A new measurement replaces the old one, and the other entries stay.
+    // A new measurement of an op replaces the old one, and the other ops' entries stay.
     assert!(run(&["tune", "--quick", "--op", "relu"], "")?.contains("relu, float32, 1 row"));
     assert!(choices("file")?.starts_with("MLX_PRIMITIVES_TUNE=file: 4 measured, "));
     assert_eq!(fs::read_dir(cache.join("mlx-primitives"))?.count(), 1);
     Ok(())
 }
 
-/// A program that needs the file but cannot use it ends with an error. Other programs do not read
-/// it.
+/// `MLX_PRIMITIVES_TUNE=file` tells a program to use the file. If the program cannot use it, it
+/// ends with an error. Without that value, programs do not read the file.
 #[test(simulated = never)]
 fn a_file_that_cannot_be_used_is_an_error_where_it_is_asked_for() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -119,7 +119,7 @@ fn a_file_that_cannot_be_used_is_an_error_where_it_is_asked_for() -> Checked {
     Ok(())
 }
 
-/// Building and running ops writes nothing into the cache folder.
+/// Without the command `tune`, ops measure nothing and write nothing into the cache folder.
 #[test(simulated = never)]
 fn nothing_is_measured_or_written_unasked() -> Checked {
     let folder = tempfile::tempdir()?;

@@ -60,7 +60,8 @@ fn programs_read_one_object() -> Checked {
     Ok(())
 }
 
-/// Two processes together check the same cases as one process.
+/// Two processes that each run one share (`--share 1/2` and `2/2`) together make as many
+/// comparisons as one process.
 #[test(simulated = once)]
 fn shares_of_the_cases_are_all_of_them() -> Checked {
     let compared = |share: &[&str]| -> anyhow::Result<u64> {
@@ -115,8 +116,8 @@ fn kernels_are_checked_in_the_simulator() -> Checked {
     Ok(())
 }
 
-/// A function that throws an exception replaces MLX's RMSNorm. The two steps that call it fail and
-/// are named, and the other steps run.
+/// The test replaces MLX's RMSNorm by a function that throws an exception. The report names the two
+/// steps that call it as failed, and the other steps run.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn a_fault_is_named_and_stops_nothing() -> Checked {

@@ -76,8 +76,8 @@ fn conversations_are_private_and_modes_stay() -> Checked {
     Ok(())
 }
 
-/// A child process that another test starts would hold this process's lock until it runs its
-/// program.
+/// This test runs alone. If another test started a child process, the child would inherit this
+/// process's file lock and hold it until it calls `exec`.
 #[test(alone)]
 fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     let demo = Checkpoint::demo()?;
@@ -87,7 +87,7 @@ fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     fs::write(at(&format!("{left}aaaaaa.safetensors")), "x")?;
     fs::create_dir(at(&format!("{left}bbbbbb")))?;
     fs::write(at(&format!("{left}bbbbbb/model.safetensors")), "x")?;
-    // Files that this crate did not write, and a file that a running process has locked.
+    // Make files that this crate did not write, and a file that a running process has locked.
     fs::write(at(".partial-of-others"), "x")?;
     symlink(at(".partial-of-others"), at(&format!("{left}link")))?;
     let living = fs::File::create(at(&format!("{left}living.safetensors")))?;
@@ -104,8 +104,8 @@ fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     Ok(())
 }
 
-/// If `quantize` is killed at any moment, the next run removes its files. If it is interrupted, it
-/// leaves none.
+/// If a signal kills `quantize` at any moment, the next run removes the files that it left behind.
+/// If the user interrupts `quantize`, it removes them itself.
 #[test]
 fn killed_conversions_leave_nothing() -> Checked {
     let folder = tempfile::tempdir()?;

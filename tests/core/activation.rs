@@ -1,4 +1,5 @@
-//! The memory traffic of `affine` and of activations. `table` tests everything else.
+//! The memory traffic of `affine` and of activations. The conformance table (`tests/catalog`) tests
+//! everything else.
 
 #![cfg(target_os = "linux")]
 

@@ -18,7 +18,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Checked
     assert_eq!((x.shape(), x.dtype()), (&shape[..], T::DTYPE));
     assert_eq!((x.size(), x.nbytes()), (values.len(), size_of_val(values)));
     assert_eq!(x.to_vec::<T>()?, values);
-    // Reduce a view that must be copied first.
+    // Read a transposed view, whose elements must first be copied into row-major order.
     let (rows, n) = (shape[0] as usize, shape[1] as usize);
     let turned: Vec<T> = (0..n).flat_map(|i| (0..rows).map(move |r| values[r * n + i])).collect();
     assert_eq!(x.t()?.to_vec::<T>()?, turned);
@@ -49,12 +49,12 @@ fn every_element_type_survives_a_round_trip() -> Checked {
     })
 }
 
-/// Without the copy that this crate makes, MLX may not return if the reduced axis is empty and the
-/// array is not row-contiguous.
+/// If the reduced axis is empty and the array is not row-contiguous, MLX's reduction may never
+/// return. This crate therefore copies the array first.
 #[test]
 fn reductions_of_empty_transposed_arrays() -> Checked {
-    // First run a reduction with many axes. It leaves values on the stack that MLX would then use
-    // as strides.
+    // First run a reduction with many axes. It leaves values on the stack, and without the copy MLX
+    // would use them as strides.
     let full = Array::ones::<u8>(&[5, 6, 7, 4])?.transpose([0, 2, 1, 3])?;
     let full = full.i((.., .., step(.., 2), step(.., 2)))?;
     for dtype in [Dtype::Uint8, Dtype::Int64, Dtype::Float32, Dtype::Bfloat16] {
@@ -284,8 +284,8 @@ fn reductions() -> Checked {
         (x.logsumexp(..)?, logsumexp),
         (x.prod(..)?, product),
     ] {
-        // The sum of 60 terms; each addition is wrong by at most half an ulp of a partial sum below
-        // 30.
+        // The result has 60 terms. Each addition is wrong by at most half an ulp of a partial sum
+        // below 30.
         assert_close(&numbers(&got)?, &[want], 60.0 * 30.0 * 6e-8, "all axes");
         assert_eq!(got.shape(), [0i32; 0]);
     }
@@ -333,7 +333,8 @@ fn elementwise() -> Checked {
     ];
     for (name, ours, want) in functions {
         let want: Vec<f64> = v.iter().map(|&v| want(v)).collect();
-        // An error of a few ulps, multiplied by at most 10 where 0.1 was added first.
+        // Each function is wrong by a few ulps. Adding 0.1 first multiplies the error by at most
+        // 10.
         assert_close(&numbers(&ours(&x)?)?, &want, 2e-6, name);
     }
     let y = random32(&[200], 7)?;

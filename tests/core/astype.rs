@@ -41,7 +41,8 @@ fn bits(x: &Array) -> Result<Vec<u8>> {
     })
 }
 
-/// Numbers of every magnitude, ties of both 16-bit types, subnormal numbers, infinities, and NaN.
+/// Numbers of every magnitude, numbers halfway between two float16 or two bfloat16 values,
+/// subnormal numbers, infinities, and NaN.
 fn floats() -> Vec<f64> {
     let mut all = vec![0.0, -0.0, 1.0, -1.5, 65504.0, 65519.0, 65520.0, 1e-300, 1e300];
     for exponent in -150..129 {
@@ -56,8 +57,8 @@ fn floats() -> Vec<f64> {
     all
 }
 
-/// Elements of a type. With `small`, every signed integer type can hold them (`true`), or every
-/// unsigned one (`false`).
+/// Test values of a type. `Some(true)` draws floats that every signed integer type can hold, and
+/// `Some(false)` floats that every unsigned type can hold. `None` draws any floats.
 fn elements(dtype: Dtype, small: Option<bool>) -> Result<Array> {
     let values = match small {
         _ if !FLOATS.contains(&dtype) => {
@@ -79,8 +80,8 @@ fn elements(dtype: Dtype, small: Option<bool>) -> Result<Array> {
     theirs(&Array::from_slice(&values, [values.len() as i32])?, dtype)
 }
 
-/// If an integer type cannot hold a float, the result depends on how the compiler arranged MLX's
-/// loop.
+/// The test converts only floats that the integer type can hold. For other floats MLX's result
+/// depends on how the compiler vectorized its loop.
 #[test]
 fn every_pair_of_types_has_the_bits_of_mlx() -> Checked {
     with_device(Device::Cpu, || {
@@ -100,7 +101,7 @@ fn every_pair_of_types_has_the_bits_of_mlx() -> Checked {
     })
 }
 
-/// A separate implementation of rounding to the nearest number, with ties to even.
+/// Compares the conversions with the `half` crate, which rounds to nearest with ties to even.
 #[test]
 fn floats_are_rounded_to_even() -> Checked {
     with_device(Device::Cpu, || {
@@ -154,7 +155,7 @@ fn every_layout() -> Checked {
                         _ => f64::from(x),
                     })
                     .collect();
-                // Once together with other ops of a graph, and once alone.
+                // Convert the array alone, and as part of a graph with another op.
                 for got in [x.astype(dtype)?, x.multiply(1.0)?.astype(dtype)?] {
                     assert_eq!(got.shape(), x.shape());
                     let got = theirs(&got, Dtype::Float64)?.to_vec::<f64>()?;
@@ -183,7 +184,7 @@ fn derivatives_and_maps() -> Checked {
         let (_, forth) = jvp(half, &x, &g)?;
         assert_eq!(forth.dtype(), Dtype::Float16);
         assert_eq!(theirs(&forth, Dtype::Float32)?.to_vec::<f32>()?, rounded);
-        // An op that converts its input: x * x of a float16 weight computes in float32.
+        // This op converts its input: with a float16 weight, x · x is computed in float32.
         let weight = Array::from_slice(&[2.0f32, 4.0], (1, 2))?.astype(Dtype::Float16)?;
         let input = Array::from_slice(&[3.0f32, 5.0], (1, 2))?;
         let loss = |w: Array| ops::matmul_nt(&input, &w)?.sum(..);

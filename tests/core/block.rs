@@ -33,7 +33,7 @@ fn placed_arrays_are_equal_in_separate_lines() -> Checked {
             taken.push((start, end));
         }
     }
-    // 34 halves do not fill whole words, so the array of 34 halves stays in place.
+    // 34 float16 numbers do not fill whole 8-byte words, so `place` leaves that array in place.
     assert_eq!(taken.len(), 3);
     drop(block);
     for (array, placed) in arrays.iter().zip(placed) {
@@ -69,7 +69,7 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
     assert!(first.address()?.is_multiple_of(page));
     assert_eq!(second.address()?, first.address()? + bytes);
     assert_eq!(second.to_vec::<f32>()?, array.to_vec::<f32>()?);
-    // The block takes whole large pages, so its last page has room for some more bytes.
+    // The block consists of large pages, so the end of the last page has room for a few more bytes.
     let left = (2 * bytes).next_multiple_of(page) - 2 * bytes;
     assert!(block.has_room_for(left) && !block.has_room_for(left + LINE + page));
     Ok(())

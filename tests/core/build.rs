@@ -25,7 +25,7 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
         .arg(directory.path())
         .arg(format!("-DMLX_DIR={}/share/cmake/MLX", device::mlx_prefix()))
         .arg("-DMLX_HEADER_VERSION=0.32.99")
-        // Paths of an earlier build, which do not exist.
+        // Pass the paths of an earlier build, which do not exist.
         .args(["-DMLX_LIBRARY=/gone/libmlx.so", "-DMLX_LIBRARY_FILE=/gone/libmlx.so"])
         .arg(if cfg!(feature = "cuda") { "-DCUDA=ON" } else { "-DCUDA=OFF" })
         .output()
@@ -37,8 +37,8 @@ fn headers_of_another_version_than_the_library_stop_the_build() {
     assert!(error.contains(&format!("is version {version}")), "{error}");
 }
 
-/// MLX passes the embedded source to Metal as ASCII. With a single byte that is not ASCII, it would
-/// pass nothing.
+/// MLX passes the embedded source to Metal as ASCII. If one byte is not ASCII, Metal gets no
+/// source.
 #[test(simulated = never)]
 fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
     let directory = tempfile::tempdir()?;
@@ -61,7 +61,8 @@ fn kernels_that_are_not_ascii_stop_the_build() -> Checked {
     Ok(())
 }
 
-/// Prints the embedded source of a stem, for one kernel or for all of them.
+/// A program that prints the embedded source of a primitive, for one kernel or for all its kernels.
+/// Its first argument is the primitive's stem: the common name of its source files.
 #[cfg(target_os = "linux")]
 const PRINT: &str = r#"
 #include <cstdio>
@@ -74,8 +75,8 @@ int main(int, char** arguments) {
 }
 "#;
 
-/// The text that Metal compiles for a kernel instantiates only that kernel, and follows Metal's
-/// rules.
+/// The source that Metal compiles for a kernel instantiates only that kernel, and follows the rules
+/// of the Metal language.
 #[cfg(target_os = "linux")]
 #[test(simulated = never)]
 fn kernels_are_embedded_one_at_a_time() -> Checked {
@@ -118,8 +119,8 @@ fn kernels_are_embedded_one_at_a_time() -> Checked {
     Ok(())
 }
 
-/// A copy of the script with two kernels, on a system that says that it is macOS and has MLX and
-/// the build's tools. `xcrun` is the text of the stub that replaces the program `xcrun`.
+/// A copy of the script and two kernels in a folder that imitates a Mac: stubs replace the system's
+/// programs, and MLX's header is there. `xcrun` is the body of the stub for `xcrun`.
 fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     let directory = tempfile::tempdir()?;
     let path = directory.path();
@@ -144,7 +145,7 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     ] {
         stub(path, tool, body)?;
     }
-    // The CMake that build.rs would use is on the PATH.
+    // Put the CMake that build.rs would use on the PATH.
     let cmake = cmake();
     if Path::new(cmake.get_program()).is_absolute() {
         std::os::unix::fs::symlink(cmake.get_program(), path.join("bin/cmake"))?;
@@ -152,7 +153,7 @@ fn mac(xcrun: &str) -> anyhow::Result<TempDir> {
     Ok(directory)
 }
 
-/// Writes the header that tells MLX's version.
+/// Writes MLX's header with this version.
 fn write_mlx(prefix: &Path, version: &str) -> std::io::Result<()> {
     let parts = ["MAJOR", "MINOR", "PATCH"].into_iter().zip(version.split('.'));
     let header: String =
@@ -160,7 +161,7 @@ fn write_mlx(prefix: &Path, version: &str) -> std::io::Result<()> {
     fs::write(prefix.join("include/mlx/version.h"), header)
 }
 
-/// Writes a script that replaces a program of the machine.
+/// Writes a shell script that replaces a system program.
 fn stub(mac: &Path, name: &str, body: &str) -> std::io::Result<()> {
     let tool = mac.join("bin").join(name);
     fs::write(&tool, format!("#!/bin/sh\n{body}\n"))?;
@@ -180,8 +181,7 @@ fn build_metal(mac: &TempDir) -> anyhow::Result<(Output, Option<String>)> {
     Ok((output, fs::read_to_string(library).ok()))
 }
 
-/// From version 26 on, Xcode may lack its Metal compiler. It then finds a `metal` that does not
-/// run.
+/// Xcode 26 and later may lack the Metal compiler. `xcrun` then finds a `metal` that does not run.
 #[test(simulated = never)]
 fn kernels_are_left_for_later_without_a_metal_compiler() -> Checked {
     let absent = "echo 'xcrun: error: unable to find utility \"metal\"' >&2; exit 72";
@@ -201,8 +201,8 @@ fn kernels_are_left_for_later_without_a_metal_compiler() -> Checked {
 
 #[test(simulated = never)]
 fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
-    // The log names each compiled or linked file by the last part of its path. The tools only
-    // concatenate their inputs.
+    // These stubs of Apple's tools concatenate their inputs. They log the file name of each input
+    // and output.
     let runs = "case \"$4\" in --version) exit 0;; esac\n\
         tool=$3; shift 3; names=; from=; for last; do names=\"$names ${last##*/}\"\n\
         case $tool$last in metal/*.metal | metallib*.air) from=\"$from $last\";; esac; done\n\
@@ -232,8 +232,8 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     assert!(output.status.success() && said.contains("kernels are up to date"), "{said}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // If the script compiled the kernels, the build compiles nothing and deletes its earlier
-    // metallib.
+    // If the script has compiled the kernels, CMake compiles nothing, and deletes the metallib of
+    // its earlier build.
     let built = mac.path().join("built.metallib");
     fs::write(&built, "of other sources")?;
     let path = |name: &str| mac.path().join(name).display().to_string();
@@ -247,7 +247,7 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
     assert!(output.status.success() && !built.exists(), "{output:?}");
     assert_eq!(fs::read_to_string(mac.path().join("bin/xcrun.log"))?, log);
 
-    // The build takes a library that was built on another Mac, if it was built from these sources.
+    // CMake uses a metallib that was built on another Mac if it was built from the same sources.
     let brought = mac.path().join("brought.metallib");
     for (content, said) in [(&*named, "kernels are those of"), ("other sources", "is not used")] {
         fs::write(&brought, content)?;
@@ -266,7 +266,8 @@ fn changed_kernels_are_compiled_with_a_metal_compiler() -> Checked {
         fs::write(mac.path().join("bin/xcrun.log"), &log)?;
     }
 
-    // A changed header makes every kernel out of date, even if the file is older than the library.
+    // After a header changes, the script compiles every kernel again, even if the header is older
+    // than the metallib.
     fs::write(mac.path().join("metal/one.h"), "// changed\n")?;
     let (_, changed) = build_metal(&mac)?;
     assert!(changed.is_some_and(|changed| changed != library));

@@ -45,7 +45,7 @@ fn values_and_gradients_are_the_same_bit_for_bit() -> Checked {
             assert_same(&value_again, &value, "value")?;
             assert_same(&dx_again, &dx, "gradient of x")?;
             assert_same(&dw_again, &dw, "gradient of the weight")?;
-            // Without a surrounding transform.
+            // Call it outside any transform.
             assert_same(&recomputed(&x, &w)?, &layer(&x, &w)?, "outputs")?;
         }
         Ok(())
@@ -78,7 +78,7 @@ fn one_array_tuples_and_lists() -> Checked {
     let (y, sum) = checkpoint(both, (&x, &w))?;
     assert_same(&y, &layer(&x, &w)?, "the first output")?;
     assert_same(&sum, &x.sum(..)?, "the second output")?;
-    // An output that is not used has no cotangent.
+    // The second output alone is used, so the first has no cotangent.
     let used = grad(|x| checkpoint(both, (&x, &w))?.1.multiply(3.0), &x)?;
     assert_eq!(used.to_vec::<f32>()?, vec![3.0; x.size()]);
     Ok(())
@@ -154,7 +154,7 @@ fn inside_and_around_other_transforms() -> Checked {
     let (want, got) = (of_each(layer)?, of_each(recomputed)?);
     assert_close(&numbers(&got)?, &numbers(&want)?, 1e-5, "vmap of grad");
 
-    // Second derivatives, and a checkpoint inside a checkpoint.
+    // Compute second derivatives through a checkpoint inside a checkpoint.
     let cube = |x: Array| checkpoint(|x: Array| checkpoint(|x: Array| x.power(3), &x), &x);
     let point = Array::from_slice(&[2.0f32, -1.0], 2)?;
     let second = grad(|x| grad(|x| cube(x)?.sum(..), &x)?.sum(..), &point)?;
@@ -182,7 +182,7 @@ fn errors_and_panics_of_the_function_come_back() -> Checked {
     assert!(matches!(checkpoint(panics, &x), Err(Error::Panic { .. })));
     assert!(message(grad(|x| checkpoint(panics, &x), &x)).contains("on purpose"));
 
-    // A function that fails only in the backward pass.
+    // The first call of this function works. The second call, in the backward pass, fails.
     let later = |panic: bool| {
         let calls = Cell::new(0);
         move |x: Array| {

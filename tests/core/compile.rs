@@ -44,13 +44,14 @@ fn values() -> Checked {
     Ok(())
 }
 
-/// MLX runs g++ on code that it fuses for a CPU. A child process has a g++ that fails, and no
-/// compiled code from earlier runs.
+/// To fuse ops on a CPU, MLX generates C++ and runs g++. This test runs in a child process whose
+/// g++ fails, and which has no libraries compiled by earlier runs.
 #[test]
 fn nothing_is_fused_if_the_compiler_fails() -> Checked {
     let folder = tempfile::tempdir()?;
     let compiler = folder.path().join("g++");
-    // MLX first runs g++ --version, and does not fuse if that fails.
+    // MLX first runs g++ --version, and does not fuse if that fails. So this g++ succeeds only
+    // then.
     std::fs::write(&compiler, "#!/bin/sh\n[ \"$1\" = --version ]\n")?;
     std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755))?;
     in_another_process("compile::values_on_a_cpu", |child| {
@@ -104,7 +105,8 @@ fn all_inputs_of_rope() -> Checked {
 
 #[test]
 fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
-    // A thread's first op creates its stream, and graphs are cached by stream.
+    // The first op of a thread creates its stream, and MLX caches compiled graphs by stream. So run
+    // an op before the calls are counted.
     random32(&[1], 13)?.add(1.0)?.eval()?;
     for (shapeless, expected) in [(false, 3), (true, 2)] {
         let count = Rc::new(Cell::new(0));
@@ -125,7 +127,7 @@ fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
     Ok(())
 }
 
-/// MLX crashes if a function that it compiled for any shape sums along an axis of length 1.
+/// MLX alone crashes if a function compiled for any shape sums along an axis of length 1.
 #[test]
 fn any_shape_includes_one_element_and_none() -> Checked {
     let sums = |p: &[Array]| Ok(vec![p[0].sum(0)?, p[0].mean_keepdims(&[0, 1][..])?]);
@@ -142,8 +144,8 @@ fn any_shape_includes_one_element_and_none() -> Checked {
 
 #[test]
 fn primitives_with_other_parameters_stay_apart() -> Checked {
-    // Common subexpressions are merged, but these two only look alike. They are not outputs and
-    // have the same offset array, because either would keep them separate anyway.
+    // `compile` merges common subexpressions, but these two calls differ. They share one offset
+    // array, and neither is an output, because `compile` would otherwise never merge them.
     let f = |p: &[Array]| {
         let rope = |dims, traditional, base, scale, offset: &Array| {
             ops::rope(
@@ -184,7 +186,8 @@ fn primitives_with_other_parameters_stay_apart() -> Checked {
     Ok(())
 }
 
-/// Arrays of a file that a function captures are read once, for all shapes of its calls.
+/// If a compiled function captures arrays that are loaded from a file, they are read only once, for
+/// all shapes of its arguments.
 #[test]
 fn captured_arrays_of_a_file() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -211,7 +214,8 @@ fn captured_arrays_of_a_file() -> Checked {
                     assert_same(&got[0], &want, &format!("{path:?} {shapeless} {rows}"))?;
                     assert_same(&got[1], &weight.exp()?, "the constant output")?;
                 }
-                // The arrays are computed at this point, so they are constants.
+                // The captured arrays have been read by this point, so the graph holds them as
+                // constants.
                 let nodes = graph::nodes(&compiled.call(&[&random32(&[2, 8], 7)?])?)?;
                 assert!(nodes.iter().all(|node| node.name != "Read"), "{nodes:?}");
             }

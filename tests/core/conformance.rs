@@ -1,4 +1,4 @@
-//! The public conformance harness: ops that pass, and mistakes that it finds.
+//! The public conformance harness accepts correct ops and finds mistakes in wrong ones.
 
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut, apply};
 use mlx_primitives::{Array, Dtype, Result, ops};
@@ -46,8 +46,8 @@ fn our_own_primitives_pass() -> Checked {
     Ok(())
 }
 
-/// If the peer is checked too, values that agree with the reference pass, and the report names the
-/// peer.
+/// A peer is another implementation that an op is compared with. `judge_peer` compares the peer
+/// with the reference too, so that the report names a wrong peer.
 #[test(simulated = never)]
 fn a_wrong_peer_is_named() -> Checked {
     let row = |factor: f32| {
@@ -74,7 +74,7 @@ fn a_wrong_peer_is_named() -> Checked {
     Ok(())
 }
 
-/// An op that computes 3 x with this mistake.
+/// A mistake of an op that computes 3 x.
 #[derive(Clone, Copy, PartialEq)]
 enum Mistake {
     None,
@@ -130,7 +130,7 @@ impl CustomPrimitive for Triple {
 
     fn vmap(&self, x: &[Array], axes: &[Option<usize>]) -> Result<(Vec<Array>, Vec<usize>)> {
         let axis = axes[0].unwrap_or(0);
-        // This result is correct only for a square.
+        // The returned axis is wrong, so the result has the right shape only if it is square.
         let axis = if self.0 == Mistake::Vmap { 1 - axis } else { axis };
         Ok((apply(Triple(Mistake::None), &[&x[0]])?, vec![axis]))
     }
@@ -141,7 +141,7 @@ fn mistakes_are_found() -> Checked {
     let of = |mistake: Mistake| {
         let op = move |x: &[Array]| {
             let x = match mistake {
-                // Reads the elements in the order of the memory, not of the array.
+                // Read the elements in the order of memory and ignore the strides.
                 Mistake::Layout => x[0].t()?.contiguous()?.reshape(x[0].shape())?,
                 _ => x[0].clone(),
             };
@@ -178,18 +178,18 @@ fn mistakes_are_found() -> Checked {
         assert!(name.iter().all(|check| got.contains(check)), "{got:?} lacks some of {name:?}");
         assert!(found.is_empty() == got.is_empty(), "{got:?}");
     }
-    // In a debug build, elements that the op does not write are NaN.
+    // In a debug build, outputs start as NaN, so elements that the op does not write are found.
     if cfg!(debug_assertions) {
         assert!(failed(Mistake::Unwritten, Backend::Cpu).contains(&Values));
     }
-    // Triple has no kernel, which is a failure on Metal, not a skipped check.
+    // `Triple` has no Metal kernel. That is a failure on Metal, not a skipped check.
     if let Some(&metal) = Backend::available().iter().find(|backend| backend.is_metal()) {
         assert!(failed(Mistake::None, metal).contains(&Values));
     }
     Ok(())
 }
 
-/// The bounds of `ulps`, `sizes` and a peer are enforced like the bounds against the reference.
+/// The harness enforces the bounds of `ulps`, of `sizes` and of a peer.
 #[test(simulated = never)]
 fn bounds_are_held() {
     let of = |ulps: f64, of_peer: f64| {
@@ -207,7 +207,7 @@ fn bounds_are_held() {
         assert_eq!(report.outcomes().len(), 1);
         report.check().is_ok()
     };
-    // The factor is wrong by a third of an ulp, and the product is rounded.
+    // The factor 1/3 is wrong by a third of an ulp, and the product is rounded.
     assert!(of(1.5, 2.0));
     assert!(!of(0.1, 2.0));
     assert!(!of(1.5, 0.1));
@@ -219,7 +219,7 @@ fn failing(row: &Conformance) -> Vec<Check> {
     checks
 }
 
-/// Integers and bools are passed unchanged. They have neither extremes nor derivatives.
+/// The harness passes integers and bools unchanged, and does not differentiate them.
 #[test(simulated = never)]
 fn inputs_are_of_their_kinds() -> Checked {
     for (kind, dtype) in
@@ -254,7 +254,7 @@ fn inputs_are_of_their_kinds() -> Checked {
     Ok(())
 }
 
-/// Each bound applies only to its check.
+/// The harness applies each bound only to the check that it belongs to.
 #[test(simulated = never)]
 fn errors_shares_and_derivatives_are_held() {
     let third = |x: &[Array]| Ok(vec![x[0].multiply(1.0f32 / 3.0)?]);
@@ -276,16 +276,16 @@ fn errors_shares_and_derivatives_are_held() {
         failing(&of(1e-7).derivative_bounds(|_| Bound::default())),
         [Check::Vjp, Check::Jvp]
     );
-    // The product differs from the peer's quotient in some elements, by at most two ulps.
+    // The op multiplies and the peer divides. Some elements differ, by at most two ulps.
     let share = |same: f64| {
         let quotient = |x: &[Array]| Ok(vec![x[0].divide(3.0)?]);
         row().ulps(|_| 2.0).peer(quotient, move |_| Bound { same, ..Bound::ulps(2.0) })
     };
     assert_eq!(failing(&share(0.0)), []);
     assert!(failing(&share(1.0)).contains(&Check::Values));
-    // Without a peer, no result exists with which extremes can be compared.
+    // Extremes can be compared with a peer's result only if the row has a peer.
     assert_eq!(failing(&row().ulps(|_| 2.0).extremes_as_peer()), [Check::Extremes]);
-    // Adds an extreme input at which the op jumps.
+    // This op jumps at 100. Only the added extreme input 100 finds that.
     let jump = |x: &[Array]| Ok(vec![x[0].equal(100.0)?.astype(Dtype::Float32)?.add(&x[0])?]);
     let row = Conformance::new("jump", jump, |x| x.to_vec())
         .shapes(&[&[7, 9]])
@@ -295,7 +295,7 @@ fn errors_shares_and_derivatives_are_held() {
     assert_eq!(failing(&row.extremes(&[100.0])), [Check::Extremes]);
 }
 
-/// vmap is compared with the op on slices; the bits must be equal if the row requires it.
+/// The harness compares vmap with the op on each slice. `vmap_bounds` can require equal bits.
 #[test(simulated = never)]
 fn bounds_of_vmap_are_held() {
     struct Nearly;
@@ -331,7 +331,7 @@ fn bounds_of_vmap_are_held() {
     assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
-/// A derivative that is wrong only if the other input is a constant.
+/// A derivative may be wrong only if the other input is a constant. The harness finds that.
 #[test(simulated = never)]
 fn inputs_are_differentiated_alone() {
     #[derive(Clone, Copy, PartialEq)]
@@ -340,7 +340,7 @@ fn inputs_are_differentiated_alone() {
     }
 
     impl Difference {
-        /// The sign of the second input. It is wrong if this input is differentiated alone.
+        /// The sign of the second input. It is wrong if only this input is differentiated.
         fn sign(self, check: Check, argnums: &[usize]) -> f32 {
             if self.wrong == Some(check) && argnums == [1] { 1.0 } else { -1.0 }
         }

@@ -12,7 +12,7 @@ use mlx_primitives::{Array, Dtype, Result, eval, graph};
 use crate::support::input::random32;
 use crate::support::{Checked, root};
 
-/// The documentation of each public function of `src/ops/`, by its name.
+/// Maps the name of each public function of `src/ops/` to its documentation.
 fn documented() -> anyhow::Result<BTreeMap<String, String>> {
     let folder = root().join("src/ops");
     let exports = fs::read_to_string(folder.join("mod.rs"))?;
@@ -41,7 +41,7 @@ fn section(docs: &str) -> Option<&str> {
     Some(docs.split("# Cost\n\n").nth(1)?.split("\n\n").next()?.trim())
 }
 
-/// Functions that compute nothing.
+/// Public functions that build no node, and so have no cost.
 const NO_OPS: [&str; 2] = ["row_order", "with_row_order"];
 
 #[test(simulated = never)]
@@ -57,7 +57,7 @@ fn every_op_states_its_cost() -> Checked {
     Ok(())
 }
 
-/// The value of a formula such as `2 r n + s b / 32`.
+/// Evaluates a formula such as `2 r n + s b / 32`.
 fn value(formula: &str, sizes: &[(&str, i64)]) -> i64 {
     let of = |factor: &str| {
         let known = sizes.iter().find(|(name, _)| *name == factor).map(|(_, size)| *size);
@@ -70,7 +70,7 @@ fn value(formula: &str, sizes: &[(&str, i64)]) -> i64 {
     formula.split(" + ").map(term).sum()
 }
 
-/// Calls of an op, with the values of the sizes in its formula and its number of kernels.
+/// The results of a call, with the number of its kernels and the sizes that its formula uses.
 struct Call {
     name: &'static str,
     sizes: Vec<(&'static str, i64)>,
@@ -145,8 +145,8 @@ fn of_rows(rows: i32, axis: i32) -> Result<Vec<Call>> {
         ("norm", |x| ops::norm(x, -1)),
     ];
     for (name, op) in reductions {
-        // If a row has more than two pieces, a second kernel reads the temporary result of the
-        // first.
+        // The kernel splits long rows into pieces. With more than two pieces, a second kernel adds
+        // them up, so the cost differs.
         if axis <= 16_384 || rows >= 256 {
             all.push(one(name, op(&x)?));
         }
@@ -240,7 +240,7 @@ fn heads(queries: i32, keys: i32, kernels: u32) -> Result<Vec<Call>> {
     Ok(all)
 }
 
-/// The nodes run the kernels and move the elements that the sections state.
+/// The graph's nodes launch as many kernels and move as many elements as the documentation states.
 #[test(simulated = never)]
 fn costs_are_as_stated() -> Checked {
     let docs = documented()?;

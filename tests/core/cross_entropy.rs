@@ -1,5 +1,5 @@
-//! `cross_entropy`: targets of several types, ignored rows, large logits, traffic. `table` tests
-//! its values.
+//! `cross_entropy`: targets of several types, ignored rows, large logits, traffic. The conformance
+//! table (`tests/catalog`) tests its values.
 
 use mlx_primitives::ops::{CrossEntropy, cross_entropy};
 use mlx_primitives::transforms::{grad, vjp};
@@ -74,8 +74,8 @@ fn an_ignored_row_costs_nothing_whatever_it_holds() -> Checked {
 #[test]
 fn large_logits_keep_their_gaps() -> Checked {
     each_device(|_| {
-        // The loss depends only on differences of logits. If it were computed as logsumexp minus
-        // the target's logit, it would be 0.
+        // The loss depends only on differences of logits. Near 1e6, the formula "logsumexp minus
+        // the target's logit" would round to 0.
         let x = data(&[1e6, 1e6 - 1.0, 1e6 - 3.0], &[1, 3], Dtype::Float32)?;
         let targets = Array::from_slice(&[1i32], [1])?;
         let got = numbers(&cross_entropy(&x, &targets, PLAIN)?)?;
@@ -98,7 +98,7 @@ fn moves_each_byte_once() -> Checked {
     all.eval()?;
     let bytes = x.nbytes() as u64;
     let moved = support::moved(|| cross_entropy(&x, &all, PLAIN))?;
-    // The logit of each target is read a second time. Two numbers per row are saved for the
+    // The kernel reads the logit of each target a second time. It saves two numbers per row for the
     // gradient.
     assert_eq!(moved[0].arrays, [[bytes + 32, 0, bytes], [32, 0, 32], [0, 32, 0], [0, 64, 0]]);
     support::report_traffic("cross_entropy", &moved, x.nbytes() + 64)?;
@@ -108,7 +108,7 @@ fn moves_each_byte_once() -> Checked {
     let moved = support::moved(|| Ok(vjp(|p| f(&p), &[&x], &[&g])?.1.swap_remove(0)))?;
     let gradient = moved.iter().find(|d| d.kernel.contains("_grad_")).expect("the gradient");
     assert_eq!((gradient.arrays[0], gradient.arrays[4]), ([bytes, 0, bytes], [0, bytes, 0]));
-    // Each SIMD group of 512 elements reads 16 bytes more, and a few groups are idle.
+    // Each SIMD group handles 512 elements and reads 16 additional bytes. A few groups are idle.
     assert!(gradient.read() < bytes + bytes / 64, "{gradient:?}");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Primitives that implement the trait: their features, and the errors that their faults cause.
+//! Primitives that a user writes by implementing `CustomPrimitive`: their features, and the errors
+//! that their faults cause.
 
 mod after;
 mod faults;

@@ -1,5 +1,5 @@
-//! Long chains of ops inside transforms are computed or refused with an error, on a stack of any
-//! size.
+//! Transforms of long chains of ops return the right result or an error, on a stack of any size.
+//! They never overflow the stack.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use mlx_primitives::{Array, Result, ops};
 
 use crate::support::{Checked, each_device};
 
-/// A chain of `depth` ops, alternately ours and MLX's.
+/// A chain of `depth` ops that alternates between this crate's ops and MLX's.
 fn chain(x: &Array, depth: usize) -> Result<Array> {
     let mut y = x.clone();
     for i in 0..depth {
@@ -22,7 +22,8 @@ fn chain(x: &Array, depth: usize) -> Result<Array> {
 type Transform = fn(&Array, usize) -> Result<Array>;
 type Row = (&'static str, Transform, fn(usize) -> f32);
 
-/// Each transform of the chain, evaluated at ones, and the result that it must have for a depth.
+/// Transforms of the chain: a name, a function that evaluates the transformed chain at ones, and
+/// the expected value for a chain of this depth.
 const TRANSFORMS: [Row; 9] = [
     ("vjp", |x, depth| Ok(vjp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
     ("jvp", |x, depth| Ok(jvp(|x| chain(&x, depth), x, x)?.1), |_| 1.0),
@@ -47,7 +48,7 @@ fn value(depth: usize) -> f32 {
     1.0 + (depth - depth.div_ceil(8)) as f32
 }
 
-/// Runs the chain on a thread with a stack of this size. Returns false if the chain was refused.
+/// Runs a transform on a thread with a stack of this size. Returns false if it was refused.
 fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
     let run = move || -> Checked<bool> {
         let (_, transform, want) = TRANSFORMS.iter().find(|row| row.0 == name).expect("a row");
@@ -66,12 +67,12 @@ fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
     thread::Builder::new().stack_size(stack).spawn(run)?.join().expect("no panic")
 }
 
-/// The number of ops for which the documentation promises room on this stack, after 256 KiB for
-/// other calls.
+/// The number of ops that fit on this stack according to the documentation. 256 KiB are reserved
+/// for other calls.
 fn documented(name: &str, stack: usize) -> usize {
     let bytes = match name {
-        // MLX adds an op that broadcasts the 1 of each addition, and a conversion for every eighth
-        // op.
+        // For each addition, MLX adds an op that broadcasts the 1. For every eighth op it adds a
+        // conversion.
         "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
         "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
         // The graph of a first derivative is about three times as long as the chain.
@@ -95,7 +96,7 @@ fn chains_of_any_length() -> Checked {
     })
 }
 
-/// A captured array belongs to the graph until it is computed.
+/// If a function captures a lazy array, the array's graph counts too, until the array is evaluated.
 #[test]
 fn captured_chains() -> Checked {
     let run = || -> Checked {

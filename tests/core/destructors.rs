@@ -1,4 +1,4 @@
-//! A panic in the destructor of a caller's closure or panic payload never ends the process.
+//! If the destructor of a caller's closure or panic payload panics, the process never ends.
 
 use std::panic::panic_any;
 
@@ -8,7 +8,7 @@ use mlx_primitives_check::Conformance;
 
 use crate::support::Checked;
 
-/// A value whose destructor panics, with a payload whose destructor panics too.
+/// A value whose destructor panics. The payload of the panic is a value with a number lower by one.
 struct Dropped(u32);
 
 impl Drop for Dropped {
@@ -64,8 +64,8 @@ fn captured_values() -> Checked {
         is_panic("vjp", vjp(move |x| (&b, x.exp()).1, &x, &x));
         is_panic("jvp", jvp(move |x| (&c, x.exp()).1, &x, &x));
         is_panic("vmap", vmap(move |x| (&d, x.exp()).1, &x, 0, 0));
-        // These closures are dropped together with a compiled function or a graph, where no caller
-        // can receive an error.
+        // These closures are dropped together with a compiled function or a graph. At that time no
+        // call can return an error.
         for shapeless in [false, true] {
             let held = held();
             let compiled = compile(move |x| (&held, x[0].exp()).1, shapeless)?;
@@ -76,7 +76,8 @@ fn captured_values() -> Checked {
         assert_eq!(y.to_vec::<f32>()?, x.exp()?.to_vec::<f32>()?);
         drop(y);
     }
-    // The error that the closure returns has priority.
+    // If the closure returns an error and its destructor panics, the caller gets the closure's
+    // error.
     let held = Dropped(1);
     let both = grad(
         move |_| {
@@ -90,7 +91,8 @@ fn captured_values() -> Checked {
     Ok(())
 }
 
-/// The harness reports a panic of the op, even if dropping the payload panics too.
+/// If an op panics in the conformance harness, the harness reports it, even if dropping the payload
+/// panics too.
 #[test]
 fn of_an_op_under_test() {
     let op = |_: &[Array]| -> Result<Vec<Array>> { panic_any(Dropped(2)) };

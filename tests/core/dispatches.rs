@@ -1,5 +1,5 @@
-//! The dispatches of lazy results cover all work exactly once, within Metal's limits, and name
-//! existing kernels.
+//! The dispatches that are planned for lazy results cover all work exactly once, stay within
+//! Metal's limits, and name existing kernels.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::support::{Checked, message};
 use crate::table::ops::OPS;
 
 const SIMD: u32 = 32;
-/// The consecutive elements that a thread takes at a time.
+/// Each thread reads this many consecutive elements at a time.
 const READS: u64 = 4;
 const LIMITS: [u32; 9] = [32, 64, 96, 100, 256, 448, 1000, 1024, 4096];
 const AXES: [i32; 19] = [
@@ -21,18 +21,18 @@ const AXES: [i32; 19] = [
     100_000, 16_777_216,
 ];
 const ROWS: [i32; 8] = [0, 1, 3, 7, 8, 9, 67, 1 << 20];
-/// The number of elements of the largest arrays in these tests, which are never computed. A result
-/// larger than the memory would be refused before its dispatches could be queried.
+/// The largest arrays in these tests have this many elements. They are never computed. Planning a
+/// result that is larger than the memory would return an error.
 const MOST: i64 = 1 << 30;
 
-/// The primitives of which these tests reach every kernel; `simulated` runs the kernels of all
-/// primitives.
+/// Whether these tests reach every kernel of the primitive in `metal/<stem>.metal`. The tests in
+/// `simulated` run the kernels of all primitives.
 fn is_reached(stem: &str) -> bool {
     let of_rows = OPS.iter().any(|op| op.scratch > 0 && op.stem == stem);
     of_rows || ["attention", "masked_softmax_grad", "rope"].contains(&stem)
 }
 
-/// An array of any size that takes no memory until it is computed.
+/// A broadcast array of any size, which takes no memory until it is computed.
 fn lazy(shape: &[i32], dtype: Dtype) -> Result<Array> {
     Array::scalar(0.0f32)?.astype(dtype)?.broadcast_to(shape)
 }
@@ -45,7 +45,7 @@ fn one(y: &Array, max_threads: u32) -> Result<Option<Dispatch>> {
     Ok(all.pop())
 }
 
-/// The gradient of `f` in `x`, which is a node of this crate.
+/// The gradient of `f` with respect to x, as a lazy node of this crate.
 fn gradient(x: &Array, f: impl Fn(&[Array]) -> Result<Vec<Array>>) -> Result<Array> {
     let y = &f(std::slice::from_ref(x))?[0];
     let cotangent = lazy(y.shape(), y.dtype())?;
@@ -61,7 +61,8 @@ fn cross_entropy_gradient(x: &Array) -> Result<Array> {
     gradient(x, |x| Ok(vec![ops::cross_entropy(&x[0], &targets, CrossEntropy::default())?]))
 }
 
-/// The ops that reduce rows, and how many floats of threadgroup memory a SIMD group of each uses.
+/// The ops that reduce rows. The number says how many floats of threadgroup memory each SIMD group
+/// of the op's kernel uses.
 fn of_rows(rows: i32, axis: i32, dtype: Dtype) -> Result<Vec<(Array, u64)>> {
     let mut all = vec![(softmax_gradient(&lazy(&[rows, axis], dtype)?)?, 2)];
     for op in OPS.iter().filter(|op| op.scratch > 0) {
@@ -76,7 +77,7 @@ fn threads(plan: &Dispatch) -> u64 {
     plan.group.iter().map(|&n| u64::from(n)).product()
 }
 
-/// Every name that the instantiation macros of metal/*.metal define.
+/// Every kernel name that the macros in metal/*.metal instantiate.
 fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(crate::support::root().join("metal"))? {
@@ -86,7 +87,8 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
             continue;
         }
         let text = fs::read_to_string(&path)?;
-        // NAME and KIND are the arguments of macro calls such as KERNELS(DTYPE, T, "…", …).
+        // The names contain parts such as NAME and KIND. These are arguments of macro calls such as
+        // KERNELS(DTYPE, T, "…", …).
         let calls = |start| text.split(start).skip(1).filter_map(|call| call.split('"').next());
         let parts: Vec<&str> = calls("KERNELS(DTYPE, T, \"").chain(calls("KERNELS(\"")).collect();
         for call in text.split("MLXP_KERNEL(\"").skip(1) {
@@ -104,8 +106,8 @@ fn instantiated() -> anyhow::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Checks the rules for all row-wise kernels. `slots` is the threadgroup memory of each SIMD group,
-/// in floats.
+/// Checks the plan of a kernel that reduces rows. `slots` is the number of floats of threadgroup
+/// memory for each SIMD group.
 fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u32) {
     let what = format!("{rows}x{axis} within {max_threads}: {plan:?}");
     let threads = threads(plan);
@@ -118,7 +120,7 @@ fn check_rows(plan: &Dispatch, rows: u64, axis: u32, slots: u64, max_threads: u3
     let groups = u64::from(plan.grid[0]);
     if form == "simd" {
         // Each SIMD group has one row. There are enough groups, and only the last threadgroup has
-        // idle ones.
+        // idle SIMD groups.
         assert!(u64::from(axis) <= u64::from(SIMD) * READS, "{what}");
         assert!(groups * simds >= rows && (groups * simds < rows + simds), "{what}");
         assert_eq!(plan.threadgroup_bytes, 0, "{what}");
@@ -174,7 +176,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
                 check_rows(&plan, 3, classes as u32, 0, max_threads);
                 continue;
             }
-            // Several threadgroups share a row, and the last of them has work too.
+            // Several threadgroups share a row, and the last threadgroup still has elements.
             let each = threads * READS * 4;
             let (parts, classes) = (u64::from(plan.grid[1]), classes as u64);
             assert!(parts * each >= classes, "{what}");
@@ -187,7 +189,7 @@ fn gradients_of_cross_entropy_cover_each_class_once() -> Checked {
 
 #[test(simulated = never)]
 fn dispatches_that_cannot_be_planned() -> Checked {
-    // With 2^32 rows, kernels cannot count the rows, even if the memory could hold them.
+    // The kernels count rows in 32 bits, so 2^32 rows are refused even if they fit in memory.
     let x = lazy(&[1 << 16, 1 << 16, 1], Dtype::Float16)?;
     for y in [ops::rms_norm(&x, None, 1e-5), ops::softmax(&x), rope(&x, 0)] {
         let refused = message(y.and_then(|y| dispatches(&y, 1024)));
@@ -207,7 +209,8 @@ fn dispatches_that_cannot_be_planned() -> Checked {
     Ok(())
 }
 
-/// Rotates x. Bit 0 of `bits` rotates adjacent features, and bit 1 uses explicit frequencies.
+/// Rotates x. Bit 0 of `bits` selects `traditional`, which rotates adjacent features. Bit 1 selects
+/// explicit frequencies.
 fn rope(x: &Array, bits: u32) -> Result<Array> {
     rope_of(x, x.dim(-1)?, bits)
 }
@@ -255,28 +258,29 @@ fn rotations() -> Checked {
     Ok(())
 }
 
-/// Checks that `plan` covers `[batch, heads, seq, dims]`. The result takes over the memory of x, so
-/// features that are not rotated need no threads.
+/// Checks that `plan` covers `[batch, heads, seq, dims]`. The result reuses x's buffer, so no
+/// thread has to copy the features that are not rotated.
 fn check_rotation(plan: &Dispatch, [batch, heads, seq, dims]: [i32; 4], max_threads: u32) {
     let what = format!("{batch} {heads} {seq} {dims} within {max_threads}: {plan:?}");
     assert!(threads(plan) <= u64::from(max_threads.min(MAX_THREADS)), "{what}");
     assert_eq!(plan.threadgroup_bytes, 0, "{what}");
     let alone = seq == 1 || heads == 1;
     assert_eq!(plan.kernel.contains("_one_head_"), alone, "{what}");
-    // Each thread has one pair of up to four heads.
+    // Each thread rotates one pair of features in up to four heads.
     let groups = (heads as u32).div_ceil(if alone { 1 } else { 4 });
     for (axis, wanted) in
         [dims as u32 / 2, seq as u32, batch as u32 * groups].into_iter().enumerate()
     {
         let (groups, width) = (plan.grid[axis], plan.group[axis]);
-        // The threads cover all work, and fewer of them are idle than there are groups.
+        // The threads cover all work, and the number of idle threads is less than the number of
+        // groups.
         let covered = groups * width;
         assert!(covered >= wanted && covered < wanted + groups.max(1), "{what} axis {axis}");
     }
 }
 
-/// Attention with these extents: `[batch, kv_heads, group, queries, keys, dim]`. With 0 bits, keys
-/// and values are not quantized.
+/// Attention with these sizes: `[batch, kv_heads, group, queries, keys, dim]`. `group` is the
+/// number of query heads per key/value head. If `bits` is 0, keys and values are not quantized.
 fn attention(extents: [i32; 6], bits: i32, dtype: Dtype) -> Result<Array> {
     let [batch, kv_heads, group, queries, keys, dim] = extents;
     let q = lazy(&[batch, kv_heads * group, queries, dim], dtype)?;
@@ -299,7 +303,7 @@ fn attention_kernels() -> anyhow::Result<BTreeSet<String>> {
     };
     for dtype in FLOATS {
         for dim in [64, 80, 96, 128, 256] {
-            // Numbers of rows for each of the vector kernels, and for a matrix kernel.
+            // These numbers of rows reach each of the vector kernels, and a matrix kernel.
             for (group, queries) in [(1, 1), (4, 1), (4, 2), (4, 512)] {
                 for bits in [0, 4, 8].into_iter().filter(|&bits| bits == 0 || dim % 64 == 0) {
                     for keys in [512, 4096] {
@@ -334,11 +338,11 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // The rows of a key head and long keys are split, in the same way for every
-                        // head.
+                        // The kernel may split the query rows of a key/value head, and long keys.
+                        // It splits every head in the same way.
                         let heads = (batch * kv_heads) as u64;
                         assert!(groups >= heads, "{what}");
-                        // If keys are split, there are many threadgroups, so each one is small.
+                        // If keys are split, many threadgroups run, so each threadgroup is small.
                         assert!(plans.len() == 1 || threads(&plans[0]) <= 256, "{what}");
                         if group * queries > 8 {
                             let may_split = keys > 1024 && groups <= 1024 * heads;

@@ -1,6 +1,6 @@
-//! If a program ends in any way while work is running, it ends at once, with the right status, and
-//! without a double free. Each case is a child process: this binary, with an argument that names
-//! its role.
+//! A program may end in any way while work is running. It must then end at once, with the right
+//! status, and without a double free. Each case is a child process: this test binary, with an
+//! argument that names the case, its role.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use mlx_primitives::{Array, Result, async_eval, eval};
 use crate::support::custom::Computed;
 use crate::support::{Checked, on_cpu};
 
-/// A kernel that ends the process, or that never ends.
+/// A primitive whose CPU kernel calls `exit`, or never returns.
 fn odd(exits: bool) -> impl CustomPrimitive {
     Computed("odd", move |_: &[View<'_>], _: &mut [ViewMut<'_>]| {
         if exits {
@@ -25,7 +25,7 @@ fn odd(exits: bool) -> impl CustomPrimitive {
     })
 }
 
-/// A graph that takes a while, and that frees memory of many sizes to MLX's cache.
+/// A graph that takes a while to evaluate. It returns buffers of many sizes to MLX's cache.
 fn long_graph(ops: usize) -> Result<Array> {
     let x = Array::ones::<f32>(&[64, 64])?;
     for _ in 0..20 {
@@ -39,7 +39,7 @@ fn long_graph(ops: usize) -> Result<Array> {
     Ok(y)
 }
 
-/// Runs a role in the child, which then returns from main with this status.
+/// Runs a role in the child process. `main` then returns this status.
 pub fn play(role: &str) -> Checked<u8> {
     match role {
         "return" => async_eval([&long_graph(400)?])?,
@@ -141,7 +141,7 @@ fn short_threads_leave_nothing() -> Checked {
     ends("short threads", 0, 1)
 }
 
-/// A signal without a handler ends the program.
+/// A signal without a handler ends the process.
 #[test(simulated = never)]
 #[cfg(unix)]
 fn signals() -> Checked {

@@ -31,7 +31,7 @@ fn rope_has_derivatives_in_x_alone() -> Checked {
 
 type Run = fn(&mut dyn FnMut(&[Array]) -> Result<Vec<Array>>) -> Result<()>;
 
-/// Each transform of a function that takes one array of shape (2, 4).
+/// Each transform, as a function that applies it to a closure with one argument of shape (2, 4).
 fn transforms() -> [(&'static str, Run); 4] {
     fn x() -> Result<Array> {
         random32(&[2, 4], 5)
@@ -103,7 +103,8 @@ fn a_failed_trace_is_tried_again() -> Checked {
 fn a_compiled_function_does_not_call_itself() -> Checked {
     let slot: Rc<RefCell<Option<Compiled>>> = Rc::default();
     let own = slot.clone();
-    // The call even passes another shape, and continues after the refusal.
+    // The function calls itself, even with another shape. It gets an error each time, and
+    // continues.
     let f = compile(
         move |p| {
             let compiled = own.borrow();
@@ -131,7 +132,8 @@ fn a_compiled_function_does_not_call_itself() -> Checked {
 
 #[test]
 fn an_output_that_is_an_uncaptured_input() -> Checked {
-    // MLX refuses a graph that reaches the real input instead of its placeholder.
+    // The closure captures the argument itself. MLX refuses a graph that contains it, because the
+    // closure should only use the placeholder for the argument.
     let x = random32(&[2, 4], 9)?;
     let y = Rc::new(x.clone());
     let f = compile(move |p| Ok(vec![y.add(&p[0])?]), false)?;
@@ -153,7 +155,7 @@ fn cotangents_and_tangents_that_do_not_fit() -> Checked {
         assert!(vjp(|p| f(&p), &[&x], &[wrong]).is_err(), "vjp {:?}", wrong.shape());
         assert!(jvp(|p| f(&p), &[&x], &[wrong]).is_err(), "jvp {:?}", wrong.shape());
     }
-    // A gradient of another type is refused, or converted to the output's type.
+    // A cotangent or tangent of another type is refused, or converted to the right type.
     let half = random(&[2, 4], Dtype::Float16, 12)?;
     let either = [vjp(|p| f(&p), &[&x], &[&half]), jvp(|p| f(&p), &[&x], &[&half])];
     for (_, derivatives) in either.into_iter().flatten() {
@@ -229,10 +231,10 @@ fn errors_of_closures_keep_their_kind() -> Checked {
     }
     let panics = |_: Array| -> Result<Array> { panic!("on purpose") };
     assert!(matches!(jvp(panics, &x, &x), Err(Error::Panic { .. })));
-    // A transform inside a transform.
+    // Run a transform inside a transform.
     let inner = |x: Array| grad(outside, &x)?.sum(..);
     assert!(matches!(grad(inner, &x), Err(Error::OutOfRange { .. })));
-    // MLX reports an error after the closure ignored another one.
+    // The closure ignores the first error, and then MLX reports another one.
     let kept = |x: Array| {
         assert!(outside(x.clone()).is_err());
         x.reshape((3, 3))?.sum(..)
@@ -302,7 +304,8 @@ fn other_numbers_of_cotangents_and_tangents() -> Checked {
     Ok(())
 }
 
-/// Rust prints the error of `main` with `Debug`, which prints the same sentence as `Display`.
+/// If `main` returns an error, Rust prints it with `Debug`. `Debug` prints the same sentence as
+/// `Display`.
 #[test]
 fn errors_read_the_same_in_both_ways() -> Checked {
     let x = Array::zeros::<f32>([2, 3])?;

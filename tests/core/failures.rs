@@ -1,5 +1,5 @@
-//! After failed evaluations of all kinds and on every thread, no call waits longer than it should,
-//! no caller gets the error of an unrelated failure, and correct results stay correct.
+//! Causes failed evaluations of all kinds on several threads. Afterwards no call waits too long, no
+//! caller gets the error of an unrelated failure, and correct results stay correct.
 
 use std::fs::File;
 use std::thread;
@@ -13,7 +13,8 @@ use crate::support::input::random32;
 use crate::support::{Checked, message, on_cpu};
 use harness::roles::{ends, rounds};
 
-/// A primitive that computes y = x, or fails.
+/// A primitive whose CPU kernel panics or returns an error. With `in_transform`, its derivative and
+/// `vmap` fail instead.
 #[derive(Clone)]
 struct Fails {
     panics: bool,
@@ -53,7 +54,7 @@ fn fails(x: &Array, panics: bool) -> Result<Array> {
     apply_one(Fails { panics, in_transform: false }, &[x])
 }
 
-/// An array from a file that is truncated after the file was opened.
+/// A lazy array of a file that is truncated after it was opened.
 fn truncated(x: &Array) -> anyhow::Result<Array> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("short.safetensors");
@@ -64,8 +65,8 @@ fn truncated(x: &Array) -> anyhow::Result<Array> {
     Ok(loaded)
 }
 
-/// The number of kinds of failure that `fail` can cause. Each reports its error to the affected
-/// arrays.
+/// The number of kinds of failure that `fail` can cause. After each, the affected arrays report the
+/// error.
 const KINDS: u32 = 12;
 
 fn fail(kind: u32, x: &Array) -> Checked {
@@ -80,7 +81,7 @@ fn fail(kind: u32, x: &Array) -> Checked {
             chain.to_vec::<f32>().map(drop)
         }
         4 | 5 => {
-            // Two arrays that fail, and one that does not.
+            // Evaluate two arrays that fail and one that does not.
             let (other, good) = (fails(&x.add(1.0)?, true)?.exp()?, x.multiply(2.0)?);
             let failure = eval([&other, &good, &chain.add(1.0)?]);
             assert_eq!(good.to_vec::<f32>()?.len(), x.size());
@@ -124,20 +125,21 @@ fn fail(kind: u32, x: &Array) -> Checked {
     Ok(())
 }
 
-/// Runs an unrelated evaluation after each failure.
+/// Evaluates an unrelated array after a failure.
 fn good(x: &Array, want: &[f32]) -> Checked {
     assert_eq!(x.add(1.0)?.to_vec::<f32>()?, want);
     Ok(())
 }
 
-/// Causes every failure, with correct results between them, and then computes only correct results.
+/// Causes every kind of failure, with a correct evaluation after each. Then evaluates only correct
+/// arrays.
 fn fail_and_go_on(rounds: u32) -> Checked {
     let x = random32(&[2, 8], 1)?;
     let want = x.add(1.0)?.to_vec::<f32>()?;
     for round in 0..rounds {
         fail(round, &x)?;
         good(&x, &want)?;
-        // A failure for which no call waits.
+        // Start an evaluation that fails, and do not wait for it.
         async_eval([&fails(&x, round % 2 == 0)?.add(1.0)?])?;
         good(&x, &want)?;
     }
@@ -147,7 +149,7 @@ fn fail_and_go_on(rounds: u32) -> Checked {
     Ok(())
 }
 
-/// Runs the failures on the main thread of a child process.
+/// Runs the failures on the main thread of a child process, and then on other threads.
 pub fn on_the_main_thread() -> Checked {
     on_cpu(|| {
         fail_and_go_on(rounds(40) * KINDS)?;
@@ -175,8 +177,7 @@ fn threads_go_on() -> Checked {
     Ok(())
 }
 
-/// A failure reaches the arrays that other evaluations compute from the failed one, even if it
-/// happens late.
+/// Other evaluations may already use an array when it fails. Their arrays get the error too.
 #[test(simulated = never)]
 fn failures_follow_what_is_computed_from_them() -> Checked {
     on_cpu(|| {
@@ -186,7 +187,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
         async_eval([&first])?;
         let second = first.add(1.0)?;
         let third = second.multiply(2.0)?;
-        // These evaluations may start before or after the first one has failed.
+        // These evaluations may start before or after the evaluation of `first` has failed.
         let started = [async_eval([&second]), async_eval([&third])];
         for array in [&third, &second, &first, &third.reshape([16])?] {
             assert!(message(array.to_vec::<f32>()).contains("an error on purpose"));
@@ -199,7 +200,7 @@ fn failures_follow_what_is_computed_from_them() -> Checked {
     })
 }
 
-/// If a file becomes shorter, only the arrays that are read from it get an error.
+/// If a file becomes shorter, only the arrays that are read from the file get an error.
 #[test(simulated = never)]
 fn a_file_that_becomes_shorter() -> Checked {
     let x = random32(&[64, 64], 3)?;

@@ -1,4 +1,4 @@
-//! GGUF files that the tests write themselves, from the format's specification.
+//! GGUF files that the tests write from the format's specification.
 
 use std::fs;
 use std::path::Path;
@@ -11,15 +11,15 @@ use tempfile::TempDir;
 use crate::support::gguf::{Entry, Head, header, text};
 use crate::support::{Checked, message};
 
-/// A file with these entries, these tensors and their data.
+/// Encodes a file with these metadata entries, tensors and data.
 fn file(entries: &[(&str, Vec<u8>)], tensors: &[Head<'_>], data: &[u8]) -> Vec<u8> {
     [&header(3, 32, entries, tensors), data].concat()
 }
 
-/// A file with one text entry, `f32` [2, 3] named "x" and `f16` [2] named "h".
+/// A file with one metadata entry and two tensors: "x", `f32` [2, 3], and "h", `f16` [2].
 fn valid() -> Vec<u8> {
     let entries = [("general.name", Entry::from("tiny").bytes())];
-    // Dimensions are listed from the last to the first. Offsets are within the data.
+    // GGUF lists the last dimension first. Offsets count from the start of the data.
     let tensors = [("x", vec![3, 2], 0, 0), ("h", vec![2], 1, 32)];
     let mut data: Vec<u8> = (1..=6).flat_map(|v| (v as f32).to_le_bytes()).collect();
     data.resize(32, 0);
@@ -82,7 +82,8 @@ fn truncated_anywhere() -> Checked {
 fn giant_counts() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("giant.gguf");
-    // The places of the tensor count, the entry count, and the length of the first key.
+    // The byte offsets of the number of tensors, the number of entries, and the length of the first
+    // key.
     for at in [8, 16, 24] {
         for giant in [u64::MAX, 1 << 40, 1 << 63, u64::from(u32::MAX)] {
             let mut bytes = valid();
@@ -93,7 +94,7 @@ fn giant_counts() -> Checked {
     Ok(())
 }
 
-/// A valid file with any single byte changed is refused, or loads as consistent arrays.
+/// Changes any single byte of a valid file. The file is refused, or loads as consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;
@@ -113,7 +114,7 @@ fn flipped_bytes() -> Checked {
     Ok(())
 }
 
-/// A file with two tensors of 32 elements. Their data is zeros, and they are 512 bytes apart.
+/// A file with two tensors of 32 elements, 512 bytes apart. All their data is zero.
 fn two_tensors(names: [&str; 2], kinds: [u32; 2]) -> Vec<u8> {
     let tensor = |i: usize| (names[i], vec![32], kinds[i], 512 * i as u64);
     file(&[], &[tensor(0), tensor(1)], &[0; 1024])
@@ -136,7 +137,7 @@ fn colliding_names() -> Checked {
     Ok(())
 }
 
-/// The file loses its data after its header is checked and before its elements are read.
+/// The file is truncated after its header was checked and before its elements are read.
 #[test]
 fn a_file_that_becomes_shorter() -> Checked {
     let dir = TempDir::new()?;
@@ -155,7 +156,7 @@ fn a_file_that_becomes_shorter() -> Checked {
     Ok(())
 }
 
-/// A file with no tensors and one entry.
+/// A file without tensors and with one metadata entry.
 fn entry(kind: u32, value: &[u8]) -> Vec<u8> {
     // Nothing fills it up.
     header(3, 1, &[("key", [&kind.to_le_bytes(), value].concat())], &[])
@@ -190,12 +191,12 @@ fn entries_of_every_type() -> Checked {
         let short = entry(kind, value);
         refused(&path, &short[..short.len() - 1])?;
     }
-    // Lists of lists, and types that the format does not have.
+    // Lists of lists, and types that the format does not define.
     let nested = [9, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
     for (kind, value) in [(9, &nested[..]), (13, &[0; 8]), (u32::MAX, &[0; 8])] {
         refused(&path, &entry(kind, value))?;
     }
-    // A list that is too long to be kept as text is skipped.
+    // The loader skips lists of more than 1000 elements.
     let long = |count: u64| [&5u32.to_le_bytes()[..], &count.to_le_bytes(), &[1; 4004]].concat();
     fs::write(&path, entry(9, &long(1001)))?;
     assert!(load_gguf(&path)?.metadata.is_empty());

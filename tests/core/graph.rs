@@ -1,4 +1,5 @@
-//! The primitives as nodes of MLX's graph: they are lazy, shared, and donate their buffers.
+//! The primitives as nodes of MLX's graph: they are lazy, are shared, and may reuse the buffers of
+//! their inputs.
 
 use mlx_primitives::transforms::grad;
 use mlx_primitives::{Array, async_eval, builtin, eval, graph, memory, ops};
@@ -26,7 +27,7 @@ fn the_built_ins_are_not_ours() -> Checked {
     for (name, ours, theirs) in OPS {
         let x = random32(&[2, 3, 8], 2)?;
         let same = theirs(&x)?.primitive() == ours(&x)?.primitive();
-        // MLX's softmax has the same name as ours; the other ops have different names.
+        // Our softmax and MLX's have the same name. Our other ops have different names than MLX's.
         assert_eq!(same, name == "Softmax", "{name}: {:?}", theirs(&x)?.primitive());
     }
     Ok(())
@@ -45,7 +46,8 @@ fn outputs_are_row_contiguous() -> Checked {
     Ok(())
 }
 
-/// A chain may run in a single buffer. Separate steps cannot if their inputs are kept.
+/// Each op of a chain may overwrite its input's buffer. Ops whose inputs are still in use cannot.
+/// Both give the same results.
 #[test]
 fn donated_buffers_change_nothing() -> Checked {
     each_device(|_| {
@@ -61,7 +63,8 @@ fn donated_buffers_change_nothing() -> Checked {
                     second.eval()?;
                     let third = op(&second)?;
                     third.eval()?;
-                    // The chain begins with a temporary array that nothing else holds.
+                    // The chain begins with a temporary array, so each op may reuse its input's
+                    // buffer.
                     let chain = op(&op(&op(&x.multiply(1.0)?)?)?)?;
                     assert_same(&chain, &third, &what)?;
                     assert_same(&first, &op(&before)?, &what)?;
@@ -73,7 +76,7 @@ fn donated_buffers_change_nothing() -> Checked {
     })
 }
 
-/// Contiguous rows that begin at an odd element of a buffer.
+/// The rows are contiguous and begin at an odd element of the buffer.
 #[test]
 fn rows_begin_at_any_element() -> Checked {
     each_device(|_| {
@@ -105,7 +108,7 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;
     let close = own.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
     assert!(close <= 4.0 * 3.0 * f32::EPSILON, "{close}"); // rms_norm's bound for |y| <= 4
-    // A view of an array that is still in use.
+    // The view's array is still in use, so its buffer must not be overwritten.
     let base = x.add(2.0)?;
     let view = base.i(1..3)?;
     let (y, kept) = (ops::softmax(&view)?, base.multiply(1.0)?);
@@ -176,7 +179,7 @@ fn long_chains_and_deep_graphs() -> Checked {
     Ok(())
 }
 
-/// Gradients have a cost, even if only CPUs have kernels for them.
+/// Gradients report their cost, even if only CPUs have kernels for them.
 #[test]
 fn gradients_have_a_cost() -> Checked {
     let (x, w) = (random32(&[6, 32], 1)?, random32(&[6, 32], 2)?);

@@ -1,14 +1,15 @@
-//! Arguments that make no sense cause an error or a right answer, never a crash.
+//! Nonsensical arguments cause an error or a right answer, never a crash.
 
 use mlx_primitives::{Array, Dtype, concatenate, ops, random, stack, step};
 
 use crate::support::Checked;
 use crate::support::input::random32;
 
-/// Checks that a result, if there is one, is consistent; it may have any values.
+/// Accepts an error, or a result with any values. The result's size must match its number of
+/// values.
 fn settle(result: mlx_primitives::Result<Array>) {
     if let Ok(x) = result {
-        // Huge results are not computed; only their description must be consistent.
+        // Huge results are not computed.
         if x.nbytes() < 1 << 20 {
             let _ = x.eval();
             if let Ok(values) = x.astype(Dtype::Float32).and_then(|x| x.to_vec::<f32>()) {
@@ -60,7 +61,7 @@ fn impossible_shapes() -> Checked {
 
 #[test]
 fn arrays_larger_than_memory() -> Checked {
-    // A size of 4 TB is a valid address range, but this machine does not have it.
+    // Arrays of 4 TB fit in the address space, but not in this machine's memory.
     let shape = &[1 << 20, 1 << 20];
     assert!(Array::zeros::<f32>(shape).and_then(|x| x.eval()).is_err());
     assert!(Array::full(shape, true).and_then(|x| x.eval()).is_err());
@@ -260,7 +261,7 @@ fn types_that_do_not_fit() -> Checked {
     Ok(())
 }
 
-/// Dimensions, most of them small and some extreme.
+/// Random dimensions. Most are small and some are extreme.
 fn dims(rng: &mut fastrand::Rng) -> Vec<i32> {
     let dim = |rng: &mut fastrand::Rng| match rng.u8(..11) {
         8 => i32::MAX,
@@ -288,8 +289,8 @@ fn any_shape_and_axes() -> Checked {
         settle(x.sort(axis));
         settle(stack(&[&x, &x], axis));
         settle(Array::from_slice(&[1.0f32; 24], &shape));
-        // The other dimensions must be small too, even if one dimension is 0. MLX treats such
-        // arrays as if they had elements, and writes to memory that it did not allocate.
+        // MLX computes with arrays that have a dimension of 0 as if they had elements, and then
+        // writes to memory that it did not allocate. So the other dimensions must be small.
         let small = |shape: &[i32]| shape.iter().all(|&dim| dim < 8);
         if small(&shape)
             && small(&other)

@@ -1,4 +1,5 @@
-//! Selections by tuples, compared with the positions of the selected elements.
+//! Selects parts of arrays by tuples of indices, and compares them with the elements at the
+//! expected positions.
 
 #![allow(clippy::reversed_empty_ranges, reason = "indices below 0 count from the end")]
 
@@ -67,7 +68,7 @@ fn steps_go_both_ways() -> Checked {
         is(x.i(range), &[want.len() as i32], want)?;
         is(x.slice_axis(-1, range), &[want.len() as i32], want)?;
     }
-    // A number in `step` selects one element, for any step.
+    // A single number in `step` selects one element, for any step.
     is(x.i(step(2, -1)), &[], &[2])?;
     let none = Array::zeros::<i32>(0)?;
     is(none.i(step(.., -1)), &[0], &[])

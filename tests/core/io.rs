@@ -1,4 +1,4 @@
-//! Safetensors files: files that are written and read again, and many broken files.
+//! Safetensors files: writes files and reads them again, and reads many broken files.
 
 use std::fs;
 use std::path::Path;
@@ -178,13 +178,13 @@ fn garbage() -> Checked {
         let values = crate::support::input::values(64, seed, 1.0);
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         refused(&dir, "garbage", &bytes)?;
-        // The header has a plausible length, so the rest is read.
+        // The length of the header is plausible, so the loader reads the rest.
         refused(&dir, "garbage", &[&[100, 0, 0, 0, 0, 0, 0, 0][..], &bytes].concat())?;
     }
     Ok(())
 }
 
-/// A valid file with any single byte changed is refused, or loads as consistent arrays.
+/// Changes any single byte of a valid file. The file is refused, or loads as consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;

@@ -1,7 +1,7 @@
-//! Ops that cannot be computed: while a thread or the process ends, and in the child of a fork.
+//! Some ops are called too late: while a thread or the process ends, or in the child of a fork.
 //! They return errors that say so, and read nothing that MLX has destroyed. Each case is a child
-//! process: this binary, with an argument that names its role. `scripts/sanitize.sh` runs the roles
-//! under valgrind.
+//! process: this test binary, with an argument that names the case, its role. `scripts/sanitize.sh`
+//! runs the roles under valgrind.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ use crate::support::custom::{Computed, same};
 use crate::table::ops::OPS;
 use harness::roles::{ended, rounds};
 
-/// The values that the calls need. They are made while ops can still be computed.
+/// The arguments of the calls in `call`. They are created while ops still work.
 struct Made {
     x: Array,
     lazy: Array,
@@ -50,7 +50,7 @@ impl Made {
         })
     }
 
-    /// Calls every function that needs a stream, and returns the result of each.
+    /// Calls every function that needs a stream. Returns the name and the result of each.
     fn call(&self) -> Vec<(&'static str, Result<()>)> {
         let Self { x, lazy, waiting, compiled, stream, .. } = self;
         let mut said: Vec<(&'static str, Result<()>)> = Vec::new();
@@ -100,7 +100,7 @@ impl Made {
         said
     }
 
-    /// Checks that every entry is an error with this reason, and that computed arrays are still
+    /// Checks that every call returns an error with this reason. Computed arrays must stay
     /// readable.
     fn refused(&self, reason: &str) -> Checked {
         for (name, said) in self.call() {
@@ -120,17 +120,18 @@ impl Made {
     }
 }
 
-/// Ends the process with a status for the outcome, since a panic at this point would not set one.
+/// Reports the outcome. A failure ends the process with status 3, because a panic at this point
+/// would not change the status.
 fn done(outcome: Checked) {
     if let Err(error) = outcome {
         eprintln!("{error:#}");
-        // SAFETY: ends the process at once.
+        // SAFETY: `_exit` only ends the process.
         unsafe { libc::_exit(3) };
     }
     eprintln!("checked");
 }
 
-/// A thread-local value whose destructor calls all these functions.
+/// A thread-local value. Its destructor calls every function of `Made::call`.
 struct Last {
     made: Option<Made>,
     works: bool,
@@ -148,7 +149,7 @@ thread_local! {
     static LAST: RefCell<Last> = const { RefCell::new(Last { made: None, works: false }) };
 }
 
-/// An array for a handler that runs when the process ends, and the reason that its ops must report.
+/// The array that the exit handler uses, and the reason that its ops must report.
 static MADE: Mutex<Option<(SendArray, &'static str)>> = Mutex::new(None);
 
 extern "C" fn at_exit() {
@@ -170,13 +171,14 @@ fn hand_over(reason: &'static str) -> Checked {
 }
 
 fn register() {
-    // SAFETY: the handler stays in this program, and neither panics nor unwinds.
+    // SAFETY: the handler is a function of this program, and it neither panics nor unwinds.
     unsafe { libc::atexit(at_exit) };
 }
 
 /// Forks, runs `child` in the child process, and checks that it exits with 0 within a minute.
 fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
-    // SAFETY: the child calls only the functions under test and then `exit`, which runs handlers.
+    // SAFETY: the child calls only the functions under test, and then `exit`, which runs exit
+    // handlers.
     match unsafe { libc::fork() } {
         -1 => anyhow::bail!("no fork: {}", std::io::Error::last_os_error()),
         0 => {
@@ -189,7 +191,8 @@ fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
         id => {
             let start = std::time::Instant::now();
             let mut status = 0;
-            // SAFETY: waits for the child of this function, and sends a signal only to it.
+            // SAFETY: `waitpid` waits for the child that this function forked, and `kill` signals
+            // only this child.
             while unsafe { libc::waitpid(id, &mut status, libc::WNOHANG) } == 0 {
                 if start.elapsed().as_secs() > 60 {
                     unsafe { libc::kill(id, libc::SIGKILL) };
@@ -203,7 +206,7 @@ fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
     }
 }
 
-/// Runs a role. `done` or the error reports the outcome.
+/// Runs a role. The outcome is the output of `done`, or the returned error.
 pub fn play(role: &str) -> Checked {
     let thread_ends = |before: bool, works: bool| {
         let run = move || -> Checked {
@@ -288,8 +291,8 @@ fn a_thread_that_ends() -> Checked {
     checked("thread")
 }
 
-/// The destructor of a thread-local value runs while the thread's stream still exists, so ops work.
-/// Values that MLX has made for the thread since do not change this.
+/// MLX's stream of a thread still exists when the destructor of this thread-local value runs, so
+/// ops work. They also work if MLX creates more values for the thread in the meantime.
 #[test]
 fn a_thread_that_does_not_end_yet() -> Checked {
     checked("thread, while it works")
@@ -307,7 +310,7 @@ fn handlers_of_the_end() -> Checked {
     checked("handler before, another thread's ops")
 }
 
-/// The child would wait for threads that exist only in the parent.
+/// In a forked child, ops would wait for threads that exist only in the parent. They return errors.
 #[test]
 fn the_child_of_a_fork() -> Checked {
     checked("fork")?;

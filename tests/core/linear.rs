@@ -1,5 +1,5 @@
 //! Linear layers and matrix products: sums outside a type's range, chains of residuals, traffic.
-//! `table` tests their values.
+//! The conformance table (`tests/catalog`) tests their values.
 
 use half::f16;
 use mlx_primitives::ops::{self, Linear, RowOrder, with_row_order};
@@ -13,7 +13,8 @@ use crate::support::{self, Checked, each_device, simulated};
 #[test]
 fn only_the_result_must_fit() -> Checked {
     each_device(|_| {
-        // First only intermediate sums exceed float16's range, then the result does too.
+        // In the first product, only partial sums exceed float16's range. In the second, the result
+        // does too.
         let large = f16::MAX.to_f32();
         let x = data(&[large, large, -large, -large, 1.0], &[1, 5], Dtype::Float16)?;
         let w = data(&[1.0; 5], &[1, 5], Dtype::Float16)?;
@@ -24,7 +25,7 @@ fn only_the_result_must_fit() -> Checked {
     })
 }
 
-/// A residual that nothing else reads donates its buffer. If it is read again, it keeps its buffer.
+/// The op overwrites the buffer of a residual, unless something else reads the residual later.
 #[test]
 fn a_chain_of_residuals() -> Checked {
     each_device(|_| {
@@ -41,7 +42,8 @@ fn a_chain_of_residuals() -> Checked {
     })
 }
 
-/// NVIDIA GPUs have a kernel for 16-bit types whose rows begin at multiples of 16 bytes.
+/// For few rows of 16-bit types, NVIDIA GPUs have a special kernel. It requires that each row
+/// begins at a multiple of 16 bytes.
 #[test]
 fn few_rows_have_the_bits_of_one() -> Checked {
     each_device(|_| {
@@ -68,8 +70,8 @@ fn few_rows_have_the_bits_of_one() -> Checked {
     })
 }
 
-/// For one row of 16 bits, NVIDIA GPUs have one kernel. A row that begins at another address takes
-/// separate kernels.
+/// For one row of a 16-bit type, NVIDIA GPUs have one kernel for both products and the gate. If the
+/// row is not aligned to 16 bytes, separate kernels run.
 #[test]
 fn gated_rows_have_the_bits_of_separate_ops() -> Checked {
     let of_nvidia = simulated() && std::env::var_os("MLX_PRIMITIVES_TEST_NVIDIA").is_some();
@@ -118,7 +120,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
         let out = rows / 4;
         assert_eq!(moved[0].arrays[1], [wide, 0, wide], "{dtype} {m}");
         assert_eq!(*moved[0].arrays.last().expect("out"), [0, out, 0], "{dtype} {m}");
-        // Each threadgroup computes 32 rows of w and stages x.
+        // Each threadgroup computes 32 rows of w and reads all of x.
         assert_eq!(moved[0].arrays[0], [4 * rows, 0, rows], "{dtype} {m}");
         let name = if m > 1 { "linear, 8 rows" } else { "linear" };
         support::report_traffic(name, &moved, x.nbytes() + w.nbytes() + out as usize)?;

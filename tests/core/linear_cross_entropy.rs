@@ -41,8 +41,8 @@ fn unfused(
     ops::cross_entropy(&logits, targets, options.cross_entropy)
 }
 
-/// The largest distance, in units of `ulp(largest)`. The error of a sum depends on the size of its
-/// terms, even if its result is small.
+/// The largest difference in units of `ulp(largest)`. A sum's error depends on the size of its
+/// terms, even if the result is small.
 fn distance(got: &Array, want: &Array, what: &str) -> anyhow::Result<f64> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     let (got, expected) = (numbers(got)?, numbers(want)?);
@@ -52,11 +52,10 @@ fn distance(got: &Array, want: &Array, what: &str) -> anyhow::Result<f64> {
     Ok(if worst == 0.0 { 0.0 } else { worst / ulp(largest, want.dtype()) })
 }
 
-/// Both ops round each logit to the type. Before that they differ only in the order of a sum of 33
-/// products in float32, which changes a few roundings by one ulp. A loss is a difference of logits.
-/// Its gradient is wrong by the logit's error times a share: an ulp of a 16-bit logit, up to 8, is
-/// 8 ulps of the loss. The gradients of the weight are rounded once for each chunk, and the
-/// gradients of x are sums over the classes.
+/// The bound in ulps. Both ops round each logit to the type. They add up 33 products in float32 in
+/// different orders, so a few logits differ by one ulp. For 16-bit types, an ulp of a logit up to 8
+/// is 8 ulps of a loss. A gradient changes by the logit's error times a probability. The fused op
+/// rounds the gradient of the weight once per chunk.
 fn bound(dtype: Dtype) -> f64 {
     if dtype == Dtype::Float32 { 64.0 } else { 8.0 }
 }
@@ -116,8 +115,8 @@ fn gradients_are_finite_differences() -> Checked {
     let (dx, dw) = grad(|(x, w)| loss(&x, &w), (&x, &w))?;
     let (tx, tw) = (random32(&[5, 6], 3)?, random32(&[7, 6], 4)?);
     let slope = numbers(&(&dx * &tx)?.sum(..)?.add((&dw * &tw)?.sum(..)?)?)?[0];
-    // With a step of 2^-7, the third derivative makes the quotient wrong by about 1e-4. The
-    // rounding of a loss near 40 adds an error of 1e-5 / 2^-7.
+    // The step h is 2^-7. The third derivative makes the difference quotient wrong by about 1e-4.
+    // The rounding of a loss near 40 adds an error of 1e-5 / 2^-7.
     let h = 1.0f32 / 128.0;
     let at = |h: f32| loss(&x.add(tx.multiply(h)?)?, &w.add(tw.multiply(h)?)?)?.item::<f32>();
     let quotient = f64::from(at(h)? - at(-h)?) / f64::from(2.0 * h);

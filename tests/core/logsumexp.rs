@@ -1,4 +1,5 @@
-//! `logsumexp` and `log_softmax`: extremes. `table` tests their values.
+//! `logsumexp` and `log_softmax` of extreme numbers. The conformance table (`tests/catalog`) tests
+//! their values.
 
 use half::f16;
 use mlx_primitives::{Dtype, builtin, ops};
@@ -23,7 +24,8 @@ fn extremes_are_those_of_mlx() -> Checked {
                     let y = ops::logsumexp_keepdims(&x)?;
                     let peer = builtin::composition(&y)?;
                     let error = array_ulps(&y, &peer[0], &what)?;
-                    // The sums have equal terms, and the logarithm of 300 is accurate to 20 ulps.
+                    // All terms of each sum are equal, and the logarithm of 300 is accurate to 20
+                    // ulps.
                     assert!(error <= 20.0, "{what}: {error} ulps");
                     let y = ops::log_softmax(&x)?;
                     let peer = builtin::composition(&y)?;

@@ -1,5 +1,6 @@
-//! Linear layers with low-rank updates: the same roundings as separate ops, merged weights,
-//! traffic. `table` tests their values.
+//! Linear layers with low-rank updates: fused and separate ops round alike, updates can be merged
+//! into weights, and the traffic is counted. The conformance table (`tests/catalog`) tests their
+//! values.
 
 use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
 use mlx_primitives::{Array, Dtype, Result, builtin, transforms};
@@ -21,8 +22,8 @@ fn unfused(x: &Array, base: &LinearWeight, a: &Array, b: &Array) -> Result<Array
     y.add(z.multiply(Array::scalar(SCALE)?.astype(x.dtype())?)?)
 }
 
-/// The roundings have the same order as in the separate ops. With few rows, even the sums are
-/// equal.
+/// The fused op rounds in the same order as the separate ops. With few rows, it also adds in the
+/// same order.
 #[test]
 fn rounds_as_separate_ops() -> Checked {
     each_device(|_| {
@@ -35,8 +36,8 @@ fn rounds_as_separate_ops() -> Checked {
                     let want = unfused(&x, &base, &a, &b)?;
                     let peer = builtin::composition(&ops::lora_linear(&x, &base, &a, &b, SCALE)?)?;
                     assert_eq!(peer[0].shape(), want.shape());
-                    // Adding 128 products in another order adds for each product an error of half
-                    // an ulp of a partial sum in f32. A partial sum is at most four before biases
+                    // Adding 128 products in another order changes the result by up to half an f32
+                    // ulp of a partial sum per product. Partial sums are at most four before biases
                     // are added.
                     let ulps = if dtype == Dtype::Float32 { 256.0 } else { 4.0 };
                     let mut tipped = 0;
@@ -68,8 +69,8 @@ fn merging_gives_the_same_layer() -> Checked {
             LinearWeight::Quantized(w) => numbers(&w.dequantize_to(Dtype::Float32)?),
         };
         let merged = lora.merge(&base)?;
-        // The step of a format with 15 steps or fewer over the range of the merged weights, or the
-        // error of f32.
+        // Merged quantized weights are wrong by up to one quantization step: their range divided by
+        // the number of steps. Merged plain weights have the error of f32.
         let step = match &base {
             LinearWeight::Plain(_) => 1e-5,
             LinearWeight::Quantized(w) => 3.0 / f64::from((1 << w.bits()) - 1),
@@ -79,7 +80,8 @@ fn merging_gives_the_same_layer() -> Checked {
         assert_close(&values(&merged)?, &want, step, "merged");
         assert_close(&values(&lora.unmerge(&merged)?)?, &dense, 2.0 * step, "unmerged");
 
-        // With magnitudes, the rows of the sum have the magnitudes as norms.
+        // With magnitudes, each row of the merged weight is scaled so that its norm is the row's
+        // magnitude.
         let magnitude = random32(&[12], 73)?.abs()?.add(0.5)?;
         let scaled = lora.clone().with_magnitude(magnitude.clone())?;
         let (factors, wide) = (numbers(&magnitude)?, 64);
@@ -93,7 +95,7 @@ fn merging_gives_the_same_layer() -> Checked {
         assert_close(&numbers(&scaled.apply(&x, &base)?)?, &y, 1e-4, "magnitudes");
         assert!(scaled.unmerge(&base).is_err());
         assert!(scaled.clone().with_magnitude(random32(&[11], 74)?).is_err());
-        // The derivatives of the sum of all outputs take the norms as constants.
+        // The derivatives treat the rows' norms as constants.
         let sum = |(m, b): (Array, Array)| {
             Lora::new(a.clone(), b, SCALE)?.with_magnitude(m)?.apply(&x, &base)?.sum(..)
         };
@@ -125,8 +127,8 @@ fn moves_weights_once() -> Checked {
     let bytes = w.nbytes() + x.nbytes() + a.nbytes() + b.nbytes() + n as usize * 2;
     let w = LinearWeight::from(w);
     let moved = crate::support::moved(|| ops::lora_linear(&x, &w, &a, &b, SCALE))?;
-    // The three dispatches are the base, x with A, and their product with B, which is added to the
-    // base.
+    // The three dispatches compute the product with the base weight, the product of x and A, and
+    // the product of that result and B, which is added to the first.
     assert_eq!(moved.len(), 3);
     crate::support::report_traffic("lora_linear", &moved, bytes)
 }

@@ -1,7 +1,7 @@
-//! The tests of the library: arrays, ops, transforms, streams and failures, and the files of the
+//! The tests of the library: arrays, ops, transforms, streams, failures, and the files of the
 //! repository.
 
-// `#[test]` registers a test with the harness.
+// `#[test]` in these files is an attribute of the crate `harness`, which registers the test.
 #[macro_use]
 extern crate harness;
 

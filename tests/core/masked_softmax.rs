@@ -1,4 +1,5 @@
-//! `masked_softmax`: rows that see no keys, long gradients, traffic. `table` tests its values.
+//! `masked_softmax`: rows that see no keys, gradients of long rows, traffic. The conformance table
+//! (`tests/catalog`) tests its values.
 
 use mlx_primitives::ops::{MaskedSoftmax, masked_softmax};
 use mlx_primitives::transforms::vjp;
@@ -19,7 +20,8 @@ fn rows_that_see_no_keys_equal_mlxs() -> Checked {
                 let values = |options| numbers(&masked_softmax(&x, options)?);
                 let even = 1.0 / f64::from(keys);
                 let near = |v: &f64| (v - even).abs() <= ulp(even, dtype);
-                // If bools mask all scores, each becomes the lowest number, so all keys are equal.
+                // A boolean mask replaces each masked score by the lowest finite number. If it
+                // masks all scores of a row, all keys get the same weight.
                 let none = Array::zeros_of([keys], Dtype::Bool)?;
                 let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
@@ -27,14 +29,15 @@ fn rows_that_see_no_keys_equal_mlxs() -> Checked {
                 let minus = data(&[f32::NEG_INFINITY], &[1], dtype)?;
                 let y = values(MaskedSoftmax { mask: Some(&minus), ..PLAIN })?;
                 assert!(y.iter().all(|v| v.is_nan()), "{dtype} {keys}: {y:?}");
-                // Both masks together: a masked score is larger than minus infinity.
+                // With both masks, causally masked scores are the lowest finite number. They are
+                // larger than the minus infinity of the scores that the query sees.
                 let y = values(MaskedSoftmax { mask: Some(&minus), causal: true, ..PLAIN })?;
                 let (first, second) = y.split_at(keys as usize);
                 assert_eq!(first[..keys as usize - 1], vec![0.0; keys as usize - 1]);
                 assert_eq!(first[keys as usize - 1], 1.0);
                 assert!(second.iter().all(|v| v.is_nan()));
             }
-            // With more queries than keys, the first queries see no key.
+            // There are more queries than keys, so the first queries see no key.
             let x = random(&[5, 3], dtype, 13)?;
             let y = numbers(&masked_softmax(&x, MaskedSoftmax { causal: true, ..PLAIN })?)?;
             assert!(y[..6].iter().all(|v| (v - 1.0 / 3.0).abs() <= ulp(0.33, dtype)));
@@ -61,7 +64,8 @@ fn gradients_in_every_type_and_size() -> Checked {
                     let f = |p: &[Array]| Ok(vec![masked_softmax(&p[0], options)?]);
                     let ours = &vjp(|p| f(&p), &[&x], &[&g])?.1[0];
                     assert_eq!(ours.dtype(), dtype);
-                    // Computes the formula with the same result that the gradient uses.
+                    // Evaluate the formula of the gradient with the op's result, which the kernel
+                    // uses too.
                     let (ys, gs) = (numbers(&masked_softmax(&x, options)?)?, numbers(&g)?);
                     let keys = shape[2] as usize;
                     let mut want = Vec::new();

@@ -1,7 +1,7 @@
 //! Memory use does not grow over many rounds of work.
 //!
-//! MLX's counters are per process, so each measurement runs in a child process: this binary again,
-//! with one test and an environment variable.
+//! MLX counts memory per process, so each measurement runs in a child process: this test binary,
+//! with the name of one test and an environment variable.
 
 mod peaks;
 
@@ -75,7 +75,7 @@ fn of_compiled_functions() -> Checked {
     let kept = compile(|p| Ok(vec![ops::softmax(&p[0])?]), false)?;
     stays_flat("of_compiled_functions", 5_000, |_| {
         kept.call(&[&x])?[0].eval()?;
-        // This function is created, traced and dropped together with the array that it holds.
+        // Each round creates, traces and drops a function that captures an array.
         let held = x.add(1.0)?;
         held.eval()?; // otherwise the graph would reach x itself, which MLX refuses
         let made = compile(move |p| Ok(vec![ops::rms_norm(&p[0], None, EPS)?.add(&held)?]), true)?;
@@ -128,13 +128,15 @@ fn of_steps_into_a_state() -> Checked {
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;
         if is_nvidia(default_device()?) {
-            // MLX may still hold the state for a reader that has ended. The state is then copied.
+            // MLX may still hold the state for an op that has already read it. The op then copies
+            // the state.
             moved.set(moved.get() + u64::from(state.borrow().address()? != last.get()));
             last.set(state.borrow().address()?);
             return Ok(());
         }
         assert_eq!(state.borrow().address()?, address, "the buffer stays where it is");
-        // A copy would take 1.1 MB; a position and its handles take a few hundred bytes.
+        // A copy of the state would take 1.1 MB. The position and the handles take a few hundred
+        // bytes.
         assert!(memory::peak_memory() < held + 4096, "{} more", memory::peak_memory() - held);
         Ok(())
     });
@@ -157,8 +159,8 @@ fn of_reading_and_printing() -> Checked {
 #[ignore = "reads past a buffer; scripts/sanitize.sh expects AddressSanitizer to find it"]
 fn planted_overflow() -> Checked {
     let values = std::hint::black_box(vec![1.0f32; 5]);
-    // SAFETY: this is unsound on purpose. It reads a sixth of five elements, for the sanitizer to
-    // find.
+    // SAFETY: this is unsound on purpose. It reads the element after the last one, for the
+    // sanitizer to find.
     let past = unsafe { values.as_ptr().add(values.len()).read_volatile() };
     anyhow::bail!("read {past}, and nobody noticed")
 }

@@ -1,4 +1,5 @@
-//! The choices between our kernels and MLX's ops on an NVIDIA GPU without measurements.
+//! On an NVIDIA GPU, a built-in rule chooses between our kernels and MLX's ops unless the user has
+//! measured them. These are its choices.
 
 use std::rc::Rc;
 
@@ -25,7 +26,7 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     for class in [&linear(1, Dtype::Float16)?, &linear(9, Dtype::Float32)?] {
         assert_eq!(choices.choice(class), Choice::Mlx, "{class}");
     }
-    // For few queries, attention has a kernel for 16-bit types and these head dimensions.
+    // Our attention has a kernel for few queries with 16-bit types and these head dimensions.
     for (queries, features, dtype, choice) in [
         (1, 64, Dtype::Float16, Choice::Ours),
         (8, 128, Dtype::Bfloat16, Choice::Ours),
@@ -39,7 +40,7 @@ fn products_are_mlxs_on_nvidia() -> Checked {
         assert_eq!(choices.choice(&of), choice, "{of}");
     }
     assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
-    // MLX refuses views of packed keys and values on an NVIDIA GPU.
+    // On an NVIDIA GPU, MLX refuses packed keys and values that are views.
     for bits in [4, 8] {
         let part = || Array::zeros_of([1, 2, 3, 2], Dtype::Float16);
         let codes = Array::zeros_of([1, 2, 3, 2 * bits], Dtype::Uint32)?;
@@ -55,8 +56,8 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// For one to eight rows, products with packed weights are ours, and for more rows MLX's. MLX
-/// normalizes many rows of 2048 elements.
+/// The rule chooses our kernel for products of one to eight rows with packed weights, and MLX for
+/// more rows. It also chooses MLX to normalize many rows of 2048 elements.
 #[test]
 fn numbers_of_rows_decide_on_nvidia() -> Checked {
     let here = built_in();
@@ -125,8 +126,8 @@ fn numbers_of_rows_decide_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// If the rule chooses MLX for a product, it has the same types, shapes and derivatives as our
-/// kernel.
+/// If the rule chooses MLX for a product, the result has the same type, shape and derivatives as
+/// our kernel's.
 #[test]
 fn results_on_nvidia_are_of_the_same_type() -> Checked {
     let here = Rc::new(built_in());
@@ -142,12 +143,14 @@ fn results_on_nvidia_are_of_the_same_type() -> Checked {
             })
         };
         let ((one, by_one), (other, by_other)) = (of(&here)?, of(&ours)?);
-        // Only a result of our ops can be composed of MLX's ops.
+        // `composition` is defined only for results of our ops, so it tells which implementation
+        // ran.
         let is_ours = [&one, &other].map(|y| builtin::composition(y).is_ok());
         assert_eq!(is_ours, [false, true]);
         for (one, other, what) in [(&one, &other, "result"), (&by_one, &by_other, "gradient")] {
             assert_eq!((one.shape(), one.dtype()), (other.shape(), other.dtype()), "{what}");
-            // MLX's product on the CPU adds in 16 bits.
+            // MLX's product on a CPU adds up 16-bit numbers in 16 bits, so only float32 results can
+            // be compared.
             if dtype == Dtype::Float32 {
                 assert_close(&numbers(one)?, &numbers(other)?, 2e-3, what);
             }

@@ -1,5 +1,6 @@
-//! Small graphs on one CPU stream, whose thread receives several kernels at a time. The results
-//! equal an evaluation of each array alone, and MLX's evaluation.
+//! Small graphs on one CPU stream. The stream's thread receives several kernels at a time. The
+//! results must equal the results of evaluating each array alone, and the results of MLX's
+//! evaluation.
 
 use std::thread;
 use std::time::Duration;
@@ -26,8 +27,8 @@ fn doubles(fails: bool) -> impl CustomPrimitive {
     })
 }
 
-/// The number of different steps that a chain can have: our ops, MLX's ops, views, views that copy,
-/// and a user's primitive.
+/// The number of kinds of steps in a chain: our ops, MLX's ops, views, views that copy, and a
+/// user's primitive.
 const STEPS: u64 = 9;
 
 fn step(kind: u64, x: &Array) -> Result<Array> {
@@ -44,7 +45,8 @@ fn step(kind: u64, x: &Array) -> Result<Array> {
     }
 }
 
-/// Random chains of ops from a seed, evaluated at once, or after each op if `alone`.
+/// Draws a chain of ops from a seed. Evaluates it after each op if `alone`, and otherwise not at
+/// all.
 fn chain(seed: u64, alone: bool) -> Result<Vec<Array>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut x = random32(&[8, 16], seed)?;
@@ -116,7 +118,8 @@ fn late() -> impl CustomPrimitive {
 
 const LAYOUT: KvLayout = KvLayout { heads: 2, kv_heads: 1, head_dim: 16, capacity: 24 };
 
-/// A step of decoding with a slow projection. Returns the state and the attention that reads it.
+/// A decoding step whose projection is slow. Returns the new state of the key/value cache, and the
+/// attention that reads it.
 fn late_step(state: &Array, position: i32) -> Result<[Array; 2]> {
     let qkv = apply_one(late(), &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
     let rope = Rope { dims: 16, offset: position.into(), ..Rope::default() };
@@ -151,7 +154,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         }
         assert_same(&ours, &theirs, "the state")?;
 
-        // A view that the program holds keeps its numbers.
+        // The program holds a view of the state. Later steps must not change the view's numbers.
         let held = LAYOUT.keys(&ours, 20)?;
         held.eval()?;
         let before = held.to_vec::<f32>()?;
@@ -163,7 +166,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         assert_ne!(ours.address()?, place);
         assert_eq!(held.to_vec::<f32>()?, before);
 
-        // A state that the program holds keeps its numbers too.
+        // The program holds a state. The next step must not change its numbers.
         let want = late_step(&ours.multiply(1.0)?, 16)?[0].clone();
         want.eval()?;
         let [state, attended] = late_step(&ours, 16)?;
@@ -175,7 +178,7 @@ fn a_state_is_updated_in_place_while_queued_calls_read_it() -> Checked {
         async_eval([&attended, &next])?;
         assert_same(&held, &want, "a state that is held")?;
 
-        // A view that has not been evaluated keeps its numbers too.
+        // A view has not been evaluated yet. The next step must not change its numbers either.
         for view_first in [true, false] {
             let start = LAYOUT.zeros(1, Dtype::Float32)?;
             let [state, _] = late_step(&start.multiply(1.0)?, 3)?;
@@ -214,7 +217,8 @@ fn streams_wait_for_one_another() -> Checked {
     })
 }
 
-/// MLX's product copies factors whose rows have gaps, and only its tasks hold the copies.
+/// MLX's matrix product copies factors whose rows are not contiguous. Only MLX's queued task holds
+/// these copies.
 #[test(simulated = never)]
 fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
     with_device(Device::Cpu, || {
@@ -227,7 +231,7 @@ fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
         want.eval()?;
         let late = product(&apply_one(late(), &[&x])?)?;
         async_eval([&late])?;
-        // Arrays of the same size as the copies, written while the tasks wait.
+        // Allocate arrays of the same size as the copies, and write to them while the tasks wait.
         let others = (0..32).map(|i| Array::from_slice(&[i as f32; 64 * 64], 64 * 64));
         let others = others.collect::<Result<Vec<_>>>()?;
         assert_same(&late, &want, "the product")?;
@@ -238,7 +242,7 @@ fn temporaries_of_mlx_are_kept_until_its_tasks_have_run() -> Checked {
     })
 }
 
-/// A row does not keep the memory of its matrix.
+/// A contiguous copy of one row does not keep the whole matrix in memory.
 #[test(simulated = never)]
 fn contiguous_parts_leave_large_arrays() -> Checked {
     with_device(Device::Cpu, || {

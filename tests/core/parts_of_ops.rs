@@ -1,5 +1,5 @@
-//! Heads and columns that are computed separately have the same bits as if they are computed
-//! together, on every device. The ranks of a split model rely on it.
+//! On every device, heads and columns that are computed separately have the same bits as if all are
+//! computed together. The processes (ranks) that share a split model rely on this.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 #[test(simulated = once)]
 fn some_heads_of_attention() -> Checked {
     const GROUP: i32 = 2;
-    // One query, a few queries, and a tile of queries, with keys in one piece and in several.
+    // Test one query, a few queries, and a tile of queries, with keys that are split and keys that
+    // are not.
     for (queries, keys) in [(1, 300), (1, 1500), (20, 1100)] {
         for dtype in TYPES {
             let q = random(&[1, 4 * GROUP, queries, 64], dtype, 1)?;
@@ -72,7 +73,7 @@ fn some_heads_of_rotations() -> Checked {
     Ok(())
 }
 
-/// The few columns that a rank has in a small model.
+/// In a small model, each rank has only a few columns.
 #[test(simulated = once)]
 fn few_columns_of_products() -> Checked {
     for dtype in TYPES {
@@ -91,7 +92,8 @@ fn few_columns_of_products() -> Checked {
     Ok(())
 }
 
-/// The number of columns that two ranks have, below and above the sizes at which plans change.
+/// Two ranks share this many columns. One has more columns, and the other fewer, than the size at
+/// which a kernel's launch plan changes.
 const COLUMNS: i32 = 2144;
 const CUTS: [Range<i32>; 2] = [0..2112, 2112..COLUMNS];
 

@@ -1,5 +1,5 @@
-//! Builds a pipeline from every kernel of `metal/`. On a Mac Metal builds it, for any GPU; on Linux
-//! the simulator does.
+//! Builds a pipeline from every kernel of `metal/`. On a Mac, Metal builds it for the machine's
+//! GPU. On Linux, the simulator builds it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +10,8 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 
 use crate::support::Checked;
 
-/// Checks how many threads each kernel allows. A kernel without a pipeline is an error.
+/// Builds a pipeline for each kernel, which may fail, and checks how many threads the kernel
+/// allows.
 fn limits() -> Checked {
     let (mut limits, mut failures) = (BTreeMap::<u32, Vec<String>>::new(), Vec::new());
     let all = pipelines::all();
@@ -27,15 +28,15 @@ fn limits() -> Checked {
         writeln!(stderr, "pipelines: up to {threads} threads: {}", kernels.join(" "))?;
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    // Every launch of a kernel has at least 32 threads, a SIMD group.
+    // Every launch has at least 32 threads, one SIMD group, so a kernel must allow 32.
     assert!(limits.keys().all(|&threads| (32..=1024).contains(&threads)), "{limits:?}");
     Ok(())
 }
 
 #[test(simulated = never)]
 fn every_kernel_has_a_pipeline() -> Checked {
-    // Each stem of metal/ has kernels, except the stems for NVIDIA GPUs, and all names are
-    // different.
+    // Each file of metal/ has kernels, except the files for NVIDIA GPUs. All kernel names are
+    // different. A stem is the name of a file without its extension.
     let all = pipelines::all();
     let names: std::collections::BTreeSet<&str> = all.iter().map(|one| one.kernel()).collect();
     assert_eq!(names.len(), all.len());

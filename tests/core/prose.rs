@@ -9,7 +9,7 @@ use regex::Regex;
 use crate::support::{Checked, root};
 use crate::tidy::{files, show};
 
-/// Phrases that are hard to read, with their replacements.
+/// Regular expressions for phrases that are hard to read, with advice on a replacement.
 const PATTERNS: [(&str, &str); 12] = [
     (r"\bof (its|their|one's|your|our|my|a user's) own\b", "its own, or a separate"),
     (r"\bso many\b", "this many, or the count by its name"),
@@ -29,7 +29,8 @@ const PATTERNS: [(&str, &str); 12] = [
 ];
 const BRITISH: &str = r"(?i)(colour|behaviour|neighbour|favour|honour|\bcentre[sd]?\b|licence|labelled|modelled|cancelled|whilst|catalogue|artefact|analys(e[sd]?|ing)\b|(norm|quant|optim|initi|seri|synchron|organ|recogn|summar|gener|special|vector|parallel|token|material|minim|maxim|util)(al|ar)?(is)(e[sdr]?|ing|ation)\b)";
 
-/// The prefix of comments in a language. All lines of a document are prose.
+/// The prefix of a comment in the file's language. In Markdown it is empty, because all lines are
+/// prose.
 fn comment(path: &Path) -> Option<&'static str> {
     match path.extension()?.to_str()? {
         "rs" | "h" | "cpp" | "metal" => Some("//"),
@@ -39,7 +40,8 @@ fn comment(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The paragraphs of a file's prose, each on one line, with the number of its first line.
+/// The paragraphs of a file's prose. Each is joined into one line, with the number of its first
+/// line.
 fn paragraphs(path: &Path, text: &str) -> Vec<(usize, String)> {
     let Some(mark) = comment(path) else { return Vec::new() };
     let mut found: Vec<(usize, String)> = Vec::new();
@@ -78,7 +80,7 @@ fn patterns() -> anyhow::Result<Vec<(Regex, &'static str)>> {
     PATTERNS.iter().map(|(text, instead)| Ok((Regex::new(text)?, *instead))).collect()
 }
 
-/// Each forbidden phrase in a text: its place, its words, and the replacement.
+/// Finds the forbidden phrases in a text. Each entry has the place, the words, and the advice.
 fn odd(path: &Path, text: &str, patterns: &[(Regex, &str)]) -> Vec<String> {
     let mut found = Vec::new();
     for (number, paragraph) in paragraphs(path, text) {

@@ -1,5 +1,5 @@
-//! Compares `quantize` with MLX bit for bit and with f64, and decodes with `dequantize` again.
-//! `table` tests the values of `dequantize`.
+//! Compares `quantize` with MLX bit for bit. Also dequantizes the codes and compares the numbers
+//! with float64. The conformance table (`tests/catalog`) tests `dequantize` alone.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
@@ -13,8 +13,8 @@ use crate::support::{self, Checked, each_device, simulated};
 const BITS: [i32; 6] = [2, 3, 4, 5, 6, 8];
 const GROUPS: [i32; 3] = [32, 64, 128];
 
-/// MLX's Metal kernel rounds halves away from zero, and uses 0 as the maximum of a group of
-/// negative numbers. Our kernel gives the results of MLX's CPU backend on every device.
+/// MLX's Metal kernel rounds ties away from zero. It also takes 0 as the maximum of a group in
+/// which all numbers are negative. On every device, our kernel does what MLX does on a CPU.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu || simulated()
 }
@@ -37,7 +37,7 @@ fn check(device: Device, x: &Array, group_size: i32, bits: i32, what: &str) -> C
     near(x, [&packed, &scales, &biases, &back], group_size as usize, bits as usize, &what)
 }
 
-/// Checks in f64 that each code is the nearest one, and that it dequantizes to the right number.
+/// Checks in float64 that each code is a nearest one, and that `dequantize` returns its number.
 fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -> Checked {
     let words = q[0].to_vec::<u32>()?;
     let (scales, biases, back) = (numbers(q[1])?, numbers(q[2])?, numbers(q[3])?);
@@ -54,11 +54,13 @@ fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -
         });
         let (scale, bias) = (scales[i / group_size], biases[i / group_size]);
         let exact = f64::from(code) * scale + bias;
-        // The product and the sum are rounded to the type.
+        // `dequantize` rounds the product of code and scale, and the sum with the bias, to the
+        // type.
         let rounding = epsilon * (2.0 * top * scale.abs() + bias.abs() + exact.abs());
         assert!((back - exact).abs() <= rounding + 1e-7, "{what}: {back} {exact} at {i}");
-        // Half a step, and the roundings of scale and bias. The scale is stretched so that zero has
-        // a code, which may cost another half step at one end of the range.
+        // A number is wrong by half a quantization step plus the roundings of scale and bias.
+        // `quantize` changes the scale so that 0 has a code. This may cost another half step at one
+        // end of the range.
         let allowed = scale.abs() * (1.0 + 1e-3) + rounding + 1e-7;
         assert!((exact - x).abs() <= allowed, "{what}: {x} became {exact} at {i}");
     }
@@ -141,7 +143,8 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The rows `ids` of a matrix, from one node, and from MLX's lookups of codes, scales and biases.
+/// Dequantizes the rows `ids` of a matrix: by our single node, and by MLX's `take` of codes, scales
+/// and biases.
 fn both_rows(weight: &QuantizedWeight, ids: &Array) -> Result<[Array; 2]> {
     let (scales, biases) = (weight.scales(), weight.biases().expect("affine has biases"));
     let (group_size, bits) = (weight.group_size(), weight.bits());

@@ -38,7 +38,7 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     random::seed(1)?;
     assert_eq!((draw()?, draw()?), (a.clone(), b.clone()));
     assert_ne!(a, b);
-    // Another thread has a separate sequence and does not affect this one.
+    // Each thread has a separate sequence of random numbers.
     random::seed(1)?;
     let other = std::thread::spawn(move || -> mlx_primitives::Result<Vec<i32>> {
         random::seed(1)?;
@@ -49,15 +49,16 @@ fn a_seed_restarts_the_threads_sequence() -> Checked {
     Ok(())
 }
 
-/// The tolerance is five standard errors. One random run in two million would fail, but the keys
-/// are fixed.
+/// The tolerance is five standard errors, so one random run in two million would fail. The keys are
+/// fixed, so the runs are always equal.
 #[test]
 fn moments_of_each_distribution() -> Checked {
     let error = |sd: f64| 5.0 * sd / f64::from(COUNT).sqrt();
     for dtype in FLOATS {
         let (mean, var) = moments(&random::normal_of([COUNT], dtype, Some(&random::key(1)?))?)?;
         assert!(mean.abs() < error(1.0), "{dtype} mean {mean}");
-        // The standard deviation of the variance is sqrt(2); bfloat16 adds its rounding.
+        // The standard error of the variance contains the factor sqrt(2). Rounding to bfloat16 adds
+        // an error.
         let rounding = if dtype == Dtype::Bfloat16 { 2e-3 } else { 0.0 };
         assert!((var - 1.0).abs() < error(2f64.sqrt()) + rounding, "{dtype} variance {var}");
     }

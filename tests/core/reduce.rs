@@ -1,5 +1,5 @@
-//! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extremes, empty axes, costs, traffic. `table`
-//! tests their values.
+//! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extreme numbers, empty axes, costs, traffic.
+//! The conformance table (`tests/catalog`) tests their values.
 
 use mlx_primitives::transforms::{grad, vjp};
 use mlx_primitives::{Array, Dtype, Result, builtin, graph, ops};
@@ -18,7 +18,8 @@ const OPS: [(&str, Op); 5] = [
     ("norm", ops::norm),
 ];
 
-/// Rows with one special element among ordinary ones: NaN, an infinity, or a number that overflows.
+/// One element of a row is special: NaN, an infinity, -0, or a number whose square overflows
+/// float16.
 #[test]
 fn extremes_are_those_of_mlx() -> Checked {
     const INF: f32 = f32::INFINITY;
@@ -36,7 +37,8 @@ fn extremes_are_those_of_mlx() -> Checked {
                             let (ours, theirs) = (numbers(&y)?, numbers(&theirs)?);
                             let what = format!("{name} {dtype} {axis} {special} at {at}");
                             if special.is_finite() {
-                                // MLX adds 16-bit numbers in 16 bits, so sums cannot be compared.
+                                // MLX adds up 16-bit numbers in 16 bits, so sums of finite numbers
+                                // cannot be compared.
                                 if name == "max" {
                                     assert_eq!(ours, theirs, "{what}");
                                 }
@@ -56,7 +58,7 @@ fn extremes_are_those_of_mlx() -> Checked {
             let opposed = data(&[INF, 1.0, -INF], &[3], dtype)?;
             assert!(numbers(&ops::sum(&opposed, ..)?)?[0].is_nan());
         }
-        // Only the result must fit in 16 bits.
+        // Our ops add up in float32, so only the result must fit in 16 bits.
         let mut x = vec![60_000.0f32; 100];
         x.extend(vec![-60_000.0; 99]);
         let x = data(&x, &[199], Dtype::Float16)?;
@@ -68,7 +70,7 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// On a CPU, a kernel computes the gradients of maxima, sums of squares and norms.
+/// On a CPU, one node computes the gradient of a maximum, a sum of squares, or a norm.
 #[test]
 fn gradients_are_one_node() -> Checked {
     for dtype in FLOATS {
@@ -88,13 +90,14 @@ fn gradients_are_one_node() -> Checked {
             }
         }
     }
-    // Two elements share the gradient of a maximum. If the maximum is NaN, one element gets NaN.
+    // Equal maxima share the gradient. If the maximum is NaN, the whole row's gradient is NaN.
     let x = Array::from_slice(&[-0.0f32, 0.0, -1.0, f32::NAN, 2.0, 1.0], (2, 3))?;
     let g = Array::from_slice(&[3.0f32, 5.0], 2)?;
     let of_x = numbers(&vjp(|x: Array| ops::max(&x, -1), &x, &g)?.1)?;
     assert_eq!(of_x[..3], [1.5, 1.5, 0.0]);
     assert!(of_x[3..].iter().all(|of_x| of_x.is_nan()), "{of_x:?}");
-    // The derivative of (x / |x|) · t is (t - x (x · t) / |x|²) / |x|.
+    // The norm's gradient is x / |x|. The derivative of (x / |x|) · t is (t - x (x · t) / |x|²) /
+    // |x|.
     let x = Array::from_slice(&[3.0f32, 4.0], 2)?;
     let of_x = |x: Array| grad(|x: Array| ops::norm(&x, ..), &x);
     let t = Array::from_slice(&[1.0f32, 0.0], 2)?;
@@ -107,7 +110,8 @@ fn gradients_are_one_node() -> Checked {
 fn costs_count_a_second_dispatch_for_split_rows() -> Checked {
     let x = random32(&[2, 20_000], 1)?;
     let cost = graph::total(&graph::nodes([&ops::sum(&x, -1)?])?);
-    // Between the two dispatches, each row has three floats, one for each piece.
+    // Each row has three pieces. The first dispatch writes one float per piece, and the second
+    // reads it.
     assert_eq!((cost.dispatches, cost.device_bytes), (2, 4 * (40_000 + 2 + 2 * 6)));
     let cost = graph::total(&graph::nodes([&ops::sum(&x.t()?.contiguous()?, -1)?])?);
     assert_eq!((cost.dispatches, cost.device_bytes), (1, 4 * (40_000 + 20_000)));
@@ -124,8 +128,8 @@ fn moves_pieces_between_two_dispatches() -> Checked {
         let (all, out) = (x.nbytes() as u64, dtype.size() as u64);
         for (name, op) in OPS {
             let moved = support::moved(|| op(&x, None))?;
-            // 103,400 elements are 13 pieces of up to 8,192, so 13 floats are between the two
-            // dispatches.
+            // 103,400 elements are 13 pieces of up to 8,192. The first dispatch writes 13 floats,
+            // and the second reads them.
             assert_eq!(moved.len(), 2, "{name} {dtype}");
             assert_eq!(moved[0].arrays, [[all, 0, all], [0, 4 * 13, 0]], "{name} {dtype}");
             let last = [[4 * 13, 0, 4 * 13], [0, out, 0]];

@@ -1,4 +1,5 @@
-//! Inputs that ops refuse, and the errors. `every` tests the types that ops refuse.
+//! Inputs that ops refuse, and the error messages. The tests in `every` cover types that ops
+//! refuse.
 
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives::ops::{self, CrossEntropy, Linear, LinearWeight, Lora, MaskedSoftmax};
@@ -7,7 +8,7 @@ use mlx_primitives::{Array, Dtype, Result};
 use crate::support::input::random32;
 use crate::support::{Checked, EPS, message};
 
-/// Checks that `op` reports what it expected and what it got, including `part`.
+/// Checks that the error of `op` says what the op expected and what it got, and contains `part`.
 #[track_caller]
 pub fn refused<T>(op: &str, result: Result<T>, part: &str) {
     let said = message(result);
@@ -126,7 +127,7 @@ fn softmaxes() -> Checked {
     for window in [0, -1, i32::MIN] {
         masked(&x, MaskedSoftmax { window: Some(window), ..PLAIN }, &window.to_string());
     }
-    // An integer mask is promoted and added.
+    // An integer mask is converted to the type of the scores, and added.
     let mask = Array::ones::<i32>(&[8])?;
     let y = ops::masked_softmax(&half, MaskedSoftmax { mask: Some(&mask), ..PLAIN })?;
     assert_eq!(y.dtype(), Dtype::Float16);
@@ -163,7 +164,7 @@ fn reductions_and_elements() -> Checked {
     for (shape, axes) in [(&[3, 0][..], Some(-1)), (&[0, 3], None), (&[0], None)] {
         refused("max", ops::max(&ones(shape)?, axes), "at least one element");
     }
-    // The op would first have to copy the array, which takes four terabytes.
+    // The ops would first have to copy this broadcast array, which takes four terabytes.
     let large = ones(&[1, 1])?.broadcast_to([1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
         assert!(message(op(&large, ..)).starts_with("[reduce] expected"));

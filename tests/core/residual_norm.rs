@@ -1,5 +1,5 @@
-//! `rms_norm_residual` and `layer_norm_residual`: MLX's composition, types, single outputs. `table`
-//! tests their values.
+//! `rms_norm_residual` and `layer_norm_residual`: comparison with MLX's ops, types, use of a single
+//! output. The conformance table (`tests/catalog`) tests their values.
 
 use mlx_primitives::{Array, Dtype, Result, builtin, ops};
 
@@ -7,7 +7,8 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device};
 
-/// Both outputs, with RMS or layer normalization.
+/// Calls the fused op. Layer normalization is chosen by `centered`, and RMS normalization
+/// otherwise.
 fn fused(
     centered: bool,
     x: &Array,
@@ -26,7 +27,8 @@ fn norm(centered: bool, h: &Array, w: Option<&Array>, b: Option<&Array>) -> Resu
     if centered { ops::layer_norm(h, w, b, EPS) } else { ops::rms_norm(h, w, EPS) }
 }
 
-/// The fused op is close to MLX's composition; other tests compare the norms with f64.
+/// The fused op gives nearly the same numbers as separate ops of MLX. Other tests compare the norms
+/// with a float64 reference.
 #[test]
 fn composition_of_mlx() -> Checked {
     each_device(|_| {
@@ -41,7 +43,8 @@ fn composition_of_mlx() -> Checked {
                 let theirs = builtin::composition(&normed)?;
                 assert_eq!(theirs.len(), 2);
                 assert_same(&sum, &theirs[0], "sum")?;
-                // The last bit of the normalized value, which is at most four, counts three times.
+                // The normalized value is at most four. Three of its roundings may differ in the
+                // last bit.
                 let tolerance = 12.0 * ulp(1.0, dtype) + 1e-5;
                 assert_close(&numbers(&normed)?, &numbers(&theirs[1])?, tolerance, dtype.name());
             }
@@ -71,7 +74,7 @@ fn types_are_those_of_the_two_ops() -> Checked {
     })
 }
 
-/// Either output may be used alone, and neither input donates its buffer.
+/// A program may use either output alone. The op overwrites neither input.
 #[test]
 fn one_output_alone() -> Checked {
     each_device(|_| {
@@ -81,7 +84,7 @@ fn one_output_alone() -> Checked {
         assert_same(&normed, &want, "norm alone")?;
         let (sum, _) = fused(false, &make()?, &make()?, None, None)?;
         assert_same(&sum, &make()?.add(&make()?)?, "sum alone")?;
-        // A residual stream: h is the next residual, and the norm of h is the next x.
+        // A chain as in a model: the sum h is the next residual, and its norm is the next x.
         let (mut h, mut y) = fused(false, &make()?, &make()?, None, None)?;
         let mut plain_h = make()?.add(&make()?)?;
         let mut plain_y = norm(false, &plain_h, None, None)?;

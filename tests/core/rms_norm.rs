@@ -1,4 +1,4 @@
-//! `rms_norm`: values of epsilon. `table` tests its values.
+//! `rms_norm`: values of epsilon. The conformance table (`tests/catalog`) tests its values.
 
 use mlx_primitives::{Dtype, ops};
 

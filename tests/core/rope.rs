@@ -1,4 +1,5 @@
-//! `rope`: forms of offsets, the inverse, degenerate numbers, traffic. `table` tests its values.
+//! `rope`: kinds of offsets, the inverse rotation, degenerate numbers, traffic. The conformance
+//! table (`tests/catalog`) tests its values.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::ops::Offset;
@@ -8,13 +9,13 @@ use crate::support::compare::{assert_close, assert_same, differing, numbers};
 use crate::support::input::{Layout, random32, values};
 use crate::support::{self, Checked, each_device};
 
-/// Whether the result must equal MLX's. MLX's sines and cosines differ with Apple's libraries and
-/// on a GPU.
+/// Whether our result must equal MLX's in every bit. On a GPU and with Apple's libraries, MLX
+/// computes sines and cosines differently.
 fn follows_mlx_bit_for_bit(device: Device) -> bool {
     device == Device::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
 
-/// One call of rope, either ours or MLX's.
+/// The arguments of a call. The methods pass them to our op or to MLX's op.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     dims: i32,
@@ -59,8 +60,7 @@ fn offsets_of_every_kind() -> Checked {
         }
         assert_same(&of(&each.add(1)?.subtract(1)?)?, &of_each, "computed")?;
         assert_same(&of(&one.broadcast_to([4])?)?, &of_one, "broadcast")?;
-        // The layout of models: [batch, time, heads, features] in memory, with the middle axes
-        // exchanged.
+        // In models, x is a view of [batch, time, heads, features] with the middle axes transposed.
         let models = x.transpose([0, 2, 1, 3])?.contiguous()?.transpose([0, 2, 1, 3])?;
         assert_same(&plain(&each, false).ours(&models)?, &of_each, "exchanged")?;
         Ok(())
@@ -100,7 +100,7 @@ fn the_gradient_rotates_back() -> Checked {
             let call = plain(offset, traditional);
             let y = call.ours(&x)?;
             let back = transforms::vjp(|x| Ok(vec![call.ours(&x[0])?]), &[&x], &[&y])?.1;
-            // Two rotations of a vector whose length is at most 6, with four roundings each.
+            // A vector of length at most 6 is rotated twice. Each rotation rounds four times.
             assert_close(&numbers(&back[0])?, &numbers(&x)?, 6.0 * 8.0 * 6e-8, "there and back");
             let want = transforms::vjp(|x| Ok(vec![call.builtin(&x[0])?]), &[&x], &[&y])?.1;
             if follows_mlx_bit_for_bit(device) {
@@ -111,8 +111,8 @@ fn the_gradient_rotates_back() -> Checked {
     })
 }
 
-/// Checks that bits equal MLX's where its results are reproducible. Otherwise checks that results
-/// are finite where MLX's are.
+/// Compares a call with MLX's on degenerate inputs. The bits must be equal where MLX computes as we
+/// do. Elsewhere, our result must be finite where MLX's is.
 fn assert_degenerates_alike(device: Device, call: Call, x: &Array, what: &str) -> Checked {
     let (ours, builtin) = (call.ours(x)?, call.builtin(x)?);
     if follows_mlx_bit_for_bit(device) {

@@ -1,4 +1,4 @@
-//! A test for each function of the conformance table.
+//! Makes a test from each function of the conformance table in `tests/catalog`.
 
 use std::rc::Rc;
 
@@ -27,8 +27,8 @@ pub fn tests() -> Vec<Test> {
     ROWS.iter().map(test).collect()
 }
 
-/// Runs a row on every backend, always with our kernels, whatever the machine's rule chooses. Every
-/// check must run, or have a reason why it does not run.
+/// Runs a row of the table on every backend with our kernels, even if the machine's rule would
+/// choose MLX's ops. Every check must run, unless the row gives a reason.
 fn hold(row: Conformance) -> Checked {
     let sample = std::env::var(SAMPLE).ok().and_then(|text| text.parse().ok());
     let row = row.backends(&backends()?).sample(sample.unwrap_or(1));

@@ -1,4 +1,4 @@
-//! Arguments that are shapes or axes, and the variants of errors.
+//! Shapes and axes as arguments, and the variants of `Error`.
 
 use mlx_primitives::{Array, Dtype, Error, Result, io, ops, random};
 

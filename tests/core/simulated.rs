@@ -11,17 +11,17 @@ use crate::support::compare::assert_same;
 use crate::support::input::random32;
 use crate::support::{Checked, OPS, message};
 
-/// Runs the short tests with one order of threads. Together they run every kernel.
+/// Runs the short tests with one order of threads. Together they must run every kernel.
 fn every_kernel(schedule: &str, sample: &str) {
     let ran = once(schedule, sample);
-    // Kernels that metal/ instantiates and that no test ran.
+    // Find the kernels that metal/ instantiates and no test ran.
     let idle: Vec<_> = ran.all.iter().filter(|name| !ran.kernels.contains_key(*name)).collect();
     assert!(idle.is_empty() && ran.all.len() > 300, "{} kernels, not run: {idle:?}", ran.all.len());
     assert!(ran.kernels.values().sum::<usize>() > 20_000, "{:?}", ran.kernels);
 }
 
-/// Runs one in three comparisons of the table. scripts/verify.sh runs all comparisons, in two other
-/// orders.
+/// Runs one in three comparisons of the conformance table. scripts/verify.sh runs all comparisons,
+/// with two other orders of threads.
 #[test(seconds = 1800, simulated = never)]
 fn every_kernel_runs() {
     every_kernel("forward", "3");
@@ -33,8 +33,8 @@ fn in_other_orders_of_threads() {
     in_other_orders(|order| every_kernel(order, "1"));
 }
 
-/// Runs the kernels for NVIDIA GPUs: every format with one group size, and 4 bits with all group
-/// sizes.
+/// Runs the kernels for NVIDIA GPUs. Each weight format runs with at least one group size, and 4
+/// bits with all group sizes.
 #[test(seconds = 1800, simulated = never)]
 fn kernels_for_nvidia_gpus() {
     let arguments = &[
@@ -60,7 +60,8 @@ fn kernels_for_nvidia_gpus() {
     assert!(all == run && run.len() == 104, "{all:?}, {run:?}");
 }
 
-/// If a pipeline allows fewer threads than the plan has, the op is planned again.
+/// In these runs, pipelines allow fewer threads than the op's launch plan has. The op must then
+/// make another plan.
 #[test(seconds = 1800, simulated = never)]
 #[ignore = "run by scripts/verify.sh"]
 fn pipelines_of_fewer_threads() {
@@ -71,14 +72,16 @@ fn pipelines_of_fewer_threads() {
     }
 }
 
-/// Runs the ignored tests of the primitives that count the kernels' traffic.
+/// Runs the ignored tests whose names begin with `moves_`. They count the memory traffic of
+/// kernels.
 #[test(seconds = 900, simulated = never)]
 fn kernel_traffic() {
     let kernels = Run { arguments: &["--ignored", "::moves_"], ..Run::default() }.pass().kernels;
     assert!(kernels.len() > 2, "{kernels:?}");
 }
 
-/// Runs one of the ignored tests of this file in a process with wrong values of variables.
+/// Runs one of the ignored tests of this file in a child process, with invalid environment
+/// variables.
 fn expect(test: &str, variables: &[(&str, &Path)]) {
     let name = format!("simulated::{test}");
     let output = again(&["--exact", &name, "--ignored"], variables);

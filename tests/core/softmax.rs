@@ -1,4 +1,4 @@
-//! `softmax`: scales and underflow. `table` tests its values.
+//! `softmax`: scales and underflow. The conformance table (`tests/catalog`) tests its values.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::{Dtype, ops};
@@ -13,7 +13,7 @@ fn rows_sum_to_one_whatever_their_scale() -> Checked {
         for scale in [0.0, 1e-30, 1.0, 30.0, 1e4, 1e38] {
             let x = random32(&[7, 1000], 5)?.divide(3.0)?.multiply(scale)?;
             let sums = numbers(&ops::softmax(&x)?.sum(-1)?)?;
-            // The worst case is 1000 roundings, each by half an ulp of at most 1.
+            // A sum has up to 1000 terms. Each addition is wrong by at most half an ulp of 1.
             assert_close(&sums, &[1.0; 7], 1000.0 * 6e-8, &format!("scale {scale}"));
         }
         Ok(())
@@ -23,7 +23,7 @@ fn rows_sum_to_one_whatever_their_scale() -> Checked {
 #[test]
 fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
     each_device(|_| {
-        // Multiples of 1/8 below 4 stay exact when 64 is added, so x - max is unchanged.
+        // These are multiples of 1/8 below 4. Adding 64 is exact, so x - max does not change.
         let x: Vec<f32> = (0..300).map(|i| (i * 7 % 32) as f32 / 8.0).collect();
         let x = data(&x, &[3, 100], Dtype::Float32)?;
         let shifted = ops::softmax(&x.add(64.0)?)?.to_vec::<f32>()?;
@@ -40,7 +40,7 @@ fn exponentials_may_underflow_only_where_f32_does() -> Checked {
         let y = numbers(&ops::softmax(&x)?)?;
         let want = reference::softmax(&numbers(&x)?, 6);
         let error = ulps(&y[..4], &want[..4], Dtype::Float32, "normal");
-        // The row in the table derives this bound.
+        // The conformance table's row for softmax explains this bound.
         let bound = if device == Device::Gpu { 22.0 } else { 9.0 };
         assert!(error <= bound, "{error} ulps");
         assert_eq!(y[4..], [0.0, 0.0]);

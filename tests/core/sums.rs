@@ -1,4 +1,5 @@
-//! A sum of gradients is computed by the kernel of one of the gradients.
+//! If an array gets two gradients, the kernel of one gradient adds the other. No separate op adds
+//! them.
 
 use mlx_primitives::ops::{self, LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::{value_and_grad, vjp};
@@ -8,14 +9,14 @@ use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device, simulated};
 
-/// The number of nodes with this name in the graphs of the gradients.
+/// Counts the nodes with this name in the graphs of the gradients.
 fn count(name: &str, gradients: &[&Array]) -> Result<usize> {
     let nodes = graph::nodes(gradients.iter().copied())?;
     Ok(nodes.iter().filter(|node| node.name == name).count())
 }
 
-/// In a residual block the gradient of a norm is added to the gradient of its input. The gradient
-/// of the weight is checked too.
+/// In a residual block, x gets the gradient of the norm and the gradient of the block's sum. One
+/// kernel adds them. The test checks the gradient of the weight too.
 #[test]
 fn of_a_norm_and_its_input() -> Checked {
     each_device(|_| {
@@ -41,7 +42,8 @@ fn of_a_norm_and_its_input() -> Checked {
     })
 }
 
-/// A product is rounded before it is added, so all bits equal the sum of two separate products.
+/// The kernel rounds its product before it adds the other one. So the result equals the sum of two
+/// separate products in every bit.
 #[test]
 fn of_two_products() -> Checked {
     for dtype in FLOATS {
@@ -53,7 +55,7 @@ fn of_two_products() -> Checked {
         let of_x = vjp(both, &x, (&g, &g))?.1;
         assert_eq!(count("Add", &[&of_x])?, 0);
         if !simulated() {
-            // MLX's products, which a GPU may use, need not round first.
+            // On a GPU, MLX may compute these products, and need not round them before it adds.
             let [a, b] = [&w, &v].map(|w| vjp(|x: Array| linear(&x, w), &x, &g));
             assert_same(&of_x, &a?.1.add(&b?.1)?, dtype.name())?;
         }
@@ -61,7 +63,8 @@ fn of_two_products() -> Checked {
     Ok(())
 }
 
-/// A low-rank product already adds another product, and can add further terms too.
+/// A low-rank product already adds the product with the base weight. It can add another gradient
+/// too.
 #[test]
 fn of_products_that_add_already() -> Checked {
     let x = random32(&[2, 9, 64], 1)?;
@@ -81,7 +84,7 @@ fn of_products_that_add_already() -> Checked {
     Ok(())
 }
 
-/// A gradient that is also used elsewhere is not computed again.
+/// A gradient that is also a result is computed only once.
 #[test]
 fn of_a_product_that_is_a_result() -> Checked {
     let (x, y, w) = (random32(&[4, 32], 1)?, random32(&[4, 32], 2)?, random32(&[8, 32], 3)?);
@@ -101,7 +104,8 @@ fn of_a_product_that_is_a_result() -> Checked {
     Ok(())
 }
 
-/// A gradient that adds two results of one kernel.
+/// Here x is both the input and the weight of one norm. Its gradient is the sum of two results of
+/// the same kernel.
 #[test]
 fn of_a_norm_by_its_own_row() -> Checked {
     each_device(|_| {
@@ -124,8 +128,8 @@ fn of_a_norm_by_its_own_row() -> Checked {
     })
 }
 
-/// On a CPU one node computes the three gradients of an affine map with vectors, and adds another
-/// gradient of x.
+/// On a CPU, one node computes the gradients of `affine` with respect to x and both vectors. It can
+/// also add another gradient of x.
 #[test]
 fn of_an_affine_map_and_its_input() -> Checked {
     for dtype in FLOATS {

@@ -1,6 +1,6 @@
-//! Compares the gradient of a matrix whose rows were taken with MLX's gradient and with sums in
-//! f32. The tests of the kernels compare it with sums in f32 for every instruction set and for any
-//! number of threads.
+//! Tests the gradient of taking rows of a matrix. Compares it with MLX's gradient and with sums in
+//! f32. The tests of the CPU kernels compare it with sums in f32 for every instruction set and for
+//! any number of threads.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::transforms::{grad, jvp, vjp, vmap};
@@ -10,14 +10,14 @@ use crate::support::Checked;
 use crate::support::compare::{assert_close, assert_same, numbers};
 use crate::support::input::{FLOATS, random, random32};
 
-/// The name of the node and the value of the gradient of a matrix.
+/// The gradient of a matrix whose rows `ids` are taken, and the name of its node.
 fn gradient(matrix: &Array, ids: &Array, g: &Array) -> Result<(Option<String>, Array)> {
     let of = vjp(|x: Array| x.take(ids, 0), matrix, g)?.1;
     Ok((of.primitive(), of))
 }
 
-/// Some rows are taken twice and some never. The row numbers have every type, and some count from
-/// the end.
+/// A row's gradient is the sum of the gradients of all its copies. Some rows are taken several
+/// times, others never. The indices have every integer type, and some count from the end.
 #[test]
 fn gradients_are_sums_of_copies() -> Checked {
     for dtype in FLOATS {
@@ -44,12 +44,14 @@ fn gradients_are_sums_of_copies() -> Checked {
     Ok(())
 }
 
-/// Every device adds up the copies of a row in order, so the bits equal sums in f32.
+/// Every device adds up the copies of a row in order. So the result equals sums in f32 in every
+/// bit.
 #[test]
 fn devices_agree_on_every_bit() -> Checked {
     for [rows, axis, count] in [[1, 1, 1], [40, 5, 70], [17, 1100, 9], [33, 64, 256]] {
         let (matrix, g) = (random32(&[rows, axis], 1)?, random32(&[count, axis], 2)?);
-        // One row is taken most of the time, other rows once or never, and the last row at the end.
+        // Every third index is the middle row. Other rows are taken once or never, and the last
+        // index is the last row.
         let row = |i: i32| if i % 3 == 1 { rows / 2 } else { i * 7919 % rows };
         let ids: Vec<i32> = (1..count).map(row).chain([rows - 1]).collect();
         let mut want = vec![0.0f32; (rows * axis) as usize];
@@ -64,7 +66,7 @@ fn devices_agree_on_every_bit() -> Checked {
     Ok(())
 }
 
-/// A row number outside the matrix takes the nearest row, and that row gets its gradient.
+/// An index outside the matrix selects the nearest row, which then gets the gradient.
 #[test]
 fn rows_outside_the_matrix_are_its_nearest() -> Checked {
     let (matrix, g) = (random32(&[5, 9], 1)?, random32(&[4, 9], 2)?);
@@ -73,8 +75,8 @@ fn rows_outside_the_matrix_are_its_nearest() -> Checked {
     Ok(())
 }
 
-/// The first dispatch has a SIMD group for each row that was taken. The second has a threadgroup
-/// for every sixteen rows of the matrix, or fewer at the end, and covers every column once.
+/// The first kernel has a SIMD group for each row that was taken. The second has a threadgroup for
+/// every sixteen rows of the matrix, and covers every column once.
 #[test(simulated = never)]
 fn dispatches_cover_the_matrix_once() -> Checked {
     let lazy = |shape: &[i32]| Array::scalar(0.0f32)?.broadcast_to(shape);
@@ -97,7 +99,7 @@ fn dispatches_cover_the_matrix_once() -> Checked {
     Ok(())
 }
 
-/// Row numbers that count from the end, in types too narrow for the number of all rows.
+/// Indices count from the end in types that are too narrow for the number of rows.
 #[test]
 fn narrow_numbers_count_from_the_end() -> Checked {
     let (matrix, g) = (random32(&[300, 5], 1)?, random32(&[3, 5], 2)?);
@@ -115,7 +117,7 @@ fn narrow_numbers_count_from_the_end() -> Checked {
     Ok(())
 }
 
-/// Other derivatives of taking rows, and the derivatives of its gradient.
+/// Forward derivatives and `vmap` of taking rows, and derivatives of its gradient.
 #[test]
 fn taken_rows_transform() -> Checked {
     let (matrix, along) = (random32(&[6, 17], 1)?, random32(&[6, 17], 2)?);
@@ -127,7 +129,7 @@ fn taken_rows_transform() -> Checked {
     let second = vjp(of_matrix, &g, &along)?.1;
     assert_same(&second, &along.take(&ids, 0)?, "second derivatives")?;
 
-    // Each entry takes other rows of the same matrix, or has other gradients.
+    // Each entry of the batch takes other rows of the matrix, or has another cotangent.
     let many = Array::from_slice(&[1i32, 4, 1, 0, 0, 5], (2, 3))?;
     let square = |ids: Array| grad(|x: Array| x.take(&ids, 0)?.square()?.sum(..), &matrix);
     let all = |p: Vec<Array>| Ok(vec![square(p[0].clone())?]);

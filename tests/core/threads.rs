@@ -1,4 +1,4 @@
-//! Threads that start and end, each with its arrays and streams.
+//! Threads start and end, each with its arrays and streams.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -88,7 +88,8 @@ fn system_threads() -> Result<usize, std::io::Error> {
     Ok(std::fs::read_dir("/proc/self/task")?.count())
 }
 
-/// `endings` runs this in a process where no other test starts threads.
+/// Starts many short threads. `endings` runs this in a child process, where no other test starts
+/// threads.
 #[cfg(target_os = "linux")]
 pub fn short_threads() -> Checked {
     let run = |count: u64| -> Checked {
@@ -115,7 +116,7 @@ pub fn short_threads() -> Checked {
 fn arrays_move_to_other_threads() -> Checked {
     let x = random32(&[4, 6], 7)?;
     let want = x.add(1.0)?.to_vec::<f32>()?;
-    // An array that is not shared, one that is, and a view that is not in row-major order.
+    // Send an array with a single handle, an array with a second handle, and a transposed view.
     let (alone, shared) = (x.add(1.0)?, x.add(1.0)?);
     let address = alone.address()?;
     let (kept, view) = (shared.clone(), x.add(1.0)?.transpose([1, 0])?);
@@ -157,14 +158,16 @@ fn compiled_functions_on_threads() -> Checked {
 #[test(simulated = once)]
 fn arrays_that_outlive_their_threads_streams() -> Checked {
     let outlive = |seed: u64, busy: Sender<()>, hold: Receiver<()>| -> Checked {
-        // Evaluated arrays are plain data and stay readable after the streams have ended.
+        // An evaluated array needs no stream, so it stays readable after the thread's streams have
+        // ended.
         let y = OPS[1].1(&random32(&[2, 3, 8], seed)?)?;
         y.eval()?;
         drop(busy);
         let _ = hold.recv();
         clear_streams()?;
         assert_eq!(y.to_vec::<f32>()?.len(), 48);
-        // A stream that this thread created has ended; its default stream has not.
+        // `clear_streams` ends the streams that this thread created. The thread gets a default
+        // stream again.
         let stream = Stream::new(Device::Cpu)?;
         let lost = with_stream(&stream, || OPS[1].1(&y))?;
         clear_streams()?;
@@ -172,8 +175,8 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
     };
-    // More threads run at once than there are default streams to lend to threads. A channel ends
-    // when its other side is dropped, which also happens if a thread fails.
+    // MLX lends default streams to threads, and more threads run at once than it has. Each thread
+    // signals by dropping its end of a channel, which also happens if it fails.
     thread::scope(|scope| {
         let (busy, ready) = channel();
         let start = |seed| {
@@ -229,7 +232,7 @@ fn the_place_is_restored_and_per_thread() -> Checked {
 fn a_missing_gpu_is_an_error() -> Checked {
     assert!(Device::Cpu.is_available()?);
     if Device::Gpu.is_available()? {
-        // If there is a GPU, it is the default device, and the tests run on it.
+        // A GPU is the default device, so the other tests run on it.
         assert_eq!(mlx_primitives::device::default_device()?, Device::Gpu);
         return Ok(());
     }

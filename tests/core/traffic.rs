@@ -1,4 +1,4 @@
-//! The memory traffic of ops that take one dispatch, as the simulator counts it.
+//! The memory traffic of ops that take one dispatch, which the simulator counts.
 
 use mlx_primitives::ops;
 use mlx_primitives::{Array, Result, eval};
@@ -7,10 +7,10 @@ use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, moved, report_traffic};
 use crate::table::ops::of_elements;
 
-/// The bytes of an array that are requested, that are written, and that are read at least once.
+/// Bytes of an array: read requests, writes, and distinct bytes that are read.
 type Moved = [u64; 3];
 
-/// The traffic of bytes that are each read once.
+/// The traffic of an array whose bytes are each read once.
 fn read(bytes: u64) -> Moved {
     [bytes, 0, bytes]
 }
@@ -19,8 +19,8 @@ fn written(bytes: u64) -> Moved {
     [0, bytes, 0]
 }
 
-/// Checks how many bytes of each array one dispatch moves. If the op has a name in the book's
-/// table, reports the bytes for it.
+/// Checks how many bytes of each array one dispatch moves. With a name, also reports the bytes for
+/// the table in the book.
 fn check(
     name: Option<&str>,
     op: impl FnOnce(&[Array]) -> Result<Array>,
@@ -60,8 +60,8 @@ fn moves_rows_once() -> Checked {
     Ok(())
 }
 
-/// Every row requests the weight and the bias; caches serve all requests except the first. Rows
-/// that do not fit in registers are read twice.
+/// Each row reads the weight and the bias. Caches serve all these reads except the first. If a row
+/// does not fit in registers, the kernel reads it twice.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_only_the_bytes_that_norms_need() -> Checked {

@@ -1,5 +1,5 @@
-//! Choices between our kernels and MLX's ops: how they are made, where they are stored, and how ops
-//! follow them.
+//! The choices between our kernels and MLX's ops: how they are made, where they are stored, and how
+//! ops use them.
 
 use std::fs;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ fn measured(ours: f64, mlx: f64) -> Measured {
     Measured { ours, mlx, agrees: true }
 }
 
-/// If both are equally fast within the noise, ours is chosen. A kernel with a wrong result is never
-/// chosen.
+/// If both take the same time within the noise, our kernel is chosen. A kernel whose result is
+/// wrong is never chosen.
 #[test]
 fn the_faster_one_is_chosen() {
     for (mlx, choice) in [(100.0, Choice::Ours), (98.0, Choice::Ours), (96.0, Choice::Mlx)] {
@@ -29,7 +29,8 @@ fn the_faster_one_is_chosen() {
     assert_eq!(Measured { agrees: false, ..measured(1.0, 100.0) }.choice(), Choice::Mlx);
 }
 
-/// A class is an op, a type and a number of rows. The measurements of a class accumulate.
+/// A choice is valid for a class: an op, a type and a range of row counts. All measurements of a
+/// class count.
 #[test]
 fn choices_are_of_classes() -> Checked {
     let [one, few, many] = [1, 8, 9].map(|rows| linear(rows, Dtype::Float16));
@@ -58,8 +59,8 @@ fn choices_are_of_classes() -> Checked {
     Ok(())
 }
 
-/// Without measurements, MLX's ops compute 16-bit matrix products of many rows, because MLX uses
-/// the neural accelerators for them.
+/// Without measurements, MLX's ops compute 16-bit matrix products of many rows, because they use
+/// the GPU's neural accelerators.
 #[test]
 fn the_built_in_rule() -> Checked {
     let x = random(&[1, 2, 16, 64], Dtype::Float16, 1)?;
@@ -91,7 +92,7 @@ fn the_built_in_rule() -> Checked {
     Ok(())
 }
 
-/// Choices whose measurements all have this value.
+/// Measurements of three classes. All times have this value.
 fn some(value: f64) -> anyhow::Result<Choices> {
     let mut choices = Choices::built_in(&key());
     for rows in [1, 4, 100] {
@@ -151,7 +152,7 @@ fn stale_and_broken_files_are_refused() -> Checked {
     Ok(())
 }
 
-/// A reader always finds a complete file.
+/// Several threads write the file while others read it. A reader always finds a complete file.
 #[test]
 fn writers_at_the_same_time_leave_a_whole_file() -> Checked {
     let folder = tempfile::tempdir()?;
@@ -191,7 +192,7 @@ fn a_folder_that_cannot_be_written_is_an_error() -> Checked {
     Ok(())
 }
 
-/// Ops build the chosen implementation. Its shape, type and derivatives are the same.
+/// Ops build the chosen implementation. Shapes, types and derivatives do not depend on the choice.
 #[test]
 fn ops_build_the_chosen_implementation() -> Checked {
     let (ours, mlx) = (Rc::new(Choices::ours()), Rc::new(Choices::mlx()));
@@ -227,7 +228,7 @@ fn ops_build_the_chosen_implementation() -> Checked {
                 assert_close(&numbers(&one[0])?, &numbers(&other[0])?, 2e-3, name);
             }
         }
-        // A choice for one op does not change other ops.
+        // A choice for softmax does not affect other ops.
         let softmax = Rc::new(softmax.clone());
         with_choices(softmax, || -> Checked {
             assert_eq!(ops::rms_norm(&x, None, 1e-5)?.primitive().as_deref(), Some("RmsNorm"));
@@ -235,7 +236,8 @@ fn ops_build_the_chosen_implementation() -> Checked {
                 .map_or(Ok(()), |_| anyhow::bail!("softmax is ours"))
         })?;
     }
-    // An op that reshapes our result, here because of its axes, still uses our kernel.
+    // If an op reshapes the result of our kernel, here because x is a vector, it always uses our
+    // kernel.
     let x = random(&[100], Dtype::Float32, 5)?;
     let options = MaskedSoftmax { window: Some(3), ..Default::default() };
     let y = with_choices(mlx, || ops::masked_softmax(&x, options))?;

@@ -1,7 +1,7 @@
 """Reads the symbol tables of Mach-O files (64-bit, little-endian).
 
-    symbols.py undefined FILE...  the symbols that the object files need from outside, one per line
-    symbols.py exported FILE...   the symbols that they define for others
+    symbols.py undefined FILE...  the symbols that the object files use but do not define, one per line
+    symbols.py exported FILE...   the symbols that the files export
     symbols.py from NAME FILE     the symbols that a linked file takes from the library called NAME
 """
 
@@ -12,14 +12,14 @@ from pathlib import Path
 HEADER = struct.Struct("<8I")
 MAGIC = 0xFEEDFACF
 SYMTAB = 0x2
-# Load commands that name a library. The ordinals of symbols count these commands in order.
+# Load commands that name a library. A symbol's library is its position among these commands.
 LIBRARIES = {0xC, 0x80000018, 0x8000001F, 0x20, 0x80000023}
 
 DEBUG, PRIVATE, TYPE, EXTERNAL = 0xE0, 0x10, 0x0E, 0x01
 
 
 class MachO:
-    """`symbols` holds (name, n_type, n_desc); `libraries` the install names linked against."""
+    """`symbols` holds (name, n_type, n_desc); `libraries` holds the install names of the linked libraries."""
 
     def __init__(self, path):
         data = Path(path).read_bytes()
@@ -47,7 +47,7 @@ class MachO:
         return {n for n, kind, _ in self.symbols if kind & EXTERNAL and not kind & TYPE}
 
     def defined(self):
-        """Returns external definitions, including those that are hidden from other images."""
+        """Returns external definitions, including definitions that are hidden from other images."""
         return {n for n, kind, _ in self.symbols if kind & EXTERNAL and kind & TYPE}
 
     def exported(self):
@@ -58,7 +58,7 @@ class MachO:
         }
 
     def taken_from(self, library):
-        """Returns undefined symbols that two-level binding ties to `library`."""
+        """Returns the undefined symbols that the two-level namespace binds to `library`."""
         names = [Path(name).name for name in self.libraries]
         if library not in names:
             sys.exit(f"symbols.py: not linked against {library}: {', '.join(names)}")

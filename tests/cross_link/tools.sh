@@ -1,6 +1,6 @@
-# Sourced by scripts/cross_link.sh, scripts/arm_linux.sh and others: installs their tools in
-# .mlx/cross.
-# shellcheck shell=bash
+# scripts/cross_link.sh, scripts/arm_linux.sh and others source this file. It installs their tools
+# in .mlx/cross.
+# # shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cross=$root/.mlx/cross
@@ -14,7 +14,8 @@ die() {
   exit 1
 }
 
-# logged NAME COMMAND...: runs a command without output. If it fails, shows the end of its output.
+# logged NAME COMMAND...: runs a command and hides its output. If the command fails, shows the end
+# of the output.
 logged() {
   local log=$logs/$1.log
   shift
@@ -30,8 +31,8 @@ export PIP_ROOT_USER_ACTION=ignore
 pip=(python3 -m pip)
 [ ! -x "$root/.mlx/venv/bin/pip" ] || pip=("$root/.mlx/venv/bin/python" -m pip)
 
-# bring_python DIRECTORY PIP_ARGUMENT...: installs a PyPI package in a separate directory. The
-# complete directory is moved into place, so an interrupted run leaves no incomplete one.
+# bring_python DIRECTORY PIP_ARGUMENT...: installs a PyPI package into DIRECTORY. It installs into a
+# temporary directory first and renames that, so an interrupted run leaves no incomplete directory.
 bring_python() {
   local directory=$1
   shift
@@ -45,8 +46,9 @@ bring_python() {
 
 bring_zig() { bring_python "$cross/zig-$zig_version" "ziglang==$zig_version"; }
 
-# zig_wrapper NAME COMMAND...: writes .mlx/cross/bin/NAME, which runs zig. It removes the target
-# options of Apple or LLVM that Cargo, CMake and rustc add, because zig accepts only -target.
+# zig_wrapper NAME COMMAND...: writes .mlx/cross/bin/NAME, a script that runs zig. Cargo, CMake and
+# rustc pass target options for Apple or LLVM. The script removes them, because zig accepts only
+# -target.
 zig_wrapper() {
   local wrapper=$cross/bin/$1
   shift
@@ -71,7 +73,7 @@ WRAPPER
 }
 
 # bring_rust TARGET [STD_CRATES]: finds or installs Rust for TARGET. Sets `rust_cargo` to the cargo
-# command, `rust_std` to its options and `rust_said` to a description. If it fails, sets
+# command, `rust_std` to its options and `rust_said` to a description. If that fails, sets
 # `rust_missing` to the reason.
 bring_rust() {
   local target=$1 libdir suffix version needed directory package packages
@@ -83,7 +85,8 @@ bring_rust() {
   fi
   directory=$cross/rust
   if [ ! -x "$directory/rustc" ]; then
-    # Unpack Debian's compiler and the source of std, both of one version, without installing them.
+    # Unpack Debian's packages of the compiler and the source of std, without installing them. Both
+    # must have the same version.
     needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
     for suffix in -web ""; do
       version=$(apt-cache policy "rustc$suffix" 2>/dev/null | sed -n 's/^ *Candidate: //p')
@@ -104,7 +107,7 @@ bring_rust() {
       { rust_missing="apt-get could not download ${packages[*]}" && return 1; }
     for package in "$directory.part"/deb/*.deb; do
       case $package in
-        # Only the standard library is needed from the source package.
+        # Of the source package, unpack only the standard library.
         */rust*-src_*) dpkg --fsys-tarfile "$package" |
           tar -x -C "$directory.part" --wildcards './usr/lib/rustlib/*' './usr/src/*/library/*' ;;
         *) dpkg -x "$package" "$directory.part" ;;

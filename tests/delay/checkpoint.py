@@ -1,4 +1,5 @@
-"""Writes a checkpoint of the shape in a folder's config.json: a file of zeros that takes no space."""
+"""Writes a checkpoint of zeros, with the sizes in a folder's config.json. The file is sparse, so it takes no
+space on disk."""
 
 import json, sys
 folder = sys.argv[1]

@@ -1,6 +1,6 @@
-"""Half of the time that a message of few bytes takes there and back between two programs, in microseconds.
+"""Prints half the round-trip time of a short message between two programs, in microseconds.
 
-Usage: latency.py answer ADDRESS in one place, then latency.py measure ADDRESS in another one.
+Usage: start latency.py answer ADDRESS on one machine, and then latency.py measure ADDRESS on another.
 """
 
 import socket

@@ -1,4 +1,4 @@
-//! Folders of adapters for a small model.
+//! Fuzzes folders of adapters for a small model.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let valid_config: Value = serde_json::from_slice(&fs::read(&config)?)?;
     let valid_tensors = fs::read(&tensors)?;
     let folder = folder.to_owned();
-    // PEFT writes low-rank updates into files with other names.
+    // PEFT uses other file names for low-rank updates.
     let of_peft = folder.join("adapter_model.safetensors");
     let peft_config = json!({
         "peft_type": "LORA", "r": 2, "lora_alpha": 6.0, "use_rslora": false, "bias": "none",
@@ -79,7 +79,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// Runs a model with the updates, beside its weights or merged into them.
+/// Runs a model with the updates, either separate from its weights or merged into them.
 fn run(rng: &mut Rng, llama: &Llama, adapters: &Adapters) {
     let updated = match once_in(rng, 2) {
         true => llama.merged(adapters).expect("a merged model"),

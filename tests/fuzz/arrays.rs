@@ -1,4 +1,4 @@
-//! Arrays with random shapes, types, numbers and strides.
+//! Draws arrays with random shapes, types, numbers and strides.
 
 use std::ops::RangeInclusive;
 
@@ -13,17 +13,17 @@ pub const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]
 /// The largest number of elements of an array.
 const MOST: i32 = 4096;
 
-/// Draws arguments. Generators in the same state draw equal arguments, either as views with strides
-/// or as contiguous copies.
+/// Draws arguments. Two generators in the same state draw equal arguments, but one may draw strided
+/// views and the other contiguous copies.
 pub struct Draw {
     pub rng: Rng,
-    /// Whether arrays are row-contiguous and only the op holds them.
+    /// If true, arrays are row-contiguous, and only the op holds a handle of them.
     plain: bool,
-    /// Whether numbers may have any magnitude, or be infinite or NaN.
+    /// If true, numbers may have any magnitude, or be infinite or NaN.
     pub wild: bool,
     /// On average, one in this many arguments is invalid for its op.
     pub wrong: u32,
-    /// The arrays that were drawn, and their original bits.
+    /// Some of the drawn arrays, with the bits that they had then.
     held: Vec<(Array, Vec<u32>)>,
 }
 
@@ -38,7 +38,7 @@ impl Draw {
         one(&mut self.rng, of)
     }
 
-    /// A random op of this many arrays that works element by element.
+    /// Draws an elementwise op with this number of inputs.
     pub fn of_elements(&mut self, inputs: usize) -> Run {
         let all: Vec<_> = of_elements(inputs).collect();
         self.one(&all).run
@@ -48,7 +48,7 @@ impl Draw {
         once_in(&mut self.rng, self.wrong)
     }
 
-    /// The given number, or sometimes a wrong one.
+    /// Returns the given number, or sometimes an invalid one.
     pub fn int(&mut self, right: i32) -> i32 {
         let near = right.saturating_add(self.rng.i32(-2..3));
         let edges = [0, -1, 1, 64, 1 << 20, i32::MAX, i32::MAX - 1, i32::MIN, i32::MIN + 1, near];
@@ -60,7 +60,7 @@ impl Draw {
         if self.is_wrong() { *self.one(&edges) } else { right }
     }
 
-    /// An axis of an array of this rank, counted from the start or from the end.
+    /// Draws an axis of an array of this rank. It counts from the start or from the end.
     pub fn axis(&mut self, rank: usize) -> i32 {
         let rank = rank as i32;
         let axis = self.rng.i32(-rank..rank.max(1));
@@ -75,7 +75,7 @@ impl Draw {
         *self.one(&FLOATS)
     }
 
-    /// The given type, or sometimes a wrong one.
+    /// Returns the given type, or sometimes another one.
     pub fn typed(&mut self, right: Dtype) -> Dtype {
         if self.is_wrong() { *self.one(Dtype::ALL) } else { right }
     }
@@ -94,7 +94,7 @@ impl Draw {
         shape
     }
 
-    /// A shape that broadcasts to this one.
+    /// Draws a shape that broadcasts to the given one.
     pub fn narrower(&mut self, shape: &[i32]) -> Vec<i32> {
         let skipped = self.rng.usize(..=shape.len());
         let skipped = if self.rng.bool() { 0 } else { skipped };
@@ -103,7 +103,7 @@ impl Draw {
         narrow
     }
 
-    /// The given shape, or sometimes a wrong one.
+    /// Returns the given shape, or sometimes a wrong one.
     fn bent(&mut self, shape: &[i32]) -> Vec<i32> {
         let mut shape = shape.to_vec();
         if self.is_wrong() {
@@ -121,15 +121,14 @@ impl Draw {
         shape
     }
 
-    /// An array with any strides, and usually with this shape and type.
+    /// Draws an array with any strides. It usually has this shape and type.
     pub fn array(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let (shape, dtype) = (self.bent(shape), self.typed(dtype));
         let view = self.view(&shape, dtype)?;
         self.given(view)
     }
 
-    /// Whole numbers from `from` up to but not including `to`, or any numbers if arguments are
-    /// wrong.
+    /// Draws integers in the range `from..to`, or sometimes outside it.
     pub fn indices(&mut self, shape: &[i32], from: i32, to: i32, dtype: Dtype) -> Result<Array> {
         let shape = self.bent(shape);
         let count = shape.iter().product::<i32>();
@@ -140,7 +139,8 @@ impl Draw {
         self.given(numbers)
     }
 
-    /// The array that the op receives: the view, or a copy of it.
+    /// Returns the array that the op receives: the view, or a contiguous copy. May record the
+    /// view's bits.
     fn given(&mut self, view: Array) -> Result<Array> {
         let hold = self.rng.bool();
         if self.plain {
@@ -154,7 +154,7 @@ impl Draw {
         Ok(view)
     }
 
-    /// Checks that the drawn arrays are unchanged.
+    /// Checks that ops have not changed the recorded arrays.
     pub fn check_held(&self) {
         for (array, before) in &self.held {
             let after = bits(array).expect("an input can be read again");
@@ -162,14 +162,14 @@ impl Draw {
         }
     }
 
-    /// A view of a larger buffer: with reordered axes, steps, reversed or broadcast.
+    /// Draws a view of a larger buffer. Its axes may be permuted, strided, reversed or broadcast.
     fn view(&mut self, shape: &[i32], dtype: Dtype) -> Result<Array> {
         let rank = shape.len();
         let mut order: Vec<i32> = (0..rank as i32).collect();
         if self.rng.bool() {
             self.rng.shuffle(&mut order);
         }
-        // The selection of each axis: start, stop and step.
+        // For each axis, the range of indices and the step that the view selects.
         let mut taken: Vec<Index> = Vec::new();
         let mut lengths = Vec::new();
         for &dim in shape {
@@ -227,7 +227,7 @@ impl Draw {
     }
 }
 
-/// The bits of the elements as float32; all NaNs are equal.
+/// The bits of the elements as float32. All NaNs get the same bits.
 fn bits(x: &Array) -> Result<Vec<u32>> {
     Ok(numbers(x)?.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect())
 }

@@ -7,21 +7,21 @@ use fastrand::Rng;
 /// A fuzzer of one part of the library.
 pub struct Fuzzer {
     pub name: &'static str,
-    /// The bytes of memory that a case may take in addition to twice its input.
+    /// A case may take twice the size of its input plus this many bytes of memory.
     pub allowance: usize,
-    /// Makes the state that all cases share, with a folder for files, and returns the function that
-    /// runs a case.
+    /// Creates the state that all cases share, and returns the function that runs a case. The
+    /// argument is a folder for files.
     pub prepare: fn(&Path) -> anyhow::Result<Run>,
 }
 
-/// Runs a case that is drawn from the generator. It panics if the library breaks a promise.
+/// Draws a case from the generator and runs it. Panics if the library breaks a promise.
 pub type Run = Box<dyn FnMut(&mut Rng) -> Case>;
 
 /// How a case ended.
 pub struct Case {
     /// The bytes of the input.
     pub input: usize,
-    /// Whether the library accepted the input; otherwise it returned an `Err`.
+    /// True if the library accepted the input, and false if it returned an `Err`.
     pub accepted: bool,
 }
 
@@ -34,7 +34,8 @@ impl Case {
     }
 }
 
-/// The generator of one case, which depends only on the seed, the fuzzer and the number.
+/// The random generator of one case. It depends only on the seed, the fuzzer's name and the case's
+/// number.
 pub fn generator(fuzzer: &str, seed: u64, case: u64) -> Rng {
     let name = fuzzer
         .bytes()

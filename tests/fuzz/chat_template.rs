@@ -1,4 +1,5 @@
-//! Chat templates: modified templates of checkpoints, random statements, and hostile templates.
+//! Fuzzes chat templates: modified templates of checkpoints, random statements, and hostile
+//! templates.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +12,8 @@ use super::case::{Case, Fuzzer, Run};
 use super::hostile_templates;
 use super::mutation::{self, once_in, one, part_of, word};
 
-/// A template may hold 48 MiB of text, and growing it copies the text.
+/// A template may produce 48 MiB of text. Growing the text copies it, so a case may take more
+/// memory.
 pub const FUZZER: Fuzzer = Fuzzer { name: "chat_template", allowance: 200 << 20, prepare };
 
 const WORDS: [&str; 40] = [

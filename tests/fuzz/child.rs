@@ -1,4 +1,5 @@
-//! The process that runs cases one after the other. Its parent sends the number of each case.
+//! The child process, which runs cases one after the other. Its parent sends the number of each
+//! case.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +19,7 @@ pub const ABOUT: &str = "about";
 
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Describes a case, for the message if it fails.
+/// Records a description of the current case, for the message if the case fails.
 pub fn note(what: &str) {
     if let Some(folder) = FOLDER.get() {
         let _ = std::fs::write(folder.join(ABOUT), what);
@@ -35,8 +36,8 @@ pub fn last_panic() -> String {
     PANIC.take()
 }
 
-/// Answers each number of a case with the microseconds that the case took and whether it was
-/// accepted, or with "fails" and the failure. The cases run on a thread with the default stack,
+/// Answers the number of each case. The answer is the time in microseconds and whether the input
+/// was accepted, or "fails" and the reason. Cases run on a thread with the default stack size,
 /// which is smaller than the main thread's.
 pub fn run(fuzzer: &'static Fuzzer, seed: u64, folder: &Path) -> ExitCode {
     std::panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));

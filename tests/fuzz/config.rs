@@ -1,4 +1,5 @@
-//! `config.json`. Models with random weights are built from the accepted ones.
+//! Fuzzes `config.json`. Builds a model with random weights from each accepted config if it is
+//! small.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare };
 
-/// The largest number of bytes of weights for which a model is built.
+/// A model is built only if its weights take at most this many bytes.
 const SMALL: u64 = 1 << 17;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -40,7 +41,7 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// A configuration of a model that is quick to build.
+/// A random configuration of a small model.
 fn small(rng: &mut Rng) -> Value {
     let mut config = json!({
         "model_type": one(rng, &["llama", "mistral", "qwen2", "qwen3", "gemma"]),
@@ -117,7 +118,7 @@ fn check(rng: &mut Rng, config: &Config) {
     let Ok(llama) = Llama::random(config.clone(), dtype, None, 1) else { return };
     let ids = Array::from_slice(&[0i32, 0], [1, 2]).expect("tokens");
     let logits = llama.forward(&ids, &mut llama.new_cache());
-    // If the kernels do not support an extent, an error is allowed.
+    // The kernels may return an error for sizes that they do not support.
     if let Ok(logits) = logits {
         assert_eq!(logits.shape(), [1, 2, config.vocab_size]);
         logits.eval().expect("logits are computed");

@@ -16,7 +16,8 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "gguf", allowance: 16 << 20, prepare };
 
-/// Tensor types, with the number of elements and bytes of a block. The last type is not supported.
+/// The number of each tensor type, and the number of elements and bytes of its block. The last type
+/// is not supported.
 const TYPES: [(u32, u64, u64); 19] = [
     (0, 1, 4),
     (1, 1, 2),
@@ -79,7 +80,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
 
 struct Tensor {
     name: String,
-    /// The dimensions from the last to the first, as in the format.
+    /// GGUF lists the last dimension first.
     dims: Vec<u64>,
     kind: u32,
     bytes: u64,
@@ -126,7 +127,7 @@ impl Gguf {
     /// A Llama with one layer.
     fn model(rng: &mut Rng) -> Self {
         let architecture = *one(rng, &["llama", "qwen2", "qwen3"]);
-        // Rows need at least 256 weights for types whose blocks have 256.
+        // If a type's blocks have 256 weights, a row must have at least 256 weights.
         let (kinds, hidden) = match once_in(rng, 10) {
             true => (&[9, 12, 13, 14, 15, 17][..], 256u64),
             false => (&[0, 1, 5, 6, 8, 10, 11, 16][..], 32u64),
@@ -222,7 +223,7 @@ impl Gguf {
         Self { version: 3, alignment: 32, entries, tensors }
     }
 
-    /// The bytes of the file, which in most cases is damaged.
+    /// Encodes the file. In most cases it is damaged.
     fn damaged(mut self, rng: &mut Rng) -> Vec<u8> {
         match rng.u8(..8) {
             0 => self.version = rng.u32(..5),
@@ -252,7 +253,7 @@ impl Gguf {
         let offset = once_in(rng, 12).then(|| *one(rng, &[1, 32, 1 << 20, u64::MAX - 31, 1 << 63]));
         let mut bytes = self.written(rng, offset);
         if once_in(rng, 3) {
-            // The header comes first and describes the rest.
+            // Damage only the start of the file, which contains the header.
             let header = bytes.len().min(if rng.bool() { 64 } else { 1200 });
             let rest = bytes.split_off(header);
             mutation::bytes(rng, &mut bytes);
@@ -261,7 +262,7 @@ impl Gguf {
         bytes
     }
 
-    /// Encodes the file in the format. `offset` replaces the offset of one tensor.
+    /// Encodes the file. Some tensors get `offset` in place of the right offset.
     fn written(&self, rng: &mut Rng, offset: Option<u64>) -> Vec<u8> {
         let entries: Vec<_> =
             self.entries.iter().map(|(key, value)| (key.as_str(), value.bytes())).collect();
@@ -277,7 +278,7 @@ impl Gguf {
     }
 }
 
-/// A list of numbers or texts. Its type and length are correct in most cases.
+/// A list of numbers or strings. In most cases its type and length are correct.
 pub fn list(rng: &mut Rng) -> Entry {
     let count = rng.u64(..5);
     let (kind, items): (u32, Vec<u8>) = match rng.bool() {

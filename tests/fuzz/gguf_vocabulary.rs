@@ -1,4 +1,4 @@
-//! The entries of a tokenizer in a GGUF file.
+//! Draws the GGUF metadata entries that describe a tokenizer.
 
 use fastrand::Rng;
 use harness::support::gguf::{Entry, text};
@@ -29,7 +29,7 @@ fn texts(all: &[String]) -> Entry {
     of_kind(8, all.len(), items)
 }
 
-/// Entries of `count` tokens. About one in three is damaged.
+/// Draws the entries for `count` tokens. About one vocabulary in three is damaged.
 pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
     let all = TEXTS.split(' ').chain(["", " "]);
     let mut tokens: Vec<String> = all.map(str::to_owned).collect();
@@ -58,7 +58,7 @@ pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
             kind.to_le_bytes()
         })
         .collect();
-    // Pairs of tokens whose joined text is a token.
+    // A merge joins two tokens. The joined text is a token too, except in rare damaged merges.
     let mut merges = Vec::new();
     for left in &tokens {
         for right in &tokens {

@@ -1,5 +1,5 @@
-//! Graphs of random ops that are evaluated on several threads, with primitives that fail. Every
-//! array that depends on a failed array returns an error, and every other array has the values that
+//! Fuzzes graphs of random ops. Several threads evaluate them, and some primitives fail. Every
+//! array that depends on a failed array must return an error. All others must have the values that
 //! plain Rust computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -19,10 +19,10 @@ use super::mutation::{once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "graphs", allowance: 128 << 20, prepare };
 
-/// Whether nothing in a graph failed, or the message of the panic that ended it.
+/// `Ok(true)` if nothing in a graph failed, or the message of the panic that ended it.
 type Outcome = std::result::Result<bool, String>;
 
-/// Threads that live for all cases, because MLX keeps the streams of threads that end.
+/// These threads run all cases, because MLX never frees the streams of threads that have ended.
 const THREADS: usize = 3;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -101,18 +101,18 @@ impl CustomPrimitive for Custom {
 }
 
 struct Node {
-    /// The array; `None` after it was dropped.
+    /// The array, or `None` after it was dropped.
     array: Option<Array>,
-    /// The values that plain Rust computes.
+    /// The values that the array must have. Plain Rust computes them.
     value: Vec<f32>,
     inputs: Vec<usize>,
-    /// The node of the primitive's other output.
+    /// The index of the node for the other output of the same primitive.
     sibling: Option<usize>,
-    /// Whether this array, or an array that it depends on, fails.
+    /// True if this array fails, or depends on an array that fails.
     fails: bool,
-    /// Whether an evaluation of this array has begun or ended.
+    /// True if an evaluation of this array has started.
     begun: bool,
-    /// Whether it was part of an evaluation that failed. It may then fail too.
+    /// True if this array was part of an evaluation that failed. The array may then fail too.
     exposed: bool,
 }
 
@@ -132,7 +132,7 @@ impl Graph {
         Self { rng, rows, nodes: Vec::new(), failing, failed: false }
     }
 
-    /// Builds and evaluates arrays in a random order, and returns whether nothing failed.
+    /// Builds and evaluates arrays in a random order. Returns true if nothing failed.
     fn run(mut self, streams: &[Stream]) -> bool {
         self.leaf();
         for _ in 0..self.rng.usize(5..40) {
@@ -242,7 +242,7 @@ impl Graph {
         self.nodes[last - 1].sibling = Some(last);
     }
 
-    /// The nodes that an evaluation of the nodes `of` computes.
+    /// The nodes that MLX computes when it evaluates the nodes `of`.
     fn pending(&self, of: &[usize]) -> Vec<usize> {
         let (mut found, mut left) = (Vec::new(), of.to_vec());
         while let Some(node) = left.pop() {
@@ -254,7 +254,7 @@ impl Graph {
         found
     }
 
-    /// Whether a node may fail because it was evaluated together with a failing one.
+    /// Whether a node may fail because an evaluation computed it together with a failing node.
     fn may_fail(&self, node: usize) -> bool {
         let mut may = Vec::new();
         for Node { exposed, inputs, .. } in &self.nodes[..=node] {
@@ -263,11 +263,12 @@ impl Graph {
         may[node]
     }
 
-    /// Records that an evaluation of the nodes `of` begins.
+    /// Records that an evaluation of the nodes `of` starts.
     fn begin(&mut self, of: &[usize]) {
         let fails = of.iter().any(|&node| self.nodes[node].fails);
         for node in self.pending(of) {
-            // The next evaluation computes failed nodes again, so they never count as begun.
+            // If the evaluation fails, the next one computes these nodes again, so they do not
+            // count as begun.
             self.nodes[node].begun = !fails;
             self.nodes[node].exposed |= fails;
         }

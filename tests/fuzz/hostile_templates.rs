@@ -1,5 +1,5 @@
-//! Templates that try to exhaust a machine: values that double, texts that grow quadratically, deep
-//! nesting of source, values and calls, and large numbers as arguments.
+//! Templates that try to exhaust a machine. Values double, texts grow quadratically, sources,
+//! values and calls nest deeply, and arguments are large numbers.
 
 use fastrand::Rng;
 
@@ -9,7 +9,7 @@ fn one<'a>(rng: &mut Rng, among: &[&'a str]) -> &'a str {
     among.get(rng.usize(..among.len())).copied().unwrap_or_default()
 }
 
-/// A hostile template. Most of them are short.
+/// Draws a hostile template. Most are short.
 pub fn template(rng: &mut Rng) -> String {
     match rng.u8(..10) {
         0..=3 => growing(rng),
@@ -25,7 +25,7 @@ pub fn template(rng: &mut Rng) -> String {
     }
 }
 
-/// An expression that is larger or deeper than `x`.
+/// An expression whose value is larger or more deeply nested than `x`.
 fn larger(rng: &mut Rng, x: &str) -> String {
     let pattern = part_of(
         rng,
@@ -63,7 +63,7 @@ fn seed(rng: &mut Rng) -> &'static str {
     )
 }
 
-/// Makes a value larger several times, and then reads it.
+/// A template that makes a value larger several times, and then uses it.
 fn growing(rng: &mut Rng) -> String {
     let count = one(rng, &["9", "40", "64", "300", "2000", "99999"]);
     let steps: Vec<String> = (0..1 + rng.usize(..2))
@@ -84,7 +84,7 @@ fn growing(rng: &mut Rng) -> String {
     )
 }
 
-/// Repeats the same statements many times.
+/// A template that repeats the same statements many times.
 fn repeated(rng: &mut Rng) -> String {
     let count = one(rng, &["9", "60", "1000", "9000"]).parse().unwrap_or(9);
     let step = larger(rng, "x");
@@ -97,7 +97,7 @@ fn repeated(rng: &mut Rng) -> String {
     format!("{{% set x = {} %}}{}", seed(rng), statement.repeat(count))
 }
 
-/// Source that is deeply nested or long.
+/// A template whose source is deeply nested or long.
 fn deep_source(rng: &mut Rng) -> String {
     let count = one(rng, &["50", "149", "151", "5000", "60000"]).parse().unwrap_or(9);
     let (open, middle, close) = match rng.u8(..22) {
@@ -142,7 +142,7 @@ fn deep_source(rng: &mut Rng) -> String {
     }
 }
 
-/// Macros, callers and loops that call themselves.
+/// A template with recursive macros, callers and loops.
 fn calls(rng: &mut Rng) -> String {
     let more = larger(rng, "a");
     match rng.u8(..6) {
@@ -184,7 +184,7 @@ fn numbers(rng: &mut Rng) -> String {
     pattern.replace('N', large)
 }
 
-/// Repeats a piece of the syntax many times.
+/// A template that repeats a piece of syntax many times.
 fn around(rng: &mut Rng) -> String {
     let count = one(rng, &["99", "5000", "200000"]).parse().unwrap_or(99);
     let piece = match rng.u8(..16) {

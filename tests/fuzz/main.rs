@@ -1,15 +1,16 @@
-//! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs and what ranks
-//! send.
+//! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs, and the bytes
+//! that the ranks (processes) of a split model send to each other.
 //!
-//! `cargo test` runs a few thousand cases of each, always the same ones. To run new ones overnight:
+//! `cargo test` runs a few thousand cases of each fuzzer, always the same ones. To run new ones
+//! overnight:
 //!
 //! ```text
 //! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]
 //! ```
 //!
 //! Every case must end in `Ok` or `Err` within a second and take little memory. Each fuzzer runs in
-//! a child process, so that an abort or a hang is the failure of one case, which is printed with
-//! the command that repeats it.
+//! a child process. If a case aborts or hangs, only this case fails, and the parent prints the
+//! command that repeats it.
 
 mod adapters;
 mod arrays;
@@ -44,7 +45,7 @@ use case::Fuzzer;
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;
 
-/// How many cases of each fuzzer a plain `cargo test` runs.
+/// The number of cases of each fuzzer that a plain `cargo test` runs.
 const CASES: u64 = 2_000;
 /// The seed of those cases.
 const SEED: u64 = 1;
@@ -138,7 +139,7 @@ impl Args {
         named && !self.ignored && !self.skip.iter().any(matches)
     }
 
-    /// The first case and the one after the last.
+    /// The number of the first case, and the number after the last case.
     fn range(&self) -> (u64, u64) {
         match self.case {
             Some(case) => (case, case + 1),
@@ -161,7 +162,7 @@ fn main() -> ExitCode {
     run_all(&chosen, &args)
 }
 
-/// Runs the fuzzers, some at the same time, and reports how each ended, as libtest does.
+/// Runs the fuzzers, several at a time. Reports how each ended in libtest's format.
 fn run_all(chosen: &[&'static Fuzzer], args: &Args) -> ExitCode {
     let started = Instant::now();
     println!("\nrunning {} fuzzers", chosen.len());
@@ -173,7 +174,8 @@ fn run_all(chosen: &[&'static Fuzzer], args: &Args) -> ExitCode {
             scope.spawn(|| {
                 while let Some(fuzzer) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let tally = parent::run(fuzzer, args);
-                    // The lock keeps the lines of two fuzzers apart.
+                    // Holding the lock, print the lines of one fuzzer without lines of another
+                    // between them.
                     let mut failed = failed.lock().unwrap();
                     println!("fuzz {tally}");
                     *failed += usize::from(!tally.passed());

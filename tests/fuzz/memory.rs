@@ -1,5 +1,5 @@
 //! Counts the memory that a case takes: Rust's allocations, MLX's arrays, and on Linux the resident
-//! memory.
+//! memory of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mlx_primitives::memory;
 
-/// The system's allocator, with a counter and a limit that protects the machine.
+/// The system's allocator, with a counter. A limit protects the machine.
 pub struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The largest number of bytes that may be allocated, far more than a case may take. If more is
-/// allocated, the process ends.
+/// The process ends if Rust code allocates more bytes than this. A case may take far less.
 const MOST: usize = 1 << 30;
 
 fn take(bytes: usize) -> bool {
@@ -31,12 +30,13 @@ fn give(bytes: usize) {
     LIVE.fetch_sub(bytes, Ordering::Relaxed);
 }
 
-// SAFETY: memory comes unchanged from the system's allocator; a null result means that there is
-// none.
+// SAFETY: this allocator returns the memory of the system's allocator, or null if the limit is
+// reached.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match take(layout.size()) {
-            // SAFETY: the caller promises what the system's allocator requires.
+            // SAFETY: the caller fulfills the requirements of `alloc`, and the system's allocator
+            // has the same.
             true => unsafe { System.alloc(layout) },
             false => ptr::null_mut(),
         }
@@ -44,7 +44,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match take(layout.size()) {
-            // SAFETY: the caller promises what the system's allocator requires.
+            // SAFETY: the caller fulfills the requirements of `alloc_zeroed`, which the system's
+            // allocator shares.
             true => unsafe { System.alloc_zeroed(layout) },
             false => ptr::null_mut(),
         }
@@ -54,7 +55,8 @@ unsafe impl GlobalAlloc for Counting {
         if !take(size) {
             return ptr::null_mut();
         }
-        // SAFETY: the caller promises what the system's allocator, which made `old`, requires.
+        // SAFETY: the system's allocator made `old`, and the caller fulfills the requirements of
+        // `realloc`.
         let new = unsafe { System.realloc(old, layout, size) };
         give(if new.is_null() { size } else { layout.size() });
         new
@@ -62,7 +64,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
         give(layout.size());
-        // SAFETY: the caller promises that this allocator returned `old`, so `old` is from the
+        // SAFETY: the caller promises that this allocator returned `old`, so it is memory of the
         // system's allocator.
         unsafe { System.dealloc(old, layout) }
     }
@@ -83,7 +85,7 @@ impl Before {
         Self { rust, arrays: memory::active_memory(), resident: most_resident() }
     }
 
-    /// The most bytes taken since the case began, by the largest of the counts.
+    /// The most memory that was taken since the case began: the largest of the three counts.
     pub fn taken(&self) -> usize {
         let rust = PEAK.load(Ordering::Relaxed).saturating_sub(self.rust);
         let arrays = memory::peak_memory().saturating_sub(self.arrays);

@@ -1,14 +1,14 @@
-//! Mutations of inputs: of bytes, text, JSON and safetensors files.
+//! Mutates inputs: bytes, text, JSON and safetensors files.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-/// Numbers that parsers often get wrong.
+/// Numbers that parsers often handle wrong.
 const NUMBERS: &str = "0 -0.0 -1 1 2 3 0.5 127 256 65535 65536 2147483647 2147483648 -2147483648 \
     4294967295 4294967296 9223372036854775807 9223372036854775808 -9223372036854775808 \
     18446744073709551615 18446744073709551616 1e-320 1e308 1e999 NaN -Infinity";
 
-/// Texts that parsers often get wrong.
+/// Strings that parsers often handle wrong.
 const TEXTS: [&str; 12] = [
     "",
     " ",
@@ -34,7 +34,7 @@ pub fn word(rng: &mut Rng, of: &[&'static str]) -> &'static str {
     of[rng.usize(..of.len())]
 }
 
-/// A random part of a text whose parts are separated by bars.
+/// Draws a part of a text. The separator of the parts is the broken bar `¦`.
 pub fn part_of<'a>(rng: &mut Rng, text: &'a str) -> &'a str {
     let parts: Vec<&str> = text.split('¦').map(str::trim).collect();
     parts[rng.usize(..parts.len())]
@@ -51,7 +51,7 @@ pub fn once_in(rng: &mut Rng, times: u32) -> bool {
     rng.u32(..times) == 0
 }
 
-/// A random range within this length, which may be empty.
+/// Draws a range within this length. It may be empty.
 fn span(rng: &mut Rng, length: usize) -> std::ops::Range<usize> {
     let start = rng.usize(..=length);
     let most = if once_in(rng, 4) { length } else { 16 };
@@ -100,7 +100,7 @@ fn number_bytes(rng: &mut Rng) -> [u8; 8] {
     number.wrapping_sub(u64::from(rng.bool())).to_le_bytes()
 }
 
-/// Replaces a number that is written with decimal digits.
+/// Replaces a number in decimal digits by another one.
 fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     let from = rng.usize(..=data.len());
     let Some(start) = data[from..].iter().position(u8::is_ascii_digit) else { return };
@@ -109,7 +109,8 @@ fn replace_number(rng: &mut Rng, data: &mut Vec<u8>) {
     data.splice(start..start + length, word_of(rng, NUMBERS).bytes());
 }
 
-/// Like [`bytes`], but also inserts words of the language. It then replaces invalid UTF-8.
+/// Mutates a text like [`bytes`], and also inserts words of the input's language. Afterwards it
+/// replaces invalid UTF-8.
 pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     let mut data = text.as_bytes().to_vec();
     for _ in 0..rng.usize(..4) {
@@ -124,8 +125,8 @@ pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&data).into_owned()
 }
 
-// A mark for values that serde_json cannot hold. They are stored as texts with this mark, which
-// `written` removes.
+// Prefixes of strings that stand for values that serde_json cannot represent. `written` replaces
+// these strings by the values.
 const NUMBER: &str = "@number@";
 const DEEP: &str = "@deep@";
 const AGAIN: &str = "@again@";
@@ -139,7 +140,7 @@ pub fn json(rng: &mut Rng, document: &mut Value) {
     }
 }
 
-/// The document, or a value inside it at any depth.
+/// Draws the document itself, or a value inside it at any depth.
 fn picked<'a>(rng: &mut Rng, value: &'a mut Value) -> &'a mut Value {
     let empty = match &*value {
         Value::Array(items) => items.is_empty(),
@@ -167,7 +168,7 @@ fn any_key(rng: &mut Rng, fields: &Map<String, Value>) -> String {
 }
 
 fn change(rng: &mut Rng, value: &mut Value, other: Value) {
-    // Some formats have JSON inside a text.
+    // Some formats contain JSON inside a string. Mutate that too.
     if let Value::String(inner) = value
         && let Ok(mut document @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str(inner)
     {
@@ -230,15 +231,15 @@ fn any_key_or(rng: &mut Rng, fields: &Map<String, Value>, default: &str) -> Stri
     if fields.is_empty() { default.to_owned() } else { any_key(rng, fields) }
 }
 
-/// The text of a document, with numbers that no type holds, duplicate keys and deep nesting.
+/// Writes a document as text. It may contain numbers that no type can represent, duplicate keys and
+/// deep nesting.
 pub fn written(rng: &mut Rng, document: &Value) -> String {
     let mut text = document.to_string().replace(AGAIN, "");
     while let Some((start, end, inner)) = marked(&text, NUMBER) {
         text.replace_range(start..end, &inner);
     }
     while let Some((start, end, inner)) = marked(&text, DEEP) {
-        // A mutation may have changed the depth, so it is limited, which keeps a document under 100
-        // KB.
+        // Another mutation may have changed the depth. Limiting it keeps a document under 100 KB.
         let depth = inner.parse().unwrap_or(0).min(10_000);
         let [open, close] = *one(rng, &[["[", "]"], [r#"{"a":"#, "}"], ["[[],", "]"]]);
         let close = if rng.bool() { close.repeat(depth) } else { String::new() };
@@ -250,16 +251,17 @@ pub fn written(rng: &mut Rng, document: &Value) -> String {
     }
 }
 
-/// The range of a marked text, with its quotes, and the text after the mark.
+/// Finds a string that begins with the mark. Returns its range with the quotes, and the text after
+/// the mark.
 fn marked(text: &str, mark: &str) -> Option<(usize, usize, String)> {
     let start = text.find(&format!("\"{mark}"))?;
     let inner = start + 1 + mark.len();
     let end = inner + text[inner..].find('"')?;
-    // A backslash would escape a quote if the text is inside another text.
+    // If the string is inside another string, a backslash precedes the quotes. Remove it.
     Some((start, end + 1, text[inner..end].replace('\\', "")))
 }
 
-/// The text of a document, which is changed in most cases.
+/// Writes a document as text. In most cases it is mutated.
 pub fn config(rng: &mut Rng, document: &Value) -> String {
     let mut document = document.clone();
     if !once_in(rng, 8) {
@@ -268,19 +270,19 @@ pub fn config(rng: &mut Rng, document: &Value) -> String {
     written(rng, &document)
 }
 
-/// The header and the data of a valid safetensors file.
+/// Splits a valid safetensors file into its header and its data.
 pub fn safetensors_parts(file: &[u8]) -> (Value, &[u8]) {
     let (length, rest) = file.split_first_chunk::<8>().expect("a length");
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     (serde_json::from_slice(header).expect("a header of JSON"), data)
 }
 
-/// A safetensors file with this header and data.
+/// Builds a safetensors file from a header and data.
 pub fn safetensors_file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
-/// A valid safetensors file with changes. Many of the files stay valid.
+/// Mutates a valid safetensors file. Many of the results are still valid.
 pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     let mut file = file.to_vec();
     match rng.u8(..8) {
@@ -313,8 +315,7 @@ pub fn safetensors(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Changes a tensor: to another shape or type of the same size, to another name, or to the data of
-/// another tensor.
+/// Changes a tensor: its shape or type with the same size, its name, or the data that it refers to.
 fn retype(rng: &mut Rng, header: &mut Value) {
     let Some(fields) = header.as_object_mut() else { return };
     let names: Vec<String> =

@@ -1,5 +1,5 @@
-//! The process that watches a fuzzer's child. It checks that each case ends in time and that the
-//! child does not crash.
+//! The parent process, which watches a fuzzer's child process. It checks that each case ends in
+//! time and that the child does not crash.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::case::Fuzzer;
 use super::child::ABOUT;
 use super::{Args, CASES};
 
-/// The number of failing cases of a fuzzer after which the other cases are skipped.
+/// After this many failing cases of a fuzzer, the parent skips its other cases.
 const MOST_FAILURES: usize = 10;
-/// How long a child may take to prepare the state that its cases share.
+/// The time limit for a child to create the state that its cases share.
 const PREPARATION: Duration = Duration::from_secs(120);
 
 /// How a fuzzer's cases ended.
@@ -44,7 +44,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// Runs the cases. It starts a new child after each case that ended the child.
+/// Runs the cases. If a case ends the child, the next case starts a new child.
 pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     let Fuzzer { name, .. } = *fuzzer;
     let mut tally =
@@ -60,7 +60,8 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
             }
         }
     }
-    // A fuzzer whose cases are all accepted, or all refused, tests only half of the library's code.
+    // If nearly all cases were accepted, or nearly all were refused, the fuzzer would test only
+    // half of the library's code.
     let few = (end - args.range().0) / 50;
     if tally.passed()
         && end - args.range().0 >= CASES / 4
@@ -75,7 +76,8 @@ pub fn run(fuzzer: &'static Fuzzer, args: &Args) -> Tally {
     tally
 }
 
-/// Runs a child from the case `first` on, and returns the case that the next child begins with.
+/// Runs a child, beginning with the case `first`. Returns the case with which the next child
+/// begins.
 fn watch(
     fuzzer: &Fuzzer,
     args: &Args,
@@ -130,7 +132,7 @@ fn watch(
     Ok(end)
 }
 
-/// Reports which case failed, and how to run it again.
+/// Prints which case failed, and how to run it again.
 fn failed(fuzzer: &Fuzzer, args: &Args, case: u64, what: &str) {
     let (name, seed) = (fuzzer.name, args.seed);
     eprintln!(

@@ -1,4 +1,4 @@
-//! Files of prompt caches for small models.
+//! Fuzzes files of prompt caches for small models.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const KINDS: [CacheKind; 4] = [
     CacheKind::Rotating { max_size: 4, keep: 0 },
 ];
 
-/// A Llama with two layers and 16 tokens.
+/// A Llama with two layers and a vocabulary of 16 tokens.
 pub fn model(dtype: Dtype) -> mlx_primitives::Result<Llama> {
     let config = r#"{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2,
         "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -26,7 +26,8 @@ pub fn model(dtype: Dtype) -> mlx_primitives::Result<Llama> {
     Llama::random(Config::parse(config)?, dtype, None, 3)
 }
 
-/// A model whose layers see a few positions, and whose rotation depends on the length of the text.
+/// A model with a sliding window of 5 positions. Its rotary frequencies depend on the length of the
+/// text.
 fn windowed() -> mlx_primitives::Result<Llama> {
     let config = r#"{"model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 2,
         "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -58,7 +59,8 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
         fs::write(&path, &file).expect("a file is written");
         let cache = PromptCache::load(&path, model);
         if let Ok(cache) = &cache {
-            // The model continues from the cache, whatever numbers the cache has.
+            // The model must be able to continue from any cache that was accepted, whatever its
+            // numbers are.
             let mut prompt = cache.tokens().to_vec();
             prompt.truncate(rng.usize(..=prompt.len()));
             prompt.push(5);

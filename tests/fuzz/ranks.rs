@@ -1,5 +1,6 @@
-//! The bytes between ranks: greetings, frames of control connections, and parts of arrays. A rank
-//! must refuse all bytes that no rank sent.
+//! Ranks are the processes that share a split model. This fuzzes the bytes that they exchange:
+//! greetings at the start of a connection, frames of control connections, and parts of arrays. A
+//! rank must refuse all bytes that no rank sent.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -21,7 +22,7 @@ fn random(rng: &mut Rng, longest: usize) -> Vec<u8> {
     (0..length).map(|_| rng.u8(..)).collect()
 }
 
-/// `right` says whether a rank sent the bytes, and `taken` whether they were accepted.
+/// Checks that bytes were accepted (`taken`) if and only if a rank sent them (`right`).
 fn judged(bytes: usize, right: bool, taken: bool) -> Case {
     assert_eq!(right, taken, "bytes that no rank has sent were taken for a rank's, or the reverse");
     Case { input: bytes, accepted: taken }
@@ -32,7 +33,7 @@ fn prepare_greetings(_: &Path) -> anyhow::Result<Run> {
         let (greeting, text) = fuzzing::greeting().unwrap();
         let mut bytes = match rng.u8(..10) {
             0 => random(rng, 3000),
-            // The magic bytes, followed by another length, text or end.
+            // The greeting's magic bytes, followed by random bytes in place of its length and text.
             1 => [&greeting[..20], &random(rng, 200)].concat(),
             2 => {
                 let at = greeting.len() - 32 - text.len();
@@ -58,7 +59,7 @@ fn prepare_frames(_: &Path) -> anyhow::Result<Run> {
         let mut bytes = whole.clone();
         match rng.u8(..8) {
             0 => {}
-            // One frame is sent twice. The second time its number is wrong.
+            // Repeat the first frame. Its number is then wrong.
             1 => {
                 let first = fuzzing::frames(&payloads[..1]).len();
                 bytes.splice(first..first, whole[..first].to_vec());
@@ -67,7 +68,7 @@ fn prepare_frames(_: &Path) -> anyhow::Result<Run> {
             _ => mutation::bytes(rng, &mut bytes),
         }
         let read = fuzzing::read_frames(&bytes);
-        // The frames before the first change are valid, and all others are not.
+        // Only the frames before the first changed byte are valid.
         let same = bytes.iter().zip(&whole).take_while(|(one, other)| one == other).count();
         let unchanged = |count: &usize| fuzzing::frames(&payloads[..*count]).len() <= same;
         let right = (0..=count).rev().find(unchanged).unwrap_or(0);
@@ -96,7 +97,8 @@ fn prepare_parts(_: &Path) -> anyhow::Result<Run> {
             mutation::bytes(rng, &mut bytes);
         }
         let (near, mut far) = pair().unwrap();
-        // The buffers of the connection have room for all bytes. The reader may have closed it.
+        // The socket buffers have room for all bytes, so this does not block. The reader may have
+        // closed the connection.
         let _ = far.write_all(&bytes).and_then(|()| far.shutdown(Shutdown::Write));
         let mut received = vec![0; part.len()];
         let result = fuzzing::receive_part(near, &mut received);

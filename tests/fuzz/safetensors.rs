@@ -1,4 +1,4 @@
-//! Safetensors files, in memory and on disk, compared with the format's own crate.
+//! Fuzzes safetensors files, in memory and on disk. Compares this crate with the format's crate.
 
 use std::fs;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn valid(rng: &mut Rng) -> Vec<u8> {
     mutation::safetensors_file(&Value::Object(header).to_string(), &data)
 }
 
-/// A file in which two tensors may have the same name or share bytes.
+/// A file in which two tensors may have the same name or the same bytes.
 fn with_a_name_twice(rng: &mut Rng) -> Vec<u8> {
     let names = ["a", "b", "\\u0061", "__metadata__"];
     let mut start = 0;
@@ -94,7 +94,7 @@ fn with_a_name_twice(rng: &mut Rng) -> Vec<u8> {
     mutation::safetensors_file(&format!("{{{}}}", entries.join(",")), &vec![7; start])
 }
 
-/// Checks that the loaded tensors equal the tensors that the format's crate reads.
+/// Checks that the loaded tensors equal the tensors that the `safetensors` crate reads.
 fn check(tensors: &Tensors, file: &[u8]) {
     let reference = SafeTensors::deserialize(file).expect("a file that the format's reader takes");
     assert_eq!(tensors.arrays.len(), reference.len(), "tensors");
@@ -112,7 +112,7 @@ fn check(tensors: &Tensors, file: &[u8]) {
     }
 }
 
-/// The bytes of an array's elements, or `None` for types that Rust does not have.
+/// The bytes of an array's elements, or `None` if Rust has no such type.
 fn bytes_of(x: &Array) -> Option<Result<Vec<u8>>> {
     fn read<T: Element, const N: usize>(x: &Array, bytes: fn(T) -> [u8; N]) -> Result<Vec<u8>> {
         Ok(x.to_vec::<T>()?.into_iter().flat_map(bytes).collect())

@@ -1,5 +1,4 @@
-//! `tokenizer.json` with every part that the format has, and texts that are tokenized and decoded
-//! again.
+//! Fuzzes `tokenizer.json` with every part of the format. Tokenizes texts and decodes them again.
 
 use std::fs;
 use std::path::Path;
@@ -43,14 +42,14 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
                     mutation::text(rng, text, &words)
                 }
             };
-            // Both an `Err` and tokens are allowed for a text.
+            // For any text, the tokenizer may return tokens or an `Err`.
             let _ = there_and_back(rng, tokenizer, &text);
         }
         Case::new(text.len(), &tokenizer)
     }))
 }
 
-/// Loads the tokenizer together with other files of the folder that name tokens.
+/// Loads the tokenizer from a folder with other files that name special tokens.
 fn beside(rng: &mut Rng, folder: &Path, text: &mut String) -> Result<Tokenizer> {
     let words = ["<s>", "fox", "new", "", "<|new|>", "é", "<unk>", "the fox"];
     let token = |rng: &mut Rng| match rng.bool() {
@@ -101,7 +100,7 @@ fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()
         false => tokenizer.encode_verbatim(text)?,
     };
     tokenizer.decode(&tokens)?;
-    // Add tokens that no text contains, and numbers that are not tokens.
+    // Decode also tokens that are not in the text, and numbers that are not tokens.
     tokens.truncate(64);
     (0..rng.usize(..20)).for_each(|_| tokens.push(rng.u32(..40)));
     tokens.push(*one(rng, &[u32::MAX, 1 << 31, 1000]));
@@ -118,7 +117,7 @@ fn there_and_back(rng: &mut Rng, tokenizer: &Tokenizer, text: &str) -> Result<()
     Ok(())
 }
 
-/// A tokenizer of random parts, in the format's structure.
+/// A random tokenizer that follows the structure of the format.
 fn valid(rng: &mut Rng) -> Value {
     let maybe = |rng: &mut Rng, part: fn(&mut Rng, u32) -> Value| match once_in(rng, 3) {
         true => json!(null),
@@ -149,7 +148,7 @@ fn valid(rng: &mut Rng) -> Value {
     })
 }
 
-/// A sequence of parts, or a single part if `depth` does not allow more.
+/// A list of random parts. It is empty if `depth` is used up.
 fn several(rng: &mut Rng, depth: u32, part: fn(&mut Rng, u32) -> Value) -> Vec<Value> {
     (0..rng.usize(..4)).map(|_| part(rng, depth - 1)).collect()
 }
@@ -203,7 +202,7 @@ fn normalizer(rng: &mut Rng, depth: u32) -> Value {
 /// Base64 of random bytes, which the format does not check.
 fn charsmap(rng: &mut Rng) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    // A table begins with its length in four bytes; AAAA and AA encode zeros.
+    // The table's length comes first, in four bytes. In base64, AAAA and AA are zeros.
     let start = *one(rng, &["", "AAAAAA", "BAAAAA", "AAQAAA"]);
     let rest = 4 * rng.usize(..12) + if start.is_empty() { 0 } else { 2 };
     let digits = (0..rest).map(|_| char::from(*one(rng, DIGITS)));

@@ -9,8 +9,8 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random};
 use crate::support::{Checked, each_device, refs};
 
-/// The rules of a call. `mask` is the type of a mask with a value for every score: boolean or
-/// additive.
+/// The options of a call. A `mask` has a value for every score, and this field is its type:
+/// boolean, or a float type for an additive mask.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
     causal: bool,
@@ -23,7 +23,7 @@ struct Rules {
 /// A call and the cotangent of its result.
 struct Call {
     rules: Rules,
-    /// Queries, keys, values, then an additive mask and sinks if there are any.
+    /// The queries, keys and values. An additive mask and the sinks follow if the call has them.
     inputs: Vec<Array>,
     /// A boolean mask.
     mask: Option<Array>,
@@ -31,8 +31,8 @@ struct Call {
 }
 
 impl Call {
-    /// A call. `heads` is [batch, heads, kv_heads], and `extents` is [queries, keys, dim,
-    /// value_dim].
+    /// Makes a call with random inputs. `heads` is [batch, heads, kv_heads], and `extents` is
+    /// [queries, keys, dim, value_dim].
     fn new(rules: Rules, heads: [i32; 3], extents: [i32; 4], dtype: Dtype) -> Result<Self> {
         let ([batch, heads, kv_heads], [queries, keys, dim, value_dim]) = (heads, extents);
         let mut inputs = vec![
@@ -87,7 +87,7 @@ impl Call {
         })
     }
 
-    /// Compares the gradients with those of MLX's ops in float32.
+    /// Compares the gradients with the float32 gradients of MLX's ops.
     fn check(&self, what: &str) -> Checked {
         let ours = self.gradients()?;
         let theirs = builtin::composition(&self.widened()?.gradients()?[0])?;
@@ -98,8 +98,9 @@ impl Call {
             let (got, want) = (numbers(ours)?, numbers(theirs)?);
             let largest = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                // Both results add up hundreds of products in float32, and their weights have the
-                // errors of scores up to 12. Our result is then rounded.
+                // Our kernels and MLX's ops both add up hundreds of products in float32, and their
+                // attention weights have the errors of scores up to 12. Our result is then rounded
+                // to the type.
                 let allowed = 6e-5 * largest + 0.51 * ulp(*want, ours.dtype());
                 let near = (got - want).abs() <= allowed;
                 assert!(near, "{what}, input {number}: {got:e} at {i}, expected {want:e}");
@@ -109,8 +110,8 @@ impl Call {
     }
 }
 
-/// The cases cover the kernel of each number of features, each mask, queries that see no key
-/// because of a rule or a mask, and more rows and keys than a tile has.
+/// The cases reach the kernel for each number of features, and use each kind of mask. In some, a
+/// query sees no key because of the window or the mask. Some have more rows and keys than a tile.
 const CALLS: [([i32; 3], [i32; 4], Rules); 8] = {
     let none = Rules { causal: false, window: None, soft_cap: None, mask: None, sinks: false };
     let causal = Rules { causal: true, ..none };
@@ -150,7 +151,7 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// Keys and queries that are parts of caches, or that repeat, are read in place.
+/// The kernels read keys and queries without a copy if they are parts of caches or broadcast.
 #[test]
 fn gradients_of_views() -> Checked {
     each_device(|_| {
@@ -167,7 +168,7 @@ fn gradients_of_views() -> Checked {
     })
 }
 
-/// Masks with a value for every score, for every query, or for all scores.
+/// The mask has a value for every score, for every query and key, for every key, or for all scores.
 #[test]
 fn gradients_in_a_mask_that_broadcasts() -> Checked {
     each_device(|_| {
@@ -189,7 +190,7 @@ fn gradients_in_a_mask_that_broadcasts() -> Checked {
             assert_eq!(got.shape(), shape);
             assert_close(&numbers(&got)?, &numbers(&want)?, 1e-4, &format!("mask {shape:?}"));
         }
-        // The gradient does not reach the numbers that a boolean mask is computed from.
+        // A boolean mask has no gradient, so the array that it is computed from gets zeros.
         let limits = random(&[5, 9], Dtype::Float32, 5)?;
         let (_, none) = vjp(|limits| ours(&limits.greater(0.5)?), &limits, &call.cotangent)?;
         assert!(numbers(&none)?.iter().all(|v| *v == 0.0), "a gradient in a boolean mask");
@@ -197,7 +198,7 @@ fn gradients_in_a_mask_that_broadcasts() -> Checked {
     })
 }
 
-/// The derivatives in the queries alone take fewer products, and have the same bits.
+/// If only the queries are differentiated, fewer kernels run, and the gradient has the same bits.
 #[test]
 fn gradients_in_queries_alone() -> Checked {
     each_device(|_| {
@@ -213,7 +214,7 @@ fn gradients_in_queries_alone() -> Checked {
     })
 }
 
-/// Gradients can be differentiated, mapped and joined as MLX's gradients can.
+/// `grad`, `vmap` and `compile` work on the gradients as they do on MLX's gradients.
 #[test]
 fn gradients_transform() -> Checked {
     each_device(|_| {
@@ -257,8 +258,8 @@ fn gradients_transform() -> Checked {
     })
 }
 
-/// The heads of a position are adjacent in memory, so that the gradient of a projection needs no
-/// copy.
+/// In memory, the heads of one position are adjacent. The gradient of the projection that made them
+/// therefore needs no copy.
 #[test]
 fn gradients_lie_position_by_position() -> Checked {
     each_device(|_| {
@@ -267,7 +268,7 @@ fn gradients_lie_position_by_position() -> Checked {
             let joined = x.transpose([0, 2, 1, 3])?;
             joined.eval()?;
             assert!(joined.is_row_contiguous() && !x.is_row_contiguous());
-            // An op that needs contiguous rows gets a copy.
+            // Softmax needs contiguous rows, so it gets a copy.
             let rows = ops::softmax(x)?;
             assert_same(&rows, &ops::softmax(&x.contiguous()?)?, "rows")?;
         }

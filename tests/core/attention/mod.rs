@@ -1,4 +1,5 @@
-//! `attention`: caches, queries that see no keys, extremes, refusals. `table` tests its values.
+//! `attention`: caches, queries that see no keys, extreme numbers, and refused inputs. The
+//! conformance table (`tests/catalog`) tests its values.
 
 mod gradients;
 mod moves;
@@ -34,8 +35,8 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// The inputs of a call. `heads` is [batch, heads, kv_heads], and `extents` is [queries, keys,
-    /// dim].
+    /// Random inputs of a call. `heads` is [batch, heads, kv_heads], and `extents` is [queries,
+    /// keys, dim].
     fn new(heads: [i32; 3], extents: [i32; 3], dtype: Dtype) -> Result<Self> {
         let ([batch, heads, kv_heads], [queries, keys, dim]) = (heads, extents);
         Ok(Self {
@@ -45,7 +46,7 @@ impl Inputs {
         })
     }
 
-    /// Compares our result with f64 and with MLX's.
+    /// Compares our result with a float64 reference and with the result of MLX's ops.
     fn check(&self, options: Attention<'_>, what: &str) -> Checked {
         let ours = ops::attention(&self.q, &self.k, &self.v, options)?;
         assert_eq!((ours.shape(), ours.dtype()), (self.q.shape(), self.q.dtype()), "{what}");
@@ -58,7 +59,7 @@ impl Inputs {
     }
 }
 
-/// A part of a larger cache is read in place.
+/// The kernels read a part of a larger cache without a copy.
 #[test(alone)]
 fn views_of_a_cache_are_not_copied() -> Checked {
     let rows = if simulated() { 4096 } else { 65536 };
@@ -79,7 +80,7 @@ fn views_of_a_cache_are_not_copied() -> Checked {
     inputs.check(Attention::default(), "a view")
 }
 
-/// If all keys of a query are masked, they have equal weights, as in MLX.
+/// If the mask hides all keys from a query, all keys get equal weights, as in MLX.
 #[test]
 fn a_query_that_sees_no_keys() -> Checked {
     each_device(|_| {
@@ -97,7 +98,7 @@ fn a_query_that_sees_no_keys() -> Checked {
     })
 }
 
-/// The heads of a position are adjacent in memory, so joining them needs no copy.
+/// In memory, the heads of one position are adjacent, so joining the heads needs no copy.
 #[test]
 fn results_lie_position_by_position() -> Checked {
     each_device(|_| {
@@ -108,7 +109,7 @@ fn results_lie_position_by_position() -> Checked {
             joined.eval()?;
             assert!(joined.is_row_contiguous(), "{queries}");
             assert_eq!(y.is_row_contiguous(), queries == 1);
-            // An op that needs contiguous rows gets a copy.
+            // Softmax needs contiguous rows, so it gets a copy.
             let rows = ops::softmax(&y)?;
             assert_eq!(numbers(&rows)?, numbers(&ops::softmax(&y.contiguous()?)?)?, "{queries}");
         }
@@ -219,7 +220,8 @@ fn bad_input_is_refused() -> Checked {
     Ok(())
 }
 
-/// The heads of a result are not in order in memory.
+/// Our ops accept the result of `attention`, although its heads are not in row-major order in
+/// memory.
 #[test]
 fn a_result_is_an_input_of_our_ops() -> Checked {
     each_device(|_| {

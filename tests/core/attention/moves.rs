@@ -1,4 +1,4 @@
-//! The memory traffic of the kernels, which the simulator counts.
+//! The memory traffic of the attention kernels, which the simulator counts.
 
 #![cfg(target_os = "linux")]
 
@@ -16,7 +16,8 @@ fn read(dispatched: &Dispatched, buffer: usize) -> u64 {
 const KEYS: usize = 1;
 const VALUES: usize = 4;
 
-/// Decodes with a part of a cache: [1, kv_heads, keys, dim] of [1, kv_heads, more, dim].
+/// Decodes one token with keys and values that are parts of larger caches: [1, kv_heads, keys, dim]
+/// of [1, kv_heads, keys + 32, dim]. Returns the dispatches, and the bytes of the keys.
 fn decode(
     heads: i32,
     kv_heads: i32,
@@ -38,7 +39,8 @@ fn decode(
     Ok((moved, (kv_heads * keys * dim * 2) as u64))
 }
 
-/// 4096 keys, four heads per key-value head: keys and values are read once, not once per head.
+/// With 4096 keys and four query heads for each key/value head, the kernel reads keys and values
+/// once, not once for each query head.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_and_values_once_in_decode() -> Checked {
@@ -47,7 +49,8 @@ fn moves_keys_and_values_once_in_decode() -> Checked {
     assert_eq!(kernels, ["mlxp_attention_vector_64_4_float16", "mlxp_attention_combine_float16"]);
     assert_eq!(read(&moved[0], KEYS), bytes);
     assert_eq!(read(&moved[0], VALUES), bytes);
-    // Partial results are read as often as they are written, and cost little.
+    // The second kernel reads each partial result once. Partial results are a small part of the
+    // traffic.
     let partials = moved[0].written();
     assert_eq!(read(&moved[1], 0), partials);
     assert!(2 * partials < bytes / 10, "{partials} bytes of partial results for {bytes} of keys");
@@ -57,7 +60,7 @@ fn moves_keys_and_values_once_in_decode() -> Checked {
     support::report_traffic("attention", &moved, ideal)
 }
 
-/// A cache short enough for one dispatch.
+/// A cache of fewer than 256 keys takes one dispatch.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
@@ -68,8 +71,8 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     Ok(())
 }
 
-/// With 256 or more keys, eight threadgroups share the keys of a key head, for any number of key
-/// heads.
+/// With 256 or more keys, eight threadgroups split the keys of each key/value head, however many
+/// heads there are.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_the_keys_of_eight_splits_once() -> Checked {
@@ -77,14 +80,14 @@ fn moves_the_keys_of_eight_splits_once() -> Checked {
         let (moved, bytes) = decode(4 * kv_heads, kv_heads, 256, 64)?;
         assert_eq!(moved.len(), 2);
         assert_eq!((read(&moved[0], KEYS), read(&moved[0], VALUES)), (bytes, bytes));
-        // Each split writes for each row the sums, the maximum and the weight.
+        // For each row, each split writes 64 weighted sums, the maximum score and the total weight.
         let partials = 8 * 4 * kv_heads as u64 * (64 + 2) * 4;
         assert_eq!((moved[0].written(), read(&moved[1], 0)), (partials, partials));
     }
     Ok(())
 }
 
-/// Every block of 32 rows reads the keys once, and writes no scores.
+/// Each threadgroup computes a block of 32 rows. It reads the keys once, and writes no scores.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
@@ -107,13 +110,15 @@ fn moves_keys_once_for_each_block_of_rows_in_prefill() -> Checked {
         assert_eq!([q, out], [queries as u64 * row; 2], "{queries}x{keys}");
         assert_eq!([k, v], [blocks * keys as u64 * row; 2], "{queries}x{keys}");
     }
-    // Under the causal rule, block i of four sees i + 1 quarters of the keys.
+    // With the causal mask, block i of the four blocks of rows reads the first i + 1 quarters of
+    // the keys.
     let [_, k, v, _] = bytes_of(128, 128, true)?;
     assert_eq!([k, v], [(1 + 2 + 3 + 4) * 32 * row; 2]);
     Ok(())
 }
 
-/// Codes, scales and biases are read once if all rows that share them fit in a tile.
+/// The kernel reads codes, scales and biases once if all query rows that share them fit in one
+/// tile.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_quantized_keys_once_in_decode() -> Checked {

@@ -21,7 +21,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Random codes of the shape [batch, kv_heads, keys, dim], for numbers up to about 3.
+    /// Random codes of the shape [batch, kv_heads, keys, dim]. They dequantize to numbers up to
+    /// about 3.
     fn new(shape: [i32; 4], bits: i32, group: i32, dtype: Dtype, seed: u64) -> Result<Self> {
         let [batch, heads, keys, dim] = shape;
         let rows = (batch * heads * keys) as usize;
@@ -57,7 +58,7 @@ impl Rows {
     }
 }
 
-/// The composition of MLX's ops that an NVIDIA GPU runs.
+/// The result of the MLX ops that replace the kernel on an NVIDIA GPU.
 fn on_nvidia(ours: &Array) -> anyhow::Result<Array> {
     dequantizing_composition(ours)?.context("a result")
 }
@@ -96,7 +97,8 @@ fn every_type_and_group() -> Checked {
                     let shape = [1, heads, queries, value_dim];
                     assert_eq!((ours.shape(), ours.dtype()), (&shape[..], dtype), "{what}");
                     let want = Reference::new(&q, &k.plain, &v.plain, options)?.apply();
-                    // The matrix kernel rounds dequantized rows to the type, as MLX does.
+                    // The kernel for many rows rounds the dequantized numbers to the type, as MLX
+                    // does.
                     let rounding = match dtype {
                         Dtype::Float32 => 0.0,
                         Dtype::Float16 => 0.01,
@@ -115,7 +117,7 @@ fn every_type_and_group() -> Checked {
     })
 }
 
-/// A part of a long quantized cache, with every rule.
+/// The keys and values are a part of a long quantized cache. All options are used.
 #[test]
 fn views_of_a_cache() -> Checked {
     each_device(|_| {
@@ -159,7 +161,7 @@ fn views_of_a_cache() -> Checked {
     })
 }
 
-/// The gradients in queries, scales and biases equal the gradients of MLX's ops in float32.
+/// The gradients of queries, scales and biases equal the float32 gradients of MLX's ops.
 #[test]
 fn gradients_are_those_of_mlx() -> Checked {
     each_device(|_| {
@@ -198,7 +200,7 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The composition of MLX's ops that an NVIDIA GPU runs has the same gradients.
+/// The MLX ops that replace the kernel on an NVIDIA GPU have the same gradients.
 #[test]
 fn gradients_are_those_of_plain_keys_and_values() -> Checked {
     each_device(|_| {

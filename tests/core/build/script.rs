@@ -1,5 +1,5 @@
-//! The messages of `scripts/build_metal.sh` on machines that lack a tool or have a wrong version of
-//! it.
+//! The error messages of `scripts/build_metal.sh` on machines where a tool is missing or has a
+//! wrong version.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::support::{Checked, root};
 
 use super::{mac, stub, write_mlx};
 
-/// The last line that the script prints on this machine, with one variable of its environment set
-/// by `setting`. The script must fail, and must not have downloaded anything.
+/// Runs the script with one environment variable set, and returns the last line that it prints. The
+/// script must fail without downloading anything.
 fn refusal(directory: &Path, setting: (&str, &str)) -> anyhow::Result<String> {
     stub(directory, "python3", "echo fetched >>\"$0.log\"; exit 1")?;
     let output = Command::new("bash")
@@ -53,7 +53,8 @@ fn a_version_of_mlx_that_does_not_fit_is_refused_with_those_that_do() -> Checked
     Ok(())
 }
 
-/// Intel Macs do not have this sysctl variable. It tells a program whether Rosetta runs it.
+/// This stub replaces `sysctl`. On an Intel Mac, the variable hw.optional.arm64 does not exist.
+/// Another variable tells a program whether Rosetta runs it.
 #[test(simulated = never)]
 fn macs_and_shells_for_intel_are_refused_before_anything_is_fetched() -> Checked {
     for (sysctl, expected) in [

@@ -1,4 +1,5 @@
-//! After a fault, evaluations return errors and never a result.
+//! After a primitive of a user has failed, evaluations that depend on it return errors, never a
+//! result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +22,8 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
         for _ in 0..3 {
             assert!(message(y.to_vec::<f32>()).contains("a panic in eval_cpu"));
         }
-        // No other evaluation gets the error, and the array does not become a result.
+        // An unrelated evaluation does not get the error, and the failed array never becomes a
+        // result.
         let y = faulty(&x, Fault::PanicIn("eval_cpu"))?;
         async_eval([&y])?;
         x.add(1.0)?.eval()?;
@@ -31,7 +33,7 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
     })
 }
 
-/// Neither the requested array nor an intermediate array becomes a result.
+/// Neither the requested array nor an array between it and the failed one becomes a result.
 #[test(simulated = never)]
 fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     on_cpu(|| {
@@ -76,7 +78,8 @@ fn what_depends_on_two_faults_is_no_result() -> Checked {
     })
 }
 
-/// Integers have no NaN, so failed outputs become zeros, which are easy to mistake for a result.
+/// Integers have no NaN, so the outputs of a failed primitive are zeros. A caller could mistake
+/// these for a result, so they must be refused too.
 #[test(simulated = never)]
 fn integers_of_a_fault_are_no_result() -> Checked {
     let half = Computed("half", |_: &[View<'_>], y: &mut [ViewMut<'_>]| {
@@ -108,8 +111,8 @@ fn a_fault_is_not_saved() -> Checked {
     })
 }
 
-/// A primitive that returns different outputs when `outputs` is called again, which `compile` does
-/// for other shapes.
+/// A primitive whose `outputs` returns something else when it is called again. `compile` calls it
+/// again for other shapes.
 struct Fickle {
     asked: AtomicBool,
     in_place: bool,

@@ -1,5 +1,5 @@
-//! A fault of a user's primitive returns an `Err` that names the primitive, and the data that it
-//! left behind is never a result.
+//! If a user's primitive fails, evaluation returns an `Err` that names the primitive. The data that
+//! the primitive left in its outputs never becomes a result.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,7 +33,7 @@ pub enum Fault {
     PanicInDrop,
 }
 
-/// A primitive for y = 2 x with this fault.
+/// A primitive that computes y = 2 x and has this fault.
 #[derive(Clone)]
 struct Faulty(Fault);
 
@@ -182,8 +182,8 @@ fn faults_of_eval_cpu() -> Checked {
                 assert!(message(y.to_vec::<f32>()).contains(mentions), "{fault:?}");
                 assert!(message(y.eval()).contains(mentions), "{fault:?}, evaluated");
             }
-            // A view of the failed array and an array computed from it fail too, whether they are
-            // built before its evaluation or after it.
+            // A view of the failed array fails too, and so does an array computed from it. It makes
+            // no difference if they are built before or after the failed evaluation.
             let y = faulty(&x, fault)?;
             let (view, more) = (y.reshape([-1])?, y.add(1.0)?);
             assert!(message(eval([&more])).contains(mentions), "{fault:?}, used");
@@ -244,7 +244,7 @@ fn faults_of_derivatives_and_vmap() -> Checked {
     Ok(())
 }
 
-/// A primitive with only the required methods.
+/// A primitive that implements only the required methods. It counts its calls.
 fn bare(calls: &'static AtomicU32) -> impl CustomPrimitive {
     Computed("bare", move |_: &[View<'_>], outputs: &mut [ViewMut<'_>]| {
         calls.fetch_add(1, Ordering::Relaxed);
@@ -276,8 +276,8 @@ fn missing_methods_are_named() -> Checked {
     }
     assert_eq!(CALLS.load(Ordering::Relaxed), 0, "lazy");
     on_cpu(|| {
-        // Two nodes stay separate because the primitive does not say that they are equivalent. A
-        // node without elements is not computed.
+        // `compile` merges the two nodes only if the primitive says that they are equivalent, so
+        // both run. A node without elements does not run.
         let compiled = compile(move |p| Ok(vec![f(p)?.remove(0), f(p)?.remove(0)]), false)?;
         eval(&compiled.call(&[&x])?)?;
         f(&[Array::zeros::<f32>(&[0, 3])?])?[0].eval()?;

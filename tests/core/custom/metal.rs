@@ -1,4 +1,5 @@
-//! Launches and libraries: the kernels that the simulator runs, and the errors of wrong ones.
+//! Kernel launches and Metal libraries: the kernels that the simulator runs, and the errors of
+//! wrong ones.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::support::{Checked, message};
 
 type Plan = dyn Fn(&Call) -> Vec<Launch> + Send + Sync;
 
-/// A primitive whose outputs have x's shape, with any launches.
+/// A primitive whose outputs have x's shape. The function `plan` returns its launches.
 struct Launches {
     plan: Arc<Plan>,
     outputs: usize,
@@ -49,12 +50,14 @@ fn library(source: &str) -> Result<MetalLibrary> {
     MetalLibrary::from_source(format!("#include <metal_stdlib>\nusing namespace metal;\n{source}"))
 }
 
-/// This library is separate because the simulator requires that all constants of a library are set.
+/// A separate library whose kernels have function constants. The simulator requires that a program
+/// sets all constants of a library, so other kernels cannot be in it.
 fn with_constants() -> Result<MetalLibrary> {
     MetalLibrary::from_source(include_str!("shifted.metal"))
 }
 
-/// The source of a kernel for y[i] = `value`, which has the same name in every library.
+/// The source of a kernel that computes y[i] = `value`. The kernel has the same name in each
+/// library.
 fn constant_kernel(value: &str) -> String {
     format!(
         "[[kernel]] void same_name(device float* y [[buffer(0)]],\n\
@@ -129,7 +132,7 @@ mod simulated {
             let mut arrays = Vec::new();
             for round in 0..2 {
                 for value in ["1.0f", "2.0f", "3.0f"] {
-                    // The handle is dropped before anything is computed.
+                    // The loop drops its handle of the library before any array is evaluated.
                     let library = library(&constant_kernel(value))?;
                     let plan = move |_: &Call| {
                         vec![
@@ -188,7 +191,7 @@ mod simulated {
         plan: impl Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync + 'static,
     ) -> Result<String> {
         let library = with_constants()?;
-        // The simulator must find these faults; a GPU would report them in other ways.
+        // The simulator must find these faults. A GPU would report them in other ways.
         with_device(Device::Cpu, || {
             let y = launches(&random32(&[64], 5)?, move |_| plan(&library))?;
             with_metal(Schedule::Forward, || {
@@ -254,7 +257,7 @@ mod simulated {
             |l: &MetalLibrary| shifted(l).threadgroup_memory(0, 256).input(0, 0).output(1, 0);
         type Faulty = Box<dyn Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync>;
         let cases: [(&str, Faulty); 6] = [
-            // A buffer bound to a wrong index, not bound, or swapped with another.
+            // Each launch binds a buffer to a wrong index, leaves one unbound, or swaps two.
             (
                 "Argument",
                 Box::new(|l| {
@@ -301,8 +304,8 @@ mod simulated {
         Ok(())
     }
 
-    /// The harness compiles the kernel once and reports the error once, for any number of checks
-    /// that fail because of it.
+    /// A kernel that does not compile makes many checks fail. The harness compiles it once, and
+    /// reports the error once.
     #[test(simulated = never)]
     fn a_broken_kernel_is_one_failure_of_the_harness() -> Checked {
         use mlx_primitives_check::{Backend, Check, Conformance};
@@ -356,7 +359,7 @@ mod simulated {
     }
 }
 
-/// On the CPU, neither a launch nor Metal is needed.
+/// On the CPU, evaluation never calls `launch`, and needs no Metal.
 #[test]
 fn a_launch_is_not_asked_for_on_the_cpu() -> Checked {
     let x = random32(&[5], 7)?;

@@ -1,4 +1,4 @@
-//! The checks of a metallib when a program opens it.
+//! The checks that a program makes when it opens a metallib, a file of compiled Metal kernels.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use mlx_primitives::internals::{check_metallib, has_neural_kernels, release_of, 
 
 use crate::support::{Checked, message};
 
-/// The output of Apple's tools for one function, without its bitcode.
+/// A metallib with one function as Apple's tools write it, without the function's bitcode.
 pub fn metallib(language: (u16, u16)) -> Vec<u8> {
     let mut tags = Vec::new();
     let mut tag = |name: &[u8], data: &[u8]| {
@@ -64,7 +64,7 @@ fn metallibs_are_checked() -> Checked {
     for (at, what) in [(88, "count"), (92, "size"), (100, "length of a tag")] {
         assert!(with(at, &[0xff, 0xff]).contains("functions"), "{what}");
     }
-    // Any wrong byte may cause an error when the file is read, but nothing worse.
+    // A wrong byte may cause an error, but no crash.
     for at in 0..good.len() {
         for byte in [0, 1, 0x7f, 0xff] {
             let mut spoiled = good.clone();
@@ -75,8 +75,8 @@ fn metallibs_are_checked() -> Checked {
     Ok(())
 }
 
-/// A metallib names the system that it was compiled for, which can be too new even if its language
-/// is not.
+/// A metallib names the macOS version that it was compiled for. This version can be too new even if
+/// the version of the Metal language is not.
 #[test]
 fn libraries_for_a_later_system_are_refused() -> Checked {
     let mut library = metallib((3, 1));
@@ -93,7 +93,7 @@ fn libraries_for_a_later_system_are_refused() -> Checked {
     for release in [Some(26), Some(27), Some(99), None] {
         assert!(check_metallib(&library, release).is_ok(), "{release:?}");
     }
-    // macOS 26 says that it is version 16 to programs that were built for older versions.
+    // To programs that were built for older versions, macOS 26 reports version 16.
     for (said, release) in [
         ("14.5", Some(14)),
         ("15.6.1\0", Some(15)),
@@ -119,7 +119,8 @@ fn kernels_for_neural_accelerators_are_looked_for_by_name() -> Checked {
     with[at..at + 12].copy_from_slice(b"gemm_nax_f16");
     std::fs::write(&file, &with)?;
     assert!(has_neural_kernels(file.path())?);
-    // Only the names of kernels count, and a file that is not a metallib has no kernels.
+    // `has_neural_kernels` looks only at the names of kernels. It finds nothing in a file that is
+    // not a metallib.
     let last = without.len() - 3;
     let elsewhere = [&without[..last], b"nax"].concat();
     std::fs::write(&file, elsewhere)?;
@@ -157,7 +158,7 @@ fn metallibs_that_apple_compiled_are_accepted() -> Checked {
             let version = MetalLibrary::from_path(&path)?.version();
             let known = (3..=4).contains(&version.map_or(0, |version| version.major));
             assert!(known, "{}: {version:?}", path.display());
-            // MLX has kernels for neural accelerators if it was built for macOS 26.
+            // MLX has kernels for the GPU's neural accelerators only in its build for macOS 26.
             let later = check_metallib(&std::fs::read(&path)?, Some(15)).is_err();
             assert_eq!(has_neural_kernels(&path)?, later, "{}", path.display());
             found += 1;

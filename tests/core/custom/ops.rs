@@ -1,4 +1,4 @@
-//! Two ops that implement the trait, under MLX's transforms.
+//! Two ops that implement the trait `CustomPrimitive`, under MLX's transforms.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{
@@ -129,7 +129,8 @@ impl Float for f32 {
     }
 }
 
-/// One rounding of numbers up to 2 and one of tanh, or the roundings of a sum of squares up to 9.
+/// The default bounds allow the roundings of both ops. `soft_cap` rounds numbers up to 2 and a tanh
+/// once each. `mean_square` adds up squares up to 9.
 #[test]
 fn conform() -> Checked {
     let soft_cap = Conformance::new(
@@ -159,7 +160,7 @@ fn conform() -> Checked {
 #[test]
 fn second_derivatives_and_shapeless_functions() -> Checked {
     each_device(|device| {
-        // The second derivative differentiates the graph that vjp builds.
+        // Differentiating a gradient differentiates the graph that `vjp` has built.
         let x = random32(&[3, 5], 3)?;
         let first = |x: &[Array]| grad(|x| soft_cap(&x[0], 2.0)?.sum(..), &[&x[0]])?[0].sum(..);
         let second = grad(|p| first(&p), &[&x])?;
@@ -180,7 +181,7 @@ fn second_derivatives_and_shapeless_functions() -> Checked {
 fn equivalent_nodes_are_merged_by_compile() -> Checked {
     let x = random32(&[4], 7)?;
     let nodes = |a: f32, b: f32| -> Result<usize> {
-        // The outputs of a compiled function are the lazy nodes of its simplified graph.
+        // The compiled function returns lazy outputs, so its simplified graph can be counted.
         let f = move |x: &[Array]| Ok(vec![soft_cap(&x[0], a)?.matmul(&soft_cap(&x[0], b)?)?]);
         let outputs = compile(f, false)?.call(&[&x])?;
         Ok(graph::nodes(&outputs)?.iter().filter(|node| node.name == "soft_cap").count())
@@ -211,7 +212,7 @@ impl CustomPrimitive for MeanSquare {
     }
 
     fn layout(&self, _: usize) -> Layout {
-        // The kernel requires contiguous rows; eval_cpu reads any strides.
+        // The Metal kernel requires contiguous rows, and `eval_cpu` accepts any strides.
         let on_cpu = mlx_primitives::device::current().is_ok_and(|device| device == Device::Cpu);
         if on_cpu && !simulated() { Layout::Any } else { Layout::RowContiguous }
     }
@@ -240,7 +241,7 @@ impl CustomPrimitive for MeanSquare {
     }
 }
 
-/// Quotient and remainder by two, with different types.
+/// Computes the quotient and the remainder of a division by two. The outputs have different types.
 struct DivMod;
 
 impl CustomPrimitive for DivMod {

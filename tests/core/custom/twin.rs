@@ -1,4 +1,5 @@
-//! Implements `rms_norm` again through the trait, with the same kernels. The bits must be equal.
+//! A second `rms_norm` that implements the trait `CustomPrimitive` and uses the same kernels as the
+//! crate's op. The bits must be equal.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{
@@ -92,7 +93,7 @@ impl CustomPrimitive for RmsNorm {
         let x = &call.inputs[0];
         let (rows, axis) = rows(&x.shape);
         let (rows, axis) = (rows as u32, axis as u32);
-        // The crate's op on the same shape shows how to launch its kernel.
+        // Plan the crate's op for the same shape, and copy the launch from its plan.
         let of = |shape: &[i32]| Array::scalar(0.0f32)?.astype(x.dtype)?.broadcast_to(shape);
         let ours = ops::rms_norm(&of(&x.shape)?, Some(&of(&call.inputs[1].shape)?), self.eps)?;
         let plan = graph::dispatches(&ours, call.max_threads)?.remove(0);
@@ -147,8 +148,8 @@ fn gives_the_same_bits() -> Checked {
                 let what = format!("{dtype} of {axis}");
                 let want = ops::rms_norm(&x, Some(&weight), EPS)?;
                 same(&rms_norm(&x, &weight)?, &want, &what)?;
-                // First x is copied, because the test holds it. Then x is a sum that nothing else
-                // reads.
+                // The first call must copy x, because the test still holds it. In the second call,
+                // nothing else holds the sum, so the op may overwrite it.
                 same(&custom(&x, &weight, true)?, &want, &format!("{what}, in place"))?;
                 let sum = ops::rms_norm(&x.add(&x)?, Some(&weight), EPS)?;
                 let donated = custom(&x.add(&x)?, &weight, true)?;
@@ -180,7 +181,7 @@ fn gives_the_same_bits() -> Checked {
     })
 }
 
-/// A chain of these ops needs no memory except for its first array.
+/// A chain of these ops reuses the buffer of its first array and allocates no other.
 #[test]
 fn works_in_place() -> Checked {
     let (x, weight) =

@@ -1,4 +1,4 @@
-//! Every op inside `compile`, for all shapes and layouts, alone and under the other transforms.
+//! Every op inside `compile`: for all shapes and layouts, alone and under the other transforms.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{Compiled, compile, grad, jvp, vmap};
@@ -13,9 +13,8 @@ use crate::table::ops::{OPS, Op};
 
 type Function = Box<dyn Fn(&[Array]) -> Result<Vec<Array>>>;
 
-/// The functions of an op that may be compiled: its values, its gradients, its directional
-/// derivatives, and its values for a batch. The bool says whether the compiled result must be equal
-/// in every bit.
+/// The functions of an op that may be compiled: its values, gradients, directional derivatives, and
+/// values for a batch. The bool says if the compiled result must be equal in every bit.
 fn functions(op: &'static Op) -> [(Function, bool); 4] {
     let run = op.run;
     let batch = move |p: &[Array]| {
@@ -30,13 +29,13 @@ fn functions(op: &'static Op) -> [(Function, bool); 4] {
     ]
 }
 
-/// Fused code may skip the rounding of a product, which changes a result by a few half ulps of
-/// terms up to 10.
+/// Fused code may skip the rounding of a product. This changes a result by a few half ulps of
+/// numbers up to 10.
 #[test]
 fn for_any_shape_and_layout() -> Checked {
     each_device(|device| {
         for (op, kind) in OPS.iter().flat_map(|op| (0..4).map(move |kind| (op, kind))) {
-            // MLX runs g++ on each derivative, so only three ops are compiled here, which cover the
+            // MLX runs g++ on each compiled derivative, which is slow. These three ops cover the
             // others.
             if (kind == 1 || kind == 2) && !["rms_norm", "softmax", "rope"].contains(&op.name) {
                 continue;
@@ -47,14 +46,14 @@ fn for_any_shape_and_layout() -> Checked {
                 let outputs = functions(op)[kind].0(&moved?)?;
                 outputs.iter().map(|y| y.multiply(2.0)).collect()
             };
-            // A shapeless mean divides by the number of elements, for which MLX has no derivative,
-            // and vmap needs fixed shapes.
+            // A shapeless mean divides by the number of elements. MLX has no derivative of that op.
+            // `vmap` needs fixed shapes.
             let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
             let modes = if fixed { &[false][..] } else { &[false, true] };
             for &shapeless in modes {
                 let compiled: Compiled = compile(moved, shapeless)?;
-                // MLX reads out of bounds if a shapeless function sums over an axis of one element
-                // that was longer during tracing.
+                // If a shapeless function sums over an axis that has one element, but had more when
+                // MLX traced the function, MLX reads out of bounds.
                 let last = if kind == 0 || kind == 3 { 1 } else { 3 };
                 for (rows, seed) in [(2, 9), (5, 19), (last, 29)] {
                     for &layout in &LAYOUTS[..if kind == 0 { LAYOUTS.len() } else { 2 }] {

@@ -1,4 +1,5 @@
-//! Higher derivatives of every op. `table` compares the first derivatives with f64.
+//! Higher derivatives of every op. The conformance table (`tests/catalog`) compares the first
+//! derivatives with a float64 reference.
 
 use std::rc::Rc;
 
@@ -12,8 +13,8 @@ use crate::support::input::{FLOATS, LAYOUTS, random, random32};
 use crate::support::{Checked, each_device, refs};
 use crate::table::ops::OPS;
 
-/// Compares the gradient along a direction, in forward and in reverse mode, with differences of the
-/// gradient.
+/// Computes the second derivative along a direction in forward and in reverse mode. Compares both
+/// with a finite difference of the gradient.
 #[test]
 fn second_derivatives() -> Checked {
     each_device(|_| {
@@ -39,8 +40,8 @@ fn second_derivatives() -> Checked {
             let (above, below) = (of(1e-2)?, of(-1e-2)?);
             for (i, second) in second.iter().enumerate() {
                 let want = numbers(&above[i].subtract(&below[i])?.divide(2e-2)?)?;
-                // The errors come from h², from third derivatives, and from f32's error of 1e-6
-                // divided by h.
+                // The finite difference has an error of h² times the third derivative, and
+                // float32's error of 1e-6 divided by h.
                 let scale = want.iter().fold(1.0f64, |a, b| a.max(b.abs()));
                 let what = format!("{}, input {i}", op.name);
                 assert_close(&numbers(second)?, &want, 4e-3 * scale, &what);
@@ -51,8 +52,8 @@ fn second_derivatives() -> Checked {
     })
 }
 
-/// For rows of up to 8192 elements, a threadgroup keeps the row in memory between the sums of a
-/// norm's gradient.
+/// For rows of up to 8192 elements, the kernel of a norm's gradient keeps the row in registers.
+/// These rows are longer, so the kernel reads them a second time.
 #[test]
 fn gradients_of_norms_of_long_rows() -> Checked {
     each_device(|_| {
@@ -118,7 +119,7 @@ fn gradients_of_promoted_types_keep_each_arguments_type() -> Checked {
     Ok(())
 }
 
-/// Strided inputs may be added up in another order.
+/// If inputs are strided, a kernel may add up their elements in another order.
 #[test]
 fn derivatives_of_inputs_in_every_layout() -> Checked {
     for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {

@@ -11,7 +11,8 @@ use crate::support::input::{FLOATS, LAYOUTS};
 use crate::support::{Checked, each_device, refs};
 use crate::table::ops::OPS;
 
-/// A mapped op is still one node of this crate, for all entries together.
+/// Under `vmap`, an op is still a single node of this crate, which computes all entries of the
+/// batch.
 #[test]
 fn mapped_ops_keep_their_kernel() -> Checked {
     each_device(|_| {
@@ -36,15 +37,15 @@ fn mapped_ops_keep_their_kernel() -> Checked {
     })
 }
 
-/// Maps over an axis made of two others, at any position; maps inside maps; and derivatives through
-/// a map.
+/// Maps over two axes: as one merged axis at any position, and as one `vmap` inside another. Also
+/// computes derivatives through `vmap`.
 #[test]
 fn maps_within_maps() -> Checked {
     for op in OPS {
         let run = op.run;
         let parts: Vec<Vec<Array>> =
             (0..6).map(|i| op.inputs(3, 100 + i)).collect::<Result<_>>()?;
-        // The first input is mapped over axes 0 and 1, the others are shared.
+        // The first input is mapped over its axes 0 and 1. All entries share the other inputs.
         let firsts: Vec<&Array> = parts.iter().map(|part| &part[0]).collect();
         let shape = [&[2, 3], parts[0][0].shape()].concat();
         let batch = stack(&firsts, 0)?.reshape(&shape)?;
@@ -68,7 +69,7 @@ fn maps_within_maps() -> Checked {
         let back = moved.transpose([last].into_iter().chain(0..last).collect::<Vec<_>>())?;
         assert_eq!(back.shape(), want.shape(), "{}", op.name);
         assert_close(&numbers(&back)?, &numbers(&want)?, 2e-5, op.name);
-        // The gradient of a mapped function equals the gradients of the entries.
+        // The gradient of the mapped function equals the gradients of the single entries.
         let mapped = |p: &[Array]| {
             let y = vmap(|q| of(&q[0]), &refs(p), [Some(0)], 0)?;
             y[0].square()?.sum(..)
@@ -103,14 +104,14 @@ fn maps_over_an_axis_of_one_or_none() -> Checked {
     Ok(())
 }
 
-/// Each entry has its gradient: sums over rows exclude the mapped axis.
+/// Each entry of the batch gets its gradient. Sums over rows do not include the mapped axis.
 #[test]
 fn mapped_gradients() -> Checked {
     each_device(|device| {
         for op in OPS {
             let gradients = |p: &[Array]| grad(|p| loss(op.run)(&p), &refs(p));
             let (a, b) = (op.inputs(3, 40)?, op.inputs(3, 50)?);
-            // All inputs are mapped, then only the first.
+            // Map all inputs, and then only the first one.
             for mapped in [a.len(), 1] {
                 let both: Vec<Array> = (0..a.len())
                     .map(|i| if i < mapped { stack(&[&a[i], &b[i]], 0) } else { Ok(a[i].clone()) })
@@ -135,7 +136,7 @@ fn mapped_gradients() -> Checked {
     })
 }
 
-/// The entries are views of every layout, for all inputs at once.
+/// All inputs are mapped, and they are views of every layout.
 #[test]
 fn maps_over_views() -> Checked {
     for (op, dtype) in OPS.iter().flat_map(|op| FLOATS.map(|dtype| (op, dtype))) {

@@ -1,5 +1,5 @@
-//! Tests how every op of the catalog handles the types of its inputs and the transforms. `table`
-//! compares values with references.
+//! Tests how every op of the catalog (`tests/catalog`) handles the types of its inputs and the
+//! transforms. The catalog's conformance table compares values with references.
 
 mod compiled;
 mod derivatives;
@@ -13,7 +13,7 @@ use crate::support::compare::{assert_close, numbers, ulp};
 use crate::support::{Checked, each_device, message};
 use crate::table::ops::{OPS, Run};
 
-/// The type that MLX gives a sum of these arrays, or float32 for integers.
+/// The type of the sum of these arrays in MLX, with float32 in place of an integer type.
 fn promoted(inputs: &[Array]) -> Result<Dtype> {
     let mut sum = inputs[0].sum(..)?;
     for input in &inputs[1..] {
@@ -22,7 +22,8 @@ fn promoted(inputs: &[Array]) -> Result<Dtype> {
     Ok(if sum.dtype() == Dtype::Int32 { Dtype::Float32 } else { sum.dtype() })
 }
 
-/// Results have the types of MLX's results and similar values. Each op rounds a few times.
+/// Results have the same types as MLX's results, and similar values, since each op rounds a few
+/// times.
 #[test]
 fn types_are_promoted() -> Checked {
     each_device(|_| {
@@ -37,7 +38,7 @@ fn types_are_promoted() -> Checked {
                 let inputs: Vec<Array> =
                     inputs.map(|(i, x)| x.astype(of(i))).collect::<Result<_>>()?;
                 let ours = (op.run)(&inputs)?;
-                // The inputs of the node, and of its composition, have the chosen type.
+                // The op's node, and the MLX ops that can replace it, compute in the promoted type.
                 let widest = ours.last().expect("an output").dtype();
                 assert_eq!(widest, promoted(&inputs)?, "{} of {first} {step}", op.name);
                 let theirs = builtin::composition(&ours[0])
@@ -78,7 +79,7 @@ fn other_types_are_refused() -> Checked {
         let wide = [Dtype::Complex64, Dtype::Float64];
         let whole = [Dtype::Int32, Dtype::Bool, Dtype::Uint8];
         for dtype in wide.iter().chain(whole.iter().filter(|_| !op.integers)) {
-            // MLX cannot create float64 arrays on a GPU.
+            // MLX cannot create float64 arrays on a GPU, so create these on the CPU.
             let inputs: Result<Vec<Array>> = with_device(Device::Cpu, || {
                 op.inputs(2, 1)?.iter().map(|x| x.astype(*dtype)).collect()
             });
@@ -93,7 +94,7 @@ fn other_types_are_refused() -> Checked {
     Ok(())
 }
 
-/// A loss that depends on every output.
+/// Reduces all outputs to a scalar loss.
 fn loss(run: Run) -> impl Fn(&[Array]) -> Result<Array> {
     move |p| {
         let all = run(p)?.into_iter().map(|y| y.square()?.sum(..));

@@ -1,5 +1,5 @@
-//! If one input has float32 and the others have 16 bits, the result is float32. Its bits are the
-//! same as if the caller had converted all inputs.
+//! If one input is float32 and the others have 16-bit types, the result is float32. It has the same
+//! bits as if the caller had converted all inputs to float32.
 
 use mlx_primitives::ops::{
     self, LinearWeight, MaskedSoftmax, QuantizedLinear, QuantizedMode, QuantizedWeight,
@@ -13,7 +13,7 @@ use crate::table::ops::{OPS, Run, one};
 
 const GROUP: i32 = 32;
 
-/// An op with the shapes of its floating-point inputs.
+/// An op, with the shapes of its floating-point inputs.
 struct Row {
     name: &'static str,
     shapes: &'static [&'static [i32]],
@@ -26,7 +26,7 @@ const N: &[i32] = &[8];
 const Y: &[i32] = &[3, 8];
 const SCALES: &[i32] = &[8, 2];
 
-/// A matrix `[8, 64]` whose biases are its scales.
+/// A quantized matrix `[8, 64]`. The array `scales` serves as its scales and its biases.
 fn weight(scales: &Array) -> Result<QuantizedWeight> {
     let codes =
         QuantizedWeight::quantize(&random32(&[8, 64], 9)?, GROUP, 4, QuantizedMode::Affine)?;

@@ -9,7 +9,7 @@ use crate::support::input::random32;
 use crate::support::memory::measures_here;
 use crate::support::{Checked, EPS, simulated};
 
-/// The peak number of bytes of a step's arrays, in addition to the arrays before it.
+/// The peak number of bytes that a step allocates for its arrays.
 fn peak(step: &dyn Fn() -> Result<Vec<Array>>) -> Result<usize> {
     memory::clear_cache()?;
     let before = memory::active_memory();
@@ -18,7 +18,7 @@ fn peak(step: &dyn Fn() -> Result<Vec<Array>>) -> Result<usize> {
     Ok(memory::peak_memory().saturating_sub(before))
 }
 
-/// Measures three times, because the peak depends on how far MLX runs ahead.
+/// Measures up to three times, because the peak depends on how many ops MLX has queued.
 fn assert_saves(
     name: &str,
     factor: f64,
@@ -42,13 +42,13 @@ fn of_checkpointed_layers() -> Checked {
     if simulated() || !measures_here("peaks::of_checkpointed_layers")? {
         return Ok(());
     }
-    // On a GPU, MLX queues as much work as its memory limit allows, which is all of the work here.
+    // On a GPU, MLX queues work until it reaches its memory limit. It would queue this whole step.
     with_device(Device::Cpu, checkpointed_layers)
 }
 
 fn checkpointed_layers() -> Checked {
-    // A layer keeps four arrays of 512 kB and two of 128 kB for the backward pass. The weights are
-    // constants, since their gradients take the same memory either way.
+    // For the backward pass, a layer keeps four arrays of 512 kB and two of 128 kB. The weights are
+    // not differentiated, since their gradients take the same memory with and without checkpoints.
     let layer = |(x, up, down): (Array, Array, Array)| {
         let h = ops::matmul_nt(&ops::rms_norm(&x, None, EPS)?, &up)?;
         let h = (ops::silu(&h)? * h.sin()?)?;
@@ -79,15 +79,15 @@ fn of_linear_cross_entropy() -> Checked {
     if simulated() || !measures_here("peaks::of_linear_cross_entropy")? {
         return Ok(());
     }
-    // A CUDA graph keeps the arrays of several chunks until it has run. In a program that has a
-    // GPU, the CPU does not wait for a chunk either, and MLX queues ten tasks.
+    // A CUDA graph keeps the arrays of several chunks until it has run. In a program with a GPU,
+    // the CPU's stream does not wait after each chunk either, because MLX queues up to ten tasks.
     let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
     with_device(Device::Cpu, || chunked_losses(few))
 }
 
-/// Checks how much less memory a loss in chunks takes. `few` scales the factor that is required.
+/// Checks that a loss in chunks takes less memory by a required factor. `few` scales the factor.
 fn chunked_losses(few: f64) -> Checked {
-    // The logits take 64 MB, or 2 MB at a time in chunks.
+    // All logits together take 64 MB, and the logits of a chunk 2 MB.
     let (rows, k, classes) = (2048, 64, 8192);
     let x = random32(&[rows, k], 1)?;
     let w = random32(&[classes, k], 2)?.multiply(0.1f32)?;

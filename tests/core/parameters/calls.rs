@@ -1,4 +1,4 @@
-//! The calls of ops for the rows of the table.
+//! The calls of ops that the table in `rows.rs` uses.
 
 use mlx_primitives::ops::{
     self, Attention, CrossEntropy, KvLayout, MaskedSoftmax, QuantizedLinear, QuantizedMode,
@@ -9,14 +9,14 @@ use mlx_primitives::{Array, Result};
 
 use crate::support::input::random32;
 
-/// Nodes that differ in one parameter. They have one type and the same inputs.
+/// Builds nodes of one type with the same inputs. They differ in one parameter.
 pub type Variants = fn(&[Array]) -> Result<Vec<Array>>;
 
 /// The shapes of the inputs.
 pub type Shapes = &'static [&'static [i32]];
 
 pub enum Row {
-    /// The shapes of the inputs, and the nodes.
+    /// The shapes of the inputs, and the nodes that differ in the field.
     Apart(Shapes, Variants),
     /// The reason why two nodes with the same inputs cannot differ in this field alone.
     Fixed(&'static str),
@@ -28,8 +28,8 @@ pub const SCORES: Shapes = &[&[2, 4, 6, 6]];
 pub const QKV: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
 pub const QKV_MASK: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 4], &[4]];
 pub const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 26 };
-/// A layout whose states have the same number of rows as `LAYOUT`, and whose steps have the same
-/// number of features.
+/// Another layout. Its states have as many rows as those of `LAYOUT`, and its steps have as many
+/// features.
 pub const OTHER_LAYOUT: KvLayout = KvLayout { heads: 4, kv_heads: 3, head_dim: 8, capacity: 20 };
 pub const STEP: Shapes = &[&[1, 152, 8], &[1, 2, 80], &[4]];
 
@@ -41,8 +41,8 @@ pub fn attention_grad(p: &[Array], options: Attention<'_>) -> Result<Array> {
     Ok(vjp(|q| ops::attention(&q, &p[1], &p[2], options), &p[0], &p[1])?.1)
 }
 
-/// The gradients with respect to some of p's arrays, which are the queries, keys, values, mask and
-/// sinks. The queries are also the gradient of the result.
+/// The gradients with respect to the inputs with these indices. `p` holds the queries, keys,
+/// values, mask and sinks. The queries also serve as the cotangent.
 pub fn attention_grads(p: &[Array], inputs: &[usize]) -> Result<Vec<Array>> {
     let attended = |x: Vec<Array>| {
         let mut all = p.to_vec();
@@ -72,7 +72,7 @@ pub fn cross_entropy_grad(p: &[Array], smoothing: f32, ignored: Option<i32>) -> 
 }
 
 thread_local! {
-    /// Inputs that are the same arrays in all variants and are not parameters of the function.
+    /// Inputs that the functions capture. All variants use the same arrays.
     pub static CAPTURED: Captured = Captured::new().expect("the captured arrays");
 }
 
@@ -106,13 +106,15 @@ pub fn quantized(x: &Array, options: QuantizedLinear<'_>) -> Result<Array> {
     CAPTURED.with(|captured| ops::quantized_linear(x, &captured.weights[0], options))
 }
 
-/// A product after a norm with the weight `p[1]`, and another product of `p[0]`.
+/// Two products of `p[0]`: one with a norm whose weight is `p[1]`, and one with the options
+/// `other`.
 pub fn normed_or(p: &[Array], other: QuantizedLinear<'_>) -> Result<Vec<Array>> {
     let normed = QuantizedLinear { norm: Some((&p[1], 1e-5)), ..Default::default() };
     Ok(vec![quantized(&p[0], normed)?, quantized(&p[0], other)?])
 }
 
-/// Dequantizes codes with scales and biases. Each scale belongs to four words of codes.
+/// Dequantizes codes with the scales `p[0]` and the biases `p[1]`. Four words of codes share a
+/// scale.
 pub fn dequantized(p: &[Array], (group_size, bits): (i32, i32)) -> Result<Array> {
     CAPTURED.with(|captured| {
         ops::dequantize(captured.weights[0].packed(), &p[0], &p[1], group_size, bits)
@@ -127,7 +129,7 @@ pub fn turning(offset: &Array, dims: i32, traditional: bool, base: f32, scale: f
     Rope { dims, traditional, base: Some(base), scale, offset: offset.into(), freqs: None }
 }
 
-/// The offset array that all variants share, because two arrays would be two inputs.
+/// The offset array that all variants share. Separate arrays would be different inputs.
 pub fn offset() -> Array {
     CAPTURED.with(|captured| captured.offset.clone())
 }

@@ -1,5 +1,5 @@
-//! `compile` merges two nodes of one type with the same inputs if `is_equivalent` says that they
-//! are equal. Each parameter of each primitive of this crate must keep otherwise equal nodes apart.
+//! `compile` merges two nodes of one type with the same inputs if the primitive's `is_equivalent`
+//! says that they are equal. It must not merge nodes that differ in any parameter of a primitive.
 
 mod calls;
 mod rows;
@@ -22,13 +22,14 @@ use crate::support::compare::differing;
 use crate::support::input::random32;
 use crate::support::{Checked, each_device, refs};
 
-/// Checks that the variants differ, and that a compiled function does not merge them.
+/// Checks that the variants give different results, and that a compiled function keeps them
+/// separate.
 fn stay_apart(shapes: &[&[i32]], variants: Variants) -> Checked {
     let inputs = shapes.iter().zip(40..).map(|(shape, seed)| random32(shape, seed));
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     mlx_primitives::eval(&inputs)?;
     let plain = variants(&inputs)?;
-    // A gradient may be the input of a copy.
+    // A variant may be a contiguous copy of a gradient, so ignore copies.
     let kinds = plain.iter().filter_map(Array::primitive).filter(|kind| kind != "Contiguous");
     let kinds: BTreeSet<_> = kinds.collect();
     anyhow::ensure!(kinds.len() <= 1, "several ops: {kinds:?}");
@@ -39,7 +40,7 @@ fn stay_apart(shapes: &[&[i32]], variants: Variants) -> Checked {
         }
     }
     for shapeless in [false, true] {
-        // Outputs of a function are never merged.
+        // `compile` never merges outputs, so apply another op to each variant.
         let negative = move |p: &[Array]| variants(p)?.iter().map(Array::negative).collect();
         let compiled = compile::<Vec<Array>>(negative, shapeless)?;
         for (i, (got, want)) in compiled.call(&refs(&inputs))?.iter().zip(&plain).enumerate() {
@@ -126,7 +127,8 @@ fn orders_of_rows_stay_apart() -> Checked {
     Ok(())
 }
 
-/// The fields of a C++ struct or class, including the fields of structs in it.
+/// The names of the fields of a C++ struct or class. Fields that are structs themselves are
+/// replaced by their fields.
 fn fields(sources: &str, of: &str, prefix: &str) -> Vec<String> {
     let start =
         Regex::new(&format!(r"(?m)^ *(?:class|struct) {of} (?:: [^{{]*)?\{{")).expect("a pattern");
@@ -152,7 +154,8 @@ fn fields(sources: &str, of: &str, prefix: &str) -> Vec<String> {
     all
 }
 
-/// The fields that a row names. After "A::x.a", ".b" is "A::x.b", and "::y" is "A::y".
+/// The full names of the fields in a row's name. After "A::x.a", ".b" is short for "A::x.b", and
+/// "::y" for "A::y".
 fn named(row: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for name in row.split(", ") {
@@ -163,7 +166,7 @@ fn named(row: &str) -> Vec<String> {
     all
 }
 
-/// Each field of each primitive needs a row, also if it is new.
+/// Each field of each primitive needs a row, so a new field without a row fails this test.
 #[test]
 fn every_field_has_a_row() -> Checked {
     let mut sources = String::new();

@@ -1,4 +1,5 @@
-//! The table: for each field of each primitive, nodes that differ in this field alone.
+//! The table of fields: for each field of each primitive, it builds nodes that differ only in this
+//! field.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, Linear, LinearWeight, MaskedSoftmax, QuantizedLinear, Rope,
@@ -27,8 +28,8 @@ fn fixed(fields: &'static str, reason: &'static str) -> (&'static str, Row) {
     (fields, Fixed(reason))
 }
 
-/// A row for each field of each primitive. Fields that one test covers share a row. Its name lists
-/// them with commas, and omits the part that a name shares with the name before it.
+/// The rows of the table. If one test covers several fields, they share a row. The row's name lists
+/// them with commas, and omits the part of a name that equals the name before it.
 pub fn rows() -> Vec<(&'static str, Row)> {
     vec![
         apart("Activation::kind_", X, |p| {
@@ -82,8 +83,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             Ok(vec![attention_grads(p, &[0, 4])?[1].clone(), all[1].clone()])
         }),
         apart("AttentionGrad::of_mask_", QKV_MASK, |p| {
-            // The fourth output is the gradient of the mask, if that is computed, and otherwise the
-            // gradient of the sinks.
+            // The node's fourth output is the gradient of the mask if it is computed, and otherwise
+            // the gradient of the sinks.
             let all = attention_grads(p, &[0, 1, 3, 4])?;
             Ok(vec![attention_grads(p, &[0, 1, 4])?[2].clone(), all[2].clone()])
         }),
@@ -150,7 +151,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("MaskedSoftmax::masking_.scale, .causal, .window", SCORES, |p| {
             masks().map(|options| masked(&p[0], options)).collect()
         }),
-        // One node computes the gradients of the scores and of an additive mask.
+        // One node computes the gradients of the scores and of an additive mask. They differ by the
+        // scale.
         apart(
             "MaskedSoftmaxGrad::masking_.scale",
             &[&[2, 4, 6, 6], &[2, 4, 6, 6], &[2, 4, 6, 6]],
@@ -176,8 +178,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
                 vjp(|x: Array| ops::layer_norm(&x, None, None, 1e-5), &p[0], &p[1])?.1,
             ])
         }),
-        // A vector as long as the single row can be a weight. It can also be the gradient of a
-        // norm, if the sum has another gradient.
+        // The inputs are vectors of equal length. So one array can serve as the norm's weight, or
+        // as another gradient that is added.
         apart("NormGrad::kind_.weighted, .added", &[&[8], &[8], &[8], &[8]], |p| {
             let (sum, _) = ops::rms_norm_residual(&p[0], &p[1], None, 1e-5)?;
             let with_sum = |x: Array| ops::rms_norm_residual(&x, &p[1], None, 1e-5);
@@ -239,7 +241,7 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("QuantizedMatmul::kind_.normed, .biased", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { bias: Some(&p[1]), ..Default::default() })
         }),
-        // For a vector, a residual is added in the same way as a bias.
+        // For a single row, adding a residual and adding a bias give the same result.
         apart("QuantizedMatmul::kind_.added", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { residual: Some(&p[1]), ..Default::default() })
         }),

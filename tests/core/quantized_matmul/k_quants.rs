@@ -1,4 +1,5 @@
-//! Weights in the mode for K-quants. These tests decode the numbers bit by bit.
+//! Weights in `QuantizedMode::KQuant`, whose groups have packed scales as in GGUF's K-quants. The
+//! tests decode the numbers bit by bit.
 
 use half::f16;
 use mlx_primitives::device::Device;
@@ -8,10 +9,10 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 use super::*;
 use crate::support::on_cpu;
 
-/// The number of weights in a group and the number of bits of a code.
+/// The number of weights in a group, and the number of bits of a weight's code.
 const LAYOUTS: [(i32, i32); 3] = [(32, 4), (32, 5), (16, 6)];
 
-/// A random matrix and its decoded numbers.
+/// A random packed matrix, with its numbers as the test decodes them.
 struct Matrix {
     weight: QuantizedWeight,
     numbers: Vec<f64>,
@@ -95,8 +96,8 @@ fn numbers_are_those_of_the_codes_and_scales() -> Checked {
     })
 }
 
-/// The error is larger if a GPU multiplies 16-bit rows with the unpacked matrix, whose numbers are
-/// rounded to the type.
+/// Compares a product with a reference. For 16-bit rows, a GPU first unpacks the matrix and rounds
+/// its numbers to the type, so the allowed error is larger.
 fn check_product(y: &Array, want: &[f64], reach: &[f64], rows: usize, what: &str) -> Checked {
     let rows = if y.dtype() == Dtype::Float32 { rows } else { 9.max(rows) };
     check(y, want, reach, rows, what)
@@ -129,7 +130,7 @@ fn products_and_gradients() -> Checked {
     })
 }
 
-/// Products with fused steps, and other ops. Their sums may be in another order.
+/// Products with fused steps, and other ops, may add up in another order.
 #[test]
 fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     let (n, k) = (24, 256);
@@ -192,7 +193,8 @@ fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     })
 }
 
-/// The compositions of MLX's ops for a product and for its gradient, which second derivatives use.
+/// The MLX ops that replace a product and its gradient give the same numbers. Second derivatives
+/// differentiate these ops.
 #[test]
 fn compositions_agree() -> Checked {
     on_cpu(|| {
@@ -236,7 +238,8 @@ fn a_row_is_the_same_alone_and_in_a_batch() -> Checked {
     })
 }
 
-/// The steps of a prompt in eight bits are a hundredth of the size of its numbers.
+/// Rounding a prompt's activations to eight bits changes a product by less than 2 % of the largest
+/// result.
 #[test]
 fn prompts_in_eight_bits() -> Checked {
     on_cpu(|| {
@@ -255,7 +258,8 @@ fn prompts_in_eight_bits() -> Checked {
     })
 }
 
-/// No function packs weights in this mode, so the sum with an update is packed in affine mode.
+/// No function packs weights in this mode. `merge` therefore packs the sum of a weight and a
+/// low-rank update in affine mode.
 #[test]
 fn merged_weights_are_affine() -> Checked {
     for (layout, bits, step) in [(LAYOUTS[0], 4, 0.04), (LAYOUTS[2], 8, 0.004)] {
@@ -274,7 +278,7 @@ fn merged_weights_are_affine() -> Checked {
     Ok(())
 }
 
-/// Uses float32, whose products read the packed weights on every device.
+/// Uses float32, because then every device multiplies with the packed weights.
 #[test]
 fn a_dispatch_names_the_bits() -> Checked {
     for (layout, kernel) in LAYOUTS.into_iter().zip(["row_k4", "row_k5", "row_k6"]) {
@@ -310,8 +314,8 @@ fn refuses_other_shapes_and_packing() -> Checked {
     Ok(())
 }
 
-/// A product of 16-bit rows that was built for the CPU's kernels has no kernel on a GPU. A float32
-/// product has one, unless the kernel cannot load scales at their address.
+/// A graph that was built for a CPU runs on a GPU. Products of 16-bit rows are refused, because the
+/// GPU has no kernel for them. Products of float32 rows run, unless their scales are not aligned.
 #[test]
 fn a_graph_for_cpus_is_refused_by_a_gpu() -> Checked {
     if !mlx_primitives::simulator::is_available() {

@@ -1,5 +1,5 @@
-//! Quantized products: single rows and batches, fused operations, several weights at once,
-//! extremes. `table` tests their values.
+//! Quantized products: single rows and batches, fused operations, several weights at once, extreme
+//! numbers. The conformance table (`tests/catalog`) tests their values.
 
 mod k_quants;
 mod weights;
@@ -27,7 +27,7 @@ fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
     Ok(())
 }
 
-/// The numbers of `x · Wᵀ`, and the sums of the magnitudes of their terms.
+/// The elements of `x · Wᵀ`. For each element it also returns the sum of its terms' magnitudes.
 pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
     let pairs = x
         .chunks_exact(k)
@@ -35,14 +35,14 @@ pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
     pairs.unzip()
 }
 
-/// The smallest relative spacing of a type.
+/// The relative distance of adjacent numbers of a type.
 fn epsilon(dtype: Dtype) -> f64 {
     ulp(1.0, dtype)
 }
 
-/// f32 sums have errors of a few ulps of the magnitudes of their terms. With an affine code and its
-/// bias, the terms are larger than the weight. The result is rounded once. With many rows, decoded
-/// weights are rounded to the type as well, by half an ulp for each term.
+/// The allowed error. An f32 sum has an error of a few ulps of its terms' magnitudes, whose sum is
+/// `reach`. The kernel rounds the result once. With many rows, it also rounds each decoded weight
+/// to the type, by half an ulp.
 fn bound(want: f64, reach: f64, rows: usize, dtype: Dtype) -> f64 {
     let decoded = if rows > 8 { reach * epsilon(dtype) / 2.0 } else { 0.0 };
     ulp(want, dtype) * 0.51 + reach * 4e-6 + decoded
@@ -64,7 +64,8 @@ fn linear(x: &Array, w: &QuantizedWeight) -> Result<Array> {
     ops::quantized_linear(x, w, QuantizedLinear::default())
 }
 
-/// The gradient of x is a product with weights that are not transposed, which are always decoded.
+/// The gradient of x is a product with `W`, not with its transpose. Its kernel always decodes the
+/// weights.
 #[test]
 fn gradients_of_x() -> Checked {
     let (n, k) = (45, 256);
@@ -87,8 +88,8 @@ fn gradients_of_x() -> Checked {
     })
 }
 
-/// The gradients of scales and biases equal the gradients of MLX's ops, except for the order of
-/// sums.
+/// The gradients of scales and biases equal the gradients of MLX's ops, but may add up in another
+/// order.
 #[test]
 fn gradients_of_scales_and_biases() -> Checked {
     let (n, k) = (24, 128);
@@ -156,8 +157,8 @@ fn a_row_is_equal_alone_and_in_a_batch() -> Checked {
     })
 }
 
-/// A machine that has only a part of the rows of weights uses threadgroups of another size than a
-/// machine with all rows, but normalizes x to the same bits.
+/// If a machine has only some rows of the weights, the kernel uses threadgroups of another size. It
+/// still normalizes x to the same bits.
 #[test]
 fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
     let (all, part, axis) = (8200, 40, 1024);
@@ -189,8 +190,8 @@ fn normalizes_to_the_same_bits_for_any_rows_of_weights() -> Checked {
     })
 }
 
-/// The normalization equals `rms_norm`, except for the last bit of its sum. A kernel that divides
-/// the sum among other threads may change this bit, and with it a few roundings.
+/// The fused normalization equals `rms_norm`, except for the last bit of the sum of squares. On
+/// GPUs, threads may divide this sum differently. This changes a few roundings.
 #[test]
 fn normalizes_the_input() -> Checked {
     each_device(|device| {
@@ -241,7 +242,7 @@ fn bias_and_residual_round_one_after_the_other() -> Checked {
                     }
                     assert_same(&y, &want, &format!("{dtype} {rows}"))?;
                 }
-                // A residual that nothing else reads donates its buffer to the result.
+                // Nothing else reads this residual, so the result may overwrite its buffer.
                 let given =
                     ops::quantized_linear(&x, &w, options(None, Some(&residual.add(&residual)?)))?;
                 assert_same(&given, &product.add(residual.add(&residual)?)?, "donated")?;
@@ -270,12 +271,14 @@ fn several_weights_in_one_dispatch() -> Checked {
                     let y = ops::quantized_swiglu(&x, &k, &v, Some((&gain, EPS)))?;
                     let joined = ops::quantized_linears(&x, &[&k, &v], Some((&gain, EPS)))?;
                     let joined = numbers(&joined)?;
-                    // The sigmoid, its product with x and the result are each rounded once.
+                    // The kernel rounds three times: the sigmoid, its product with the gate, and
+                    // the result.
                     for (i, got) in numbers(&y)?.into_iter().enumerate() {
                         let (gate, up) =
                             (joined[i / 9 * 18 + i % 9], joined[i / 9 * 18 + 9 + i % 9]);
                         let want = gate / (1.0 + (-gate).exp()) * up;
-                        // MLX's sigmoid rounds e^|x| to the type, whose range in f16 ends at 65504.
+                        // MLX's sigmoid rounds e^|x| to the type. In float16 this overflows above
+                        // 65504.
                         let lost = if dtype == Dtype::Float16 { 1.6e-5 } else { 0.0 };
                         let bound = 2.5 * epsilon(dtype) * want.abs()
                             + lost * (gate * up).abs()
@@ -307,9 +310,9 @@ fn swiglu_is_bit_for_bit_that_of_mlx() -> Checked {
                 assert_same(&y, &want, &format!("{dtype}"))?;
                 continue;
             }
-            // In a kernel of two matrices, the compiler fuses other products and sums than in a
-            // kernel of one. This changes both factors by a few units in the last place. The slope
-            // of SiLU is near 1.
+            // The compiler fuses products and sums differently in the kernel for two matrices than
+            // in the kernel for one. This changes both factors by a few units in the last place.
+            // The slope of SiLU is near 1.
             let (y, want, g, u) = (numbers(&y)?, numbers(&want)?, numbers(&g)?, numbers(&u)?);
             for (i, (y, want)) in y.iter().zip(&want).enumerate() {
                 let bound = 8.0 * ulp(1.0, dtype) * (1.0 + g[i].abs()) * (1.0 + u[i].abs());
@@ -336,7 +339,7 @@ fn extremes() -> Checked {
                 }
             }
         }
-        // Only sums outside the type's range become infinite.
+        // A sum becomes infinite only if it is outside the type's range.
         let w = weight(FORMATS[3], 2, 64, Dtype::Float16, 25)?;
         let large = Array::from_slice(&[6e4f32; 64], [1, 64])?.astype(Dtype::Float16)?;
         let (want, _) = product(&[6e4; 64], &decoded(&w, Dtype::Float16)?, 64);

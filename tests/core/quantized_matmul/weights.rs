@@ -1,4 +1,5 @@
-//! Packed weights: vmap over the weights, mismatched shapes, and the traffic of the kernels.
+//! Packed weights: vmap over the weights, shapes that do not match, and the memory traffic of the
+//! kernels.
 
 use mlx_primitives::ops::{self, QuantizedLinear, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::vmap;
@@ -149,8 +150,8 @@ fn moves_weights_once() -> Checked {
         }
         let dispatched = moved(|| linear(&x, &w))?;
         assert_eq!(dispatched.len(), 1);
-        // The kernel loads weights once, and x once for each threadgroup. Four lanes share a group
-        // of weights, and load its scale and bias together.
+        // The kernel reads the weights once, and each threadgroup reads x once. Four lanes share a
+        // group of weights, so they read its scale and bias together.
         let of_weights = dispatched[0].arrays[1..4].iter().map(|array| array[0]).sum::<u64>();
         assert_eq!(of_weights as usize, w.nbytes());
         let columns = if rows == 1 { 16 } else { 8 };

@@ -1,4 +1,5 @@
-//! Compares `rope_append_attention` with the two ops that it joins, whose values the table tests.
+//! `rope_append_attention` joins two ops: `rope_append` and `attention`. These tests compare it
+//! with the two ops. The conformance table (`tests/catalog`) tests the values of both.
 
 use mlx_primitives::ops::{Attention, KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::transforms::{grad, vmap};
@@ -9,7 +10,7 @@ use crate::support::compare::assert_same;
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, each_device, message, on_cpu};
 
-/// Runs the two ops, with the views between them.
+/// Runs the two ops separately, with views of the state between them.
 fn apart(
     state: &Array,
     qkv: &Array,
@@ -105,7 +106,7 @@ fn rules_positions_and_slots() -> Checked {
     })
 }
 
-/// If the graph has a large array, MLX evaluates the graph instead of this crate.
+/// If a graph contains a large array, this crate leaves its evaluation to MLX.
 #[test]
 fn mlx_also_updates_the_state_in_place_unless_held() -> Checked {
     on_cpu(|| {
@@ -195,7 +196,7 @@ fn derivatives_and_vmap_are_those_of_the_two_ops() -> Checked {
         };
         let (got, want) = (of(&joined)?, of(&two)?);
         assert!(want.abs()?.max(..)?.item::<f32>()? > 0.1);
-        // MLX adds these products up in another order.
+        // MLX adds up the products of this gradient in another order.
         let apart = got.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
         assert!(apart < 1e-4, "{apart}");
     }
@@ -203,7 +204,7 @@ fn derivatives_and_vmap_are_those_of_the_two_ops() -> Checked {
     let mapped = vmap(|x: Array| Ok(joined(&old, &x)?[1].clone()), &many, 0, 0)?;
     for i in 0..3 {
         let want = two(&old, &many.i(i)?)?[1].clone();
-        // MLX's ops compute the map, and round at other steps.
+        // `vmap` runs MLX's ops, which round at other steps.
         let apart = mapped.i(i)?.subtract(&want)?.abs()?.max(..)?.item::<f32>()?;
         assert!(apart < 1e-5, "{apart}");
     }

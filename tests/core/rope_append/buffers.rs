@@ -1,4 +1,4 @@
-//! The buffers that are written, and how many of their bytes.
+//! The buffers that `rope_append` writes, and how many of their bytes.
 
 use mlx_primitives::ops::KvLayout;
 use mlx_primitives::transforms::compile;
@@ -26,7 +26,7 @@ fn views_take_no_copy() -> Checked {
     assert_eq!(keys.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(values.strides(), [entry, 40 * 16, 16, 1]);
     assert_eq!(keys.shape(), [3, 2, 7, 16]);
-    // For a batch of one, the queries are contiguous and at the start of the state.
+    // With a batch of one, the queries are contiguous and lie at the start of the state.
     let one = step(&layout, 1, 2, Dtype::Float32, 1)?;
     let new = ops::rope_append(&layout.zeros(1, Dtype::Float32)?, &one, layout, turning(16, 5))?;
     assert_eq!(layout.queries(&new, 2)?.address()?, new.address()?);
@@ -42,13 +42,13 @@ fn buffers_are_reused_unless_held() -> Checked {
             let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
             now = ops::rope_append(&now, &qkv, LAYOUT, turning(8, position))?;
             if is_nvidia(device) {
-                // MLX may still hold the state for a reader that has ended. The state is then
-                // copied.
+                // MLX may still hold the state for an op that has already read it. The op then
+                // copies the state.
                 copies += i32::from(now.address()? != first);
                 first = now.address()?;
             }
             assert_eq!(now.address()?, first, "step {position}");
-            // Read the state between the steps, as attention does.
+            // Read the state between two steps, as attention does.
             layout_sum(&now, position + 1)?.eval()?;
         }
         eprintln!("{device:?}: the state was copied in {copies} of 24 steps");
@@ -120,8 +120,9 @@ fn moves_only_the_new_positions() -> Checked {
         })?;
         let bytes = qkv.nbytes() as u64;
         assert_eq!(moved.len(), 1, "one dispatch");
-        // The arrays are the state as an input, the step, its position, a placeholder for
-        // frequencies, and the new state. The position appears twice and is passed by value.
+        // The kernel's arrays are the old state, the step, its position twice (as offset and as
+        // slot), a placeholder for the frequencies, and the new state. Positions are passed by
+        // value.
         let [before, step, offset, slots, none, after] = moved[0].arrays[..] else {
             panic!("{moved:?}")
         };

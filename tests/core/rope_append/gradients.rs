@@ -1,5 +1,5 @@
-//! Compares the derivatives of `rope_append` with those of MLX's ops. The table compares them with
-//! f64.
+//! Compares the derivatives of `rope_append` with the derivatives of MLX's ops. The conformance
+//! table (`tests/catalog`) compares them with a float64 reference.
 
 use mlx_primitives::graph::dispatches;
 use mlx_primitives::ops::{Attention, KvLayout, Offset, Rope, RopeAppend};
@@ -11,7 +11,7 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random};
 use crate::support::{Checked, each_device};
 
-/// A call, and the cotangent of its result.
+/// The inputs of a call, and the cotangent of its result.
 struct Call {
     layout: KvLayout,
     state: Array,
@@ -39,8 +39,8 @@ impl Call {
     }
 }
 
-/// The cases: steps that store their queries, longer steps, positions outside the state, and every
-/// rotation.
+/// The cases include steps whose queries are stored in the state, longer steps, positions outside
+/// the state, and every kind of rotation.
 #[test]
 fn gradients_are_those_of_mlx() -> Checked {
     let freqs = Array::from_slice(&[1.0f32, 2.5, 7.0], [3])?;
@@ -53,8 +53,8 @@ fn gradients_are_those_of_mlx() -> Checked {
                 let call = Call::new(layout, 2, time, dtype)?;
                 for (number, traditional) in [false, true, false, true].into_iter().enumerate() {
                     let explicit = number / 2 == 1;
-                    // The values of lazy slots are unknown when the op is built, so some may be
-                    // outside the state.
+                    // Make the slots lazy. Their values are then unknown when the op is built, so
+                    // it cannot refuse slots outside the state.
                     let slots = slots.maximum(i32::MIN)?;
                     let rope = Rope {
                         dims: 6,
@@ -74,7 +74,7 @@ fn gradients_are_those_of_mlx() -> Checked {
                     assert_eq!(of_qkv.primitive().as_deref(), Some("RopeAppendGrad"), "{what}");
                     let [state, qkv] = call.gradients(options, true)?;
                     assert_same(&of_state, &state, &what)?;
-                    // A few of the operations may each round in the other direction.
+                    // A few of the operations may round to the other neighbor.
                     let near = 8.0 * ulp(4.0, dtype);
                     assert_close(&numbers(&of_qkv)?, &numbers(&qkv)?, near, &what);
                 }
@@ -90,8 +90,8 @@ fn gradients_transform() -> Checked {
         let call = Call::new(LAYOUT, 2, 3, Dtype::Float32)?;
         let each = Array::from_slice(&[9i32, 0], [2])?;
         let options = turning(8, &each);
-        // The gradients are linear in the cotangent. The derivative of this function is the op
-        // itself, with zeros in all other places.
+        // The gradients are linear in the cotangent. So the derivative of this function is
+        // `rope_append` itself.
         let of = |g: Array| {
             Call { cotangent: g, ..Call::new(LAYOUT, 2, 3, Dtype::Float32)? }
                 .gradients(options, false)
@@ -99,7 +99,7 @@ fn gradients_transform() -> Checked {
         let gradients = |p: Vec<Array>| Ok(of(p[0].clone())?.to_vec());
         let second = vjp(gradients, &[&call.cotangent], &[&call.state, &call.qkv])?.1;
         let want = ops::rope_append(&call.state, &call.qkv, LAYOUT, options)?;
-        // Rows of the query area after the step keep the values of the state.
+        // The state's rows for queries of later positions keep their values.
         assert_close(&numbers(&second[0])?, &numbers(&want)?, 1e-5, "second derivatives");
 
         let stacked = stack(&[&call.cotangent, &call.cotangent.multiply(0.5)?], 1)?;
@@ -113,7 +113,7 @@ fn gradients_transform() -> Checked {
     })
 }
 
-/// The gradient of the state reuses the cotangent's memory, unless another op reads the cotangent.
+/// The gradient of the state may overwrite the cotangent, unless something else still holds it.
 #[test]
 fn the_cotangent_is_reused_unless_held() -> Checked {
     each_device(|_| {
@@ -128,7 +128,7 @@ fn the_cotangent_is_reused_unless_held() -> Checked {
     })
 }
 
-/// The node that joins both ops has the same derivatives as the two ops.
+/// The derivatives of the joined op equal the derivatives of the two separate ops.
 #[test]
 fn gradients_of_the_step_and_its_attention() -> Checked {
     each_device(|_| {

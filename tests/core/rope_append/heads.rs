@@ -1,4 +1,5 @@
-//! Compares `rope_heads` and its derivatives with `rope` and MLX's ops.
+//! Compares `rope_heads`, which rotates and splits the heads of a projection, with `rope` and MLX's
+//! ops. Compares the derivatives too.
 
 use mlx_primitives::ops::{KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::transforms::{jvp, vjp, vmap};
@@ -12,7 +13,7 @@ use crate::support::{Checked, each_device};
 const WIDE: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 32, capacity: 0 };
 const ODD: KvLayout = KvLayout { heads: 3, kv_heads: 1, head_dim: 7, capacity: 0 };
 
-/// Every rotation of a layout. Some rotate only a part of the features.
+/// Every kind of rotation. If `dims` is less than a head's features, only a part is rotated.
 fn rotations<'a>(dims: i32, freqs: &'a Array, places: &'a Array) -> Vec<RopeAppend<'a>> {
     let of = |traditional, explicit: bool| {
         let rope = Rope {
@@ -29,7 +30,7 @@ fn rotations<'a>(dims: i32, freqs: &'a Array, places: &'a Array) -> Vec<RopeAppe
     vec![of(false, false), of(true, false), of(false, true), of(true, true)]
 }
 
-/// Joins the three parts into one array of the step's shape.
+/// Joins queries, keys and values into one array of the projection's shape.
 fn joined(layout: KvLayout, parts: &[Array; 3]) -> Result<Array> {
     let all = concatenate(&parts.each_ref(), 1)?.transpose([0, 2, 1, 3])?;
     let width = (layout.heads + 2 * layout.kv_heads) * layout.head_dim;
@@ -91,7 +92,7 @@ fn gradients_of_heads_are_those_of_mlx() -> Checked {
                     let near = 8.0 * ulp(4.0, dtype);
                     let theirs: Result<Array> = gradient(true);
                     assert_close(&numbers(&of_qkv)?, &numbers(&theirs?)?, near, &what);
-                    // The composition of the gradient equals MLX's gradient too.
+                    // The MLX ops that can replace the gradient's node give MLX's gradient too.
                     let again = builtin::composition(&gradient(false)?)?.swap_remove(0);
                     assert_close(&numbers(&of_qkv)?, &numbers(&again)?, near, &what);
                 }
@@ -101,8 +102,8 @@ fn gradients_of_heads_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The op is linear. Its derivative along a direction is the op of the direction, and the gradient
-/// of its gradient is the op.
+/// The op is linear. So its directional derivative is the op applied to the direction, and
+/// differentiating its gradient gives the op.
 #[test]
 fn heads_transform() -> Checked {
     each_device(|_| {

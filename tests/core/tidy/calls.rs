@@ -1,4 +1,4 @@
-//! The structs with which C++ calls the CPU kernels have the same fields in C++ and in Rust.
+//! C++ calls the CPU kernels with structs. Each struct has the same fields in C++ and in Rust.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use regex::Regex;
 use super::{files, root};
 use crate::support::Checked;
 
-/// The names of the fields of each struct, in order.
+/// Maps the name of each struct to the names of its fields, in order.
 fn structs(text: &str, head: &str, field: &str) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
     let (head, field) = (Regex::new(head)?, Regex::new(field)?);
     let of = |found: regex::Captures<'_>| {

@@ -1,4 +1,5 @@
-//! The dependencies of crates have no cycles, and neither have the imports of a crate's files.
+//! The dependencies of crates have no cycles. The imports among the files of a crate have no cycles
+//! either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::{files, show};
 use crate::support::{Checked, root};
 
-/// The crates of the project that each crate depends on, without crates that only its tests need.
+/// Each crate depends on exactly these crates of the project. Dependencies of tests do not count.
 #[test(simulated = never)]
 fn crates_depend_one_way() -> Checked {
     let expected: BTreeMap<&str, &[&str]> = [
@@ -49,11 +50,11 @@ fn crates_depend_one_way() -> Checked {
     Ok(())
 }
 
-/// The imports of a crate's files have no cycles. An import through a re-export counts as an import
-/// of the file that defines the name. A file does not import a name that it only re-exports from
-/// its modules.
+/// The imports among the files of a crate have no cycles. An import through a re-export counts as
+/// an import of the file that defines the name. A re-export itself does not count as an import.
 ///
-/// Imports by a room's `bridge.rs` do not count: it names the functions of the room that C++ calls.
+/// Imports by a `bridge.rs` do not count, because this file only lists the functions of its folder
+/// that C++ calls.
 #[test(simulated = never)]
 fn files_import_each_other_one_way() -> Checked {
     let crates = fs::read_dir(root().join("crates"))?;
@@ -91,10 +92,11 @@ fn circles_of_files_are_found() {
     assert_eq!(circles("fn g() {\n    super::super::a::f()\n}\n").len(), 4);
 }
 
-/// Pairs of files' modules. The first module of a pair imports the second.
+/// Imports between files, which are named by their modules. The first module imports the second.
 type Edges = BTreeSet<(String, String)>;
 
-/// The edges that belong to cycles or lie between cycles.
+/// Repeatedly removes imports that cannot be part of a cycle. The rest are in cycles or between
+/// them.
 fn circles(mut edges: Edges) -> Edges {
     loop {
         let left = edges.clone();
@@ -107,17 +109,17 @@ fn circles(mut edges: Edges) -> Edges {
     }
 }
 
-/// A module inside a file, or the module of the file.
+/// A module: a file, or an inline module in a file.
 struct Module {
     /// The module of the file.
     file: String,
-    /// The paths that the module imports, and whether it re-exports their names.
+    /// The paths that the module uses. The bool says whether the module re-exports the name.
     paths: Vec<(String, bool)>,
     /// The path of each imported name.
     names: BTreeMap<String, String>,
 }
 
-/// The modules of a crate by their paths: `crate::array::view`.
+/// The modules of a crate. The keys are paths such as `crate::array::view`.
 #[derive(Default)]
 struct Library(BTreeMap<String, Module>);
 
@@ -181,7 +183,8 @@ impl Library {
         edges
     }
 
-    /// The file that defines the name at a path in a module; `None` if another crate defines it.
+    /// Finds the file that defines the name at a path, as seen from a module. Returns `None` if
+    /// another crate defines it.
     fn origin(&self, module: &str, path: &str) -> Option<&str> {
         let (mut at, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() {
@@ -214,7 +217,7 @@ fn is_visibility(text: &str) -> bool {
     text.trim().is_empty() || text.trim().starts_with("pub")
 }
 
-/// The paths of a `use`: for `a::{b, c::d}` they are `a::b` and `a::c::d`.
+/// The single paths of a `use`. For example, `a::{b, c::d}` has the paths `a::b` and `a::c::d`.
 fn leaves(tree: &str) -> Vec<String> {
     let tree = tree.trim();
     let Some((path, inside)) = tree.split_once('{') else { return vec![tree.to_owned()] };

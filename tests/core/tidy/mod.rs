@@ -1,4 +1,5 @@
-//! Checks the promises of ARCHITECTURE.md about the source tree.
+//! Checks the source tree for the rules that ARCHITECTURE.md states. A stem is the common name of a
+//! primitive's source files, such as `softmax`.
 
 mod calls;
 mod imports;
@@ -9,10 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::support::{Checked, root};
 use crate::table::ops::OPS;
 
-/// The folder of the code that compares each op's latency with MLX's op.
+/// The folder with the code that compares each op's latency with the latency of MLX's op.
 const COMPARISON: &str = "crates/cli/src/ops";
 
-/// The files in a directory with one of these extensions. It is an error if there are none.
+/// The files below a directory with one of these extensions. Panics if it finds no file.
 pub fn files(dir: &str, extensions: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut left = vec![root().join(dir)];
@@ -37,7 +38,7 @@ pub fn show(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// The lines of a file that are compiled into the library, without tests, comments and docs.
+/// The numbered lines of a file that belong to the library, without tests, comments and docs.
 fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines()
         .enumerate()
@@ -45,7 +46,7 @@ fn library_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(|(_, line)| !line.trim_start().starts_with("//"))
 }
 
-/// Stems without a function for users in `src/ops/`, such as gradients.
+/// Stems of files that have no public function in `src/ops/`, such as gradients.
 const OTHERS: [&str; 6] =
     ["custom", "fragments", "stored", "norm_grad", "quantized_transposed", "take_grad"];
 
@@ -77,7 +78,8 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
             };
             assert!(names.iter().any(calls), "no row of {dir} calls {stem}");
         }
-        // Some inputs of these primitives are packed, or are a state.
+        // The calls in the catalog cannot make packed inputs or cache states, which these
+        // primitives need.
         let others = ["quantize", "quantized_matmul", "rope_append"];
         let has_call = others.contains(&&*stem) || OPS.iter().any(|op| op.stem == stem);
         assert!(has_call, "no call of {stem} in tests/catalog/src/ops.rs");
@@ -97,7 +99,8 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
     Ok(())
 }
 
-/// The guide to a new primitive names files that exist, with the files of `softmax` as its example.
+/// The guide for adding a primitive uses `tanh_gate` as its example. With `softmax` in its place,
+/// every file that the guide names must exist.
 #[test(simulated = never)]
 fn the_guide_names_files_that_exist() -> Checked {
     let guide = fs::read_to_string(root().join("docs/add-a-primitive.md"))?;
@@ -112,7 +115,8 @@ fn the_guide_names_files_that_exist() -> Checked {
     Ok(())
 }
 
-/// ARCHITECTURE.md follows some calls file by file. Each of these files names the next one.
+/// ARCHITECTURE.md follows some calls from file to file. Each of these files must name the next
+/// one.
 #[test(simulated = never)]
 fn files_on_the_way_to_a_kernel_name_the_next() -> Checked {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
@@ -152,7 +156,7 @@ fn every_part_belongs_to_a_known_primitive() -> Checked {
     for dir in ["cpp/ops", "metal"] {
         for path in files(dir, &["cpp", "h", "metal"])? {
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            // The names of a stem's additional files begin with the stem.
+            // If a primitive has several files, their names begin with its stem.
             let part_of = |s: &String| *s == stem || stem.starts_with(&format!("{s}_"));
             let known = [&shared[..], &OTHERS].concat().contains(&&*stem);
             let known = known || stems.iter().any(part_of);
@@ -206,7 +210,7 @@ fn the_library_does_not_panic_by_itself() -> Checked {
     Ok(())
 }
 
-/// The macros panic if stdout is closed or full; `output.rs` returns an error.
+/// `print!` and `println!` panic if stdout is closed or full. `output.rs` returns an error instead.
 #[test(simulated = never)]
 fn the_command_prints_without_panicking() -> Checked {
     for path in files("crates/cli/src", &["rs"])? {
@@ -230,8 +234,8 @@ fn platforms_are_chosen_by_files_not_by_the_preprocessor() -> Checked {
     Ok(())
 }
 
-/// A function of Metal without `precise::` or `fast::` depends on the compiler's options. Xcode's
-/// compiler and MLX, which compiles while a program runs, choose different defaults.
+/// The precision of a Metal function without `precise::` or `fast::` depends on compiler options.
+/// Xcode's compiler and MLX's JIT compiler have different defaults.
 #[test(simulated = never)]
 fn kernels_say_how_precise_their_functions_are() -> Checked {
     let call = regex::Regex::new(
@@ -275,7 +279,9 @@ fn only_one_file_uses_metal() -> Checked {
 
 #[test(simulated = never)]
 fn closures_hold_no_lanes() -> Checked {
-    // Vectors in these files need no CPU features, or only features that every machine has.
+    // In these files, vectors need no CPU features, or only features that every machine has.
+    // Elsewhere, a closure does not inherit its function's CPU features, so its vector code would
+    // not be inlined.
     let free = ["scalar.rs", "neon.rs"];
     let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
     for path in files("crates/kernels/src", &["rs"])? {

@@ -1,4 +1,4 @@
-// An op that libmlx exports, with a wrong parameter.
+// Declares an op of libmlx with a wrong parameter. The check must find this.
 #include "mlx/array.h"
 
 namespace mlx::core {

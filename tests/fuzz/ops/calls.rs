@@ -242,7 +242,7 @@ fn attended(d: &mut Draw) -> Result<(Array, Array, Array)> {
     Ok((q, k, v))
 }
 
-/// The optional inputs of attention, if a case has them.
+/// The optional inputs of attention. A case may have neither.
 struct Given {
     mask: Option<Array>,
     sinks: Option<Array>,
@@ -274,7 +274,7 @@ impl Given {
     }
 }
 
-/// Packed numbers, scales and biases.
+/// Draws packed codes, scales and biases.
 fn rows(
     d: &mut Draw,
     shape: &[i32; 4],

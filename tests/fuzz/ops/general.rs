@@ -1,4 +1,4 @@
-//! The general ops of MLX that are methods of arrays.
+//! Draws calls of MLX's general ops, which are methods of arrays.
 
 use mlx_primitives::{Array, Dtype, Result, concatenate, select, stack, step};
 
@@ -75,7 +75,8 @@ pub const GENERAL: &[Call] = &[
         Ok(vec![f(&x, &axes(d, &x), keepdims)?])
     }),
     ("a product of elements", |d| {
-        // The order of the factors decides whether a partial product overflows or underflows.
+        // For large numbers, a partial product may overflow or underflow in one order of
+        // multiplication and not in another.
         d.wild = true;
         let (x, keepdims) = (any(d, 0..=4)?, d.rng.bool());
         let axes = axes(d, &x);
@@ -89,7 +90,7 @@ pub const GENERAL: &[Call] = &[
             0 => x.argmax(axis),
             1 => x.sort(axis),
             2 => x.cumsum(axis),
-            // Equal elements may be in any order.
+            // Equal elements may come in any order, so sort the indices.
             _ => x.argsort(axis)?.sort(axis),
         };
         Ok(vec![result?])
@@ -161,7 +162,8 @@ pub const GENERAL: &[Call] = &[
             shape[at] = d.rng.i32(1..6);
             return Ok(vec![x.take_along_axis(&d.indices(&shape, -dim, dim, kind)?, axis)?]);
         }
-        // One index per row, because the order of writes to the same element is unspecified.
+        // With several indices per row, the order of writes to the same element would be
+        // unspecified.
         shape[at] = 1;
         let (indices, values) = (d.indices(&shape, -dim, dim, kind)?, d.array(&shape, x.dtype())?);
         Ok(vec![x.put_along_axis(&indices, &values, axis)?])
@@ -184,14 +186,15 @@ pub const GENERAL: &[Call] = &[
         Ok(vec![select(&condition, &d.array(&a, dtype)?, &d.array(&b, dtype)?)?])
     }),
     ("another type", |d| {
-        // Conversions of numbers that a type cannot hold are unspecified.
+        // If a type cannot hold a number, the result of a conversion is unspecified, so draw small
+        // numbers.
         d.wild = false;
         let (x, dtype) = (any(d, 0..=3)?.abs()?, d.dtype());
         Ok(vec![x.astype(dtype)?])
     }),
 ];
 
-/// Some axes of an array in any order, sometimes with an axis that it does not have.
+/// Draws some axes of an array in any order. Sometimes one of them does not exist.
 fn axes(d: &mut Draw, x: &Array) -> Vec<i32> {
     let mut axes: Vec<i32> = (0..x.ndim() as i32).collect();
     d.rng.shuffle(&mut axes);

@@ -1,5 +1,5 @@
-//! Ops with arguments of random shapes, types, strides and options. Each call is refused, or gives
-//! equal results for views and for copies of them.
+//! Fuzzes ops with arguments of random shapes, types, strides and options. A call must return an
+//! error, or give the same results for strided views as for contiguous copies.
 
 mod calls;
 mod general;
@@ -17,10 +17,10 @@ use super::mutation::one;
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "ops", allowance: 64 << 20, prepare };
 
-/// An op's name, and a function that draws its arguments and builds its results.
+/// An op's name, and a function that draws its arguments and calls it.
 type Call = (&'static str, fn(&mut Draw) -> Result<Vec<Array>>);
 
-/// The largest size in bytes of a result that is computed.
+/// Results are computed only if they take at most this many bytes.
 const MOST: usize = 1 << 20;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {
@@ -38,7 +38,7 @@ fn prepare(_: &Path) -> anyhow::Result<Run> {
     }))
 }
 
-/// Builds the results, and computes them unless they are huge.
+/// Calls the op, and computes its results unless they are too large.
 fn run(call: fn(&mut Draw) -> Result<Vec<Array>>, draw: &mut Draw) -> Result<Vec<Array>> {
     let results = call(draw)?;
     let small: Vec<&Array> = results.iter().filter(|result| result.nbytes() < MOST).collect();

@@ -1,4 +1,4 @@
-//! Derivatives, vmap and compile of our primitives and of a user's primitives.
+//! Fuzzes derivatives, vmap and compile of our primitives and of a user's primitive.
 
 use mlx_primitives::custom::{CustomPrimitive, Layout, Spec, View, ViewMut, apply};
 use mlx_primitives::transforms::{compile, jvp, vjp, vmap};
@@ -30,7 +30,8 @@ pub const TRANSFORMED: &[Call] = &[
     }),
     ("compile", |d| {
         let ((x, f), shapeless) = (drawn(d)?, d.rng.bool());
-        // MLX fuses its ops with a C++ compiler, which takes seconds.
+        // This function has only our ops. MLX would fuse its own ops with a C++ compiler, which
+        // takes seconds.
         let compiled = compile(move |p| f(&f(p)?), shapeless)?;
         let first = compiled.call(&[&x])?;
         let other = d.array(x.shape(), x.dtype())?;
@@ -46,9 +47,9 @@ pub const TRANSFORMED: &[Call] = &[
 /// A random array, and one of our ops that takes a single array.
 fn drawn(d: &mut Draw) -> Result<(Array, Run)> {
     let (mut shape, dtype) = (d.shape(1..=4), d.floating());
-    // The maximum and the mean of no elements have no derivatives.
+    // The maximum and the mean of an empty array have no derivatives.
     shape.iter_mut().for_each(|dim| *dim = (*dim).max(1));
-    // cross_entropy is left out: its targets would depend on how the sum of a row is rounded.
+    // Skip cross_entropy, because its targets would depend on how the sum of a row is rounded.
     let fits = |op: &&Op| op.shapes(1, 1).len() == 1 && op.name != "cross_entropy";
     let all: Vec<_> = OPS.iter().filter(fits).collect();
     let f = d.one(&all).run;

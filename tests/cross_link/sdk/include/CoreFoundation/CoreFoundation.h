@@ -1,4 +1,4 @@
-// Stands in for Apple's CoreFoundation: only the names that metal-cpp's headers mention.
+// Replaces Apple's CoreFoundation. It declares only the names that metal-cpp's headers mention.
 #pragma once
 
 #include <MacTypes.h>
@@ -13,7 +13,7 @@ extern "C" {
 typedef double CFTimeInterval;
 typedef const struct __CFString* CFStringRef;
 
-// The function that CFSTR("...") calls in a compiler without Objective-C literals.
+// A compiler without Objective-C literals calls this function for CFSTR("...").
 CFStringRef __CFStringMakeConstantString(const char* characters);
 
 #ifdef __cplusplus

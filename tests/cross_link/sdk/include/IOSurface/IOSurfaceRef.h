@@ -1,4 +1,4 @@
-// Stands in for Apple's IOSurface: metal-cpp only passes the handle on.
+// Replaces Apple's IOSurface. metal-cpp only passes the handle on, so a declaration is enough.
 #pragma once
 
 typedef struct __IOSurface* IOSurfaceRef;
