@@ -174,8 +174,7 @@ fn run_all(chosen: &[&'static Fuzzer], args: &Args) -> ExitCode {
             scope.spawn(|| {
                 while let Some(fuzzer) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let tally = parent::run(fuzzer, args);
-                    // Holding the lock, print the lines of one fuzzer without lines of another
-                    // between them.
+                    // While this thread holds the lock, no other thread prints between these lines.
                     let mut failed = failed.lock().unwrap();
                     println!("fuzz {tally}");
                     *failed += usize::from(!tally.passed());

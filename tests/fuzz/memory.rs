@@ -35,8 +35,8 @@ fn give(bytes: usize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match take(layout.size()) {
-            // SAFETY: the caller fulfills the requirements of `alloc`, and the system's allocator
-            // has the same.
+            // SAFETY: the caller fulfills the requirements of `alloc`, which the system's allocator
+            // shares.
             true => unsafe { System.alloc(layout) },
             false => ptr::null_mut(),
         }

@@ -148,7 +148,7 @@ fn valid(rng: &mut Rng) -> Value {
     })
 }
 
-/// A list of random parts. It is empty if `depth` is used up.
+/// Draws up to three parts. `depth` limits how deeply they nest.
 fn several(rng: &mut Rng, depth: u32, part: fn(&mut Rng, u32) -> Value) -> Vec<Value> {
     (0..rng.usize(..4)).map(|_| part(rng, depth - 1)).collect()
 }

@@ -1,5 +1,5 @@
-//! Low-rank adapters of mlx-lm (`tests/fixtures/adapters`, which `conversions.py` writes): equal
-//! logits, equal fused weights, and the adapters that are refused.
+//! Low-rank adapters of mlx-lm: the files in `tests/fixtures/adapters`, which `conversions.py`
+//! writes. Logits and fused weights must equal mlx-lm's. Some adapters must be refused.
 
 use std::collections::HashMap;
 use std::fs;
@@ -40,7 +40,7 @@ fn adapted_logits_equal_mlx_lms() -> Checked {
 #[test(simulated = once)]
 fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
     let fixture = fixture();
-    // The tolerances are those of the same models without adapters.
+    // The tolerances are the same as for these models without adapters.
     for (entry, tolerance) in [(0, 2e-4), (2, 0.05), (3, 0.4), (4, 0.4)] {
         let entry = &fixture["quantized"][entry];
         let format = &entry["quantization"];
@@ -54,8 +54,8 @@ fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
         let dtype = *all.iter().find(|dtype| entry["dtype"] == dtype.name()).unwrap();
         let parent = tempfile::tempdir()?;
         let directory = parent.path().join("packed");
-        // mlx-lm's weights were packed on a CPU. There, MLX rounds half a step to even, and on a
-        // GPU away from zero.
+        // mlx-lm quantized its weights on a CPU. There, MLX rounds ties to even. On a GPU, it
+        // rounds ties away from zero.
         with_device(Device::Cpu, || {
             ModelFiles::open(DEMO)?.quantized(to, Some(dtype), |_, _| {})?.save(&directory)
         })?;
@@ -67,7 +67,7 @@ fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
     Ok(())
 }
 
-/// Adapters take effect both in generation and in scores.
+/// Adapters change both generated tokens and scores.
 #[test(simulated = once)]
 fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let fixture = fixture();
@@ -87,15 +87,15 @@ fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let score = demo.llama.score(&tokens, |_| {})?;
     let theirs = fixture["adapted"]["perplexity"]["mean_nll"].as_f64().unwrap();
     assert!((score.mean_nll - theirs).abs() < 1e-5, "{score:?} {theirs}");
-    // A packed copy of the model keeps its adapters.
+    // Quantizing a model keeps its adapters.
     let packed = demo.llama.quantized(mlx_primitives_llama::Quantization::affine(32, 8))?;
     let score = packed.score(&tokens, |_| {})?;
     assert!((score.mean_nll - theirs).abs() < 0.05, "{score:?} {theirs}");
     Ok(())
 }
 
-/// For float weights and for packed ones, the files equal the files of `mlx_lm.fuse` on a CPU, byte
-/// for byte.
+/// For float weights and for packed weights, each file equals the file that `mlx_lm.fuse` writes on
+/// a CPU, byte for byte.
 #[test(simulated = once)]
 fn fused_checkpoints_are_mlx_lms() -> Checked {
     with_device(Device::Cpu, fused_checkpoints)
@@ -123,7 +123,7 @@ fn fused_checkpoints() -> Checked {
         assert!(Checkpoint::load(&out).is_ok());
     }
 
-    // With dequantization: the packed weights as floats, plus the update.
+    // With dequantization, the result is the packed weights as floats plus the update.
     let out = parent.path().join("floats");
     let files = ModelFiles::open(&packed)?;
     let adapters = Adapters::load(ADAPTERS, &files.llama()?)?;
@@ -191,7 +191,8 @@ fn saved_adapters_load_as_they_were() -> Checked {
 type Tensors = HashMap<String, Array>;
 type Edit<'a> = &'a dyn Fn(&mut Tensors);
 
-/// A copy of the fixture's adapters with an edited configuration or edited tensors.
+/// Copies the fixture's adapters. `config` edits the configuration, and `tensors` edits the
+/// weights.
 fn edited(config: impl Fn(&mut Value), tensors: impl Fn(&mut Tensors)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let from = PathBuf::from(ADAPTERS);
@@ -260,7 +261,7 @@ fn adapters_that_do_not_fit_are_refused_by_file_and_tensor() -> Checked {
         assert!(error.contains("adapters.safetensors") && error.contains(&part), "{error}");
     }
 
-    // Adapters of all layers, with modules named from the model's root.
+    // The configuration may say that adapters are on all layers, and may list the adapted modules.
     for (layers, keys) in [
         (-1, json!(["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"])),
         (0, json!(null)),

@@ -1,4 +1,4 @@
-//! The dispatches of a decoder layer's backward pass.
+//! Counts the dispatches of a decoder layer's backward pass.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,8 +15,9 @@ use crate::support::{Checked, simulated};
 
 type Nodes = BTreeMap<String, i64>;
 
-/// The dispatches of a step of a model with this number of layers, by the names of nodes: for the
-/// forward pass alone, and with the backward pass. Also the number of trained arrays.
+/// Counts the dispatches of a training step for a model with this number of layers. The keys are
+/// the names of nodes. The first map is for the forward pass, and the second includes the backward
+/// pass. The last number counts the trained arrays.
 fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<([Nodes; 2], i64)> {
     let folder = TempDir::new()?;
     let demo = Checkpoint::demo()?;
@@ -57,10 +58,10 @@ fn nodes(layers: i32, bits: i32, dtype: Dtype, kind: &Kind) -> Checked<([Nodes; 
     Ok(([forward, both], i64::try_from(gradients.len())?))
 }
 
-/// The test runs on a GPU, where views are free. For layers of 16 bits the trainer keeps its
-/// parameters in float32, so each gradient is converted at the end; these conversions are counted
-/// separately. Beside each bound is the number in MLX 0.32.4's CPU graph of mlx-lm's layer, which
-/// has no fused norms and attention.
+/// The counts are for a GPU, where views are free. With 16-bit weights, the trainer keeps its
+/// parameters in float32, so it converts each gradient at the end. These conversions are counted
+/// separately. The number after each bound is the count for mlx-lm's layer in MLX 0.32.4's CPU
+/// graph, which has no fused norms and attention.
 #[test(simulated = once)]
 fn a_layer_takes_few_dispatches_backward() -> Checked {
     if !simulated() {

@@ -1,4 +1,5 @@
-//! Caches of every kind: their visible positions, their memory, and the estimates of their memory.
+//! Key/value caches of every kind: their visible positions, their memory, and estimates of their
+//! memory.
 
 use mlx_primitives::{Array, Dtype, eval, memory, ops};
 use mlx_primitives_llama::internals::{
@@ -22,7 +23,7 @@ fn rope() -> RopeFrequencies {
     RopeFrequencies::new(32, false, 1e4, &RopeScaling::Default, None).unwrap()
 }
 
-/// The heads of a projection, `[batch, heads, time, head_dim]`.
+/// The heads `from..to` of a projection, in the shape `[batch, heads, time, head_dim]`.
 fn split(qkv: &Array, from: i32, to: i32) -> anyhow::Result<Array> {
     let shape = [qkv.dim(0)?, qkv.dim(1)?, 8, 32];
     Ok(qkv.reshape(shape)?.transpose([0, 2, 1, 3])?.slice_axis(1, from..to)?)
@@ -35,8 +36,8 @@ fn plain(stored: &KvTensor) -> &Array {
     }
 }
 
-/// Appends steps of these lengths. Checks each step with all previous positions, and with the
-/// visible ones.
+/// Appends steps of these lengths to a cache. `check` receives the cache, the inputs of all
+/// positions, and the arrays that the attention of the last step reads.
 fn each_step(
     kind: CacheKind,
     dtype: Dtype,
@@ -105,7 +106,7 @@ fn quantized_caches_show_all_positions() -> Checked {
     Ok(())
 }
 
-/// The visible keys as booleans `[time, seen]`, or `None` if all are visible.
+/// A mask `[time, seen]` of the visible keys, or `None` if all are visible.
 fn mask_of(visible: AttentionMask, time: i32, seen: i32) -> anyhow::Result<Option<Array>> {
     Ok(match visible {
         AttentionMask::All => None,
@@ -131,7 +132,8 @@ fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
         for (i, time) in ints(&case["steps"]).into_iter().enumerate() {
             let what = format!("{max_size} keeping {keep}, step {i}");
             let visible_keys = cache.mask(time)?;
-            // Every element of a position is the position's number.
+            // The values of each position are the position's number, so that the test can recognize
+            // positions.
             let step = Array::arange::<f32>(f64::from(end), f64::from(end + time), 1.0)?
                 .reshape([1, time, 1])?
                 .broadcast_to([1, time, WIDTH])?;
@@ -143,13 +145,13 @@ fn rotating_caches_show_the_positions_of_mlx_lm() -> Checked {
             let visible: Vec<i32> = visible.into_iter().map(|v| v as i32).collect();
             let mut want = ints(&case["visible"][i]);
             if time == 1 && end > max_size {
-                // In a full cache, a position determines its slot.
+                // A full cache stores each position in a fixed slot.
                 let slot =
                     |&p: &i32| if p < keep { p } else { keep + (p - keep) % (max_size - keep) };
                 want.sort_unstable_by_key(slot);
             }
             assert_eq!(visible, want, "{what}");
-            // Keys were rotated by their positions, not by their slots.
+            // The rotation of a key depends on its position, not on its slot.
             let ids = Array::from_slice(&visible, [visible.len() as i32])?;
             let whole = Array::arange::<f32>(0.0, f64::from(end), 1.0)?
                 .reshape([1, 1, end, 1])?
@@ -214,7 +216,7 @@ fn invalid_caches_and_steps_are_refused() -> Checked {
         let step = random(shape, Dtype::Float32, 1)?;
         assert!(message(cache.append(&step, HEADS, &rope())).contains("[batch, time, 256]"));
     }
-    // A step of another type or batch size leaves the cache unchanged.
+    // If a step has another type or batch size, the cache refuses it and does not change.
     let seen = cache.append(&step, HEADS, &rope())?;
     seen.keys.dequantized()?.eval()?;
     assert!(cache.append(&step.astype(Dtype::Float16)?, HEADS, &rope()).is_err());
@@ -236,7 +238,8 @@ fn models_generate_with_every_kind() -> Checked {
         Ok(checkpoint.generate(&prompt, &options)?.collect::<Result<_, _>>()?)
     };
     let plain = tokens(CacheKind::Plain)?;
-    // A rotating cache drops nothing until it has its full size. Then the texts differ.
+    // A rotating cache drops no position until it is full. Up to that length the tokens are the
+    // same.
     assert_eq!(tokens(CacheKind::Rotating { max_size: 64, keep: 4 })?, plain);
     assert_eq!(tokens(CacheKind::Rotating { max_size: 8, keep: 4 })?.len(), plain.len());
     let eight = tokens(CacheKind::Quantized { group_size: 32, bits: 8 })?;
@@ -288,7 +291,7 @@ fn estimates_of_quantized_and_biased_weights() -> Checked {
         });
         Config::parse(&config.to_string())
     };
-    // The matrices [outputs, inputs] of a layer, and the embedding.
+    // The shapes [outputs, inputs] of a layer's matrices, and of the embedding.
     let layer = [[128, 128], [64, 128], [64, 128], [128, 128], [192, 128], [192, 128], [128, 192]];
     let embedding = [100, 128];
     for (tied, bias) in [(true, false), (false, true)] {
@@ -319,7 +322,8 @@ fn limits_are_set_and_restored() -> Checked {
     assert_eq!(memory::memory_limit(), 1 << 33);
     assert_eq!(memory::set_memory_limit(before)?, 1 << 33);
     assert_eq!(memory::memory_limit(), before);
-    // An array is refused if the machine lacks the memory, not because of a guideline.
+    // MLX's memory limit is only a guideline. An array is refused only if the machine lacks the
+    // memory.
     let before = memory::set_memory_limit(1)?;
     let sum = Array::ones::<f32>(&[1000])?.sum(..)?.item::<f32>()?;
     memory::set_memory_limit(before)?;

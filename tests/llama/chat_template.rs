@@ -1,4 +1,5 @@
-//! Chat templates, compared with transformers' output, and templates that must be refused.
+//! Compares the output of chat templates with the output of transformers. Some templates must be
+//! refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,7 +87,7 @@ fn templates_come_from_where_transformers_looks() -> Checked {
     assert_eq!(render(&named("rag"))?, "documents");
     let text = render(&named("other")).unwrap_err().to_string();
     assert!(text.contains(r#"["default", "rag", "tool_use"], got "other""#), "{text}");
-    // Files take precedence over the configuration.
+    // A template file takes precedence over the template in the configuration.
     write("chat_template.jinja", "from a file")?;
     assert_eq!(render(&plain)?, "from a file");
     fs::create_dir(path.join("additional_chat_templates"))?;

@@ -1,5 +1,6 @@
-//! Keys of `config.json` that change the model. A key has the same effect as in transformers, whose
-//! results `tests/fixtures/config_keys.py` writes, or is refused by name.
+//! Keys of `config.json` that change the model. Each key has the same effect as in transformers, or
+//! is refused with an error that names it. `tests/fixtures/config_keys.py` writes the expected
+//! results.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,7 +18,7 @@ use crate::support::compare::numbers;
 use crate::support::models::checkpoints as root;
 use crate::support::{Checked, message, simulated};
 
-/// A copy of a fixture with these keys; a null removes a key.
+/// Copies a fixture and sets these keys. A null removes a key.
 pub fn changed(name: &str, changes: &Value) -> anyhow::Result<TempDir> {
     let folder = copy(name)?;
     let path = folder.path().join("config.json");
@@ -36,7 +37,7 @@ fn text(length: usize) -> Vec<u32> {
     (0..length).map(|i| ((7 * i * i + 3 * i + 1) % 128) as u32).collect()
 }
 
-/// Adds the output projection of the fixture's generator.
+/// Adds the same output projection as the Python script that wrote the fixture.
 fn add_head(folder: &TempDir) -> Checked {
     let path = folder.path().join("model.safetensors");
     let mut arrays = io::load_safetensors(&path)?.arrays;
@@ -63,7 +64,7 @@ fn last(logits: &Array) -> anyhow::Result<Vec<f64>> {
     Ok(all[all.len() - vocab..].to_vec())
 }
 
-/// The texts run in one pass and token by token, and are scored.
+/// Runs each text in one pass and token by token, and scores it.
 #[test]
 fn keys_are_honored_as_transformers_does() -> Checked {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/config_keys.json"))?;
@@ -74,8 +75,8 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         let text = text(one["length"].as_u64().unwrap() as usize);
         let want = floats(&one["last_logits"]);
         let what = format!("{} {}", one["checkpoint"], one["changes"]);
-        // With 24 bits, float32 has errors of about 1e-5 in such logits. The changes move them by
-        // 0.29 or more.
+        // The 24-bit significand of float32 causes errors of about 1e-5 in these logits. The
+        // changed keys move them by 0.29 or more.
         let allowed = if llama.dtype() == Dtype::Float32 { 1e-3 } else { 0.05 };
         let mut check = |how: &str, got: &[f64]| {
             let error = apart(got, &want);
@@ -89,8 +90,8 @@ fn keys_are_honored_as_transformers_does() -> Checked {
         let kind = one["changes"]["rope_scaling"]["rope_type"]
             .as_str()
             .or(one["changes"]["rope_scaling"]["type"].as_str());
-        // These rotations depend on the length of the text, which is unknown when tokens run one by
-        // one.
+        // The angles of these rotations depend on the length of the whole text. That is unknown
+        // when tokens run one at a time.
         if !["longrope", "dynamic"].contains(&kind.unwrap_or_default()) {
             for first in [1, 11] {
                 let mut cache = llama.new_cache();
@@ -105,7 +106,7 @@ fn keys_are_honored_as_transformers_does() -> Checked {
             let score = llama.score(&text, |_| {})?;
             let off = (score.mean_nll - one["mean_nll"].as_f64().unwrap()).abs();
             assert!(off < allowed, "{what}: {score:?}");
-            // The packed model has the same configuration.
+            // The quantized model keeps the configuration.
             if llama.dtype() == Dtype::Float32 {
                 let packed = llama.quantized(Quantization::affine(32, 8))?;
                 let logits = packed.forward(&whole, &mut packed.new_cache())?;
@@ -133,8 +134,8 @@ fn generated(llama: &Llama, prompt: &[u32], options: &Options) -> anyhow::Result
     Ok(llama.generate(prompt, options)?.collect::<Result<_>>()?)
 }
 
-/// If a text grows past a length at which the model changes, it equals the text from passes over
-/// all tokens.
+/// Some models change once a text is longer than a window or the original context. A text that
+/// grows past this length gets the same tokens as if each pass ran over the whole text.
 #[test(simulated = once)]
 fn texts_grow_past_windows_and_original_lengths() -> Checked {
     let cases: Vec<Value> = serde_json::from_str(include_str!("../fixtures/config_keys.json"))?;
@@ -165,7 +166,7 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
             batch[prompt].push(token.id);
         }
         assert_eq!(batch, want, "{what} in a batch");
-        // A draft works as long as the cache drops no position.
+        // A draft model works as long as the cache drops no position.
         let draft = Llama::load(root().join("llama-f32"))?;
         match llama.generate(&prompts[0], &options)?.with_draft(&draft, 3) {
             Ok(drafted) => {
@@ -176,8 +177,8 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
             }
             Err(error) => assert!(!forms && error.to_string().contains("rotating"), "{error}"),
         }
-        // A cache of a shorter text, saved before or after the length at which the model changes,
-        // also works for the longer text.
+        // A cache may be saved before or after the text reaches that length. In both cases it can
+        // be used for a longer text.
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("cache.safetensors");
         let longer: Vec<u32> = prompts[0].iter().chain(&want[0]).copied().collect();
@@ -201,7 +202,7 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
     Ok(())
 }
 
-/// A window that hides no position has no effect: drafts and batches work.
+/// If a window is longer than the text, it has no effect, and drafts and batches work.
 #[test]
 fn windows_longer_than_the_text_do_not_matter() -> Checked {
     let llama = Llama::load(root().join("mistral-f16"))?;
@@ -215,7 +216,7 @@ fn windows_longer_than_the_text_do_not_matter() -> Checked {
     let mut generation = llama.generate(&prompt, &Options { cache: kind, ..options })?;
     generation.by_ref().collect::<Result<Vec<_>>>()?;
     assert!(generation.into_prompt_cache()?.is_of(kind, &llama)?);
-    // A null turns the window off, and a missing key has transformers' default.
+    // Removing the key gives transformers' default window.
     for (window, seen) in [(json!(9), Some(9)), (Value::Null, Some(4096))] {
         let folder = changed("mistral-f16", &json!({"sliding_window": window}))?;
         assert_eq!(Llama::load(folder.path())?.config().window_of(0), seen);
@@ -320,7 +321,8 @@ fn numbers_that_python_writes() -> Checked {
     let with_place = with_place.to_string();
     let text = base("llama").to_string();
     for literal in ["NaN", "Infinity", "-Infinity"] {
-        // JSON does not have such numbers. If no key that is read has them, they do no harm.
+        // JSON does not allow these numbers, but Python writes them. They cause no error in keys
+        // that the parser does not read.
         let harmless = text.replacen('{', &format!("{{\"a \\\" NaN\": [0.0, {literal}],"), 1);
         assert!(Config::parse(&harmless).is_ok(), "{literal}");
         let read = with_place.replace("\"@\"", literal);
@@ -344,8 +346,8 @@ fn numbers_that_python_writes() -> Checked {
     Ok(())
 }
 
-/// The stored tensors decide whether the output projection is the embedding, and the decision is
-/// written to the config.
+/// If the file has no output projection, the model uses the embedding. A converted checkpoint's
+/// config states which of the two it uses.
 #[test]
 fn ties_are_decided_by_what_is_stored() -> Checked {
     for (stated, headed, tied) in

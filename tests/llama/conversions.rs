@@ -1,5 +1,5 @@
-//! Compares scoring, quantizing and saving with mlx-lm's results for the demo model
-//! (`tests/fixtures/conversions.py`).
+//! Compares scoring, quantizing and saving with mlx-lm's results for the demo model, which
+//! `tests/fixtures/conversions.py` writes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,8 +48,8 @@ pub fn assert_logits(ours: &[f32], theirs: &Value, tolerance: f32, what: &str) {
     assert!(theirs.iter().any(|logit| logit.abs() > 1.0), "{what}: nothing to compare");
 }
 
-/// A digest of each tensor of a file, as in the fixture: the type, the shape, and the sum of bytes,
-/// each times its position from 1.
+/// A checksum of each tensor in a folder's safetensors files, as in the fixture: the type, the
+/// shape, and the sum of each byte times its position from 1.
 pub fn digests(directory: &Path) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -75,8 +75,8 @@ pub fn digests(directory: &Path) -> BTreeMap<String, Value> {
     found
 }
 
-/// The perplexity is within `percent` of mlx-lm's. mlx-lm rounds the last bits of activations
-/// differently.
+/// Checks that the perplexity is within `percent` of mlx-lm's. mlx-lm rounds the last bits of
+/// activations differently.
 #[track_caller]
 fn assert_score(checkpoint: &Checkpoint, text: &str, theirs: &Value, percent: f64) {
     let tokens = checkpoint.tokenizer.encode(text).unwrap();
@@ -98,9 +98,11 @@ fn perplexity_equals_mlx_lms() {
     if simulated() {
         return eprintln!("thinned for the simulator: perplexity, float32 alone");
     }
-    // The text is longer than one chunk of logits and than the model's maximum position.
+    // The repeated text is longer than a chunk of logits, and longer than the model's maximum
+    // position.
     assert_score(&demo, &story.repeat(7), &theirs["long"], 0.001);
-    // The windows of a longer text have the same scores as separate texts.
+    // A text longer than the score window is divided into windows. Their scores equal the scores of
+    // separate texts.
     let (window, llama) = (demo.llama.score_window(), &demo.llama);
     assert_eq!(window, 8192);
     let tokens: Vec<u32> = (0..window as u32 + 300).map(|i| (i * i + 7 * i) % 512).collect();
@@ -129,8 +131,8 @@ fn texts_that_cannot_be_scored_are_refused() {
     assert!(error(&[7, 512]).contains("tokens below 512, got 512"));
 }
 
-/// In every format, the files and the results equal those of `mlx_lm.convert -q`; the files equal
-/// byte for byte.
+/// For every format, the files equal the files of `mlx_lm.convert -q` byte for byte, and the logits
+/// and scores agree.
 #[test(simulated = once)]
 fn quantized_checkpoints_are_mlx_lms() -> Checked {
     let fixture = fixture();
@@ -140,7 +142,7 @@ fn quantized_checkpoints_are_mlx_lms() -> Checked {
         let directory = parent.path().join("quantized");
         let mut steps = Vec::new();
         let files = ModelFiles::open(DEMO)?;
-        // mlx-lm's files were written on a CPU. There, MLX rounds half a step to even, and on a GPU
+        // mlx-lm wrote its files on a CPU. There, MLX rounds ties to even. On a GPU, it rounds ties
         // away from zero.
         with_device(Device::Cpu, || -> Checked {
             let packed =
@@ -164,14 +166,16 @@ fn quantized_checkpoints_are_mlx_lms() -> Checked {
             assert_eq!(config["quantization"][key], entry["quantization"][key]);
         }
         assert_eq!(config["quantization"], config["quantization_config"]);
-        // Rows of 352 numbers can be divided into groups of 32, but not of 64 or 128.
+        // Groups of 32 divide rows of 352 numbers, but groups of 64 or 128 do not. Such matrices
+        // stay floats.
         let unquantized = config["quantization"].as_object().unwrap().values();
         let unquantized = unquantized.filter(|value| **value == json!(false)).count();
         assert_eq!(unquantized, if to.group_size == 32 { 0 } else { 4 });
 
         let checkpoint = Checkpoint::load(&directory)?;
         assert_eq!(checkpoint.llama.dtype(), dtype);
-        // Logits reach 20. float16 and bfloat16 round them and all activations before them.
+        // The largest logits are about 20. With 16-bit types, these and all activations before are
+        // rounded.
         let tolerance = [(Dtype::Float32, 2e-4), (Dtype::Float16, 0.05), (Dtype::Bfloat16, 0.4)];
         let tolerance = tolerance.iter().find(|(of, _)| *of == dtype).unwrap().1;
         let logits = last_logits(&checkpoint.llama, &fixture)?;
@@ -252,7 +256,7 @@ fn invalid_conversions_are_refused() -> Checked {
         assert!(said, "{bad:?}: {error}");
     }
 
-    // A model without the tensors of a layer is not converted.
+    // If a tensor is missing, the model is not converted.
     let broken = variant(Dtype::Float32, |name, json| {
         if name == "config.json" {
             json["num_hidden_layers"] = json!(5);

@@ -1,6 +1,6 @@
-//! A process that drops a generation ends at once, and a model decodes the same tokens after
-//! failures of other evaluations. Each case is a child process: this binary, with an argument that
-//! names its role.
+//! A process that drops a running generation ends at once. After failures of other evaluations, a
+//! model decodes the same tokens. Each case is a child process: this test binary, with an argument
+//! that names the case, its role.
 
 use harness::roles::{ends, rounds};
 use mlx_primitives::custom::{View, ViewMut, apply_one};
@@ -21,7 +21,7 @@ fn decode(tokens: usize) -> Result<Vec<u32>> {
     checkpoint.llama.generate(&prompt, &options)?.collect()
 }
 
-/// Runs a role in the child, which then returns from main with this status.
+/// Runs a role in the child process. `main` then returns this status.
 pub fn play(role: &str) -> Checked<u8> {
     match role {
         "dropped generation" => {

@@ -1,4 +1,4 @@
-//! The Llama model with fused ops: packed weights, caches of every kind, adapters.
+//! The Llama model with fused ops: packed weights, key/value caches of every kind, and adapters.
 
 use mlx_primitives::ops::{Lora, QuantizedMode, QuantizedWeight};
 use mlx_primitives::{Array, Dtype, Error, io, random};
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::llama::greedy;
 use crate::support::models::variant;
 
-/// Packed weights in mlx-lm's format can be loaded, and generate the same text.
+/// The model loads packed weights in mlx-lm's format, and generates the same tokens.
 #[test(simulated = once)]
 fn packed_checkpoints_load() -> anyhow::Result<()> {
     let format = json!({"group_size": 32, "bits": 4});
@@ -41,7 +41,7 @@ fn packed_checkpoints_load() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Generates with every kind of cache; attention reads the storage of each directly.
+/// Generates with every kind of cache. Attention reads the storage of each directly.
 #[test(simulated = once)]
 fn caches_of_every_kind_generate() -> anyhow::Result<()> {
     let checkpoint = Checkpoint::demo()?;

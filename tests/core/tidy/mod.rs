@@ -279,9 +279,8 @@ fn only_one_file_uses_metal() -> Checked {
 
 #[test(simulated = never)]
 fn closures_hold_no_lanes() -> Checked {
-    // In these files, vectors need no CPU features, or only features that every machine has.
-    // Elsewhere, a closure does not inherit its function's CPU features, so its vector code would
-    // not be inlined.
+    // In these files, vectors need only CPU features that every machine has. In other files, a
+    // closure lacks the target features of its function, so its vector code is not inlined.
     let free = ["scalar.rs", "neon.rs"];
     let lanes = ["V::", "T::", "E::", "Self::load", "_mm", ".0)"];
     for path in files("crates/kernels/src", &["rs"])? {

@@ -1,5 +1,5 @@
-//! Runs the tests of a binary in a random order, each on a separate thread and with a time limit.
-//! After each test, MLX must be idle.
+//! A test harness. It runs the tests of a binary in a random order, each on a separate thread and
+//! with a time limit. After each test, MLX must be idle.
 
 mod limit;
 mod panics;
@@ -25,51 +25,51 @@ pub use test_attribute::test;
 use crate::support::{Checked, root};
 pub use limit::PATIENCE;
 
-/// The default time limit of a test in seconds. It is about ten times the time that the slowest
-/// test with this limit takes on two idle cores.
+/// The default time limit of a test in seconds. It is about ten times as long as the slowest test
+/// without a separate limit takes on two idle cores.
 pub const DEFAULT_SECONDS: u64 = 300;
 
-/// The variable with the seed for the order of the tests. If it is not set, each run chooses a new
-/// seed.
+/// The environment variable with the seed for the order of the tests. If it is not set, each run
+/// chooses a new seed.
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
-/// The variable for a sample: one in this many comparisons of the conformance table runs, in
-/// addition to the first comparison of each case. Without it, all comparisons run.
+/// The environment variable with the size of a sample. If it is n, one in n comparisons of the
+/// conformance table runs, and the first comparison of each case. Otherwise all comparisons run.
 pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
 
-/// With this variable, ops use the kernels of `metal/nvidia/` in the simulator.
+/// If this environment variable is set, ops use the kernels of `metal/nvidia/` in the simulator.
 const NVIDIA: &str = "MLX_PRIMITIVES_TEST_NVIDIA";
 
-/// The variable with the name of a [`Simulated`]. With it only tests of this value run, and without
-/// it all tests.
+/// The environment variable with the name of a [`Simulated`] variant. If it is set, only tests of
+/// this variant run.
 const SIMULATED: &str = "MLX_PRIMITIVES_TEST_SIMULATED";
 
-/// The number of tests whose times are printed after all have run.
+/// The harness prints the times of this many slowest tests.
 const SLOWEST: usize = 8;
 
 /// How long MLX may take to become idle after a test.
 const REST: Duration = Duration::from_secs(20);
 
-/// Whether a binary runs a test again in the simulator.
+/// Whether a test runs again in the Metal simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Simulated {
-    /// `cargo test` runs it in the simulator, and scripts/verify.sh does in other orders of
-    /// threads.
+    /// `cargo test` runs the test in the simulator with one order of threads. scripts/verify.sh
+    /// runs it with other orders.
     Always,
-    /// scripts/verify.sh runs it in one order of threads. It takes long, and other tests run its
-    /// kernels too.
+    /// scripts/verify.sh runs the test with one order of threads. The test takes long, and other
+    /// tests run the same kernels.
     Once,
-    /// It does not run in the simulator, because it runs no primitive, chooses its device, breaks
-    /// the environment of the kernels, or takes minutes.
+    /// The test does not run in the simulator. It runs no primitive, chooses its device, breaks the
+    /// environment of the kernels, or takes minutes.
     Never,
 }
 
-/// A test that the attribute `#[test]` registers, or a test of the conformance table.
+/// A test that the attribute `#[test]` registers, or a function of the conformance table.
 pub struct Test {
     pub path: &'static str,
     pub seconds: u64,
     pub ignored: bool,
-    /// Whether the test observes the whole process, so that no other test may run at the same time.
+    /// The test observes the whole process, so no other test may run at the same time.
     pub alone: bool,
     pub simulated: Simulated,
     pub run: fn(&Test) -> Result<(), String>,
@@ -95,7 +95,7 @@ impl<E: std::fmt::Debug> Outcome for Result<(), E> {
 }
 
 impl Test {
-    /// The path of the test without the name of the crate.
+    /// The path of the test without the crate's name.
     fn name(&self) -> &'static str {
         self.path.split_once("::").map_or(self.path, |(_, name)| name)
     }
@@ -107,8 +107,7 @@ impl Test {
         let _others = (!self.alone).then(lock);
         let _all = self.alone.then(lock_all);
         let running = limit::Running::start(self.name(), self.seconds);
-        // MLX keeps streams and other state per thread, so a separate thread hides them from other
-        // tests.
+        // MLX keeps streams and other state per thread, so each test gets a new thread.
         let thread = thread::Builder::new().name(self.name().to_owned()).spawn(|| {
             catch_unwind(|| (self.run)(self)).unwrap_or_else(|_| Err(panics::last_of_this_thread()))
         })?;
@@ -119,8 +118,8 @@ impl Test {
     }
 }
 
-/// After a failure, MLX must not count a task forever. While other tests run, their tasks count
-/// too, so the last test finds tasks that remain.
+/// Waits until MLX counts no active task. Tasks of other running tests count too, so only the last
+/// running test can detect a task that never ends.
 fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     let start = Instant::now();
     loop {
@@ -135,7 +134,8 @@ fn come_to_rest(running: &limit::Running) -> Result<(), String> {
     }
 }
 
-/// The command line, and the names that select tests. libtest_mimic accepts only one name.
+/// Splits the command line into options and the names that select tests. libtest_mimic accepts only
+/// one name.
 fn command_line() -> (Arguments, Vec<String>) {
     const WITH_VALUE: [&str; 5] = ["--test-threads", "--skip", "--color", "--format", "--logfile"];
     let (mut options, mut names) = (Vec::new(), Vec::new());
@@ -153,19 +153,20 @@ fn command_line() -> (Arguments, Vec<String>) {
     (Arguments::from_iter(options), names)
 }
 
-/// Prepares the process. Tests use no network: the tests of the hub name a server on this machine.
+/// Prepares the process. Sets `HF_HUB_OFFLINE`, so that tests use no network. Tests of the Hugging
+/// Face hub use a server on this machine.
 ///
 /// # Errors
 ///
-/// If there is no folder of the repository.
+/// Returns an error if the repository's folder does not exist.
 pub fn start() -> std::io::Result<()> {
     // SAFETY: no other thread runs yet.
     unsafe { env::set_var("HF_HUB_OFFLINE", "1") };
     env::set_current_dir(root())
 }
 
-/// Runs the role that the environment names. Without one, runs the tests that the command line
-/// selects, from the registered tests and from `more`.
+/// If an environment variable names a role, runs that role. Otherwise runs the tests that the
+/// command line selects, from the registered tests and from `more`.
 pub fn main(play: fn(&str) -> Checked<u8>, more: Vec<Test>) -> ExitCode {
     if let Err(error) = start() {
         eprintln!("{}: {error}", root().display());
@@ -179,7 +180,8 @@ fn run(more: &'static [Test]) -> ExitCode {
     let seed = env::var(SEED).ok().and_then(|text| text.parse().ok());
     let seed: u32 = seed.unwrap_or_else(|| fastrand::u32(..));
     let mut tests: Vec<&'static Test> = inventory::iter::<Test>.into_iter().chain(more).collect();
-    // A simulated test may run another test in a separate process, by its whole name.
+    // The arguments of a run in the simulator may be `--exact` and a name. Then that test runs,
+    // whatever its variant is.
     if let Ok(name) = env::var(SIMULATED)
         && !arguments.exact
     {

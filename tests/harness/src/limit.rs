@@ -1,5 +1,5 @@
-//! Time limits: a test that takes too long ends the run, and its name and the stacks of all threads
-//! are printed.
+//! Time limits. If a test takes too long, the harness prints its name and the stacks of all
+//! threads, and ends the process.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A factor for all limits, for machines that are slow or under load.
+/// The environment variable with a factor for all limits, for machines that are slow or busy.
 pub const PATIENCE: &str = "MLX_PRIMITIVES_TEST_PATIENCE";
 
 struct Started {
@@ -17,7 +17,7 @@ struct Started {
     limit: Duration,
 }
 
-/// The time and the name of each test that has ended.
+/// The duration and the name of each test that has ended.
 static TIMES: Mutex<Vec<(Duration, &str)>> = Mutex::new(Vec::new());
 static RUNNING: Mutex<BTreeMap<u64, Started>> = Mutex::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -63,7 +63,7 @@ fn patience() -> f64 {
     factor.filter(|factor| *factor > 0.0).unwrap_or(1.0)
 }
 
-/// Starts the thread that watches the limits.
+/// Starts a thread that checks whether running tests exceed their limits.
 pub fn watch() {
     thread::Builder::new()
         .name("time limits".into())
@@ -81,7 +81,7 @@ pub fn watch() {
                         );
                     }
                     show_stacks();
-                    // `exit` would wait for the hanging threads.
+                    // `exit` would wait for the threads that hang.
                     std::process::abort();
                 }
             }
@@ -94,7 +94,7 @@ fn show_stacks() {
     let process = std::process::id().to_string();
     let arguments = ["-p", &process, "--batch", "-ex", "thread apply all backtrace 40"];
     #[cfg(target_os = "linux")]
-    // SAFETY: the call only allows other processes to trace this one.
+    // SAFETY: this call only lets other processes trace this process.
     unsafe {
         libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY);
     }

@@ -1,12 +1,12 @@
-//! Keeps the messages of panics, many of which are deliberate, and shows them only with a failing
-//! test.
+//! Tests panic on purpose in many places. This module keeps the messages of panics and prints them
+//! only if a test fails.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::{panic, thread};
 
-/// The number of panics that are kept.
+/// The number of panic messages that are kept.
 const KEPT: usize = 8;
 
 thread_local! {
@@ -15,7 +15,7 @@ thread_local! {
 
 static RECENT: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Replaces the hook that prints each panic by one that keeps its message.
+/// Installs a panic hook that keeps each message and does not print it.
 pub fn keep() {
     panic::set_hook(Box::new(|info| {
         let thread = thread::current();
@@ -34,7 +34,8 @@ pub fn last_of_this_thread() -> String {
     LAST.with(RefCell::take)
 }
 
-/// The messages of the last panics on all threads, including tests that ran at the same time.
+/// The messages of the last panics on all threads. Some may belong to tests that ran at the same
+/// time.
 pub fn of_other_threads() -> String {
     let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     let lines: Vec<_> = recent.iter().map(|text| format!("  {text}\n")).collect();

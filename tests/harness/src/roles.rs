@@ -1,4 +1,5 @@
-//! Child processes. A child is this binary again, with the name of its role in the environment.
+//! Runs this test binary as child processes. An environment variable names the role of a child: the
+//! code that it runs.
 
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -8,14 +9,15 @@ use tempfile::NamedTempFile;
 
 use crate::support::Checked;
 
-/// The variable with the role of a child process.
+/// The environment variable with the role of a child process.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_ROLE";
-/// The variable with the number of times that each case runs.
+/// The environment variable that overrides how many times each case runs.
 const ROUNDS: &str = "MLX_PRIMITIVES_TEST_ROUNDS";
-/// At its exit a child waits a second for running work. The rest is for its startup under load.
+/// The time limit of a child. When it exits, a child waits up to a second for running work. The
+/// limit is long because a busy machine may start the child slowly.
 pub const LIMIT: Duration = Duration::from_secs(250);
 
-/// Runs the role that the environment names, if it names one.
+/// If the environment names a role, runs it.
 pub(crate) fn role(play: fn(&str) -> Checked<u8>) -> Option<ExitCode> {
     let role = env::var(ROLE).ok()?;
     Some(match play(&role) {
@@ -27,20 +29,20 @@ pub(crate) fn role(play: fn(&str) -> Checked<u8>) -> Option<ExitCode> {
     })
 }
 
-/// A child that runs a role, and the file with its output.
+/// A child process that runs a role, and the file that receives its output.
 pub struct Player {
     role: String,
     pub child: Child,
     said: NamedTempFile,
 }
 
-/// Resets the child's signals, so that signals end it even if this process ignores them because of
-/// `nohup` or a shell's `&`.
+/// Makes signals end the child. Without this, the child would ignore the signals that this process
+/// ignores because of `nohup` or a shell's `&`.
 #[cfg(unix)]
 fn default_signals(command: &mut Command) {
     use std::os::unix::process::CommandExt;
 
-    // SAFETY: between fork and exec only `signal` is called, which is async-signal-safe.
+    // SAFETY: between fork and exec, the closure calls only `signal`, which is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGINT, libc::SIGTERM] {
@@ -74,12 +76,12 @@ impl Player {
     #[cfg(unix)]
     pub fn signal(&self, signal: i32) -> Checked {
         let id = i32::try_from(self.child.id())?;
-        // SAFETY: the signal goes to a child that has not been waited for.
+        // SAFETY: the signal goes to a child that nobody has waited for yet, so its ID is valid.
         anyhow::ensure!(unsafe { libc::kill(id, signal) } == 0, "no signal reached {}", self.role);
         Ok(())
     }
 
-    /// Waits for the child, and kills it if it takes longer than [`LIMIT`].
+    /// Waits for the child. Kills it if it takes longer than [`LIMIT`].
     pub fn finish(mut self) -> anyhow::Result<(ExitStatus, String)> {
         let start = Instant::now();
         loop {
@@ -95,17 +97,17 @@ impl Player {
     }
 }
 
-/// The number of times that a case runs.
+/// The number of times that a case runs: the value of the environment variable, or `default`.
 pub fn rounds(default: u32) -> u32 {
     env::var(ROUNDS).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The status and the output of a child that runs the role.
+/// Runs a role in a child process. Returns the child's status and output.
 pub fn ended(role: &str) -> anyhow::Result<(ExitStatus, String)> {
     Player::start(role)?.finish()
 }
 
-/// Checks that a child with this role ends with this status, in each round.
+/// Runs a role `rounds` times in a child process. Checks that it ends with this status each time.
 pub fn ends(role: &str, status: i32, rounds: u32) -> Checked {
     for round in 0..rounds {
         let (ended, said) = Player::start(role)?.finish()?;

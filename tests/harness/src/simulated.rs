@@ -1,6 +1,7 @@
-//! Runs tests of this binary again with `eval_gpu` instead of `eval_cpu`. The Metal kernels then
-//! run in a simulator that finds races, accesses out of bounds and divergent barriers. Each run is
-//! a child process, because the variables that choose the simulator apply to a whole process.
+//! Runs tests of this binary again with `eval_gpu` in place of `eval_cpu`. A simulator then runs
+//! the Metal kernels, and finds races, accesses out of bounds and divergent barriers. Each run is a
+//! child process, because the environment variables that choose the simulator apply to a whole
+//! process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -15,13 +16,14 @@ pub const THREADS: &str = "MLX_PRIMITIVES_SIMULATE_THREADS";
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 const VARIABLES: [&str; 3] = [SCHEDULE, THREADS, LOG];
 
-/// Runs this binary again. Of the simulator's variables, only these are set.
+/// Runs this binary in a child process. Of the simulator's environment variables, only `variables`
+/// are set.
 pub fn again(arguments: &[&str], variables: &[(&str, &Path)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a running test"));
     for name in VARIABLES {
         command.env_remove(name);
     }
-    // The simulator takes about ten times as long as CPU kernels.
+    // Kernels in the simulator take about ten times as long as CPU kernels.
     command.args(arguments).envs(variables.iter().copied()).env(crate::PATIENCE, "10");
     command.output().expect("the running binary")
 }
@@ -31,7 +33,7 @@ pub fn text(output: &Output) -> String {
     parts.concat()
 }
 
-/// The number in front of `word` in the harness's summary.
+/// The number before `word` in the summary that the harness prints.
 pub fn summary(text: &str, word: &str) -> usize {
     let before = text.split(&format!(" {word}")).next().unwrap_or_default();
     let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
@@ -43,11 +45,11 @@ pub struct Run<'a> {
     pub schedule: &'a str,
     pub threads: u32,
     pub arguments: &'a [&'a str],
-    /// The tests that run; `None` runs all tests that the arguments select.
+    /// Only tests of this variant run. `None` runs all tests that the arguments select.
     pub tests: Option<Simulated>,
-    /// The size of the sample: one in this many comparisons of the conformance table runs.
+    /// If the sample is n, one in n comparisons of the conformance table runs.
     pub sample: &'a str,
-    /// Whether ops use their kernels of `metal/nvidia/`, if there are any.
+    /// If true, ops use their kernels in `metal/nvidia/` if they have any.
     pub nvidia: bool,
 }
 
@@ -64,14 +66,14 @@ impl Default for Run<'_> {
     }
 }
 
-/// How often each kernel ran, and the kernels in each library that was loaded.
+/// How often each kernel ran, and the names of all kernels in the libraries that were loaded.
 pub struct Ran {
     pub kernels: BTreeMap<String, usize>,
     pub all: BTreeSet<String>,
 }
 
 impl Run<'_> {
-    /// Runs the tests. All of them must pass.
+    /// Runs the tests in a child process. Panics unless all of them pass.
     pub fn pass(&self) -> Ran {
         let Self { schedule, threads, arguments, sample, .. } = *self;
         let folder = tempfile::tempdir().expect("a folder");
@@ -110,12 +112,13 @@ impl Run<'_> {
     }
 }
 
-/// Runs the short tests in one order of threads.
+/// Runs the short tests (`Simulated::Always`) with one order of threads.
 pub fn once(schedule: &str, sample: &str) -> Ran {
     Run { schedule, sample, tests: Some(Simulated::Always), ..Run::default() }.pass()
 }
 
-/// Runs the short tests in two other orders of threads, and the long tests in one order.
+/// Runs the short tests with two other orders of threads, and the long tests (`Simulated::Once`)
+/// with one order.
 pub fn in_other_orders(short: fn(&str)) {
     std::thread::scope(|scope| {
         scope.spawn(|| Run { tests: Some(Simulated::Once), ..Run::default() }.pass());

@@ -1,5 +1,5 @@
-//! Worker processes that run jobs for this process. A job that crashes or never ends does not
-//! affect the others.
+//! Worker processes that run jobs for this process. If a job crashes or never ends, the other jobs
+//! still run.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -8,18 +8,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The prefix of an answer, which distinguishes it from the output of libraries.
+/// The prefix of an answer. It distinguishes answers from other output on stdout.
 const ANSWER: &str = "answer: ";
 
-/// Answers each line of stdin with one line.
+/// In a worker: answers each line of stdin with one line.
 pub fn serve(mut answer: impl FnMut(&str) -> String) {
     for line in io::stdin().lines().map_while(Result::ok) {
-        // If the other process does not listen, nobody can be informed.
+        // Ignore an error. If the parent has stopped reading, there is nobody to report it to.
         let _ = writeln!(io::stdout(), "\n{ANSWER}{}", answer(&line).replace('\n', " "));
     }
 }
 
-/// An answer, or the failure of the worker: "hang" or "crash".
+/// A worker's answer. The error is "hang" if the worker did not answer in time, and "crash" if it
+/// ended.
 pub type Answer = Result<String, &'static str>;
 
 pub struct Worker {
@@ -29,7 +30,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a program that calls [`serve`].
+    /// Starts a worker: a program that calls [`serve`].
     pub fn start(program: &mut Command) -> io::Result<Self> {
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take();
@@ -57,7 +58,7 @@ impl Worker {
         })
     }
 
-    /// Closes the worker's stdin and returns the status with which it ends.
+    /// Closes the worker's stdin, which ends it. Returns its exit status.
     pub fn end(&mut self) -> io::Result<ExitStatus> {
         drop(self.stdin.take());
         self.child.wait()
@@ -71,8 +72,8 @@ impl Drop for Worker {
     }
 }
 
-/// Runs the jobs on one worker per core, and returns the answers in the order of the jobs. `seen`
-/// receives each answer when it arrives.
+/// Runs the jobs with one worker per core. Returns the answers in the order of the jobs. Calls
+/// `seen` for each answer when it arrives.
 pub fn run(
     jobs: &[String],
     start: impl Fn() -> Worker + Sync,

@@ -1,5 +1,5 @@
-//! 200 damaged checkpoints. Each is refused by name, or loads and runs. Loading never crashes or
-//! takes more memory than the files justify.
+//! 200 damaged checkpoints. Each loads and runs, or is refused with an error that names the damaged
+//! part. Loading never crashes, and takes at most about twice the memory of the files.
 
 use std::fs;
 
@@ -22,11 +22,11 @@ const FIXTURES: [&str; 6] = [
     "gguf-q4_0",
 ];
 
-/// Runs in a child process, to measure its memory and to detect a crash.
+/// A child process runs the cases, so that the test can measure its memory and detect a crash.
 #[test(simulated = once)]
 fn damaged_checkpoints_are_refused_by_name() -> Checked {
     if std::env::var_os(CHILD).is_some() {
-        // On a GPU, each kernel that is loaded takes more memory than the files.
+        // On a GPU, loading kernels would take more memory than the files, so use the CPU.
         return with_device(Device::Cpu, all_cases);
     }
     let test = "checkpoints::corrupt::damaged_checkpoints_are_refused_by_name";
@@ -36,7 +36,7 @@ fn damaged_checkpoints_are_refused_by_name() -> Checked {
 }
 
 fn all_cases() -> Checked {
-    // The first load starts the runtime and its threads.
+    // The first load starts MLX's runtime and its threads, so do it before memory is measured.
     let whole = load(FIXTURES[0])?;
     whole.forward(&tokens(&[1, 2, 3])?, &mut whole.new_cache())?.eval()?;
     let (mut refused, mut loaded, mut most) = (0, Vec::new(), 0.0f64);
@@ -58,7 +58,7 @@ fn all_cases() -> Checked {
             Err(error) => {
                 let said = error.to_string();
                 assert!(said.starts_with(&folder.path().display().to_string()), "{what}: {said}");
-                // The message names a file of the folder, and the damaged part of the file.
+                // The message must name a file of the folder, and the damaged part of the file.
                 let file = ["model", "config.json"].iter().any(|name| said.contains(name));
                 assert!(file, "{what}: {said}");
                 for name in &damage.names {
@@ -69,7 +69,8 @@ fn all_cases() -> Checked {
             Ok(llama) => {
                 assert!(damage.harmless, "{what}: loaded");
                 if !simulated() {
-                    // A flipped bit may turn a weight into any number, even NaN.
+                    // A flipped bit may turn a weight into any number, even NaN, so check only the
+                    // number of logits.
                     let ids = tokens(&[1, 2, 3])?;
                     let logits = llama.forward(&ids, &mut llama.new_cache())?;
                     assert_eq!(
@@ -86,7 +87,7 @@ fn all_cases() -> Checked {
                 loaded.push(damage.what);
             }
         }
-        // The runtime and the allocators of its threads take a few megabytes in addition.
+        // In addition, the runtime and its threads' allocators may take a few megabytes.
         let taken = memory("VmHWM:").saturating_sub(before) as f64;
         assert!(taken < 2.0 * size as f64 + SLACK, "{what}: {taken} bytes for {size}");
         most = most.max(taken);
@@ -98,7 +99,7 @@ fn all_cases() -> Checked {
 
 const SLACK: f64 = (4 << 20) as f64;
 
-/// Bytes in this line of the process's status, or 0 if the system does not report it.
+/// The bytes in this line of /proc/self/status, or 0 if the system does not report them.
 pub fn memory(key: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();

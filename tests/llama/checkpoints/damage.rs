@@ -1,4 +1,4 @@
-//! Damages a checkpoint's files at random, from a seed.
+//! Damages a checkpoint's files. The seed of a random generator determines the damage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ fn one<'a, T>(draw: &mut Rng, of: &'a [T]) -> &'a T {
     &of[draw.usize(..of.len())]
 }
 
-/// A description of the damage, and the names that an error about it must contain.
+/// A description of the damage, and names that the error message must contain.
 pub struct Damage {
     pub what: String,
-    /// Whether the checkpoint may load in spite of the damage.
+    /// The checkpoint may load in spite of the damage.
     pub harmless: bool,
     pub names: Vec<String>,
 }
@@ -25,7 +25,7 @@ impl Damage {
     }
 }
 
-/// Numbers that are invalid as a shape, an offset or an extent.
+/// Numbers that are invalid as a dimension, an offset or a size.
 const HOSTILE: [&str; 12] = [
     "-1",
     "0",
@@ -52,7 +52,7 @@ const EXTENTS: [&str; 8] = [
     "max_position_embeddings",
 ];
 
-/// The weight files of a folder. Any of them may be damaged.
+/// The weight files of a folder, which may be damaged.
 fn weight_files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
@@ -67,7 +67,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// The header's JSON and the data of a safetensors file.
+/// Parses the header of a safetensors file, and returns it with the data.
 fn parts(bytes: &[u8]) -> (Map<String, Value>, &[u8]) {
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), &bytes[8 + length..])
@@ -77,7 +77,7 @@ fn joined(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// The number of kinds of damage. The cases use them in turn.
+/// The number of kinds of damage. The cases cycle through them.
 pub const KINDS: usize = 12;
 
 pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
@@ -95,8 +95,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
         }
         1 | 2 => {
-            // Flips a bit: of kind 1 in the header, one time in four in its first 12 bytes; of kind
-            // 2 after the header.
+            // Flip a bit. For kind 1 the bit is in the header, once in four times in its first 12
+            // bytes. For kind 2 the bit is after the header.
             let header = match gguf {
                 true => 1500,
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
@@ -124,7 +124,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             let key = *one(draw, &EXTENTS);
             let value = *one(draw, &HOSTILE);
             set(&config, key, value);
-            // Tensors do not depend on limits and epsilons, so any positive value is valid.
+            // The shapes of tensors do not depend on these two keys. For other keys, only 1 may be
+            // harmless.
             let harmless =
                 value == "1" || ["max_position_embeddings", "rms_norm_eps"].contains(&key);
             Damage::new(format!("{key} of {value}"), harmless, &[])
@@ -174,7 +175,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("config.json {what} at {at}"), !cut, &[])
         }
         _ => {
-            // In a GGUF file, the names and dimensions of tensors follow the entries.
+            // In a GGUF file, this range contains metadata entries, and the names and dimensions of
+            // tensors.
             let at = 24 + draw.usize(..3000);
             let run = 1 + draw.usize(..8);
             for byte in &mut bytes[at..at + run] {
@@ -186,7 +188,7 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
     }
 }
 
-/// Sets an entry of a config as text, which may be invalid JSON.
+/// Sets a key of config.json to this text, which may be invalid JSON.
 fn set(config: &Path, key: &str, value: &str) {
     let mut map: Map<String, Value> = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     map.insert(key.to_owned(), json!("@value@"));
@@ -194,7 +196,7 @@ fn set(config: &Path, key: &str, value: &str) {
     fs::write(config, text).unwrap();
 }
 
-/// Damages one tensor of a safetensors file; the header is still valid JSON.
+/// Damages the entry of one tensor in a safetensors header.
 fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Rng) -> Damage {
     let (mut header, data) = parts(bytes);
     let file = name(path);
@@ -202,7 +204,7 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Rng) -> Damage
         header.keys().filter(|key| *key != "__metadata__").cloned().collect();
     let tensor = one(draw, &tensors).clone();
     let entry = header[&tensor].clone();
-    // Errors about packed weights name their module.
+    // Errors about packed weights name the module, not the tensor.
     let module = tensor.rsplit_once('.').unwrap().0.to_owned();
     let mut names = vec![file.as_str(), module.as_str()];
     let mut harmless = false;
@@ -239,7 +241,7 @@ fn spoil_entry(path: &Path, bytes: &[u8], kind: usize, draw: &mut Rng) -> Damage
             Value::Object(header).to_string().replace("\"@value@\"", value)
         }
         _ => {
-            // Missing, renamed, or duplicated.
+            // Remove the tensor's entry, rename it, or write it twice.
             header.remove(&tensor);
             let way = draw.usize(..3);
             what = format!("{tensor} {}", ["removed", "renamed", "twice"][way]);

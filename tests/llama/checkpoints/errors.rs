@@ -1,4 +1,4 @@
-//! Each error about a checkpoint is reported once and names the file and the tensor.
+//! Errors about checkpoints. Each error names the file and the tensor, and is reported once.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::support::models::checkpoints as root;
 use crate::support::{Checked, message};
 
-/// A copy of a fixture, which a test may damage.
+/// Copies a fixture, so that a test can damage the copy.
 pub fn copy(name: &str) -> anyhow::Result<TempDir> {
     let folder = TempDir::new()?;
     for entry in fs::read_dir(root().join(name))? {
@@ -98,8 +98,8 @@ fn packed_tensors_that_do_not_fit() -> Checked {
         })?;
         refused(folder.path(), file, &[down]);
     }
-    // The cases: the config says that weights are not packed, or it says another format, or the
-    // packed weights have no scales.
+    // In these cases, the config says that packed weights are not packed, it says another format,
+    // or it says that plain weights are packed.
     let folder = with_config("llama-q4-g32-biases", |config| {
         config["quantization"][down] = json!(false);
     })?;
@@ -126,7 +126,7 @@ fn shards_that_do_not_fit() -> Checked {
     fs::remove_file(folder.path().join(second))?;
     refused(folder.path(), second, &["No such file"]);
 
-    // Both shards are equal: an error about a duplicate names both files.
+    // Copy one shard over the other. Each tensor is then in both files, and the error names both.
     let folder = copy("llama-bf16-sharded")?;
     let first = folder.path().join("model-00001-of-00002.safetensors");
     fs::copy(&first, folder.path().join(second))?;
@@ -155,7 +155,7 @@ fn shards_that_do_not_fit() -> Checked {
         fs::write(&file, spoilt.to_string())?;
         refused(folder.path(), index, &[part]);
     }
-    // Without an index, all files are loaded.
+    // If there is no index, all safetensors files are loaded.
     fs::remove_file(&file)?;
     Llama::load(folder.path())?;
     Ok(())
@@ -193,7 +193,7 @@ fn configs_that_cannot_run() -> Checked {
     Ok(())
 }
 
-/// Other programs write some entries of `config.json` in other ways.
+/// Other programs write some keys of `config.json` differently.
 #[test(simulated = once)]
 fn configs_with_other_wording() -> Checked {
     let text = fs::read_to_string(root().join("llama-f16-llama3/config.json"))?;
@@ -201,7 +201,7 @@ fn configs_with_other_wording() -> Checked {
     let periods = |config: &Value| -> anyhow::Result<Vec<f32>> {
         Ok(Config::parse(&config.to_string())?.rope_frequencies()?.values(1))
     };
-    // transformers 5 writes the settings of the rotation into a nested object.
+    // transformers 5 writes the settings of the rotary embedding as a nested object.
     let mut nested = base.clone();
     let map = nested.as_object_mut().unwrap();
     let mut inner = map.remove("rope_scaling").unwrap();
@@ -218,7 +218,7 @@ fn configs_with_other_wording() -> Checked {
     packed["quantization_config"] = json!({"group_size": 128, "bits": 3});
     let affine = Config::parse(&packed.to_string())?.quantization_of("")?.unwrap();
     assert_eq!((affine.group_size, affine.bits), (128, 3));
-    // A null means the same as a missing entry.
+    // A null means the same as a missing key.
     let mut nulls = base.clone();
     for key in ["quantization", "head_dim", "rope_theta", "layer_types", "sliding_window"] {
         nulls[key] = json!(null);

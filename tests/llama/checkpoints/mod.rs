@@ -1,4 +1,4 @@
-//! Checkpoints that mlx-lm wrote, compared with the results of mlx-lm and transformers.
+//! Compares checkpoints that mlx-lm wrote with the results of mlx-lm and transformers.
 
 mod corrupt;
 mod damage;
@@ -17,7 +17,7 @@ use crate::support::compare::{is_nvidia, numbers, ulp};
 use crate::support::models::{checkpoints as root, names};
 use crate::support::{Checked, simulated};
 
-/// One small model of each kind, which the simulator runs.
+/// In the simulator only these run: one small model of each kind.
 const FEW: [&str; 11] = [
     "llama-f32-biases",
     "llama-bf16-sharded",
@@ -76,17 +76,17 @@ fn best(row: &[f64]) -> u32 {
     row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as u32)
 }
 
-/// How far our logits may be from logits of the same numbers in float32. In 32 bits only the order
-/// of sums differs. A sum has up to 128 terms, and each layer multiplies the errors of the layer
-/// before it, so the bound is 64 ulps. In 16 bits each layer rounds about ten times by half an ulp.
-/// These errors add up like a random walk: 4 ulps per layer, and 2 for the embedding and the
-/// output.
+/// The allowed error of our logits, compared with a float32 model that has the same weights. In 32
+/// bits only the order of sums differs. A sum has up to 128 terms, and each layer amplifies the
+/// errors of the layer before, so the bound is 64 ulps. In 16 bits each layer rounds about ten
+/// times by half an ulp. These errors add up like a random walk: 4 ulps per layer, and 2 for the
+/// embedding and the output.
 fn own_error(dtype: Dtype, layers: i32, logits: &[f64]) -> f64 {
     let ulps = if dtype == Dtype::Float32 { 64.0 } else { 2.0 + 4.0 * f64::from(layers) };
     ulps * ulp(largest(logits), dtype)
 }
 
-/// The mean loss of each token after the first, in one context.
+/// The mean loss of each token after the first, with all earlier tokens as context.
 pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     let logits = llama.forward(&tokens(&text[..text.len() - 1])?, &mut llama.new_cache())?;
     let logits = numbers(&logits)?;
@@ -98,14 +98,14 @@ pub fn mean_nll(llama: &Llama, text: &[u32]) -> anyhow::Result<f64> {
     Ok(losses.sum::<f64>() / (text.len() - 1) as f64)
 }
 
-/// The relative error of a perplexity, from two mean losses.
+/// The relative error of a perplexity. The arguments are mean losses.
 pub fn perplexity_error(got: f64, want: f64) -> f64 {
     ((got - want).exp() - 1.0).abs()
 }
 
-/// Compares the best token of each step with `want`, if the margin of the best token is large
-/// enough. Returns the number of compared steps. Each step gets the expected token, so that a tie
-/// does not affect later steps.
+/// Compares our best token of each step with `want`, if its margin over the second-best token
+/// exceeds the error. Continues with the expected token, so that a tie does not affect later steps.
+/// Returns the number of compared steps.
 pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
     let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
     let vocab = llama.config().vocab_size as usize;
@@ -124,9 +124,9 @@ pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow
     Ok(decided)
 }
 
-/// Compares a checkpoint with mlx-lm, with mlx-lm on the same numbers in float32, and with
-/// transformers. On a CPU, MLX sums packed products in 16 bits, so mlx-lm is less accurate than we
-/// are.
+/// Compares a checkpoint with three results: mlx-lm's, mlx-lm's with the same weights in float32,
+/// and transformers'. On a CPU, MLX adds up packed products in 16 bits, so mlx-lm is less accurate
+/// than this crate.
 fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (load(name)?, expected(name)?);
     let (dtype, prompt) = (dtype(&want), ids(&want["prompt"]));
@@ -136,9 +136,9 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     let wide = &want["widened"];
     let exact = own_error(dtype, llama.config().num_hidden_layers, &reference);
-    // mlx-lm's Gemma computes GELU with erf. Our approximation differs by up to 5e-4.
+    // mlx-lm's Gemma computes GELU with erf. Our approximation with tanh differs by up to 5e-4.
     let own = exact + if name.starts_with("gemma") { 2e-3 } else { 0.0 };
-    // If our type is float32 but some weights have another type, mlx-lm rounds at the same steps.
+    // If our type is float32 but some weights have 16 bits, we round at the same steps as mlx-lm.
     let rounding = want["rounding"].as_f64().unwrap();
     let (allowed, of_wide) = match dtype {
         Dtype::Float32 => (own, own + rounding),
@@ -165,15 +165,15 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
 
     if !simulated() {
         let nll = mean_nll(&llama, &ids(&want["text"]))?;
-        // On a CPU, bfloat16 is wrong by up to 8.6e-3. Kernels for an NVIDIA GPU add in another
-        // order, and each sum is then rounded to 8 bits. Their error is therefore a different
-        // random number of the same size.
+        // On a CPU, the bfloat16 error is at most 8.6e-3. Kernels for an NVIDIA GPU add in another
+        // order, and then round each sum to 8 bits. Their error has the same size, but is a
+        // different random number.
         let allowed = match dtype {
             Dtype::Float32 => 1e-3,
             Dtype::Bfloat16 if is_nvidia(default_device()?) => 2e-2,
             _ => 1e-2,
         };
-        // mlx-lm's 16-bit result is just as far from its result in float32.
+        // mlx-lm's 16-bit result differs as much from mlx-lm's float32 result.
         let [theirs, wider] = [&want, wide].map(|of| of["mean_nll"].as_f64().unwrap());
         let rounded = perplexity_error(theirs, wider);
         for (whose, of) in [("mlx-lm", &want), ("float32", wide)]
@@ -195,7 +195,7 @@ fn runs_as_mlx_lm_does(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs all checkpoints whose names `chosen` accepts.
+/// Runs the comparison for each checkpoint whose name `chosen` accepts.
 fn assert_all_run(least: usize, chosen: impl Fn(&str) -> bool) -> Checked {
     let (mut checked, mut wrong) = (0, Vec::new());
     for name in names()?.iter().filter(|name| chosen(name)) {
@@ -249,8 +249,7 @@ fn gguf_files_run_as_in_mlx_lm() -> Checked {
     assert_all_run(4, |name| name.starts_with("gguf"))
 }
 
-/// One of the tests above runs every folder, and together the folders have every setting of
-/// configs.
+/// The tests above run every folder. Together, the folders use every setting of config.json.
 #[test(simulated = once)]
 fn every_kind_is_covered() -> Checked {
     let names = names()?;

@@ -15,7 +15,7 @@ use crate::support::{Checked, in_another_process, simulated};
 
 const CHILD: &str = "MLX_PRIMITIVES_LOAD_CHILD";
 
-/// Writes about 40 MB of float16 in eight layers.
+/// Writes a model of about 40 MB of float16 in eight layers.
 fn large(folder: &Path) -> anyhow::Result<u64> {
     let config = json!({
         "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8,
@@ -52,7 +52,8 @@ fn large(folder: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(file)?.len())
 }
 
-/// Weights are read layer by layer. Only the joined weights of a single layer are in memory twice.
+/// The loader reads weights layer by layer. While it joins matrices of a layer, only these are in
+/// memory twice.
 #[test(simulated = once)]
 fn loading_takes_little_more_than_the_weights() -> Checked {
     if simulated() {
@@ -73,8 +74,7 @@ fn load_large(folder: &Path) -> Checked {
     let file = folder.join("model.safetensors");
     let size = fs::metadata(&file)?.len() as f64;
     Array::ones::<f32>(&[4])?.eval()?; // starts the runtime
-    // Loading a broken file takes no more memory than loading a good one, wherever in the file the
-    // error is.
+    // Loading a broken file takes no more memory than loading a good one, wherever the error is.
     let whole = fs::read(&file)?;
     let length = u64::from_le_bytes(whole[..8].try_into()?) as usize;
     for (what, from, to) in [
@@ -111,7 +111,7 @@ fn load_large(folder: &Path) -> Checked {
         arrays / weights,
         resident / weights
     );
-    // One of eight layers, and its queries, keys and values a second time.
+    // Of one of the eight layers, the queries', keys' and values' matrices are in memory twice.
     assert!(arrays < 1.2 * weights, "{arrays} for {weights}");
     assert!(resident < 1.6 * weights, "{resident} for {weights}");
     Ok(())
@@ -141,7 +141,7 @@ fn lazy_models_are_equal() -> Checked {
     Ok(())
 }
 
-/// Each kind of layer has its kind of cache, and the estimate of memory takes this into account.
+/// Each layer gets the kind of cache that suits its attention, and the memory estimate counts this.
 #[test(simulated = once)]
 fn sliding_layers_keep_their_window() -> Checked {
     let llama = load("llama-f32-sliding")?;

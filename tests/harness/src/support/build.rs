@@ -1,4 +1,4 @@
-//! Steps of the build that tests run again.
+//! Steps of the build that tests run.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 
 use super::root;
 
-/// The CMake that build.rs would use.
+/// The CMake command that build.rs would use.
 pub fn cmake() -> Command {
     let brought = root().join(".mlx/python/cmake/data/bin/cmake");
     match std::env::var_os("CMAKE") {
@@ -18,7 +18,7 @@ pub fn cmake() -> Command {
     }
 }
 
-/// Writes the C++ source of the kernels in a folder.
+/// Embeds the kernels of a folder: writes the C++ file that contains their sources.
 pub fn embed(metal: &Path, embedded: &Path) -> std::io::Result<Output> {
     cmake()
         .arg(format!("-DMETAL_DIR={}", metal.display()))
@@ -28,7 +28,8 @@ pub fn embed(metal: &Path, embedded: &Path) -> std::io::Result<Output> {
         .output()
 }
 
-/// The marker that the kernels in a folder give their metallib, by which a program recognizes it.
+/// The marker of a folder's kernels. A metallib contains it, so that a program can check which
+/// sources it was built from.
 pub fn marker(metal: &Path) -> anyhow::Result<String> {
     let directory = tempfile::tempdir()?;
     let embedded = directory.path().join("embedded.cpp");

@@ -1,4 +1,4 @@
-//! Comparisons of numbers, in units in the last place.
+//! Compares numbers in units in the last place (ulps).
 
 use mlx_primitives::device::{Device, Stream, with_stream};
 use mlx_primitives::{Array, Dtype, Result, eval};
@@ -6,7 +6,7 @@ use mlx_primitives_check::Backend;
 
 pub use crate::table::inputs::{numbers, ulp};
 
-/// The largest distance from `want` in ulps of `dtype`; NaN and infinities must agree exactly.
+/// The largest difference from `want` in ulps of `dtype`. NaN and infinities must agree exactly.
 #[track_caller]
 pub fn ulps(got: &[f64], want: &[f64], dtype: Dtype, what: &str) -> f64 {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
@@ -22,14 +22,14 @@ pub fn ulps(got: &[f64], want: &[f64], dtype: Dtype, what: &str) -> f64 {
     worst
 }
 
-/// [`ulps`] for arrays, which must agree in shape and type.
+/// Like [`ulps`], for arrays. Their shapes and types must agree.
 #[track_caller]
 pub fn array_ulps(got: &Array, want: &Array, what: &str) -> Result<f64> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     Ok(ulps(&numbers(got)?, &numbers(want)?, got.dtype(), what))
 }
 
-/// Checks that each difference is within `tolerance * (1 + |want|)`.
+/// Checks that each difference is at most `tolerance * (1 + |want|)`.
 #[track_caller]
 pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
@@ -39,7 +39,7 @@ pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// How many elements differ in any bit; all NaNs are equal.
+/// Counts the elements that differ in any bit. All NaNs are considered equal.
 pub fn differing(got: &Array, want: &Array) -> Result<usize> {
     let bits = |x: &Array| -> Result<Vec<u32>> {
         let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
@@ -48,7 +48,7 @@ pub fn differing(got: &Array, want: &Array) -> Result<usize> {
     Ok(bits(got)?.iter().zip(bits(want)?).filter(|(got, want)| *got != want).count())
 }
 
-/// Checks for equal shapes, types and bits; all NaNs are equal.
+/// Checks that shapes, types and bits are equal. All NaNs are considered equal.
 #[track_caller]
 pub fn assert_same(got: &Array, want: &Array, what: &str) -> Result<()> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
@@ -57,14 +57,14 @@ pub fn assert_same(got: &Array, want: &Array, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether ops of this device run on an NVIDIA GPU. There, ops have other plans and add in another
-/// order than on a Mac, and MLX's graph compiler rounds at other steps.
+/// Whether ops of this device run on an NVIDIA GPU. Kernels there add in another order than on a
+/// Mac, and MLX's graph compiler rounds at other steps.
 pub fn is_nvidia(device: Device) -> bool {
     device == Device::Gpu && Backend::Gpu.is_cuda()
 }
 
-/// [`assert_same`], except on an NVIDIA GPU. There, values may differ by two units in the last
-/// place of 1, or more if they are larger than 1.
+/// Like [`assert_same`], but on an NVIDIA GPU values may differ by two units in the last place of
+/// 1, or of the value if it is larger.
 #[track_caller]
 pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) -> Result<()> {
     if !is_nvidia(device) {
@@ -75,8 +75,8 @@ pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) 
     Ok(())
 }
 
-/// Evaluates with MLX's evaluation alone. If one array is on another stream, MLX evaluates the
-/// whole graph.
+/// Evaluates with MLX's evaluation instead of this crate's. This crate leaves a graph to MLX if one
+/// array is on another stream.
 pub fn eval_by_mlx(arrays: &[&Array], elsewhere: &Stream) -> Result<()> {
     let other = with_stream(elsewhere, || Array::ones::<f32>((4,))?.exp())?;
     eval(arrays.iter().copied().chain([&other]))

@@ -1,10 +1,10 @@
-//! A user's primitive that is made of a closure.
+//! A user's primitive that is made from a closure.
 
 use mlx_primitives::Result;
 use mlx_primitives::custom::{CustomPrimitive, Spec, View, ViewMut};
 
-/// A primitive with this name. Its outputs have the shapes of its inputs, and a closure computes
-/// them on a CPU.
+/// A primitive with a name and a closure. The outputs have the shapes of the inputs, and the
+/// closure computes them on a CPU.
 pub struct Computed<F>(pub &'static str, pub F);
 
 impl<F> CustomPrimitive for Computed<F>
@@ -28,7 +28,7 @@ where
 ///
 /// # Errors
 ///
-/// If x has another type.
+/// Returns an error if x has another type.
 pub fn same(x: &[View<'_>], y: &mut [ViewMut<'_>]) -> Result<()> {
     y[0].as_mut_slice::<f32>()?.copy_from_slice(x[0].as_slice::<f32>()?);
     Ok(())

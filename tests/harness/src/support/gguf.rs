@@ -18,7 +18,7 @@ pub enum Entry {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     Bytes(Vec<u8>),
-    /// A type, and bytes that may not be a value of the type.
+    /// A type number, and bytes that need not be a value of this type.
     Raw(u32, Vec<u8>),
 }
 
@@ -46,7 +46,7 @@ impl From<bool> for Entry {
     }
 }
 
-/// A file of entries and float32 tensors.
+/// A GGUF file of metadata entries and float32 tensors.
 #[derive(Clone, Default)]
 pub struct Gguf {
     pub entries: Vec<(String, Entry)>,
@@ -90,11 +90,11 @@ impl Gguf {
     }
 }
 
-/// A tensor in a header: its name, its dimensions from the last to the first, its type, and the
-/// offset of its elements in the data.
+/// A tensor's header: its name, its dimensions with the last one first, its type, and the offset of
+/// its elements in the data.
 pub type Head<'a> = (&'a str, Vec<u64>, u32, u64);
 
-/// The bytes in front of a file's data. Each entry has its type and value as bytes.
+/// Encodes a file up to its data. Each entry is given as the bytes of its type and value.
 pub fn header(
     version: u32,
     alignment: usize,
@@ -161,12 +161,12 @@ impl Entry {
     }
 }
 
-/// The width of [`speaker`]'s model. Each of its two heads has half of it.
+/// The hidden size of [`speaker`]'s model. Each of its two heads has half as many features.
 pub const HIDDEN: i32 = 64;
 
-/// A Llama of one layer whose attention and feed-forward part add nothing. The next token therefore
-/// depends only on the last one: `next` lists pairs of a token and the next one. The file has no
-/// entry for the vocabulary.
+/// A Llama with one layer whose attention and feed-forward part add zero. The next token therefore
+/// depends only on the last one. `next` lists pairs of a token and its successor. The file has no
+/// vocabulary.
 pub fn speaker(vocabulary: usize, next: &[(u32, u32)]) -> Gguf {
     let mut file = Gguf::default();
     file.set("general.architecture", "llama")
@@ -217,11 +217,12 @@ pub fn speaker(vocabulary: usize, next: &[(u32, u32)]) -> Gguf {
     file
 }
 
-/// The special tokens in the vocabulary of [`bytes_speaker`], which follow a token for each byte.
+/// The special tokens of [`bytes_speaker`]. In its vocabulary they come after a token for each
+/// byte.
 pub const SPECIAL: [&str; 6] =
     ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>"];
 
-/// A [`speaker`] of ASCII whose file has a vocabulary of byte pairs without merges.
+/// A [`speaker`] with a byte-level vocabulary that has no merges.
 pub fn bytes_speaker(next: &[(u32, u32)]) -> Gguf {
     let mut file = speaker(256 + SPECIAL.len(), next);
     let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);

@@ -14,21 +14,21 @@ pub fn random32(shape: &[i32], seed: u64) -> Result<Array> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     Contiguous,
-    /// The last two axes are exchanged.
+    /// The last two axes are transposed.
     Transposed,
     /// The axes are in reverse order in memory.
     ColumnMajor,
-    /// Every second element of the last axis.
+    /// The array is every second element of a larger array's last axis.
     Stepped,
     /// All axes run backwards.
     Reversed,
-    /// One slice of the first axis, repeated.
+    /// All slices of the first axis are one slice that is broadcast.
     Broadcast,
     /// One element per row, repeated.
     BroadcastLast,
-    /// Contiguous, but not from the start of the buffer.
+    /// The elements are contiguous, but do not begin at the start of the buffer.
     OffsetView,
-    /// Rows are further apart than they are long.
+    /// There is a gap between the rows.
     Padded,
     /// Two dimensions of size 1 were added and then removed by squeezing.
     Squeezed,
@@ -48,7 +48,8 @@ pub const LAYOUTS: [Layout; 10] = [
 ];
 
 impl Layout {
-    /// A lazy view of random data with this layout; needs rank 2 or more and no dimension of 0.
+    /// A lazy view of random data with this layout. The rank must be 2 or more, and no dimension
+    /// may be 0.
     pub fn make(self, shape: &[i32], dtype: Dtype, seed: u64) -> Result<Array> {
         let rank = shape.len();
         let last = rank - 1;

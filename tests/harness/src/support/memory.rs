@@ -1,7 +1,7 @@
-//! Memory use that does not grow over many rounds of work.
+//! Checks that memory use does not grow over many rounds of work.
 //!
-//! MLX's counters are per process, so each measurement runs in a child process: this binary again,
-//! with one test and an environment variable.
+//! MLX counts memory per process, so each measurement runs in a child process: this test binary,
+//! with the name of one test and an environment variable.
 
 use std::time::Duration;
 use std::{env, fs, thread};
@@ -13,8 +13,8 @@ use super::compare::is_nvidia;
 use super::{Checked, fewer_if_simulated, in_another_process};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
-/// Room for fragmentation and for the allocator's buffers. One leaked array per round would take
-/// tens of times as much.
+/// Resident memory may grow by this much because of fragmentation and the allocator's buffers. A
+/// leak of one array per round would take tens of times as much.
 const SLACK: usize = 4 << 20;
 
 /// The resident bytes of this process, or 0 if the system does not report them.
@@ -25,8 +25,8 @@ pub fn resident() -> usize {
     pages.unwrap_or(0) * 4096
 }
 
-/// Runs the test `memory::<test>` in a child process, which is this binary again. Returns true in
-/// the child process, which then measures.
+/// In the parent process, runs the test `memory::<test>` in a child process and returns false. In
+/// the child, returns true, and the caller measures.
 pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     if env::var_os(CHILD).is_some() {
         return Ok(true);
@@ -36,8 +36,8 @@ pub fn measures_here(test: &str) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// The bytes of arrays that are held. On an NVIDIA GPU, a thread of MLX frees the memory of an
-/// evaluation soon after its result is ready.
+/// The bytes of arrays in use. On an NVIDIA GPU, a thread of MLX frees memory soon after a result
+/// is ready, so the function waits and takes the minimum.
 fn held() -> mlx_primitives::Result<usize> {
     synchronize()?;
     memory::clear_cache()?;
@@ -51,14 +51,16 @@ fn held() -> mlx_primitives::Result<usize> {
     Ok(least)
 }
 
-/// Runs `round` many times in a child process, after a tenth as many rounds to warm up.
+/// Runs `round` many times in a child process, and checks that memory does not grow. Before that,
+/// it runs a tenth as many rounds to warm up.
 pub fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result<()>) -> Checked {
     let rounds = fewer_if_simulated(test, rounds, 50);
     if !measures_here(test)? {
         return Ok(());
     }
     let round = |i: u64| {
-        // The simulator keeps its record of a thread's dispatches until the record is read.
+        // The simulator records the dispatches of a thread until the record is read. Discard the
+        // record.
         #[cfg(target_os = "linux")]
         drop(mlx_primitives::dispatched());
         round(i)
@@ -67,8 +69,8 @@ pub fn stays_flat(test: &str, rounds: u64, round: impl Fn(u64) -> anyhow::Result
         round(i)?;
     }
     let active = held()?;
-    // On a busy machine, the allocator's arenas and the stacks of threads grow once. A leak grows
-    // each time.
+    // On a busy machine, the allocator's arenas and the threads' stacks may grow once. A leak grows
+    // in each of the three tries.
     let mut grown = usize::MAX;
     for _ in 0..3 {
         let before = resident();

@@ -1,4 +1,4 @@
-//! Shared parts of the tests: inputs in every layout, comparisons, models and ranks.
+//! Code that tests share: inputs in every layout, comparisons, models and ranks.
 
 pub mod build;
 pub mod compare;
@@ -49,8 +49,8 @@ pub fn safetensors(header: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-/// The dispatches of an op in the simulator, and their traffic. The inputs must already be
-/// evaluated.
+/// Runs an op in the simulator. Returns its dispatches and their memory traffic. The inputs must
+/// already be evaluated.
 #[cfg(target_os = "linux")]
 pub fn moved(
     op: impl FnOnce() -> Result<Array>,
@@ -63,9 +63,9 @@ pub fn moved(
     Ok(dispatched)
 }
 
-/// Reports for the book's table how many device bytes an op's dispatches moved, and the least
-/// possible number. It adds a line with `op`, `bytes` and `ideal` to the file that
-/// MLX_PRIMITIVES_TRAFFIC names.
+/// Reports the device bytes that an op's dispatches moved, and the least possible number, for a
+/// table in the book. Appends a line with `op`, `bytes` and `ideal` to the file that the
+/// environment variable MLX_PRIMITIVES_TRAFFIC names.
 #[cfg(target_os = "linux")]
 pub fn report_traffic(
     op: &str,
@@ -83,7 +83,8 @@ pub fn report_traffic(
     Ok(())
 }
 
-/// `rounds`, or `rounds / part` in the simulator, where each round takes much longer.
+/// Returns `rounds`, or in the simulator `rounds / part`, because each round takes much longer
+/// there.
 pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     if !simulated() {
         return rounds;
@@ -92,8 +93,8 @@ pub fn fewer_if_simulated(test: &str, rounds: u64, part: u64) -> u64 {
     rounds / part
 }
 
-/// Runs a test on the CPU and, if there is one, on the GPU. `test` receives the device whose
-/// kernels run.
+/// Runs a test on the CPU, and on the GPU if there is one. In the simulator, `test` receives the
+/// GPU, because Metal kernels run.
 pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     for device in [Device::Cpu, Device::Gpu] {
         if device.is_available()? {
@@ -104,7 +105,8 @@ pub fn each_device(test: impl Fn(Device) -> Checked) -> Checked {
     Ok(())
 }
 
-/// Runs a test of the CPU's kernels, even if the other tests run on another device.
+/// Runs a test with the CPU kernels, even if the other tests run on another device or in the
+/// simulator.
 pub fn on_cpu(test: impl FnOnce() -> Checked) -> Checked {
     with_device(Device::Cpu, || without_metal(test))
 }
@@ -123,10 +125,11 @@ pub fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// A primitive of this crate as a function of x alone. x has rank 3 or more and an even last axis.
+/// A primitive of this crate as a function of x alone. x has rank 3 or more, and its last axis has
+/// even length.
 pub type Op = fn(&Array) -> Result<Array>;
 
-/// The name of each primitive, our version and MLX's.
+/// The name of each primitive, this crate's function and MLX's.
 pub const OPS: [(&str, Op, Op); 3] = [
     ("RmsNorm", |x| ops::rms_norm(x, None, EPS), |x| builtin::rms_norm(x, None, EPS)),
     ("Softmax", ops::softmax, builtin::softmax),

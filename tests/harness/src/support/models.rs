@@ -1,4 +1,4 @@
-//! Models that tests read, and copies of the demo model.
+//! Models that tests load, and copies of the demo model.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The demo model's directory.
 pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/llama/assets/demo");
 
-/// The texts with which mlx-lm continues prompts, by the demo model.
+/// The texts that mlx-lm generates from prompts with the demo model.
 pub fn fixture() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/cli/assets/greedy.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
@@ -30,7 +30,7 @@ pub fn demo_copy() -> anyhow::Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// The demo model's directory, with the weights in another type and edited JSON files.
+/// Writes the demo model with another type of weights and edited JSON files.
 pub fn variant(dtype: Dtype, edit: impl Fn(&str, &mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -48,7 +48,7 @@ pub fn variant(dtype: Dtype, edit: impl Fn(&str, &mut Value)) -> tempfile::TempD
     directory
 }
 
-/// The folder of the small checkpoints.
+/// The folder of the small checkpoints that tests load.
 pub fn checkpoints() -> PathBuf {
     super::root().join("tests/fixtures/checkpoints")
 }
@@ -66,7 +66,7 @@ pub fn names() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The results of mlx-lm's conversions of the demo model.
+/// The results of mlx-lm for conversions of the demo model.
 pub fn conversions() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/conversions.json");
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()

@@ -1,4 +1,5 @@
-//! Processes on this machine that are the ranks of a group.
+//! Starts processes on this machine as the ranks of a group. A rank is one of the processes that
+//! share a split model.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,21 +14,21 @@ use anyhow::ensure;
 
 use super::Checked;
 
-/// The time limit for the ranks of a test, far longer than they take on idle cores.
+/// The time limit for the ranks of a test. On idle cores they take far less.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// The number of ports in a block.
 const BLOCK: u16 = 50;
 
-/// Blocks of ports. A process that listens at a block's first port may give the other ports to
-/// ranks. It listens until it ends, so tests that run at the same time share no port.
+/// Blocks of ports. A process claims a block by listening at its first port until the process ends.
+/// It may give the other ports to ranks. So tests in different processes never share a port.
 struct Blocks {
     claims: Vec<TcpListener>,
     left: Range<u16>,
 }
 
-/// A port that is free, that no other process of tests uses, and that the system does not give to
-/// connections.
+/// Finds a free port that no other test process uses. It is below the ports that the system gives
+/// to outgoing connections.
 pub fn free_port() -> u16 {
     static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks { claims: Vec::new(), left: 0..0 });
     let listen = |port| TcpListener::bind(("127.0.0.1", port));
@@ -48,13 +49,13 @@ pub fn free_port() -> u16 {
     panic!("nearly all ports between 12000 and 32000 are in use");
 }
 
-/// The host file for ranks at these ports.
+/// The host file that lists ranks on this machine at these ports.
 pub fn hosts(ports: &[u16]) -> String {
     let entries: Vec<_> = ports.iter().map(|port| [format!("127.0.0.1:{port}")]).collect();
     serde_json::to_string(&entries).expect("text")
 }
 
-/// Processes that are ended when the test ends.
+/// Processes that are killed when this value is dropped.
 pub struct Ranks {
     pub children: Vec<Child>,
     folder: tempfile::TempDir,
@@ -70,7 +71,7 @@ impl Drop for Ranks {
 }
 
 impl Ranks {
-    /// Starts a command for each of the ranks. Their output goes to files.
+    /// Starts a command for each rank. Files receive the output.
     pub fn start(count: usize, command: impl Fn(usize) -> Command) -> Checked<Self> {
         let folder = tempfile::tempdir()?;
         let ports: Vec<u16> = (0..count).map(|_| free_port()).collect();
@@ -97,7 +98,7 @@ impl Ranks {
         self.folder.path().join(format!("{rank}.{kind}"))
     }
 
-    /// The status of each rank, within the limit, and its output on stdout and stderr.
+    /// Waits for all ranks within the limit. Returns the status, stdout and stderr of each.
     pub fn ends(mut self, limit: Duration) -> Checked<Vec<(ExitStatus, String, String)>> {
         let start = Instant::now();
         let mut ends = Vec::new();
@@ -116,7 +117,7 @@ impl Ranks {
         Ok(ends)
     }
 
-    /// The text that each rank wrote to stdout. Every rank must succeed.
+    /// Waits for all ranks and returns the stdout of each. Every rank must succeed.
     pub fn results(self) -> Checked<Vec<String>> {
         let mut outputs = Vec::new();
         for (rank, (status, out, err)) in self.ends(LIMIT)?.into_iter().enumerate() {

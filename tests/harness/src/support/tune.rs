@@ -1,4 +1,5 @@
-//! Keys and classes of choices between our kernels and MLX's.
+//! Keys and classes for the choices between our kernels and MLX's ops. A key identifies a machine.
+//! A class is an op, a type and a range of row counts.
 
 use mlx_primitives::device::{Device, default_device};
 use mlx_primitives::ops::{self, Linear};
@@ -8,14 +9,14 @@ use mlx_primitives::{Array, Dtype, Result};
 use super::input::random;
 use super::simulated;
 
-/// The key of a machine that differs from this one.
+/// The key of another machine.
 pub fn key() -> Key {
     let [chip, system, mlx, kernels] =
         ["Apple M3 Max", "Darwin 25.2.0 arm64", "0.32.4", "0123456789abcdef"].map(str::to_owned);
     Key { chip, system, mlx, kernels }
 }
 
-/// The name of the file that a program writes on this machine.
+/// The name of the file in which a program on this machine stores its choices.
 pub fn choices_file() -> anyhow::Result<&'static str> {
     Ok(match default_device()? {
         Device::Gpu => "tune-gpu.json",
@@ -32,7 +33,7 @@ pub fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
     Ok(classes[0].clone())
 }
 
-/// The class of a product with this many rows.
+/// The class of a matrix product with this many rows.
 pub fn linear(rows: i32, dtype: Dtype) -> anyhow::Result<Class> {
     let (x, w) = (random(&[1, rows, 64], dtype, 1)?, random(&[32, 64], dtype, 2)?);
     class(|| ops::linear(&x, &w, Linear::default()))
