@@ -216,7 +216,7 @@ fn windows_longer_than_the_text_do_not_matter() -> Checked {
     let mut generation = llama.generate(&prompt, &Options { cache: kind, ..options })?;
     generation.by_ref().collect::<Result<Vec<_>>>()?;
     assert!(generation.into_prompt_cache()?.is_of(kind, &llama)?);
-    // Removing the key gives transformers' default window.
+    // A missing key gives transformers' default window, and a null turns the window off.
     for (window, seen) in [(json!(9), Some(9)), (Value::Null, Some(4096))] {
         let folder = changed("mistral-f16", &json!({"sliding_window": window}))?;
         assert_eq!(Llama::load(folder.path())?.config().window_of(0), seen);

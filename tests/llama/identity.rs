@@ -1,4 +1,5 @@
-//! A prompt cache belongs to one model: to all of its tensors and to its adapters.
+//! A prompt cache belongs to one model. A model is identified by all of its tensors and its
+//! adapters.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ fn save_cache(llama: &Llama, path: &Path) -> Checked {
     Ok(generation.into_prompt_cache()?.save(path)?)
 }
 
-/// Changes only the last element. For packed codes the change is the smallest that the type allows.
+/// Changes only the last element. A packed code changes by a single bit.
 fn nudged(array: &Array) -> anyhow::Result<Array> {
     let flat = array.reshape(-1)?;
     let (kept, last) = (flat.slice_axis(0, ..-1)?, flat.slice_axis(0, -1..)?);
@@ -94,7 +95,8 @@ fn adapters_make_another_model() -> Checked {
             assert_eq!(PromptCache::load(&path, other).is_ok(), i == j, "{i} {j}");
         }
     }
-    // Updates that are attached again, after others were attached, have their earlier identity.
+    // Attach other adapters first, and then attach these again. The model has the same identity as
+    // before.
     let again = load()?.adapted(&adapters(0.5, 1.0, &name)?)?;
     let again = again.adapted(&adapters(0.01, 2.0, &name)?)?;
     save_cache(&variants[1], &path)?;

@@ -1,5 +1,5 @@
-//! Compares the language of chat templates with Jinja, and runs templates that try to exhaust a
-//! machine.
+//! Compares this crate's language of chat templates with Jinja, and renders templates that try to
+//! exhaust a machine.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn rendered(source: &str, variables: &Value) -> mlx_primitives::Result<String> {
     template.render(&messages, &options)
 }
 
-/// The expected texts come from transformers' environment (`snippets.py` in the same folder).
+/// `snippets.py`, in the fixture's folder, renders the expected texts with transformers.
 #[test(simulated = never)]
 fn snippets_are_rendered_as_by_jinja_or_refused() -> Checked {
     let path =
@@ -70,8 +70,8 @@ fn what_is_missing_is_named() {
     }
 }
 
-/// Each template ends in time. A template that needs too much ends in an error that names the
-/// bound.
+/// Rendering a template ends in time. If it would take too much time or memory, it ends with an
+/// error that names the limit.
 #[test(simulated = never)]
 fn bounds_hold_for_every_construct() {
     let doubled = |step: &str, last: &str| {
@@ -146,7 +146,8 @@ fn bounds_hold_for_every_construct() {
             Ok(text) => assert!(said.is_empty(), "{shown}: {} bytes", text.len()),
             Err(error) => {
                 let text = error.to_string();
-                // On a busy machine, the limit of time may be reached first.
+                // On a busy machine, rendering may reach the time limit before it reaches the
+                // expected limit.
                 let bounded = text.contains("within half a second");
                 assert!(bounded || text.contains(said), "{shown}: {text}");
                 assert!(text.len() < 500, "{shown}: {text}");

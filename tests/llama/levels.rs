@@ -1,6 +1,6 @@
-//! Computes the logits of packed models with every instruction set of this machine, and compares
-//! them with f64 on the dequantized weights. Each set runs in a child process, because the variable
-//! that chooses it applies to a whole process.
+//! Computes the logits of packed models with every instruction set of this machine. Compares them
+//! with a float64 model on the dequantized weights. An environment variable chooses the instruction
+//! set for a whole process, so each one runs in a child process.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::support::{Checked, in_another_process};
 use crate::table::inputs::decoded;
 
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
-/// The best set is first. A machine that has one set also has those after it.
+/// Instruction sets, the best one first. A machine that supports one also supports all after it.
 #[cfg(target_arch = "x86_64")]
 const LEVELS: [&str; 5] = ["amx", "avx512bf16", "avx512", "avx2", "scalar"];
 #[cfg(target_arch = "aarch64")]
@@ -39,7 +39,7 @@ fn packed_models_are_exact_at_every_level() -> Checked {
     Ok(())
 }
 
-/// The group size, the number of bits, and the mode.
+/// The group size, the number of bits, and the quantization mode.
 type Format = (i32, i32, QuantizedMode);
 
 #[test]
@@ -62,7 +62,7 @@ fn logits_at_this_level() -> Checked {
     Ok(())
 }
 
-/// Runs a prompt, which is multiplied in tiles, and then tokens, which are multiplied one by one.
+/// Runs a prompt, whose products use tiles of rows. Then runs tokens one by one, as single rows.
 fn check(format: Format, dtype: Dtype) -> Checked {
     let (llama, reference) = model(format, dtype)?;
     let tokens: Vec<u32> = (0..15).map(|i| (i * 37 + 11) % VOCAB as u32).collect();
@@ -80,7 +80,7 @@ fn check(format: Format, dtype: Dtype) -> Checked {
     let relative = (error / size).sqrt();
     // Two layers round about forty results in sequence. Independent errors of up to a unit add up
     // to the square root of their number, about 6 units, and later layers may double them. In f32,
-    // sums of hundreds of products have errors as well.
+    // the sums of hundreds of products have errors too.
     let unit = match dtype {
         Dtype::Float16 => 2f64.powi(-11),
         Dtype::Bfloat16 => 2f64.powi(-9),
@@ -97,7 +97,7 @@ fn step(llama: &Llama, tokens: &[u32], cache: &mut Cache) -> anyhow::Result<Vec<
     Ok(llama.forward(&tokens, cache)?.astype(Dtype::Float32)?.to_vec::<f32>()?)
 }
 
-/// The model, and a reference in f64 on the same packed numbers.
+/// A random packed model, and a float64 reference with the same dequantized weights.
 fn model(format: Format, dtype: Dtype) -> anyhow::Result<(Llama, Reference)> {
     let (group_size, bits, mode) = format;
     let mut arrays = HashMap::new();

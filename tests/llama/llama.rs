@@ -1,4 +1,5 @@
-//! Compares the Llama model with mlx-lm's continuations, and tests the errors of bad input.
+//! Compares the Llama model with texts that mlx-lm generated, and tests the errors for invalid
+//! input.
 
 mod embedding;
 
@@ -24,8 +25,8 @@ fn load_error(directory: &Path) -> String {
     }
 }
 
-/// Compares with mlx-lm up to the first step whose two best tokens are within `margin`. There,
-/// rounding may choose the other token, and all later tokens may differ.
+/// Compares our greedy tokens with mlx-lm's. Stops at the first step whose two best tokens differ
+/// by `margin` or less. There, rounding may change the token and all later ones.
 fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> usize {
     let fixture = fixture();
     let mut compared = 0;
@@ -51,7 +52,7 @@ fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> u
 
 #[test(simulated = once)]
 fn greedy_tokens_equal_mlx_lms_in_float32() {
-    // Every margin of the fixture is above float32's error in the logits, about 1e-5.
+    // Float32 logits have errors of about 1e-5, and every margin of the fixture is larger.
     let compared = assert_follows_mlx_lm(&Checkpoint::demo().unwrap(), "float32", 1e-3);
     let whole = if simulated() { 2 * 12 } else { 7 * 96 + 65 };
     assert_eq!(compared, whole, "the whole of every continuation");
@@ -59,7 +60,7 @@ fn greedy_tokens_equal_mlx_lms_in_float32() {
 
 #[test(simulated = once)]
 fn greedy_tokens_follow_mlx_lms_in_float16() {
-    // Logits reach 20 and have steps of 2^-6; the errors are a few steps.
+    // The largest logits are about 20 and have steps of 2^-6. The errors are a few steps.
     let directory = variant(Dtype::Float16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     assert_eq!(checkpoint.llama.dtype(), Dtype::Float16);
@@ -69,7 +70,7 @@ fn greedy_tokens_follow_mlx_lms_in_float16() {
 
 #[test(simulated = once)]
 fn greedy_tokens_follow_mlx_lms_in_bfloat16() {
-    // Logits reach 20 and have steps of 2^-3; the errors are a few steps.
+    // The largest logits are about 20 and have steps of 2^-3. The errors are a few steps.
     let directory = variant(Dtype::Bfloat16, |_, _| {});
     let checkpoint = Checkpoint::load(directory.path()).unwrap();
     let least = if simulated() { 4 } else { 100 };
@@ -87,8 +88,8 @@ fn logits_equal_mlx_lms() {
     let reference = fixture["first_logits"].as_array().unwrap();
     assert_eq!(row.len(), reference.len());
     for (ours, theirs) in row.iter().zip(reference) {
-        // The fixture has six digits of values up to 20, and the order of sums of 352 products
-        // differs.
+        // The fixture has six digits of numbers up to 20. In addition, sums of 352 products have
+        // another order.
         let theirs = theirs.as_f64().unwrap() as f32;
         assert!((ours - theirs).abs() < 2e-4, "{ours} {theirs}");
     }
@@ -97,8 +98,8 @@ fn logits_equal_mlx_lms() {
 #[test(simulated = once)]
 fn chunked_prefill_and_cache_growth_change_no_logit_beyond_rounding() {
     let llama = Checkpoint::demo().unwrap().llama;
-    // The text is longer than one growth step of the cache, and than the texts on which the model
-    // was trained.
+    // There are more tokens than the cache holds before it grows, and more than in the texts on
+    // which the model was trained.
     let tokens: Vec<u32> = (0..300).map(|i| (i * 37 + 11) % 512).collect();
     let whole = Array::from_slice(&tokens, [1, 300]).unwrap();
     let mut cache = llama.new_cache();
@@ -183,7 +184,7 @@ fn generation_ends_for_a_reason() {
     assert_eq!(statistics.generated_tokens, count);
     assert!(statistics.peak_memory > 0 && statistics.generation_tps() > 0.0);
 
-    // Without an end token, the text continues to the end of the context.
+    // If the model never draws an end token, the text continues to the end of the context.
     let options = Options { max_tokens: 10_000, ..Options::default() };
     let mut generation = checkpoint.llama.generate(&prompt, &options).unwrap();
     assert_eq!(generation.by_ref().map(Result::unwrap).count(), 256 + 1 - prompt.len());

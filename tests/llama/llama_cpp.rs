@@ -1,5 +1,5 @@
-//! GGUF files that llama.cpp's quantizer wrote, compared with the results of llama.cpp and its
-//! dequantizers (`tests/fixtures/gguf/generate.py`).
+//! GGUF files that llama.cpp's quantizer wrote. The tests compare them with the results of
+//! llama.cpp and its dequantizers, which `tests/fixtures/gguf/generate.py` writes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use crate::checkpoints::{apart, floats, follow, ids, largest, mean_nll, perplexi
 use crate::support::compare::numbers;
 use crate::support::{Checked, simulated};
 
-/// The files, and how many bits per weight their matrices may take in memory: in MLX's affine
-/// layout, and in their original format.
+/// The files. For each, the bits per weight that its matrices may take in memory: converted to
+/// MLX's affine layout, and in their original format.
 const FILES: [(&str, f64, f64); 9] = [
     ("q2_k", 8.0, 8.0),
     ("q3_k", 10.0, 10.0),
@@ -39,7 +39,8 @@ fn expected(name: &str) -> anyhow::Result<Value> {
     all["files"].get(name).cloned().context("a file that is expected")
 }
 
-/// The number of bits of a code of this type, and whether its numbers are converted exactly.
+/// The number of bits of a code after conversion to the affine layout, and whether the conversion
+/// is exact.
 fn layout(kind: &str) -> (usize, bool) {
     match kind {
         "Q4_K" => (4, true),
@@ -50,7 +51,7 @@ fn layout(kind: &str) -> (usize, bool) {
     }
 }
 
-/// The exact numbers of a packed tensor.
+/// Dequantizes a packed tensor in float64.
 fn weights(tensors: &Tensors, name: &str, bits: usize) -> anyhow::Result<Vec<f64>> {
     let stem = name.strip_suffix(".weight").context("a weight")?;
     let part = |part: &str| -> &Array { &tensors.arrays[&format!("{stem}.{part}")] };
@@ -78,8 +79,8 @@ fn weights_are_those_of_the_dequantizers() -> Checked {
             let row = floats(&want["second_row"]);
             let off = apart(&got[columns as usize..][..row.len()], &row);
             let size = largest(&got);
-            // The dequantizers round a product and a sum to float32. Inexact conversions have
-            // errors of a small part of the largest weight.
+            // llama.cpp's dequantizers round a product and a sum to float32. If the conversion is
+            // inexact, the error is a small part of the largest weight.
             let allowed = size * if exact { 1e-7 } else { 0.02 };
             assert!(off <= allowed, "{what}: {off:e} of {size}, {allowed:e} allowed");
             let weighted: f64 = got.iter().enumerate().map(|(i, v)| v * (i as f64).cos()).sum();
@@ -96,14 +97,15 @@ fn weights_are_those_of_the_dequantizers() -> Checked {
     Ok(())
 }
 
-/// Compares with llama.cpp on the file, where its CPU kernels round activations to eight bits, and
-/// on the same weights in float32, where it does not round them.
+/// Compares a model with two results of llama.cpp. One is for the file, and llama.cpp's CPU kernels
+/// round activations to eight bits. The other is for the same weights in float32, without such
+/// rounding.
 fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
     let (llama, want) = (Llama::load(path(name))?, expected(name)?);
     let (text, wide) = (ids(&want["text"]), &want["float32"]);
     let prompt = &text[..want["prompt"].as_u64().context("a length")? as usize];
-    // In float32 only the order of sums differs. Inexact conversions change the weights of Q6_K by
-    // half a percent and the weights of Q2_K by two percent. Five matrices multiply this error.
+    // In float32 only the order of sums differs. The conversion of Q2_K changes weights by two
+    // percent, and five matrices in sequence multiply this error.
     let (exact, part) = match name {
         "q2_k" => (false, 0.1),
         _ => (true, 2e-5),
@@ -158,7 +160,7 @@ fn packed_weights_stay_packed_in_memory() -> Checked {
                 let most = stored + stored / 20;
                 assert!(llama.nbytes() as u64 <= most, "{name}: {stored} in the file");
             }
-            // The norms are float32, and take a hundredth of these small models.
+            // The norms are float32, and are a hundredth of these small models.
             assert!((4.0..most * 1.04).contains(&bits), "{name}: {bits} bits a weight");
         }
     }
@@ -176,7 +178,7 @@ fn types_are_reported() -> Checked {
     assert_eq!((q4.0, q4.3, q4.4), ("Q4_K", Some(4), None));
     assert_eq!((q6.0, q6.3, q6.4), ("Q6_K", Some(8), Some("1/6 of a step")));
     assert_eq!(q4.1 + q6.1, 8);
-    // 256 weights take 144 bytes in one format and 210 in the other.
+    // A block of 256 weights takes 144 bytes in one format, and 210 in the other.
     let weights = q4.2 / 144 * 256 + q6.2 / 210 * 256;
     assert_eq!(weights, 64 * 256 + 2 * 256 * 256 + 2 * 32 * 256 + 3 * 256 * 256);
     Ok(())

@@ -1,6 +1,6 @@
 //! The tests of the Llama model.
 
-// `#[test]` registers a test with the harness.
+// `#[test]` in these files is an attribute of the crate `harness`, which registers the test.
 #[macro_use]
 extern crate harness;
 

@@ -1,5 +1,5 @@
-//! If logits are NaN, every way to draw or score tokens ends with an error. A rotating cache lets a
-//! text continue past the number of positions that a model was made for.
+//! If logits are NaN, drawing or scoring tokens ends with an error. With a rotating cache, a text
+//! may become longer than the model's maximum number of positions.
 
 use mlx_primitives::{Array, Result, io};
 use mlx_primitives_llama::{CacheKind, Llama, Options, Penalties, Sampling, Token};
@@ -10,7 +10,7 @@ use crate::config_keys::changed;
 use crate::support::models::checkpoints as root;
 use crate::support::{Checked, message, simulated};
 
-/// A fixture in which one tensor is multiplied by a number.
+/// Loads a fixture with one tensor multiplied by a number.
 fn broken(name: &str, tensor: &str, by: f32) -> anyhow::Result<Llama> {
     let folder = copy(name)?;
     let file = folder.path().join("model.safetensors");
@@ -58,7 +58,7 @@ fn broken_weights_end_with_an_error() -> Checked {
             is_said(&message(batch.next().unwrap()));
             let mut drafted = llama.generate(&[1, 2], &options)?.with_draft(draft, 2)?;
             is_said(&message(drafted.next_token()));
-            // A broken draft model makes generation slower, but does not change a token.
+            // If the draft model is broken, generation is slower but its tokens do not change.
             if options.sampling.temp == 0.0 {
                 let by_broken = draft.generate(&[1, 2], &options)?.with_draft(&llama, 2)?;
                 let plain = draft.generate(&[1, 2], &options)?.collect::<Result<Vec<_>>>()?;
@@ -70,7 +70,7 @@ fn broken_weights_end_with_an_error() -> Checked {
     Ok(())
 }
 
-/// A caller may forbid tokens with an infinity, and force one.
+/// A logits processor may forbid tokens with minus infinity, and force a token with infinity.
 #[test]
 fn processors_may_use_infinities() -> Checked {
     let llama = Llama::load(root().join("llama-f32"))?;
@@ -96,7 +96,7 @@ fn processors_may_use_infinities() -> Checked {
 fn rotating_caches_go_on_beyond_the_positions() -> Checked {
     let folder = changed("llama-f32", &json!({"max_position_embeddings": 24}))?;
     let llama = Llama::load(folder.path())?;
-    // A model that was made for longer texts generates the same text with these weights.
+    // A model with these weights and more positions generates the same text.
     let longer = Llama::load(root().join("llama-f32"))?;
     let cache = CacheKind::Rotating { max_size: 16, keep: 4 };
     let count = if simulated() { 26 } else { 60 };
@@ -114,7 +114,7 @@ fn rotating_caches_go_on_beyond_the_positions() -> Checked {
         assert_eq!(all.len(), count);
         assert_eq!(all, tokens(&longer)?);
     }
-    // With another cache, the text ends with the positions, and a longer prompt is refused.
+    // With another cache, the text ends when the positions are used up. A longer prompt is refused.
     let plain = Options { cache: CacheKind::Plain, ..options };
     let tokens: Vec<u32> = llama.generate(&[1, 2], &plain)?.collect::<Result<_>>()?;
     assert_eq!(tokens.len(), 23);

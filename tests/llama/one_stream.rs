@@ -1,4 +1,4 @@
-//! Decoding on one CPU stream gives the same bits as MLX's evaluation.
+//! Decoding on one CPU stream gives the same bits as MLX's evaluation of the same graphs.
 
 use mlx_primitives::device::{Device, Stream, with_device};
 use mlx_primitives::ops::QuantizedMode;

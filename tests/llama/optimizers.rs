@@ -1,4 +1,5 @@
-//! Compares optimizers, schedules and clipping with the formulas of `mlx.optimizers` in float64.
+//! Compares optimizers, learning-rate schedules and gradient clipping with the formulas of
+//! `mlx.optimizers` in float64.
 
 use mlx_primitives::{Array, Dtype};
 use mlx_primitives_llama::train::{Adafactor, Adam, Optimizer, Parameters, Schedule, Sgd, clip};
@@ -8,7 +9,7 @@ use crate::support::{Checked, message};
 
 const STEPS: i32 = 4;
 
-/// Numbers that look random. Each seed gives a different list.
+/// Pseudorandom numbers. Each seed gives a different list.
 fn list(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(|at| ((at * 37 + seed * 101) as f64 * 0.7).sin()).collect()
 }
@@ -17,7 +18,8 @@ fn rms(x: &[f64]) -> f64 {
     (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt()
 }
 
-/// A parameter of `rows` rows, or a vector if `rows` is 0, with the state of its optimizer.
+/// A reference parameter with the state of its optimizer. It has `rows` rows, or is a vector if
+/// `rows` is 0.
 struct Reference {
     rows: usize,
     w: Vec<f64>,
@@ -211,7 +213,7 @@ fn schedules_equal_their_formulas() {
     for (update, rate) in [(0, 3.0), (2, 2.0 + 0.5f64.sqrt()), (4, 2.0), (8, 1.0), (99, 1.0)] {
         assert!((cosine.rate(update) - rate).abs() < 1e-12, "{update}");
     }
-    // As in mlx-lm, updates 2 and 3 have the full rate after a warm-up of 2 updates.
+    // After a warm-up of 2 updates, updates 2 and 3 both have the full rate, as in mlx-lm.
     let warm = cosine.after_warmup(1.0, 2);
     let rates = [0, 1, 2, 3, 7, 11].map(|update| warm.rate(update));
     assert_eq!(rates[..4], [1.0, 2.0, 3.0, 3.0]);

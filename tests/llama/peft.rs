@@ -1,4 +1,5 @@
-//! Adapters in PEFT's files equal the same updates in mlx-lm's files, or are refused by name.
+//! Adapters in PEFT's files have the same effect as in mlx-lm's files, or are refused with an error
+//! that names the reason.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +18,8 @@ type Change<'a> = dyn Fn(&mut Value, &mut Vec<(String, Array)>) + 'a;
 
 const ADAPTERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/adapters");
 
-/// Writes the fixture's updates as PEFT's files. mlx-lm's configuration gives the rank and the
-/// scale.
+/// Writes the fixture's low-rank updates in PEFT's format. The rank and the scale come from
+/// mlx-lm's configuration.
 fn written(change: impl FnOnce(&mut Value, &mut Vec<(String, Array)>)) -> anyhow::Result<TempDir> {
     let mlx: Value = serde_json::from_str(&fs::read_to_string(
         Path::new(ADAPTERS).join("adapter_config.json"),
@@ -77,8 +78,8 @@ fn peft_adapters_are_the_same_updates() -> Checked {
         (
             "patterns",
             Box::new(move |config, _| {
-                // The first pattern that matches is used. A pattern does not match in the middle of
-                // a name.
+                // The first pattern that matches a module's name counts. A pattern must not begin
+                // to match in the middle of a name's part.
                 config["alpha_pattern"] = json!({
                     "roj": 99, "proj": 99, r"layers\.\d+\.self_attn\.[qkvo]_proj": alpha(config),
                     "mlp.down_proj": alpha(config), "up_proj|gate_proj": alpha(config),
@@ -120,7 +121,7 @@ fn peft_adapters_are_the_same_updates() -> Checked {
         let allowed = if what == "float16" { 0.02 } else { 1e-5 };
         assert!(error <= allowed, "{what}: {error:e}");
     }
-    // Half of alpha gives half of the scale.
+    // Half of alpha halves the scale.
     let half = written(|config, _| {
         config["lora_alpha"] = json!(config["lora_alpha"].as_f64().unwrap() / 2.0)
     })?;
@@ -179,7 +180,7 @@ fn other_peft_adapters_are_refused_by_name() -> Checked {
     refused("of shape", &|_, tensors| {
         tensors[0].1 = tensors[0].1.t().unwrap().contiguous().unwrap()
     })?;
-    // The folder has only a file of PyTorch.
+    // The folder has only PyTorch's file, which the loader does not support.
     let folder = written(|_, _| {})?;
     fs::rename(
         folder.path().join("adapter_model.safetensors"),

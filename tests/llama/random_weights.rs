@@ -1,5 +1,5 @@
-//! Models with random weights have their real size and finite results, and are equal for equal
-//! seeds.
+//! Models with random weights have the size of the real model and finite results. Equal seeds give
+//! equal models.
 
 use mlx_primitives::ops::QuantizedMode;
 use mlx_primitives::{Array, Dtype};
@@ -42,9 +42,10 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
     ];
     for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16] {
         for to in formats {
-            // Rows of 96 cannot be divided into groups of 64, so these matrices stay floats.
+            // Groups of 64 do not divide rows of 96, so these matrices stay floats.
             let llama = Llama::random(config(|_| {}), dtype, to, 7)?;
-            // MLX dequantizes float formats to bfloat16, which float16 norms promote to float32.
+            // MLX dequantizes floating-point formats to bfloat16. Together with float16 norms this
+            // gives float32.
             let floats = to.is_some_and(|to| to.mode != QuantizedMode::Affine);
             let mixed = floats && dtype == Dtype::Float16;
             assert_eq!(llama.dtype(), if mixed { Dtype::Float32 } else { dtype });
@@ -55,7 +56,8 @@ fn every_format_is_finite_lively_and_of_the_estimated_size() -> Checked {
             let logits = logits(&llama)?;
             let square = logits.iter().map(|x| x * x).sum::<f32>() / logits.len() as f32;
             assert!(logits.iter().all(|x| x.is_finite()), "{dtype} {to:?}");
-            // Normalized states times weights of variance 1 / inputs have a mean square of about 1.
+            // The hidden states are normalized, and the weights have a variance of 1 / inputs. So
+            // logits have a mean square of about 1.
             assert!((0.3..3.0).contains(&square), "{dtype} {to:?}: {square}");
         }
     }
@@ -101,7 +103,7 @@ fn biases_overrides_and_generation() -> Checked {
     assert_eq!(llama.parameters() - plain.parameters(), 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64));
     assert!(logits(&llama)?.iter().all(|x| x.is_finite()));
 
-    // Without an argument, the quantization of the configuration is used.
+    // Without a quantization as an argument, the model uses the one in its configuration.
     let overrides = config(|config| {
         config["quantization"] = json!({
             "group_size": 32, "bits": 4, "lm_head": false,
@@ -111,8 +113,8 @@ fn biases_overrides_and_generation() -> Checked {
     let llama = Llama::random(overrides, Dtype::Float32, None, 0)?;
     let uniform =
         Llama::random(config(|_| {}), Dtype::Float32, Some(Quantization::affine(32, 4)), 0)?;
-    // lm_head takes 4 bytes per number instead of 4 / 8 + 8 / 32 bytes, and up_proj takes 8 bits
-    // instead of 4.
+    // lm_head takes 4 bytes per number instead of 4 / 8 + 8 / 32 bytes. up_proj takes 8 bits per
+    // number instead of 4.
     assert_eq!(llama.nbytes() - uniform.nbytes(), 80 * 64 * 13 / 4 + 96 * 64 / 2);
     let options = Options { max_tokens: if simulated() { 2 } else { 20 }, ..Options::default() };
     let tokens: Result<Vec<u32>, _> = llama.generate(&[1, 2, 3], &options)?.collect();

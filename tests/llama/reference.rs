@@ -1,4 +1,4 @@
-//! A Llama in f64 that runs one operation at a time, written as simply as possible.
+//! A float64 Llama that runs one simple operation at a time.
 
 use anyhow::Result;
 
@@ -54,7 +54,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// `matrix` makes each matrix from its name, rows and columns. This function makes the norms.
+    /// Creates a model. `matrix` returns each matrix for a name and the numbers of rows and
+    /// columns. The norms are created here.
     pub fn new(
         shape: Shape,
         layers: usize,
@@ -62,7 +63,8 @@ impl Reference {
         matrix: &mut dyn FnMut(String, usize, usize) -> Result<Matrix>,
     ) -> Result<Self> {
         let Shape { hidden, inner, heads, kv_heads, head_dim } = shape;
-        // Multiples of 1/128 near 1, which every floating type represents exactly.
+        // The numbers are near 1 and multiples of 1/128. Every floating-point type represents them
+        // exactly.
         let norm = |seed: usize| -> Vec<f64> {
             let around = values(hidden, seed as u64, 32.0);
             around.iter().map(|x| 1.0 + f64::from(x.round()) / 128.0).collect()
@@ -142,7 +144,8 @@ impl Reference {
         }
     }
 
-    /// Rotates every head: the first half of its features with the second half.
+    /// Rotates every head. A pair consists of a feature in the first half and one in the second
+    /// half.
     fn rotated(&self, mut x: Vec<f64>, position: usize) -> Vec<f64> {
         let (features, half) = (self.shape.head_dim, self.shape.head_dim / 2);
         for head in x.chunks_exact_mut(features) {

@@ -1,4 +1,4 @@
-//! Compares the frequencies of every rope_scaling with mlx-lm's.
+//! Compares the rotary frequencies for every kind of rope_scaling with mlx-lm's.
 
 use mlx_primitives::{Array, Dtype, ops};
 use mlx_primitives_llama::{
@@ -28,14 +28,14 @@ fn frequencies_are_those_of_mlx_lm() -> Checked {
     for case in fixture["cases"].as_array().unwrap() {
         let rope = made(case)?;
         let what = format!("{} of {}", case["rope_scaling"], case["dims"]);
-        // mlx-lm's result has only the factors for long texts.
+        // For longrope, mlx-lm always uses the factors for long texts.
         let values =
             rope.values(if case["rope_scaling"]["type"] == "longrope" { i32::MAX } else { 1 });
         let expected = case["freqs"].as_array().unwrap();
         assert_eq!(values.len(), expected.len(), "{what}");
         for (got, want) in values.iter().zip(expected) {
-            // The powers of two libraries differ by an ulp, and the longest formula has five more
-            // operations.
+            // The power functions of the two libraries differ by an ulp. The longest formula rounds
+            // five more times.
             let (got, want) = (f64::from(*got), want.as_f64().unwrap());
             let error = (got - want).abs() / ulp(want, Dtype::Float32);
             assert!(error <= 4.0, "{what}: {got} {want}");
@@ -59,7 +59,8 @@ fn rotations_use_the_frequencies() -> Checked {
         let rope = made(case)?;
         let what = case["rope_scaling"].to_string();
         for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            // Add features that are not rotated. The positions exceed the limit of dynamic scaling.
+            // Add six features that are not rotated. The positions are beyond the limit of dynamic
+            // scaling.
             let x = random(&[2, 2, 3, rope.dims() + 6], dtype, 1)?;
             let (offset, dims) = (9000, rope.dims());
             let turned = x.slice_axis(-1, ..dims)?.multiply(rope.multiplier())?;
@@ -95,7 +96,7 @@ fn invalid_scalings_are_refused() {
         json!({"type": "mrope", "rope_type": "default", "mrope_section": [8, 12, 12]}),
         json!({"type": "su", "short_factor": list(32), "long_factor": list(32), original: 4096}),
         json!({"type": "longrope", "short_factor": 1.0, "long_factor": 2.0, original: 4096}),
-        // Without an original length, the model's length is used.
+        // If there is no original length, the model's maximum length is used.
         json!({"type": "longrope", "short_factor": list(32), "long_factor": list(32)}),
     ] {
         assert!(with(good.clone()).is_ok(), "{good}");

@@ -1,5 +1,5 @@
-//! Sampling and penalties, compared with plain Rust on small vocabularies: which tokens remain, and
-//! how often each is drawn.
+//! Compares sampling and penalties with plain Rust on small vocabularies. The tests check which
+//! tokens remain possible, and how often each is drawn.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::support::{Checked, fewer_if_simulated, message};
 const PROBS: [f64; 8] = [0.05, 0.30, 0.02, 0.18, 0.25, 0.01, 0.12, 0.07];
 
 fn logits(probs: &[f64]) -> Array {
-    // Add an offset, because logits are not normalized.
+    // Add an offset, because real logits are not normalized.
     let values: Vec<f32> = probs.iter().map(|p| p.ln() as f32 + 3.0).collect();
     Array::from_slice(&values, [1, values.len() as i32]).unwrap()
 }
@@ -28,7 +28,8 @@ fn by_probability(probs: &[f64]) -> Vec<usize> {
     order
 }
 
-/// The distribution from which mlx-lm's chain of steps draws. If `cut`, XTC removes its tokens.
+/// The distribution from which mlx-lm draws after all its steps. If `cut` is true, XTC removes
+/// tokens.
 fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
     let mut probs = PROBS.to_vec();
     if s.top_p > 0.0 && s.top_p < 1.0 {
@@ -68,7 +69,7 @@ fn reference(s: &Sampling, spared: &[u32], cut: bool) -> Vec<f64> {
     normalized(probs.iter().map(|p| p.powf(1.0 / f64::from(s.temp))).collect())
 }
 
-/// Draws many tokens at once: every row of a batch draws independently.
+/// Draws many tokens at once, because each row of a batch is drawn independently.
 fn draws(s: Sampling, spared: &[u32], rows: i32) -> anyhow::Result<Vec<u32>> {
     let batch = logits(&PROBS).broadcast_to([rows, 8])?;
     Ok(Sampler::new(s)?.sparing(spared).sample(&batch)?.to_vec::<u32>()?)
@@ -78,8 +79,8 @@ fn assert_drawn_from(expected: &[f64], tokens: &[u32], what: &str) {
     let count = tokens.len() as f64;
     for (token, p) in expected.iter().enumerate() {
         let times = tokens.iter().filter(|&&t| t as usize == token).count() as f64;
-        // The bound is five standard deviations of a binomial distribution. By chance, one test in
-        // a million would fail.
+        // The bound is five standard deviations of the binomial distribution. One run in a million
+        // would exceed it by chance.
         let bound = 5.0 * (count * p * (1.0 - p)).sqrt();
         assert!(
             (times - count * p).abs() <= bound,
@@ -104,7 +105,7 @@ fn cases() -> Vec<Sampling> {
         Sampling { top_k: 3, temp: 0.7, ..warm },
         Sampling { top_k: 8, ..warm },
         Sampling { top_k: 4000, ..warm },
-        // Each step sees only the tokens that the steps before it kept.
+        // With several steps, each step sees only the tokens that the steps before it have kept.
         Sampling { top_p: 0.7, min_p: 0.65, top_k: 2, temp: 1.3, ..warm },
         Sampling { top_p: 0.8, top_k: 3, ..warm },
     ]
@@ -119,8 +120,8 @@ fn each_step_keeps_the_tokens_of_mlx_lm() -> Checked {
         assert_drawn_from(&expected, &tokens, &format!("{s:?}"));
         let drawn: BTreeSet<u32> = tokens.iter().copied().collect();
         for (token, p) in expected.iter().enumerate() {
-            // With at least a thousand draws, likely tokens are drawn, and tokens that are cut
-            // never are.
+            // In the many draws, each likely token must appear. Tokens that a step has removed must
+            // never appear.
             assert!(*p < 0.02 || drawn.contains(&(token as u32)), "{s:?}: {token} never drawn");
             assert!(*p > 0.0 || !drawn.contains(&(token as u32)), "{s:?}: {token} was cut");
         }
@@ -140,21 +141,22 @@ fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
         (Sampling { xtc_threshold: 0.27, ..always }, &[]),
         (Sampling { xtc_threshold: 0.5, ..always }, &[]),
         (Sampling { xtc_threshold: 0.0, ..always }, &[]),
-        // After scaling, the last of the five tokens that top_p keeps is also a top choice.
+        // top_p keeps five tokens. After normalization, the last of them is also above XTC's
+        // threshold.
         (Sampling { top_p: 0.9, xtc_threshold: 0.075, top_k: 2, ..always }, &[]),
     ] {
         let tokens = draws(s, spared, rows)?;
         assert_drawn_from(&reference(&s, spared, true), &tokens, &format!("{s:?} {spared:?}"));
     }
-    // Each call makes one random decision. The top choice is removed in the requested share of
-    // calls.
+    // Each call decides once, for all rows, whether XTC removes the top choices. It must do so in
+    // 30 % of the calls.
     let often = Sampling { xtc_probability: 0.3, ..warm };
     let mut sampler = Sampler::new(often)?;
     let rounds = fewer_if_simulated("calls", 400, 10) as i32;
     let batch = logits(&PROBS).broadcast_to([200, 8])?;
     let mut cut = 0;
     for _ in 0..rounds {
-        // By chance, 200 rows practically never all miss a token of 30%.
+        // If XTC keeps token 1, with its 30 %, practically some of the 200 rows draw it.
         cut += i32::from(!sampler.sample(&batch)?.to_vec::<u32>()?.contains(&1));
     }
     let bound = 5.0 * (f64::from(rounds) * 0.3 * 0.7).sqrt();
@@ -187,7 +189,7 @@ fn the_same_seed_draws_the_same_tokens() -> Checked {
     Ok(())
 }
 
-/// Applies the processors of mlx-lm in its order, in plain Rust.
+/// Applies mlx-lm's penalties, in mlx-lm's order, in plain Rust.
 fn penalized(p: &Penalties, tokens: &[u32], logits: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     for (token, bias) in &p.logit_bias {
@@ -244,7 +246,7 @@ fn penalties_are_mlx_lms() -> Checked {
         for seen in [&tokens[..], &tokens[..1], &[]] {
             let got = p.apply(seen, &logits)?.to_vec::<f32>()?;
             for (got, want) in got.iter().zip(penalized(&p, seen, &values)) {
-                // A product and two differences are each rounded at most a few times.
+                // The penalties are a product and two differences, each with a few roundings.
                 assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{p:?}: {got} {want}");
             }
         }

@@ -1,4 +1,4 @@
-//! The example server: its answers, whole and streamed, and the requests that it refuses.
+//! Tests the example server: complete and streamed answers, and refused requests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::Checked;
 
-/// The largest number of files that a server may open.
+/// The server may open this many files and connections.
 const FILES: usize = 64;
 
 struct Server(Child, String);
@@ -30,7 +30,7 @@ impl Server {
         program.pop();
         program.push("examples/serve");
         if !program.exists() {
-            // The example exists only if the tests of all targets were built.
+            // Cargo has built the example only if it built all targets. Otherwise build it.
             let build = ["build", "-p", "mlx-primitives-llama", "--example", "serve"];
             ensure!(Command::new(env!("CARGO")).args(build).status()?.success(), "{build:?}");
         }
@@ -46,7 +46,7 @@ impl Server {
         Ok(Self(server, address.to_owned()))
     }
 
-    /// The status and the body of an answer.
+    /// Sends a request. Returns the status and the body of the answer.
     fn ask(&self, body: &Value) -> anyhow::Result<(u32, String)> {
         let mut connection = TcpStream::connect(&self.1)?;
         connection.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -107,7 +107,7 @@ fn answers_are_texts_of_the_model() -> Checked {
     Ok(())
 }
 
-/// The server waits until some of the connections are closed.
+/// If there are too many connections, the server waits until some are closed. It does not end.
 #[test(seconds = 1800, simulated = never)]
 fn more_connections_than_it_may_open_do_not_end_it() -> Checked {
     let server = Server::start()?;

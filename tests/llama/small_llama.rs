@@ -1,4 +1,4 @@
-//! The Llama model of `examples/llama.rs` gives the same tokens as mlx-lm.
+//! The Llama model in `examples/llama.rs` generates the same tokens as mlx-lm.
 
 #[allow(dead_code, reason = "main belongs to the example alone")]
 #[path = "../../examples/llama.rs"]

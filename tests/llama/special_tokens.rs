@@ -1,4 +1,4 @@
-//! Tokens that other files beside `tokenizer.json` name, and the tokens that end a text.
+//! Special tokens that are named in other files than `tokenizer.json`, and tokens that end a text.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::models::{DEMO, demo_copy};
 use crate::support::{Checked, message as error_of};
 
-/// A copy of the demo model with these files.
+/// A copy of the demo model, with these additional files.
 fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
     let folder = demo_copy()?;
     for (name, content) in files.as_object().unwrap() {
@@ -18,7 +18,7 @@ fn demo_with(files: &Value) -> anyhow::Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// The tokens equal those of transformers (`generate.py` in the fixture's folder).
+/// The tokens equal the tokens of transformers, which `generate.py` in the fixture's folder writes.
 #[test]
 fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
     let path =
@@ -38,7 +38,7 @@ fn tokens_named_elsewhere_are_those_of_transformers() -> Checked {
     Ok(())
 }
 
-/// The demo model has exactly one row for each token of its tokenizer.
+/// The demo model's embedding has no row for a new token. So the checkpoint does not add the token.
 #[test]
 fn tokens_that_the_model_cannot_read_are_not_added() -> Checked {
     let folder = demo_with(&json!({"tokenizer_config.json": {"eos_token": "<|new|>"}}))?;
@@ -113,7 +113,7 @@ fn text_of(folder: &Path, options: &Options) -> anyhow::Result<(String, Option<F
     Ok((text, reason))
 }
 
-/// As in mlx-lm, the tokenizer's end token is added to the end tokens of the configurations.
+/// The end tokens are the ones of the configurations and, as in mlx-lm, the tokenizer's end token.
 #[test]
 fn the_tokenizers_end_token_ends_a_text() -> Checked {
     let options = Options { max_tokens: 12, ..Options::default() };
@@ -150,7 +150,7 @@ fn the_tokenizers_end_token_ends_a_text() -> Checked {
         let (text, reason) = text_of(folder.path(), &options)?;
         assert_eq!((&*text, reason), (sentence, Some(FinishReason::Stop)), "{files}");
     }
-    // Without an end token, a text continues.
+    // No file names an end token, so the text continues to its maximum length.
     let folder = demo_with(
         &json!({"tokenizer_config.json": {}, "generation_config.json": {}, "config.json": with(json!(null))}),
     )?;
@@ -160,7 +160,7 @@ fn the_tokenizers_end_token_ends_a_text() -> Checked {
 
 #[test]
 fn stop_strings_may_contain_special_tokens() -> Checked {
-    // The comma becomes a special token, so it is not part of the text.
+    // This makes the comma a special token, which is not part of the text.
     let folder =
         demo_with(&json!({"tokenizer_config.json": {"additional_special_tokens": [","]}}))?;
     let options = |stop: &[&str]| Options {
@@ -182,8 +182,8 @@ fn stop_strings_may_contain_special_tokens() -> Checked {
         let (ours, reason) = text_of(folder.path(), &options(stop))?;
         assert_eq!((&*ours, reason), (text, Some(FinishReason::StopString)), "{stop:?}");
     }
-    // The text ends while a possible beginning of a stop string is held back, so the beginning is
-    // shown at the end.
+    // The last piece could be the start of the stop string, so it is held back. When the text ends,
+    // it is shown after all.
     let (ours, reason) = text_of(folder.path(), &options(&[", there was no"]))?;
     assert_eq!((&*ours, reason), (&*hidden, Some(FinishReason::Length)));
     Ok(())

@@ -1,12 +1,12 @@
-//! Texts that are tokenized and decoded again, with byte-level, SentencePiece-style and WordPiece
-//! vocabularies, and the text of streamed tokens.
+//! Encodes texts and decodes them again, with byte-level, SentencePiece-like and WordPiece
+//! vocabularies. Also decodes streams of tokens piece by piece.
 
 use mlx_primitives_llama::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::support::{Checked, message};
 
-/// Texts whose characters take one to four bytes, alone and combined.
+/// Texts whose characters take one to four bytes each, or are combined from several code points.
 const TEXTS: [&str; 8] = [
     "Zoë saw a 🦊 and said “你好”.",
     "e\u{301} n\u{303} — combining, 👩‍👩‍👧‍👦 and 🏳️‍🌈 joined",
@@ -22,8 +22,8 @@ fn parse(json: &Value) -> Tokenizer {
     Tokenizer::parse(json.to_string().as_bytes()).unwrap()
 }
 
-/// A vocabulary like Llama 2's: words start with `▁`, unknown characters are byte tokens, and `<s>`
-/// precedes a text.
+/// A vocabulary like Llama 2's. Words start with `▁`, byte tokens represent unknown characters, and
+/// `<s>` precedes every text.
 fn sentencepiece() -> Value {
     let mut vocab = serde_json::Map::new();
     let mut add = |token: String| {
@@ -79,7 +79,8 @@ fn wordpiece() -> Value {
     })
 }
 
-/// The pieces of a stream. The last piece is the text that the stream had held back.
+/// Decodes a stream. Returns a piece for each token, and then the rest that the stream has held
+/// back.
 fn pieces(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<String> {
     let mut stream = tokenizer.stream();
     let mut pieces: Vec<String> = tokens.iter().map(|&t| stream.push(t).unwrap()).collect();
@@ -100,7 +101,7 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
             let tokens = tokenizer.encode(text)?;
             let pieces = pieces(&tokenizer, &tokens);
             assert_eq!(pieces.concat(), text, "{name}");
-            // Tokens for single bytes are held back until another token comes.
+            // The stream holds back the text of byte tokens until another kind of token comes.
             let last = tokens.last().and_then(|last| tokenizer.token(*last));
             let held = last.is_some_and(|last| last.starts_with("<0x"));
             assert_eq!(
@@ -109,8 +110,8 @@ fn streams_give_the_text_in_whole_characters() -> Checked {
                 "{name}: {text:?}"
             );
             for piece in &pieces {
-                // A piece never has a part of a character. If it has a replacement character, that
-                // is from the text.
+                // A piece never contains a part of a character, so it has a replacement character
+                // only if the text has one.
                 let replaced = piece.contains('\u{fffd}');
                 assert!(!replaced || text.contains('\u{fffd}'), "{name}: {pieces:?}");
             }
@@ -131,26 +132,26 @@ fn invalid_bytes_are_replaced_and_never_held_for_long() -> Checked {
     let fox = ["<0xF0>", "<0x9F>", "<0xA6>", "<0x8A>"];
     assert_eq!(texts(&fox), ["", "", "", "", "🦊"]);
     assert_eq!(texts(&[&fox[..], &["x", "y"]].concat()), ["", "", "", "", "🦊x", "y", ""]);
-    // Three bytes of a character whose last byte is missing.
+    // The last of a character's four bytes is missing.
     assert_eq!(texts(&fox[..3]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}"]);
     assert_eq!(texts(&["<0xE4>", "x"]), ["", "\u{fffd}x", ""]);
     assert_eq!(texts(&["<0xFF>", "<0xFF>", "x"]), ["", "", "\u{fffd}\u{fffd}x", ""]);
-    // If one of several byte tokens in sequence is not part of a character, all of them are
-    // replaced, including complete characters.
+    // If a sequence of byte tokens is not valid UTF-8, each of its bytes is replaced, even the
+    // bytes of complete characters.
     assert_eq!(texts(&["<0xE4>", "<0x41>"]), ["", "", "\u{fffd}\u{fffd}"]);
     let four = "\u{fffd}".repeat(4);
     assert_eq!(texts(&["<0xE4>", "<0xE4>", "<0xBD>", "<0xA0>"]), ["", "", "", "", &four]);
-    // A special token does not end the sequence of byte tokens.
+    // A special token between two byte tokens does not end the sequence.
     assert_eq!(texts(&["<0xE4>", "</s>", "<0xBD>", "<0xA0>", "x"]), ["", "", "", "", "你x", ""]);
     assert_eq!(texts(&["<s>", "▁s", "</s>", "y"]), ["", "s", "", "y", ""]);
 
     let tokenizer = Checkpoint::demo()?.tokenizer;
-    // The bytes F0 9F, and a single byte A6 later.
+    // The tokens are the incomplete bytes F0 9F, and later a single byte A6.
     let tokens = ids(&tokenizer, &["ð", "Ł", "a", "¦", "b", "ð", "Ł"]);
     let shown = ["", "", "\u{fffd}a", "\u{fffd}", "b", "", "", "\u{fffd}"];
     assert_eq!(pieces(&tokenizer, &tokens), shown);
     assert_eq!(tokenizer.decode(&tokens)?, shown.concat());
-    // Invalid tokens add nothing, as when they are decoded together.
+    // A number that is not a token adds nothing to the text, in a stream and in `decode`.
     assert_eq!(pieces(&tokenizer, &[70, 9999, 71]).concat(), tokenizer.decode(&[70, 9999, 71])?);
     Ok(())
 }
@@ -162,7 +163,8 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
     let tokens = ids(&tokenizer, &words);
     assert_eq!(tokenizer.decode(&tokens)?, "the foxes, don't. the é");
     assert_eq!(pieces(&tokenizer, &tokens).concat(), "the foxes, don't. the é");
-    // A text may end in a replacement character after every token, and is still shown.
+    // The text ends in a replacement character after each token. The stream must not hold it back
+    // forever.
     let tokens = ids(&tokenizer, &[&["fox"][..], &["##\u{fffd}"; 30]].concat());
     let pieces = pieces(&tokenizer, &tokens);
     assert_eq!(pieces.concat(), tokenizer.decode(&tokens)?);
@@ -170,7 +172,7 @@ fn decoders_that_look_at_words_stream_too() -> Checked {
     Ok(())
 }
 
-/// Random tokens, whose bytes are mostly invalid UTF-8.
+/// Draws random tokens. Most of their bytes are invalid UTF-8.
 #[test(simulated = once)]
 fn any_byte_level_tokens_stream_as_they_decode() -> Checked {
     let tokenizer = Checkpoint::demo()?.tokenizer;
@@ -182,8 +184,8 @@ fn any_byte_level_tokens_stream_as_they_decode() -> Checked {
     Ok(())
 }
 
-/// Random tokens: text tokens, bytes that form characters or do not, and special tokens. They are
-/// decoded by each decoder for vocabularies with byte tokens.
+/// Draws random tokens: text tokens, valid and invalid sequences of byte tokens, and special
+/// tokens. Decodes them with each decoder for vocabularies with byte tokens.
 #[test(simulated = once)]
 fn any_sentencepiece_tokens_stream_as_they_decode() -> Checked {
     let tokenizers: Vec<Tokenizer> = decoders().iter().map(parse).collect();
@@ -205,7 +207,7 @@ fn any_sentencepiece_tokens_stream_as_they_decode() -> Checked {
     Ok(())
 }
 
-/// The vocabulary of [`sentencepiece`] with the decoders of Llama 2, Gemma and others.
+/// Copies of the tokenizer of [`sentencepiece`] with the decoders of Llama 2, Gemma and others.
 fn decoders() -> Vec<Value> {
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false});
     let sequence = |first: Value, last: &[Value]| {
@@ -239,11 +241,11 @@ fn special_tokens_are_added_once() -> Checked {
     let [begin, word] = [1, tokenizer.token_id("▁a").unwrap()];
     assert_eq!(tokenizer.encode("a")?, [begin, word]);
     assert_eq!(tokenizer.encode_verbatim("a")?, [word]);
-    // The output of a chat template includes special tokens.
+    // The output of a chat template already contains special tokens.
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.first(), Some(&begin));
     assert_eq!(tokenizer.encode_verbatim("<s>a</s>")?.last(), Some(&2));
     assert_eq!(tokenizer.encode("<s>a")?[..2], [begin, begin]);
-    // The file limits a text to five tokens, and this limit is ignored.
+    // The file truncates texts to five tokens. This crate ignores that.
     assert!(tokenizer.encode("a whole sentence of many words")?.len() > 20);
     assert!(tokenizer.is_special(1) && !tokenizer.is_special(word) && !tokenizer.is_special(9999));
     assert_eq!(tokenizer.token(word).as_deref(), Some("▁a"));
@@ -259,7 +261,7 @@ fn invalid_tokenizers_are_refused() {
     }
 }
 
-/// A tokenizer with one part replaced.
+/// A WordPiece tokenizer in which one part is replaced.
 fn with_part(name: &str, part: Value) -> mlx_primitives::Result<Tokenizer> {
     let mut json = wordpiece();
     json[name] = part;
@@ -272,7 +274,7 @@ fn parts_that_make_the_tokenizer_panic_are_refused() -> Checked {
     assert!(message(fixed.encode("the fox")).contains("chunk size must be non-zero"));
     assert_eq!(fixed.encode("")?, [0u32; 0], "and goes on");
     let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
-    // The parser reads the charsmap before it notices that the end of the file is missing.
+    // The parser reads the charsmap before it notices that the file is truncated.
     let cut = json!({"normalizer": charsmap("////fwAA")}).to_string();
     assert!(message(Tokenizer::parse(&cut.as_bytes()[..cut.len() - 1])).contains("EOF"));
     for (text, said) in [
@@ -328,8 +330,7 @@ fn parts_that_multiply_a_text_are_refused() -> Checked {
     Ok(())
 }
 
-/// Regular expressions and templates whose time or memory grows faster than the length of their
-/// text.
+/// Some regular expressions and templates take time or memory that grows faster than their length.
 #[test(simulated = once)]
 fn parts_that_take_long_are_refused() -> Checked {
     let split = |pattern: &str| {
@@ -352,7 +353,7 @@ fn parts_that_take_long_are_refused() -> Checked {
         let text = message(split(pattern));
         assert!(text.contains("a regular expression of at most 2000 parts"), "{pattern}: {text}");
     }
-    // Llama 3's expression is accepted, and braces that are not a count.
+    // Llama 3's expression is accepted. Braces that are not a repetition count are accepted too.
     for pattern in [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[a-z]{1,100}|\{|\}",

@@ -1,4 +1,4 @@
-//! Fine-tuning of the demo model: the losses, and how runs end and resume.
+//! Fine-tuning the demo model: its losses, and how a run ends and resumes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::support::{Checked, message};
 
 const KEYS: [&str; 3] = ["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"];
 
-/// Writes a file of texts of several lengths.
+/// Writes a training file with texts of several lengths.
 pub fn texts(folder: &Path) -> std::io::Result<PathBuf> {
     let line = |number: usize| {
         let sea = ["calm", "rough", "heavy"][number % 3].repeat(1 + number % 4);
@@ -48,7 +48,7 @@ fn lora() -> Kind {
     Kind::Lora { rank: 4, scale: 4.0, keys, dropout: 0.0, dora: false }
 }
 
-/// Low-rank updates with magnitudes and with dropout.
+/// Low-rank updates with magnitudes (DoRA) and with dropout.
 fn dora() -> Kind {
     let keys = Some(KEYS.map(str::to_owned).to_vec());
     Kind::Lora { rank: 4, scale: 4.0, keys, dropout: 0.25, dora: true }
@@ -63,7 +63,7 @@ fn bits(parameters: &Parameters) -> anyhow::Result<Vec<Vec<u32>>> {
     parameters.values().map(bits).collect()
 }
 
-/// The losses of a trainer equal the losses of a loop of the library's calls, bit for bit.
+/// A trainer has the same losses as a loop that calls the library's functions, bit for bit.
 #[test(simulated = never)]
 fn a_trainer_is_the_loop_that_it_stands_for() -> Checked {
     let folder = TempDir::new()?;
@@ -117,9 +117,9 @@ fn a_trainer_is_the_loop_that_it_stands_for() -> Checked {
     Ok(())
 }
 
-/// A run that ends in the middle of an accumulation, a pass and a report continues with the same
-/// bits as a run without interruption. Layers that are computed again and packed weights do not
-/// change this.
+/// A run is saved in the middle of an accumulation, of a pass over the data and of a report. It
+/// then resumes with the same bits as a run without interruption. This also holds with recomputed
+/// layers and with packed weights.
 #[test(simulated = never)]
 fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
     let folder = TempDir::new()?;
@@ -165,7 +165,7 @@ fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
             ((sum / 5.0) as f32).to_bits()
         });
         if recompute {
-            // The first gradients equal those of layers that keep their results.
+            // Layers that are recomputed give the same gradients as layers that keep their results.
             let mut kept = new(false)?;
             losses(&mut kept, 6)?;
             assert_eq!(bits(kept.parameters())?, bits(whole.parameters())?);
@@ -185,8 +185,9 @@ fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
     Ok(())
 }
 
-/// With magnitudes, the rows of a model's weights are scaled to the magnitudes, which start as the
-/// norms of the rows. Dropout changes the losses of steps, but not of evaluations.
+/// With DoRA, each row of a weight is scaled so that its norm equals a trained magnitude. The
+/// magnitudes start as the norms of the rows. Dropout changes the losses of steps, but not of
+/// evaluations.
 #[test(simulated = never)]
 fn magnitudes_are_norms_and_zeros_are_drawn_in_steps_alone() -> Checked {
     let folder = TempDir::new()?;
@@ -204,7 +205,7 @@ fn magnitudes_are_norms_and_zeros_are_drawn_in_steps_alone() -> Checked {
         anyhow::Ok((losses, trainer))
     };
     let ((plain, trainer), (dropped, other)) = (run(0.0, 1)?, run(0.5, 1)?);
-    // B is zero in the first step, and the rows have their original norms.
+    // In the first step the matrix B is zero, so the rows still have their original norms.
     let first = evaluate(&demo.llama, &data, 12, 64, None, || {})? as f32;
     for loss in [plain[0], dropped[0]] {
         assert!((loss - first).abs() < 1e-4, "{loss} {first}");
@@ -216,7 +217,8 @@ fn magnitudes_are_norms_and_zeros_are_drawn_in_steps_alone() -> Checked {
     );
     assert!(apart(plain[4], dropped[4]) < 0.1, "{plain:?} {dropped:?}");
     assert_eq!(run(0.5, 1)?.0, dropped);
-    // The mean of B's first gradients with dropout is the gradient without it.
+    // Averaged over many seeds, B's first gradient with dropout equals the gradient without
+    // dropout.
     let sgd = Optimizer::Sgd(Sgd::default());
     let start = folder.path().join("start");
     new(0.0, 1, sgd)?.save(&start, false)?;
@@ -236,7 +238,7 @@ fn magnitudes_are_norms_and_zeros_are_drawn_in_steps_alone() -> Checked {
     let judge = || evaluate(&model, &data, 4, 64, None, || {});
     assert_eq!(judge()?, judge()?);
 
-    // The weights that the definition gives for the saved files.
+    // Compute the adapted weights from the saved files by DoRA's definition.
     trainer.save(folder.path(), false)?;
     let adapters = Adapters::load(folder.path(), &demo.llama)?;
     let name = "model.layers.3.mlp.down_proj";

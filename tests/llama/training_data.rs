@@ -1,4 +1,4 @@
-//! The texts for fine-tuning: their formats, and the lines that are refused.
+//! Training texts: the supported formats, and the lines that are refused.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn layouts_become_tokens() -> Checked {
         );
         assert!(data.batch(1, 1, 100).is_err() && data.batch(usize::MAX, 2, 100).is_err());
     }
-    // Each batch occurs once in a pass, and each pass has another order.
+    // Each pass over the data contains each batch once, in a new order.
     let data = Dataset::load(&texts(folder.path())?, &demo, None, false)?;
     let orders: Vec<_> = (0..4).map(|pass| data.order(1, 5, pass)).collect();
     for order in &orders {

@@ -1,4 +1,4 @@
-//! The memory of a training step differs from its estimate by at most a fifth.
+//! The estimate of a training step's memory differs from the measured memory by at most a fifth.
 
 use std::fs;
 
@@ -93,8 +93,8 @@ fn steps_take_the_estimated_memory() -> Checked {
         let empty = memory::active_memory();
         let mut trainer = Trainer::new(&llama, &data, trainable, settings)?;
         let before = memory::active_memory();
-        // The first step adds the sums of gradients. Small arrays take more memory than their
-        // bytes.
+        // The trainer allocates the sums of gradients in the first step. Small arrays take more
+        // memory than their bytes.
         let sums: usize = trainer.parameters().values().map(|array| array.nbytes()).sum();
         let state = (before - empty + if full { sums } else { 0 }) as f64 / estimate.state as f64;
         assert!((0.95..1.15).contains(&state), "{case:?}: {state} of the state");

@@ -1,4 +1,4 @@
-//! A model generates the same text whether our kernels or MLX's ops run.
+//! A model generates the same text with our kernels and with MLX's ops.
 
 use std::rc::Rc;
 
@@ -9,9 +9,9 @@ use crate::llama::greedy;
 use crate::support::tune::key;
 use crate::support::{Checked, simulated};
 
-/// The two implementations of each op round in the same way, so that a choice does not change a
-/// token. The choices come from this process's defaults and from the rules for GPUs, for plain and
-/// packed weights.
+/// For each op, our kernel and MLX's op round in the same way, so choosing one or the other does
+/// not change a token. The test uses the built-in rules for several GPUs, with plain and packed
+/// weights.
 #[test]
 fn a_model_of_chosen_ops_writes_the_same_text() -> Checked {
     let plain = Checkpoint::demo()?;

@@ -1,4 +1,4 @@
-//! Batches: each text equals the text that is generated alone.
+//! Batches: each prompt gets the same text in a batch as alone.
 
 use mlx_primitives::Dtype;
 use mlx_primitives_llama::{
@@ -10,7 +10,7 @@ use super::{PROMPTS, encoded, ids, long_prompt, options};
 use crate::support::models::variant;
 use crate::support::{Checked, message, simulated};
 
-/// The tokens that follow each prompt, and why they ended.
+/// Generates for all prompts together. Returns each prompt's tokens, and why its text ended.
 fn together(
     checkpoint: &Checkpoint,
     prompts: &[Vec<u32>],
@@ -47,7 +47,7 @@ fn prompts(checkpoint: &Checkpoint) -> Vec<Vec<u32>> {
 fn texts_of_a_batch_are_those_of_each_alone() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompts = prompts(&checkpoint);
-    // Run until all stories end. Some end before others.
+    // Run until all texts end. Some end before others.
     let whole = Options { max_tokens: if simulated() { 8 } else { 140 }, ..options() };
     assert_as_alone(&checkpoint, &prompts, &whole)?;
     assert_as_alone(&checkpoint, &prompts[..1], &options())?;
@@ -91,7 +91,8 @@ fn batches_end_with_the_context_of_each() -> Checked {
 fn quantized_batches_decode_near_their_rows() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompts = prompts(&checkpoint);
-    // With codes of 8 bits, keys have other rounding errors if they are rotated by other positions.
+    // In a batch, a prompt's positions may be shifted, so its keys are rotated differently. The
+    // rounding of keys to 8 bits then has other errors, so compare with a tolerance.
     let cache = CacheKind::Quantized { group_size: 32, bits: 8 };
     let options = Options { cache, max_tokens: 6, logprobs: Some(1), ..options() };
     for (prompt, (text, _)) in prompts.iter().zip(together(&checkpoint, &prompts, &options)?) {
@@ -101,7 +102,7 @@ fn quantized_batches_decode_near_their_rows() -> Checked {
     Ok(())
 }
 
-/// The frequencies depend on the length of each text.
+/// With dynamic scaling, the rotary frequencies depend on the length of each text.
 #[test(simulated = once)]
 fn dynamic_rope_is_of_each_text() -> Checked {
     let directory = variant(Dtype::Float32, |name, json| {

@@ -1,5 +1,5 @@
-//! The engine: each text equals the text that is generated alone, whatever other texts run at the
-//! same time.
+//! The engine generates texts for several threads at the same time. Each prompt gets the same text
+//! as alone, whatever other texts run.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn all(generated: &mut Generated) -> Result<Vec<Token>> {
     generated.collect()
 }
 
-/// Options that differ in every setting that a text can have separately.
+/// Options that differ in every setting that each text may choose.
 fn kinds_of_options() -> Vec<Options> {
     let sampling = Sampling { temp: 0.8, seed: 5, ..Sampling::default() };
     let penalties = Penalties { repetition: 1.3, ..Penalties::default() };
@@ -112,7 +112,7 @@ fn texts_that_begin_alike_share_their_beginning() -> Checked {
         known += generated.cached_tokens();
     }
     assert!(known >= beginning.len(), "{known} of {} tokens", beginning.len());
-    // The engine also reuses the text of a generation that ended.
+    // The engine can also reuse the cache of a text that has ended.
     let mut again = engine.generate(&beginning, &options(), None);
     all(&mut again)?;
     assert_eq!(again.cached_tokens(), beginning.len() - 1);
@@ -123,7 +123,7 @@ fn texts_that_begin_alike_share_their_beginning() -> Checked {
 fn limits_are_kept() -> Checked {
     let one = EngineOptions { cache_bytes: 1 << 20, ..EngineOptions::default() };
     let prompt = encoded(&Checkpoint::demo()?, PROMPTS[0]);
-    // The engine does not have room for all texts at the same time.
+    // The caches of all six texts do not fit into the engine's memory at the same time.
     let crowded = engine(one.clone())?;
     let mut texts: Vec<Generated> =
         (0..6).map(|_| crowded.generate(&prompt, &options(), None)).collect();
@@ -156,7 +156,7 @@ fn one_text() -> EngineOptions {
     EngineOptions { texts: 1, ..EngineOptions::default() }
 }
 
-/// Sets a flag when the thread that owns this value ends.
+/// A thread-local value. Its destructor sets the flag when the thread ends.
 struct Ends(Arc<AtomicBool>);
 
 impl Drop for Ends {
@@ -182,10 +182,11 @@ fn dropped_texts_and_handles_end() -> Checked {
     let long = Options { max_tokens: 10_000, eos: Vec::new(), ..Options::default() };
     let mut first = engine.generate(&prompt, &long, None);
     assert!(first.next().is_some());
-    // The text ends within a step and frees the only place for the next text.
+    // The engine runs one text at a time. Dropping the first text ends it soon, and the second one
+    // runs.
     drop(first);
     assert_eq!(all(&mut engine.generate(&prompt, &options(), None))?.len(), super::length());
-    // A text continues after all handles of the engine are dropped.
+    // After all handles of the engine are dropped, a running text continues.
     let mut last = engine.generate(&prompt, &options(), None);
     drop(engine);
     assert_eq!(all(&mut last)?.len(), super::length());

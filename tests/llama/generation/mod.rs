@@ -1,4 +1,4 @@
-//! Generation in all modes. In each mode the greedy tokens equal those of plain generation.
+//! Generation in all modes. In each mode, greedy tokens equal the tokens of plain generation.
 
 mod batch;
 mod engine;
@@ -22,7 +22,7 @@ use crate::support::{Checked, fewer_if_simulated, message};
 /// Prompts of several lengths.
 pub const PROMPTS: [&str; 4] = ["Once upon a time", "One day", "Lily saw a big", "The"];
 
-/// The number of tokens that the tests compare.
+/// The number of generated tokens that the tests compare.
 pub fn length() -> usize {
     fewer_if_simulated("tokens compared", 40, 8) as usize
 }
@@ -43,7 +43,7 @@ pub fn plain(checkpoint: &Checkpoint, prompt: &[u32]) -> Vec<u32> {
     ids(&mut checkpoint.generate(prompt, &options()).unwrap())
 }
 
-/// A prompt long enough for several steps: a story that the model generated.
+/// A story that the model has generated. As a prompt, it is long enough to run in several steps.
 pub fn long_prompt(checkpoint: &Checkpoint) -> Vec<u32> {
     let mut prompt = encoded(checkpoint, "Once upon a time");
     let length = fewer_if_simulated("tokens of a long prompt", 100, 4) as usize;
@@ -62,7 +62,7 @@ fn prompts_in_steps_change_no_token() -> Checked {
             continue;
         }
         let options = Options { prefill_step, ..options() };
-        // The last token of the prompt runs together with others, or alone.
+        // The last token of the prompt runs together with other tokens in this call.
         assert_eq!(ids(&mut checkpoint.generate(&prompt, &options)?), expected, "{prefill_step}");
         let mut generation = checkpoint.generate(&prompt, &options)?;
         let mut steps = Vec::new();
@@ -96,7 +96,7 @@ fn prompts_can_be_paused_and_resumed() -> Checked {
     assert_eq!((flow, calls), (ControlFlow::Break(()), 1));
     assert_eq!((generation.tokens(), generation.finish_reason()), (&prompt[..], None));
     assert_eq!(ids(&mut generation), plain(&checkpoint, &prompt));
-    // After the first token, no part of the prompt remains to be run.
+    // After the first token, the whole prompt has run, so `prefill` has nothing to do.
     let mut generation = checkpoint.generate(&prompt, &options)?;
     generation.next_token()?;
     let flow = generation.prefill(|_, _| ControlFlow::Break(()))?;
@@ -104,7 +104,7 @@ fn prompts_can_be_paused_and_resumed() -> Checked {
     Ok(())
 }
 
-/// The logits after each position, as the model computes them alone.
+/// Runs the model on these tokens without generation. Returns the logits after each position.
 pub fn logits_after(checkpoint: &Checkpoint, tokens: &[u32]) -> anyhow::Result<Vec<Vec<f32>>> {
     let input = Array::from_slice(tokens, [1, tokens.len() as i32])?;
     let logits = checkpoint.llama.forward(&input, &mut checkpoint.llama.new_cache())?;
@@ -157,7 +157,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let max_tokens = length();
-    // If repeating a token is forbidden, every token is new.
+    // With a huge penalty for tokens that are present, every new token is different.
     let penalties =
         Penalties { presence: 1e4, presence_context_size: usize::MAX, ..Penalties::default() };
     let options = Options { max_tokens, penalties, ..options() };
@@ -166,7 +166,8 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), prompt.len() + max_tokens);
-    // A banned token never appears, and a boosted one always does.
+    // A token with a bias of minus infinity never appears, and a token with a large bias always
+    // does.
     let first = plain(&checkpoint, &prompt)[0];
     for (bias, expected) in [(f32::NEG_INFINITY, false), (1e4, true)] {
         let penalties = Penalties { logit_bias: vec![(first, bias)], ..Penalties::default() };
@@ -181,8 +182,8 @@ fn penalties_look_at_prompt_and_text() -> Checked {
     Ok(())
 }
 
-/// A quantized cache changes the logits by an error that its steps bound. The text stays the same
-/// as long as the best token leads by more than the error.
+/// A quantized cache changes the logits by a bounded error. The text stays the same as long as the
+/// best token leads by more than the error.
 #[test(simulated = once)]
 fn quantized_caches_stay_within_their_error() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -198,8 +199,7 @@ fn quantized_caches_stay_within_their_error() -> Checked {
         let worst =
             logits.iter().zip(exact.concat()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst > 0.0 && worst < bound, "{bits} bits: {worst}");
-        // Each logit is wrong by at most this error, so a lead of twice the error decides the
-        // token.
+        // No logit has a larger error, so a lead of twice this error decides the token.
         let lead = |row: &[f32]| {
             let mut row = row.to_vec();
             row.sort_by(|a, b| b.total_cmp(a));
@@ -219,7 +219,7 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
     let demo = Checkpoint::demo()?;
     let prompt = encoded(&demo, PROMPTS[0]);
     let text = plain(&demo, &prompt);
-    // The end tokens of generation_config.json are used, or those of config.json if it has none.
+    // The end tokens come from generation_config.json, or from config.json if the former has none.
     for (own, other, expected) in [
         (json!([0, text[3], 9]), json!(text[1]), 3),
         (json!(text[2]), json!(null), 2),
@@ -245,7 +245,7 @@ fn ends_are_distinguished() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let text = plain(&checkpoint, &prompt);
-    // The options can make any token an end token, here the third of the text.
+    // The options can make any token an end token. Here it is the third token of the text.
     let options = Options { eos: vec![text[2]], ..options() };
     let mut generation = checkpoint.generate(&prompt, &options)?;
     let until = text.iter().position(|token| *token == text[2]).unwrap();

@@ -1,4 +1,4 @@
-//! Functions of a user that change the logits before a token is drawn.
+//! Logits processors: functions of the caller that change the logits before a token is drawn.
 
 use std::cell::RefCell;
 
@@ -8,7 +8,7 @@ use mlx_primitives_llama::{Checkpoint, Options, Quantization, Sampling};
 use super::{PROMPTS, encoded, ids, length, logits_after, options, plain};
 use crate::support::{Checked, message};
 
-/// The logits, with the values of some tokens replaced.
+/// Replaces the logits of some tokens by this value.
 fn with(logits: &Array, tokens: &[u32], value: f32) -> Result<Array> {
     let count = tokens.len() as i32;
     let at = Array::from_slice(tokens, [1, count])?;
@@ -66,7 +66,7 @@ fn processors_see_the_tokens_so_far_once_each_and_in_order() -> Checked {
         assert_eq!(logits.shape(), [1, 512]);
         Ok(logits.clone())
     };
-    // Each processor receives the logits of the one before it.
+    // Each processor receives the logits that the processor before it returns.
     let mut generation = checkpoint
         .llama
         .generate(&prompt, &options())?
@@ -115,7 +115,7 @@ fn drafts_change_no_processed_token() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let draft = checkpoint.llama.quantized(Quantization::affine(32, 4))?;
     let prompt = encoded(&checkpoint, PROMPTS[2]);
-    // Every third token is the least likely one.
+    // The rule negates the logits of every third token, so the least likely token is drawn.
     let rule = |tokens: &[u32], logits: &Array| match tokens.len() % 3 {
         0 => logits.negative(),
         _ => Ok(logits.clone()),

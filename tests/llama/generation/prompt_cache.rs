@@ -1,5 +1,5 @@
-//! Prompt caches, in memory and in files. They do not change a token, and only the model that wrote
-//! one can read it.
+//! Prompt caches in memory and in files. A cache does not change any token. Only the model that
+//! made a cache can use it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,7 +20,7 @@ const KINDS: [CacheKind; 4] = [
     CacheKind::Rotating { max_size: 200, keep: 4 },
 ];
 
-/// A cache of a prompt and the tokens generated after it.
+/// The cache after generating from a prompt.
 fn filled(checkpoint: &Checkpoint, prompt: &[u32], options: &Options) -> PromptCache {
     let mut generation = checkpoint.generate(prompt, options).unwrap();
     ids(&mut generation);
@@ -38,7 +38,7 @@ fn caches_of_every_kind_load_from_files() -> Checked {
         let options = Options { cache: kind, ..options() };
         let expected = ids(&mut checkpoint.generate(&prompt, &options)?);
         let cache = filled(&checkpoint, &prompt, &Options { cache: kind, ..half.clone() });
-        // The model has not run the last token of a text.
+        // The model has not run the last generated token, so the cache does not contain it.
         assert_eq!(cache.tokens(), [&prompt[..], &expected[..2]].concat());
         cache.save(&path)?;
         let cache = PromptCache::load(&path, &checkpoint.llama)?;
@@ -46,8 +46,8 @@ fn caches_of_every_kind_load_from_files() -> Checked {
         let other = CacheKind::Quantized { group_size: 32, bits: 5 };
         assert!(!cache.is_of(other, &checkpoint.llama)?);
 
-        // First the same prompt, whose tokens are cached except for the last. Then prompts that are
-        // longer, that differ at some token, or that have no common beginning.
+        // Use the cache for the same prompt, all of whose tokens but the last are cached. Then use
+        // it for a longer prompt, and for prompts that differ from some token on.
         let mut again = checkpoint.generate(&prompt, &options)?.with_cache(cache.clone())?;
         assert_eq!(ids(&mut again), expected, "{kind:?}");
         assert_eq!(again.statistics().cached_tokens, prompt.len() - 1);
@@ -70,7 +70,8 @@ fn caches_of_every_kind_load_from_files() -> Checked {
     Ok(())
 }
 
-/// A cache cannot restore dropped positions, so the prompt is run again.
+/// A full rotating cache cannot restore the positions that it has dropped. If they are needed, the
+/// whole prompt runs again.
 #[test(simulated = once)]
 fn full_rotating_caches_go_on_or_start_anew() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -88,7 +89,8 @@ fn full_rotating_caches_go_on_or_start_anew() -> Checked {
             }
             generation.into_prompt_cache()?.save(&path)?;
             let cache = PromptCache::load(&path, &checkpoint.llama)?;
-            // A prompt that extends the cached tokens continues as if the cache had not been saved.
+            // If a prompt extends the cached tokens, generation continues as if the cache had not
+            // been saved.
             let longer = [&prompt[..], &expected[..=taken]].concat();
             let rest = Options { max_tokens: 19 - taken, ..options.clone() };
             let mut rest = checkpoint.llama.generate(&longer, &rest)?.with_cache(cache.clone())?;
@@ -123,7 +125,8 @@ fn positions_are_taken_back() -> Checked {
         let _ = llama.forward(&input(&tokens[..7])?, &mut short)?;
         assert_eq!((copy.len(), short.len()), (7, 7));
         let (got, expected) = (next(&mut copy)?, next(&mut short)?);
-        // A step of another length computed the keys and values, so their sums have another order.
+        // Steps of different lengths computed the keys and values, so their sums have different
+        // orders.
         let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         let bound = if matches!(kind, CacheKind::Quantized { .. }) { 0.5 } else { 1e-3 };
         assert!(worst < bound, "{kind:?}: {worst}");
@@ -158,7 +161,7 @@ fn other_models_caches_are_refused() -> Checked {
     };
     other(&Checkpoint::load(half.path())?.llama);
     other(&checkpoint.llama.quantized(Quantization::affine(32, 8))?);
-    // The model has equal shapes, but one projection is slightly changed, as by fine-tuning.
+    // Another model with the same shapes. One projection is slightly changed, as by fine-tuning.
     let tuned = variant(Dtype::Float32, |_, _| {});
     let file = tuned.path().join("model.safetensors");
     let arrays = io::load_safetensors(&file)?.arrays;
@@ -171,7 +174,7 @@ fn other_models_caches_are_refused() -> Checked {
         .collect::<anyhow::Result<_>>()?;
     io::save_safetensors(&file, arrays.iter().map(|(name, a)| (name.as_str(), a)), [])?;
     other(&Checkpoint::load(tuned.path())?.llama);
-    // A second load of the same model accepts the cache.
+    // Loading the same model again gives a model that accepts the cache.
     assert!(PromptCache::load(&path, &Checkpoint::demo()?.llama).is_ok());
     let mut begun = checkpoint.generate(&prompt, &options())?;
     begun.next_token()?;
@@ -179,7 +182,7 @@ fn other_models_caches_are_refused() -> Checked {
     Ok(())
 }
 
-/// Rewrites a cache's file with changes.
+/// Reads a cache's file, changes its arrays and metadata, and writes it to another path.
 fn rewritten(
     from: &Path,
     to: &Path,

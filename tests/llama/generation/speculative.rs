@@ -1,4 +1,5 @@
-//! Speculative decoding gives the tokens of plain decoding, whatever tokens the draft proposes.
+//! Speculative decoding gives the same tokens as plain decoding, whatever tokens a draft model
+//! proposes.
 
 use mlx_primitives_llama::{
     CacheKind, Checkpoint, Llama, Options, Penalties, Quantization, Sampling,
@@ -8,9 +9,9 @@ use super::{PROMPTS, encoded, ids, length, long_prompt, options, plain};
 use crate::support::models::variant;
 use crate::support::{Checked, message, simulated};
 
-/// Drafts whose proposals are right always, mostly, sometimes and hardly ever.
+/// Draft models. From the first to the last, fewer of their proposals are right.
 fn drafts(checkpoint: &Checkpoint) -> anyhow::Result<Vec<(&'static str, Llama)>> {
-    // This draft has one layer of the model's four, so its proposals are those of another model.
+    // This draft has only one of the model's four layers, so it behaves like a different model.
     let shallow = variant(mlx_primitives::Dtype::Float32, |_, _| {});
     let file = shallow.path().join("model.safetensors");
     let tensors = mlx_primitives::io::load_safetensors(&file)?.arrays;
@@ -82,7 +83,8 @@ fn drafts_change_no_token() -> Checked {
         assert!(drafted > 0, "{name}");
         rates.push((name, accepted as f64 / drafted as f64));
     }
-    // If a model is its own draft, it accepts every proposal, except after the end.
+    // If a model is its own draft, it accepts all proposals, except proposals after the end of the
+    // text.
     assert!(rates[0].1 > 0.8, "{rates:?}");
     assert!(simulated() || (rates[3].1 < 0.7 && rates[1].1 > rates[3].1), "{rates:?}");
     Ok(())
@@ -103,7 +105,7 @@ fn tokens_say_whether_they_were_proposed() -> Checked {
     Ok(())
 }
 
-/// The token that is drawn depends only on the model's logits and the random numbers.
+/// The drawn token depends only on the model's logits and the random numbers, not on the draft.
 #[test(simulated = once)]
 fn sampled_and_penalized_texts_are_the_same_too() -> Checked {
     let checkpoint = Checkpoint::demo()?;
@@ -138,7 +140,7 @@ fn drafts_start_from_cached_prompts() -> Checked {
         checkpoint.generate(&prompt, &options())?.with_cache(cache)?.with_draft(&draft, 3)?;
     assert_eq!(ids(&mut generation), expected);
     assert_eq!(generation.statistics().cached_tokens, prompt.len() - 1);
-    // The generation leaves a normal cache, wherever it stops.
+    // The generation may stop anywhere. Its cache can then be used like any other.
     for taken in [0, 1, 2, 5] {
         let mut generation = checkpoint.generate(&prompt, &options())?.with_draft(&draft, 3)?;
         let text: Vec<u32> = generation.by_ref().take(taken).collect::<Result<_, _>>()?;

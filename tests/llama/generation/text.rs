@@ -1,4 +1,4 @@
-//! The text of a generation: its pieces, stop strings, and ends.
+//! The text of a generation: its pieces, the stop strings, and the ways to end.
 
 use mlx_primitives_llama::{
     Checkpoint, Options,
@@ -39,7 +39,8 @@ fn stop_strings_end_the_text_wherever_they_lie() -> Checked {
     let whole = text(&pieces(&checkpoint, &prompt, &options()));
     assert!(whole.len() > 12, "{whole:?}");
     let starts = whole.char_indices().map(|(at, _)| at);
-    // Stop strings are parts of the text, inside a token or across several.
+    // Use each of these parts of the text as a stop string. It may be inside a token or span
+    // several.
     for start in starts.filter(|at| at % 3 == 0) {
         for length in [1, 2, 5, 11] {
             let Some(part) = whole.get(start..start + length) else { continue };
@@ -48,7 +49,7 @@ fn stop_strings_end_the_text_wherever_they_lie() -> Checked {
             assert_eq!(text(&found), whole[..whole.find(part).unwrap()], "{part:?}");
             let last = found.last().unwrap();
             assert_eq!(last.finish_reason, Some(FinishReason::StopString), "{part:?}");
-            // Text that was shown cannot be removed, so no part of the stop string was shown.
+            // A caller cannot take back a piece, so no piece may contain a part of the stop string.
             let shown: usize = found.iter().map(|piece| piece.text.len()).sum();
             assert!(shown <= whole.find(part).unwrap());
         }
@@ -61,14 +62,15 @@ fn beginnings_of_stop_strings_are_held_back_and_shown_at_the_end() -> Checked {
     let checkpoint = Checkpoint::demo()?;
     let prompt = encoded(&checkpoint, PROMPTS[0]);
     let whole = text(&pieces(&checkpoint, &prompt, &options()));
-    // The text ends with four bytes that begin a stop string, which does not follow.
+    // The last four bytes of the text could be the start of this stop string. Its rest does not
+    // follow.
     let end = &whole[whole.len() - 4..];
     let stop = vec![format!("{end}…")];
     let held = pieces(&checkpoint, &prompt, &Options { stop, ..options() });
     assert_eq!(text(&held), whole);
     let last = held.last().unwrap();
     assert!(last.text.ends_with(end) && last.finish_reason != Some(FinishReason::StopString));
-    // A stop string whose first byte occurs twice: `aab` in `aaab`.
+    // A failed match may contain the start of another one, as for the stop string `aab` in `aaab`.
     let comma = whole.find(',').unwrap();
     let stop = vec![whole[comma..comma + 6].to_owned(), whole[comma + 2..comma + 4].to_owned()];
     let found = pieces(&checkpoint, &prompt, &Options { stop, ..options() });

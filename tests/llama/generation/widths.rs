@@ -1,12 +1,13 @@
-//! Tokens and their log probabilities have the same bits with any number of proposals, in batches,
-//! and for any way to cut a prompt. The weights are random, so logits differ little.
+//! Tokens and their log probabilities have the same bits with any number of draft proposals, in
+//! batches, and with a prompt in chunks of any length. The weights are random, so logits differ
+//! little and any changed bit is likely to change a token.
 
 use mlx_primitives::{Dtype, Result};
 use mlx_primitives_llama::{CacheKind, Config, Generation, Llama, Options, Quantization};
 
 use crate::support::Checked;
 
-/// The numbers of query heads and key heads.
+/// The numbers of query heads and of key/value heads.
 const LAYOUTS: [(i32, i32); 8] = [(1, 1), (4, 2), (4, 1), (8, 2), (5, 1), (14, 2), (8, 1), (16, 1)];
 
 fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama> {
@@ -25,8 +26,8 @@ fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama>
     Llama::random(config, dtype, packed, seed)
 }
 
-/// A cache of the latest positions. Prompts that are longer are cut into parts, and texts run in
-/// batches.
+/// The cache keeps only the latest positions. The prompts are longer than the cache, so they run in
+/// chunks. Some run in a batch.
 #[test(simulated = never)]
 fn rotating_caches_do_not_depend_on_steps() -> Checked {
     for (layout, kind) in [((4, 1), 0), ((7, 1), 1), ((2, 2), 2)] {
@@ -62,7 +63,7 @@ fn cache(kind: usize) -> CacheKind {
     }
 }
 
-/// The tokens, each with the bits of its log probability.
+/// The generated tokens, each with the bits of its log probability.
 fn bits(generation: &mut Generation) -> Result<Vec<(u32, Option<u32>)>> {
     let mut tokens = Vec::new();
     while let Some(token) = generation.next_token()? {
@@ -80,7 +81,7 @@ fn neither_proposals_nor_cuts_nor_neighbors_change_a_bit() -> Checked {
         let other = model(LAYOUTS[layout], kind, 8)?;
         let kept = cache(layout + more);
         let what = format!("{:?}, {}, {kept:?}", LAYOUTS[layout], kind % 5);
-        // One prompt is longer than a tile of keys, and others are shorter.
+        // Some prompts have more keys than a tile of the attention kernel, and others have fewer.
         let prompt = |of: usize| -> Vec<u32> {
             let len = [70, 3, 131, 1, 17, 64, 40][of % 7];
             (0..len).map(|i| ((i * i + 31 * of + 5 * i) % 101) as u32).collect()

@@ -1,4 +1,5 @@
-//! The entries of an architecture. Each is applied, has no effect, or is refused by name.
+//! Metadata entries of GGUF files that describe an architecture. The loader applies an entry,
+//! ignores it if it has no effect, or refuses it with an error that names it.
 
 use anyhow::{Context, ensure};
 use mlx_primitives::Array;
@@ -8,7 +9,7 @@ use tempfile::TempDir;
 use crate::support::gguf::{Entry, Gguf, HIDDEN, bytes_speaker};
 use crate::support::{Checked, message};
 
-/// Loads the model of a file that `change` has changed.
+/// Writes a file that `change` has changed, and loads its model.
 fn load(change: impl FnOnce(&mut Gguf)) -> anyhow::Result<mlx_primitives::Result<Llama>> {
     let folder = TempDir::new()?;
     let path = folder.path().join("model.gguf");
@@ -18,7 +19,8 @@ fn load(change: impl FnOnce(&mut Gguf)) -> anyhow::Result<mlx_primitives::Result
     Ok(Llama::load(&path))
 }
 
-/// The periods and the multiplier of the rotary embedding.
+/// The periods, the scale and the multiplier of the rotary embedding, for a file with these
+/// entries. `freqs` is a factor in the tensor `rope_freqs`.
 fn rope(entries: &[(&str, Entry)], freqs: Option<f32>) -> anyhow::Result<(Vec<f32>, f32, f32)> {
     let llama = load(|file| {
         for (key, value) in entries {
@@ -32,8 +34,8 @@ fn rope(entries: &[(&str, Entry)], freqs: Option<f32>) -> anyhow::Result<(Vec<f3
     Ok((rope.values(1), rope.scale(), rope.multiplier()))
 }
 
-/// llama.cpp's angles of position 1, in double precision. `ggml_rope_yarn` computes them with the
-/// numbers that `llama_context` passes to it.
+/// YaRN as llama.cpp computes it, in double precision. `llama_context` chooses these parameters,
+/// and `ggml_rope_yarn` computes the angles.
 struct Yarn {
     factor: f64,
     original: f64,
@@ -67,8 +69,8 @@ fn close(got: f32, expected: f64) -> bool {
 fn linear_scalings_are_llama_cpps() -> Checked {
     let plain = rope(&[], None)?;
     let text = |text: &str| Entry::from(text);
-    // Without a type, a factor is linear. The old name of an entry counts if the new one is
-    // missing.
+    // If there is no type, a factor means linear scaling. The loader reads the old name of an entry
+    // only if the new one is missing.
     for (entries, scale) in [
         (vec![("rope.scaling.factor", 4f32.into())], 0.25),
         (vec![("rope.scale_linear", 2f32.into())], 0.5),
@@ -83,7 +85,7 @@ fn linear_scalings_are_llama_cpps() -> Checked {
         assert_eq!((found, multiplier), (scale, 1.0), "{entries:?}");
         assert_eq!(periods, plain.0, "{entries:?}");
     }
-    // Factors of periods, alone and together with a linear factor.
+    // The tensor `rope_freqs` multiplies the periods, alone and together with a linear factor.
     for (entries, factor) in [
         (vec![], 3.0),
         (vec![("rope.scaling.factor", 4f32.into())], 12.0),
@@ -104,7 +106,7 @@ fn yarn_is_llama_cpps() -> Checked {
     let usual = Yarn { factor: 4.0, original: 256.0, fast: 32.0, slow: 1.0, attention: 1.0 };
     let key = |name: &'static str, value: f32| (name, Entry::from(value));
     for (entries, expected) in [
-        // If the file does not state the original length, it is the length of the context.
+        // If the file has no original length, the loader uses the context length.
         (vec![yarn(), key("rope.scaling.factor", 4.0)], usual),
         (
             vec![
@@ -139,8 +141,8 @@ fn yarn_is_llama_cpps() -> Checked {
     Ok(())
 }
 
-/// llama.cpp allows biases for only some of the projections. The others then act as if their biases
-/// were zeros.
+/// llama.cpp allows biases for only some of the projections. The loader then uses zeros for the
+/// others.
 #[test]
 fn missing_biases_are_zeros() -> Checked {
     let logits = |names: &[&str]| -> anyhow::Result<Vec<f32>> {
@@ -152,7 +154,8 @@ fn missing_biases_are_zeros() -> Checked {
                     file.tensor(&format!("blk.0.{name}.bias"), &[rows], bias);
                 }
             }
-            // Make attention and the feed-forward part change the result.
+            // Use random output matrices, so that attention and the feed-forward part change the
+            // result.
             let mut rng = fastrand::Rng::with_seed(3);
             let mut random = |count: i32| (0..count).map(|_| rng.f32() - 0.5).collect();
             file.tensor("blk.0.attn_output.weight", &[64, 64], random(64 * 64));
@@ -285,7 +288,7 @@ fn headers_that_contradict_themselves_are_refused() -> Checked {
     twice.tensors.push(whole.tensors[0].clone());
     let text = refusal(&twice.bytes())?;
     ensure!(text.contains("got token_embd.weight twice"), "{text}");
-    // The second tensor overlaps the first one.
+    // Change the offset of the second tensor, so that it overlaps the first one.
     let mut bytes = whole.bytes();
     let name = b"output.weight";
     let at = bytes.windows(name.len()).position(|it| it == name).context("a tensor")?;
@@ -293,7 +296,8 @@ fn headers_that_contradict_themselves_are_refused() -> Checked {
     bytes[at..at + 8].copy_from_slice(&32u64.to_le_bytes());
     let text = refusal(&bytes)?;
     ensure!(text.contains("got output.weight within token_embd.weight"), "{text}");
-    // Wrong counts, a wrong byte order, and a wrong number of rows for the tokens.
+    // Refuse wrong counts, a wrong byte order, and a vocabulary whose size differs from the
+    // embedding's.
     for (at, expected) in [(8usize, "at most 65536 tensors"), (16, "at most 65536 entries")] {
         let mut bytes = whole.bytes();
         bytes[at..at + 8].copy_from_slice(&70_000u64.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Models in GGUF files: their tokenizers, end tokens, templates, entries and parts.
+//! Models in GGUF files: their tokenizers, end tokens, chat templates, metadata entries and parts.
 
 mod entries;
 mod split;

@@ -1,4 +1,4 @@
-//! Models that are split into several files.
+//! Models that are split into several GGUF files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::support::{Checked, message};
 
 const CYCLE: [(u32, u32); 3] = [(97, 98), (98, 99), (99, 257)];
 
-/// Writes a model in `count` parts, as llama.cpp's `gguf-split` does. The first part has the
-/// entries.
+/// Writes a model as `count` files, like llama.cpp's `gguf-split`. Only the first file has the
+/// metadata entries.
 fn write(folder: &Path, whole: &Gguf, count: u16) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for number in 0..count {
@@ -60,11 +60,11 @@ fn parts_that_are_missing_or_others_are_named() -> Checked {
         let expected = format!("this is part {part} of 3, expected {} beside it", named(&paths[1]));
         assert_eq!(text, format!("{}: {expected}", named(path)));
     }
-    // The file with this name is another part.
+    // The file has the name of part 2 but contains part 3.
     fs::copy(&paths[2], &paths[1])?;
     let text = message(Checkpoint::load(&paths[0]));
     assert_eq!(text, format!("{}: expected part 2 of 3, got another", named(&paths[1])));
-    // The file with this name is a whole model.
+    // The file has the name of part 2 but contains a whole model.
     whole.write(&paths[1])?;
     let text = message(Checkpoint::load(&paths[0]));
     assert_eq!(text, format!("{}: expected part 2 of 3, got another", named(&paths[1])));
@@ -77,7 +77,7 @@ fn parts_that_are_missing_or_others_are_named() -> Checked {
     assert!(text.contains("-00001-of-00003.gguf"), "{text}");
     fs::rename(&renamed, &paths[0])?;
 
-    // One tensor is missing, or two parts have the same tensor.
+    // In one case a tensor is missing, and in the other case two parts have the same tensor.
     for (name, expected) in [(None, "tensors in all parts"), (Some("x"), "tensors in all parts")] {
         let other = TempDir::new()?;
         let paths = write(other.path(), &whole, 2)?;

@@ -1,5 +1,5 @@
-//! Compares the tokenizers of GGUF files with those of llama.cpp, SentencePiece and the
-//! `tokenizers` library (`tests/fixtures/vocabularies/generate.py`).
+//! Compares the tokenizers of GGUF files with the tokenizers of llama.cpp, SentencePiece and the
+//! `tokenizers` library. `tests/fixtures/vocabularies/generate.py` writes the expected tokens.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -81,9 +81,9 @@ fn tokens_are_those_of_the_reference() -> Checked {
                         spelled(&expected)
                     );
                 }
-                // Unigram tokenizers write one space for several, and drop characters that they do
-                // not know. If a special token is found first, a space is added before the text
-                // after it.
+                // Decoding restores only some texts. Unigram tokenizers merge spaces and drop
+                // unknown characters. If a text contains a special token, the tokenizer adds a
+                // space before the rest of the text.
                 let whole = vocabulary["model"] != "t5"
                     && found[1].iter().all(|id| !tokenizer.is_special(*id))
                     && !text.starts_with(' ')
@@ -100,8 +100,8 @@ fn tokens_are_those_of_the_reference() -> Checked {
     Ok(())
 }
 
-/// A vocabulary as large as Llama 3's, with as many merges, loads in a fraction of a second in
-/// optimized code. The limit is for a debug build on a busy machine.
+/// Loads a vocabulary with as many tokens and merges as Llama 3's. Optimized code takes a fraction
+/// of a second. The limit is for a debug build on a busy machine.
 #[test]
 fn a_large_vocabulary_loads_quickly() -> Checked {
     let mut file = bytes_speaker(&[]);
@@ -154,7 +154,7 @@ fn a_large_vocabulary_loads_quickly() -> Checked {
     Ok(())
 }
 
-/// The error about a file whose entries were changed by `change`.
+/// Loads a file whose entries `change` has changed. Returns the error message.
 fn refusal(change: impl FnOnce(&mut crate::support::gguf::Gguf)) -> anyhow::Result<String> {
     let folder = TempDir::new()?;
     let path = folder.path().join("model.gguf");
@@ -200,7 +200,7 @@ fn vocabularies_that_are_not_understood_are_refused_by_name() -> Checked {
         file.remove("tokenizer.ggml.bos_token_id").set("tokenizer.ggml.add_bos_token", true);
     })?;
     ensure!(text.contains("tokenizer.ggml.bos_token_id"), "{text}");
-    // Without merges, only tokens of one character are possible.
+    // If there are no merges, every token must be a single character.
     let text = refusal(|file| {
         file.remove("tokenizer.ggml.merges");
         if let Some((_, Entry::Texts(tokens))) =

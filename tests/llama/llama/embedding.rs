@@ -1,4 +1,4 @@
-//! Hidden states, and embeddings that are pooled from them.
+//! Hidden states, and the embeddings that are pooled from them.
 
 use mlx_primitives::device::default_device;
 use mlx_primitives::{Array, Dtype};
@@ -52,10 +52,10 @@ fn projected_hidden_states_are_the_logits_bit_for_bit() -> Checked {
                 assert_same(&projected, &logits, &what)?;
                 continue;
             }
-            // On an NVIDIA GPU, the last norm has another plan if it is a separate op than if the
-            // projection computes it. Each number of a row may then be rounded differently, by a
-            // unit. In a logit these errors add up like a random walk of about one unit of the
-            // logits, so 8 units are a wide bound.
+            // An NVIDIA GPU computes the last norm as a separate op in one case, and in the
+            // projection's kernel in the other. Each number may then be rounded differently, by a
+            // unit. In a logit these errors add up like a random walk, to about one unit of the
+            // logits. A bound of 8 units is generous.
             let (got, want) = (numbers(&projected)?, numbers(&logits)?);
             let bound = 8.0 * ulp(checkpoints::largest(&want), logits.dtype());
             let apart = checkpoints::apart(&got, &want);
@@ -81,7 +81,7 @@ fn the_tokens_continue_the_cache() -> Checked {
     Ok(())
 }
 
-/// Pools the rows of `[time, features]` in f64.
+/// A reference in float64: pools the rows of `[time, features]`.
 fn by_hand(hidden: &[f64], features: usize, length: usize, options: Embedding) -> Vec<f64> {
     let rows: Vec<&[f64]> = hidden.chunks(features).take(length).collect();
     let pooled: Vec<f64> = match options.pooling {
@@ -106,7 +106,7 @@ const ALL: [Embedding; 4] = [
 fn pooling_is_that_by_hand() -> Checked {
     let (batch, time, features) = (3usize, 5usize, 7usize);
     let mut values: Vec<f32> = (0..batch * time * features).map(|i| (i as f32).sin()).collect();
-    // Padding may have any values. A text of zeros has no direction.
+    // Padding may contain any values. A vector of zeros cannot be normalized.
     values[(2 * features)..(5 * features)].fill(f32::NAN);
     values[(5 * features)..(6 * features)].fill(0.0);
     let lengths = [2, 1, 5];
@@ -147,7 +147,8 @@ fn texts_side_by_side_are_those_alone() -> Checked {
             assert_close(got, &want, 1e-4, &format!("{options:?}"));
         }
     }
-    // If the frequencies depend on the length, texts run separately.
+    // With dynamic scaling, the rotary frequencies depend on the length, so each text runs
+    // separately.
     let scaled = checkpoints::load("llama-f16-dynamic")?;
     let texts = vec![vec![1, 2, 3, 4, 5, 6, 7, 8, 9], vec![5, 6]];
     let together = scaled.embeddings(&texts, Embedding::default())?;

@@ -63,8 +63,8 @@ pub fn is_nvidia(device: Device) -> bool {
     device == Device::Gpu && Backend::Gpu.is_cuda()
 }
 
-/// Like [`assert_same`], but on an NVIDIA GPU values may differ by two units in the last place of
-/// 1, or of the value if it is larger.
+/// Like [`assert_same`], except on an NVIDIA GPU. There, values may differ by two units in the last
+/// place of 1, and by more if they are large.
 #[track_caller]
 pub fn assert_same_order(device: Device, got: &Array, want: &Array, what: &str) -> Result<()> {
     if !is_nvidia(device) {
