@@ -15,7 +15,7 @@ fn of_decoding() -> Checked {
     let rotating = CacheKind::Rotating { max_size: 32, keep: 4 };
     let cache = RefCell::new(llama.new_cache_of(rotating)?);
     stays_flat("of_decoding", 200, |_| {
-        // Fill the cache. From then on, each step replaces a position.
+        // After the first rounds the cache is full, and each step replaces a position.
         for _ in 0..8 {
             llama.forward(&token, &mut cache.borrow_mut())?.eval()?;
         }

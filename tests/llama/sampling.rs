@@ -156,7 +156,8 @@ fn xtc_drops_top_choices_as_often_as_requested() -> Checked {
     let batch = logits(&PROBS).broadcast_to([200, 8])?;
     let mut cut = 0;
     for _ in 0..rounds {
-        // If XTC keeps token 1, with its 30 %, practically some of the 200 rows draw it.
+        // If XTC keeps token 1, whose probability is 30 %, some of the 200 rows practically always
+        // draw it.
         cut += i32::from(!sampler.sample(&batch)?.to_vec::<u32>()?.contains(&1));
     }
     let bound = 5.0 * (f64::from(rounds) * 0.3 * 0.7).sqrt();

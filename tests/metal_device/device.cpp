@@ -103,8 +103,8 @@ MTL::Library* Device::get_library(
     }
     library = slot.get();
   }
-  // The device's lock is not held here, so that other threads can compile other libraries
-  // meanwhile.
+  // The device's lock is not held while a library compiles, so other threads can compile other
+  // libraries.
   std::lock_guard lock(library->compiling);
   if (!library->simulated) {
     library->simulated.emplace(bridge::simulated_library(builder()));
@@ -147,7 +147,7 @@ MTL::ComputePipelineState* Device::get_kernel(
 }
 
 Device& device(mlx::core::Device) {
-  // The object is never destroyed, because tasks may still run while the process ends.
+  // The device is never destroyed, because tasks may still run while the process ends.
   static auto* device = new Device();
   return *device;
 }

@@ -42,8 +42,7 @@ void CommandEncoder::set_compute_pipeline_state(MTL::ComputePipelineState* kerne
 }
 
 void CommandEncoder::set_array(const array& a, int idx, int64_t offset, bool writable) {
-  // Binds only the view, while Metal binds the whole buffer, because reading beside it is a
-  // mistake.
+  // Metal binds the whole buffer. The simulator binds only the view, to report accesses outside it.
   auto address = reinterpret_cast<uintptr_t>(a.data<uint8_t>());
   auto [before, after] = around(a);
   size_t bytes = before > 0 ? after : a.data_size() * a.itemsize();
@@ -94,7 +93,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   if (!pipeline_) {
     throw std::runtime_error("[simulate] a dispatch without a pipeline state");
   }
-  // The box is shared, because a task is copied and a Box cannot be.
+  // A task must be copyable and a Box is not, so share the Box.
   auto call = std::make_shared<rust::Box<bridge::SimulatedDispatch>>(
       bridge::simulated_dispatch(extents(grid), extents(group)));
   if (grid_is_threads) {
@@ -119,7 +118,8 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
   for (auto& [index, bytes] : threadgroup_) {
     (*call)->reserve(index, bytes);
   }
-  // MLX keeps the buffers of a primitive's inputs and outputs until the primitive's tasks have run.
+  // The task need not hold its arrays. MLX keeps a primitive's buffers until the primitive's tasks
+  // end.
   mlx_primitives::queue(
       stream_, output, [kernel = pipeline_->kernel(), call, copies = std::move(copies)] {
         bridge::simulate(*kernel->simulated, **call);
@@ -127,7 +127,7 @@ void CommandEncoder::dispatch(MTL::Size grid, MTL::Size group, bool grid_is_thre
 }
 
 CommandEncoder& get_command_encoder(Stream s) {
-  // Each stream belongs to one thread, so its encoder does too.
+  // Each stream belongs to one thread, so its encoder can be thread-local.
   thread_local std::unordered_map<int, CommandEncoder> encoders;
   return encoders.try_emplace(s.index, s).first->second;
 }

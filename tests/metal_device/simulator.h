@@ -1,4 +1,4 @@
-// Shared by the two source files of the stand-in for Metal's device.
+// Declarations that both source files of the simulated Metal device use.
 #pragma once
 
 #include "mlx-primitives/src/simulate.rs.h"

@@ -1,5 +1,5 @@
-//! Runs a case through `eval_gpu` in the simulator and compares it with its CPU kernels, which the
-//! tests compare with references in f64.
+//! Runs a case in the simulator through `eval_gpu`, and compares it with the CPU kernels. Other
+//! tests compare the CPU kernels with float64 references.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,28 +16,28 @@ pub struct Failure {
     pub text: String,
 }
 
-/// A result, and the length of its rows.
+/// The numbers of a result, and the length of its rows.
 struct Output {
     row: usize,
     values: Vec<f64>,
 }
 
-/// The result of a case without a mutant.
+/// The results of a case without a fault.
 pub struct Original {
     expected: Vec<Output>,
     traffic: Vec<Traffic>,
     pub dispatched: Vec<Dispatched>,
 }
 
-/// For each buffer the loads, the stores and their bytes; then the barriers and the exchanges
-/// between lanes.
+/// The memory traffic of a dispatch. For each buffer: the loads, the stores, and the bytes of both.
+/// Then the barriers of threadgroups and of SIMD groups, and the exchanges between lanes.
 type Traffic = (BTreeMap<u32, [u64; 4]>, [u64; 3]);
 
 fn fail<T>(kind: &'static str, text: impl Into<String>) -> std::result::Result<T, Failure> {
     Err(Failure { kind, text: text.into() })
 }
 
-/// The rows of an array. A packed code becomes two numbers that f64 represents exactly.
+/// The numbers of an array. A 32-bit code becomes two numbers.
 fn numbers(x: &Array) -> Result<Output> {
     let row = x.shape().last().map_or(1, |&axis| axis.max(1) as usize);
     if x.dtype() == Dtype::Uint32 {
@@ -65,8 +65,8 @@ fn traffic(dispatched: &[Dispatched]) -> Vec<Traffic> {
     dispatched.iter().map(of).collect()
 }
 
-/// The bound for the error of a number. It adds a relative error for float32 sums, and an error
-/// that is small compared with the rest of the row, for sums whose terms cancel.
+/// The allowed error of a number in a row. One part is relative, for float32 sums. The other is a
+/// small part of the row's size, for sums whose terms cancel.
 fn bound(row: &[f64]) -> impl Fn(f64) -> f64 {
     let finite = || row.iter().filter(|v| v.is_finite());
     let squares: f64 = finite().map(|v| v * v).sum();
@@ -107,7 +107,7 @@ fn simulated(
     }
 }
 
-/// Checks the case without mutants: its values must be correct in every order of threads in
+/// Runs the case without a fault. Its results must be correct with every order of threads in
 /// `orders`.
 pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Original, Failure> {
     let expected = match without_metal(|| values(case)) {
@@ -121,7 +121,7 @@ pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Origina
     Ok(original)
 }
 
-/// Runs the case with a mutant. An error tells how the mutant was detected.
+/// Runs the case with a fault that is already planted. An error says how the fault was detected.
 pub fn mutant(case: &Case, original: &Original) -> std::result::Result<(), Failure> {
     let (values, dispatched) = simulated(case, Schedule::Forward)?;
     compare(&values, &original.expected)?;

@@ -1,24 +1,24 @@
-//! Faults in the data of dispatches.
+//! Faults in the data of a dispatch, such as its grid or its parameters.
 
 use std::collections::BTreeMap;
 
 use mlx_primitives::{Change, Dispatched};
 
-/// A fault, and the dispatches into which it may be planted. A dispatch is given by the number of
-/// its case and its number in that case.
+/// A fault, and the dispatches in which it can be planted. The number of a case and the number of a
+/// dispatch in this case identify a dispatch.
 pub struct Job {
-    /// The name of the kernel. For a fault in a parameter, the stem, whose kernels share the
-    /// parameter.
+    /// The kernel's name. For a fault in a parameter, it is the stem, because all kernels of the
+    /// file `metal/<stem>.metal` have the same parameters.
     pub of: String,
     pub change: Change,
     pub places: Vec<(usize, usize)>,
 }
 
-/// The largest number of dispatches that are tried until one shows the fault.
+/// A fault is tried in at most this many dispatches, until one of them reveals it.
 const PLACES: usize = 64;
 
-/// The changes of a dispatch. Sizes of memory differ, so the largest number of `Memory` removes all
-/// of it.
+/// The changes that can be made to a dispatch. One `Memory` change removes all threadgroup memory.
+/// Its number is `i32::MIN`, because sizes differ.
 fn changes(dispatched: &Dispatched) -> Vec<Change> {
     let encoded = &dispatched.encoded;
     let mut all = Vec::new();
@@ -42,8 +42,8 @@ fn changes(dispatched: &Dispatched) -> Vec<Change> {
     all
 }
 
-/// Every fault of these dispatches. Each item has a stem, the number of a case, and the dispatches
-/// of the case.
+/// All faults for these dispatches. Each item of the iterator has a stem, the number of a case, and
+/// the dispatches of the case.
 pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>)>) -> Vec<Job> {
     let mut found: BTreeMap<(String, String), Job> = BTreeMap::new();
     for (stem, case, dispatched) in originals {
@@ -64,7 +64,7 @@ pub fn jobs<'a>(originals: impl Iterator<Item = (&'a str, usize, Vec<Dispatched>
     }
     let mut jobs: Vec<Job> = found.into_values().collect();
     for job in &mut jobs {
-        // Shuffle the cases, so that the first ones include all kinds.
+        // Order the dispatches pseudorandomly, so that the first ones come from all kinds of cases.
         job.places.sort_by_key(|(case, number)| (case * 7919 + number * 31) % 1009);
         job.places.truncate(PLACES);
     }
@@ -82,7 +82,7 @@ pub fn name(change: Change) -> String {
     }
 }
 
-/// The change that a name describes.
+/// Parses a name that `name` returned.
 pub fn parse(name: &str) -> Change {
     let mut words = name.split(' ');
     let kind = words.next().unwrap_or_default();

@@ -1,8 +1,9 @@
-//! Mutants that no check can detect, each with the reason.
+//! Equivalent mutants: faults that change nothing, so that no check can detect them. Each has a
+//! reason.
 
 use crate::mutate::Mutant;
 
-/// The function, a part of the original line, a part of the changed line, and the reason.
+/// A function's name, a part of the original line, a part of the changed line, and the reason.
 pub type Equivalent = (&'static str, &'static str, &'static str, &'static str);
 
 pub const KERNELS: &[Equivalent] = &[
@@ -73,8 +74,8 @@ pub const KERNELS: &[Equivalent] = &[
     ("take_grad_sum", "= load4(", "T(1.0f)", "only what is stored is used"),
 ];
 
-/// A part of the kernel's name, or the stem of the parameter. Then the change, where `a..b` matches
-/// the words in that range, and the last number may be omitted. Then the reason.
+/// Each entry has a part of the kernel's name or stem, a pattern for the change, and the reason. In
+/// a pattern, `a..b` matches the numbers in that range, and words at the end may be missing.
 pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("activation_add_relu", "swapped 0 1", "a sum is the same in both orders"),
     ("activation_mul_relu", "swapped 0 1", "a product is the same in both orders"),
@@ -146,7 +147,7 @@ pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("rope_append", "word 2 2", "the copies are of one row of the grid"),
 ];
 
-/// The entry for this mutant of a kernel, if it has no effect.
+/// The index of the entry that matches this mutant of a kernel, if there is one.
 pub fn of_kernel(mutant: &Mutant) -> Option<usize> {
     KERNELS.iter().position(|(function, from, to, _)| {
         mutant.function.starts_with(function)
@@ -155,7 +156,7 @@ pub fn of_kernel(mutant: &Mutant) -> Option<usize> {
     })
 }
 
-/// The entry for this change of a dispatch, if it has no effect.
+/// The index of the entry that matches this change of a dispatch, if there is one.
 pub fn of_dispatch(of: &str, change: &str) -> Option<usize> {
     DISPATCHES
         .iter()

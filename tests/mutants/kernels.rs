@@ -1,4 +1,4 @@
-//! Mutants of the kernels' sources.
+//! Mutants of the Metal kernels: copies of their sources with one fault each.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,11 @@ use crate::rules::RULES;
 
 const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)"#;
 
-/// The classes that run without `METAL_SIM_ALL_MUTANTS`.
+/// The classes of mutants that run if `METAL_SIM_ALL_MUTANTS` is not set.
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
-/// The files of `metal/`, and for each the stems of the kernels that show its mutants.
+/// Files of `metal/`. For each, the stems of the kernels in which a fault of the file shows. A stem
+/// is the name of a .metal file.
 const FILES: [(&str, &[&str]); 17] = [
     ("common.h", &["softmax", "rms_norm", "layer_norm"]),
     ("rows.h", &["softmax", "rms_norm"]),
@@ -33,8 +34,8 @@ const FILES: [(&str, &[&str]); 17] = [
     ("take_grad.metal", &["take_grad"]),
 ];
 
-/// Files whose kernels take longer to compile or to run, with the stems of the kernels. `OF_LONGER`
-/// has the classes of mutants that run for these files.
+/// Files whose kernels take longer to compile or to run. For these, only the classes of mutants in
+/// `OF_LONGER` run.
 const LONGER: [(&str, &[&str]); 13] = [
     ("attention_grad.metal", &["attention_grad"]),
     ("attention_matrix.h", &["attention"]),
@@ -52,12 +53,12 @@ const LONGER: [(&str, &[&str]); 13] = [
 ];
 const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 
-/// The beginnings of the instances of all formats, except the affine formats of 4 and 8 bits.
+/// These strings begin the instances for all quantization formats except affine with 4 and 8 bits.
 const OTHER_FORMATS: [&str; 8] =
     ["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\"", "(\"k"];
 
-/// Instances that are left out when mutants are compiled. Other instances of the same template
-/// remain.
+/// For each stem, names of kernel instances that are not compiled with a fault. Other instances of
+/// the same template are.
 const LEFT_OUT: [(&str, &[&str]); 4] = [
     ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
@@ -74,7 +75,8 @@ fn metal() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("metal")
 }
 
-/// Every mutant that runs. Strides, which kernels compute in 64 bits, count as bounds.
+/// All mutants that run. Changed strides, which kernels compute in 64 bits, run with the default
+/// classes.
 pub fn jobs() -> Vec<Job> {
     let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
     let of = |(file, stems): (&str, &'static [&'static str]), classes: &'static [&str]| {
@@ -89,7 +91,7 @@ pub fn jobs() -> Vec<Job> {
     files.chain(longer).flat_map(|(file, classes)| of(file, classes)).collect()
 }
 
-/// Compiles kernels in temporary folders, which are removed together with this value.
+/// Compiles kernels in temporary folders. Dropping this value removes the folders.
 pub struct Kernels {
     compiler: Compiler,
     sources: tempfile::TempDir,
@@ -103,7 +105,7 @@ impl Kernels {
         Self { compiler, sources: folder(), cache: folder() }
     }
 
-    /// Compiles the float32 kernels of a stem with a mutant, except kernels that take long to
+    /// Compiles the float32 kernels of a stem with a mutant. Skips instances that take long to
     /// compile.
     pub fn compile(&self, mutant: &Mutant, stem: &str) -> metal_sim::Result<Library> {
         let left_out = LEFT_OUT.iter().filter(|(of, _)| *of == stem);
@@ -122,7 +124,7 @@ impl Kernels {
                 text = text.replace(EACH, "MACRO(\"float32\", float)");
             }
             if name.strip_suffix(".metal") == Some(stem) {
-                // A removed line of a macro stays as an empty line that ends in its backslash.
+                // If the line is inside a macro, keep its backslash, so that the macro continues.
                 let keep = |line: &str| match left_out.iter().any(|part| line.contains(**part)) {
                     true if line.ends_with('\\') => "  \\".to_owned(),
                     true => String::new(),
@@ -134,7 +136,7 @@ impl Kernels {
         }
         let source = Source::new(self.sources.path().join(format!("{stem}.metal")));
         let library = Library::compile(&source, &self.compiler, self.cache.path());
-        // The library is already loaded, and no other mutant can use its file.
+        // The library is loaded, and no other mutant can use it, so remove its file.
         for entry in std::fs::read_dir(self.cache.path()).expect("a cache").flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "so") {
                 std::fs::remove_file(entry.path()).expect("a compiled mutant");

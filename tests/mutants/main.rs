@@ -1,5 +1,5 @@
-//! Tests the tests with mutants: kernels, or data of dispatches, with one fault each. Every op runs
-//! through `eval_gpu` in the simulator, and a check must detect every mutant.
+//! Tests the tests. A mutant is a kernel, or the data of a dispatch, with one planted fault. Every
+//! op runs through `eval_gpu` in the simulator, and a check must detect every mutant.
 
 #[cfg(target_os = "linux")]
 mod cases;
@@ -25,7 +25,7 @@ fn main() -> std::process::ExitCode {
     tests::main()
 }
 
-/// On a Mac, the simulator cannot run these dispatches.
+/// The simulator replaces Metal's device only on Linux.
 #[cfg(not(target_os = "linux"))]
 fn main() {
     println!("mutants: not run: the simulator of Metal is for Linux");

@@ -1,4 +1,4 @@
-//! Mutants: copies of a source with one fault each.
+//! Makes mutants: copies of a source file with one fault each.
 
 use crate::rules::Rule;
 
@@ -6,7 +6,7 @@ use crate::rules::Rule;
 pub struct Mutant {
     pub file: String,
     pub line: usize,
-    /// The function or the `#define` that has the line.
+    /// The name of the function or macro that contains the line.
     pub function: String,
     pub class: &'static str,
     pub from: String,
@@ -22,8 +22,8 @@ impl Mutant {
     }
 }
 
-/// All mutants of a file, which change it by the rules, or change its conditions, statements or
-/// bindings.
+/// All mutants of a file. A mutant applies a rule, or changes a condition, a statement, a constant
+/// or a buffer's index.
 pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
     let code = masked(text);
     let mut list = Vec::new();
@@ -39,11 +39,10 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
             let (from, to) = (lines(&code), lines(&text));
             list.push(Mutant { file, line: number + 1, function, class, from, to, text });
         };
-        // Strings are masked only in kernels, because the names of kernels in a plan are strings.
         for (class, from, to) in rules {
             for (at, _) in line.match_indices(from) {
-                // The simulator does not check accesses to its stack, where other memory follows a
-                // private array.
+                // The simulator does not check accesses to its stack. Behind a thread's private
+                // array is other memory of the stack, so these faults could go undetected.
                 let private =
                     ["i < READS", "q < QUADS", "h < HEADS"].iter().any(|l| line.contains(l));
                 if private && (*to == " <= " || to.contains("READS + 1")) {
@@ -72,7 +71,7 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
     list
 }
 
-/// The text with spaces in place of comments, names of headers and pragmas.
+/// Replaces comments, `#include` lines and `#pragma` lines by spaces.
 fn masked(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let mut blank = |from: usize, to: usize| {
@@ -96,7 +95,7 @@ fn masked(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// The name of the function or macro that begins on this line.
+/// The name of the function or macro whose definition begins on this line.
 fn opened(line: &str, rest: &str) -> Option<String> {
     let name = |text: &str| {
         let name = text.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next();
@@ -116,7 +115,7 @@ fn opened(line: &str, rest: &str) -> Option<String> {
     Some(name(&open[..parenthesis]))
 }
 
-/// The conditions of `if` and of conditional expressions, and the operands of these conditions.
+/// Finds the condition of an `if` or of a conditional expression, and the operands of its `||`.
 fn conditions(line: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut whole = None;
@@ -144,7 +143,7 @@ fn conditions(line: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// An assignment or a return without a value, which may be omitted.
+/// Finds an assignment or a `return` without a value. A mutant omits it.
 fn statement(line: &str) -> Option<(usize, usize)> {
     let text = line.trim();
     let start = line.find(text)?;
@@ -154,7 +153,7 @@ fn statement(line: &str) -> Option<(usize, usize)> {
     (text.ends_with(';') && (plain || text == "return;")).then_some((start, text.len()))
 }
 
-/// Integers that are not part of a name or a fraction, or of an index that a rule covers.
+/// Finds integer constants. Skips parts of names and fractions, and indices that a rule changes.
 fn integers(line: &str) -> Vec<std::ops::Range<usize>> {
     let bytes = line.as_bytes();
     let part = |b: u8| b.is_ascii_alphanumeric() || b"_.\"[".contains(&b);

@@ -1,6 +1,7 @@
-//! Text rules that make a line of source wrong. Each rule is applied at each place separately.
+//! Rules that make a line of source code wrong by replacing text. Each place where a rule applies
+//! gives one mutant.
 
-/// The class, the text to find in the code and its replacement.
+/// The class of the fault, the text to replace, and its replacement.
 pub type Rule = (&'static str, &'static str, &'static str);
 
 pub const RULES: &[Rule] = &[

@@ -1,4 +1,4 @@
-//! The tests of this binary, and the worker processes that run their jobs.
+//! The tests of this binary, and the worker processes that run mutants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,19 +18,20 @@ use crate::check::{self, Failure, Original};
 use crate::equivalents::{self, DISPATCHES, KERNELS};
 use crate::{dispatches, kernels, traffic};
 
-/// The variable that names the simulator's log.
+/// The environment variable with the path of the simulator's log.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 
 /// Set in a worker.
 const ROLE: &str = "METAL_SIM_WORKER";
 
-/// A mutant that runs longer is considered to run forever.
+/// If a mutant runs longer than this, it counts as detected, because it may never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One in this many mutants runs, unless `METAL_SIM_EVERY_MUTANT` is set.
+/// Without `METAL_SIM_EVERY_MUTANT`, one in this many mutants runs.
 const SAMPLE: usize = 48;
 
-/// The stems whose kernels take longest to compile.
+/// These stems' kernels take longest to compile, so they start first. A stem is the name of a
+/// .metal file.
 const LONGEST: [&str; 2] = ["attention", "quantized_matmul"];
 
 pub fn main() -> ExitCode {
@@ -39,8 +40,7 @@ pub fn main() -> ExitCode {
         workers::serve(|job| worker.answer(job));
         return ExitCode::SUCCESS;
     }
-    // Beside this file, the simulator writes the names of all kernels in the libraries that it
-    // compiles.
+    // In the log's folder, the simulator also writes the names of all kernels that it compiles.
     let folder = tempfile::tempdir().expect("a folder");
     // SAFETY: this process has no other thread yet.
     unsafe { std::env::set_var(LOG, folder.path().join("log")) };
@@ -51,7 +51,7 @@ pub fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Another process of this binary that runs jobs.
+/// Starts a worker: this binary in another process, which runs jobs.
 fn worker() -> workers::Worker {
     let mut program = Command::new(std::env::current_exe().expect("a running test"));
     program.env(ROLE, "1").stderr(Stdio::null());
@@ -61,7 +61,7 @@ fn worker() -> workers::Worker {
     workers::Worker::start(&mut program).expect("a worker")
 }
 
-/// Runs mutants, and keeps the results of the cases without a mutant.
+/// A worker runs mutants. It keeps the results of cases without a fault.
 struct Worker {
     cases: Vec<Case>,
     originals: Vec<Option<Original>>,
@@ -75,7 +75,8 @@ impl Worker {
         Self { cases, originals, kernels: kernels::Kernels::new(), mutants: kernels::jobs() }
     }
 
-    /// How the mutant of a job is detected, or that no check detects it.
+    /// Runs the mutant of a job. Returns how it was detected, "missed", or "none" if it does not
+    /// compile.
     fn answer(&mut self, job: &str) -> String {
         let (kind, rest) = job.split_once(' ').unwrap_or((job, ""));
         let outcome = match kind {
@@ -100,7 +101,7 @@ impl Worker {
                 if self.cases[case].stem != *stem {
                     continue;
                 }
-                // Some cases run only instances that are left out to compile faster.
+                // Skip cases whose kernels were not compiled, because they take long to compile.
                 let launched = self.original(case)?.dispatched.iter();
                 let mut names = launched.map(|dispatched| &dispatched.kernel);
                 if names.any(|name| kernels.iter().any(|kernel| kernel.name == *name)) {
@@ -137,13 +138,13 @@ impl Worker {
     }
 }
 
-/// Whether scripts/verify.sh runs everything.
+/// Whether all mutants and all orders of threads run, as in scripts/verify.sh.
 fn every() -> bool {
     std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some()
 }
 
-/// The orders of threads in which a case runs: all orders, or forward and, for one case in three,
-/// in reverse.
+/// The orders of threads for a case: all of them if `every()`. Otherwise forward, and for one case
+/// in three also reversed.
 fn orders(case: usize) -> &'static [Schedule] {
     match every() {
         true => &Schedule::ALL,
@@ -151,7 +152,7 @@ fn orders(case: usize) -> &'static [Schedule] {
     }
 }
 
-/// The dispatches of each case, or the error of the case.
+/// Runs all cases without a fault. Returns the dispatches or the error of each.
 fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     static ORIGINALS: OnceLock<Vec<Result<Vec<Dispatched>, String>>> = OnceLock::new();
     ORIGINALS.get_or_init(|| {
@@ -161,8 +162,8 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
         stems.dedup();
         let (threads, next) =
             (std::thread::available_parallelism().map_or(2, usize::from), AtomicUsize::new(0));
-        // Each thread takes whole stems, so that it does not wait for another thread that compiles
-        // the kernels of its stem.
+        // Each thread takes all cases of a stem. Otherwise threads would wait for one another to
+        // compile the stem's kernels.
         let part = || {
             let of = |number, case: &Case| match check::original(case, &orders(number)[1..]) {
                 Ok(original) => Ok(original.dispatched),
@@ -186,7 +187,7 @@ fn originals() -> &'static [Result<Vec<Dispatched>, String>] {
     })
 }
 
-/// The cases are correct in every order of threads, and launch every float32 kernel.
+/// Checks that the cases are correct in every order of threads, and launch every float32 kernel.
 fn every_kernel() -> Result<(), Failed> {
     let start = Instant::now();
     let failures: Vec<_> = originals().iter().filter_map(|o| o.as_ref().err()).collect();
@@ -220,8 +221,8 @@ fn every_kernel() -> Result<(), Failed> {
     }
 }
 
-/// A mutant, as a line that workers and people can read, and its entry in the list of equivalent
-/// mutants.
+/// A mutant. `line` describes it to a worker, and `name` to people. `equivalent` is its index in
+/// the list of equivalent mutants, if it is there.
 struct Job {
     line: String,
     name: String,
@@ -245,7 +246,7 @@ fn jobs() -> Vec<Job> {
     let dispatches = dispatches::jobs(originals).into_iter().map(|job| {
         let change = dispatches::name(job.change);
         let equivalent = equivalents::of_dispatch(&job.of, &change);
-        // If the list says that a change has no effect, only a few dispatches are checked.
+        // If the change is known to have no effect, check it in only a few dispatches.
         let most = if equivalent.is_some() { 3 } else { usize::MAX };
         let places = job.places.iter().map(|(c, d)| format!("{c}.{d}"));
         let places: Vec<_> = places.take(most).collect();
@@ -282,7 +283,7 @@ fn mutants_are_noticed() -> Result<(), Failed> {
     for (job, answer) in jobs.iter().zip(answers) {
         let answer = answer.unwrap_or_else(str::to_owned);
         match answer.split(' ').next().unwrap_or_default() {
-            // A kernel without a barrier still compiles.
+            // Removing a barrier cannot cause a compile error, so the mutant itself must be wrong.
             "none" if job.class == "kernel barrier" => {
                 return Err(format!("{}: it does not compile", job.name).into());
             }

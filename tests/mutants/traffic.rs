@@ -1,16 +1,18 @@
-//! Compares the traffic and the barriers of the row kernels with the least possible numbers.
+//! Compares the memory traffic and the barriers of kernels that reduce rows with the least possible
+//! numbers.
 
 use mlx_primitives::Dispatched;
 
-/// The barriers and the exchanges between lanes for a row, in a threadgroup of this many SIMD
-/// groups.
+/// The least number of barriers, and of exchanges between lanes, for a row. `simds` is the number
+/// of SIMD groups in the threadgroup.
 fn synchronization(kernel: &str, simds: u64) -> Option<[u64; 2]> {
     let form = kernel.strip_prefix("mlxp_softmax_").map(|form| (form, true));
     let form = form.or_else(|| Some((kernel.strip_prefix("mlxp_rms_norm_")?, false)));
     Some(match form? {
         (form, true) if form.starts_with("simd_") => [0, 2],
         (form, true) if form.starts_with("looped_") => [1, 4 * simds],
-        // The maximum and the sum are each shared in two steps.
+        // The kernel shares the maximum among its SIMD groups in two steps, and then the sum in two
+        // steps.
         (form, true) if form.starts_with("row_") => [4, 2 * simds + 2],
         (_, true) => [2, 4 * simds],
         (form, false) if form.starts_with("simd_") => [0, 1],
@@ -18,8 +20,9 @@ fn synchronization(kernel: &str, simds: u64) -> Option<[u64; 2]> {
     })
 }
 
-/// Whether softmax and RMSNorm read each byte of x once, or twice if rows are too long for
-/// registers, write each byte once, and have no more barriers than necessary.
+/// Checks that softmax and RMSNorm read each byte of x once, or twice if rows do not fit in
+/// registers. They must write each byte once, and use the least number of barriers. False for other
+/// kernels.
 pub fn is_least(dispatched: &Dispatched) -> Result<bool, String> {
     let Dispatched { kernel, arrays, report, encoded } = dispatched;
     let Some([barriers, exchanges]) = synchronization(kernel, u64::from(encoded.group[0] / 32))

@@ -1,6 +1,7 @@
-//! The tests of groups of ranks, and of models that are split among them.
+//! Tests of groups of ranks, and of models that are split among ranks. A rank is a process of the
+//! group.
 
-// `#[test]` registers a test with the harness.
+// `#[test]` in these files is an attribute of the crate `harness`, which registers the test.
 #[macro_use]
 extern crate harness;
 

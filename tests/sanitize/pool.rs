@@ -1,4 +1,4 @@
-//! Builds the kernels' thread pool and its tests for ThreadSanitizer.
+//! Compiles the kernels' thread pool and its tests alone, for ThreadSanitizer.
 
 #![allow(dead_code)]
 
@@ -10,7 +10,8 @@ pub mod pool;
 mod tests;
 
 mod simd {
-    /// Does nothing, because these tests use no stores that bypass the caches.
+    /// Does nothing. The real function orders stores that bypass the caches, and these tests have
+    /// none.
     pub fn fence() {}
 
     pub fn prefetch_far(_from: *const u8, _bytes: usize) {}

@@ -1,6 +1,6 @@
-// Runs cpp/runtime/ under sanitizers: evaluations that fail on several threads at once, and every
-// way to end a process while work is running. scripts/sanitize.sh builds this program and runs each
-// role.
+// Runs cpp/runtime/ under sanitizers. Evaluations fail on several threads at once, and the process
+// ends in every possible way while work is running. scripts/sanitize.sh builds this program and
+// runs each role, which is the argument of the program.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -126,7 +126,8 @@ void run(const std::string& role) {
       std::thread(fail_and_go_on, 1).join();
     }
   } else if (role == "diamonds") {
-    // The number of paths to the first op is exponential in the number of ops.
+    // Each op uses the one before it twice. So the number of paths through the graph is
+    // exponential.
     prepare();
     auto y = mx::ones({16});
     for (int i = 0; i < 300; ++i) {
@@ -164,7 +165,7 @@ void run(const std::string& role) {
       std::this_thread::yield();
     }
   } else if (role == "planted race") {
-    // Run tasks of two streams that race, which a sanitizer must report.
+    // Tasks of two streams race here on purpose. The sanitizer must report it.
     static int count = 0;
     auto task = [] { ++count; };
     prepare();
@@ -189,7 +190,7 @@ void run(const std::string& role) {
 
 } // namespace
 
-// Replaces the kernel in Rust, because no role copies an array that is not contiguous.
+// Replaces the kernel, which is in Rust. No role calls it, because no role copies a strided array.
 void mlx_primitives::cpu::mlxp_cpu_copy(
     Bytes, uint8_t*, const int32_t*, const int64_t*, size_t, size_t) {
   std::abort();

@@ -1,4 +1,4 @@
-"""scripts/wheels.py against an index on this machine, which needs a name and a password."""
+"""Tests scripts/wheels.py with a package index on this machine that requires a name and a password."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def wheel(version):
     return content.getvalue()
 
 
-# The name of each file, its content, and the hash that the index states for it.
+# The name of each file, its content, and the hash that the index claims for it.
 FILES = {
     "pk-1.2.2-py3-none-any.whl": (wheel("1.2.2"), "0" * 64),
     "pk-1.2.3-py3-none-any.whl": (wheel("1.2.3"), None),

@@ -1,4 +1,4 @@
-//! Inputs that reveal a single wrong element, a wrong bound or a wrong order.
+//! Inputs that make a wrong element, a wrong bound or a wrong order change the result.
 
 use mlx_primitives::{Array, Result};
 
@@ -6,15 +6,16 @@ fn count(shape: &[i32]) -> usize {
     shape.iter().map(|&dim| dim as usize).product()
 }
 
-/// Numbers between -2 and 2. None is zero, and adjacent numbers differ. `seed` shifts them.
+/// Numbers between -2 and 2. They are not zero, and adjacent ones differ. `seed` shifts the
+/// sequence.
 pub fn wave(shape: &[i32], seed: usize) -> Result<Array> {
     let value = |i: usize| (((i + 31 * seed) * 7919 + 13) % 1009) as f32 / 252.0 - 2.001;
     let values: Vec<f32> = (0..count(shape)).map(value).collect();
     Array::from_slice(&values, shape)
 }
 
-/// Rows of several kinds: all numbers far below zero, a maximum inside or at the end, masked in
-/// places or at the start, a wide range, and only -inf.
+/// Rows of seven kinds: all numbers are far below zero; a large maximum in the middle; a large
+/// maximum at the end; every third number is -inf; the first half is -inf; a wide range; only -inf.
 pub fn logits(shape: &[i32]) -> Result<Array> {
     let axis = *shape.last().unwrap_or(&1) as usize;
     let x = wave(shape, 0)?.to_vec::<f32>()?;

@@ -1,5 +1,5 @@
-//! Small calls of every op. Together they launch every variant of every float32 kernel, with every
-//! size of the last incomplete part.
+//! Small calls of every op. Together they launch every float32 kernel in every variant, and with
+//! every length of the remainder that is shorter than a block.
 
 mod inputs;
 mod products;
@@ -8,7 +8,7 @@ mod rows;
 
 use mlx_primitives::{Array, Result};
 
-/// A call of an op that runs kernels of `metal/<stem>.metal`.
+/// A call of an op. Its kernels are in `metal/<stem>.metal`.
 pub struct Case {
     pub stem: &'static str,
     pub name: String,
@@ -43,7 +43,7 @@ impl Cases {
     }
 }
 
-/// All cases, which are the same in every process.
+/// All cases. Every process has the same list, so a number identifies a case.
 pub fn all() -> Vec<Case> {
     [rows::all(), products::all(), rotations::all()].into_iter().flatten().collect()
 }

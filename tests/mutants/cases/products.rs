@@ -1,4 +1,4 @@
-//! Products of matrices, plain and packed, including attention.
+//! Products of matrices, with plain and packed weights, and attention.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, Linear, LinearWeight, QuantizedLinear, QuantizedMode,
@@ -120,12 +120,12 @@ fn quantized() -> [Cases; 2] {
         (QuantizedMode::KQuant, 5, 32),
         (QuantizedMode::KQuant, 6, 16),
     ];
-    /// Sizes for one row, for bands of two, four and eight rows, and for tiles of 32 and of 64
-    /// rows.
+    /// Sizes [rows, n, k] for the kernels that compute one, two, four or eight rows at a time, and
+    /// for tiles of 32 and of 64 rows.
     const SIZES: [[i32; 3]; 6] =
         [[1, 19, 128], [2, 21, 128], [3, 40, 256], [7, 24, 128], [9, 33, 128], [37, 70, 128]];
     for (number, (mode, bits, group)) in formats.into_iter().enumerate() {
-        // Several parts of a long row are staged one after the other.
+        // In these cases the kernel copies a long row to threadgroup memory in several parts.
         let long = if number == 2 { &[[1, 5, 4224], [2, 5, 2176]][..] } else { &[] };
         for &[rows, n, k] in SIZES.iter().chain(long) {
             let in_blocks = mode == QuantizedMode::KQuant;
@@ -143,7 +143,7 @@ fn quantized() -> [Cases; 2] {
                     Ok(weight)
                 })
             };
-            // The second product adds the result of the first.
+            // The gradient is a sum of two products. The kernel of the second one adds the first.
             transposed.add(&name, move || {
                 let (x, w, second) = (wave(&[rows, k], 1)?, weight(n, 2)?, weight(n + 3, 8)?);
                 let g = wave(&[rows, 2 * n + 3], 6)?;
@@ -174,12 +174,14 @@ fn quantized() -> [Cases; 2] {
     [cases, transposed]
 }
 
-/// A matrix of K-quants. No function packs weights in this format.
+/// A random matrix of K-quants. It is built from bytes, because no function packs weights in this
+/// format.
 fn k_quants(bits: i32, group: i32, [n, k]: [i32; 2], seed: u32) -> Result<QuantizedWeight> {
     let (words, blocks) = (n * (k / 32 * bits), n * (k / 256));
     let codes: Vec<u32> =
         (1..=words as u32).map(|i| (i + seed).wrapping_mul(2_654_435_769)).collect();
-    // Scales and biases have steps of 2^-9 and -2^-6; the scales for 6 bits have steps of 2^-12.
+    // Scales are multiples of 2^-9 and biases multiples of -2^-6. With 6 bits, scales are multiples
+    // of 2^-12.
     let (steps, factor) = match bits {
         6 => ([0, 0x0c, 0, 0], 4),
         _ => ([0, 0x18, 0, 0xa4], 1),
@@ -194,8 +196,9 @@ fn k_quants(bits: i32, group: i32, [n, k]: [i32; 2], seed: u32) -> Result<Quanti
     QuantizedWeight::new(packed, scales, None, group, bits, QuantizedMode::KQuant)
 }
 
-/// The numbers of queries and keys, the size of a head, the bits of keys and values, and the rules
-/// of a call.
+/// The arguments of attention: the numbers of query heads and key/value heads, of queries and of
+/// keys; the features of a head; the bits of quantized keys and values; and a number that selects
+/// options.
 struct Attended {
     heads: [i32; 2],
     queries: i32,
@@ -228,16 +231,16 @@ impl Attended {
         }
     }
 
-    /// The gradients with plain keys and values, and of an additive mask and sinks if the case has
+    /// The gradients of queries, keys and values, and of an additive mask and sinks if the case has
     /// them.
     fn gradients(&self) -> Result<Vec<Array>> {
         let &Self { heads: [heads, kv_heads], queries, keys, dim, .. } = self;
         let (mask, sinks) = (self.mask()?, wave(&[heads], 3)?);
-        // The weights of the keys have similar sizes. If one were nearly 1, the terms of its
-        // derivative would cancel.
+        // A small scale gives all keys similar attention weights. If one weight were nearly 1, the
+        // terms of its derivative would cancel.
         let scale = Some((dim as f32).recip());
         let options = Attention { scale, ..self.options(mask.as_ref(), &sinks) };
-        // Heads that are not contiguous in memory, so that the kernels must follow strides.
+        // The heads are not contiguous in memory, so the kernels must use strides.
         let of = |heads: i32, rows: i32, dim: i32, seed: usize| {
             wave(&[2, rows, heads, dim], seed)?.transpose([0, 2, 1, 3])
         };
@@ -261,7 +264,7 @@ impl Attended {
         let options = self.options(mask.as_ref(), &sinks);
         let (k, v) = ([2, kv_heads, keys, dim], [2, kv_heads, keys, dim]);
         if bits == 0 {
-            // Heads that are not contiguous in memory, so that the kernels must follow strides.
+            // The heads are not contiguous in memory, so the kernels must use strides.
             let [b, h, n, d] = k;
             let k = wave(&[b, n, h, d], 4)?.transpose([0, 2, 1, 3])?;
             return Ok(vec![ops::attention(&q, &k, &wave(&v, 5)?, options)?]);
@@ -289,7 +292,8 @@ fn attention() -> Cases {
         let attended = Attended { heads, queries, keys, dim, bits, rules };
         cases.add(name, move || attended.call());
     };
-    // Every third rule has no mask, and every sixth rule has neither a mask nor sinks.
+    // If `rules` is a multiple of 3, the case has no mask. If it is a multiple of 6, it has no
+    // sinks either.
     for (bits, dims, rules) in [
         (0, [20, 65, 200], [0, 1, 2, 4, 5, 7, 8, 10]),
         (4, [32, 96, 256], [1, 2, 4, 3, 5, 7, 8, 10]),
@@ -309,8 +313,8 @@ fn attention() -> Cases {
         add([2, 1], 5, 37, dim, 0, 21);
     }
     add([2, 1], 40, 90, 24, 0, 0);
-    // Blocks of keys under a mask: the threads of a group decide together whether to process every
-    // key.
+    // With a mask, the threads of a group decide together whether any of them needs a block of
+    // keys.
     add([2, 1], 40, 90, 24, 0, 4);
     add([2, 1], 9, 1050, 16, 0, 3);
     cases

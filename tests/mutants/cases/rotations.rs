@@ -9,7 +9,7 @@ use super::{Case, Cases};
 
 const SCALE: f32 = 0.75;
 
-/// The batch, the heads, the length and the features, and how many of the features are rotated.
+/// [batch, heads, length, features], and the number of rotated features.
 const SHAPES: [([i32; 4], i32); 10] = [
     ([2, 5, 3, 7], 4),
     ([2, 5, 3, 8], 8),
@@ -23,8 +23,9 @@ const SHAPES: [([i32; 4], i32); 10] = [
     ([1, 1, 2, 514], 514),
 ];
 
-/// The heads, the heads of keys, the features, the rotated features, the batch and the length. In
-/// the last three cases the grid has more threads than there are features, heads or positions.
+/// The query heads, the key/value heads, the features, the rotated features, the batch and the
+/// length. In the last three cases the grid has more threads than there are features, heads or
+/// positions.
 const APPENDED: [(i32, i32, i32, i32, i32, i32); 9] = [
     (2, 1, 7, 4, 2, 3),
     (2, 1, 64, 64, 1, 2),
@@ -65,7 +66,8 @@ fn ropes() -> Cases {
                     &x,
                     Rope { dims, traditional, base, scale: SCALE, offset, freqs: freqs.as_ref() },
                 )?;
-                // If something else uses x, the features that are not rotated are copied.
+                // If x is also a result, the kernel cannot overwrite it, and must copy the features
+                // that it does not rotate.
                 Ok(if number % 2 == kind / 2 { vec![y] } else { vec![y, x] })
             });
         }
@@ -84,7 +86,8 @@ fn appends() -> Cases {
                 let qkv = wave(&[batch, time, (heads + 2 * kv_heads) * head_dim], 2)?;
                 let freqs = explicit.then(|| frequencies(dims)).transpose()?;
                 let offsets = Array::from_slice(&[5, 9, 2][..batch as usize], [batch])?;
-                // Only lazy slots may be outside the state.
+                // One kind has a slot outside the state. The op accepts this only because the slots
+                // are lazy.
                 let slots = if kind == 2 { [-1, 15, 7] } else { [4, 1, 3] };
                 let slots = Array::from_slice(&slots[..batch as usize], [batch])?;
                 let slots = slots.maximum(i32::MIN)?;
@@ -105,7 +108,8 @@ fn appends() -> Cases {
                 let parts = [of(heads, 4)?, of(kv_heads, 5)?, of(kv_heads, 6)?];
                 let (parts, gradients) = vjp(divided, &[&qkv], &parts.each_ref())?;
                 all.extend(parts.into_iter().chain(gradients));
-                // A state that another op uses is copied. Any other state is written in place.
+                // If the state is also a result, the op must copy it. Otherwise the op overwrites
+                // it.
                 all.extend((kind % 2 == 0).then_some([state, g]).into_iter().flatten());
                 Ok(all)
             });

@@ -1,4 +1,4 @@
-//! Ops along rows, and ops of single elements.
+//! Ops along rows, and elementwise ops.
 
 use harness::table::ops::{OPS, Op, of_elements};
 use mlx_primitives::ops::{self, CrossEntropy, MaskedSoftmax};
@@ -8,8 +8,9 @@ use mlx_primitives::{Array, Result};
 use super::inputs::{logits, wave};
 use super::{Case, Cases};
 
-/// Rows for one SIMD group each; for one threadgroup with one, two and four quads per thread; and
-/// for a loop. The last quad is complete, or has one, two or three elements.
+/// The shapes reach each kind of kernel: a row per SIMD group; a row per threadgroup, with one, two
+/// or four groups of four elements per thread; and a loop over a long row. The last group of four
+/// is complete, or has one, two or three elements.
 const ROWS: [[i32; 2]; 14] = [
     [9, 31],
     [7, 128],
@@ -121,7 +122,8 @@ fn norm_gradients() -> Cases {
     cases
 }
 
-/// Every second gradient is the gradient of a softmax with an additive mask.
+/// Masked softmaxes and their gradients. One of the four kinds of masks is additive, and the mask
+/// then gets a gradient too.
 fn masked() -> Vec<Cases> {
     let (mut forward, mut grad) = (Cases::of("masked_softmax"), Cases::of("masked_softmax_grad"));
     for (number, [rows, keys]) in ROWS.into_iter().enumerate() {
@@ -163,7 +165,7 @@ fn losses() -> Vec<Cases> {
                 } else {
                     logits(&[rows, classes])?
                 };
-                // One target is ignored, and another is not a class.
+                // The target -100 is ignored, and the target `classes` is not a valid class.
                 let target = |row: i32| match row {
                     1 if number % 2 == 0 => -100,
                     2 => classes,
@@ -203,8 +205,8 @@ fn reductions() -> Vec<Cases> {
     vec![cases]
 }
 
-/// The gradient of a matrix whose rows were taken, some of them several times and some never. A
-/// threadgroup computes sixteen rows.
+/// The gradient of taking rows of a matrix. Some rows are taken several times, and others never.
+/// Each threadgroup computes sixteen rows.
 fn taken() -> Vec<Cases> {
     let mut cases = Cases::of("take_grad");
     let mut add = |rows: i32, axis: i32, ids: Vec<i32>| {

@@ -1,5 +1,5 @@
-//! Faults while ranks run: every rank ends in time, with a message that names the rank and the
-//! reason.
+//! Faults while ranks (the processes of a group) run. Every rank must end in time, with a message
+//! that names the faulty rank and the reason.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::ranks::{LIMIT, Place, Process, all_end, hosts};
 use super::roles::CUT_ALL_BUT;
 use crate::support::Checked;
 
-/// Ranks that run the role `loop`, or another role.
+/// Starts ranks with this role, and waits until all are running.
 fn running(place: &Place, role: &str, timeout: Duration) -> anyhow::Result<Vec<Process>> {
     let mut ranks = place.start(role, timeout)?;
     for rank in &mut ranks {
@@ -33,7 +33,8 @@ fn a_rank_is_killed() -> Checked {
             let reason = format!("rank {victim} ended before the others");
             let ended = process.finish()?;
             ended.check(1, &error(rank, &reason))?;
-            // MLX writes a message of its ring in pieces, and the report may be between two pieces.
+            // MLX's ring writes messages in pieces. The rank's report may be between two pieces, so
+            // search for it.
             let reports = ended.said.matches("[rank ").count();
             anyhow::ensure!(reports == 1, "{ended:?}");
         }
@@ -62,7 +63,7 @@ fn a_rank_is_stopped() -> Checked {
                 format!("rank {victim} has not answered for 2 s; it may be stopped or unreachable");
             process.finish()?.check(1, &error(rank, &reason))?;
         }
-        // When the stopped rank continues, it notices that the others have ended.
+        // Let the stopped rank continue. It notices that the other ranks have ended.
         lost.signal(libc::SIGCONT)?;
         let ended = lost.finish()?;
         assert_eq!(ended.status, Some(1), "{ended:?}");
@@ -70,7 +71,7 @@ fn a_rank_is_stopped() -> Checked {
     Ok(())
 }
 
-/// Stops and continues all ranks, as Ctrl-Z and `fg` do in a terminal.
+/// Stops all ranks and lets them continue, as Ctrl-Z and `fg` do in a terminal. They go on.
 #[test(simulated = never)]
 fn ranks_that_are_stopped_together_go_on() -> Checked {
     let ranks = running(&Place::new(2)?, "count", Duration::from_secs(1))?;
@@ -103,7 +104,7 @@ fn a_rank_that_never_joins_an_operation() -> Checked {
     all_end(ranks, 1, "error: rank 0: an evaluation has waited for 1.5 s for the other ranks\n")
 }
 
-/// Two running ranks. Rank 1 reaches rank 0 through a relay.
+/// Starts two ranks. Rank 1 connects to rank 0 through a relay.
 fn behind_a_relay() -> anyhow::Result<(Proxy, Vec<Process>)> {
     let place = Place::new(2)?;
     let proxy = Proxy::to(place.ports[0])?;
@@ -124,14 +125,14 @@ fn the_control_connection_breaks() -> Checked {
     ranks.remove(0).finish()?.check(1, &error(1, "rank 0 ended before the others"))
 }
 
-/// If a relay in the network changes a message, or sends an old one again, a rank notices it.
+/// A relay in the network changes a message, or sends one twice. A rank must notice this.
 #[test(simulated = never)]
 fn the_control_connection_is_tampered_with() -> Checked {
     for harm in [Harm::Flip, Harm::Repeat] {
         let (proxy, ranks) = behind_a_relay()?;
         proxy.harm(harm);
         let ended = ranks.into_iter().map(Process::finish).collect::<Result<Vec<_>, _>>()?;
-        // The rank that notices the change tells the other one.
+        // One rank notices the change, and tells the other one.
         let noticed = |rank: usize| {
             let reason = error(rank, &format!("rank {} sent what no rank sends", 1 - rank));
             ended[rank].said.contains(&reason)
@@ -142,7 +143,7 @@ fn the_control_connection_is_tampered_with() -> Checked {
     Ok(())
 }
 
-/// Both ranks are alive, so only MLX notices the fault.
+/// MLX's ring breaks while both ranks run. Only MLX can notice this fault.
 #[test(simulated = never)]
 fn the_ring_breaks() -> Checked {
     for role in ["loop", "go on"] {
@@ -150,7 +151,7 @@ fn the_ring_breaks() -> Checked {
         let start = |rank| -> anyhow::Result<Process> {
             let starting = place.rank(role, rank)?.env("MLX_PRIMITIVES_TEST_RING", "1");
             let port = place.ports[0].to_string();
-            // Rank 1 cuts all its connections except the one to this port.
+            // Rank 1 cuts its connections, except the control connection to this port.
             if rank == 1 { starting.env(CUT_ALL_BUT, &port) } else { starting }.start()
         };
         let mut ranks = vec![start(0)?, start(1)?];
@@ -158,16 +159,16 @@ fn the_ring_breaks() -> Checked {
             rank.wait_for("running")?;
         }
         if role == "loop" {
-            // Each rank waits for the reason of the other. The first rank that stops waiting
-            // reports its own reason.
+            // Each rank waits for the other rank's reason. The first rank that stops waiting
+            // reports its reason.
             let ended: Vec<_> = ranks.into_iter().map(Process::finish).collect::<Result<_, _>>()?;
             for (rank, ended) in ended.iter().enumerate() {
                 ended.check(1, &format!("[rank {rank}] error: "))?;
                 ended.check(1, "connection to a peer was lost")?;
             }
         } else {
-            // One rank notices the fault. The other may already have sent its part, and then waits
-            // for the part of the first rank, which neither ends nor reports its reason.
+            // One rank notices the fault, but ignores it and reports no reason. The other rank may
+            // already have sent its part, and then waits forever for the part of the first.
             let noticed = |rank: &&Process| rank.said().contains("refused");
             let start = Instant::now();
             while ranks.iter().find(noticed).is_none() {

@@ -1,16 +1,17 @@
-//! Joins the parts of an array on several ranks along the last axis.
+//! Tests `gather_last`, which joins the parts of an array that the ranks hold along the last axis.
 
 use mlx_primitives::{Array, Dtype, transforms};
 use mlx_primitives_ranks::Group;
 
 use crate::support::Checked;
 
-/// The length of each rank's part: `scale` times 1, 3, 5, ...
+/// The length of each rank's part: `scale` times 1, 3, 5, and so on.
 fn lengths(group: &Group, scale: i32) -> Vec<i32> {
     (0..group.size() as i32).map(|rank| (2 * rank + 1) * scale).collect()
 }
 
-/// Elements that differ for each row, rank and place, and that are small enough for every type.
+/// The part of a rank. Its elements depend on the rank, the row and the position. They are small
+/// enough for every type.
 fn part(rank: usize, rows: i32, length: i32, dtype: Dtype) -> Checked<Array> {
     let count = rows * length;
     let numbers: Vec<f32> = (0..count).map(|i| (rank as i32 * 60 + i % 59) as f32).collect();
@@ -28,11 +29,11 @@ fn whole(rows: i32, lengths: &[i32]) -> Vec<f32> {
     numbers
 }
 
-/// `axes` are the axes over which gathers are mapped: both on a CPU, and axis 1 on a GPU. Only a
-/// CPU refuses types for which it has no gather.
+/// Tests gathers and their transforms. `axes` are the axes for `vmap`: both on a CPU, and axis 1 on
+/// a GPU. Only a CPU refuses other types of elements.
 pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let rank = group.rank();
-    // The last case is larger than the buffers of a connection.
+    // In the last case, the data does not fit in a connection's buffers.
     for (rows, scale) in [(1, 1), (3, 7), (1, 4096), (17, 33), (64, 20_000)] {
         let lengths = lengths(group, scale);
         for dtype in [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Uint32] {
@@ -47,7 +48,7 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
             assert!(y == whole(rows, &lengths), "{dtype} {rows} {scale}");
         }
     }
-    // Views are copied first, and a chain of gathers keeps its order.
+    // Gather strided views, which must be copied first. Gathers in a chain must run in order.
     let lengths = lengths(group, 2);
     let wide = part(rank, 3, 2 * lengths[rank], Dtype::Float32)?;
     let mut x = wide.i((.., mlx_primitives::step(.., 2)))?;
@@ -59,8 +60,8 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let expected = wide.i((.., mlx_primitives::step(.., 2)))?.add(50.0)?;
     assert_eq!(x.to_vec::<f32>()?, expected.to_vec::<f32>()?);
 
-    // The result is multiplied by a scale for each feature. The derivative of a rank's part is the
-    // rank's part of the scales.
+    // The function multiplies the result by a scale for each feature. So the gradient of a rank's
+    // part consists of the scales of its features.
     let x = part(rank, 2, lengths[rank], Dtype::Float32)?;
     let all: i32 = lengths.iter().sum();
     let scales = Array::arange::<f32>(1.0, f64::from(all) + 1.0, 1.0)?;
@@ -95,8 +96,8 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     Ok(())
 }
 
-/// One rank gathers other lengths than the rest. On a CPU, every rank gets an error. MLX's ring
-/// waits.
+/// Each rank expects other lengths than the rest. On a CPU, every rank gets an error. MLX's ring
+/// would wait.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;
     let x = Array::ones::<f32>([1, length])?;

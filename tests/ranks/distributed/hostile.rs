@@ -1,4 +1,5 @@
-//! An attacker's side of a greeting, implemented from the description of the protocol.
+//! An attacker that takes part in a greeting between ranks. It follows the description of the
+//! protocol, and shares no code with the library.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,16 +9,16 @@ use std::time::{Duration, Instant};
 use super::ranks::LIMIT;
 
 pub const MAGIC: &[u8; 16] = b"mlx-primitives 2";
-/// The magic bytes and a nonce, which rank 0 sends first.
+/// Rank 0 first sends this many bytes: the magic bytes and a nonce.
 pub const CHALLENGE: usize = 48;
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
 
-/// Connects to a port as soon as a process listens at it.
+/// Connects to a port once a process listens at it.
 pub fn connect(port: u16) -> anyhow::Result<TcpStream> {
     let start = Instant::now();
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
-            // The attempt may have connected to itself, from the same port.
+            // If nobody listens, TCP may connect the socket to itself. Try again then.
             Ok(stream) if stream.local_addr()? != stream.peer_addr()? => {
                 stream.set_read_timeout(Some(LIMIT))?;
                 return Ok(stream);
@@ -36,7 +37,7 @@ pub fn nonce(stream: &mut TcpStream) -> anyhow::Result<Vec<u8>> {
     Ok(challenge[MAGIC.len()..].to_vec())
 }
 
-/// The proof that the sender of these parts knows the secret.
+/// The proof that a sender knows the secret: a keyed hash of the purpose and the parts.
 pub fn proof(secret: &[u8], purpose: &str, parts: &[&[u8]]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(CONTEXT, secret));
     for part in [purpose.as_bytes()].iter().chain(parts) {
@@ -59,16 +60,16 @@ pub fn greeting(secret: &[u8], first: &[u8], text: &str) -> Vec<u8> {
     [&MAGIC[..], &length, &own, text.as_bytes(), &proof].concat()
 }
 
-/// All bytes that arrive until the connection ends.
+/// Reads all bytes until the connection ends.
 pub fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // If the other end has not read all bytes, the connection ends with an error.
+    // Ignore an error. The other end may have closed the connection without reading everything.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }
 
-/// Sends bytes to a rank 0 that waits for a greeting, and returns all bytes that it sends after its
-/// nonce.
+/// Sends bytes to rank 0 while it waits for a greeting. Returns the bytes that rank 0 sends after
+/// its nonce.
 pub fn say(port: u16, bytes: impl Fn(&[u8]) -> Vec<u8>) -> anyhow::Result<Vec<u8>> {
     let mut stream = connect(port)?;
     let nonce = nonce(&mut stream)?;

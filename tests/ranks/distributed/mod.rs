@@ -1,4 +1,4 @@
-//! Groups of ranks on this machine.
+//! Groups of ranks: processes on this machine that work together.
 
 mod faults;
 mod gathers;
@@ -18,7 +18,7 @@ pub use roles::role;
 
 use crate::support::Checked;
 
-/// A timeout that is longer than any pause of a busy machine.
+/// A timeout that no pause of a busy machine reaches.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test(simulated = never)]

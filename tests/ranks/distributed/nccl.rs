@@ -1,5 +1,5 @@
-//! The variables of ranks that NCCL connects, and the values that are refused. Exchanges by NCCL
-//! need two GPUs.
+//! The environment variables of ranks that NCCL connects, and values that are refused. Exchanging
+//! data by NCCL needs two GPUs, so these tests do not.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use mlx_primitives_ranks::{Backend, is_available};
 use super::ranks::{NCCL, Place, Starting};
 use crate::support::Checked;
 
-/// One of two ranks. All variables except the host file have the values that `mlx.launch --backend
-/// nccl` sets.
+/// Prepares one of two ranks. It has the environment variables that `mlx.launch --backend nccl`
+/// sets, and no host file.
 fn rank(rank: usize) -> anyhow::Result<Starting> {
     let place = Place::new(1)?;
     let starting = place.rank("join", rank)?.timeout(Duration::from_secs(1));
@@ -40,7 +40,7 @@ fn wrong_variables_of_nccl() -> Checked {
     third.start()?.finish()?.check(2, expected)
 }
 
-/// MLX built for CPUs does not support NCCL.
+/// If MLX was built for CPUs only, it has no NCCL.
 #[test(simulated = never)]
 fn nccl_needs_mlx_for_cuda() -> Checked {
     if is_available(Backend::Nccl) {

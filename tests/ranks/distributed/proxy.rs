@@ -1,4 +1,4 @@
-//! A relay between ranks. A test can break its connections.
+//! A relay between ranks. A test can break its connections or change their bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::ranks::{LIMIT, free_port};
 
-/// Listens at a port and passes each connection on to another port.
+/// Listens at a port, and relays each connection to another port.
 pub struct Proxy {
     pub port: u16,
-    /// Both ends of each connection, in the order of the connections.
+    /// The two sockets of each relayed connection, in the order in which they were opened.
     connections: Arc<Mutex<Vec<[TcpStream; 2]>>>,
     harm: Arc<Mutex<Option<Harm>>>,
 }
 
-/// A change of the bytes that a relay passes on.
+/// A change of the next bytes that the relay receives.
 #[derive(Clone, Copy)]
 pub enum Harm {
     /// Changes a bit.
@@ -42,8 +42,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, harm: &Mutex<Option<Harm>>) {
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Connects as soon as the target listens. The client takes the proxy for the target, and MLX's
-/// ring tries to connect only once.
+/// Connects once the target listens. The client is already connected to the proxy, and MLX's ring
+/// connects only once, so the proxy must wait.
 fn reach(target: u16) -> Option<TcpStream> {
     let start = Instant::now();
     loop {
@@ -89,7 +89,8 @@ impl Proxy {
     pub fn cut(&self) -> anyhow::Result<()> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for end in connections.last().ok_or_else(|| anyhow::anyhow!("no such connection"))? {
-            // If a rank has noticed the end of the first connection, it may have closed the second.
+            // Ignore an error. A rank may notice that the first socket was shut down, and close the
+            // second.
             let _ = end.shutdown(Shutdown::Both);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Ranks as child processes. A rank is this binary again, with the name of its role in the
-//! environment.
+//! Starts ranks as child processes. A rank is this test binary. An environment variable names its
+//! role: the code that it runs.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,19 +14,19 @@ use tempfile::{NamedTempFile, TempDir};
 use crate::support::Checked;
 pub use crate::support::ranks::{free_port, hosts};
 
-/// The variable with the role of a rank.
+/// The environment variable with the role of a rank.
 pub const ROLE: &str = "MLX_PRIMITIVES_TEST_RANK";
-/// The variables with the secret of a group, and with the path of a file that has it.
+/// The environment variables with a group's secret, and with the path of a file that contains it.
 pub const SECRET: &str = "MLX_PRIMITIVES_RANK_SECRET";
 pub const FILE: &str = "MLX_PRIMITIVES_RANK_SECRET_FILE";
-/// The variables of ranks that NCCL connects, and of their GPUs.
+/// The environment variables of ranks that NCCL connects. The last one lists their GPUs.
 pub const NCCL: [&str; 4] = ["NCCL_HOST_IP", "NCCL_PORT", "MLX_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"];
-/// The variable with the timeout of the group in milliseconds.
+/// The environment variable with the group's timeout in milliseconds.
 pub const TIMEOUT: &str = "MLX_PRIMITIVES_TEST_TIMEOUT";
-/// How long a rank may take to end, on a machine that is busy with other work.
+/// A rank must end within this time, even on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(100);
 
-/// The folder and the ports of the ranks of one test.
+/// A folder and ports for the ranks of one test.
 pub struct Place {
     folder: Arc<TempDir>,
     pub ports: Vec<u16>,
@@ -43,7 +43,7 @@ impl Place {
         self.rank_with(role, rank, &hosts(&self.ports))
     }
 
-    /// A rank with a separate host file.
+    /// Prepares a rank with this content of its host file.
     pub fn rank_with(&self, role: &str, rank: usize, hosts: &str) -> anyhow::Result<Starting> {
         let path = self.folder.path().join(format!("{rank}-{}.json", fastrand::u64(..)));
         fs::write(&path, hosts)?;
@@ -93,7 +93,7 @@ impl Starting {
     }
 }
 
-/// A rank, which is killed if it is dropped.
+/// A running rank. Dropping this value kills it.
 pub struct Process {
     child: Child,
     said: NamedTempFile,
@@ -117,7 +117,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Checks the status and that the output contains a text.
+    /// Checks the status, and that the output contains this text.
     pub fn check(&self, status: i32, text: &str) -> Checked {
         let right = self.status == Some(status) && self.said.contains(text);
         anyhow::ensure!(right, "expected status {status} and {text:?}: {self:#?}");
@@ -132,12 +132,12 @@ impl Process {
 
     pub fn signal(&self, signal: i32) -> Checked {
         let id = i32::try_from(self.child.id())?;
-        // SAFETY: the signal goes to a child that has not been waited for.
+        // SAFETY: the signal goes to a child that nobody has waited for yet, so its ID is valid.
         anyhow::ensure!(unsafe { libc::kill(id, signal) } == 0, "no signal reached the rank");
         Ok(())
     }
 
-    /// Waits until the rank has written a text.
+    /// Waits until the rank has printed this text.
     pub fn wait_for(&mut self, text: &str) -> Checked {
         let start = Instant::now();
         while !self.said().contains(text) {
@@ -163,21 +163,21 @@ impl Process {
     }
 }
 
-/// Waits for all ranks and checks that each has ended with this status and text.
+/// Waits for all ranks. Checks that each has ended with this status and printed this text.
 pub fn all_end(ranks: Vec<Process>, status: i32, text: &str) -> Checked {
-    // Wait for all ranks before the first check, so that a failure shows what every rank printed.
+    // Wait for all ranks before the check, so that a failure shows the output of every rank.
     let ended = ranks.into_iter().map(Process::finish).collect::<anyhow::Result<Vec<_>>>()?;
     let right = |end: &Ended| end.check(status, text).is_ok();
     anyhow::ensure!(ended.iter().all(right), "expected status {status}, {text:?}: {ended:#?}");
     Ok(())
 }
 
-/// Ends this rank after a time, in case its test no longer waits for it.
+/// In a rank: ends the process after a time limit, in case the test has crashed and does not wait.
 pub fn limit_this_rank() {
     thread::spawn(|| {
         thread::sleep(LIMIT + Duration::from_secs(20));
         let _ = std::io::stderr().write_all(b"the rank's time is over\n");
-        // SAFETY: the call ends the process at once and accesses no memory.
+        // SAFETY: `_exit` ends the process at once and accesses no memory.
         unsafe { libc::_exit(97) }
     });
 }

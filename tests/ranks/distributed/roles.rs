@@ -15,15 +15,17 @@ use super::gathers;
 use super::ranks::{ROLE, TIMEOUT, limit_this_rank};
 use crate::support::{Checked, on_cpu};
 
-/// The variable with the port of the connection that a rank keeps while it cuts all others.
+/// The environment variable with a port. A rank keeps its connection to this port and cuts all
+/// others.
 pub const CUT_ALL_BUT: &str = "MLX_PRIMITIVES_TEST_CUT_ALL_BUT";
 
-/// Breaks the connections of this process after a moment, except connections to or from a port.
+/// Waits a moment, and then cuts this process's connections, except connections to or from this
+/// port.
 fn cut_all_but(port: u16) {
     thread::sleep(Duration::from_millis(300));
     for number in 3..1024 {
-        // SAFETY: the descriptor is used as a socket that the process keeps, and is not closed. If
-        // it is not a socket, the calls return errors.
+        // SAFETY: `ManuallyDrop` keeps the descriptor open, as its owner expects. If it is not a
+        // socket, the calls return errors.
         let stream = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(number) });
         let ends = [stream.local_addr(), stream.peer_addr()];
         if ends.iter().flatten().count() == 2 && ends.iter().flatten().all(|end| end.port() != port)
@@ -33,7 +35,7 @@ fn cut_all_but(port: u16) {
     }
 }
 
-/// Runs the role of a rank that the environment names, if it names one.
+/// If the environment names a role, joins the group and runs the role.
 pub fn role() -> Option<ExitCode> {
     let role = env::var(ROLE).ok()?;
     limit_this_rank();
@@ -62,7 +64,7 @@ pub fn role() -> Option<ExitCode> {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             group.fail(&error.to_string());
-            // Write the report at once, because MLX's threads write too.
+            // Write the report with a single call, because MLX's threads write to stderr too.
             let report = format!("[rank {}] error: {error:?}\n", group.rank());
             eprint!("{report}");
             ExitCode::FAILURE
@@ -85,7 +87,8 @@ fn play(role: &str, group: &Group) -> Checked {
         "gathers" => {
             on_cpu(|| gathers::gathers(group, &[0, 1]))?;
             if Device::Gpu.is_available()? {
-                // On a GPU, gathers use `all_gather`, which MLX can map only over later axes.
+                // On a GPU, gathers use `all_gather`. MLX's `vmap` supports that only for axes
+                // after the first.
                 gathers::gathers(group, &[1])?;
             }
             println!("gathers are right on {} ranks", group.size());
@@ -132,7 +135,7 @@ fn play(role: &str, group: &Group) -> Checked {
             }
         }
         "queue" => {
-            // Several steps are running when a rank is lost.
+            // Several steps are queued when the test kills a rank.
             let mut x = Array::ones::<f32>(1000)?;
             for step in 0.. {
                 let next = group.all_sum(&x)?.multiply(0.5)?;
@@ -145,7 +148,7 @@ fn play(role: &str, group: &Group) -> Checked {
             }
         }
         "go on" => {
-            // Ignores the error, which a program should not do.
+            // This role ignores the error and continues, which a program should not do.
             println!("running");
             let x = Array::ones::<f32>(1000)?;
             let error = loop {
@@ -217,7 +220,7 @@ fn play(role: &str, group: &Group) -> Checked {
     Ok(())
 }
 
-/// An element of a rank's array. The numbers are small and exact in every type.
+/// An element of a rank's array: a small integer that every type represents exactly.
 fn element(index: usize, rank: usize) -> f32 {
     ((index * 7 + rank * 13) % 31) as f32 - 9.0
 }
@@ -227,7 +230,7 @@ fn array(shape: &[i32], rank: usize, dtype: Dtype) -> anyhow::Result<Array> {
     let values: Vec<f32> = (0..size as usize).map(|index| element(index, rank)).collect();
     let x = Array::from_slice(&values, [size])?.astype(dtype)?;
     Ok(match shape {
-        // The elements are read in another order, from a strided view.
+        // Return a strided view, whose elements are not in the order of memory.
         [rows, columns] => x.reshape([*columns, *rows])?.transpose([1, 0])?,
         shape => x.reshape(shape)?,
     })
@@ -285,19 +288,19 @@ fn values(group: &Group) -> Checked {
 fn derivatives(group: &Group) -> Checked {
     let (rank, size) = (group.rank(), group.size());
     let x = array(&[3], rank, Dtype::Float32)?;
-    // The cotangent of each rank becomes the gradient of the rank's input.
+    // The gradient of each rank's input is computed from this rank's cotangent alone.
     let cotangent = Array::from_slice(&[1.0f32, 2.0, 3.0], 3)?.multiply((rank + 1) as f32)?;
     let (sum, dx) = transforms::vjp(|x| group.all_sum(&x.square()?), &x, &cotangent)?;
     assert_eq!(sum.size(), 3);
     let expected: Vec<f32> =
         (0..3).map(|i| 2.0 * element(i, rank) * ((i + 1) * (rank + 1)) as f32).collect();
     assert_eq!(elements(&dx)?, expected);
-    // The part of the cotangent that belongs to this rank's rows.
+    // The gradient is the part of the cotangent that belongs to this rank's elements.
     let whole: Vec<f32> = (0..3 * size).map(|i| i as f32).collect();
     let cotangent = Array::from_slice(&whole, 3 * size as i32)?;
     let (_, dx) = transforms::vjp(|x| group.all_gather(&x), &x, &cotangent)?;
     assert_eq!(elements(&dx)?, whole[3 * rank..3 * rank + 3]);
-    // The tangents are summed in the same way as the arrays.
+    // Tangents are summed over the ranks, as the arrays are.
     let tangent = Array::full(3, (rank + 1) as f32)?;
     let (_, tangents) = transforms::jvp(|x| group.all_sum(&x), &x, &tangent)?;
     assert_eq!(elements(&tangents)?, [(size * (size + 1) / 2) as f32; 3]);
@@ -323,11 +326,11 @@ fn messages(group: &Group) -> Checked {
         assert!(bytes == long.as_bytes());
         assert!(group.broadcast(&[])?.is_empty());
     }
-    // Rank 0 may run ahead of the other ranks.
+    // Rank 0 sends and may run ahead of the other ranks.
     for round in 0..200u32 {
         assert_eq!(group.broadcast(&round.to_le_bytes())?.len(), 4);
     }
-    // If the texts differ, every rank gets the same error, and the group continues.
+    // If ranks disagree, each gets the same error, and the group continues.
     let value = format!("{}", rank.min(1));
     let error = group.agree("the split", &value).unwrap_err().to_string();
     let expected =

@@ -1,5 +1,5 @@
-//! The secret of a group: where ranks read it and when they need it. A proof from one connection
-//! must not be valid on another.
+//! The secret of a group: where ranks read it, and when they need it. A greeting's proof is valid
+//! on only one connection.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -62,7 +62,7 @@ fn addresses_of_a_network_need_a_secret() -> Checked {
         .start()?
         .finish()?
         .check(2, "no-such-host.invalid:12002 is reached over")?;
-    // With a secret, rank 0 waits for rank 1.
+    // With a secret, rank 0 starts and waits for rank 1.
     let known = start(network)?.env(SECRET, WORD).start()?.finish()?;
     known.check(2, "rank 1 did not start within 0.3 s")?;
 
@@ -80,11 +80,11 @@ fn addresses_of_a_network_need_a_secret() -> Checked {
     both.check(2, "either this or MLX_PRIMITIVES_RANK_SECRET_FILE, got both")
 }
 
-/// A greeting that a rank sends to one process is not valid for another process.
+/// A stranger records a rank's greeting. The greeting must not be valid for another process.
 #[test(simulated = never)]
 fn a_greeting_that_was_recorded() -> Checked {
     let place = Place::new(2)?;
-    // A stranger listens at the port first, and sends rank 1 a nonce.
+    // The stranger listens at rank 0's port first. When rank 1 connects, it sends a nonce.
     let stranger = TcpListener::bind(("127.0.0.1", place.ports[0]))?;
     let dropped = place.rank("values", 1)?.env(SECRET, WORD).start()?;
     let record = |nonce: [u8; 32]| -> anyhow::Result<Vec<u8>> {
@@ -95,7 +95,8 @@ fn a_greeting_that_was_recorded() -> Checked {
         let length = greeting[16..].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
         let mut more = vec![0; 32 + length + 32];
         stream.read_exact(&mut more)?;
-        // The stranger cannot compute a proof, so it sends the rank's proof back.
+        // The stranger cannot compute a proof. It sends rank 1's proof back, which rank 1 must
+        // refuse.
         stream.write_all(&more[32 + length..])?;
         assert_eq!(hostile::rest(&mut stream), b"", "the rank went on");
         Ok([greeting, more].concat())

@@ -1,4 +1,4 @@
-//! The start of a group, the starts that are refused, and the orderly end.
+//! How a group starts and ends, and starts that are refused.
 
 use std::net::TcpListener;
 use std::thread;
@@ -108,7 +108,7 @@ fn other_versions_of_mlx() -> Checked {
                                 is lost (ml-explore/mlx#4060), but this is MLX {old}"
         );
         place.rank("join", 0)?.env(MLX, old).start()?.finish()?.check(2, &expected)?;
-        // A single rank works with any version.
+        // A single rank accepts any version of MLX.
         alone("join", 0, "")?.env(MLX, old).start()?.finish()?.check(0, "joined 0 of 1")?;
     }
     Ok(())
@@ -149,7 +149,7 @@ fn ports_that_are_in_use() -> Checked {
     let expected = format!("[join] rank 0 cannot listen at 127.0.0.1:{}: ", place.ports[0]);
     place.rank("join", 0)?.start()?.finish()?.check(2, &expected)?;
 
-    // Ranks other than 0 do not listen at their ports; MLX's ring uses other ports.
+    // Only rank 0 listens at its port in the host file. MLX's ring uses other ports.
     let place = Place::new(2)?;
     let _foreign = TcpListener::bind(("127.0.0.1", place.ports[1]))?;
     all_end(place.start("values", LONG)?, 0, "values are right on 2 ranks")

@@ -1,5 +1,5 @@
-//! Strangers at the port of rank 0. They neither end nor delay a group that has a secret, and they
-//! learn nothing.
+//! Strangers: programs that connect to rank 0's port without knowing the secret. They can neither
+//! end nor delay the group, and they learn nothing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,12 +13,12 @@ use super::ranks::{LIMIT, Place, Process, SECRET, all_end};
 use super::secrets::WORD;
 use crate::support::Checked;
 
-/// The bytes with which a stranger answers a nonce.
+/// Maps rank 0's nonce to the bytes that a stranger answers.
 type Answer<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A group of two ranks with a secret. Only rank 0 has started.
+/// Starts rank 0 of a group of two ranks with a secret.
 fn first_of_two() -> anyhow::Result<(Place, Process)> {
     let place = Place::new(2)?;
     let first = place.rank("values", 0)?.env(SECRET, WORD).start()?;
@@ -30,8 +30,8 @@ fn joined(place: &Place, first: Process) -> Checked {
     all_end(vec![first, second], 0, "values are right on 2 ranks")
 }
 
-/// A stranger without the secret cannot become rank 1. A wrong version, size or rank in its
-/// greeting does not end the group.
+/// A stranger cannot become rank 1 without the secret. If its greeting names a wrong version, size
+/// or rank, the group does not end either.
 #[test(simulated = never)]
 fn greetings_of_strangers() -> Checked {
     let (place, first) = first_of_two()?;
@@ -51,8 +51,8 @@ fn greetings_of_strangers() -> Checked {
             assert_eq!(String::from_utf8_lossy(&answer), "", "rank 0 answers {text}");
         }
     }
-    // A correct proof for another nonce, text or role, and a proof that is cut, too long or
-    // missing.
+    // The proofs of these greetings are correct for another nonce, text or role. In other
+    // greetings, the proof is truncated, too long or missing.
     let right = text(VERSION, 2, 1);
     let word = WORD.as_bytes();
     let cases: [Answer<'_>; 6] = [
@@ -85,8 +85,8 @@ fn greetings_of_strangers() -> Checked {
     joined(&place, first)
 }
 
-/// Rank 0 closes connections that are silent, slow or send nonsense. It does so after a time, or
-/// when others need the place.
+/// Rank 0 closes connections that are silent or slow or send nonsense: after a timeout, or earlier
+/// if it needs room for other connections.
 #[test(simulated = never)]
 fn strangers_at_the_port() -> Checked {
     let (place, first) = first_of_two()?;
@@ -126,7 +126,7 @@ fn strangers_at_the_port() -> Checked {
     Ok(())
 }
 
-/// Two threads that open connections without a pause. Some of the connections stay open.
+/// Two threads that keep opening connections. One of them leaves some connections open.
 struct Flood {
     ended: Arc<AtomicBool>,
     count: Arc<AtomicUsize>,
@@ -198,8 +198,8 @@ fn a_flood_does_not_hold_rank_0_beyond_its_timeout() -> Checked {
     Ok(())
 }
 
-/// A stranger that listens in place of rank 0 before it starts learns nothing and does not stop the
-/// group.
+/// A stranger listens at rank 0's port before rank 0 starts. It learns nothing, and the group still
+/// starts.
 #[test(simulated = never)]
 fn a_stranger_in_the_place_of_rank_0() -> Checked {
     let place = Place::new(2)?;
@@ -227,8 +227,8 @@ fn a_stranger_in_the_place_of_rank_0() -> Checked {
     all_end(vec![first, second], 0, "values are right on 2 ranks")
 }
 
-/// Ranks without a secret on one machine. Any program of this machine can take part and end the
-/// group with a text. Control characters are removed from the text.
+/// Without a secret, any program on the machine can join a group, and end it with a message. Rank 0
+/// removes control characters before it prints the message.
 #[test(simulated = never)]
 fn texts_of_ranks_are_cleaned() -> Checked {
     let place = Place::new(2)?;

@@ -1,5 +1,5 @@
-//! A model on several ranks, which are processes on this machine, computes the same bits as in one
-//! process.
+//! A model that is split among several ranks (processes on this machine) computes the same bits as
+//! in one process.
 
 mod scenarios;
 mod schemes;
@@ -19,7 +19,7 @@ use crate::support::models;
 use crate::support::ranks::Ranks;
 use scenarios::Results;
 
-/// A fixture of each architecture and format.
+/// One small model for each architecture and format.
 const FEW: [&str; 9] = [
     "llama-f32-biases",
     "llama-f16-mha-untied",
@@ -32,9 +32,9 @@ const FEW: [&str; 9] = [
     "gguf-q4_1",
 ];
 
-/// Runs one rank, which writes the results of a scenario to stdout. `role` consists of `split`, the
-/// scenario, the shares and a folder. The name of the scheme and a colon precede the shares, unless
-/// the scheme is gather.
+/// Runs one rank. It prints the results of a scenario. `role` is the word `split`, the scenario,
+/// the shares and a folder. The shares begin with the name of the scheme and a colon, unless it is
+/// gather.
 pub fn play(role: &str) -> Checked<u8> {
     let mut words = role.splitn(4, ' ').skip(1);
     let mut word = || words.next().context("a scenario, shares and a folder");
@@ -72,26 +72,26 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     }
 }
 
-/// Whether a fixture has two layers, as all GGUF fixtures have. Other fixtures may have one.
+/// Whether a fixture has at least two layers, as all GGUF fixtures do. Some others have one.
 fn has_two_layers(name: &str) -> bool {
     let config = models::checkpoints().join(name).join("config.json");
     let has = |json: String| json.contains("\"num_hidden_layers\": 2");
     name.starts_with("gguf") || fs::read_to_string(config).is_ok_and(has)
 }
 
-/// A process of this binary that runs a role.
+/// The command that runs a role in a child process.
 fn player(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a running test"));
     command.env(ROLE, role);
     command
 }
 
-/// Runs the scenario on ranks with these shares, and in this process, and compares the lines.
+/// Runs the scenario on ranks with these shares, and in this process. The results must be equal.
 fn same(scenario: &str, shares: &str, folder: &Path) -> Checked {
     same_on(scenario, shares, folder, &[])
 }
 
-/// [`same`] with environment variables for the ranks.
+/// Like [`same`], with additional environment variables for the ranks.
 fn same_on(scenario: &str, shares: &str, folder: &Path, variables: &[(&str, &str)]) -> Checked {
     let role = format!("split {scenario} {shares} {}", folder.display());
     let ranks = Ranks::start(shares.split(',').count(), |_| {
@@ -144,7 +144,7 @@ fn rows_are_cut_at_blocks_of_wide_matrices() -> Checked {
 #[test(simulated = never)]
 fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     let folder = tempfile::tempdir()?;
-    // Two ranks save the caches. This also checks that one process saves files of the same size.
+    // Two ranks and then this process save the caches. Their files must be equal.
     let role = |scenario: &str, shares: &str| same(scenario, shares, folder.path());
     role("save", "1,1")?; // this process has saved last
     role("load", "1,1")?;
@@ -154,7 +154,7 @@ fn a_prompt_cache_crosses_to_other_numbers_of_ranks() -> Checked {
     role("load", "1,1") // saved by three ranks, read by two and by one
 }
 
-/// Linux counts the bytes that a process reads, and reports its peak memory.
+/// Uses Linux's counts of the bytes that a process reads, and of its peak memory.
 #[cfg(target_os = "linux")]
 #[test(simulated = never)]
 fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
@@ -172,8 +172,8 @@ fn a_rank_reads_and_holds_its_part_of_the_files() -> Checked {
                 bail!("four figures, got {line}")
             };
             assert!(held <= most * whole, "{shares}: {held} of {whole} bytes");
-            // A rank reads the configuration, and the first row of each tensor to identify the
-            // model.
+            // In addition to its part, a rank reads the configuration, and the first row of each
+            // tensor, which identify the model.
             assert!(
                 held <= read && read <= held + 200_000.0,
                 "{shares}: {read} bytes read for {held}"

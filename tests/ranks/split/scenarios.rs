@@ -1,5 +1,5 @@
-//! The results of a model, with a line for each case: the bits of its logits, and its tokens. A
-//! model on several ranks must write the same lines as one process.
+//! Scenarios that print results of a model, such as its tokens or a hash of its logits, with a line
+//! for each case. A model on several ranks must print the same lines as in one process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub(super) const KINDS: [(&str, CacheKind); 3] = [
     ("packed", CacheKind::Quantized { group_size: 32, bits: 4 }),
 ];
 
-/// The results of this process, which is one of the ranks of `group` or runs alone.
+/// The results of this process. It is a rank of `group`, or runs alone.
 pub struct Results {
     group: Option<Group>,
     pub(super) split: Option<Split>,
@@ -49,7 +49,7 @@ pub(super) fn tokens(llama: &Llama, prompt: &[u32], options: &Options) -> Checke
     Ok(format!("{tokens:?}"))
 }
 
-/// The file or folder of a checkpoint fixture.
+/// The path of a checkpoint fixture: a GGUF file or a folder.
 pub(super) fn path_of(name: &str) -> PathBuf {
     let folder = root().join(name);
     if name.starts_with("gguf") { folder.join("model.gguf") } else { folder }
@@ -85,8 +85,8 @@ impl Results {
         })
     }
 
-    /// The results of a checkpoint fixture: the logits of a prompt, and the tokens with every kind
-    /// of cache.
+    /// Adds the results of a checkpoint fixture: the logits of a prompt, and the tokens with every
+    /// kind of cache.
     pub fn fixture(&mut self, name: &str) -> Checked {
         let llama = self.checkpoint(&path_of(name))?;
         let prompt = prompt(llama.config().vocab_size);
@@ -104,7 +104,7 @@ impl Results {
         Ok(())
     }
 
-    /// The demo model, the tokens of the prompts, and options for few tokens.
+    /// Loads the demo model and encodes the prompts. Also returns options for a few tokens.
     pub(super) fn demo_texts(&self) -> Checked<(Checkpoint, Vec<Vec<u32>>, Options)> {
         let demo = self.demo()?;
         let texts = PROMPTS.map(|text| demo.tokenizer.encode(text));
@@ -112,7 +112,7 @@ impl Results {
         Ok((demo, texts, Options { max_tokens: 12, ..Options::default() }))
     }
 
-    /// The tokens of a batch, and of a text with a draft.
+    /// Adds the tokens of a batch, and the tokens of a generation with a draft model.
     pub(super) fn batch_and_draft(
         &mut self,
         demo: &Checkpoint,
@@ -130,8 +130,8 @@ impl Results {
         self.add("draft", Ok(format!("{drafted:?}")))
     }
 
-    /// The results of the demo model: with adapters, with packed weights, for a batch, with a
-    /// draft, and with random draws.
+    /// Adds the results of the demo model: with adapters, with packed weights, for a batch, with a
+    /// draft model, and with random draws.
     pub fn demo_model(&mut self) -> Checked {
         let (demo, texts, options) = self.demo_texts()?;
         let packed = demo.llama.quantized(Quantization::affine(32, 4))?;
@@ -164,7 +164,8 @@ impl Results {
         self.add("beside packed", tokens(&beside, &texts[0], &options))
     }
 
-    /// The results of a model with random weights. Its width is divided at whole blocks of rows.
+    /// Adds the results of a model with random weights. Its width is divided at multiples of a
+    /// block of rows.
     pub fn random(&mut self) -> Checked {
         let config = || {
             Config::parse(
@@ -191,7 +192,7 @@ impl Results {
         Ok(())
     }
 
-    /// Writes a prompt cache of each kind into the folder.
+    /// Writes a prompt cache of each kind into the folder, and adds a hash of the file.
     pub fn save_caches(&mut self, folder: &Path) -> Checked {
         let demo = self.demo()?;
         for (name, cache) in KINDS {
@@ -202,7 +203,8 @@ impl Results {
             let path = folder.join(format!("{name}.safetensors"));
             generation.into_prompt_cache()?.save(&path)?;
             if let Some(group) = &self.group {
-                // When rank 0 tells the other ranks, it has written the file.
+                // Rank 0 sends this after it has written the file, so the other ranks wait until
+                // the file exists.
                 group.broadcast(b"written")?;
             }
             let hash = fs::read(&path)?
@@ -213,8 +215,8 @@ impl Results {
         Ok(())
     }
 
-    /// Continues from the prompt caches in the folder. The results include all tokens that were not
-    /// cached.
+    /// Continues from the prompt caches in the folder. Adds the generated tokens and the number of
+    /// cached ones.
     pub fn load_caches(&mut self, folder: &Path) -> Checked {
         let demo = self.demo()?;
         for (name, cache) in KINDS {
@@ -231,9 +233,9 @@ impl Results {
         Ok(())
     }
 
-    /// Four numbers of bytes: how many this process reads to load a model, the size of this rank's
-    /// part, the size of the file, and how much loading and one token raise the peak memory of this
-    /// process.
+    /// Adds four numbers of bytes: how many this process reads to load a model; the size of this
+    /// rank's part; the size of the file; and the growth of the process's peak memory when it loads
+    /// the model and runs a token.
     #[cfg(target_os = "linux")]
     pub fn bytes_read(&mut self, folder: &Path) -> Checked {
         let read = || -> Checked<u64> {

@@ -1,4 +1,5 @@
-//! The scheme that gives each rank whole layers, and the models that neither scheme can split.
+//! The pipeline scheme, which gives each rank complete layers. Also models that neither scheme can
+//! split.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use super::{Ranks, player, same, same_on};
 use crate::support::Checked;
 
 impl Results {
-    /// The error for a fixture that has fewer layers than ranks.
+    /// Checks the error for a fixture with fewer layers than ranks.
     pub fn one_layer(&self, name: &str) -> Checked {
         let Err(error) = self.checkpoint(&path_of(name)) else {
             ensure!(self.split.is_none(), "{name} has a layer for each rank");
@@ -24,8 +25,8 @@ impl Results {
         Ok(())
     }
 
-    /// The errors of derivatives on a rank, with or without the layer, and the tokens that it
-    /// generates afterwards.
+    /// Checks the errors of derivatives on a rank that has the layer and on one that does not. Adds
+    /// the tokens that the model generates afterwards.
     pub fn derivatives(&mut self) -> Checked {
         let demo = self.demo()?;
         let llama = &demo.llama;
@@ -57,8 +58,8 @@ impl Results {
         self.add("after derivatives", tokens(llama, &prompt, &options))
     }
 
-    /// The greedy tokens of the demo model: with every kind of cache, in groups that divide, with
-    /// adapters, for a batch, and with a draft.
+    /// Adds greedy tokens of the demo model: with every kind of cache, with quantization groups
+    /// that the shares divide, with adapters, for a batch, and with a draft model.
     pub fn greedy(&mut self) -> Checked {
         let (demo, texts, options) = self.demo_texts()?;
         for (name, cache) in KINDS {
@@ -89,13 +90,13 @@ fn whole_layers_compute_the_bits_of_one() -> Checked {
     same("demo", "pipeline:1,2,1", Path::new("-"))
 }
 
-/// On a GPU, MLX's ring transfers the hidden states.
+/// The ranks send hidden states by MLX's ring, as they do on a GPU.
 #[test(simulated = never)]
 fn whole_layers_on_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("demo", "pipeline:1,1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
 }
 
-/// With NCCL, gathers transfer the hidden states.
+/// The ranks send hidden states by gathers, as they do with NCCL.
 #[test(simulated = never)]
 fn whole_layers_by_gathers_compute_the_bits_of_one() -> Checked {
     let gathers = [("MLX_PRIMITIVES_TEST_RING", "gathers")];
@@ -115,7 +116,7 @@ fn a_prompt_cache_crosses_between_layers_and_rows() -> Checked {
     same("load", "pipeline:1,1", folder.path())
 }
 
-/// Each scheme refuses a model that it cannot split, and suggests a solution.
+/// If a scheme cannot split a model, it returns an error that suggests a solution.
 #[test(simulated = never)]
 fn what_cannot_be_split_is_refused() -> Checked {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");

@@ -1,13 +1,13 @@
-//! The attribute `#[test]` of the tests. If the crate is imported with `#[macro_use]`, it replaces
-//! Rust's attribute. It registers the function with the harness in `tests/harness/`, which gives
-//! every test a time limit and chooses the order of the tests.
+//! The attribute `#[test]` of this project's tests. A crate that imports this one with
+//! `#[macro_use]` gets it in place of Rust's attribute. It registers the function with the harness
+//! in `tests/harness/`, which gives every test a time limit and chooses the order of the tests.
 
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
-/// Registers a test. `#[test(seconds = 900)]` overrides the default time limit, and
-/// `#[test(alone)]` runs the test while no other test runs. In the simulator, `#[test(simulated =
-/// once)]` runs it in only one order of threads, and `#[test(simulated = never)]` does not run it.
-/// `#[ignore = "why"]` below it works as in Rust's harness.
+/// Registers a test. `#[test(seconds = 900)]` overrides the default time limit. `#[test(alone)]`
+/// runs the test while no other test runs. `#[test(simulated = once)]` runs it in the simulator
+/// with only one order of threads, and `#[test(simulated = never)]` not at all. `#[ignore = "why"]`
+/// below the attribute works as in Rust's harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();

@@ -1,4 +1,4 @@
-// Stands in for the header that cxx writes. No group of ranks is joined.
+// Replaces the header that cxx generates. The program joins no group of ranks, so nothing waits.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Stands in for MLX 0.32.4's mlx/backend/metal/device.h on Linux: the parts that eval_gpu may use,
-// with the same names and signatures. A dispatch becomes a task of the CPU stream, which runs the
-// kernel in the simulator of crates/metal-sim.
+// Replaces MLX 0.32.4's mlx/backend/metal/device.h on Linux. It has the parts that eval_gpu may
+// use, with the same names and signatures. A dispatch becomes a task of the CPU stream. The task
+// runs the kernel in the simulator of crates/metal-sim.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Stands in for MLX 0.32.4's mlx/backend/metal/utils.h.
+// Replaces MLX 0.32.4's mlx/backend/metal/utils.h.
 #pragma once
 
 #include <string>

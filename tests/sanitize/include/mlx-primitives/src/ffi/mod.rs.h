@@ -1,4 +1,4 @@
-// Replaces cxx's generated header: only cpp/runtime/ is built here, without Rust.
+// Replaces the header that cxx generates. This build contains only cpp/runtime/, and no Rust.
 #pragma once
 
 #include <vector>
