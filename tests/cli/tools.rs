@@ -1,4 +1,5 @@
-//! The commands besides `generate`, as people and programs call them.
+//! The commands of `mlx-primitives` other than `generate`: their text, their JSON, and their
+//! errors.
 
 use std::fs;
 use std::io::Write;

@@ -60,7 +60,7 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
     read.replace(of_relu);
     read.add(&linear(1, Dtype::Float32)?, slower());
     read.write(&file, &key)?;
-    // Programs use the file only if the variable names it.
+    // Programs use the file only if `MLX_PRIMITIVES_TUNE` is `file`.
     assert_eq!(choices("")?, default);
     assert!(choices("file")?.starts_with("MLX_PRIMITIVES_TUNE=file: 4 measured, "));
     if !simulated() {

@@ -98,7 +98,7 @@ fn models_of_random_weights_decode_as_by_mlxs_ops() -> Checked {
     Ok(())
 }
 
-/// Checks the Metal kernels of a test build in the simulator.
+/// In a test build, `verify` can check the Metal kernels in the simulator.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn kernels_are_checked_in_the_simulator() -> Checked {

@@ -74,7 +74,7 @@ fn a_wrong_peer_is_named() -> Checked {
     Ok(())
 }
 
-/// A mistake of an op that computes 3 x.
+/// The mistake of a test op, which should compute 3 x.
 #[derive(Clone, Copy, PartialEq)]
 enum Mistake {
     None,

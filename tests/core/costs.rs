@@ -1,4 +1,4 @@
-//! Compares the section "Cost" of each op's documentation with the dispatches of its node.
+//! The section "Cost" of an op's documentation must agree with the dispatches of the op's node.
 
 use std::collections::BTreeMap;
 use std::fs;

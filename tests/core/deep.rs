@@ -75,7 +75,7 @@ fn documented(name: &str, stack: usize) -> usize {
         // conversion.
         "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
         "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
-        // The graph of a first derivative is about three times as long as the chain.
+        // The graph of a first derivative has about three times as many ops as the chain.
         "second derivative" => 3 * BYTES_PER_OP,
         _ => BYTES_PER_OP * 5 / 4,
     };

@@ -10,8 +10,8 @@ use mlx_primitives::simulator::{Schedule, with_metal};
 
 use crate::support::Checked;
 
-/// Builds a pipeline for each kernel, which may fail, and checks how many threads the kernel
-/// allows.
+/// Builds a pipeline for each kernel. Panics if one cannot be built, or allows a wrong number of
+/// threads.
 fn limits() -> Checked {
     let (mut limits, mut failures) = (BTreeMap::<u32, Vec<String>>::new(), Vec::new());
     let all = pipelines::all();

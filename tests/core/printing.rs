@@ -1,4 +1,4 @@
-//! Arrays print as they do in MLX for Python, which printed the expected texts.
+//! Arrays print as in MLX for Python, which printed the expected strings.
 
 use half::{bf16, f16};
 use mlx_primitives::transforms::vmap;

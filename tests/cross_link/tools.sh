@@ -1,6 +1,6 @@
 # scripts/cross_link.sh, scripts/arm_linux.sh and others source this file. It installs their tools
 # in .mlx/cross.
-# # shellcheck shell=bash
+# shellcheck shell=bash
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cross=$root/.mlx/cross

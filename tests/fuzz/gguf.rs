@@ -1,4 +1,4 @@
-//! Fuzzes GGUF files: files of random tensors and entries, and files of small models with
+//! Fuzzes GGUF files: files of random tensors and metadata entries, and files of small models with
 //! tokenizers.
 
 use std::fs;

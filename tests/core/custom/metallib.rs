@@ -147,7 +147,7 @@ fn metallibs_are_files_too() -> Checked {
     Ok(())
 }
 
-/// MLX's kernels for two releases of macOS, which `scripts/cross_link.sh` downloads.
+/// Reads MLX's kernels for two releases of macOS, which `scripts/cross_link.sh` downloads.
 #[test]
 fn metallibs_that_apple_compiled_are_accepted() -> Checked {
     let brought = concat!(env!("CARGO_MANIFEST_DIR"), "/.mlx/cross");

@@ -276,7 +276,7 @@ fn several_outputs_of_several_types() -> Checked {
         assert_eq!(outputs[0].to_vec::<u16>()?, [2, 2, 32767]);
         assert_eq!(outputs[1].to_vec::<bool>()?, [false, true, true]);
         assert!(apply_one(DivMod, &[&x]).is_err());
-        // One of the two outputs is dropped before it is computed.
+        // Drop one of the two outputs before the other is computed.
         let odd = apply(DivMod, &[&x])?.swap_remove(1);
         assert_eq!(odd.to_vec::<bool>()?, [false, true, true]);
         Ok(())

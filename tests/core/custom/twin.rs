@@ -72,8 +72,8 @@ impl CustomPrimitive for RmsNorm {
             let out = out.as_mut_ptr().cast();
             let x =
                 if in_place { out } else { inputs[0].as_slice::<T>()?.as_ptr().cast_mut().cast() };
-            // SAFETY: the lengths were checked, x has the length of its shape, and the types are
-            // the kernel's.
+            // SAFETY: the lengths were checked, x has as many elements as its shape says, and all
+            // arrays have the type `element`.
             unsafe { kernels::rms_norm(element, x, weight.as_ptr().cast(), out, rows, axis, eps) };
             Ok(())
         }
