@@ -256,7 +256,7 @@ fn order_and_sums() -> Checked {
             let mut sum = 0.0;
             for (i, v) in row.iter().enumerate() {
                 sum += v;
-                // The sum of seven numbers up to 3.
+                // The result is a sum of seven numbers up to 3.
                 assert!((sums[r * 7 + i] - sum).abs() <= 7.0 * 21.0 * f32::EPSILON, "{layout:?}");
             }
         }
@@ -303,7 +303,7 @@ fn products() -> Checked {
     let (va, vb) = (numbers(&a)?, numbers(&b)?);
     let want: Vec<f64> =
         (0..30).map(|i| (0..4).map(|k| va[i / 5 * 4 + k] * vb[k * 5 + i % 5]).sum()).collect();
-    // The sum of four products up to 9.
+    // The result is a sum of four products up to 9.
     assert_close(&numbers(&a.matmul(&b)?)?, &want, 4.0 * 36.0 * 6e-8, "matmul");
     let turned = b.t()?.contiguous()?.t()?;
     assert_close(&numbers(&a.matmul(&turned)?)?, &want, 4.0 * 36.0 * 6e-8, "transposed");

@@ -12,7 +12,7 @@ use crate::support::compare::assert_same;
 
 const FLOATS: [Dtype; 4] = [Dtype::Float16, Dtype::Float32, Dtype::Float64, Dtype::Bfloat16];
 
-/// By MLX's primitive.
+/// Converts the array by MLX's own primitive.
 fn theirs(x: &Array, dtype: Dtype) -> Result<Array> {
     let converted = compile(move |x| Ok(vec![x[0].astype(dtype)?]), false)?.call(&[x])?;
     Ok(converted.into_iter().next().expect("one output"))

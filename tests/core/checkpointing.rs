@@ -133,7 +133,7 @@ fn inside_and_around_other_transforms() -> Checked {
     for _ in 0..2 {
         let got = compiled.call((&x, &w))?;
         for (got, want) in got.iter().zip([&value, &dx, &dw]) {
-            // Fused ops round less often.
+            // `compile` fuses ops, which then round less often.
             assert_close(&numbers(got)?, &numbers(want)?, 1e-5, "compiled");
         }
     }
@@ -204,7 +204,7 @@ fn errors_and_panics_of_the_function_come_back() -> Checked {
 
     let none = |_: Array| -> Result<Vec<Array>> { Ok(Vec::new()) };
     assert!(message(checkpoint(none, &x)).starts_with("[checkpoint] expected "));
-    // The thread goes on.
+    // After these errors, the thread still works.
     let ones = Array::ones::<f32>(())?;
     let (_, dx) = vjp(|x| checkpoint(|x: Array| x.sum(..), &x), &x, &ones)?;
     assert_eq!(dx.to_vec::<f32>()?, [1.0; 8]);

@@ -50,8 +50,8 @@ fn values() -> Checked {
 fn nothing_is_fused_if_the_compiler_fails() -> Checked {
     let folder = tempfile::tempdir()?;
     let compiler = folder.path().join("g++");
-    // MLX first runs g++ --version, and does not fuse if that fails. So this g++ succeeds only
-    // then.
+    // MLX first runs g++ --version, and does not fuse if that fails. So this g++ succeeds for
+    // --version only.
     std::fs::write(&compiler, "#!/bin/sh\n[ \"$1\" = --version ]\n")?;
     std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o755))?;
     in_another_process("compile::values_on_a_cpu", |child| {
@@ -127,7 +127,7 @@ fn it_traces_once_for_each_shape_or_for_each_choice_of_short_axes() -> Checked {
     Ok(())
 }
 
-/// MLX alone crashes if a function compiled for any shape sums along an axis of length 1.
+/// By itself, MLX crashes if a function compiled for any shape sums along an axis of length 1.
 #[test]
 fn any_shape_includes_one_element_and_none() -> Checked {
     let sums = |p: &[Array]| Ok(vec![p[0].sum(0)?, p[0].mean_keepdims(&[0, 1][..])?]);

@@ -145,8 +145,8 @@ fn of_rows(rows: i32, axis: i32) -> Result<Vec<Call>> {
         ("norm", |x| ops::norm(x, -1)),
     ];
     for (name, op) in reductions {
-        // The kernel splits long rows into pieces. With more than two pieces, a second kernel adds
-        // them up, so the cost differs.
+        // The kernel splits long rows into pieces. With more than two pieces, a second kernel
+        // combines their results, so the cost differs.
         if axis <= 16_384 || rows >= 256 {
             all.push(one(name, op(&x)?));
         }

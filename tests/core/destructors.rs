@@ -1,4 +1,4 @@
-//! If the destructor of a caller's closure or panic payload panics, the process never ends.
+//! A panic in the destructor of a caller's closure or panic payload must not end the process.
 
 use std::panic::panic_any;
 

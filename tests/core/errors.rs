@@ -1,4 +1,4 @@
-//! Errors of the transforms.
+//! The errors that transforms return.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -65,7 +65,7 @@ fn panics_in_closures_are_returned() -> Checked {
     for (name, run) in transforms() {
         let text = message(run(&mut |_| panic!("a panic of {name}")));
         assert!(text.contains(&format!("a panic of {name}")), "{text}");
-        // A payload that is not text.
+        // Panic with a payload that is not a string.
         assert!(run(&mut |_| std::panic::panic_any(7)).is_err(), "{name}");
         run(&mut |p| Ok(vec![p[0].sum(..)?.broadcast_to(p[0].shape())?.sum(..)?]))
             .or_else(|e| if name == "grad" { Err(e) } else { Ok(()) })?;
@@ -202,7 +202,7 @@ fn axes_that_vmap_refuses() -> Checked {
 #[test]
 fn evaluation_inside_a_traced_closure_is_an_error_or_right() -> Checked {
     let x = random32(&[2, 4], 16)?;
-    // vjp has real values.
+    // In `vjp`, arguments have values, so they can be evaluated.
     let (y, _) = vjp(
         |p| {
             p[0].eval()?;
@@ -212,7 +212,7 @@ fn evaluation_inside_a_traced_closure_is_an_error_or_right() -> Checked {
         &[&x],
     )?;
     assert_eq!(y[0].to_vec::<f32>()?, softmax(&x)?.to_vec::<f32>()?);
-    // compile has none.
+    // In `compile`, arguments have no values.
     let f = compile(|p| p[0].to_vec::<f32>().map(|_| vec![p[0].clone()]), false)?;
     assert!(f.call(&[&x]).is_err());
     Ok(())

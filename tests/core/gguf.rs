@@ -158,7 +158,7 @@ fn a_file_that_becomes_shorter() -> Checked {
 
 /// A file without tensors and with one metadata entry.
 fn entry(kind: u32, value: &[u8]) -> Vec<u8> {
-    // Nothing fills it up.
+    // An alignment of 1 byte adds no padding.
     header(3, 1, &[("key", [&kind.to_le_bytes(), value].concat())], &[])
 }
 
@@ -187,7 +187,7 @@ fn entries_of_every_type() -> Checked {
         fs::write(&path, entry(kind, value))?;
         let loaded = load_gguf(&path)?;
         assert_eq!(loaded.metadata.get("key").map(String::as_str), shown, "{kind}");
-        // Without its last byte.
+        // Omit the last byte.
         let short = entry(kind, value);
         refused(&path, &short[..short.len() - 1])?;
     }

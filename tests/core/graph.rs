@@ -102,7 +102,7 @@ fn donation_keeps_weights_offsets_and_views() -> Checked {
     let step = norm(&x.add(1.0)?)?;
     step.eval()?;
     assert_same(&chain, &norm(&step)?, "weighted")?;
-    // x is also the weight of the op.
+    // Here one array is both the input and the weight.
     let row = random32(&[8], 7)?.add(1.0)?;
     let own = ops::rms_norm(&row, Some(&row), EPS)?;
     let want = builtin::rms_norm(&row, Some(&row), EPS)?;

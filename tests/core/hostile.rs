@@ -68,7 +68,7 @@ fn arrays_larger_than_memory() -> Checked {
     assert!(random::normal::<f32>(shape, None).and_then(|x| x.eval()).is_err());
     assert!(random::uniform::<f32>(0.0, 1.0, shape, None).and_then(|x| x.eval()).is_err());
     assert!(random::randint(0, 9, shape, None).and_then(|x| x.eval()).is_err());
-    // As a view it takes no memory.
+    // A broadcast view of this shape takes no memory.
     let view = Array::ones::<f32>(&[1])?.broadcast_to(shape)?;
     assert_eq!(view.i((5..6, 0..3))?.to_vec::<f32>()?, [1.0; 3]);
     Ok(())

@@ -143,7 +143,7 @@ fn moves_tiles_as_often_as_they_are_needed() -> Checked {
             support::moved(
                 || if transposed { ops::matmul_nt(&x, &w) } else { ops::matmul(&x, &w) },
             )?;
-        // The tiles have 64 by 64 outputs.
+        // Each tile has 64 by 64 outputs.
         assert_eq!(moved[0].arrays[0], [4 * m * k * (n / 64), 0, 4 * m * k]);
         assert_eq!(moved[0].arrays[1], [4 * n * k * (m / 64), 0, 4 * n * k]);
         assert_eq!(*moved[0].arrays.last().expect("out"), [0, 4 * m * n, 0]);

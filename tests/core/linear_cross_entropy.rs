@@ -13,7 +13,7 @@ use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, each_device, message};
 use crate::table::inputs::{FORMATS, small, weight};
 
-/// The options with a bias.
+/// Adds a bias to the options.
 fn biased<'a>(options: LinearCrossEntropy<'_>, bias: &'a Array) -> LinearCrossEntropy<'a> {
     let LinearCrossEntropy { cross_entropy, chunk_rows, .. } = options;
     LinearCrossEntropy { bias: Some(bias), cross_entropy, chunk_rows }
@@ -199,7 +199,7 @@ fn inside_other_transforms() -> Checked {
         assert_close(&numbers(&got_dx)?, &numbers(&dx)?, 1e-5, "compiled, x");
         assert_close(&numbers(&got_dw)?, &numbers(&dw)?, 1e-5, "compiled, weight");
     }
-    // Derivatives of derivatives.
+    // Compare second derivatives.
     let slope = |f: &dyn Fn(Array) -> Result<Array>| grad(|x| grad(f, &x)?.square()?.sum(..), &x);
     let got = slope(&|x| linear_cross_entropy(&x, &w, &all, options)?.sum(..))?;
     let want = slope(&|x| unfused(&x, &(&w).into(), &all, options)?.sum(..))?;

@@ -25,7 +25,7 @@ fn rows_that_see_no_keys_equal_mlxs() -> Checked {
                 let none = Array::zeros_of([keys], Dtype::Bool)?;
                 let y = values(MaskedSoftmax { mask: Some(&none), ..PLAIN })?;
                 assert!(y.iter().all(near), "{dtype} {keys}: {y:?}");
-                // Minus infinity added: NaN.
+                // If a mask adds minus infinity to all scores, the result is NaN.
                 let minus = data(&[f32::NEG_INFINITY], &[1], dtype)?;
                 let y = values(MaskedSoftmax { mask: Some(&minus), ..PLAIN })?;
                 assert!(y.iter().all(|v| v.is_nan()), "{dtype} {keys}: {y:?}");

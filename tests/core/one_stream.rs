@@ -45,8 +45,8 @@ fn step(kind: u64, x: &Array) -> Result<Array> {
     }
 }
 
-/// Draws a chain of ops from a seed. Evaluates it after each op if `alone`, and otherwise not at
-/// all.
+/// Draws a chain of ops from a seed. Evaluates each op alone if `alone`, and otherwise all at the
+/// end.
 fn chain(seed: u64, alone: bool) -> Result<Vec<Array>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut x = random32(&[8, 16], seed)?;

@@ -1,4 +1,4 @@
-//! `+`, `-`, `*` and `/` on every pair of operands.
+//! Tests `+`, `-`, `*` and `/` on every pair of operands.
 
 use half::f16;
 use mlx_primitives::{Array, Dtype, Error, Result};

@@ -55,7 +55,7 @@ fn paragraphs(path: &Path, text: &str) -> Vec<(usize, String)> {
         };
         let Some(prose) = prose else {
             open = false;
-            // A comment behind code.
+            // The line has a comment after code.
             if let Some((_, prose)) = line.split_once(&format!(" {mark} ")) {
                 found.push((number, prose.to_owned()));
             }

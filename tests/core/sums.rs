@@ -42,8 +42,8 @@ fn of_a_norm_and_its_input() -> Checked {
     })
 }
 
-/// The kernel rounds its product before it adds the other one. So the result equals the sum of two
-/// separate products in every bit.
+/// The kernel rounds its product before it adds the other product. So the result equals the sum of
+/// two separate products in every bit.
 #[test]
 fn of_two_products() -> Checked {
     for dtype in FLOATS {

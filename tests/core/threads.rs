@@ -175,8 +175,9 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
     };
-    // MLX lends default streams to threads, and more threads run at once than it has. Each thread
-    // signals by dropping its end of a channel, which also happens if it fails.
+    // MLX lends default streams to threads, and more threads run at once than there are default
+    // streams. Each thread signals by dropping its end of a channel, which also happens if it
+    // fails.
     thread::scope(|scope| {
         let (busy, ready) = channel();
         let start = |seed| {

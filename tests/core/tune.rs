@@ -29,8 +29,8 @@ fn the_faster_one_is_chosen() {
     assert_eq!(Measured { agrees: false, ..measured(1.0, 100.0) }.choice(), Choice::Mlx);
 }
 
-/// A choice is valid for a class: an op, a type and a range of row counts. All measurements of a
-/// class count.
+/// A choice is valid for a class: an op, a type and a range of row counts. It depends on all
+/// measurements of the class.
 #[test]
 fn choices_are_of_classes() -> Checked {
     let [one, few, many] = [1, 8, 9].map(|rows| linear(rows, Dtype::Float16));

@@ -90,7 +90,7 @@ pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
             entries.push((key.unwrap_or("padding_token_id"), Entry::U32(id)));
         }
     }
-    // A key may not occur twice.
+    // Keys must be unique, so keep only the first entry of each.
     let mut seen = Vec::new();
     entries.retain(|(name, _)| {
         !seen.contains(name) && {

@@ -64,7 +64,7 @@ fn work(seeds: &Receiver<u64>, outcomes: &Sender<Outcome>) {
 #[derive(Clone, Copy, PartialEq)]
 enum Deed {
     Computes,
-    /// Computes after a while.
+    /// Computes after a short sleep.
     Sleeps,
     Errs,
     Panics,

@@ -308,7 +308,7 @@ fn keys_that_are_not_honored_are_refused_by_name() -> Checked {
             assert!(config.is_ok(), "{kind} {key} {value}: {}", message(config));
         }
     }
-    // Long values are cut.
+    // The error truncates long values.
     let said = message(parsed("llama", "clip_qkv", &json!("x".repeat(100_000))));
     assert!(said.contains("clip_qkv") && said.len() < 300, "{said}");
     Ok(())

@@ -136,7 +136,7 @@ fn runs_as_in_llama_cpp(name: &str) -> anyhow::Result<()> {
 #[test]
 fn files_run_as_in_llama_cpp() -> Checked {
     let mut wrong = Vec::new();
-    // The simulator takes long.
+    // The simulator is slow, so run only one file in it.
     for (name, ..) in FILES.iter().filter(|(name, ..)| !simulated() || *name == "q4_k_m") {
         if let Err(error) = runs_as_in_llama_cpp(name) {
             wrong.push(format!("{name}: {error}"));

@@ -8,7 +8,7 @@ use mlx_primitives_llama::{Penalties, Sampling, decode::Sampler};
 
 use crate::support::{Checked, fewer_if_simulated, message};
 
-/// Probabilities, not sorted.
+/// Unsorted probabilities of the tokens.
 const PROBS: [f64; 8] = [0.05, 0.30, 0.02, 0.18, 0.25, 0.01, 0.12, 0.07];
 
 fn logits(probs: &[f64]) -> Array {

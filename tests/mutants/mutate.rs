@@ -11,7 +11,7 @@ pub struct Mutant {
     pub class: &'static str,
     pub from: String,
     pub to: String,
-    /// The whole file.
+    /// The text of the whole changed file.
     pub text: String,
 }
 

@@ -21,7 +21,7 @@ use crate::{dispatches, kernels, traffic};
 /// The environment variable with the path of the simulator's log.
 const LOG: &str = "MLX_PRIMITIVES_SIMULATE_LOG";
 
-/// Set in a worker.
+/// The environment variable that is set in a worker.
 const ROLE: &str = "METAL_SIM_WORKER";
 
 /// If a mutant runs longer than this, it counts as detected, because it may never end.
@@ -112,7 +112,7 @@ impl Worker {
         Ok("missed")
     }
 
-    /// `<change>: <case>.<dispatch> ...`
+    /// Runs a job of the form `<change>: <case>.<dispatch> ...`.
     fn dispatch(&mut self, job: &str) -> Result<&'static str, Failure> {
         let (change, places) = job.split_once(": ").expect("a job");
         let change = dispatches::parse(change);
@@ -283,7 +283,8 @@ fn mutants_are_noticed() -> Result<(), Failed> {
     for (job, answer) in jobs.iter().zip(answers) {
         let answer = answer.unwrap_or_else(str::to_owned);
         match answer.split(' ').next().unwrap_or_default() {
-            // Removing a barrier cannot cause a compile error, so the mutant itself must be wrong.
+            // Removing a barrier cannot cause a compile error, so such an error is a fault of the
+            // mutant.
             "none" if job.class == "kernel barrier" => {
                 return Err(format!("{}: it does not compile", job.name).into());
             }

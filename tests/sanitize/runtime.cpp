@@ -158,7 +158,7 @@ void run(const std::string& role) {
           started = true;
         }
       } catch (const std::exception&) {
-        // The process is ending.
+        // An op failed because the process is ending.
       }
     }).detach();
     while (!started) {

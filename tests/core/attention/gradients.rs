@@ -76,7 +76,7 @@ impl Call {
         Ok(all)
     }
 
-    /// Its numbers as float32.
+    /// This call with its inputs as float32.
     fn widened(&self) -> Result<Self> {
         let wide = |x: &Array| x.astype(Dtype::Float32);
         Ok(Self {

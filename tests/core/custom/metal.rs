@@ -173,7 +173,8 @@ mod simulated {
         })
     }
 
-    /// MLX passes only ASCII to Metal.
+    /// MLX passes source to Metal as ASCII. This crate replaces other characters by spaces. They
+    /// occur only in comments.
     #[test(simulated = never)]
     fn sources_may_have_any_comment() -> Checked {
         each_schedule(|| {
@@ -257,7 +258,8 @@ mod simulated {
             |l: &MetalLibrary| shifted(l).threadgroup_memory(0, 256).input(0, 0).output(1, 0);
         type Faulty = Box<dyn Fn(&MetalLibrary) -> Vec<Launch> + Send + Sync>;
         let cases: [(&str, Faulty); 6] = [
-            // Each launch binds a buffer to a wrong index, leaves one unbound, or swaps two.
+            // These launches bind a buffer to a wrong index, leave it unbound, or swap it with
+            // another one.
             (
                 "Argument",
                 Box::new(|l| {

@@ -95,7 +95,7 @@ impl CustomPrimitive for SoftCap {
     }
 
     fn vjp(&self, _: &[Array], g: &[Array], _: &[usize], y: &[Array]) -> Result<Vec<Array>> {
-        // 1 - tanh²
+        // The derivative of tanh is 1 - tanh².
         let slope = y[0].divide(self.cap)?.square()?.negative()?.add(1.0)?;
         Ok(vec![g[0].multiply(&slope)?.astype(g[0].dtype())?])
     }

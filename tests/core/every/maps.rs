@@ -1,4 +1,4 @@
-//! `vmap` of every op.
+//! Tests `vmap` of every op.
 
 use mlx_primitives::device::Device;
 use mlx_primitives::transforms::{grad, vmap};

@@ -97,7 +97,7 @@ fn bad_input_is_an_error() -> Checked {
         let said = message(ops::rope_append(&old, &qkv, LAYOUT, turning(8, 0)));
         assert!(said.contains("expected qkv (2, time, 80)"), "{said}");
     }
-    // Slots whose values are known.
+    // The values of these slots are known, so invalid ones are refused.
     for slots in [[22, 24], [i32::MAX, i32::MIN], [-1, 23]] {
         let slots = Array::from_slice(&slots, [2])?;
         let options = RopeAppend { slots: Some(Offset::Each(&slots)), ..turning(8, 2) };

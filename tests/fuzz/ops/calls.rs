@@ -1,4 +1,4 @@
-//! Our primitives.
+//! Draws calls of this crate's primitives.
 
 use mlx_primitives::ops::{self, *};
 use mlx_primitives::{Array, Dtype, Result};

@@ -103,9 +103,9 @@ pub fn perplexity_error(got: f64, want: f64) -> f64 {
     ((got - want).exp() - 1.0).abs()
 }
 
-/// Compares our best token of each step with `want`, if its margin over the second-best token
-/// exceeds the error. Continues with the expected token, so that a tie does not affect later steps.
-/// Returns the number of compared steps.
+/// Compares our best token of each step with `want`, if its margin over the second-best token is
+/// more than twice the error. Continues with the expected token, so that a tie does not affect
+/// later steps. Returns the number of compared steps.
 pub fn follow(llama: &Llama, want: &Value, prompt: &[u32], error: f64) -> anyhow::Result<usize> {
     let (greedy, margins) = (ids(&want["greedy"]), floats(&want["margins"]));
     let vocab = llama.config().vocab_size as usize;

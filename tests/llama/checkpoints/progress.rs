@@ -111,7 +111,8 @@ fn load_large(folder: &Path) -> Checked {
         arrays / weights,
         resident / weights
     );
-    // Of one of the eight layers, the queries', keys' and values' matrices are in memory twice.
+    // In addition to all weights, loading takes the size of one of the eight layers, and of its
+    // queries', keys' and values' matrices once more.
     assert!(arrays < 1.2 * weights, "{arrays} for {weights}");
     assert!(resident < 1.6 * weights, "{resident} for {weights}");
     Ok(())

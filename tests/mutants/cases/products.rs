@@ -332,7 +332,7 @@ fn attention_grad() -> Cases {
         for rules in [0, 1, 2, 3] {
             add([4, 2], 9, 21 + more, dim, rules + 4 * at as i32);
         }
-        // Queries that see no keys.
+        // With more queries than keys, some queries see no key.
         add([2, 1], 19, 9 + more, dim, 6);
     }
     add([2, 1], 40, 90, 24, 0);

@@ -1,4 +1,4 @@
-//! Rotations of positions.
+//! Rotary embeddings.
 
 use mlx_primitives::ops::{self, KvLayout, Offset, Rope, RopeAppend};
 use mlx_primitives::transforms::vjp;

@@ -122,8 +122,7 @@ fn norm_gradients() -> Cases {
     cases
 }
 
-/// Masked softmaxes and their gradients. One of the four kinds of masks is additive, and the mask
-/// then gets a gradient too.
+/// Masked softmaxes and their gradients. One of the four kinds of calls has an additive mask.
 fn masked() -> Vec<Cases> {
     let (mut forward, mut grad) = (Cases::of("masked_softmax"), Cases::of("masked_softmax_grad"));
     for (number, [rows, keys]) in ROWS.into_iter().enumerate() {

@@ -34,7 +34,7 @@ fn a_rank_is_killed() -> Checked {
             let ended = process.finish()?;
             ended.check(1, &error(rank, &reason))?;
             // MLX's ring writes messages in pieces. The rank's report may be between two pieces, so
-            // search for it.
+            // count reports.
             let reports = ended.said.matches("[rank ").count();
             anyhow::ensure!(reports == 1, "{ended:?}");
         }

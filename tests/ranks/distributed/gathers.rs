@@ -71,7 +71,7 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     assert_eq!(gradient.to_vec::<f32>()?, own_scales.to_vec::<f32>()?);
     let (_, tangent) = transforms::jvp(f, &x, &Array::ones::<f32>(x.shape())?)?;
     assert_eq!(tangent.to_vec::<f32>()?, scales.broadcast_to([2, all])?.to_vec::<f32>()?);
-    // Mapped over each axis.
+    // Map the gather over each axis.
     let x = part(rank, 3, lengths[rank], Dtype::Float32)?;
     for &axis in axes {
         let turned = if axis == 0 { x.clone() } else { x.t()? };
@@ -96,7 +96,7 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     Ok(())
 }
 
-/// Each rank expects other lengths than the rest. On a CPU, every rank gets an error. MLX's ring
+/// The ranks expect different lengths of the parts. On a CPU, every rank gets an error. MLX's ring
 /// would wait.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;

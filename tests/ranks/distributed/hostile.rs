@@ -52,7 +52,7 @@ pub fn text(version: &str, size: usize, rank: usize) -> String {
     serde_json::json!({"version": version, "mlx": mlx, "size": size, "rank": rank}).to_string()
 }
 
-/// A greeting with this text.
+/// Encodes a greeting with this text.
 pub fn greeting(secret: &[u8], first: &[u8], text: &str) -> Vec<u8> {
     let own = [7; 32];
     let proof = proof(secret, "a rank greets rank 0", &[first, &own, text.as_bytes()]);

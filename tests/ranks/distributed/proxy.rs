@@ -19,9 +19,9 @@ pub struct Proxy {
 /// A change of the next bytes that the relay receives.
 #[derive(Clone, Copy)]
 pub enum Harm {
-    /// Changes a bit.
+    /// Flips a bit of the bytes.
     Flip,
-    /// Sends it twice.
+    /// Sends the bytes twice.
     Repeat,
 }
 
@@ -80,12 +80,12 @@ impl Proxy {
         Ok(Self { port, connections, harm })
     }
 
-    /// Harms what comes next.
+    /// Changes the next bytes that the relay receives.
     pub fn harm(&self, harm: Harm) {
         *self.harm.lock().unwrap_or_else(PoisonError::into_inner) = Some(harm);
     }
 
-    /// Breaks the last connection.
+    /// Breaks the most recent connection.
     pub fn cut(&self) -> anyhow::Result<()> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for end in connections.last().ok_or_else(|| anyhow::anyhow!("no such connection"))? {

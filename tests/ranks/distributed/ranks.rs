@@ -38,7 +38,7 @@ impl Place {
         Ok(Self { folder: Arc::new(tempfile::tempdir()?), ports })
     }
 
-    /// A rank that is about to start.
+    /// Prepares a rank.
     pub fn rank(&self, role: &str, rank: usize) -> anyhow::Result<Starting> {
         self.rank_with(role, rank, &hosts(&self.ports))
     }
@@ -78,7 +78,7 @@ impl Starting {
         self
     }
 
-    /// Without a variable.
+    /// Removes an environment variable.
     pub fn without(mut self, name: &str) -> Self {
         self.command.env_remove(name);
         self
@@ -97,7 +97,7 @@ impl Starting {
 pub struct Process {
     child: Child,
     said: NamedTempFile,
-    /// Has the host file.
+    /// The folder with the host file, which must exist while the rank runs.
     _folder: Arc<TempDir>,
 }
 

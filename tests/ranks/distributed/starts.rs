@@ -8,7 +8,7 @@ use super::LONG;
 use super::ranks::{Place, Process, all_end};
 use crate::support::Checked;
 
-/// One rank alone.
+/// Prepares a single rank with this host file.
 fn alone(role: &str, rank: usize, hosts: &str) -> anyhow::Result<super::ranks::Starting> {
     Ok(Place::new(1)?.rank_with(role, rank, hosts)?.timeout(Duration::from_secs(1)))
 }

@@ -159,7 +159,7 @@ impl Flood {
         Self { ended, count, threads }
     }
 
-    /// The number of connections.
+    /// Stops the threads. Returns how many connections they opened.
     fn end(self) -> usize {
         self.ended.store(true, Ordering::Relaxed);
         for thread in self.threads {

@@ -123,7 +123,7 @@ fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
     same("all-fixtures", "2,1,1", Path::new("-"))
 }
 
-/// On a GPU, gathers use MLX's ring.
+/// The ranks gather by MLX's ring, as they do on a GPU.
 #[test(simulated = never)]
 fn ranks_of_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("few-fixtures", "1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])

@@ -20,11 +20,11 @@ pub enum Layout {
     ColumnMajor,
     /// The array is every second element of a larger array's last axis.
     Stepped,
-    /// All axes run backwards.
+    /// All axes are reversed.
     Reversed,
     /// All slices of the first axis are one slice that is broadcast.
     Broadcast,
-    /// One element per row, repeated.
+    /// Each row is a single element that is broadcast.
     BroadcastLast,
     /// The elements are contiguous, but do not begin at the start of the buffer.
     OffsetView,

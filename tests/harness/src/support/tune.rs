@@ -25,7 +25,7 @@ pub fn choices_file() -> anyhow::Result<&'static str> {
     })
 }
 
-/// The class of an op's call.
+/// The class of the op that this closure calls.
 pub fn class(op: impl FnOnce() -> Result<Array>) -> anyhow::Result<Class> {
     let (result, classes) = classes_of(op);
     let _ = result?;
