@@ -191,8 +191,7 @@ fn in_fork(child: impl FnOnce() -> Checked) -> Checked {
         id => {
             let start = std::time::Instant::now();
             let mut status = 0;
-            // SAFETY: `waitpid` waits for the child that this function forked, and `kill` signals
-            // only this child.
+            // SAFETY: `waitpid` and `kill` get the ID of the child that this function forked.
             while unsafe { libc::waitpid(id, &mut status, libc::WNOHANG) } == 0 {
                 if start.elapsed().as_secs() > 60 {
                     unsafe { libc::kill(id, libc::SIGKILL) };

@@ -45,7 +45,7 @@ fn step(kind: u64, x: &Array) -> Result<Array> {
     }
 }
 
-/// Draws a chain of ops from a seed. Evaluates each op alone if `alone`, and otherwise all at the
+/// Draws a chain of ops from a seed. If `alone`, evaluates after each op, and otherwise once at the
 /// end.
 fn chain(seed: u64, alone: bool) -> Result<Vec<Array>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
