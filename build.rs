@@ -178,7 +178,7 @@ impl Mlx {
             && patch_of(&self.version) >= patch_of(oldest)
     }
 
-    /// Returns whether this MLX was built for CUDA, if the feature `cuda` is on.
+    /// Returns whether the feature `cuda` is off, or this MLX was built for CUDA.
     fn has_backend(&self) -> bool {
         !cuda::is_on() || cuda::has_backend(&self.prefix)
     }
@@ -363,8 +363,8 @@ fn link(root: &Path, mlx: &Mlx) -> Result<()> {
     let rpath = |folder: PathBuf| format!("-Wl,-rpath,{}", folder.display());
     let mut arguments: Vec<_> = folders.map(rpath).collect();
     if env::var("CARGO_CFG_TARGET_OS")? == "linux" {
-        // With `-z lazy`, the loader resolves functions when they are first called, so a program
-        // starts with any MLX.
+        // With `-z lazy`, the loader resolves functions when they are first called. So a program
+        // also starts with an MLX that lacks some functions.
         arguments.push("-Wl,-z,lazy".to_owned());
         if cuda::is_on() {
             arguments.push("-Wl,--allow-shlib-undefined".to_owned());

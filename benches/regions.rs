@@ -1,8 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: measures the cost of sharing a job among threads.
 //!
-//! Teams with more threads than this machine has cores are timed too, marked "oversubscribed".
-//! Threads beyond the number of cores do not work, so these times should equal the times with one
-//! thread per core.
+//! Thread pools with more threads than this machine has cores are timed too, marked
+//! "oversubscribed". Threads beyond the number of cores do not work, so these times should equal
+//! the times with one thread per core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ const ITEMS: usize = 8;
 /// pause `LONG`, they sleep.
 const BRIEF: Duration = Duration::from_micros(10);
 const LONG: Duration = Duration::from_micros(1500);
-/// The work for one token of a small model: the number of layers, and the microseconds that each of
-/// a layer's jobs would take one thread. In a pause `GAP` between jobs and a pause `BETWEEN`
-/// tokens, only the calling thread works.
+/// The work for one token of a small model. There are `LAYERS` layers, and each layer has the same
+/// jobs. `JOBS` contains the microseconds that each job would take one thread. During the pauses
+/// `GAP` (between two jobs) and `BETWEEN` (between two tokens), only the calling thread works.
 const LAYERS: usize = 20;
 const JOBS: [u64; 5] = [120, 8, 60, 20, 200];
 const GAP: Duration = Duration::from_micros(2);

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Returns whether the feature is on. CUDA exists only on Linux.
+/// Returns whether the feature is on. It has an effect only on Linux.
 pub fn is_on() -> bool {
     env::var_os("CARGO_FEATURE_CUDA").is_some()
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")

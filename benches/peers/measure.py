@@ -146,9 +146,9 @@ def rounds(options, tests, ready, bandwidth_program):
     """Runs every test of every contestant once per round, and starts each round with a different
     contestant.
 
-    Returns, for each number of threads, the samples by contestant and test, the read bandwidths by
-    way of reading, and the failures by contestant. If the user interrupts the run, the results
-    cover the rounds so far."""
+    Returns, for each number of threads, the samples by contestant and test, the read bandwidths of
+    each way to read memory, and the failures by contestant. If the user interrupts the run, the
+    results cover the rounds so far."""
     measured = {threads: ({}, {}, {}) for threads in options.threads}
     try:
         for number in range(options.rounds):

@@ -175,9 +175,9 @@ mx::array RopeAppend::keys_and_values(
   auto zero = mx::array(0);
   auto room = mx::array(capacity);
   auto inside = mx::logical_and(mx::greater_equal(slot, zero, s), mx::less(slot, room, s), s);
-  // Slots outside the capacity must not change the state. `capacity` consecutive slots are distinct
-  // modulo the capacity. So each slot outside has a row to itself, and writes the row's old values
-  // back.
+  // Slots outside the capacity must not change the state. Each position takes the row of its slot
+  // modulo the capacity. There are at most `capacity` consecutive slots, so no two of them take the
+  // same row. For a slot outside the capacity, the old values of the row are written back.
   auto row = mx::add(
       mx::remainder(slot, room, s),
       mx::reshape(

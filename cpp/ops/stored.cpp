@@ -37,7 +37,7 @@ mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
     refuse("part", "expected elements of an axis of the array");
   }
   auto shape = whole.shape();
-  // `unit` is the number of bytes of one element of the axis, and `pitch` of the whole axis.
+  // One index of the axis has `unit` bytes, and all indices together have `pitch` bytes.
   size_t unit = whole.itemsize();
   for (size_t i = axis + 1; i < shape.size(); ++i) {
     unit *= shape[i];

@@ -160,8 +160,8 @@ void Progress::read(std::shared_ptr<Progress> other) {
 
 bool Progress::over() {
   std::lock_guard lock(mutex_);
-  // After all tasks have run, this evaluation stays over. So it can forget the evaluations that it
-  // read from.
+  // An evaluation is over when all of its tasks have run and all evaluations that it read from are
+  // over. It then stays over, so the list of the other evaluations can be cleared.
   over_ = over_ || (tasks_ == 0 && std::all_of(read_.begin(), read_.end(), [](auto& read) {
                       return read->over();
                     }));

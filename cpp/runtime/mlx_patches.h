@@ -1,8 +1,8 @@
 #pragma once
 
 // All code that depends on the patch version of MLX 0.32, from 0.32.3 on. MLX's C++ interface
-// differs between these versions. Templates test MLX's declarations instead of a version number,
-// because they also work with later versions.
+// differs between these versions. The templates test MLX's declarations instead of a version
+// number, so they also work with later versions.
 
 #include <concepts>
 #include <optional>

@@ -86,7 +86,7 @@ class Merge {
     if (instead_.empty()) {
       return;
     }
-    // Other nodes may use outputs of a node that was replaced. So replace these inputs too.
+    // Other nodes may have outputs of replaced nodes as inputs. So replace these inputs too.
     renew(gradients);
     auto left = gradients;
     while (!left.empty()) {
@@ -215,9 +215,9 @@ class Merge {
   std::unordered_map<Id, size_t> places_;
   std::unordered_map<Id, size_t> uses_; // counts nodes that use an array, and gradients
   std::unordered_map<Id, mx::array> instead_;
-  // Positions that belong to the sum that `merge` is working on.
+  // For the sum that `merge` is working on: the position of its node in `nodes_`.
   size_t place_ = 0;
-  size_t behind_ = 0; // the position after the term
+  size_t behind_ = 0; // the position after its term in `nodes_`; 0 if the term is not there
   mx::Stream stream_;
 };
 

@@ -21,8 +21,8 @@ fn package() -> Result<TempDir, std::io::Error> {
     Ok(folder)
 }
 
-/// Writes a script that replaces `xcrun`. The arguments for its tools begin with the script's third
-/// argument.
+/// Writes a script that replaces `xcrun`. The script's third argument is the tool to run, and the
+/// arguments of the tool follow.
 fn xcrun(folder: &Path, script: &str) -> Result<PathBuf, std::io::Error> {
     let path = folder.join("xcrun");
     fs::write(&path, format!("#!/bin/sh\n{script}\n"))?;

@@ -96,7 +96,8 @@ impl Limit {
             }
     }
 
-    /// Returns an error if more values of an output differ than the bound's share allows.
+    /// Returns an error if too many values of an output differ: more than two, in addition to the
+    /// share that [`Bound::same`] allows.
     pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
         match self.allowed {
             Allowed::Bound(Bound { same, .. })

@@ -179,8 +179,8 @@ impl Conformance {
                 self.compare_values(&self.arrays(&tensors, place.dtype)?, place)
             });
         }
-        // All numbers occur one after the other. In inputs with enough elements, the shifts pair
-        // each number with each number of the other inputs.
+        // Fill each input with all numbers, one after the other. In inputs with enough elements,
+        // the shifts pair each number of an input with each number of the other inputs.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {

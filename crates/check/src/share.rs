@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 
-/// A process's share of the cases of one or more ops. The cases go to the shares in turn. Processes
-/// with all different share numbers together run all cases.
+/// A process's share of the cases of one or more ops. Consecutive cases belong to consecutive
+/// shares, and the first share follows the last share. One process for each share number is needed
+/// to run all cases.
 #[derive(Debug)]
 pub struct Share {
     number: usize,

@@ -16,7 +16,8 @@ pub(super) struct Place {
     pub(super) dtype: Dtype,
 }
 
-/// The difference of the peer's values, if the comparison passed in spite of this difference.
+/// The difference of the peer's values from the op's values or from the reference, if the
+/// comparison passed in spite of this difference.
 pub(super) type Peer = Option<String>;
 
 impl Conformance {

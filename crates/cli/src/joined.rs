@@ -22,7 +22,7 @@ pub fn group() -> Option<&'static Group> {
     JOINED.get().map(|(group, _)| group)
 }
 
-/// Returns whether this process prints the result, which rank 0 does.
+/// Returns whether this process prints the result. If there are several ranks, only rank 0 does.
 pub fn is_first() -> bool {
     group().is_none_or(|group| group.rank() == 0)
 }

@@ -25,7 +25,7 @@ pub struct Ranks {
     peer_timeout: u64,
 }
 
-/// Returns a parser for the names of schemes.
+/// Returns a parser for the names of the schemes by which ranks can share a model.
 pub fn scheme() -> impl TypedValueParser<Value = Scheme> {
     PossibleValuesParser::new(Scheme::ALL.map(Scheme::name)).map(|name| {
         Scheme::ALL.into_iter().find(|scheme| scheme.name() == name).unwrap_or_default()

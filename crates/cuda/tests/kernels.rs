@@ -118,8 +118,8 @@ fn allowed_stack(name: &str) -> u32 {
 }
 
 /// The architectures for which `scripts/verify.sh cuda` compiles every kernel. Without that script,
-/// the test assigns the kernels to these architectures in turn, and compiles each for only one. It
-/// then leaves out the kernels in `SLOW`, unless a variable selects them.
+/// the test compiles each kernel for only one of these architectures. It then leaves out the
+/// kernels in `SLOW`, unless a variable selects them.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
 /// Kernels that each take up to minutes to compile. On NVIDIA GPUs, attention uses MLX's own ops
 /// unless the user chooses these kernels.
@@ -163,8 +163,8 @@ fn every_kernel_compiles() {
             .iter()
             .filter(|(name, one)| {
                 // Kernels with the prefix `mlxp_quantized_few_` run with 512 threads on every GPU,
-                // which leaves 128 registers per thread. The formats and bands below run with 256
-                // threads. For eight rows, these take more turns.
+                // which leaves 128 registers per thread. Kernels for 5-bit and 6-bit weights and
+                // for eight rows of x may need more, and then run with 256 threads.
                 let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };

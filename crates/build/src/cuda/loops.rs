@@ -1,5 +1,6 @@
 //! Unrolls loops with a constant number of iterations. Metal's compiler does this by itself. NVRTC
-//! needs a pragma: otherwise it puts the arrays that such loops index into slow local memory.
+//! needs a pragma. Without it, NVRTC keeps the arrays that such loops index in local memory, which
+//! is slow.
 
 use crate::front::Tokens;
 

@@ -4,8 +4,8 @@
 
 use crate::front::Tokens;
 
-/// Changes every cast to a pointer to packed vectors in device memory into a cast to
-/// `::msl::Wide<...>`.
+/// Changes casts to pointers to packed vectors in device memory into casts to `::msl::Wide<...>`.
+/// Skips parentheses after a word, because they usually contain the parameters of a function.
 pub(super) fn pointers(tokens: &mut Tokens) {
     for open in 0..tokens.len() {
         if tokens.at(open) != "(" || tokens.is_word(open.wrapping_sub(1)) {

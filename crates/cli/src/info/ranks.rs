@@ -1,4 +1,5 @@
-//! Plans a model on several machines: the memory that each machine needs, and a predicted speed.
+//! Plans a model on several machines: the memory that each machine needs, and a predicted speed. A
+//! scheme is a way to split the model among ranks: `gather` or `pipeline`.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use super::args::{Args, Link};
 use crate::model::bytes;
 use crate::output::{self, StdoutError};
 
-/// The cost of a model that a number of ranks share with one scheme.
+/// The cost of a model that is split among a given number of ranks by one scheme.
 #[derive(Clone, Copy)]
 struct Cost {
     /// The bytes of weights on the rank with the most weights.

@@ -200,7 +200,7 @@ fn usage<T>(said: impl Display) -> Result<T> {
 }
 
 impl Args {
-    /// Checks the options of the command line and of the configuration file that they name.
+    /// Adds the options of the configuration file that `--config` names, and checks all options.
     pub fn into_run(mut self) -> Result<Run> {
         if let Some(path) = &self.config {
             let path = path.clone();

@@ -254,7 +254,7 @@ pub fn select<'a>(
 /// The ops without a comparison of gradients, because a result is packed or is already a gradient.
 const NO_GRADIENTS: [&str; 2] = ["quantize", "cross_entropy"];
 
-/// Returns the cases of prompts. After each comes the case with its gradients.
+/// Returns the cases of prompts. Each case is followed by the case that computes its gradients.
 pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
     let prompt = |case: &Case| {
         let Workload { op, size, .. } = case.workload;

@@ -29,8 +29,8 @@ pub fn layer_norm(case: &Case) -> Result<Inputs> {
     Ok(inputs.against(|x, o| builtin::layer_norm(x, Some(&o[0]), Some(&o[1]), EPS)))
 }
 
-/// Counts the sum as written, because our op and the built-ins compute it. But the built-ins may
-/// overwrite it with the norm.
+/// Counts the sum of `x` and the residual as written, because our op and the built-ins compute this
+/// sum. But the built-ins may overwrite the sum with its norm.
 pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?]);
@@ -39,8 +39,8 @@ pub fn rms_norm_residual(case: &Case) -> Result<Inputs> {
     Ok(Inputs { written, ..Inputs::new(x, others, ours).against(builtin) })
 }
 
-/// Counts the sum as written, because our op and the built-ins compute it. But the built-ins may
-/// overwrite it with the norm.
+/// Counts the sum of `x` and the residual as written, because our op and the built-ins compute this
+/// sum. But the built-ins may overwrite the sum with its norm.
 pub fn layer_norm_residual(case: &Case) -> Result<Inputs> {
     let x = case.x()?;
     let (written, others) = (2 * x.nbytes(), [case.x()?, case.weight()?, case.bias()?]);

@@ -56,7 +56,7 @@ impl Row<'_> {
     }
 
     /// Returns the amount of work of a call: operations for products, bytes for other ops. The time
-    /// of an op is roughly proportional to it.
+    /// of an op is roughly proportional to this amount.
     fn work(&self) -> f64 {
         if self.flops > 0.0 { self.flops } else { self.bytes as f64 }
     }
@@ -149,7 +149,7 @@ impl<'a> Measuring<'a> {
     }
 }
 
-/// Returns the limit that takes longer, and its name.
+/// Returns the name of the resource that takes longer, and its time in seconds.
 fn later(memory: f64, compute: f64) -> (&'static str, f64) {
     if compute > memory { ("compute", compute) } else { ("memory", memory) }
 }

@@ -17,8 +17,8 @@ fn buffer(bytes: usize) -> Vec<u8> {
     buffer
 }
 
-/// Returns a competitor that moves this many bytes between fixed buffers. It copies as many bytes
-/// as are both read and written, and only reads or fills the rest.
+/// Returns a competitor that moves this many bytes between fixed buffers. It copies `min(read,
+/// written)` bytes. If one of the two numbers is larger, it only reads or only writes the rest.
 pub fn bandwidth(read: usize, written: usize) -> Competitor<'static> {
     // Time several calls together, because moving a small buffer takes less time than the clock's
     // resolution on some machines.

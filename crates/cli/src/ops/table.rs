@@ -43,8 +43,8 @@ pub fn markdown(
     Ok(text)
 }
 
-/// Returns the speedups of one workload for each type. It is the largest workload among the wanted
-/// rows that fits the caches, or the first of several with this size.
+/// Returns the speedups of one workload for each type. Chooses the largest workload that fits the
+/// caches among the `wanted` rows. If several have this size, chooses the first.
 fn speedups(rows: &[&Row], wanted: impl Fn(&Row) -> bool) -> String {
     let rows = rows.iter().filter(|row| wanted(row) && row.workload.size != Size::Large);
     let elements = |row: &Row| row.workload.shape.iter().map(|&n| i64::from(n)).product::<i64>();

@@ -163,7 +163,7 @@ mod tests {
         let timings = timings.unwrap();
         assert!(timings.iter().all(|timing| timing.samples == 2 && timing.median >= 0.06));
         assert_eq!(order, ['a', 'b', 'a', 'b', 'b', 'a']);
-        // If the first run takes longer than the patience, there is no other run.
+        // If the first run takes at least four times the patience, there is no other run.
         let (timings, order) = run(0.01, &|| false);
         assert!(timings.unwrap().iter().all(|it| it.samples == 1 && it.median >= 0.06));
         assert_eq!(order, ['a', 'b']);

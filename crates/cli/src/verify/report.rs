@@ -35,7 +35,8 @@ impl Report {
         }
     }
 
-    /// Returns the steps that have run, grouped by part.
+    /// Returns the steps that have run, grouped by part. A part is a kind of check, such as
+    /// `latency`.
     fn parts(&self) -> impl Iterator<Item = &[Done]> {
         self.done.chunk_by(|a, b| a.part == b.part)
     }

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use serde_json::Value;
 
-/// A step of the command: its part and name, and the function that runs it.
+/// A step of the command: its part (a kind of check, such as `latency`), its name, and the function
+/// that runs it.
 pub struct Step {
     pub part: &'static str,
     pub name: String,

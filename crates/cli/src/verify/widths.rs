@@ -16,8 +16,8 @@ use crate::output;
 
 const ORDERS: [RowOrder; 2] = [RowOrder::Tokens, RowOrder::Prompt];
 
-/// Counts the comparisons of an op in one type. Each `RowOrder` has two numbers: all comparisons,
-/// and the comparisons that failed or found different bits.
+/// Counts the comparisons of an op in one type. For each `RowOrder`, the first number counts all
+/// comparisons, and the second counts the comparisons that failed or found different bits.
 type Counts = [[usize; 2]; 2];
 
 /// Compares our kernels of every op, even if the built-in rule prefers MLX's op. Prints a line for

@@ -15,7 +15,8 @@ const SIMD: u32 = 32;
 /// The number of caches that a step reads. Together they are larger than the GPU's caches.
 const LAYERS: usize = 32;
 
-/// A kernel, its number of threads, and the length of its splits.
+/// A kernel, its number of threads, and the length of the parts ("splits") into which it divides
+/// the keys.
 pub struct Form {
     source: &'static str,
     pub kernel: &'static str,

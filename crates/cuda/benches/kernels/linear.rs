@@ -81,8 +81,8 @@ pub fn times(driver: &Driver) -> Result<()> {
                 driver.time_graph(layers as usize, &mut |call| driver.run(&mut launches[call]))?;
             let got = Memory { at: out.at, bytes: (rows * n) as usize * 2 };
             let got = numbers::numbers(&driver.read(got)?);
-            // The memory of all matrices repeats the same 61 rows. The last matrix wrote the
-            // result, and `first` is the index of its first row.
+            // The memory of all matrices repeats the same 61 rows. The result is the product with
+            // the last matrix. `first` is the index of this matrix's first row among the 61 rows.
             let first = ((layers - 1) * u64::from(n) % 61) as usize;
             let mut worst = 0f64;
             for (row, x) in numbers::numbers(&x).chunks(k as usize).take(rows as usize).enumerate()
@@ -123,9 +123,9 @@ pub fn gated_cubins(architecture: u32) -> Result<Vec<Cubin>> {
     OF_GATED.into_iter().map(of).collect()
 }
 
-/// Times gate and up for one normalized row of an 8B model. The first measurement runs separate
-/// kernels one after the other. The others run the joined kernel, each with a different limit on
-/// the threadgroups per core.
+/// Times the gate and up products for one normalized row of an 8B model. The first measurement runs
+/// separate kernels one after the other. The others run the joined kernel, each with a different
+/// limit on the threadgroups per core.
 pub fn gated(driver: &Driver) -> Result<()> {
     let (k, n, layers) = (4096u32, 14_336u32, 8u64);
     let cubins = gated_cubins(driver.architecture)?;

@@ -1,9 +1,9 @@
 //! Computes the derivatives of one job, block by block of its rows.
 //!
 //! A block keeps its scores, and the derivatives with respect to its attention weights, in memory
-//! for all keys that it sees. As in a tile of `prefill`, each row has a lane. The weights are not
-//! divided by their sum. Instead, the job divides the rows of the cotangent and the derivatives
-//! with respect to the scores.
+//! for all keys that it sees. As in a tile of `prefill`, each row has a lane. The job does not
+//! divide the weights by their sum. Instead, it divides the rows of the cotangent and the
+//! derivatives with respect to the scores by this sum.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -6,7 +6,7 @@ use crate::simd::LANES;
 
 /// The number of rows of a key/value head that `decode` processes together.
 pub(super) const DECODE_ROWS: usize = 16;
-/// The largest head dimension, rounded up to whole blocks.
+/// The largest number of features of a query, key or value. It is a multiple of a vector.
 pub(super) const MAX_DIM: usize = 256;
 /// The number of keys in a tile. The scores of one tile are in memory at a time.
 pub(super) const TILE: usize = 64;
@@ -75,8 +75,8 @@ pub struct Attention {
     /// One logit of the call's type for each head, or null if there are no sinks.
     pub sinks: *const u8,
     pub order: RowOrder,
-    /// The number of earlier keys that the cache has dropped. With them counted, the tiles of a
-    /// prompt begin at positions that are multiples of the tile length.
+    /// The number of earlier keys that the cache has dropped. Positions count these keys too, and
+    /// the tiles of a prompt begin at positions that are multiples of the tile length.
     pub dropped: usize,
 }
 
