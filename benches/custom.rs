@@ -62,8 +62,8 @@ fn time(op: Op, x: &Array, weight: &Array) -> Result<[f64; 2]> {
     Ok([built, start.elapsed()].map(|time| time.as_nanos() as f64 / CHAIN as f64))
 }
 
-/// Returns the lower quartile of the times. It is not affected by chains that take several times as
-/// long, because a thread had to be woken or another program ran.
+/// Returns the lower quartile of the times. Some chains take several times as long, because a
+/// thread had to be woken or another program ran. They do not affect the lower quartile.
 fn quartile(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 4]

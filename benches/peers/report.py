@@ -72,8 +72,8 @@ def own(line):
 
 
 def rival(results, line):
-    """Returns the line to compare with: a line of ours for a peer; a peer or None for a line of
-    ours."""
+    """Returns the line that this line is compared with, or None. It is one of our lines for a peer,
+    and a peer's line for some of our lines."""
     for other in results["contestants"]:
         if other["key"] == line["rival"]:
             return other

@@ -33,8 +33,8 @@ RANK, SCALE, RATE = 8, 20.0, 1e-4
 
 
 def write_models(config, dtype, bits, folder):
-    """Writes a model with random weights, unpacked and perhaps also packed, and the demo's
-    tokenizer."""
+    """Writes a model with random weights and the demo's tokenizer. If `bits` is not 0, also writes
+    the model with packed weights."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_map

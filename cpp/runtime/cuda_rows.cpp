@@ -28,8 +28,9 @@ Form form_of(const RowsPlan& plan, uint32_t reads, uint32_t most_threads) {
   const bool narrow = reads > READS; // 16-bit elements
   const bool rms = plan.op == "rms_norm";
   const bool centered = plan.op == "layer_norm" || plan.suffix.starts_with("_layer");
-  // With more quads per thread, threads wait less often for each other. But with too many quads,
-  // they need more registers, and a core runs fewer threadgroups at a time.
+  // With more quads (groups of `reads` elements) per thread, threads wait less often for each
+  // other. But with too many quads, they need more registers, and a core runs fewer threadgroups at
+  // a time.
   uint32_t least = plan.quads;
   uint32_t wanted = centered ? 128 : 256;
   if (few) {

@@ -12,9 +12,9 @@ pub enum Check {
     /// nothing.
     Values,
     /// Compares values for extreme numbers: zeros, subnormals, the largest numbers, infinities and
-    /// NaN. One comparison puts a number among ordinary numbers of an input, and another fills the
-    /// first input with it. Further comparisons combine each number with each number of the other
-    /// inputs.
+    /// NaN. For each extreme number, one comparison puts the number among ordinary numbers of an
+    /// input, and another fills the first input with the number. Further comparisons combine each
+    /// number with each number of the other inputs.
     Extremes,
     /// Compares `vjp` with finite differences of the reference. The differentiated inputs are those
     /// of kind [`Input::Float`](crate::Input::Float), first all together and then each alone.

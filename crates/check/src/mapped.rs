@@ -23,9 +23,9 @@ pub(super) struct Mapping {
     pub(super) axes: Vec<Option<i32>>,
 }
 
-/// Returns the mappings of a case. They add an axis at each position of one input, or an axis to
-/// each input of a set, or they map a short axis of an input. The op may refuse the slices of a
-/// short axis.
+/// Returns the mappings of a case. Some add an axis to a single input, at each possible position.
+/// Some add an axis to each input of a set. Others map a short axis that an input already has; the
+/// op may refuse the slices along such an axis.
 pub(super) fn mappings(case: &[Vec<i32>]) -> Vec<Mapping> {
     let count = case.len();
     let mut all = Vec::new();

@@ -135,15 +135,17 @@ pub fn rope(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
-/// In this layout, the query area has as many rows as the keys of a head. So MLX's ops can take the
-/// state as one array of heads.
+/// A state has rows for the step's queries, and `capacity` rows for the keys and for the values of
+/// each head. In this layout, there are also `capacity` rows for queries. So MLX's ops can take the
+/// state as one array of heads with `capacity` rows each.
 const LAYOUT: KvLayout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
     Rope { dims: LAYOUT.head_dim, offset: position.into(), ..Default::default() }.into()
 }
 
-/// The workload's shape is the shape of the step, and `x` is the state.
+/// Appends a step (new positions) to a state. The workload's shape is the shape of the step, and
+/// `x` is the state.
 pub fn rope_append(case: &Case) -> Result<Inputs> {
     let KvLayout { heads, kv_heads, head_dim, capacity } = LAYOUT;
     let x = case.ready(&[1, LAYOUT.rows(), head_dim], -4.0..4.0)?;

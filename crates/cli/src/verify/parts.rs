@@ -104,9 +104,10 @@ fn facts() -> Result<Found> {
     Ok(Found { said: said.join(", "), text: lines.concat(), json, ..Found::default() })
 }
 
-/// Returns the tests for process `number` out of `of` processes, and for each test the share of its
-/// cases that this process runs. If there are at least as many tests as processes, one process runs
-/// all cases of a test. So processes do not compile the same kernels.
+/// Returns the tests that this process runs, each with the process's share of the cases. `share`
+/// has the number of this process and the number of all processes. If there are at least as many
+/// tests as processes, one process runs all cases of a test. So processes do not compile the same
+/// kernels.
 fn dealt(rows: Vec<Conformance>, share: Option<(usize, usize)>) -> Vec<(Conformance, Rc<Share>)> {
     let (number, of) = share.unwrap_or((1, 1));
     let (first, count) = (number - 1, rows.len().max(1));
