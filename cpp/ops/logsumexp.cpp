@@ -34,7 +34,7 @@ mx::array gradient(const mx::array& x, const mx::array& g, bool subtracted, mx::
       x.shape(), x.dtype(), std::make_shared<LogSumExpGrad>(s, subtracted), std::move(inputs));
 }
 
-/** The mean of `weights` over each row in float32. The shares of its terms are the softmax of x. */
+/** The mean of `weights` over each row in float32, weighted by the softmax of x. */
 mx::array mean(const mx::array& x, const mx::array& weights, mx::Stream s) {
   auto shares = softmax(wide(x, s), s);
   return mx::sum(mx::multiply(shares, wide(weights, s), s), -1, true, s);

@@ -1,4 +1,5 @@
 //! Bounds of the difference between a value of the op and the value of the reference or the peer.
+//! The peer is another implementation, such as MLX's own op.
 
 use super::inputs::{Tensor, epsilon, largest};
 use super::{Backend, Check};
@@ -96,8 +97,8 @@ impl Limit {
             }
     }
 
-    /// Returns an error if too many values of an output differ: more than two, in addition to the
-    /// share that [`Bound::same`] allows.
+    /// Returns an error if too many values of an output differ: more than two, plus the fraction
+    /// `1 - same` of all values. See [`Bound::same`].
     pub(super) fn hold_share(&self, differing: usize, count: usize, what: &str) -> Result<()> {
         match self.allowed {
             Allowed::Bound(Bound { same, .. })

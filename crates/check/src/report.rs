@@ -20,8 +20,9 @@ pub struct Outcome {
     pub case: String,
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
-    /// The difference of the peer's values from the reference or from the op's values. It is set if
-    /// the comparison passed only because the op's values agree with the reference.
+    /// The difference of the values of the [`peer`](crate::Conformance::peer) from the reference or
+    /// from the op's values. It is set if the comparison passed only because the op's values agree
+    /// with the reference.
     pub peer_fault: Option<String>,
 }
 

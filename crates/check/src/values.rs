@@ -1,4 +1,5 @@
-//! Compares the op's values with the reference and with the peer.
+//! Compares the op's values with the reference and with the peer, another implementation such as
+//! MLX's own op.
 
 use super::bounds::Compared;
 use super::compare::{compare_outputs, hold_to_either, same_spec, wrong};

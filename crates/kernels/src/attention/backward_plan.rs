@@ -1,4 +1,5 @@
-//! The arguments of the backward pass, and its division into jobs.
+//! The arguments of the backward pass, and its division into jobs. A job processes one part of the
+//! rows of a key/value head.
 
 use super::block::ROWS;
 use super::product::ADD_ROWS;

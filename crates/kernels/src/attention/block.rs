@@ -1,5 +1,5 @@
-//! Blocks of rows, and the masks of their scores. Prompts and the backward pass process a block of
-//! rows at a time.
+//! Blocks of rows, and the masks of their scores. The kernels for prompts and for the backward pass
+//! process a block of rows at a time.
 
 use super::{Attention, MASKED, Mask};
 use crate::element::Float;
