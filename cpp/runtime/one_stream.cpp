@@ -256,8 +256,8 @@ class Queue : public mx::Primitive {
       error_ = std::current_exception();
     }
     // A call keeps the memory alive that it reads, but not its results, so the batch keeps the
-    // results of the roots. After an error, the batch also keeps the arrays that the remaining
-    // calls would have read.
+    // results of the roots (the arrays that the caller evaluates). After an error, the batch also
+    // keeps the arrays that the remaining calls would have read.
     for (; at < tape_.size(); ++at) {
       keep_all(tape_[at].inputs(), batch);
     }

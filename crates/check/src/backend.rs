@@ -16,11 +16,11 @@ pub enum Check {
     /// input, and another fills the first input with the number. Further comparisons combine each
     /// number with each number of the other inputs.
     Extremes,
-    /// Compares `vjp` with finite differences of the reference. The differentiated inputs are those
-    /// of kind [`Input::Float`](crate::Input::Float), first all together and then each alone.
+    /// Compares `vjp` with finite differences of the reference. Differentiates in the inputs of
+    /// kind [`Input::Float`](crate::Input::Float): in each input alone, and in all inputs together.
     Vjp,
-    /// Compares `jvp` with finite differences of the reference. The differentiated inputs are those
-    /// of kind [`Input::Float`](crate::Input::Float), first all together and then each alone.
+    /// Compares `jvp` with finite differences of the reference. Differentiates in the inputs of
+    /// kind [`Input::Float`](crate::Input::Float): in each input alone, and in all inputs together.
     Jvp,
     /// Compares `vmap` with a loop. The mapped axis is either an additional axis or a short axis of
     /// a case. An additional axis is inserted at each position of each input, and into every

@@ -20,7 +20,7 @@ pub use gradient::{combination_grad, combination_grad_on};
 use slopes::{gelu_slope, gelu_tanh_slope, relu_slope, silu_slope};
 use table::{ALL, Table};
 
-/// The number of elements from which a table of all 16-bit values is worth computing.
+/// The smallest number of elements for which a table of all 16-bit values is worth computing.
 const ENOUGH: usize = ALL;
 
 /// A function that is applied to each element. C++ has constants with the same numbers; there, 0

@@ -1,4 +1,4 @@
-// Vectors of 16-bit elements, of which a 32-bit register holds two.
+// Vectors of 16-bit elements. A 32-bit register holds two elements.
 #pragma once
 
 #include "msl/types.h"

@@ -125,8 +125,9 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Computes the scores, and the derivatives with respect to the weights. Adds up the weights,
-    /// and their products with their derivatives. A weight is relative to the largest score so far.
+    /// Computes the scores, and the derivatives with respect to the weights. Adds up the weights of
+    /// each row, and the products of weights and derivatives. A weight is relative to the largest
+    /// score so far.
     #[inline(always)]
     unsafe fn score<V: F32x16>(&self, block: &Block, span: (usize, usize)) {
         let (call, space, lanes) = (&self.call.forward, &self.space, block.lanes);
@@ -219,9 +220,9 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Computes the derivatives with respect to scores from the derivatives with respect to
-    /// weights. Adds their products with keys and queries, and the products of weights and
-    /// cotangents, to the sums.
+    /// Computes the derivatives with respect to scores (`of_scores`) from the derivatives with
+    /// respect to weights. Adds the products of `of_scores` and keys to `dq`. Adds the products of
+    /// `of_scores` and queries, and of weights and cotangents, to the job's sums.
     #[inline(always)]
     unsafe fn add<V: F32x16>(&self, block: &Block, span: (usize, usize), sums: *mut f32) {
         let (call, space, plan, lanes) = (&self.call.forward, &self.space, &self.plan, block.lanes);
