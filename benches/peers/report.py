@@ -38,7 +38,7 @@ def ratio(upper, lower):
 
 
 def number(value):
-    """Formats a value with three digits, without an exponent."""
+    """Formats a value with at least three digits, without an exponent."""
     for limit, digits in [(1, 3), (10, 2), (100, 1)]:
         if value < limit:
             return f"{value:.{digits}f}"
@@ -72,8 +72,8 @@ def own(line):
 
 
 def rival(results, line):
-    """Returns the line that this line is compared with, or None. It is one of our lines for a peer,
-    and a peer's line for some of our lines."""
+    """Returns the line with which `line` is compared, or None. A peer's line is compared with one of
+    our lines, and some of our lines with a peer's line."""
     for other in results["contestants"]:
         if other["key"] == line["rival"]:
             return other

@@ -98,13 +98,13 @@ impl Metal {
         Self { out_dir: Some(folder.into()), ..self }
     }
 
-    /// Writes two files into `OUT_DIR`: `<name>.metal`, the source with the files that it includes,
-    /// and `<name>.metallib`, the compiled library or an empty file. Prints cargo's
+    /// Writes two files into the output folder: `<name>.metal`, the source with the files that it
+    /// includes, and `<name>.metallib`, the compiled library or an empty file. Prints cargo's
     /// `rerun-if-changed` lines, and a warning if Xcode is missing on macOS.
     ///
     /// # Errors
     ///
-    /// Returns an error if a source cannot be read or is not ASCII, `OUT_DIR` cannot be written,
+    /// Returns an error if a source cannot be read or is not ASCII, the folder cannot be written,
     /// the Metal compiler refuses the source, or a variable that cargo sets for build scripts is
     /// missing. A missing Xcode is an error only after [`Metal::require_xcode`].
     pub fn build(&self) -> Result<(), Error> {

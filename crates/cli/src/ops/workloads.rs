@@ -41,7 +41,8 @@ const SOFTMAX: &str = "a softmax stands between the products, of weights that st
 const CODES: &str = "codes become floats for no more than four rows of queries";
 const SUMS: &str = "the registers hold sums for four rows of x, so that eight rows take two passes";
 const COLUMNS: &str = "columns of w, in cache lines that lie far apart, are turned into rows first";
-/// The reason for functions whose values 16-bit types look up in a table.
+/// The reason for ops that compute a function of each element, or look up the function's value in a
+/// table for 16-bit types.
 const FUNCTIONS: &str =
     "an exponential or erf for each element, or its look-up, takes longer than moving it";
 

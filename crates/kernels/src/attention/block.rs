@@ -16,7 +16,7 @@ pub struct Block {
     pub kv_head: usize,
     pub first: usize,
     pub rows: usize,
-    /// The number of rows, rounded up to a multiple of a vector.
+    /// The number of rows, rounded up to a multiple of the vector length.
     pub lanes: usize,
 }
 

@@ -6,7 +6,8 @@ use crate::simd::LANES;
 
 /// The number of rows of a key/value head that `decode` processes together.
 pub(super) const DECODE_ROWS: usize = 16;
-/// The largest number of features of a query, key or value. It is a multiple of a vector.
+/// The largest number of features of a query, key or value. It is a multiple of the vector
+/// length.
 pub(super) const MAX_DIM: usize = 256;
 /// The number of keys in a tile. The scores of one tile are in memory at a time.
 pub(super) const TILE: usize = 64;
@@ -97,12 +98,12 @@ impl Attention {
         self.heads / self.kv_heads
     }
 
-    /// Returns the number of floats of a query, padded to a multiple of a vector.
+    /// Returns the number of floats of a query, padded to a multiple of the vector length.
     pub(super) fn query_pitch(&self) -> usize {
         self.dim.next_multiple_of(LANES)
     }
 
-    /// Returns the number of floats of a result, padded to a multiple of a vector.
+    /// Returns the number of floats of a result, padded to a multiple of the vector length.
     pub(super) fn value_pitch(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
