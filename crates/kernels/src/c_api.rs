@@ -2,9 +2,9 @@
 //! `cpp/runtime/kernels.h` declares them. Both languages assert the sizes and offsets of the
 //! structs.
 //!
-//! The caller passes only defined values of enumerations, and null only for pointers that may be
-//! null according to their field. The buffers satisfy the contract of the Rust function of the same
-//! name.
+//! The caller passes only defined values of enumerations, and null only where the field or the Rust
+//! function that is called allows it. The buffers satisfy the contract of the Rust function of the
+//! same name.
 
 mod linear;
 

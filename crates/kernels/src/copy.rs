@@ -111,8 +111,8 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         });
         return;
     };
-    // The axis `column` and the last axis form a matrix. Each index of all other axes selects a
-    // matrix.
+    // The axis `column` and the last axis form a matrix. Each combination of indices of
+    // the other axes selects a matrix.
     let pitch = axes[column + 1..].iter().map(|axis| axis.size).product::<usize>() * last.size;
     let columns = axes[column].size;
     let blocks = columns.div_ceil(BLOCK);
@@ -124,7 +124,7 @@ unsafe fn copy_of<T: Copy>(machine: Machine, x: *const T, out: *mut T, copy: &Co
         for _ in range {
             let block = part.index[column];
             let count = BLOCK.min(columns - block * BLOCK);
-            // The index of the output row that holds the part's first element.
+            // The index of the first output row of this block.
             let mut to = 0;
             for (i, axis) in axes.iter().enumerate() {
                 let (size, index) = match i {

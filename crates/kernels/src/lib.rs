@@ -112,8 +112,8 @@ impl Machine {
 
 /// The instruction set in use: `amx`, `avx512bf16`, `avx512`, `avx2`, `neon` or `scalar`.
 ///
-/// The environment variable `MLX_PRIMITIVES_SIMD` selects one. If this machine cannot run the
-/// selected one, the best available is used.
+/// The environment variable `MLX_PRIMITIVES_SIMD` selects an instruction set. If this machine does
+/// not have it, the kernels use the best available one.
 pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }

@@ -22,9 +22,9 @@ pub(super) const CHUNK: usize = 4096;
 /// The maximum and the sum of exponentials of a row or a part of it.
 #[derive(Clone, Copy)]
 pub(super) struct Stats {
-    /// The largest element. `sum` is relative to it, or to the lowest finite number if the largest
-    /// element is -inf.
+    /// The largest element.
     pub max: f32,
+    /// The sum of `exp(x - max)`, or of `exp(x - f32::MIN)` if `max` is -inf.
     pub sum: f32,
     /// The sum of the elements themselves, if requested with `TOTAL`.
     pub total: f32,
@@ -33,8 +33,8 @@ pub(super) struct Stats {
 impl Stats {
     const EMPTY: Stats = Stats { max: f32::NEG_INFINITY, sum: 0.0, total: 0.0 };
 
-    /// The number to which `sum` is relative. It is finite even if the largest element is -inf, so
-    /// that the sum is then NaN only if an element is NaN.
+    /// The number that is subtracted from each element in `sum`. It is finite even if the largest
+    /// element is -inf, so that the sum is then NaN only if an element is NaN.
     fn base(&self) -> f32 {
         self.max.max(f32::MIN)
     }
@@ -46,8 +46,8 @@ impl Stats {
             total: self.total + next.total,
         };
         let part = |part: Stats| {
-            // The factor of equal bases is exp(0) = 1. It is not computed, because infinite bases
-            // would give inf - inf, which is NaN.
+            // If the bases are equal, the factor is exp(0) = 1. It is not computed, because
+            // infinite bases would give inf - inf, which is NaN.
             let fall = part.base() - all.base();
             if part.base() == all.base() { part.sum } else { part.sum * fall.exp() }
         };
@@ -187,9 +187,9 @@ impl<T: Float, const TOTAL: bool> Kernel for StatsOfChunks<T, TOTAL> {
 /// The time to process an element of a chunk, in tenths of a nanosecond.
 const WORK: usize = 2;
 
-/// Computes the stats of a few long rows by chunks on all threads, if there are too few rows to
-/// give each thread enough rows. Otherwise returns `None`. The results equal the results of
-/// [`row_stats`] bit for bit.
+/// Computes the stats of a few long rows by chunks, so that all threads take part. Returns `None`
+/// if there are enough rows for the threads, or if the rows are short. The results equal the
+/// results of [`row_stats`] bit for bit.
 ///
 /// # Safety
 /// `x` is readable for `rows * axis` elements.

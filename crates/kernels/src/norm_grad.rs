@@ -3,9 +3,9 @@
 //! Let `n = (x - m) * r`, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
 //! of the root mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
 //! `h = g * weight`; RMS normalization leaves out `mean(h)`. The gradient of the weight is the sum
-//! of `g * n` over the rows, and the gradient of the bias is the sum of g. An affine map,
-//! `x * weight + bias`, has the gradient h for x. For its weight and its bias, it has the sums of
-//! `g * x` and of g over the rows.
+//! of `g * n` over the rows, and the gradient of the bias is the sum of g. For an affine
+//! map, `x * weight + bias`, the gradient of x is h, the gradient of the weight is the sum of
+//! `g * x` over the rows, and the gradient of the bias is the sum of g.
 
 use std::ops::Range;
 
@@ -43,8 +43,8 @@ pub struct NormGrad {
     pub affine: bool,
 }
 
-/// The largest number of parts into which the rows are split. Each part is summed, then the parts
-/// are added, so that the sums do not depend on the number of threads.
+/// The largest number of parts into which the rows are split. Each part is summed, then the sums
+/// of the parts are added, so that the results do not depend on the number of threads.
 const PARTS: usize = 64;
 /// The fewest rows in a part, and the largest number of rows that are computed together.
 const PART_ROWS: usize = 8;
@@ -180,8 +180,8 @@ const COLUMNS: usize = 16 * LANES;
 /// The number of blocks of columns whose weights and sums stay in registers at the same time.
 const BLOCKS: usize = 4;
 
-/// Sums over a row, for its gradients. `(x - middle) * scale` is the normalized x, `height` is the
-/// mean of h, and `slope` is the mean of h times the normalized x.
+/// The statistics of a row from which its gradients are computed. In the symbols at the top of this
+/// file, `middle` is m, `scale` is r, `height` is `mean(h)`, and `slope` is `mean(h * n)`.
 #[derive(Clone, Copy, Default)]
 struct Stats {
     middle: f32,
@@ -238,7 +238,7 @@ impl<T: Float> Job<T> {
                 let x = self.call.x.cast::<T>().add(row * axis);
                 middle = fold_row::<V, T, Sum>(Sum, x, axis) * reciprocal;
             }
-            // Two blocks at a time hide the latency of the sums.
+            // Two blocks at a time hide the latency of the additions.
             let mut sums = [[V::splat(0.0); 3]; 2];
             let mut at = 0;
             while at + 2 * LANES <= axis {

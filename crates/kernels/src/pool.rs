@@ -82,7 +82,7 @@ pub struct Pool {
     threads: usize,
     worth: Worth,
     coming: Line<Coming>,
-    /// The number of guests: lent threads that help. Each lets one helper stay parked.
+    /// The number of guests: lent threads that help. Each guest lets a helper stay parked.
     pub guests: AtomicUsize,
     /// The longest time that helpers watch for a job.
     longest: Duration,
@@ -92,7 +92,7 @@ pub struct Pool {
 
 // SAFETY: the holder of `taken` writes `job` only after the last job is done. Other threads read it
 // between `take` and `leave`, while their job is not done. A reader acquires a store that follows
-// the write. Before it writes, the caller acquires the release by `leave`, which follows the reads.
+// the write. Before the caller writes, it acquires the release in `leave`, which follows the reads.
 unsafe impl Sync for Pool {}
 // SAFETY: the body's pointer is followed only while the caller keeps it alive.
 unsafe impl Send for Pool {}
@@ -253,7 +253,7 @@ impl Pool {
         // SAFETY: we hold `taken`, and the last job is done.
         unsafe { *board.job.get() = Some(job) };
         board.waking.store(waking, Ordering::Relaxed);
-        // SeqCst, like a helper's last look before parking, so that one sees the other's store.
+        // SeqCst, like a helper's last look before parking: one of the two sees the other's store.
         board.call.store(call.word(), Ordering::SeqCst);
         call
     }

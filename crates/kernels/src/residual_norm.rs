@@ -66,8 +66,8 @@ pub unsafe fn residual_norm_on<T: Float>(machine: Machine, call: ResidualNorm) {
     });
 }
 
-/// The length of the longest row that is kept on the stack for its norm while the sum bypasses the
-/// caches.
+/// If the stores of the sum bypass the caches, rows of at most this length are also kept on the
+/// stack, where the norm reads them.
 const KEPT: usize = 8192;
 
 struct Rows<T> {

@@ -41,8 +41,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
         machine.pool.for_each(items, work, &|items| {
             let (partials, out) = (partials.get(), out.get());
             let chunks = Chunks::<T> { call, split, partials, out, items };
-            // SAFETY: the caller's contract; each item writes its own part of `partials`, or of
-            // `out` if it has all keys of a head.
+            // SAFETY: the caller's contract; each chunk has a separate part of `partials`, or
+            // of `out` if it has all keys of a head.
             unsafe { machine.level.run(chunks) }
         });
         if split.chunks == 1 {

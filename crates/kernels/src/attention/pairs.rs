@@ -1,6 +1,6 @@
 //! Scores of bf16 queries with 4-bit keys, by an instruction that multiplies pairs of bf16. The
-//! products are exact, because bf16 represents the codes exactly. Each lane of two vectors holds
-//! one of thirty-two keys, so no sum crosses lanes.
+//! products are exact, because bf16 represents the codes exactly. Two vectors hold the sums of
+//! thirty-two keys, one key in each lane, so no addition crosses lanes.
 
 use super::coded::{Factors, GROUPS};
 use super::source::Codes;
@@ -17,8 +17,8 @@ const BLOCK: usize = 8 * WORDS;
 /// The largest number of pairs in a query row.
 pub const PAIRS: usize = MAX_DIM / 2;
 
-/// Whether [`scores`] can be used: the CPU has an instruction that multiplies pairs of bf16, and
-/// the queries are bf16, so that the products are exact.
+/// Whether [`scores`] can be used. The CPU must have an instruction that multiplies pairs of bf16,
+/// the queries must be bf16, so that the products are exact, and `dim` must consist of full blocks.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
 }
@@ -43,8 +43,8 @@ pub unsafe fn pair_query<T: Float>(q: *const T, step: isize, dim: usize, pairs: 
 }
 
 /// Computes the scores of `R` query rows, [`PAIRS`] apart, with `count` keys, and returns `R`.
-/// `q_sums` are the sums of the rows times `scale`. Also prefetches the values, which the caller
-/// reads next.
+/// `q_sums` holds the sum of each group of features, multiplied by `scale`. Also prefetches the
+/// values, which the caller reads next.
 ///
 /// # Safety
 /// The keys, values and query rows are readable, `dim` is a multiple of [`BLOCK`], and the words of

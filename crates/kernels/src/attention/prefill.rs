@@ -27,7 +27,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) 
         with_scratch(space.floats(), |at| {
             let (out, element) = (out.get().cast(), T::ELEMENT);
             let kernel = Blocks { call, out, items, blocks, space: space.at(at), element };
-            // SAFETY: the caller's contract; the items have disjoint rows.
+            // SAFETY: the caller's contract; the blocks have disjoint rows.
             unsafe { machine.level.run(kernel) }
         });
     });
@@ -156,7 +156,7 @@ impl Blocks<'_> {
         });
     }
 
-    /// Loads the queries transposed. Missing rows are zeros.
+    /// Loads the queries transposed, with zeros in the lanes past the last row.
     #[inline(always)]
     unsafe fn load_queries<V: F32x16, T: Float>(&self, block: &Block) {
         let (call, space) = (self.call, &self.space);
@@ -196,8 +196,8 @@ impl Blocks<'_> {
                     data: data.cast_const(),
                     stride: pitch as isize,
                 };
-                // The product reads keys in full tiles, and values in blocks of sixteen, so only
-                // such keys and values can be used without a copy.
+                // The product reads keys in full tiles, and values in blocks of sixteen, so a
+                // shorter tile of keys or block of values must be copied.
                 let wide = self.element == Element::F32;
                 let k = floats(&call.k, place, at, wide && count == TILE).unwrap_or_else(|| {
                     let to = (space.keys, space.key_pitch);

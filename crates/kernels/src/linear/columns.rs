@@ -1,6 +1,6 @@
 //! Products of a few rows of x with w, which is stored as `[k, n]`. For a strip of columns at a
-//! time, the kernel multiplies each row of w by an element of x and adds it to the sums of the
-//! columns.
+//! time, the kernel multiplies each row of w by an element of x, and adds the products to the sums
+//! of the columns.
 //!
 //! Every output is one chain of fused multiply-adds in the order of k, as in `gemm`.
 

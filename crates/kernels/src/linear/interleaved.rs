@@ -1,5 +1,5 @@
-//! Lays out rows of x for the GEMM in panels of sixteen rows, in which the words of the rows are
-//! interleaved.
+//! Lays out rows of x for the GEMM in panels of sixteen rows, in which the 32-bit words of the rows
+//! are interleaved.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -78,8 +78,8 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && !call.columns && !call.turned {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        // `columns` adds up in the same order as tiles of f32, so calls with more rows can use
-        // tiles.
+        // The function `columns` adds up in the same order as tiles of f32, so calls with more
+        // rows can use tiles.
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }
@@ -96,7 +96,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
 }
 
 impl Level {
-    /// Whether this level multiplies pairs of bf16 ([`InBf16`]) in one instruction.
+    /// Whether this instruction set multiplies pairs of bf16 ([`InBf16`]) in one instruction.
     pub fn dots_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Level::Amx | Level::Avx512Bf16);
@@ -104,12 +104,12 @@ impl Level {
         return false;
     }
 
-    /// Whether this level multiplies many rows of bf16 in the format [`InBf16`].
+    /// Whether this instruction set multiplies many rows of bf16 in the format [`InBf16`].
     pub fn packs_bf16(self) -> bool {
         self.dots_bf16() || self.multiplies_tiles()
     }
 
-    /// Whether one instruction of this level multiplies bytes and adds up the products.
+    /// Whether one instruction of this set multiplies bytes and adds up the products.
     pub fn dots_bytes(self) -> bool {
         #[cfg(target_arch = "aarch64")]
         return matches!(self, Level::I8mm | Level::Dotprod);
@@ -118,8 +118,8 @@ impl Level {
         return self.dots_bf16();
     }
 
-    /// Whether this level adds up products of bytes in sixteen bits, which is enough for weights of
-    /// at most six bits.
+    /// Whether this instruction set adds up products of bytes in sixteen bits, which is enough for
+    /// weights of at most six bits.
     pub fn adds_pairs_of_bytes(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self == Level::Avx2;
@@ -127,15 +127,16 @@ impl Level {
         return false;
     }
 
-    /// Whether this level multiplies a few rows of 16-bit x with packed weights by integer
-    /// arithmetic. The x86 processors with tiles add up products of bytes six times as fast as
-    /// products of bf16 pairs. On ARM one instruction multiplies sixteen bytes or four f32 numbers;
-    /// no ARM processor was measured.
+    /// Whether this instruction set multiplies a few rows of 16-bit x with packed weights by
+    /// integer arithmetic. The x86 processors with tiles add up products of bytes six times as fast
+    /// as products of bf16 pairs. On ARM one instruction multiplies sixteen bytes or four f32
+    /// numbers; no ARM processor was measured.
     pub fn adds_digits(self) -> bool {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }
 
-    /// Whether this level multiplies tiles ([`TileProduct`](crate::simd::tiles::TileProduct)).
+    /// Whether this instruction set has tile instructions
+    /// ([`TileProduct`](crate::simd::tiles::TileProduct)).
     pub fn multiplies_tiles(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Level::Amx | Level::ScalarTiles);

@@ -28,7 +28,8 @@ fn take(floats: usize) -> Option<Vec<f32>> {
     Some(spare.swap_remove(index))
 }
 
-/// Returns a buffer to the spare buffers, and drops the smallest ones if there are too many.
+/// Keeps a buffer for later calls, unless it is too large or another thread holds the lock. If the
+/// kept buffers are then too many or too large together, drops the smallest ones.
 fn keep(buffer: Vec<f32>) {
     let Ok(mut spare) = SPARE.try_lock() else { return };
     if buffer.capacity() > KEPT {

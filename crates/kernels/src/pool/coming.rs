@@ -99,7 +99,7 @@ impl Coming {
         self.of_share(0)
     }
 
-    /// The memory that the thread with this share will read first.
+    /// The memory that the thread with share number `share` of the items will read first.
     pub fn of_share(&self, share: usize) -> Ahead {
         let (items, threads) = (self.items.load(Relaxed), self.threads.load(Relaxed));
         let mut ahead = Ahead::after(0);

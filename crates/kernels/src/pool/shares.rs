@@ -141,7 +141,7 @@ impl Share {
         }
     }
 
-    /// Ends the time in which the thread counts as running. It began with the last
+    /// Ends the time in which the thread counts as running. This time began with the last
     /// [`take`](Self::take) that was not `inside`.
     pub fn leave(&self) {
         self.0.fetch_sub(1, Ordering::Release);

@@ -15,8 +15,8 @@ const CLASSES: usize = 3;
 const TIMED: u32 = 13;
 /// The number of jobs over which a mean time is taken.
 const COVERED: u32 = 8;
-/// The largest ratio of a job's time to the mean that counts. A job that took longer was
-/// interrupted, and counts with this ratio.
+/// A job's time counts as at most this many times the mean, since a job that took longer was
+/// probably interrupted.
 const LONGEST: u32 = 3;
 
 /// The measured times of jobs, by their estimated work. [`choose`](Self::choose) compares these

@@ -16,7 +16,7 @@ use crate::linear::arithmetic::InBf16;
 use crate::simd::{Avx512, F32x16, LANES};
 
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and the contract of [`Columns::run`] holds.
+/// The CPU has the features of `Level::Avx512Bf16`, and the contract of [`Columns::run`] holds.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn run<F: Format>(columns: Columns) {
     // SAFETY: the caller's contract.
@@ -63,7 +63,8 @@ unsafe fn floats<const UPPER: bool>(lanes: __m512i) -> __m512i {
     // SAFETY: the caller's contract.
     unsafe {
         let upper = if UPPER { lanes } else { _mm512_slli_epi16::<8>(lanes) };
-        // Move exponent and mantissa into place. Copies of the sign are in front of the exponent.
+        // Move exponent and significand into place. Copies of the sign are in front of the
+        // exponent.
         let placed =
             _mm512_and_si512(_mm512_srai_epi16::<4>(upper), _mm512_set1_epi16(0x87f0_u16 as i16));
         let normal = _mm512_add_epi16(placed, _mm512_set1_epi16(120 << 7));
@@ -169,8 +170,8 @@ unsafe fn next_weights<F: Format>(weights: __m512i) -> __m512i {
     }
 }
 
-/// Adds the products of the weights at one position. This is a function, since a closure would lack
-/// the target features, and its intrinsics would remain calls.
+/// Adds the products of the weights at one position of every lane. This is a function, since a
+/// closure would lack the target features, and its intrinsics would remain calls.
 #[inline(always)]
 unsafe fn add<const M: usize>(
     mut sums: [__m512; M],

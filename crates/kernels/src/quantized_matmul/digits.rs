@@ -48,7 +48,7 @@ pub(super) fn tile(call: &Call) -> [usize; 2] {
     [DIGITS * call.rows.min(TOKENS), LANES.min(call.group / WORD)]
 }
 
-/// Returns the products of digits in the form that the loop over columns calls.
+/// Returns the [`Kind`] of these products, which the loop over bands of rows uses.
 pub(super) fn kind<V: F32x16, T: Float, F: Format>() -> Kind {
     Kind {
         bits: F::BITS as usize,

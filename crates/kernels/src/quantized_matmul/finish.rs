@@ -149,7 +149,7 @@ impl Correction {
         Self { low, projected, transposed }
     }
 
-    /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and `count` of the `columns` columns from `at` on.
+    /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and columns `at..at + count` of all `columns`.
     ///
     /// # Safety
     /// The columns belong to B, and the row to x.

@@ -2,8 +2,8 @@
 //! and each group of x has a scale. Products of bytes are added up as integers within a group, and
 //! the sum is scaled. The GEMM of `linear` moves words of four bytes as if they were floats.
 //!
-//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude over 127, and a
-//! weight is `scale * p + bias` with p of at most eight bits. So a group adds
+//! x is about `s * q` with q in -127..=127 and s the group's largest magnitude divided by 127,
+//! and a weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`.
 
 mod pairs;
@@ -148,7 +148,8 @@ struct Bytes<'a> {
 unsafe impl Sync for Bytes<'_> {}
 
 impl Bytes<'_> {
-    /// Writes the words `k..k + len` of a row, and then its scales and biases after [`WORDS`].
+    /// Unpacks words `k..k + len` of a row to `out`, and writes the scales and biases of their
+    /// groups at `out + WORDS`.
     ///
     /// # Safety
     /// The words exist, and `out` has room for them, the scales and the biases.

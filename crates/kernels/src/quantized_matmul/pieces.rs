@@ -1,10 +1,10 @@
 //! Products of the float32 rows of a prompt with packed weights, by tile instructions for bf16.
 //!
-//! A float32 is the sum of three bf16 numbers. A code of at most eight bits, minus half of the
-//! range of the codes, is a bf16 number. So the sum of the products of codes in a group is added up
-//! from three products of tiles, beginning with the smallest parts of x. The sum is multiplied by
-//! the scale of the weights, and the bias times the sum of x is added. No factor is rounded, so the
-//! only error is from sums in float32.
+//! A float32 is the sum of three bf16 numbers, its parts. A code of at most eight bits, minus half
+//! of the range of the codes, is a bf16 number. So the sum of the products of codes in a group is
+//! added up from three products of tiles, beginning with the smallest parts of x. The sum is
+//! multiplied by the scale of the weights, and the bias times the sum of x is added. No factor is
+//! rounded, so the only error is from sums in float32.
 //!
 //! Tile instructions treat subnormal numbers as zero. So each row is divided by a power of two, and
 //! its sums are multiplied by this power at the end ([`split`]). A row with an infinity or a NaN is
@@ -81,11 +81,11 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
     }
 }
 
-/// Computes the rows of x that have an infinity or a NaN, by multiply-adds instead of tiles.
-/// Returns the indices of these rows, and their results.
+/// Computes the outputs of the rows of x that have an infinity or a NaN, by multiply-adds instead
+/// of tiles. Returns the indices of these rows, and the outputs.
 ///
 /// # Safety
-/// The contract of [`run`]; `x` is normalized, and `split` has its parts.
+/// The contract of [`run`] holds, `x` is normalized, and `split` holds the parts of `x`.
 unsafe fn without_tiles(
     machine: Machine,
     call: &Call,
@@ -133,7 +133,8 @@ struct Codes<'a> {
 unsafe impl Sync for Codes<'_> {}
 
 impl Codes<'_> {
-    /// Writes the words `k..k + len` of a row, and then its scales and biases after [`WORDS`].
+    /// Unpacks words `k..k + len` of a row to `out`, and writes the scales and biases of their
+    /// groups at `out + WORDS`.
     ///
     /// # Safety
     /// The words exist, and `out` has room for them, the scales and the biases.

@@ -139,7 +139,7 @@ impl<T: Float> Epilogue for Columns<'_, T> {
         let at = self.first + column;
         let mut y = T::round(sums);
         let place = self.finish.place::<T>(row, at);
-        // SAFETY: the outputs exist; each has one thread at a time.
+        // SAFETY: the outputs exist; one thread at a time accesses each output.
         unsafe {
             match self.step {
                 Step::Finish => {}

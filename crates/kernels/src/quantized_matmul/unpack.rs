@@ -16,8 +16,8 @@ pub(super) const fn unpacks<F: Format>() -> bool {
 /// instructions that multiply bf16 treat them as zeros anyway.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups * group`
-/// weights, each group has a scale and, if the format is affine, a bias, and `out` has room.
+/// The CPU has the features of `Level::Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups *
+/// group` weights, each group has a scale and, if the format is affine, a bias, and `out` has room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,
@@ -48,7 +48,8 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
 /// is a multiple of 32.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`. The weights exist, and `out` has room for the codes.
+/// The CPU has the features of `Level::Avx512Bf16`. The weights exist, and `out` has room for the
+/// codes.
 #[inline(always)]
 pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u16) {
     let half = (1 << (F::BITS - 1)) as f32;
@@ -83,7 +84,7 @@ pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize
 /// Rounds two vectors to bf16 and stores them.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and `out` has room for 32 numbers.
+/// The CPU has the features of `Level::Avx512Bf16`, and `out` has room for 32 numbers.
 #[inline(always)]
 unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
     // SAFETY: the caller's contract; a vector is sixteen floats.
@@ -99,7 +100,7 @@ unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
 /// and the position of its lowest bit in this word.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`.
+/// The CPU has the features of `Level::Avx512Bf16`.
 #[inline(always)]
 unsafe fn places(bits: u16) -> [__m512i; 2] {
     let (mut words, mut shifts) = ([0u16; 2 * LANES], [0u16; 2 * LANES]);
@@ -116,7 +117,7 @@ unsafe fn places(bits: u16) -> [__m512i; 2] {
 /// Loads 32 numbers of two or four bits, each into the lowest bits of a 16-bit word.
 ///
 /// # Safety
-/// The machine's level is `Avx512Bf16`, and the 32 numbers are readable.
+/// The CPU has the features of `Level::Avx512Bf16`, and the 32 numbers are readable.
 #[inline(always)]
 unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> __m512i {
     // SAFETY: the caller's contract; the numbers are 8 or 16 bytes.

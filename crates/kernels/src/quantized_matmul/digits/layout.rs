@@ -1,4 +1,5 @@
-//! How weights and digits of x are laid out in vectors and tiles.
+//! The layout of weights and of digits in vectors and tiles. The digits are the signed bytes into
+//! which x is split.
 
 use crate::quantized_matmul::format::Format;
 use crate::simd::tiles::DIGITS;
@@ -10,7 +11,7 @@ pub(super) const TOKENS: usize = LANES / DIGITS;
 pub(super) const WORD: usize = 4;
 /// The number of bytes in a vector.
 pub(super) const BYTES: usize = WORD * LANES;
-/// The number of sums of an output. Each one adds up every fourth group.
+/// The number of sums of an output. Each sum adds up every fourth group.
 pub(super) const APART: usize = 4;
 
 /// The number of elements in two chunks. A chunk is sixteen lanes of packed weights.

@@ -1,6 +1,6 @@
-//! Products of one row of x. Each vector has a quarter for each of four rows of weights. The
-//! integers in the lanes of a group are added up before they are scaled, so that the sums equal the
-//! sums of tiles.
+//! Products of one row of x, which is split into signed bytes (the digits). Each vector has a
+//! quarter for each of four rows of weights. The integers in the lanes of a group are added up
+//! before they are scaled, so that the sums equal the sums of tiles.
 
 use std::marker::PhantomData;
 
@@ -30,7 +30,7 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
 ) {
     let types = PhantomData::<(T, F)>;
     // SAFETY: the caller's contract. A lane adds up words of two chunks, and `is_whole` allows only
-    // these numbers of lanes.
+    // these numbers of lanes for a group.
     unsafe {
         match first.group / F::PER_LANE / 2 {
             2 if F::BITS < 8 => V::part(Row::<T, F, 2> { first, count, to: to.cast(), types }),
@@ -92,7 +92,7 @@ fn add_quarters<V: F32x16>(a: V::Int, b: V::Int) -> V::Int {
 }
 
 impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
-    /// The number of pairs of chunks that hold four groups.
+    /// The smallest number of pairs of chunks that hold four groups.
     const PAIRS: usize = if L < 4 { 1 } else { L / 4 };
     /// The number of sets of four groups that `PAIRS` pairs of chunks hold.
     const QUADS: usize = if L < 4 { 2 } else { 1 };
@@ -184,8 +184,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
     }
 
     /// Multiplies two chunks of each row with the highest digits of x, then with the other digits.
-    /// A row has `left` words in the chunks. Each of the two results has the sums of neighboring
-    /// lanes of the first two rows in one vector, and of the last two rows in another.
+    /// From the first chunk on, a row has `left` words. Each of the two results has the sums of
+    /// neighboring lanes of the first two rows in one vector, and of the last two rows in another.
     #[inline(always)]
     unsafe fn products<V: F32x16>(
         &self,

@@ -14,7 +14,7 @@ use crate::simd::tiles::DIGITS;
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// A cache line.
+/// The number of bytes in a cache line.
 const LINE: usize = 64;
 /// The range of a group's largest element in which the unit and its inverse are normal numbers.
 const RANGE: Range<f32> = 1e-24..1e36;

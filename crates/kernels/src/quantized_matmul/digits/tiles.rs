@@ -1,5 +1,5 @@
-//! Multiplies several rows of x, in tiles of their digits. Words of sixteen rows of weights are
-//! transposed, so that each lane is an output.
+//! Multiplies several rows of x, whose digits (the signed bytes of its elements) fill tiles. Words
+//! of sixteen rows of weights are transposed, so that each lane is an output.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -288,7 +288,7 @@ impl<F: Format> Block<'_, F> {
         let ends = (self.pass * row_bytes + at + AHEAD) >= next;
         let ahead = AHEAD + if ends { (LANES - 1) * next } else { 0 };
         let mut square = [V::splat(0.0); LANES];
-        // A separate case, so that the square stays in registers.
+        // This is a separate case, so that the square stays in registers.
         if self.count == LANES && len == BYTES {
             for (row, square) in square.iter_mut().enumerate() {
                 let from = first.wrapping_add(row * next);

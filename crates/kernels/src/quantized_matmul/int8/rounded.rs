@@ -11,8 +11,8 @@ pub const GROUPS: usize = WORDS * BYTES / 32;
 /// Groups of 16 have no biases: they are centered, as `Rounded::centered` describes.
 const _: () = assert!(2 * GROUPS <= EXTRA && WORDS * BYTES / 16 <= EXTRA);
 
-/// x in bytes, `[m, k]`. After it are sixteen scales for each panel and group, then sums in the
-/// same layout.
+/// x in bytes, `[m, k]`. After the bytes are sixteen scales for each panel and group, then sums in
+/// the same layout.
 pub struct Rounded {
     pub words: *mut f32,
     pub scales: *mut f32,

@@ -18,9 +18,9 @@ pub(super) const PAIR: usize = 2;
 const LARGEST: u32 = 24;
 
 /// x in parts, in three arrays. The first has, for each panel of sixteen rows and each `step`
-/// words, the interleaved words of the small parts, then of the other parts. The second has, for
-/// each panel and group, the sum of the elements of each row, divided by the power of the row. The
-/// third has the powers of the rows of each panel.
+/// words, the interleaved words of the smallest parts, then of the larger parts. The second has,
+/// for each panel and group, the sum of the elements of each row, divided by the power of the row.
+/// The third has the powers of the rows of each panel.
 pub struct Split {
     words: *mut f32,
     sums: *mut f32,
