@@ -131,8 +131,8 @@ impl BlockType {
     }
 
     /// Whether scales and biases are float16, as MLX stores them for the types that it can read.
-    /// Otherwise they are float32, which represents the products of a block's scale and its groups'
-    /// scales exactly.
+    /// Otherwise they are float32, which represents the product of a block's scale and a group's
+    /// scale exactly.
     pub fn has_f16_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }

@@ -57,7 +57,7 @@ const KEPT: usize = 16 << 20;
 /// Computes the gradients in f32, and rounds each gradient once.
 ///
 /// # Safety
-/// The buffers have the shapes at the fields. No two overlap, except that `of_x` may be an input.
+/// The buffers have the documented shapes. No two overlap, except that `of_x` may be an input.
 pub unsafe fn norm_grad(element: Element, call: NormGrad) {
     // SAFETY: the caller's contract; this CPU has the instruction set of the current machine.
     with_element!(element, T => unsafe { norm_grad_on::<T>(Machine::current(), call) })

@@ -15,7 +15,8 @@ pub const CHUNK: usize = 256;
 /// How a call is split into chunks, and the layout of a chunk's partial results.
 #[derive(Clone, Copy)]
 pub struct Split {
-    /// The first key to process, rounded down to the start of a tile. `end` is one past the last.
+    /// The first key to process, rounded down to the start of a tile. `end` is one past the last
+    /// key.
     first: usize,
     end: usize,
     pub chunks: usize,

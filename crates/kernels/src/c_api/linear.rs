@@ -2,8 +2,8 @@
 
 use crate::{Activation, Element, RowOrder};
 
-/// `batch` products of the same shape. Each buffer has the arrays of all products, one after
-/// another.
+/// `batch` products of the same shape. `x`, `residual`, `out` and, with `w_batched`, `w` hold the
+/// arrays of all products, one after another. All products share `bias`.
 #[repr(C)]
 pub struct LinearCall {
     pub element: Element,
@@ -26,7 +26,7 @@ pub struct LinearCall {
 }
 
 impl LinearCall {
-    /// Returns the call for one product, the entry `entry` of the batch.
+    /// Returns the call for product `entry` of the batch.
     pub fn at(&self, entry: usize) -> crate::LinearCall {
         let Self { m, n, k, columns, turned, bias, residual, order, .. } = *self;
         let start = |elements: usize| entry * elements * self.element.bytes();

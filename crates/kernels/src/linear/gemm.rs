@@ -25,9 +25,9 @@ pub use super::weights::{Extents, Places, Weights};
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
 /// The largest number of rows of weights in a block, used with tile instructions and for dense
-/// weights. Each block reads x from beyond the second-level cache, and large blocks read it fewer
-/// times. Outside x86-64 the number is smaller, because a thread on macOS has a stack of only
-/// 512 KB.
+/// weights. Each block reads x from beyond the second-level cache, so larger blocks read x fewer
+/// times in all. Outside x86-64 the number is smaller, because a thread on macOS has a stack of
+/// only 512 KB.
 const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
     true => 8 * TILE_ROWS,
     false => BLOCK_COLUMNS,

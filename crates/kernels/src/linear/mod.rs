@@ -135,7 +135,7 @@ impl Level {
         self.multiplies_tiles() || cfg!(target_arch = "aarch64") && self.dots_bytes()
     }
 
-    /// Whether this instruction set has tile instructions
+    /// Whether this instruction set multiplies tiles
     /// ([`TileProduct`](crate::simd::tiles::TileProduct)).
     pub fn multiplies_tiles(self) -> bool {
         #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
 //! The product of two factors. One factor is interleaved, and the rows of the other are unpacked in
-//! tiles. Either x or the weights can be interleaved. The order of each sum is the same in both
-//! cases.
+//! tiles. Either x or the weights can be interleaved. Each sum adds its terms in the same order in
+//! both cases.
 
 use super::super::Machine;
 use super::super::element::Float;

@@ -141,7 +141,7 @@ impl<A: Arithmetic, T: Float> Kernel for Several<'_, A, T> {
 }
 
 impl<A: Arithmetic, T: Float> Several<'_, A, T> {
-    /// Writes the sums of [`COLUMNS`] columns. If fewer are left, repeats the last column.
+    /// Writes the sums of [`COLUMNS`] columns. If fewer columns are left, repeats the last one.
     #[inline(always)]
     unsafe fn columns<V: F32x16>(&self, column: usize, (top, rows): (usize, usize), to: *mut f32) {
         let k = self.extents.k;

@@ -29,8 +29,8 @@ pub(super) const BLOCK_ROWS: usize = 256;
 /// The largest number of rows of x in a block, used with tile instructions and for dense weights.
 /// Outside x86-64 the number is smaller, because a thread on macOS has a stack of only 512 KB.
 pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
-/// The distance in words from the sums of one column of a block to the sums of the next column,
-/// which is also an odd number of cache lines.
+/// The distance in words from the sums of one column of a block to the sums of the next column.
+/// Like [`STRIDE`], it is an odd number of cache lines.
 pub const SUMS: usize = MOST_ROWS + LANES;
 
 /// Panels of x, and the range of words that is multiplied with a tile of weights.

@@ -1,6 +1,6 @@
 //! Computes a range of the result's columns, sixteen at a time: the products, then the steps after
-//! them. The model's type determines only the type of scales and results, so the products are
-//! compiled once for all types.
+//! them. The element type of the call determines only the type of scales and results, so the
+//! products are compiled once for all types.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 /// A way to multiply rows of packed weights with prepared rows of x.
 pub(super) trait Dots: Sized {
     const BITS: usize;
-    /// Whether the scale and bias of each group have the model's type. Otherwise a group has a
-    /// scale of one byte.
+    /// Whether the scale and bias of each group have the element type of the call. Otherwise a
+    /// group has a scale of one byte.
     const AFFINE: bool;
-    /// The model's type, if these products support only one type.
+    /// The element type of the call, if these products support only one type.
     const ELEMENT: Option<Element> = None;
     /// Whether [`many`](Self::many) multiplies every band of several rows.
     const BANDED: bool = false;
@@ -301,8 +301,8 @@ impl<D: Dots> Kernel for Band<'_, D> {
 /// The number of rows of x that share the decoded weights.
 const TOGETHER: usize = 4;
 
-/// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x. Fewer
-/// rows take as long, since decoding takes most of the time.
+/// Multiplies `count` rows of weights, at most sixteen, with up to [`TOGETHER`] rows of x. If there
+/// are fewer rows, repeats the last one. Decoding takes most of the time, so this is not slow.
 ///
 /// # Safety
 /// The contract of [`Dots::dot`] holds for each of the rows; `to` has a row for each row of x.

@@ -149,7 +149,7 @@ impl Correction {
         Self { low, projected, transposed }
     }
 
-    /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and columns `at..at + count` of all `columns`.
+    /// `(x · Aᵀ) · Bᵀ`, rounded, for row `m` and columns `at..at + count`. B has `columns` rows.
     ///
     /// # Safety
     /// The columns belong to B, and the row to x.
@@ -163,8 +163,8 @@ impl Correction {
     ) -> V {
         let rank = self.low.rank;
         let of_x = self.projected[m * rank.next_multiple_of(LANES)..].as_ptr();
-        // SAFETY: B has a row of `rank` elements for each column, and `projected` has one for each
-        // row of x. `transposed`, unless it is empty, has `rank` rows of all columns.
+        // SAFETY: B has a row of `rank` elements for each column, and `projected` has such a row
+        // for each row of x. `transposed`, unless it is empty, has `rank` rows of all columns.
         unsafe {
             if self.transposed.is_empty() {
                 let mut block = [0.0; LANES];

@@ -42,7 +42,7 @@ impl Scales {
 /// A format of packed weights, in groups that share a scale.
 pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
-    /// Whether a group also has a bias, and its scale is of the model's type.
+    /// Whether a group also has a bias, and its scale has the element type of the call.
     const AFFINE: bool;
     /// The smallest number of weights in a group.
     #[cfg(target_arch = "x86_64")]
@@ -217,7 +217,8 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
             return [V::low_fp8(bytes).keep_first(count, 0.0), zeros];
         }
         // A zero byte encodes 2^-127, half of the smallest normal number; 255 gives infinity. As in
-        // MLX, scales are rounded to the model's type, which changes them only if it is f16.
+        // MLX, scales are rounded to the element type of the call, which changes them only if it is
+        // f16.
         let scale = V::from_bits(V::shift_left::<23>(bytes));
         let least = V::from_bits(V::splat_int(0x0040_0000));
         let mut scale = V::select(bytes, scale, least);

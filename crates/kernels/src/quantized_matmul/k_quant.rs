@@ -173,8 +173,8 @@ impl Rows {
     }
 
     /// Returns the `count` rows of `weights` from `at` on, with scales and biases of f32, which are
-    /// valid until the next call. Also returns the address of the blocks of the row after them, and
-    /// the number of bytes of the blocks of a row.
+    /// valid until the next call. Also returns the address of the blocks of the next row, and the
+    /// number of bytes of the blocks of a row.
     ///
     /// # Safety
     /// The rows belong to the call, and the machine has the features of the vectors.

@@ -37,7 +37,7 @@ use format::{Affine, Floats, Format, with_format};
 pub use transposed::{QuantizedTransposedCall, quantized_transposed, quantized_transposed_on};
 
 /// Multiplies x with packed weights. Products accumulate in f32. Results are rounded to the element
-/// type where MLX's composition rounds: the normalized x, the product, and each step after it.
+/// type where MLX's separate ops round: the normalized x, the product, and each step after it.
 ///
 /// # Safety
 /// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no

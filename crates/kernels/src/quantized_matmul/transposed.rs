@@ -34,8 +34,8 @@ pub struct QuantizedTransposedCall {
     pub out: *mut u8,
 }
 
-/// Computes the sums in f32. They are rounded to the element type before the residual is added and
-/// after it.
+/// Computes the sums in f32. Rounds each sum to the element type, adds the residual, and rounds
+/// again.
 ///
 /// # Safety
 /// The buffers have the contents that the fields describe; `out` may be `residual`, and overlaps no

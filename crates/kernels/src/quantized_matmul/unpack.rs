@@ -16,8 +16,8 @@ pub(super) const fn unpacks<F: Format>() -> bool {
 /// instructions that multiply bf16 treat them as zeros anyway.
 ///
 /// # Safety
-/// The CPU has the features of `Level::Avx512Bf16`, and [`unpacks`] holds. `packed` has `groups *
-/// group` weights, each group has a scale and, if the format is affine, a bias, and `out` has room.
+/// The CPU has the features of `Level::Avx512Bf16`, and [`unpacks`] holds. `packed` has the weights
+/// of the groups, each group has a scale and, if the format is affine, a bias, and `out` has room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,

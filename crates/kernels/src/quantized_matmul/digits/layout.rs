@@ -19,8 +19,8 @@ pub(super) const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// Whether two chunks consist of complete groups, and the two words of eight bytes that are added
-/// up in one lane belong to the same group.
+/// Whether the groups are long enough for these products. Two chunks must consist of complete
+/// groups, and the two words of eight bytes that one lane adds up must belong to the same group.
 pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }

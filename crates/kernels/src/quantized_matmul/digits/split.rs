@@ -71,8 +71,8 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
-    /// The elements of the part. The part begins at a vector of groups, and ends at another one or
-    /// at the end of the row. If x has only one row, the row is padded to pairs of chunks.
+    /// The elements of the part. The part begins at a vector of groups, and ends at the next
+    /// part or at the end of the row. If x has only one row, the row is padded to pairs of chunks.
     elements: Range<usize>,
     single: bool,
     /// The number of weights in a byte.

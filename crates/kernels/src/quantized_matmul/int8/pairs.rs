@@ -6,9 +6,9 @@ use super::rounded::Rounded;
 use crate::linear::gemm::{Pass, STRIDE, WORDS};
 use crate::simd::{F32x16, Kernel, LANES};
 
-/// The number of words that are added up in sums of sixteen bits. These sums are then added to sums
-/// of 32 bits, before they can overflow. A pair of bytes adds at most twice 127 times the largest
-/// code.
+/// The number of words that are added up in sums of sixteen bits. Before these sums can
+/// overflow, they are added to sums of 32 bits. A pair of bytes adds at most twice 127 times the
+/// largest code.
 pub(super) fn most_words(call: &Call) -> usize {
     match call.bits {
         2..=4 if call.mode != Mode::Mxfp4 => 8,
