@@ -54,7 +54,7 @@ impl Stats {
         Stats { sum: part(self) + part(next), ..all }
     }
 
-    /// The logarithm of the sum of exponentials, minus the maximum.
+    /// The logarithm of `sum`, which is the logsumexp minus the maximum.
     pub(super) fn log(&self) -> f32 {
         self.sum.ln()
     }

@@ -105,7 +105,7 @@ struct Job<T> {
     width: usize,
     each: usize,
     parts: usize,
-    /// The number of rows that are computed together if their sums stay in registers.
+    /// The number of rows that are computed together if sixteen floats are one register.
     together: usize,
 }
 

@@ -7,8 +7,8 @@
 //! part. The module `shares` explains why a helper never runs a part of a finished job.
 //!
 //! A second caller finds the pool taken and runs its job alone. There is no queue, so there is no
-//! deadlock. Helpers watch for the next job for a while, prefetch memory that it will read, and
-//! then park. They hold no resources, so the process may exit at any time.
+//! deadlock. Helpers watch for the next job for a while, prefetch memory that the job will read,
+//! and then park. They hold no resources, so the process may exit at any time.
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

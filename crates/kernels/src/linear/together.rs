@@ -53,7 +53,7 @@ impl<A: Arithmetic> Kernel for Together<A> {
 
 impl<A: Arithmetic> Together<A> {
     /// Multiplies `R` rows of x, from `row` on, and returns `R`. The distances `COLUMNS` and
-    /// `PITCH` are constants, since they then need no registers; with variables, loops took up to
+    /// `PITCH` are constants, so that they need no registers. With variables, loops took up to
     /// twice as long.
     #[inline(always)]
     unsafe fn tile<V: F32x16, const R: usize>(&self, row: usize) -> usize {

@@ -43,8 +43,8 @@ pub trait Weights<A: Arithmetic>: Sync {
     /// Whether these weights are words of two bf16 that only tile instructions can multiply.
     const TILES: bool = false;
 
-    /// Whether these weights are not packed, so that [`unpack`](Self::unpack) takes any `k` that is a
-    /// multiple of 256.
+    /// Whether these weights are not packed, so that [`unpack`](Self::unpack) takes any `k` that is
+    /// a multiple of 256.
     const DENSE: bool = false;
 
     /// Writes the elements `k..k + len` of the rows `row..row + rows` to `out`, one row every
@@ -69,7 +69,7 @@ pub trait Weights<A: Arithmetic>: Sync {
     }
 
     /// Writes the words of the elements `k..k + len` of the rows `row..row + rows`, at most 64
-    /// rows, to their places.
+    /// rows, to the addresses that [`Places::of`] returns.
     ///
     /// # Safety
     /// The contract of `unpack` holds, with room for sixteen floats from each place on.

@@ -15,8 +15,8 @@ pub struct MaskedSoftmaxShape {
     /// Whether a query sees no key after its position. The queries have the positions of the last
     /// keys.
     pub causal: bool,
-    /// With `causal`, the number of keys that a query sees, up to and including its position; 0
-    /// sets no limit.
+    /// With `causal`, the largest number of keys that a query sees, up to and including its
+    /// position; 0 sets no limit.
     pub window: usize,
 }
 

@@ -100,8 +100,8 @@ impl Blocks {
         }
     }
 
-    /// Does the work of `spread` in a separate function, which all kernels with one instruction set
-    /// share.
+    /// Does the work of `spread` in a separate function. All kernels of one instruction set share
+    /// this function.
     ///
     /// # Safety
     /// The contract of `spread`; the machine has the features of the vectors.

@@ -1,6 +1,6 @@
 //! `x · Wᵀ` with W in MLX's packed layouts. Weights are read once, in place, and decoded in
-//! registers. A group's part of the sum is multiplied by the group's scale. The group's bias is
-//! multiplied by the sum of the group's inputs.
+//! registers. Groups of weights in a row share a scale and a bias. The scale multiplies the group's
+//! part of the sum, and the bias multiplies the sum of the group's inputs.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;

@@ -141,8 +141,8 @@ impl<D: Chunks> Chunk<D> {
         }
     }
 
-    /// Multiplies products of a chunk by the scales, and adds the results to the sums. The products
-    /// are products of one row of weights with `R` rows of x.
+    /// Scales the products of a chunk, and adds the results to the sums. `products` holds the
+    /// products of one row of weights with `R` rows of x.
     ///
     /// # Safety
     /// The row of weights and the rows of x have scales and sums.

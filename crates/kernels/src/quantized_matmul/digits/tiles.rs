@@ -191,7 +191,7 @@ struct Waiting {
 }
 
 /// Adds a group's product to the sums of sixteen outputs. `[a, b, c]` are the sums of weights times
-/// digits of x, the highest digit first. `scales` has the scales and, [`LANES`] groups later, the
+/// digits of x, the highest digit first. `scales` has the scales of [`LANES`] groups, and then the
 /// biases. `[unit, sum]` are the unit of x in this group and the sum of x in this group.
 #[inline(always)]
 unsafe fn add<V: F32x16>(
