@@ -4,8 +4,8 @@
 //! A weight in a block is `step * q - low`, where `q` is its code. A step and a low apply to 32
 //! weights, or to 16 in [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they
 //! apply to 32 weights, a group represents exactly the same numbers. If they apply to 16, a group
-//! has two halves with different steps. It still represents the same numbers if all of them are
-//! multiples of one step and the codes cover their range, which is always true for
+//! has two halves with different steps. The group still represents the same numbers if all of
+//! them are multiples of one step and the codes cover their range. This is always true for
 //! [`BlockType::Q3K`]. Otherwise the half with the larger step keeps its numbers, and the numbers
 //! of the other half are rounded.
 

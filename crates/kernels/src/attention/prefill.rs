@@ -317,7 +317,7 @@ enum Typed<'a> {
     /// Sets the initial maxima and sums.
     Start,
     /// Loads keys or values. The fields are the source, its features, the first row and the number
-    /// of rows, and the address and pitch of the floats.
+    /// of rows, and the address and pitch of the rows of floats to write.
     Load(&'a Source, usize, [usize; 2], (*mut f32, usize)),
     /// Masks scores. The fields are the first key and the number of keys.
     Hide((usize, usize)),

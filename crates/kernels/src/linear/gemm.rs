@@ -2,11 +2,11 @@
 //! caches.
 //!
 //! x is packed once, in panels of sixteen interleaved rows, with a lane for each row. Weights are
-//! taken row by row: a tile of rows is unpacked to f32 or bf16 in a small buffer, and then
-//! each word of the tile is broadcast to all lanes. So the weights can have any format whose rows
-//! can be unpacked (dense, converted, dequantized). Every output is one
-//! chain of fused multiply-adds in the order of k, for any size of tile. With tile instructions,
-//! such as AMX, the sums of full tiles are added in the order of k.
+//! taken row by row: a tile of rows is unpacked to f32 or bf16 in a small buffer, and then each
+//! word of the tile is broadcast to all lanes. So the weights can have any format whose rows can be
+//! unpacked (dense, converted, dequantized). Every output is one chain of fused multiply-adds in
+//! the order of k, for any size of tile. With tile instructions, such as AMX, the sums of full
+//! tiles are added in the order of k.
 
 use std::ops::Range;
 

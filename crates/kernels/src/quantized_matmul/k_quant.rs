@@ -20,7 +20,7 @@ const PART: usize = 1024;
 /// The largest number of groups in [`PART`] weights.
 const GROUPS: usize = PART / 16;
 /// The largest number of scales and biases that are written out at once, unless sixteen rows have
-/// more. They stay in the first-level cache.
+/// more. This number of floats stays in the first-level cache.
 const FEW: usize = 4096;
 
 /// The layout of the scales of a call.

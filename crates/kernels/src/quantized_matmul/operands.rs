@@ -8,8 +8,8 @@ use super::{Call, Mode, Weights};
 use crate::element::Element;
 use crate::simd::{LANES, prefetch_far};
 
-/// The number of blocks of sixteen columns that one call of `Kind::multiply` computes. It is more
-/// than one, since a call takes about 60 ns (Zen 4).
+/// The number of blocks of sixteen columns that one call of `Kind::multiply` computes. A
+/// call computes several blocks, since the call itself takes about 60 ns (Zen 4).
 pub(super) const BLOCKS: usize = 7;
 /// The largest number of rows of x in any band. The rows of a band are multiplied together.
 pub(super) const MOST_ROWS: usize = 64;

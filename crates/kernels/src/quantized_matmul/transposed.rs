@@ -86,8 +86,8 @@ struct Turned<'a> {
 // SAFETY: only read.
 unsafe impl Sync for Turned<'_> {}
 
-/// The number of weights in the blocks that contain sixteen consecutive elements. The first element
-/// may be anywhere in its block.
+/// The number of weights in two neighboring blocks of sixteen. Sixteen consecutive elements lie in
+/// at most two such blocks.
 const BLOCKS: usize = 2 * LANES;
 /// The number of weights that `decode` may write for rows that are unpacked together, since
 /// `decode` writes full blocks.

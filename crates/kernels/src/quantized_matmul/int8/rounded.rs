@@ -51,8 +51,8 @@ impl Rounded {
         unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
     }
 
-    /// Adds the scaled totals of a group to `sums`. The scales of a tile's rows are [`STRIDE`]
-    /// apart.
+    /// Scales the totals of a group and adds them to `sums`. The scales of a tile's rows are
+    /// [`STRIDE`] apart.
     ///
     /// # Safety
     /// The scales, the panels and the group exist; `sums` has sixteen floats for each panel.
