@@ -169,8 +169,8 @@ pub struct RopeAppendCall {
     state: *const u8,
     qkv: *mut u8,
     out: *mut u8,
-    /// Null, or separate buffers for queries, keys and values, which are written instead of the
-    /// state.
+    /// Null, or separate buffers for queries, keys and values. The kernel then writes these
+    /// buffers instead of the state.
     heads: [*mut u8; 3],
 }
 layout!(AppendShape, 72, forward 57, multiplier 64);

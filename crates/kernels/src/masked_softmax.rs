@@ -195,7 +195,7 @@ struct Scores<T, M, const SCALED: bool> {
 
 impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
     /// Returns the scores `at..at + count` in the order of [`Float::load_mixed_block`]. If `count`
-    /// is the constant sixteen, the code for tails is omitted.
+    /// is the constant sixteen, the compiler omits the code for tails.
     ///
     /// # Safety
     /// The scores are within the row.

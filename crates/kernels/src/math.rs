@@ -127,7 +127,7 @@ fn sin_cos_by_lane<V: F32x16>(x: V, sin: V, cos: V) -> (V, V) {
 }
 
 /// Computes e^x as MLX's CPU backend does. RoPE computes its frequencies with this function, since
-/// for frequencies equality with MLX matters more than the last bits.
+/// for frequencies equality with MLX matters more than accuracy in the last bits.
 #[inline(always)]
 pub fn exp_like_mlx(x: f32) -> f32 {
     if x.is_nan() {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::element::Float;
 use super::simd::{F32x16, LANES};
 
-/// From this number of bytes on, the caches cannot keep results until they are read. Tests set a
-/// smaller number, since they have too little memory for such results.
+/// The caches cannot keep results of this many bytes or more until the results are read. Tests set
+/// a smaller number, since they have too little memory for such results.
 pub static BEYOND_CACHES: AtomicUsize = AtomicUsize::new(32 << 20);
 
 /// A buffer of results, or a position in it. The threads of a job use disjoint positions, and the
@@ -26,7 +26,7 @@ unsafe impl<T> Sync for Output<T> {}
 
 impl<T: Float> Output<T> {
     /// The buffer for `count` results that are computed from `inputs`. A row has `row` results.
-    /// Callers count blocks of sixteen from the start of a row.
+    /// Callers divide each row into blocks of sixteen, from the start of the row.
     ///
     /// Results that overwrite an input go to the caches, which already hold the input.
     pub fn new(to: *mut T, inputs: &[*const T], count: usize, row: usize) -> Self {
@@ -52,7 +52,7 @@ impl<T: Float> Output<T> {
         Self { to: unsafe { self.to.add(count) }, ..self }
     }
 
-    /// The position that is `at` elements further. The caller counts blocks of sixteen from there.
+    /// The position that is `at` elements further. The caller's blocks of sixteen begin there.
     ///
     /// # Safety
     /// The position is within the buffer.

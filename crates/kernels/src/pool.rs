@@ -41,8 +41,8 @@ const WORK_OF_UNIT: usize = 5_000;
 /// one of many threads is often slow. With two threads, small units cost up to 6 % (Zen 5, a Xeon).
 const MANY: usize = 4;
 const FEW_UNITS: usize = 8;
-/// How long a helper watches for the next job before it parks, at first and while jobs keep coming.
-/// `LENT` is how long a guest, a lent thread, watches before it leaves.
+/// A helper watches for a job for `SPIN` before it parks, and for up to `LONG_SPIN` while jobs keep
+/// coming. A guest, which is a lent thread, watches for `LENT` before it leaves.
 const SPIN: Duration = Duration::from_micros(30);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const LENT: Duration = Duration::from_micros(100);

@@ -18,7 +18,7 @@ const BLOCK: usize = 8 * WORDS;
 pub const PAIRS: usize = MAX_DIM / 2;
 
 /// Whether [`scores`] can be used. The CPU must have an instruction that multiplies pairs of bf16,
-/// the queries must be bf16, so that the products are exact, and `dim` must consist of full blocks.
+/// and `dim` must be a multiple of `BLOCK`. The queries must be bf16, so that products are exact.
 pub const fn exact<V: F32x16, T: Float>(dim: usize) -> bool {
     V::DOTS_BF16 && T::IS_BF16 && dim.is_multiple_of(BLOCK)
 }

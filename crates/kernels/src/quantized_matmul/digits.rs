@@ -29,8 +29,8 @@ use crate::simd::{F32x16, LANES};
 use layout::{TOKENS, WORD};
 pub(super) use split::prepare;
 
-/// The largest number of rows of x in a band, which are multiplied together. It is a multiple of
-/// the rows of a tile, so that no tile has rows of two bands.
+/// The largest number of rows of x in a band (the rows that are multiplied together). It is a
+/// multiple of the rows of a tile, so that no tile has rows of two bands.
 const BAND: usize = MOST_ROWS / TOKENS * TOKENS;
 
 /// Whether these products support a call on this machine.

@@ -141,8 +141,8 @@ impl Correction {
             let rank = low.rank;
             machine.pool.for_each(columns, 20 * rank, &|range| {
                 let (b, to) = (b.get().cast_const().cast::<T>(), to.get());
-                // SAFETY: B has a row of `rank` elements for each column, `to` has a row of `width`
-                // elements for each of the `rank`; the ranges of columns are disjoint.
+                // SAFETY: B has a row of `rank` elements for each column, `to` has `rank` rows
+                // of `width` elements; the ranges of columns are disjoint.
                 unsafe { machine.level.run(Transpose { b, rank, width, range, to }) };
             });
         }

@@ -1,5 +1,6 @@
-//! Products of a chunk with many rows of x, more than two tiles of [`Chunk`] have. The weights of
-//! the chunk are decoded once for all rows, into a buffer in the level-one cache.
+//! Products of a chunk (sixteen lanes of packed weights) with more rows of x than two tiles of
+//! [`Chunk`] have. The weights of the chunk are decoded once for all rows, into a buffer in the
+//! level-one cache.
 
 use super::chunk::{Chunk, Chunks, Part};
 use crate::linear::arithmetic::Arithmetic;
