@@ -23,7 +23,7 @@ use crate::{Machine, Shared};
 /// one core of a Xeon.
 const FIRST: usize = 10_000;
 
-/// The start of a tile of keys: the batch index and the key-value head, and the first key.
+/// The start of a tile of keys: the batch and the key-value head, then the first key.
 type Start = ((usize, usize), usize);
 
 /// # Safety

@@ -102,7 +102,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     machine.pool.for_each(count(rows, tiles), work, &|items| {
         let blocks = Blocks { x, extents, rows, columns, in_tiles, weights };
         let kernel = Multiply { blocks, items, steps };
-        // SAFETY: the caller's contract; the items' outputs are disjoint.
+        // SAFETY: the caller's contract; the blocks have disjoint outputs.
         unsafe { machine.level.run(kernel) }
     });
 }

@@ -73,8 +73,8 @@ pub struct Call<'a> {
     pub mode: Mode,
     pub bits: u32,
     pub group: usize,
-    /// `[rows, axis]`. `axis` is a multiple of `group` and of 32, and also of the blocks of
-    /// K-quants.
+    /// `[rows, axis]`. `axis` is a multiple of `group` and of 32. With K-quants, it is a
+    /// multiple of 256, the number of weights in a block.
     pub x: *const u8,
     pub rows: usize,
     pub axis: usize,

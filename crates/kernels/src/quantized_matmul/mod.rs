@@ -108,7 +108,7 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     let near = call.rows <= 4 || call.axis <= 2048;
     let band = if small || half && near { 1 } else { BAND };
     let order = if half {
-        // Lanes have sixteen bits: there are twice as many, each with half as many weights.
+        // With lanes of sixteen bits, there are twice as many lanes, each with half the weights.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, bits: 0, band }
     } else {
         let bits = if F::AFFINE { F::BITS } else { 0 };

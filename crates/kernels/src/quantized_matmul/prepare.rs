@@ -50,8 +50,8 @@ pub(super) struct Prepared {
     rows: usize,
     /// The number of bytes of the elements of a row.
     row_bytes: usize,
-    /// The number of rows whose lines alternate: a line of each row, then the next line of each
-    /// row.
+    /// The number of rows whose cache lines alternate: one line of each row, then the next line
+    /// of each row.
     band: usize,
     /// The offset of the sums in bytes, and the number of sums of a row, padded to full vectors.
     sums_at: usize,

@@ -27,7 +27,8 @@ const RANGE: Range<f32> = 1e-24..1e36;
 /// [`support`](super::support) hold.
 pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Option<Prepared> {
     let groups = (call.axis / call.group).next_multiple_of(LANES);
-    // Pad the rows to full tiles. Rows begin in different sets of the first-level cache.
+    // Pad the rows to full tiles. If there are several rows, each row has an extra cache
+    // line, so that the rows begin in different sets of the first-level cache.
     let tiles = call.rows.next_multiple_of(call.rows.min(TOKENS));
     let single = call.rows == 1;
     let row_bytes = match single {
