@@ -30,8 +30,8 @@ use rounded::{BYTES, GROUPS, Rounded, scaled};
 /// floats are not integers. `Nvfp4` cannot, since a tile has room for the scales of groups of 16,
 /// but not for biases too. Sums of sixteen bits hold products with weights of at most six bits.
 /// Where tile instructions multiply bf16, bytes are not faster, because their sums are stored and
-/// scaled at the end of each group. In groups of 128 this took as long as exact products with 128
-/// rows, and longer with 512. Shorter groups end more often.
+/// scaled at the end of each group. With groups of 128, products of bytes took as long as exact
+/// products for 128 rows, and longer for 512 rows. Shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     let bytes = machine.level.dots_bytes();
